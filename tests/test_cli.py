@@ -190,6 +190,23 @@ def test_version_and_help(capsys):
             "unrecognized arguments: --bogus. See torchcoll compare --help.",
         ),
         (
+            "compare FILE FILE -o x.csv",
+            2,
+            "unrecognized arguments: -o x.csv. torchcoll compare prints. What writes files: "
+            "torchcoll export FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html.",
+        ),
+        (
+            "show -o x.csv FILE",
+            2,
+            "unrecognized arguments: -o. torchcoll show prints. What writes files: torchcoll "
+            "export FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html.",
+        ),
+        (
+            "show FILE --health -",
+            2,
+            "health: got -, expected a file. What is shown goes to stdout.",
+        ),
+        (
             "compair",
             2,
             f"command: got compair, expected one of {NAMES}. Did you mean compare? {MEASURE}",

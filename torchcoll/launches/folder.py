@@ -201,6 +201,8 @@ class Folder:
     """A context: the lock is held inside. Raises UsageError where DIR cannot be had."""
 
     def __init__(self, path: Path, spec: dict[str, Any]) -> None:
+        if str(path) == "-":
+            raise UsageError("output", path, "a folder")
         self.path = path
         self._last: dict[Any, dict[str, Any]] = {}
         self._attempts: Counter[Any] = Counter()
