@@ -22,7 +22,7 @@ from torchcoll.core.plausibility import (
     stated_link_gbps,
     summarise_run,
 )
-from torchcoll.core.result import EXPECTED_STATUSES, Run
+from torchcoll.core.result import EXPECTED_STATUSES, Run, hosts_of
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, median, nothing_sent
 from torchcoll.core.units import counted, time_text
 from torchcoll.verdict.assumed import assumptions, by_names, by_names_text
@@ -132,7 +132,7 @@ def _values(run: Run, name: str) -> set[str]:
 
 _ALIKE: tuple[tuple[str, Callable[[Run], set[str]]], ...] = (
     ("devices", lambda run: _values(run, "device_name")),
-    ("hosts", lambda run: {str(len(_values(run, "host")))} - {"0"}),
+    ("hosts", lambda run: {str(hosts_of(run))} - {"0"}),
     ("NVLinks", lambda run: _values(run, "nvlinks")),
     ("fabric", lambda run: {str(run.labels["fabric"])} if run.labels.get("fabric") else set()),
 )
