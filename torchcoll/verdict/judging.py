@@ -36,6 +36,7 @@ from torchcoll.verdict.limits import (
     by_fabric,
     case_text,
     fabric_of,
+    is_rccl,
     label_problem,
     odd_links,
     word_of,
@@ -317,6 +318,9 @@ def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
         "ranks": "--ranks N" if any(row.ranks < 1 for row in rows) else "",
         "GPU": "--label gpu=NAME" if accelerator and not bounded else "",
     }
+    if missing["GPU"] and any(map(is_rccl, rows)):  # a name would be of no use
+        missing["GPU"] = ""
+        yield Phrase("", "whether it is possible was not judged: no bound of AMD's GPUs is known")
     if run.source and any(missing.values()):
         names = " and ".join(name for name, way in missing.items() if way)
         way = " ".join(filter(None, missing.values()))

@@ -140,7 +140,7 @@ def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phra
     if all(row.ranks < 1 for row in rows):
         return [Phrase(NO_REFERENCE, "where the number of ranks is unknown")]
     if fabric is None:
-        where = " and ".join(dict.fromkeys(f"{row.backend} on {row.device}" for row in rows))
+        where = " and ".join(dict.fromkeys(f"{_backend_text(row)} on {row.device}" for row in rows))
         within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)
         way = "" if within else "--fabric NAME and "
         text = f"for {where}{' within one host' if within else ''}"
@@ -154,6 +154,15 @@ def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phra
         *_doubts(rows, fabric, judged, device),
         *_unused(fabric, judged),
     ]
+
+
+def is_rccl(row: Row) -> bool:
+    """AMD's NCCL, which torch calls nccl too."""
+    return (row.library or "").startswith("RCCL")
+
+
+def _backend_text(row: Row) -> str:
+    return f"{row.backend} (RCCL)" if is_rccl(row) else row.backend
 
 
 def _doubts(
