@@ -67,7 +67,7 @@ def commands(*rooms: str) -> Commands:
     return dict(sorted(found.items()))
 
 
-_SHELLS = ("bash", "zsh")  # others that shtab knows have not been tried
+_SHELLS = ("bash", "zsh", "tcsh")  # shtab's others have not been tried
 _PATHS = dict.fromkeys(("FILE", "RUN", "SIDE", "PATH", "CASE|METRIC|FILE"), "FILE")
 _PATHS["DIR"] = "DIRECTORY"
 
@@ -104,7 +104,7 @@ def _parser(chosen: str, known: Commands) -> _Parser:
         action=_PrintCompletion,
         metavar="SHELL",
         default=argparse.SUPPRESS,  # the names that are left are those of the command
-        help="print what makes bash or zsh complete commands, options and file names",
+        help="print what makes bash, zsh or tcsh complete commands, options and file names",
     )
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for name, (text, add_arguments, run) in known.items():

@@ -280,6 +280,19 @@ def test_with_them_fabrics_of_other_hosts_and_gpus_are_not_assumed(tmp_path, cap
     assert "of nvswitch-h200 (--fabric" in line and "ib-" not in line and "xgmi" not in line
 
 
+def test_a_board_is_not_assumed_of_more_ranks_than_it_has(tmp_path, capsys):
+    """385 GB/s on 96 GPUs: what eight rails carry, not the links of one host; on 72 of a rack."""
+    table = tmp_path / "t.csv"
+    table.write_text("collective,size,busbw\nall_reduce,8G,385\n")
+    for ranks, one_host in ((96, False), (72, True), (8, True)):
+        assert main(["import", str(table), "--from", "plain", "--ranks", str(ranks), "--backend",
+                     "nccl", "-o", str(tmp_path / f"{ranks}.jsonl")]) == 0  # fmt: skip
+        capsys.readouterr()
+        assert main(["show", str(tmp_path / f"{ranks}.jsonl")]) == 0
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert "assumed" in line and ("nvswitch" in line) == one_host
+
+
 def test_hosts_that_are_no_number(tmp_path, capsys):
     run = imported(tmp_path, "gpu=H200", "hosts=one")
     capsys.readouterr()
