@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchcoll.core.case import CHECK_CHUNK_BYTES, Case, NotRun, Sizing, need_bytes
+from torchcoll.core.case import CHECK_CHUNK_BYTES, OWN, Case, NotRun, Sizing, need_bytes
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.spec import Spec
@@ -33,7 +33,7 @@ def impossible(case: Case, ranks: int) -> NotRun | None:
     if entry.power_of_two and ranks & (ranks - 1):
         text = f"{entry.name} needs a power of two of ranks, here {ranks}"
         return NotRun("skipped", text)
-    if case.implementation != "own":
+    if case.implementation != OWN:
         from torchcoll.core.implementations import refusal
 
         reason = refusal(case)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.comparison.matching import conditions
 from torchcoll.comparison.sides import Reading, Side
+from torchcoll.core.case import OWN
 from torchcoll.core.errors import UsageError, one_line
-from torchcoll.core.implementations import OWN
 from torchcoll.core.paths import named_path
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, facts_of
