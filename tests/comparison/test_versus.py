@@ -171,9 +171,22 @@ def test_launches_behind_the_end_are_taken_too():
     assert state.next(there) is None and state.round == 4 + more > 4
 
 
+def test_where_only_the_least_number_is_known_it_is_proposed():
+    """After three launches the noise is open by any factor: the least that may do is a way on."""
+    state = begun(most=3)
+    played(state, noisy({"a": {K: 1}, "b": {K: 1.03}}, noise=0.1, seed=1))
+    ((row,),) = (one.rows for one in state.comparisons())
+    low, high = row.judged.needed
+    assert high is None and f"needs {low} to over 1000 launches" in row.reason
+    assert told(state).endswith(
+        f"torchcoll versus --resume 'runs/a b' --launches {low}; it may need over 1000 launches a "
+        "side"
+    )
+
+
 def test_where_launches_may_never_be_enough_none_are_proposed():
-    """A ratio of 1.0201 at a threshold of 2 %."""
-    state = begun(most=12)
+    """A ratio of 1.0201 at a threshold of 2 %: the least that may do is not beyond the 30 asked."""
+    state = begun(most=30)
     played(state, noisy({"a": {K: 1}, "b": {K: 1.0201}}, noise=0.001))
     assert state.comparisons()[0].rows[0].judged.needed[1] is None
     assert told(state).endswith(

@@ -307,14 +307,17 @@ class Versus:
             for side, standing in zip(sides[1:], self.standing, strict=True)
         ]
 
-    def launches_on(self, found: Sequence[Comparison]) -> int | None:
-        """Launches a side that settle what ``found`` leaves unclear, as far as a number of them is
-        known; None where none is, or they would have been enough.
+    def launches_on(self, found: Sequence[Comparison]) -> tuple[int | None, bool]:
+        """Launches a side to go on with where ``found`` leaves cases unclear, and whether they
+        settle all of those: else some may need any number, and these are the least. None where no
+        number helps.
         """
         rows = [row for one in found for row in one.rows if row.result == "unclear"]
-        most = max((row.judged.needed[1] or 0 for row in rows if row.judged.needed), default=0)
+        needed = [row.judged.needed for row in rows if row.judged.needed]
+        most = max((high or low or 0 for low, high in needed), default=0)
         ended = self.futile or self.round >= self.most
-        return most if most > (self.most if ended else self.round) else None
+        enough = most > (self.most if ended else self.round)
+        return (most if enough else None), all(high for _, high in needed)
 
 
 def read(folder: Path) -> Versus | None:

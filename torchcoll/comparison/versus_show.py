@@ -168,14 +168,14 @@ def answer(state: Versus, found: Sequence[Comparison], folder: str) -> Answer:
 def _way_on(state: Versus, found: Sequence[Comparison], folder: str) -> str:
     from torchcoll.comparison.needed import MOST_LAUNCHES
 
-    go_on = f"What is unclear goes on with torchcoll versus --resume {shlex.quote(folder)}"
-    if number := state.launches_on(found):
-        more = f" --launches {number}" if number > state.most else ""
-        return f"{go_on}{more}, and ends once it is settled"
+    number, settles = state.launches_on(found)
     doubt = f"may need over {MOST_LAUNCHES} launches a side"
-    if state.round < state.most and not state.futile:
-        return f"{go_on}, and {doubt}"
-    return f"What is unclear {doubt}: longer ones (-n, --max-time) or a larger --threshold help"
+    if number is None:
+        return f"What is unclear {doubt}: longer ones (-n, --max-time) or a larger --threshold help"
+    more = f" --launches {number}" if number > state.most else ""
+    ends = ", and ends once it is settled" if settles else f"; it {doubt}"
+    folder = shlex.quote(folder)
+    return f"What is unclear goes on with torchcoll versus --resume {folder}{more}{ends}"
 
 
 def _against(found: Comparison) -> str:
@@ -321,7 +321,8 @@ def _below(state: Versus, found: Sequence[Comparison], folder: str, ended: str) 
     judged = [row.judged for one in found for row in one.rows]
     tested = sum(case.p_value is not None for case in judged)
     needs = [NEEDS] if any(case.needed for case in judged) else []
-    if (number := state.launches_on(found)) and number > state.same_most:
+    number, _ = state.launches_on(found)
+    if number and number > state.same_most:
         needs.append(
             f"--resume beyond the {state.same_most} launches a side that it was begun with finds "
             "what differs; to find the same with more it takes another folder, begun with "
