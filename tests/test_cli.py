@@ -146,11 +146,13 @@ def test_bash_completes(words, completed, tmp_path):
 
 
 def test_completion_of_other_shells(capsys, monkeypatch):
+    assert main(["--print-completion", "tcsh"]) == 0
+    assert "complete torchcoll" in capsys.readouterr().out
     assert main(["--print-completion", "zsh"]) == 0
     assert capsys.readouterr().out.startswith("#compdef torchcoll")
     assert main(["--print-completion", "fish"]) == 2
     assert capsys.readouterr().err == (
-        "torchcoll: error: print-completion: got fish, expected one of bash, zsh\n"
+        "torchcoll: error: print-completion: got fish, expected one of bash, zsh, tcsh\n"
     )
     monkeypatch.setitem(sys.modules, "shtab", None)  # an image that lacks it
     assert main(["--print-completion", "bash"]) == 4
@@ -190,6 +192,23 @@ def test_version_and_help(capsys):
             "unrecognized arguments: --bogus. See torchcoll compare --help.",
         ),
         (
+            "compare FILE FILE -o x.csv",
+            2,
+            "unrecognized arguments: -o x.csv. torchcoll compare prints. What writes files: "
+            "torchcoll export FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html.",
+        ),
+        (
+            "show -o x.csv FILE",
+            2,
+            "unrecognized arguments: -o. torchcoll show prints. What writes files: torchcoll "
+            "export FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html.",
+        ),
+        (
+            "show FILE --health -",
+            2,
+            "health: got -, expected a file. What is shown goes to stdout.",
+        ),
+        (
             "compair",
             2,
             f"command: got compair, expected one of {NAMES}. Did you mean compare? {MEASURE}",
@@ -198,6 +217,11 @@ def test_version_and_help(capsys):
             "show fail.jsonl",
             3,
             "result file: got fail.jsonl, expected a file that exists. Did you mean file.jsonl?",
+        ),
+        (
+            "show DIRR/a.jsonl",
+            3,
+            "result file: got DIRR/a.jsonl, expected a file that exists. Did you mean DIR?",
         ),
         (
             "show FILE --format",

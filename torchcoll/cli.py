@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,11 +38,19 @@ _TO_MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce"
 _BROKEN_PIPE = 128 + 13  # SIGPIPE: what other commands end with when `head` has read enough
 
 
+_OUTPUT = re.compile("^unrecognized arguments:.* (-o|--output)(=| |$)")
+_WRITERS = (
+    "What writes files: torchcoll export FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html."
+)
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse whose errors are UsageErrors: one line, no usage text before it."""
 
     def error(self, message: str) -> NoReturn:
         action = nearest_option(message, self._option_string_actions, f"{self.prog} --help")
+        if _OUTPUT.search(message):  # of a command that has none
+            action = f"{self.prog} prints. {_WRITERS}"
         raise UsageError(f"{message[:1].lower()}{message[1:]}", action=action)
 
 
@@ -58,7 +67,7 @@ def commands(*rooms: str) -> Commands:
     return dict(sorted(found.items()))
 
 
-_SHELLS = ("bash", "zsh")  # others that shtab knows have not been tried
+_SHELLS = ("bash", "zsh", "tcsh")  # shtab's others have not been tried
 _PATHS = dict.fromkeys(("FILE", "RUN", "SIDE", "PATH", "CASE|METRIC|FILE"), "FILE")
 _PATHS["DIR"] = "DIRECTORY"
 
@@ -95,7 +104,7 @@ def _parser(chosen: str, known: Commands) -> _Parser:
         action=_PrintCompletion,
         metavar="SHELL",
         default=argparse.SUPPRESS,  # the names that are left are those of the command
-        help="print what makes bash or zsh complete commands, options and file names",
+        help="print what makes bash, zsh or tcsh complete commands, options and file names",
     )
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for name, (text, add_arguments, run) in known.items():

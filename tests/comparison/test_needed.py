@@ -15,6 +15,7 @@ from torchcoll.comparison.needed import (
     launches_to_bound,
     power,
 )
+from torchcoll.comparison.sequential import bounds
 from torchcoll.comparison.statistics import (
     ONE_NOISE,
     ORDERED,
@@ -76,6 +77,37 @@ def test_the_number_is_the_least_that_settles_it_nine_times_in_ten(change, sprea
             shares.append((abs(solved[1]) + t * error < LIMIT).mean())
     assert shares[0] > 0.88
     assert shares[1] < 0.92
+
+
+@pytest.mark.parametrize(("change", "spread"), [(0.05, 0.02), (0.0, 0.01)])
+def test_with_looks_it_is_the_number_of_the_last_one(change, spread):
+    """The rule of versus: evidence as the paper of Lindon and others has it, and the bounds of
+    Jennison and Turnbull in the place of t's 95 %. One launch less is too few.
+    """
+    difference = math.log1p(change)
+    number = launches_needed(asked(0.02, 25, looks=True), ORDERED, difference, spread)
+    assert number > launches_needed(asked(0.02, 25), ORDERED, difference, spread)
+    shares = []
+    for launches in (number, number - 1):
+        rng = numpy.random.default_rng(launches)
+        degrees, share = 2 * launches - 3, ORDERED.error(launches)
+        seen = spread * numpy.sqrt(rng.chisquare(degrees, 20_000) / degrees)
+        effect = difference + spread * share * rng.standard_normal(20_000)
+        t = abs(effect) / (seen * share)
+        if change > 0.02:
+            r = 1 / (1 + 9 / share**2)
+            logs = numpy.log((1 + r * t**2 / degrees) / (1 + t**2 / degrees))
+            evidence = math.sqrt(r) * numpy.exp(-(degrees + 1) / 2 * logs)
+            shares.append(((evidence > 25 / 0.05) & (effect > LIMIT)).mean())
+        else:
+            bound = stats.t.ppf(stats.norm.cdf(bounds(launches)[-1]), degrees)
+            shares.append((abs(effect) + bound * seen * share < LIMIT).mean())
+    assert shares[0] > 0.89
+    assert shares[1] < 0.91
+
+
+def test_nothing_is_settled_before_the_first_look():
+    assert launches_needed(asked(0.02, 1, looks=True), ORDERED, math.log(2), 0.0001) == 3
 
 
 def test_holm_leaves_more_to_the_next_one():

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -142,16 +143,57 @@ def test_no_launch_without_a_chance():
     assert re.match(r"no open case has a chance of 20 % .* by 30 launches a side: 1?\d % at best",
                     state.stopped)  # fmt: skip
     reasons = [row.reason for row in state.comparisons()[0].rows]
-    assert all(re.fullmatch(r"p .*, 1?\d % to settle", reason) for reason in reasons)
+    assert all(
+        re.fullmatch(r"p .*, 1?\d % to settle, (needs|too near) .*", reason) for reason in reasons
+    )
 
 
 def test_the_most_launches_are_the_end():
     state = begun(most=4)
     played(state, noisy({"a": {K: 1}, "b": {K: 1.02}}, noise=0.008, seed=2))
     assert state.stopped == "4 launches a side are the most that were asked for"
+    # The number is that of the table, where a case has none the other end of what it needs.
+    ((row,),) = (one.rows for one in state.comparisons())
+    low, high = map(int, re.search(r", needs (\d+) to (\d+) launches$", row.reason).groups())
+    assert 4 < low < high and row.judged.needed == (low, high)
     assert told(state) == (
         "b and a are unclear at 1K; 4 launches a side. What is unclear goes on with torchcoll "
-        "versus --resume 'runs/a b' --launches 8"
+        f"versus --resume 'runs/a b' --launches {high}, and ends once it is settled"
+    )
+
+
+def test_launches_behind_the_end_are_taken_too():
+    """Four were asked for, later more: who reads the folder for four has them."""
+    times = noisy({"a": {K: 1}, "b": {K: 1.02}}, noise=0.008, seed=2)
+    assert len(played(begun(most=4), times)) == 8
+    more = len(played(begun(most=20), times)) // 2
+    state = begun(most=4)
+    assert state.next(there) is None and state.round == 4 + more > 4
+
+
+def test_where_only_the_least_number_is_known_it_is_proposed():
+    """After three launches the noise is open by any factor: the least that may do is a way on."""
+    state = begun(most=3)
+    played(state, noisy({"a": {K: 1}, "b": {K: 1.03}}, noise=0.1, seed=1))
+    ((row,),) = (one.rows for one in state.comparisons())
+    low, high = row.judged.needed
+    assert high is None and f"needs {low} to over 1000 launches" in row.reason
+    assert told(state).endswith(
+        f"torchcoll versus --resume 'runs/a b' --launches {low}; it may need over 1000 launches a "
+        "side"
+    )
+
+
+def test_where_launches_may_never_be_enough_none_are_proposed():
+    """A ratio of 1.0201 at a threshold of 2 %: what may do is not beyond what was asked for."""
+    state = begun(most=30)
+    played(state, noisy({"a": {K: 1}, "b": {K: 1.0201}}, noise=0.001))
+    low, high = state.comparisons()[0].rows[0].judged.needed
+    assert high is None and state.futile
+    state.most = low
+    assert told(state).endswith(
+        "What is unclear may need over 1000 launches a side: longer ones (-n, --max-time) or a "
+        "larger --threshold help"
     )
 
 
@@ -264,6 +306,36 @@ def test_no_round_begins_that_would_end_behind_the_budget():
     assert len(ended) == 8 and state.stopped == "the time of --budget is spent"
 
 
+def test_a_budget_that_cannot_reach_a_look_is_told_after_the_first_launch():
+    """Six launches of 10 s and more, by a clock that each look at moves on: of 59 s it cannot."""
+    for budget_s, told in ((59, True), (60, False)):
+        clock = itertools.count(0, 5)  # the first launch: from 5 s, its end is looked at at 10 s
+        state = begun()
+        jobs = state.jobs(Files(), budget_s, partial(next, clock))
+        save(run(measured(1000)), f"{next(jobs).stem}.jsonl")
+        assert list(state.news()) == []
+        next(jobs)
+        assert (
+            list(state.news())
+            == [
+                "--budget ends before anything is judged: 3 launches of each of 2 sides take about "
+                "1 min, 10 s each"
+            ]
+            * told
+        )
+        Path("a-1.jsonl").unlink()
+
+
+def test_where_a_launch_is_known_it_is_told_before_the_first():
+    state = begun()
+    next(state.jobs(Files(), 59, lambda: 0, launch_s=10))
+    assert len(list(state.news())) == 1
+    state = begun()
+    played(state, noisy({"a": {K: 1}, "b": {K: 1.02}}, noise=0.008, seed=2), limit=6)
+    next(state.jobs(Files(), 5, lambda: 0, launch_s=10))  # it has judged
+    assert [one for one in state.news() if isinstance(one, str)] == []
+
+
 def test_a_launch_without_a_result_is_tried_once_more():
     state = begun()
     assert [job.stem for job in state.jobs(Files())] == ["a-1", "a-1"]
@@ -302,6 +374,34 @@ def test_a_folder_that_others_read(capsys):
     assert main(["compare", *sides, "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["result"], row["base_launches"]) == ("slower", rounds)
+
+
+def test_compare_reads_the_folder(capsys):
+    """Both of its sides at once, judged as versus judged them."""
+    assert versus("-o", "D") == 0
+    out = capsys.readouterr().out
+    assert main(["compare", "D"]) == 0
+    assert capsys.readouterr() == (out, "")
+    assert main(["compare", "D", "--fail-on", "slower"]) == 1
+    assert capsys.readouterr() == (out, "torchcoll: --fail-on slower: 1 slower\n")
+    assert main(["compare", "D", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "torchcoll-versus/1"
+    assert main(["compare", "D", "--metric", "busbw"]) == 2
+    assert capsys.readouterr().err == (
+        "torchcoll: error: metric: got busbw with the folder of a versus, expected its two sides "
+        "by name, to be taken as they are. Such as: torchcoll compare 'auto=D/auto-*.jsonl' "
+        "'Ring=D/Ring-*.jsonl'.\n"
+    )
+
+
+def test_compare_of_a_folder_that_has_not_judged_yet(capsys):
+    assert versus("-o", "D", words=["slow=NCCL_ALGO", "once=stop"]) == 130
+    capsys.readouterr()
+    assert main(["compare", "D"]) == 2
+    assert capsys.readouterr().err == (
+        "torchcoll: error: compare: got D, without 3 launches of each side, expected the folder of "
+        "a versus that has judged. torchcoll versus --resume D goes on.\n"
+    )
 
 
 def test_algorithms_reads_the_folder(capsys):
@@ -491,6 +591,19 @@ def test_a_dry_run_starts_nothing(capsys):
     out, err = capsys.readouterr()
     assert "2 cells x 1 launch = 2" in err and len(out.splitlines()) == 2
     assert not Path("D").exists()
+
+
+def test_a_dry_run_tells_a_budget_that_cannot_do(capsys):
+    """13 cases of 1.5 s and 10 s to start, as the line of totals says: 29.5 s a launch."""
+    command = [sys.executable, "-m", "torchcoll.allreduce"]
+    words = ["versus", "--env", "NCCL_ALGO=,Ring", "-o", "D", "--dry-run", "--budget"]
+    for budget, told in (("2m", True), ("177s", False)):
+        assert main([*words, budget, "--", *command]) == 0
+        text = (
+            "torchcoll: note: --budget ends before anything is judged: 3 launches of each of 2 "
+            "sides take about 2 min 57 s, 29.5 s each\n"
+        )
+        assert (text in capsys.readouterr().err) == told
 
 
 def test_more_launches_later(capsys):

@@ -8,6 +8,7 @@ import io
 import json
 import sys
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from foreign_files import (
@@ -27,7 +28,7 @@ from hypothesis import strategies as st
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.file import load
+from torchcoll.core.file import load, save
 from torchcoll.importers import registry
 from torchcoll.importers.base import ImportOptions
 from torchcoll.importers.command import columns_of
@@ -196,6 +197,25 @@ def test_several_runs_are_several_files_and_none_is_overwritten(tmp_path, capsys
     assert main(["import", str(path), "-o", str(out)]) == 2
     assert "run-2.jsonl, expected a file that does not exist" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_run_to_stdout(tmp_path, monkeypatch, capsys):
+    """-o -, as export has it: the result file alone, what was read beside it on stderr."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.log").write_text(text())
+    assert main(["import", "a.log", "-o", "-"]) == 0
+    out, err = capsys.readouterr()
+    Path("run.jsonl").write_text(out)
+    assert len(load("run.jsonl").results) == 4 and load("run.jsonl").problems == []
+    assert err == "a.log: nccl-tests: 2 of 2 rows read, 4 cases\n"
+    assert main(["export", "run.jsonl", "--format", "csv", "-o", "-"]) == 0
+    assert capsys.readouterr().out.count("\n") == 5
+    with pytest.raises(UsageError, match="output: got -, expected a file"):
+        save(load("run.jsonl"), "-")  # as a run or a trace would, whose tables go there
+    Path("b.log").write_text(text() + text(program="reduce_perf"))
+    assert main(["import", "b.log", "-o", "-"]) == 2
+    assert "output: got - for 2 runs, expected a file. " in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"a.log", "b.log", "run.jsonl"}
 
 
 def test_show_and_export_of_foreign_files(tmp_path, capsys):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from foreign_files import HEAD, NAMES, text
 
+from torchcoll.importers.registry import import_file
+
 
 def row(size, count, op, root, us, algbw, factor, wrong="0"):
     """Both placements with the same figures; ``wrong``: of the one in place."""
@@ -149,3 +151,15 @@ def test_other_formats_name_what_they_refuse(imported):
 
 def test_files_of_two_launches_are_as_before(imported):
     assert [run.ranks for run in imported(text(foot="") + text(foot="")).runs] == [2, 2]
+
+
+def test_what_is_said_of_a_table_stands_at_its_run_alone(tmp_path):
+    """A page of two tables without a name, on 8 and on 4 ranks: busbw / algbw is 1.75 and 1.5."""
+    page = tmp_path / "page.txt"
+    both = [row(S, S // 4, "sum", -1, US, GBPS, factor) for factor in (1.75, 1.5)]
+    page.write_text(NAMES.join(["", *both]))
+    found = import_file(str(page))
+    told = [[event["message"] for event in run.events] for run in found.runs]
+    assert [run.ranks for run in found.runs] == [8, 4]
+    assert [any("8 ranks" in text for text in texts) for texts in told] == [True, False]
+    assert [any("4 ranks" in text for text in texts) for texts in told] == [False, True]

@@ -268,7 +268,7 @@ def test_markdown_has_its_pictures_beside_it(file, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("output", "says"),
     [
-        ("r.txt", "output: got .txt, expected one of .html, .md"),
+        ("r.txt", "r.txt, expected a file that ends in .html or .md"),
         ("no/r.html", "expected a folder that exists"),
         ("there.html", "expected a file that does not exist"),
     ],

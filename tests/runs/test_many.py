@@ -97,13 +97,28 @@ def test_a_verdict_above_the_programs_of_one_file():
     [
         (["good", "good"], "2 runs: 2 PASS", "good"),
         (["good", "doubt", ""], "3 runs: 1 WARN, 1 PASS, 1 NO REFERENCE; b: doubt-b", "doubt"),
-        (["bad", "bad", "good"], "3 runs: 2 FAIL, 1 PASS; a: bad-a; and 1 more", "bad"),
-        (["", ""], "2 runs, none judged; a: -a; and 1 more", ""),
+        (["bad", "bad", "good"], "3 runs: 2 FAIL, 1 PASS; a: bad-a; b: bad-b", "bad"),
+        (["", ""], "2 runs, none judged; a: -a; b: -b", ""),
     ],
 )
 def test_one_verdict_of_several(kinds, text, kind):
     named = [(name, Answer(f"{k}-{name}; more", k)) for name, k in zip("abc", kinds, strict=False)]
     assert over_all(named) == Answer(text, kind)
+
+
+def test_the_reason_is_that_of_the_word_and_which_runs_have_it():
+    """A WARN may begin with what is well; runs of one reason share it."""
+    well, late = "PASS 369 GB/s; WARN NVLS not in use; no values checked", "WARN throttled; PASS x"
+    named = [(f"{n}.jsonl", Answer(text, "doubt")) for n, text in enumerate([well, well])]
+    assert over_all(named).text == "2 runs: 2 WARN: NVLS not in use"
+    named = [(f"{n}.jsonl", Answer(t, "doubt")) for n, t in enumerate([well, late, well])]
+    assert over_all(named).text == (
+        "3 runs: 3 WARN; 0.jsonl and 1 more: WARN NVLS not in use; 1.jsonl: WARN throttled"
+    )
+    named = [(f"{n}.jsonl", Answer(f"FAIL {n}", "bad")) for n in range(5)]
+    assert over_all(named).text == (
+        "5 runs: 5 FAIL; 0.jsonl: FAIL 0; 1.jsonl: FAIL 1; 2.jsonl: FAIL 2; and 2 more"
+    )
 
 
 def many_ranks(ranks: int):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pytest
 from made_launches import measured
@@ -14,6 +15,10 @@ import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice
+from torchcoll.report.destination import Destination
+from torchcoll.report.grid import print_grids
+from torchcoll.startup.cold import cold
+from torchcoll.startup.show import cold_grids
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -99,7 +104,8 @@ def test_a_folder_of_launches(tmp_path, capsys):
     shown = lines(capsys)
     # 40 ms on rank 1, 20 ms on the other; the connect took 30 ms at most.
     row = "auto-71-1.jsonl 71 1 auto 2 1 40.00 ms 4.000 ms 2.000 ms 1.000 us 0.100 2.000 40000"
-    assert f"{row} 70.00 ms 1 20.00 ms" in shown
+    # Connected beside a steady call of 1 us: 70 ms less that.
+    assert f"{row} 70.00 ms 70.00 ms 1 20.00 ms" in shown
     # By number of ranks and place in job; hosts, launches, and the geometric mean of 42 and 43.
     (two,) = (line for line in shown if line.startswith("2 2 1 2 42.50 ms"))
     # 72 / 70 and 73 / 74: the logarithms' mean is 0.00728, its error 0.0209, so t = 0.3487, and
@@ -113,6 +119,23 @@ def test_a_folder_of_launches(tmp_path, capsys):
     assert late in shown
 
 
+def test_long_names_are_numbers_on_a_narrow_terminal(tmp_path):
+    """40 of 80 columns for a name would leave three tables for one."""
+    for name in (
+        "20261122T181500Z-all_reduce-gloo-ccl-2ranks",
+        "20261122T191500Z-all_reduce-2ranks",
+    ):
+        save(start([40, 4, 2], 2, 1000), tmp_path / f"{name}.jsonl")
+    out = io.StringIO()
+    print_grids([("", cold_grids(cold(str(tmp_path))))], "table", Destination(out, 80))
+    text = out.getvalue()
+    assert re.search(r"\n#1 +2 .*40\.00 ms +4\.000 ms", text)
+    assert "\n#1: 20261122T181500Z-all_reduce-gloo-ccl-2ranks.jsonl\n#2: 20261122T191500Z" in text
+    wide = io.StringIO()
+    print_grids([("", cold_grids(cold(str(tmp_path))))], "table", Destination(wide, 200))
+    assert "#1" not in wide.getvalue() and "2ranks.jsonl      2  " in wide.getvalue()
+
+
 def test_json_and_csv_have_base_units(tmp_path, capsys):
     folder = str(saved(tmp_path))
     assert main(["cold", folder, "--format", "json"]) == 0
@@ -121,6 +144,7 @@ def test_json_and_csv_have_base_units(tmp_path, capsys):
     row = found["rows"][0]
     names = ("job", "place_in_job", "first_call_ns", "first_result_ns", "second_over_first")
     assert [row[name] for name in names] == ["71", 1, 40 * MS, 70 * MS, 0.1]
+    assert row["connect_ns"] == 70 * MS - 1000
     assert (row["nccl_init_largest_part"], row["communicator_slowest_rank"]) == ("topo", 1)
     assert [one["in_job"] for one in found["by_ranks"]] == ["1", "2", ""]
     assert found["by_ranks"][1]["again"]["jobs"] == 2

@@ -229,7 +229,7 @@ def test_a_machine_that_nobody_published(tmp_path, capsys):
     assert text.startswith("published: nothing of 8 NVIDIA GeForce RTX 5090 (torchcoll show")
     save(a_launch("", 8, 1, 20.0), tmp_path / "b.jsonl")
     assert main(["show", "--published", str(tmp_path / "b.jsonl")]) == 0
-    assert "which GPUs on how many hosts is not known" in capsys.readouterr().out
+    assert "which GPUs it was is not known; --label gpu=NAME of" in capsys.readouterr().out
 
 
 def test_the_report_says_it(tmp_path):
@@ -239,3 +239,62 @@ def test_the_report_says_it(tmp_path):
     section = next(one for one in page.sections if one.title == "What others publish")
     assert section.commands == [f"torchcoll show --published {path}"]
     assert any(answer.text.startswith("published: 2 runs on 8 H200") for answer in page.answers)
+
+
+def imported(tmp_path, *labels):
+    """A table of eight GPUs as torchcoll import makes a result file of it."""
+    table, made = tmp_path / "t.csv", tmp_path / "t.jsonl"
+    table.write_text("collective,size,busbw\nall_reduce,8G,475\n")
+    words = [word for label in labels for word in ("--label", label)]
+    made.unlink(missing_ok=True)
+    assert main(["import", str(table), "--from", "plain", "--ranks", "8", "--backend", "nccl",
+                 "--statistic", "mean", *words, "-o", str(made)]) == 0  # fmt: skip
+    return str(made)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["gpu=H200", "hosts=1"], "published: 2 runs on 8 H200 reach 473.1 to 480 GB/s busbw in "
+                                  "all_reduce 8G; yours, 475, is below 1 of 2"),
+        (["gpu=H200", "hosts=2"], "published: nothing of 2x4 H200 (torchcoll show --published"),
+        (["gpu=H200"], "published: on how many hosts is not known; --label hosts=N of torchcoll "
+                       "import or of the run tell it"),
+        ([], "published: which GPUs on how many hosts is not known; --label gpu=NAME and --label "
+             "hosts=N of torchcoll import"),
+    ],
+)  # fmt: skip
+def test_the_hosts_of_an_imported_table_are_stated_by_a_label(labels, said, tmp_path, capsys):
+    run = imported(tmp_path, *labels)
+    capsys.readouterr()
+    assert main(["show", run, "--published"]) == 0
+    assert capsys.readouterr().out.startswith(said)
+
+
+def test_with_them_fabrics_of_other_hosts_and_gpus_are_not_assumed(tmp_path, capsys):
+    """475 GB/s: 98 % of what NVLS has on eight H200, and nothing that a PCIe switch carries."""
+    run = imported(tmp_path, "gpu=H200", "hosts=1")
+    capsys.readouterr()
+    assert main(["show", run]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "of nvswitch-h200 (--fabric" in line and "ib-" not in line and "xgmi" not in line
+
+
+def test_a_board_is_not_assumed_of_more_ranks_than_it_has(tmp_path, capsys):
+    """385 GB/s on 96 GPUs: what eight rails carry, not the links of one host; on 72 of a rack."""
+    table = tmp_path / "t.csv"
+    table.write_text("collective,size,busbw\nall_reduce,8G,385\n")
+    for ranks, one_host in ((96, False), (72, True), (8, True)):
+        assert main(["import", str(table), "--from", "plain", "--ranks", str(ranks), "--backend",
+                     "nccl", "-o", str(tmp_path / f"{ranks}.jsonl")]) == 0  # fmt: skip
+        capsys.readouterr()
+        assert main(["show", str(tmp_path / f"{ranks}.jsonl")]) == 0
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert "assumed" in line and ("nvswitch" in line) == one_host
+
+
+def test_hosts_that_are_no_number(tmp_path, capsys):
+    run = imported(tmp_path, "gpu=H200", "hosts=one")
+    capsys.readouterr()
+    assert main(["show", run]) == 0
+    assert "label hosts: got 'one', expected a whole number from 1 on" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.verify import Checker, allocate
-from torchcoll.core.case import Sizing, partition, size_case
+from torchcoll.core.case import OWN, Sizing, partition, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import SAME, other_collective
 from torchcoll.core.units import format_size, parse_duration, parse_size
@@ -94,7 +94,7 @@ def collective(sweep: Sweep, sizing: Sizing, prepare: Callable[..., Call]) -> It
         in_place=entry.placements[0],
         splits=sweep.spec.splits if entry.has_splits else None,
         group=rule,
-        implementation="own",
+        implementation=OWN,
     )
     made, place = size_case(other, len(part)), part.index(session.rank)
     progress = session.progress

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.bench.communicators import Communicator
 from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.backends import backend_of
-from torchcoll.core.case import Case, NotRun, Sizing, calls_of_batch, size_case
+from torchcoll.core.case import OWN, Case, NotRun, Sizing, calls_of_batch, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import HangError, TorchcollError, brief
 from torchcoll.machine.devices import Call, nothing
@@ -114,11 +114,11 @@ def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | Not
     buffers, failure = None, ""
     place = sweep.part.index(session.rank)
     group = group or session.communicators.whole(sizing.case.backend)
-    plain = sizing.case.buffers == "default" and sizing.case.implementation == "own"
+    plain = sizing.case.buffers == "default" and sizing.case.implementation == OWN
     try:
         if plain:
             buffers = allocate(torch, sizing, place, device)
-        elif sizing.case.implementation != "own":
+        elif sizing.case.implementation != OWN:
             from torchcoll.bench.symmetric import allocate_mapped
 
             buffers = allocate_mapped(torch, sizing, place, session.device)
@@ -129,7 +129,7 @@ def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | Not
     except (RuntimeError, MemoryError) as error:
         failure = brief(error)
     lacking = session.control.failed(failure)
-    if sizing.case.implementation != "own" and buffers is not None and not lacking:
+    if sizing.case.implementation != OWN and buffers is not None and not lacking:
         from torchcoll.bench.symmetric import map_together
 
         try:
@@ -206,7 +206,7 @@ class _Measurement:
     def measure(self) -> list[CaseResult]:
         session, case = self.session, self.sizing.case
         name = case.describe()
-        ordinal = self.communicator.calls if case.implementation == "own" else None
+        ordinal = self.communicator.calls if case.implementation == OWN else None
         samples: dict[str, Any] = {"cold": self.cold, "cold_start": self.cold_starts}
         samples |= {"warmup": self.warmup, "lead": self.lead}
         samples["connect"] = self.communicator.connect_ns
@@ -225,7 +225,7 @@ class _Measurement:
         text = first_call(session, name, lambda: self._timed_alone(self.cold, 1, align))
         if text:
             status = "oom" if _is_memory(text) else "unsupported"
-            if status == "unsupported" and case.implementation == "own":
+            if status == "unsupported" and case.implementation == OWN:
                 text = self.communicator.backend.reason(self.sizing.case, text)
             return _results(self.sweep, self.sizing, samples, status=status, reason=text)
         try:
@@ -239,7 +239,7 @@ class _Measurement:
         failed = refused or self._check(samples, name)
         expected_ns = None
         alone = not (case.asynchronous or case.coalesce > 1 or self.rotation)
-        if session.library_log and alone and case.implementation == "own":
+        if session.library_log and alone and case.implementation == OWN:
             session.progress.step(f"{name}: what the library expects")
             expected_ns = session.library_log.expected_ns(session, self.call, self.communicator)
         calls = len(self.cold) + len(self.warmup) + len(self.lead) + sum(self.batches)
@@ -268,7 +268,7 @@ class _Measurement:
         """Calls that another implementation made are none of the communicator's; but what aligned
         them may have connected it, so that its own first call to come is not known to be cold.
         """
-        own = self.sizing.case.implementation == "own"
+        own = self.sizing.case.implementation == OWN
         if own and self.communicator.calls is not None:
             self.communicator.calls += calls
         elif not own and self.communicator.calls == 0:
@@ -462,7 +462,7 @@ class _Measurement:
 def prepared(session: Session, sizing: Sizing, place: int, buffers: Buffers, group: Any) -> Call:
     """The call of the case on that rank of the group."""
     case, op = sizing.case, None
-    if case.implementation != "own":
+    if case.implementation != OWN:
         from torchcoll.bench.symmetric import called_on
 
         return called_on(session, case, buffers, group)

@@ -9,11 +9,11 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchcoll.core.case import CHECK_CHUNK_BYTES, Case, NotRun, Sizing, need_bytes
+from torchcoll.core.case import CHECK_CHUNK_BYTES, OWN, Case, NotRun, Sizing, need_bytes
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.spec import Spec
-from torchcoll.core.units import format_bytes, format_size, whole_number
+from torchcoll.core.units import duration_text, format_bytes, format_size, whole_number
 
 # The limits of bench/stopping.py (a test holds them together): nothing there may be imported here.
 COLD_LIMIT_S = 5.0
@@ -33,7 +33,7 @@ def impossible(case: Case, ranks: int) -> NotRun | None:
     if entry.power_of_two and ranks & (ranks - 1):
         text = f"{entry.name} needs a power of two of ranks, here {ranks}"
         return NotRun("skipped", text)
-    if case.implementation != "own":
+    if case.implementation != OWN:
         from torchcoll.core.implementations import refusal
 
         reason = refusal(case)
@@ -236,19 +236,6 @@ def _total(plan: Plan) -> str:
         f"Total: {cases}, {time}; the largest needs {format_bytes(plan.need_bytes)} a rank, "
         f"{format_bytes(plan.host_bytes)} a host."
     )
-
-
-def duration_text(seconds: float | None) -> str:
-    """``15 s``, ``3 min 15 s``, ``2 h 5 min``; unknown is ``-``."""
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
 def _wrapped(text: str) -> list[str]:

@@ -6,12 +6,14 @@ import argparse
 import dataclasses
 import math
 import os
+import shlex
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
-from torchcoll.core.paths import add_told
+from torchcoll.core.paths import TOLD, add_told
 from torchcoll.core.units import counted, parse_duration, parse_share
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ def untested(gate: dict[str, float], found: Iterable[Comparison]) -> str:
 
 # -------------------------------------------------------------------------------------------------
 
+_THRESHOLD = "2%"
+
 
 def compare_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -71,7 +75,8 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         "sides",
         nargs="+",
         metavar="SIDE",
-        help="BASE and NEW: a file, a folder, a quoted glob, or label=PATH; several files of a "
+        help="BASE and NEW, or the folder of a versus: a file, a folder, a quoted glob, or "
+        "label=PATH; several files of a "
         "side (one label; without labels all behind the first, refused where only some of them "
         "are like it) are its launches; "
         "backend:gloo=PATH takes those cases alone; model=PATH is a prediction, and its errors "
@@ -79,7 +84,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--threshold",
-        default="2%",
+        default=_THRESHOLD,
         metavar="SHARE",
         help="changes smaller than this are 'same' (default %(default)s)",
     )
@@ -117,6 +122,7 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.comparison.differences import check_unmixed
     from torchcoll.comparison.show import ONLY, notes_of_sides, show_comparisons
     from torchcoll.comparison.sides import side, sides_of
+    from torchcoll.comparison.versus import read
     from torchcoll.core.file import check_told, with_results
     from torchcoll.report.formats import FORMATS
 
@@ -129,13 +135,16 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
             beside = "--all" if options.every else "--fit" if options.fit else ""
             got = f"{options.only} with {beside or f'--format {options.format}'}"
             raise UsageError("only", got, "a table of cases", "csv and json have every case.")
+    one = Path(options.sides[0]) if len(options.sides) == 1 else None
+    if one and one.is_dir() and (state := read(one)):
+        return _compare_versus(state, options, gate)
     arguments = with_results(options.sides, least=2)
     told = options.collective, options.ranks
     base, *others = [side(name, paths, *told) for name, paths in sides_of(arguments)]
-    check_told([run for one in (base, *others) for run in one.runs], *told)
+    check_told([run for each in (base, *others) for run in each.runs], *told)
     unnamed = list(map(os.path.isfile, arguments))
     if unnamed[0] and sum(unnamed) > 2 and not options.by:  # what --by names is kept apart
-        check_unmixed(base, next(one for one in others if one.name == "new"))
+        check_unmixed(base, next(each for each in others if each.name == "new"))
     found = [
         compare(
             base,
@@ -152,14 +161,53 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     show_comparisons(found, options.format, only=options.only, every=options.every)
     for text in notes_of_sides(found, options.format):
         tell(f"torchcoll: {text}")
+    return _gated(gate, found, options.fail_on)
+
+
+def _gated(gate: dict[str, float], found: Sequence[Comparison], text: str) -> ExitCode:
     failed = tripped(gate, [one.judged for each in found for one in each.fitted or each.rows])
     if not failed:
-        if text := untested(gate, found):
-            tell(f"torchcoll: warning: --fail-on {options.fail_on}: {text}")
+        if unseen := untested(gate, found):
+            tell(f"torchcoll: warning: --fail-on {text}: {unseen}")
         return ExitCode.OK
     words = ", ".join(f"{count} {result}" for result, count in failed.items())
-    tell(f"torchcoll: --fail-on {options.fail_on}: {words}")
+    tell(f"torchcoll: --fail-on {text}: {words}")
     return ExitCode.FAILED
+
+
+# Options that would make another comparison of the folder of a versus, and what they are unasked.
+_OTHERWISE = {"threshold": _THRESHOLD, "metric": "time", "filter": "", "by": "", "fit": False}
+_OTHERWISE |= dict.fromkeys(("over_ranks", *TOLD)) | {"only": ""}
+
+
+def _compare_versus(state: Versus, options: argparse.Namespace, gate: dict[str, float]) -> ExitCode:
+    """Of the one folder that has both sides: as versus judged them, which looked at every round.
+
+    Raises UsageError where it has not yet, and for options that would make other figures of it.
+    """
+    from torchcoll.comparison.sequential import FIRST_LOOK
+    from torchcoll.comparison.versus_show import show_versus
+
+    folder = options.sides[0]
+    given = [name for name, unasked in _OTHERWISE.items() if getattr(options, name) != unasked]
+    if given:
+        sides = " ".join(shlex.quote(f"{name}={folder}/{name}-*.jsonl") for name in state.cells)
+        raise UsageError(
+            given[0].replace("_", "-"),
+            f"{getattr(options, given[0])} with the folder of a versus",
+            "its two sides by name, to be taken as they are",
+            f"Such as: torchcoll compare {sides}.",
+        )
+    found = state.comparisons()
+    if not found:
+        raise UsageError(
+            "compare",
+            f"{folder}, without {FIRST_LOOK} launches of each side",
+            "the folder of a versus that has judged",
+            f"torchcoll versus --resume {shlex.quote(folder)} goes on.",
+        )
+    show_versus(state, found, folder, state.stopped, options.format)
+    return _gated(gate, found, options.fail_on)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -220,7 +268,7 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.comparison.versus import Versus
     from torchcoll.comparison.versus_plan import Sides, asked_of
     from torchcoll.comparison.versus_show import show_versus
-    from torchcoll.launches.command import dry_run, number_of, tell_notes
+    from torchcoll.launches.command import dry_run, estimated_s, number_of, tell_notes
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
@@ -242,12 +290,18 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
         None if options.threshold is None else parse_share(options.threshold, "threshold"),
         number_of("launches", options.launches, int, FIRST_LOOK),
     )
-    if options.dry_run:
-        tell_notes(asked.plan, asked.notes)
-        return dry_run(dataclasses.replace(asked.plan, launches=1), asked.folder)
     state = Versus(asked.plan, asked.folder, asked.threshold, asked.most, asked.same_most)
+    missing = state.next(lambda job: job.key in asked.there)
+    if options.dry_run:
+        a_round = dataclasses.replace(asked.plan, launches=1)
+        notes = [*asked.notes]
+        launch_s = asked.launch_s or (estimated_s(a_round)[0] or 0.0) / len(a_round.cells)
+        if budget_s is not None and (text := state.short_of(budget_s, launch_s)):
+            notes.append(text)
+        tell_notes(asked.plan, notes)
+        return dry_run(a_round, asked.folder)
     number = None
-    if state.next(lambda job: job.key in asked.there) is not None:
+    if missing is not None:
         tell_notes(asked.plan, asked.notes)
         number = _launched(state, asked, budget_s, timeout_s, options.quiet)
     ended = state.stopped
@@ -278,7 +332,7 @@ def _launched(
     with Folder(asked.folder, asked.spec) as folder:
         live = Live(state, str(asked.folder), quiet)
         try:
-            jobs = state.jobs(folder, budget_s)
+            jobs = state.jobs(folder, budget_s, launch_s=asked.launch_s)
             return run(asked.plan, folder, variables, live, timeout_s, jobs)
         finally:
             live.close()

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy
 from scipy import special
 
+from torchcoll.comparison.sequential import FIRST_LOOK, bounds, least_t
 from torchcoll.comparison.statistics import LEVEL, NO_SPREAD, Design, Ratio
 
 POWER = 0.9  # with which a case is settled
@@ -29,25 +30,50 @@ _LOW, _HIGH = 0.05, 0.1  # left out of the range on either end
 _MOST_LIKELY = 10  # times a draw counts that would hardly have left the case unclear
 _DRAWS = 12  # each, of the noise and of the difference
 _NODES, _FEW_NODES = 400, 24  # of the integral; the few are right to 0.01, as the draws are
+_MOST_ROUNDS = 64  # for which bounds are computed: 2.28, and 2.30 for twice as many
 
 
 @dataclass(frozen=True)
 class Target:
     """What a result asks: a difference at ``level`` that is seen beyond the threshold, or a 90 %
     interval within it.
+
+    looks: by the rule of ``versus``, which looks after every round (sequential.py), and the number
+    is that which it is begun with: what its last look shows. An earlier one may show it too, so
+    that the number is rather too large.
     """
 
     threshold: float
     level: float
+    looks: bool = False
 
     @property
     def limit(self) -> float:
         return math.log1p(self.threshold)
 
+    @property
+    def least(self) -> int:
+        """The launches a side before which nothing is judged."""
+        return FIRST_LOOK if self.looks else 1
 
-def asked(threshold: float, tested: int, found: int = 0) -> Target:
+    def t_differs(self, design: Design, launches: int) -> float:
+        """Beyond which |t| is a difference; inf where none is."""
+        degrees = design.degrees(launches)
+        if not self.looks:
+            return _quantile(degrees, 1 - self.level / 2)
+        information = design.error(launches) ** -2
+        return float(least_t(numpy.array(degrees), numpy.array(information), self.level))
+
+    def t_same(self, design: Design, launches: int) -> float:
+        """Beyond which both one-sided t show that nothing differs."""
+        bound = bounds(min(launches, _MOST_ROUNDS))[-1] if self.looks else 0.0
+        share = float(special.ndtr(bound)) if self.looks else 0.95
+        return _quantile(design.degrees(launches), share)
+
+
+def asked(threshold: float, tested: int, found: int = 0, looks: bool = False) -> Target:
     """Of ``tested`` cases ``found`` are shown to differ: Holm leaves the next one LEVEL / rest."""
-    return Target(threshold, LEVEL / max(tested - found, 1))
+    return Target(threshold, LEVEL / max(tested - found, 1), looks)
 
 
 def power(
@@ -78,15 +104,15 @@ def _chances(
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Of a difference in the direction of the truth, and of the same."""
     degrees = design.degrees(launches)
-    if degrees < 1:
+    if degrees < 1 or launches < what.least:
         none = numpy.zeros(numpy.broadcast(difference, spread).shape)
         return none, none
     seen, weights = _chi(degrees, nodes)
     away = numpy.abs(difference)[..., None]
     error = design.error(launches) * numpy.asarray(spread)[..., None]
-    least = numpy.maximum(what.limit, _quantile(degrees, 1 - what.level / 2) * seen * error)
+    least = numpy.maximum(what.limit, what.t_differs(design, launches) * seen * error)
     differs = special.ndtr((away - least) / error) @ weights
-    margin = _quantile(degrees, 0.95) * seen
+    margin = what.t_same(design, launches) * seen
     inside = special.ndtr((what.limit - away) / error - margin)
     inside = inside - special.ndtr((-what.limit - away) / error + margin)
     return differs, numpy.maximum(inside, 0.0) @ weights

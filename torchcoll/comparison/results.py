@@ -88,25 +88,34 @@ def incomparable(base: Sequence[float], new: Sequence[float], reason: str) -> Ju
 
 def judge(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
     """The result of each case among all cases of the comparison, and what it would take."""
-    judged = decide(cases, threshold, more_is_faster)
+    judged = with_needs(decide(cases, threshold, more_is_faster), threshold)
     tested = [i for i, case in enumerate(judged) if not case.settled]
-    found = sum((judged[i].p_value or 0.0) < LEVEL for i in tested)
-    what = asked(threshold, len(tested), found)
-    for i in tested:
-        if judged[i].result != "unclear":
-            continue
-        case, ratio = judged[i], judged[i].ratio
-        assert ratio is not None
-        # What is significant by itself does not need to take its turn again.
-        own = asked(threshold, len(tested), found - 1) if (case.p_value or 0) < LEVEL else what
-        needed = launches_range(own, ratio, max(len(case.base), len(case.new)))
-        text = f"{case.reason}, {_needs_text(needed, threshold)}"
-        judged[i] = replace(case, needed=needed, reason=text)
     if all(judged[i].interleaved for i in tested):  # else a drift would be confirmed
         ranks = holm([mann_whitney(judged[i].base, judged[i].new) for i in tested])
         for i, p in zip(tested, ranks, strict=True):
             judged[i] = replace(judged[i], mann_whitney=p)
     return judged
+
+
+def with_needs(judged: Sequence[Judged], threshold: float, looks: bool = False) -> list[Judged]:
+    """What is unclear, with the launches that would settle it, in its reason too. looks: by the
+    rule of ``versus``, as ``asked`` has it; judged: all cases that Holm counts.
+    """
+    tested = [case for case in judged if not case.settled]
+    found = sum((case.p_value or 0.0) < LEVEL for case in tested)
+
+    def needing(case: Judged) -> Judged:
+        if case.settled or case.result != "unclear":
+            return case
+        assert case.ratio is not None
+        # What is significant by itself does not need to take its turn again.
+        own = found - 1 if (case.p_value or 0) < LEVEL else found
+        what = asked(threshold, len(tested), own, looks)
+        needed = launches_range(what, case.ratio, max(len(case.base), len(case.new)))
+        text = f"{case.reason}, {_needs_text(needed, threshold)}"
+        return replace(case, needed=needed, reason=text)
+
+    return [needing(case) for case in judged]
 
 
 def decide(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:

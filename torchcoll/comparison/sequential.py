@@ -74,15 +74,21 @@ def evidence(t: numpy.ndarray, degrees: numpy.ndarray, information: numpy.ndarra
     return found
 
 
+def least_t(degrees: numpy.ndarray, information: numpy.ndarray, level: float) -> numpy.ndarray:
+    """The |t| whose ``evidence`` is 1 / level; inf where none is so strong yet."""
+    r = _shrinkage(information)
+    most = (1 / (level * numpy.sqrt(r))) ** (2 / (degrees + 1))
+    room = 1 - most * r
+    squared = numpy.where(room > 0, (most - 1) / numpy.maximum(room, NO_SPREAD**2), numpy.inf)
+    found: numpy.ndarray = numpy.sqrt(squared * degrees)
+    return found
+
+
 def half_width(seen: Seen, level: float = LEVEL) -> numpy.ndarray:
     """Of the interval of the difference that holds the truth at every look alike, but for
     ``level``: all values that ``evidence`` does not reject. inf where nothing is yet.
     """
-    r = _shrinkage(seen.information)
-    most = (1 / (level * numpy.sqrt(r))) ** (2 / (seen.degrees + 1))
-    room = 1 - most * r
-    squared = numpy.where(room > 0, (most - 1) / numpy.maximum(room, NO_SPREAD**2), numpy.inf)
-    width: numpy.ndarray = numpy.sqrt(squared * seen.degrees) * seen.error
+    width: numpy.ndarray = least_t(seen.degrees, seen.information, level) * seen.error
     return width
 
 

@@ -474,7 +474,8 @@ def _figures(found: Comparison, row: Compared) -> list[str]:
 
 
 def _result_text(row: Compared, notes: dict[str, int]) -> str:
-    marks = "".join(f" [{notes.setdefault(n, len(notes) + 1)}]" for n in row.notes)
+    numbers = sorted(notes.setdefault(text, len(notes) + 1) for text in row.notes)
+    marks = "".join(f" [{number}]" for number in numbers)
     return f"{row.result} ({one_line(row.reason)}){marks}"
 
 

@@ -18,14 +18,15 @@ import numpy
 
 from torchcoll.comparison.compare import Comparison, comparison_of, matched
 from torchcoll.comparison.matching import Pair, pairs_of
-from torchcoll.comparison.results import Judged, measured_cases, p_text
+from torchcoll.comparison.results import Judged, measured_cases, p_text, with_needs
 from torchcoll.comparison.sequential import FIRST_LOOK, Decided, Looks, Seen, due, half_width
 from torchcoll.comparison.sides import Measured, Reading, Side
 from torchcoll.comparison.statistics import Outlier, exp
+from torchcoll.comparison.versus_plan import begun
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load_own
 from torchcoll.core.result import Run
-from torchcoll.core.units import format_percent
+from torchcoll.core.units import duration_text, format_percent
 from torchcoll.launches.blocks import LaunchPlan, PlannedLaunch
 from torchcoll.launches.folder import Folder
 
@@ -108,12 +109,15 @@ class Versus:
         self._places: dict[tuple[int, str], int] = {}  # of a case among all, in the looks
         self._looked = dict.fromkeys(self._names, 0)
         self._number = 1
+        self._settled = False
         self._now: list[Standing] = []
-        self._news: list[Repeat | None] = []  # a repeat, or None for a round
+        self._news: list[Repeat | str | None] = []
 
     def next(self, done: Done) -> PlannedLaunch | None:
-        """Takes what is done; the launch that is missing next, or None at the end."""
-        while not self.stopped:
+        """Takes what is done; the launch that is missing next, or None at the end. Launches behind
+        an end that are there, for more were asked for then, are taken too.
+        """
+        while True:
             kept = {name: cell.kept for name, cell in self.cells.items()}
             short = due(self._names, kept, self._number)
             if not short:
@@ -121,31 +125,48 @@ class Versus:
                 continue
             cell = self.cells[short[0]]
             job = PlannedLaunch(self._by_name[short[0]], len(cell.runs) + 1)
+            if self.stopped and (self._settled or not done(job)):
+                return None
             if not done(job):
                 return job
+            self.stopped, self.futile = "", False
             cell.add(load_own(self._path / f"{job.stem}.jsonl"))
             if all(self.cells[name].kept >= self._number for name in self._names):
                 self._find_outliers()
-        return None
 
     @property
     def launches(self) -> dict[str, int]:
         """How many of each cell the last look had, outliers too."""
         return dict(self._looked)
 
-    def news(self) -> Iterator[Repeat | None]:
-        """What has happened since it was asked last: a repeat, or None for a round."""
+    def news(self) -> Iterator[Repeat | str | None]:
+        """What has happened since it was asked last: a repeat, None for a round, or a text."""
         while self._news:
             yield self._news.pop(0)
+
+    def short_of(self, budget_s: float, launch_s: float, spent_s: float = 0.0) -> str:
+        """What a budget cannot reach: FIRST_LOOK launches of each; '' where it can, or they are
+        there. launch_s: what one takes.
+        """
+        missing = sum(max(0, FIRST_LOOK - cell.kept) for cell in self.cells.values())
+        if spent_s + missing * launch_s <= budget_s:
+            return ""
+        return (
+            f"--budget ends before anything is judged: {FIRST_LOOK} launches of each of "
+            f"{len(self.cells)} sides take about {duration_text(spent_s + missing * launch_s)}, "
+            f"{duration_text(launch_s)} each"
+        )
 
     def jobs(
         self,
         folder: Folder,
         budget_s: float | None = None,
         now: Callable[[], float] = time.monotonic,
+        launch_s: float | None = None,
     ) -> Iterator[PlannedLaunch]:
         """Each launch that is missing, for ``run``, until it has stopped. budget_s: no round begins
-        that would end behind it, by the mean of the launches before.
+        that would end behind it, by the mean of the launches before. launch_s: what one takes,
+        where that is known; else the first of them tells whether the budget will do.
         """
         began, launched, tried = now(), 0, 0
         before: PlannedLaunch | None = None
@@ -157,6 +178,9 @@ class Versus:
                 self.stopped = f"{job.stem} has no result: {last.get('reason')}"
                 return
             spent = now() - began
+            if budget_s is not None and launched == (launch_s is None):
+                text = self.short_of(budget_s, launch_s or spent, spent)
+                self._news += [text] if text else []
             a_round = spent / launched * len(self._names) if launched else 0.0
             first = all(cell.kept < self._number for cell in self.cells.values())
             if budget_s is not None and first and spent + a_round > budget_s:
@@ -233,7 +257,8 @@ class Versus:
         widths = half_width(seen)
         for place, (_, standing, n) in enumerate(every):
             standing.cases[n] = self._judged(standing.cases[n], found, place, widths[place])
-        if found.settled.all():
+        self._settled = bool(found.settled.all())
+        if self._settled:
             self.stopped = "every case is settled"
         elif found.futile and self.round < self.most:
             self.futile = True
@@ -270,12 +295,43 @@ class Versus:
         if not self.standing:
             return []
         sides = [Side(n, self.cells[n].runs[: self._looked[n]]) for n in self._names]
+        every = [case for standing in self.standing for case in standing.cases]
+        cases = iter(with_needs(every, self.threshold, looks=True))
         return [
             comparison_of(
-                matched(sides[0], side), standing.cases, standing.left_out, self.threshold
+                matched(sides[0], side),
+                [next(cases) for _ in standing.cases],
+                standing.left_out,
+                self.threshold,
             )
             for side, standing in zip(sides[1:], self.standing, strict=True)
         ]
+
+    def launches_on(self, found: Sequence[Comparison]) -> tuple[int | None, bool]:
+        """Launches a side to go on with where ``found`` leaves cases unclear, and whether they
+        settle all of those: else some may need any number, and these are the least. None where no
+        number helps.
+        """
+        rows = [row for one in found for row in one.rows if row.result == "unclear"]
+        needed = [row.judged.needed for row in rows if row.judged.needed]
+        most = max((high or low or 0 for low, high in needed), default=0)
+        ended = self.futile or self.round >= self.most
+        enough = most > (self.most if ended else self.round)
+        return (most if enough else None), all(high for _, high in needed)
+
+
+def read(folder: Path) -> Versus | None:
+    """What is in a folder, judged as it was while it ran; nothing of it can be launched. None where
+    it is none of a versus. stopped: '' where it has not ended, as far as the files tell. Raises
+    UnreadableError for a broken manifest.
+    """
+    stored = begun(folder)
+    if stored is None:
+        return None
+    most = stored.same_most
+    state = Versus(stored.plan, folder, stored.threshold, most, most)
+    state.next(lambda job: job.key in stored.there)
+    return state
 
 
 def _seen(cases: Sequence[Judged]) -> Seen:

@@ -19,7 +19,7 @@ from torchcoll.core.paths import MANIFEST
 from torchcoll.core.variables import MASK
 from torchcoll.launches.axes import Cell, command_of
 from torchcoll.launches.blocks import LaunchPlan, make_plan, plan_of_commands, stored_plan
-from torchcoll.launches.folder import check_same, stored
+from torchcoll.launches.folder import Stored, check_same, stored
 
 MOST = 30  # launches a side: 3 % are found at 2 % noise with 18 in the mean
 
@@ -56,8 +56,14 @@ class Asked:
     threshold: float
     most: int
     same_most: int
-    there: set[tuple[str, int]] = field(default_factory=set)
+    there: Stored = field(default_factory=dict)
     notes: Sequence[str] = ()
+
+    @property
+    def launch_s(self) -> float | None:
+        """What a launch took in the mean, as far as the folder knows."""
+        known = [seconds for seconds in self.there.values() if seconds is not None]
+        return sum(known) / len(known) if known else None
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def asked_of(
     found = stored(folder)
     if resume and found is None:
         raise UsageError("resume", resume, "the folder of a torchcoll versus")
-    header, there = found or ({}, set())
+    header, there = found or ({}, {})
     limits = _limits(folder, header.get("spec") or {}) if found else {}
     if threshold is not None and threshold != limits.get("threshold", threshold):
         raise UsageError(
@@ -135,7 +141,7 @@ class Begun:
     plan: LaunchPlan
     threshold: float
     same_most: int
-    there: set[tuple[str, int]]
+    there: Stored
 
 
 def begun(folder: Path) -> Begun | None:

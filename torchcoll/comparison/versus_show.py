@@ -135,7 +135,8 @@ class Live:
 
     def _tell_news(self) -> None:
         for one in self._state.news():
-            self.note(round_text(self._state) if one is None else repeat_text(one))
+            text = one if isinstance(one, str) else repeat_text(one) if one else None
+            self.note(text or round_text(self._state))
 
 
 def repeat_text(one: Repeat) -> str:
@@ -158,16 +159,23 @@ def answer(state: Versus, found: Sequence[Comparison], folder: str) -> Answer:
         worst = "unclear"
     side = "a side" if len(found) == 1 else "of each"
     text = f"{'. '.join(texts)}; {counted(state.round, 'launch')} {side}"
-    if "unclear" in results:
-        text += f". {_way_on(state, folder)}"
+    unclear = [row.judged for one in found for row in one.rows if row.result == "unclear"]
+    if any(case.needed for case in unclear):
+        text += f". {_way_on(state, found, folder)}"
     return Answer(text, _KINDS.get(worst, "doubt"))
 
 
-def _way_on(state: Versus, folder: str) -> str:
-    # Where the rounds are done, or would not pay, there must be more of them; else it goes on.
-    spent = state.round >= state.most or state.futile
-    more = f" --launches {2 * state.most}" if spent else ""
-    return f"What is unclear goes on with torchcoll versus --resume {shlex.quote(folder)}{more}"
+def _way_on(state: Versus, found: Sequence[Comparison], folder: str) -> str:
+    from torchcoll.comparison.needed import MOST_LAUNCHES
+
+    number, settles = state.launches_on(found)
+    doubt = f"may need over {MOST_LAUNCHES} launches a side"
+    if number is None:
+        return f"What is unclear {doubt}: longer ones (-n, --max-time) or a larger --threshold help"
+    more = f" --launches {number}" if number > state.most else ""
+    ends = ", and ends once it is settled" if settles else f"; it {doubt}"
+    folder = shlex.quote(folder)
+    return f"What is unclear goes on with torchcoll versus --resume {folder}{more}{ends}"
 
 
 def _against(found: Comparison) -> str:
@@ -269,8 +277,8 @@ def show_versus(
     format: str = "table",
     file: TextIO | None = None,
 ) -> None:
-    """What the last look has left; ended: why there is no other. Raises UsageError for an unknown
-    format.
+    """What the last look has left; ended: why there is no other, '' for not yet. Raises UsageError
+    for an unknown format.
     """
     grids = versus_grids(state, found, folder, ended)
     grids[-1].answer = answer(state, found, folder)
@@ -307,12 +315,25 @@ def _grids(found: Comparison) -> list[Grid]:
 
 
 def _below(state: Versus, found: Sequence[Comparison], folder: str, ended: str) -> list[str]:
-    tested = sum(row.judged.p_value is not None for one in found for row in one.rows)
+    from torchcoll.comparison.results import NEEDS
+
+    rounds = f"{counted(state.round, 'round')} ({_launches_text(state)})"
+    judged = [row.judged for one in found for row in one.rows]
+    tested = sum(case.p_value is not None for case in judged)
+    needs = [NEEDS] if any(case.needed for case in judged) else []
+    number, _ = state.launches_on(found)
+    if number and number > state.same_most:
+        needs.append(
+            f"--resume beyond the {state.same_most} launches a side that it was begun with finds "
+            "what differs; to find the same with more it takes another folder, begun with "
+            f"--launches {number}"
+        )
     return [
         "95 %, p: anytime-valid t of the side in log time ~ side + launch number, over all looks; "
         f"Holm over {counted(tested, 'case')}; same: two one-sided tests in at most "
         f"{state.same_most} rounds",
-        f"ended after {counted(state.round, 'round')} ({_launches_text(state)}): {ended}",
+        *needs,
+        (f"ended after {rounds}: {ended}" if ended else f"{rounds} so far: it has not ended"),
         f"results, logs and manifest: {folder}",
     ]
 

@@ -19,6 +19,8 @@ from torchcoll.core.units import format_size
 if TYPE_CHECKING:
     from torchcoll.core.splits import Division, Weights
 
+OWN = "own"  # of implementation: the backend itself makes the collective
+
 
 # All that verification holds beside the buffers, temporaries too: it works in chunks of so many
 # bytes, counting for each element two float64 and a comparison (avg, the hungriest).
@@ -77,7 +79,7 @@ class Case:
     coalesce: int = 1
     rehearsal: bool = False
     buffer_reuse: str = "same"
-    implementation: str = "own"
+    implementation: str = OWN
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -134,7 +136,7 @@ class Case:
         size = format_size(self.size_bytes) if COLLECTIVES[self.collective].has_data else None
         root = None if self.root is None else f"root {self.root}"
         where = f"on {self.backend}"
-        where += f" by {self.implementation}" if self.implementation != "own" else ""
+        where += f" by {self.implementation}" if self.implementation != OWN else ""
         words = (self.collective, size, self.dtype, self.op, root, where)
         return " ".join(w for w in words if w)
 

@@ -94,8 +94,12 @@ def nearest_option(message: str, known: Iterable[str], help: str) -> str:
 
 
 def nearest_file(path: object) -> str:
-    """``Did you mean runs/a.jsonl?``: the file beside it of the name most alike, or ''."""
+    """``Did you mean runs/a.jsonl?``: the file beside it of the name most alike, or ''; where there
+    is no such folder, that of its name.
+    """
     folder, name = os.path.split(str(path))
+    if folder and not os.path.isdir(folder):
+        return nearest_file(folder)
     try:
         inside = sorted(os.listdir(folder or "."))[:_MOST_FILES]
     except OSError:

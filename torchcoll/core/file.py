@@ -66,6 +66,8 @@ class Writer:
     ) -> None:
         self.path = path
         self._refused = False
+        if str(path) == "-":  # tables go to stdout
+            raise UsageError("output", path, "a file", otherwise)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = open(path, "r+b" if further else "xb", buffering=0)  # noqa: SIM115

@@ -12,15 +12,12 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchcoll.core.backends import BACKENDS, communicates, is_nccl
+from torchcoll.core.case import OWN, Case
 from torchcoll.core.errors import UsageError, did_you_mean
 
-if TYPE_CHECKING:
-    from torchcoll.core.case import Case
-
-OWN = "own"
 MEMORY = "torch.distributed._symmetric_memory"
 _REDUCES = "sum"  # the kernels have no other
 

@@ -629,6 +629,20 @@ def facts_of(run: Run) -> dict[str, str]:
     return {**facts, "hosts": " ".join(hosts)} if hosts else facts
 
 
+def hosts_of(run: Run) -> int:
+    """On how many hosts: of those that its ranks name, else the label ``hosts``, which tells it of
+    an imported table; 0 where neither does.
+    """
+    known = len({str(member["host"]) for member in run.members if member.get("host")})
+    stated = run.labels.get("hosts", "")
+    return known or (int(stated) if is_hosts(stated) else 0)
+
+
+def is_hosts(text: str) -> bool:
+    """Whether it is a number of hosts, as the label ``hosts`` has to be."""
+    return text.isdecimal() and text.isascii() and len(text) < 7 and int(text) > 0
+
+
 def launch_numbers(run: Run) -> list[int]:
     """Which of ``run.launches()`` measured each of its results: 0 is the first."""
     # What a later launch measured again is in place of what was there.

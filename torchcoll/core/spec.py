@@ -13,7 +13,15 @@ from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.backends import DEFAULT, communicates
-from torchcoll.core.case import Case, Sizing, partition, partition_text, partitions, size_case
+from torchcoll.core.case import (
+    OWN,
+    Case,
+    Sizing,
+    partition,
+    partition_text,
+    partitions,
+    size_case,
+)
 from torchcoll.core.collectives import (
     COLLECTIVES,
     DEFAULT_COLLECTIVE,
@@ -116,7 +124,7 @@ class Spec:
     init: str = "lazy"
     buffers: str = "default"
     buffer_reuse: str = "same"
-    implementation: str = "own"
+    implementation: str = OWN
     groups: str | None = None
     asynchronous: bool = False
     coalesce: int = 1
@@ -176,7 +184,7 @@ class Spec:
                 raise UsageError("offset", got, "--beside COLLECTIVE:GROUPS or --mesh with it")
         if isinstance(self.backend, str):
             put("backend", ",".join(_names(self.backend.lower())))
-        if self.implementation != "own":
+        if self.implementation != OWN:
             from torchcoll.core.implementations import find_implementations
 
             found, backend = find_implementations(self.implementation, self.backend)
@@ -387,7 +395,7 @@ class Spec:
 def _placement(collective: str, implementation: str) -> bool:
     """Whether it is in place where nothing is asked for."""
     own = COLLECTIVES[collective].placements[0]
-    if implementation == "own":
+    if implementation == OWN:
         return own
     from torchcoll.core.implementations import placement_of
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.case import Case, calls_of_batch
+from torchcoll.core.case import OWN, Case, calls_of_batch
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import choice
 from torchcoll.core.result import CaseResult, Matrix, Reported, Run, launch_numbers
@@ -420,7 +420,7 @@ def library_of(case: Case, environment: Mapping[str, Any]) -> str | None:
     """What communicates in a case: the backend's library, or torch's symmetric memory in its place;
     None is unknown. environment: of the launch.
     """
-    if case.implementation != "own":
+    if case.implementation != OWN:
         return f"symmetric memory of torch {environment.get('torch') or ''}".rstrip()
     name: str | None = (environment.get("libraries") or {}).get(case.backend)
     return name

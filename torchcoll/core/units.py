@@ -175,6 +175,19 @@ def time_text(ns: float | None, digits: int = 4) -> str:
     return format_time(ns, digits).strip()
 
 
+def duration_text(seconds: float | None) -> str:
+    """``15 s``, ``3 min 15 s``, ``2 h 5 min``; unknown is ``-``."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
 def format_bandwidth(gbps: float | None) -> str:
     """GB/s (10**9 bytes) with three decimals, so that points line up; unknown is ``-``."""
     if gbps is None:

@@ -32,7 +32,7 @@ from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.sides import Measured, Reading, Side
 from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import Run
+from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.traffic import Traffic, TrafficCall, Union
 from torchcoll.curves.model import MachineModel, OverRanks, OverSizes, terms
 from torchcoll.curves.step_laws import StepLaw, step_laws
@@ -115,7 +115,7 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
     """
     done = SimulatorInput(folder)
     known = {entry.collective for entry in model.entries}
-    hosts = len({str(m["host"]) for m in run.members if m.get("host")}) or None
+    hosts = hosts_of(run) or None
     simulations: dict[str, _Simulation] = {}
     links: dict[str, Links] = {}
     left: dict[str, int] = {}

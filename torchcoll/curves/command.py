@@ -147,8 +147,9 @@ def _fit(options: argparse.Namespace) -> ExitCode:
     check_new(options.output, "output", options.force)
     found = fit_model(options.files)
     write_file(options.output, model_text(found.model), "output", options.force)
-    show_fit(found)
-    tell(f"torchcoll: model: {options.output}")
+    if options.output != "-":
+        show_fit(found)
+        tell(f"torchcoll: model: {options.output}")
     return ExitCode.OK
 
 

@@ -14,7 +14,7 @@ from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.core.errors import UsageError
 from torchcoll.core.paths import Source
-from torchcoll.core.result import Run
+from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
     KindModel,
@@ -29,7 +29,7 @@ from torchcoll.curves.model_sizes import (
     shared_slopes,
     size_spreads,
 )
-from torchcoll.curves.scaling import hosts_of, unusable, why_out
+from torchcoll.curves.scaling import unusable, why_out
 from torchcoll.curves.size_law import (
     FEWEST_SIZES,
     fit_size_law,

@@ -20,7 +20,7 @@ from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.paths import Source
 from torchcoll.core.plausibility import LIKELY
-from torchcoll.core.result import Run
+from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.units import counted, format_size
 from torchcoll.curves.growth import Growth, growths
 from torchcoll.startup.cold import Cold, ColdRow, cold
@@ -255,11 +255,6 @@ def _launches(items: Sequence[Measured], hosts: Sequence[int], later: set[int]) 
         for ranks, own in sorted(by_ranks.items())
         for time, same in launches_of(own)
     ]
-
-
-def hosts_of(launch: Run) -> int:
-    """0 where its file does not tell them."""
-    return len({member["host"] for member in launch.members if member.get("host")})
 
 
 def _starts(started: Cold | None) -> list[_Draft]:

@@ -74,13 +74,19 @@ class Refused:
 
 @dataclass
 class Imported:
-    """What one file holds. ``rows``: rows read; a row of nccl-tests is two cases."""
+    """What one file holds. ``rows``: rows read; a row of nccl-tests is two cases. parts: of a file
+    of several tables the number of that which each run is of; part: of that which is being read;
+    about: the parts that a warning is about, where it is not about all.
+    """
 
     runs: list[Run] = field(default_factory=list)
     rows: int = 0
     refused: list[Refused] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     importer: str = ""
+    parts: list[int] = field(default_factory=list)
+    part: int | None = None
+    about: dict[str, set[int]] = field(default_factory=dict)
 
     def refuse(self, line: int, reason: str) -> None:
         self.refused.append(Refused(line, reason))
@@ -99,6 +105,8 @@ class Imported:
             raise UnreadableError("file", f"more than {most} rows", "less", "Split it.")
 
     def warn(self, text: str) -> None:
+        if self.part is not None:
+            self.about.setdefault(text, set()).add(self.part)
         if text not in self.warnings and len(self.warnings) < MOST_TOLD:
             self.warnings.append(text)
 
@@ -107,6 +115,12 @@ class Imported:
         if asked and stated and asked != stated:
             self.warn(f"--{option} {asked}, but the file tells {stated}")
         return asked or stated
+
+    def warnings_of(self, number: int) -> list[str]:
+        """Those about the run of this number; of a part that has no run all are told."""
+        part = self.parts[number] if self.parts else None
+        told = ((text, self.about.get(text, set()) & set(self.parts)) for text in self.warnings)
+        return [text for text, parts in told if not parts or part in parts]
 
     def refusals(self) -> list[tuple[str, str]]:
         """(lines in short, reason), each reason once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -63,7 +64,12 @@ def output_paths(path: str, count: int) -> list[Path]:
 
 
 def write(runs: Sequence[Run], path: str) -> list[Path]:
-    """Raises UsageError before anything is written where one of the files exists."""
+    """The files; none where it is stdout (``-``). Raises UsageError before anything is written
+    where one of the files exists, and for several runs on stdout.
+    """
+    if path == "-":
+        _print_run(runs)
+        return []
     paths = output_paths(path, len(runs))
     for each in paths:
         if os.path.lexists(each):
@@ -75,13 +81,28 @@ def write(runs: Sequence[Run], path: str) -> list[Path]:
     return paths
 
 
+def _print_run(runs: Sequence[Run]) -> None:
+    if len(runs) > 1:
+        action = "A result file has one: name it, the others become RUN-2, ..."
+        raise UsageError("output", f"- for {len(runs)} runs", "a file", action)
+    with tempfile.TemporaryDirectory(prefix="torchcoll-") as folder:
+        file = Path(folder, "run.jsonl")
+        save(runs[0], file)
+        sys.stdout.write(file.read_text(encoding="utf-8"))
+
+
 # -------------------------------------------------------------------------------------------------
 
 
 def import_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="output of another tool; - is stdin, .gz is read")
-    add("-o", "--output", metavar="RUN", help="write it as a result file; several runs: RUN-2, ...")
+    add(
+        "-o",
+        "--output",
+        metavar="RUN",
+        help="write it as a result file (- is stdout); several runs: RUN-2, ...",
+    )
     add("--from", dest="importer", metavar="NAME", help="the format, where sniffing does not do")
     add("--map", metavar="PAIRS", help="columns of a plain table: size=Size,algbw='Algbw (GB/s)'")
     add("--ranks", type=int, metavar="N", help="where the file does not tell them")
@@ -124,7 +145,8 @@ def run_import(options: argparse.Namespace) -> ExitCode:
         lines = report_lines(path, found) if found.runs or found.refused else ()
         for line in lines:
             # Who reads stdout alone gets nothing of a file of which nothing was read.
-            print(one_line(line), file=None if found.runs else sys.stderr)
+            aside = not found.runs or options.output == "-"
+            print(one_line(line), file=sys.stderr if aside else None)
         if not found.runs:
             code = ExitCode.UNREADABLE
             if not found.refused:

@@ -197,8 +197,11 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
         if not any(part.rows for part in parts):
             found.refuse(0, INTERLEAVED.format(n=max(2, _width(crowd))))
         return found
-    for part in parts:
-        found.runs += _run_of(part, options, found)
+    for found.part, part in enumerate(parts):
+        runs = _run_of(part, options, found)
+        found.runs += runs
+        found.parts += [found.part] * len(runs)
+    found.part = None
     alone = [run for run in found.runs if run.ranks == 1]
     if len(alone) > 1:
         found.warn(

@@ -134,9 +134,10 @@ def _imported(
             found.warn(text)
     if source.problem:
         found.warn(source.problem)
-    for run in found.runs:
+    for number, run in enumerate(found.runs):
         # Events are kept in the file, problems are not.
-        run.events += [{"kind": "import", "message": text} for text in _stated(found, source.name)]
+        texts = _stated(found, source.name, number)
+        run.events += [{"kind": "import", "message": text} for text in texts]
     return found
 
 
@@ -148,9 +149,9 @@ def _sniffed(source: Source) -> Importer | None:
         source.rewind()
 
 
-def _stated(found: Imported, name: str) -> list[str]:
+def _stated(found: Imported, name: str, number: int) -> list[str]:
     refused = [f"{name}{f':{lines}' if lines else ''}: {why}" for lines, why in found.refusals()]
-    return [*found.warnings, *(f"refused: {text}" for text in refused)]
+    return [*found.warnings_of(number), *(f"refused: {text}" for text in refused)]
 
 
 def runs_in(path: str, collective: str | None = None, ranks: int | None = None) -> list[Run]:

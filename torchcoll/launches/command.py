@@ -17,7 +17,8 @@ from torchcoll.core.errors import (
     printable,
     tell,
 )
-from torchcoll.launches.axes import SUITE
+from torchcoll.core.units import duration_text
+from torchcoll.launches.axes import SUITE, command_of
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, print_grid
 
@@ -250,29 +251,37 @@ _START_S, _BESIDE_S = 10.0, 0.5
 
 def _estimate(plan: LaunchPlan) -> str:
     """How long all launches take, as far as the command tells its cases."""
+    total_s, how = estimated_s(plan)
+    return how if total_s is None else f"about {duration_text(total_s)} ({how})"
+
+
+def estimated_s(plan: LaunchPlan) -> tuple[float | None, str]:
+    """How long all launches take, and what is assumed for it; None and why not, where the command
+    does not tell.
+    """
     from torchcoll.bench.options import parse
-    from torchcoll.bench.plan import duration_text
 
     total_s, cases = 0.0, set()
     for cell in plan.cells:
-        words = plan.command.filled(cell.axes)
-        arguments = [*words[len(words) - len(plan.command.arguments) :], *cell.arguments]
-        module = plan.command.module
+        words = cell.words or plan.command.filled(cell.axes)
+        command = command_of(cell.words) if cell.words else plan.command
+        arguments = [*words[len(words) - len(command.arguments) :], *cell.arguments]
+        module = command.module
         name = None if module in ("", SUITE) else DEFAULT_COLLECTIVE  # only the number counts
         try:
             spec = parse(arguments, name, f"torchcoll.{module}").spec
             count = len(spec.cases(_ranks(words, cell.axes)))
         except (TorchcollError, ValueError):
-            return "its time is not known from here"
+            return None, "its time is not known from here"
         cases.add(count)
         if spec.iters is not None:
             calls = f"{spec.iters} calls a case" if spec.iters else "the cold calls alone"
-            return f"no estimate of time: {calls} take as long as they take"
+            return None, f"no estimate of time: {calls} take as long as they take"
         total_s += plan.launches * (_START_S + count * (spec.max_time_s + _BESIDE_S))
     several = " to ".join(str(n) for n in dict.fromkeys((min(cases), max(cases))))
-    return (
-        f"about {duration_text(total_s)} (assumed: {_START_S:g} s to start a launch, and "
-        f"{spec.max_time_s + _BESIDE_S:g} s for each of its {several} cases)"
+    return total_s, (
+        f"assumed: {_START_S:g} s to start a launch, and "
+        f"{spec.max_time_s + _BESIDE_S:g} s for each of its {several} cases"
     )
 
 

@@ -121,16 +121,20 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def stored(folder: Path) -> tuple[dict[str, Any], set[tuple[str, int]]] | None:
-    """(header, the (cell, launch) that have a file that counts) of a folder that is only read;
-    None where there is no manifest. Raises UnreadableError for a file that is none.
+Stored = dict[tuple[str, int], float | None]  # (cell, launch) -> seconds that it took
+
+
+def stored(folder: Path) -> tuple[dict[str, Any], Stored] | None:
+    """(header, the launches that have a file that counts) of a folder that is only read; None
+    where there is no manifest. Raises UnreadableError for a file that is none.
     """
     path = folder / MANIFEST
     if not path.exists() or not path.stat().st_size:
         return None
     header, *records = _lines(path)
     last = {(r["cell"], r["launch"]): r for r in records if _is_launch(r)}
-    there = {key for key, r in last.items() if r["file"] and (folder / r["file"]).exists()}
+    kept = {key: r for key, r in last.items() if r["file"] and (folder / r["file"]).exists()}
+    there = {key: r.get("seconds") for key, r in kept.items()}
     return header, there
 
 
@@ -197,6 +201,8 @@ class Folder:
     """A context: the lock is held inside. Raises UsageError where DIR cannot be had."""
 
     def __init__(self, path: Path, spec: dict[str, Any]) -> None:
+        if str(path) == "-":
+            raise UsageError("output", path, "a folder")
         self.path = path
         self._last: dict[Any, dict[str, Any]] = {}
         self._attempts: Counter[Any] = Counter()

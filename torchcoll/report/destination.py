@@ -103,8 +103,12 @@ _ACTION = "Name another file, or replace it with --force."
 def check_new(path: str | os.PathLike[str], what: str, force: bool = False) -> None:
     """Raises UsageError for a file that is there, a link too, unless ``force``: before the work.
 
-    what: the option that names it, in the message.
+    what: the option that names it, in the message. As ``output`` ``-`` is stdout.
     """
+    if path == "-":
+        if what != "output":
+            raise UsageError(what, path, "a file", "What is shown goes to stdout.")
+        return
     if os.path.isdir(path) and not os.path.islink(path):
         raise UsageError(what, path, "a file that can be written (Is a directory)")
     if os.path.lexists(path) and not force:
@@ -117,12 +121,17 @@ def write_file(
     """A new file with this content; with ``force`` in place of what is there.
 
     Whole or not at all, and never through a link: a file of another name takes the place of what
-    has the name (a link itself, not what it points to). Raises UsageError where it cannot be.
+    has the name (a link itself, not what it points to). ``-`` is stdout. Raises UsageError where
+    it cannot be.
     """
     check_new(path, what, force)
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    if path == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        return
     target = Path(path)
     new = target.with_name(f".{target.name}.{os.getpid()}")
-    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     try:
         with open(new if force else target, "xb") as file:
             file.write(data)

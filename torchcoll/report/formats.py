@@ -92,7 +92,7 @@ class View:
     def entry(
         self, result: CaseResult, row: Row, notes: Notes | None = None, doubt: str = ""
     ) -> Entry:
-        marks = (notes.marks(result) + (notes.mark(doubt) if doubt else "")) if notes else ""
+        marks = notes.marks(result, *filter(None, [doubt])) if notes else ""
         return Entry(doubted(row, doubt), result, marks, self.over_ranks)
 
     @property

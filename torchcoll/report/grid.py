@@ -36,7 +36,8 @@ class Head:
     ``second`` is the line below ``first`` (a unit). ``drop``: 0 is never left out; of the others
     the largest go first, and equal ones go together. ``width`` is the least width where rows are
     printed before all are known. ``repeat``: stands in each of several tables. ``legend``: a line
-    above the table where the column is shown.
+    above the table where the column is shown. ``numbered``: names, for which numbers stand where
+    they leave too little of a narrow terminal to the rest, and lines below the table tell them.
     """
 
     first: str
@@ -46,6 +47,7 @@ class Head:
     width: int = 0
     repeat: bool = False
     legend: str = ""
+    numbered: bool = False
 
     @property
     def text(self) -> str:
@@ -193,8 +195,31 @@ def rich_table(grid: Grid, gap: int = 2, widths: Sequence[int] | None = None) ->
     return table
 
 
+_LONG = 0.3  # of a terminal: longer names make several tables of one
+
+
+def _numbered(grid: Grid, width: int | None) -> Grid:
+    """With numbers for the names of columns that may have them, where that helps."""
+    widths = grid.widths()
+    places = [
+        i
+        for i, head in enumerate(grid.heads)
+        if head.numbered and width and widths[i] > _LONG * width
+    ]
+    if not places or len(parts(grid.heads, widths, width)) < 2:
+        return grid
+    rows, below = [list(row) for row in grid.rows], []
+    for i in places:
+        numbers = {name: f"#{n}" for n, name in enumerate(dict.fromkeys(r[i] for r in rows), 1)}
+        for row in rows:
+            row[i] = numbers[row[i]]
+        below += [f"{number}: {name}" for name, number in numbers.items()]
+    return replace(grid, rows=rows, below=[*below, *grid.below])
+
+
 def print_grid(grid: Grid, out: Destination) -> None:
     """Print ``above``, the table and ``below``, in the form that ``out`` can show."""
+    grid = _numbered(grid, out.width) if grid.rows else grid
     widths = grid.widths()
     dropped, gap = fit(grid.heads, widths, out.width) if grid.rows else (set(), 2)
     below = list(grid.below)

@@ -43,16 +43,18 @@ class Notes:
         self._numbers: dict[str, int] = {}
         self._modes: dict[Case, Modes] = {}
 
-    def mark(self, text: str) -> str:
-        return f"[{self._numbers.setdefault(text, len(self._numbers) + 1)}]"
+    def mark(self, *texts: str) -> str:
+        """In the order of their numbers: an earlier row may have given a later text a smaller."""
+        numbers = {self._numbers.setdefault(text, len(self._numbers) + 1) for text in texts}
+        return "".join(f"[{number}]" for number in sorted(numbers))
 
-    def marks(self, result: CaseResult) -> str:
-        """The marks of everything that there is to say about a result."""
+    def marks(self, result: CaseResult, *more: str) -> str:
+        """The marks of everything that there is to say about a result, and of ``more``."""
         texts = list(_remarks(result))
         if modes := _modes(result):
             self._modes[result.case] = modes
             texts.append(_MODES)
-        return "".join(map(self.mark, [*texts, *_of_issue(result)]))
+        return self.mark(*texts, *_of_issue(result), *more)
 
     def lines(self) -> list[str]:
         return [

@@ -450,7 +450,8 @@ def run_report(options: argparse.Namespace) -> ExitCode:
     from torchcoll.runs.document import page_of
 
     path = Path(options.output)
-    choice(path.suffix.lower(), "output", (".html", ".md"))
+    if path.suffix.lower() not in (".html", ".md"):
+        raise UsageError("output", options.output, "a file that ends in .html or .md")
     if not path.parent.is_dir():
         raise UsageError("output", options.output, "a folder that exists")
     check_new(path, "output", options.force)

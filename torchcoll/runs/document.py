@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.comparison.matching import conditions
 from torchcoll.comparison.sides import Reading, Side
+from torchcoll.core.case import OWN
 from torchcoll.core.errors import UsageError, one_line
-from torchcoll.core.implementations import OWN
 from torchcoll.core.paths import named_path
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, facts_of
 from torchcoll.core.summary import Row
-from torchcoll.core.units import format_bandwidth, format_size, time_text
+from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
 from torchcoll.pairs.matches import read_pairs
 from torchcoll.report.columns import values_of
 from torchcoll.report.formats import View
@@ -359,21 +359,17 @@ def _ratios(found: Comparison) -> tuple[str, Callable[[], Figure | None]]:
 
 def _versus(document: _Document, folder: str) -> list[Comparison]:
     """What torchcoll versus has left in the folder, judged as it judges; [] where it was none."""
-    from torchcoll.comparison.versus import Versus
-    from torchcoll.comparison.versus_plan import begun
+    from torchcoll.comparison.versus import read
     from torchcoll.comparison.versus_show import answer, versus_grids
 
-    stored = begun(Path(folder))
-    if stored is None:
+    state = read(Path(folder))
+    if state is None:
         return []
-    most = stored.same_most
-    state = Versus(stored.plan, Path(folder), stored.threshold, most, most)
-    state.next(lambda job: job.key in stored.there)
     found = state.comparisons()
     if not found:
         document.notes.append(f"{folder}: no round of torchcoll versus is complete")
         return []
-    grids = versus_grids(state, found, folder, state.stopped or "it has not ended")
+    grids = versus_grids(state, found, folder, state.stopped)
     figures = [_ratios(one) for one in found]
     document.add("A against B", grids, f"torchcoll versus --resume {shlex.quote(folder)}", figures)
     document.answers.append(answer(state, found, folder))
@@ -588,13 +584,13 @@ def _further(document: _Document, run: Run) -> None:
 
 def _published(document: _Document) -> None:
     """What others publish of the kinds of machine of these runs, a table a kind."""
-    from torchcoll.verdict.published import alike
+    from torchcoll.verdict.published import standings
     from torchcoll.verdict.published_show import published_grid
 
     first: dict[str, Run] = {}
     for run in document.plain:
-        if known := alike(run):
-            first.setdefault(known[0].kind, run)
+        if known := standings(run, summarise_run(run)):
+            first.setdefault(known[0].published[0][0].kind, run)
     grids = [grid for run in first.values() if (grid := published_grid(run))]
     document.answers += [Answer(grid.above[0]) for grid in grids]
     if grids:
@@ -672,7 +668,9 @@ def _environment(runs: Sequence[Run]) -> Grid:
         if len(several) == 1:
             text = several[0]
         else:
-            shown = [f"{value} ({values.count(value)} launches)" for value in several[:_VALUES]]
+            shown = [
+                f"{value} ({counted(values.count(value), 'launch')})" for value in several[:_VALUES]
+            ]
             more = [f"... ({len(several)} values)"] * (len(several) > _VALUES)
             text = "; ".join([*shown, *more])
         rows.append([one_line(name), text, "" if len(several) == 1 else "differs"])

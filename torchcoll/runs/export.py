@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import pandas
 
-from torchcoll.core.case import Case
+from torchcoll.core.case import OWN, Case
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import UnavailableError, UsageError, one_line
 from torchcoll.core.plausibility import summarise_run
@@ -154,7 +154,7 @@ def block_start(
     iters = spec.get("iters") if "iters" in spec else 0
     iters = _LEAST_ITERS if iters is None else iters
     group = f", sub-group {one_line(first.group)}" if first.group else ""
-    by = f" by {one_line(first.implementation)}" if first.implementation != "own" else ""
+    by = f" by {one_line(first.implementation)}" if first.implementation != OWN else ""
     statistic = statistics_of([first])[0]
     lines = [
         f"# {program_text(run)} in the text format of nccl-tests",

@@ -23,6 +23,7 @@ from torchcoll.runs.views import WAITING, rank_values
 MOST_RUNS, MOST_RANKS = 20, 64  # more are shown in short
 _MOST_CASES = 40  # rows; of more kinds and sizes the largest size of each
 _NAMED = 5  # of the slowest
+_REASONS = 3  # that several runs have, in one sentence
 _ALL = "--all shows every table"
 _WORDS = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
 _WORST = ("bad", "doubt", "good", "")
@@ -37,14 +38,26 @@ def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
     text = f"{len(named)} runs: {', '.join(counts)}" if worst else f"{len(named)} runs, none judged"
     if worst == "good":
         return Answer(text, worst)
-    first = own[0][1].text.partition("; ")[0]
-    alike = len({answer.text.partition("; ")[0] for _, answer in own}) == 1
-    if len(own) == 1 or not alike:
-        text += f"; {one_line(own[0][0])}: {first}"
-        text += f"; and {len(own) - 1} more" if len(own) > 1 else ""
-    else:
-        text += f": {first.removeprefix(f'{_WORDS[worst]} ') if worst else first}"
-    return Answer(text, worst)
+    reasons: dict[str, list[str]] = {}
+    for name, answer in own:
+        reasons.setdefault(_reason(answer), []).append(one_line(name))
+    if len(reasons) == 1 and (len(own) > 1 or not worst):
+        reason = next(iter(reasons))
+        return Answer(
+            f"{text}: {reason.removeprefix(_WORDS[worst] + ' ') if worst else reason}", worst
+        )
+    for reason, names in list(reasons.items())[:_REASONS]:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        text += f"; {names[0]}{more}: {reason}"
+    left = sum(len(names) for names in list(reasons.values())[_REASONS:])
+    return Answer(text + (f"; and {left} more" if left else ""), worst)
+
+
+def _reason(answer: Answer) -> str:
+    """The part of a verdict that says why it is no better: a WARN may begin with what is well."""
+    parts = answer.text.split("; ")
+    word = _WORDS[answer.kind]
+    return next((part for part in parts if part.startswith(f"{word} ")), parts[0])
 
 
 # -------------------------------------------------------------------------------------------------

@@ -246,6 +246,16 @@ class ColdRow:
         return self.calls_ns[-1] if len(self.calls_ns) > 2 and len(self.sizes) == 1 else None
 
     @property
+    def connect_ns(self) -> float | None:
+        """What the first result cost beyond a steady call: that of a new communicator of several
+        ranks alone.
+        """
+        first = self.first_result_ns or self.call_ns(1)
+        if not (self.own and first and self.steady_ns) or self.ranks == 1:
+            return None
+        return first - self.steady_ns if first > self.steady_ns else None
+
+    @property
     def largest_part(self) -> tuple[str, float] | None:
         """Name and ns of what took most of NCCL's initialisation."""
         return max(self.parts_ns.items(), key=lambda part: part[1], default=None)
@@ -272,6 +282,7 @@ class Scale:
     third_ns: float | None
     steady_ns: float | None
     first_result_ns: float | None
+    connect_ns: float | None
     again: LaunchPairs | None
 
 
@@ -451,6 +462,7 @@ def _scale(rows: Sequence[ColdRow], again: LaunchPairs | None) -> Scale:
         third_ns=geometric(row.call_ns(3) for row in rows),
         steady_ns=geometric(row.steady_ns for row in rows),
         first_result_ns=geometric(row.first_result_ns for row in rows),
+        connect_ns=geometric(row.connect_ns for row in rows),
         again=again,
     )
 

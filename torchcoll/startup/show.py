@@ -37,11 +37,14 @@ MOST_LATE = 12  # of the late cases, those that cost most; JSON has all
 _WORDS = {
     "import_torch": "import torch",
     "init_process_group": "init",
-    "communicator": "connect",
     "nccl_init": "NCCL init",
 }
 READING = "slowest rank = max over ranks"
 _RESULT = "to first result: connecting, as far as the 1st call does not, and the 1st call"
+_CONNECT = (
+    "connect: what the first result costs beyond a steady call: connecting, and what else the "
+    "library makes then"
+)
 _CALLS = (
     "1st, 2nd, 3rd: the first calls of a launch, one by one, of one case; steady: the figure "
     "(median, or period) of its steady calls"
@@ -54,7 +57,7 @@ _BEYOND = "beyond others: of the slowest rank in the 1st call, beyond the median
 _IN_JOB = "in job: launches at that place of their job, where others are not shown to be the same"
 _LONGEST = (
     "(rank, +): whose it was, and how far beyond the median of the other ranks; where ranks wait "
-    "for each other (rendezvous, init, connect) that may be the one that came first"
+    "for each other (rendezvous, init, communicator) that may be the one that came first"
 )
 
 
@@ -112,7 +115,7 @@ def _launches(rows: Sequence[ColdRow], title: str) -> Grid:
     word = Head("steady") if steady else Head("last", "cold")
     return filled(
         [
-            (Head("launch", left=True, repeat=True), _launch_text),
+            (Head("launch", left=True, repeat=True, numbered=True), _launch_text),
             (Head("job", left=True), _job),
             (Head("in", "job"), lambda r: str(r.placed.place) if r.placed.job else "-"),
             (Head("cell", left=True), lambda r: one_line(r.launch.labels.get("cell", "-"))),
@@ -129,6 +132,7 @@ def _launches(rows: Sequence[ColdRow], title: str) -> Grid:
                 Head("to first", "result", legend=_RESULT),
                 lambda r: format_time(r.first_result_ns),
             ),
+            (Head("connect", legend=_CONNECT), lambda r: format_time(r.connect_ns)),
             (Head("slowest", "rank"), lambda r: _rank(r.first)),
             (Head("beyond", "others", legend=_BEYOND), lambda r: _beyond(r.first)),
         ],
@@ -203,6 +207,7 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> Grid:
                 Head("to first", "result", legend=_RESULT),
                 lambda s: format_time(s.first_result_ns),
             ),
+            (Head("connect", legend=_CONNECT), lambda s: format_time(s.connect_ns)),
             (Head("2nd launch", "/ 1st"), lambda s: second(s, 0)),
             (Head("95 %"), lambda s: second(s, 1)),
             (Head("result", left=True), lambda s: second(s, 2)),
@@ -280,7 +285,7 @@ def _set_up(rows: Sequence[ColdRow]) -> Grid:
     words = {name: _WORDS.get(name, one_line(name).replace("_", " ")) for name in names}
     return filled(
         [
-            (Head("launch", left=True, repeat=True), lambda r: one_line(r.name)),
+            (Head("launch", left=True, repeat=True, numbered=True), lambda r: one_line(r.name)),
             (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
             *((Head(words[name], left=True), partial(_phase_cell, name=name)) for name in names),
             (Head("largest part", "of NCCL init", left=True), _part_cell),
@@ -393,7 +398,7 @@ def row_record(row: ColdRow) -> dict[str, Any]:
         "second_over_first": over(row.call_ns(2), row.call_ns(1)),
         "second_over_third": over(row.call_ns(2), row.call_ns(3)),
         "first_over_steady": over(row.call_ns(1), row.steady_ns),
-        **picked(row, "first_result_ns new_communicator=own status"),
+        **picked(row, "first_result_ns connect_ns new_communicator=own status"),
         **picked(row, "first_call_slowest_rank=first.rank first_call_beyond_ns=first.beyond_ns"),
         **{
             f"{name}_{field}": value

@@ -11,15 +11,19 @@ import re
 from collections.abc import Iterable, Sequence
 
 from torchcoll.core.plausibility import device_named, device_of
-from torchcoll.core.result import Run
+from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.summary import Row
-from torchcoll.verdict.limits import BEYOND, Phrase, hosts_of, share_of
+from torchcoll.verdict.limits import BEYOND, Phrase, share_of
 from torchcoll.verdict.rules import Fabric, guessable, load_fabric, packaged
 
 # Parts that sit on a board with NVSwitch where there are eight: NVIDIA's names of the others have
 # PCIe or NVL in them (nvidia.com/en-us/data-center: H100 PCIe, H100 NVL, H200 NVL, A100-PCIE).
 _BOARD = re.compile(r"SXM|HBM3|\bH200$|\bH20$|\bB200$", re.IGNORECASE)
 _CARD = re.compile(r"PCI|NVL\b", re.IGNORECASE)
+_NOT_NVIDIA = ("xe-link-max", "xgmi-mi300x")  # whose devices are in no table of ours
+# More ranks are on several hosts: a board has 16 GPUs at most (DGX-2), a GB200 NVL72 rack 72.
+_MOST_ON_A_BOARD = 16
+_MOST_ON_ONE = {"nvswitch-b200": 72}
 _EIGHT = 8  # boards of four GPUs connect them without a switch
 # How many rails, or Gbit/s, nodes have: what is tried where a fabric takes a number.
 _NUMBERS = {"ib-hdr": (1, 4, 8), "ib-ndr": (1, 4, 8), "ethernet": (10, 25, 100)}
@@ -77,6 +81,10 @@ def _possible(run: Run) -> Iterable[Fabric]:
             if hosts and fabric.several_hosts != (hosts > 1):
                 continue
             if fabric.devices and (device.name not in fabric.devices if device else other):
+                continue
+            if device and name in _NOT_NVIDIA:
+                continue
+            if not fabric.several_hosts and run.ranks > _MOST_ON_ONE.get(name, _MOST_ON_A_BOARD):
                 continue
             yield fabric
 

@@ -22,7 +22,7 @@ from torchcoll.core.plausibility import (
     stated_link_gbps,
     summarise_run,
 )
-from torchcoll.core.result import EXPECTED_STATUSES, Run
+from torchcoll.core.result import EXPECTED_STATUSES, Run, hosts_of
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, median, nothing_sent
 from torchcoll.core.units import counted, time_text
 from torchcoll.verdict.assumed import assumptions, by_names, by_names_text
@@ -36,6 +36,7 @@ from torchcoll.verdict.limits import (
     by_fabric,
     case_text,
     fabric_of,
+    is_rccl,
     label_problem,
     odd_links,
     word_of,
@@ -132,7 +133,7 @@ def _values(run: Run, name: str) -> set[str]:
 
 _ALIKE: tuple[tuple[str, Callable[[Run], set[str]]], ...] = (
     ("devices", lambda run: _values(run, "device_name")),
-    ("hosts", lambda run: {str(len(_values(run, "host")))} - {"0"}),
+    ("hosts", lambda run: {str(hosts_of(run))} - {"0"}),
     ("NVLinks", lambda run: _values(run, "nvlinks")),
     ("fabric", lambda run: {str(run.labels["fabric"])} if run.labels.get("fabric") else set()),
 )
@@ -317,6 +318,9 @@ def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
         "ranks": "--ranks N" if any(row.ranks < 1 for row in rows) else "",
         "GPU": "--label gpu=NAME" if accelerator and not bounded else "",
     }
+    if missing["GPU"] and any(map(is_rccl, rows)):  # a name would be of no use
+        missing["GPU"] = ""
+        yield Phrase("", "whether it is possible was not judged: no bound of AMD's GPUs is known")
     if run.source and any(missing.values()):
         names = " and ".join(name for name, way in missing.items() if way)
         way = " ".join(filter(None, missing.values()))

@@ -16,7 +16,7 @@ from torchcoll.core.plausibility import (
     device_of,
     stated_link_gbps,
 )
-from torchcoll.core.result import Run
+from torchcoll.core.result import Run, hosts_of, is_hosts
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_ranges, format_size
 from torchcoll.verdict.rules import Fabric, Limit, Rule, capped, guessable, load_fabric, packaged
@@ -77,11 +77,6 @@ def fabric_of(run: Run, stated: str | None, own: Mapping[str, Rule]) -> Fabric |
     return fabric
 
 
-def hosts_of(run: Run) -> int:
-    """How many hosts; 0 where it is not known."""
-    return len({str(m["host"]) for m in run.members if m.get("host")})
-
-
 def check_labels(labels: Mapping[str, str]) -> None:
     """Raises UsageError for labels that the verdict would stumble over once all is measured. A
     fabric that the package does not have may be one of the user's own.
@@ -94,10 +89,12 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def label_problem(run: Run) -> str:
-    """What is wrong with the label ``link_gbps``; '' where nothing is."""
-    if "link_gbps" not in run.labels or stated_link_gbps(run) is not None:
-        return ""
-    return f"label link_gbps: got {run.labels['link_gbps']!r}, expected GB/s above 0"
+    """What is wrong with the labels ``link_gbps`` and ``hosts``; '' where nothing is."""
+    if "link_gbps" in run.labels and stated_link_gbps(run) is None:
+        return f"label link_gbps: got {run.labels['link_gbps']!r}, expected GB/s above 0"
+    if "hosts" in run.labels and not is_hosts(run.labels["hosts"]):
+        return f"label hosts: got {run.labels['hosts']!r}, expected a whole number from 1 on"
+    return ""
 
 
 def odd_links(run: Run) -> list[str]:
@@ -120,7 +117,8 @@ def odd_links(run: Run) -> list[str]:
 def _recognised(run: Run, hosts: int, own: Mapping[str, Rule]) -> Fabric | None:
     device = device_of(run)
     links = [(m.get("nvlinks"), m.get("nvlink_to_switch")) for m in run.members]
-    if device is None or hosts != 1 or None in links[0] or links != links[:1] * len(links):
+    alike = bool(links) and links == links[:1] * len(links)  # an imported table has no ranks
+    if device is None or hosts != 1 or not alike or None in links[0]:
         return None
     for fabric in guessable(own):
         if device.name in fabric.devices and (fabric.nvlinks, fabric.to_switch) == links[0]:
@@ -142,7 +140,7 @@ def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phra
     if all(row.ranks < 1 for row in rows):
         return [Phrase(NO_REFERENCE, "where the number of ranks is unknown")]
     if fabric is None:
-        where = " and ".join(dict.fromkeys(f"{row.backend} on {row.device}" for row in rows))
+        where = " and ".join(dict.fromkeys(f"{_backend_text(row)} on {row.device}" for row in rows))
         within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)
         way = "" if within else "--fabric NAME and "
         text = f"for {where}{' within one host' if within else ''}"
@@ -156,6 +154,15 @@ def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phra
         *_doubts(rows, fabric, judged, device),
         *_unused(fabric, judged),
     ]
+
+
+def is_rccl(row: Row) -> bool:
+    """AMD's NCCL, which torch calls nccl too."""
+    return (row.library or "").startswith("RCCL")
+
+
+def _backend_text(row: Row) -> str:
+    return f"{row.backend} (RCCL)" if is_rccl(row) else row.backend
 
 
 def _doubts(

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.core.result import Run
+from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.units import counted, format_bandwidth, format_size
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, filled
@@ -56,7 +56,6 @@ def published_grid(run: Run) -> Grid | None:
     if not known:
         return None
     found = standings(run, summarise_run(run))
-    numbers = {one.source: number for number, one in enumerate(_by_source(known), 1)}
     items = [
         (one.row.collective, one.row.size_bytes, publication, gbps, one.row.busbw_gbps)
         for one in found
@@ -66,6 +65,8 @@ def published_grid(run: Run) -> Grid | None:
         for publication in known
         for (collective, size), gbps in publication.figures.items()
     ]
+    shown = [item[2] for item in items]
+    numbers = {one.source: number for number, one in enumerate(_by_source(shown), 1)}
     return filled(
         [
             (Head("collective", left=True), lambda i: i[0]),
@@ -73,14 +74,21 @@ def published_grid(run: Run) -> Grid | None:
             (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[3])),
             (Head("yours", "GB/s"), lambda i: format_bandwidth(i[4]) if i[4] else "-"),
             (Head("machine", left=True), lambda i: f"{i[2].machine} [{numbers[i[2].source]}]"),
-            (Head("network", left=True), lambda i: i[2].network),
-            (Head("versions", left=True), lambda i: i[2].versions),
-            (Head("date", left=True), lambda i: i[2].date),
+            (_HEADS["network"], lambda i: i[2].network),
+            (_HEADS["versions"], lambda i: i[2].versions),
+            (_HEADS["date"], lambda i: i[2].date),
         ],
         items,
         above=[found[0].text if found else _nothing(known)],
-        below=[*_sources(known, numbers), _CAVEAT],
+        below=[*_sources(shown, numbers), _CAVEAT],
     )
+
+
+# What a narrow terminal leaves out, the last first: a second table would be of what machine?
+_HEADS = {
+    name: Head(name, left=True, drop=drop)
+    for drop, name in enumerate(("network", "date", "versions"), 1)
+}
 
 
 def _nothing(known: Sequence[Publication]) -> str:
@@ -90,7 +98,12 @@ def _nothing(known: Sequence[Publication]) -> str:
 
 def _unknown(run: Run) -> str:
     gpus = bool(run.labels.get("gpu") or any(one.get("device_name") for one in run.members))
-    return f"{'on how many hosts' if gpus else 'which GPUs on how many hosts'} is not known"
+    missing = [] if gpus else ["gpu=NAME"]
+    missing += [] if hosts_of(run) else ["hosts=N"]
+    what = {1: "which GPUs it was" if not gpus else "on how many hosts"}
+    text = what.get(len(missing), "which GPUs on how many hosts")
+    ways = " and ".join(f"--label {one}" for one in missing)
+    return f"{text} is not known; {ways} of torchcoll import or of the run tell it"
 
 
 def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
@@ -127,8 +140,13 @@ def _sources(known: Sequence[Publication], numbers: dict[str, int]) -> list[str]
     for one in _by_source(known):
         own = [other for other in known if other.source == one.source]
         notes = dict.fromkeys(f"{other.machine}: {other.note}" for other in own if other.note)
-        texts.append("; ".join([f"[{numbers[one.source]}] {one.who}, {one.source}", *notes]))
+        note = f" ({'; '.join(notes)})" if notes else ""  # an address ends with a blank
+        texts.append(f"[{numbers[one.source]}] {one.who}, {one.source}{note}")
     return texts
+
+
+def _case_text(collective: str, size_bytes: int) -> str:
+    return f"{collective} {format_size(size_bytes)}"
 
 
 def _known_grid() -> Grid:
@@ -144,13 +162,12 @@ def _known_grid() -> Grid:
         [
             (Head("kind", left=True), lambda one: one.kind),
             (Head("machine", left=True), lambda one: f"{one.machine} [{numbers[one.source]}]"),
-            (Head("network", left=True), lambda one: one.network),
-            (Head("versions", left=True), lambda one: one.versions),
-            (Head("date", left=True), lambda one: one.date),
-            (Head("collective", left=True), lambda one: largest(one)[0]),
-            (Head("size"), lambda one: format_size(largest(one)[1])),
+            (Head("largest case", left=True), lambda one: _case_text(*largest(one))),
             (Head("busbw", "GB/s"),
              lambda one: format_bandwidth(next(iter(one.figures[largest(one)].values())))),
+            (_HEADS["network"], lambda one: one.network),
+            (_HEADS["versions"], lambda one: one.versions),
+            (_HEADS["date"], lambda one: one.date),
         ],
         known,
         above=[f"published: {counted(len(known), 'run')} of "

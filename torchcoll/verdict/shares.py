@@ -13,7 +13,7 @@ from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.plausibility import crossing, device_of
-from torchcoll.core.result import Run
+from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted
 from torchcoll.libraries.nccl.ceilings import (
@@ -27,7 +27,6 @@ from torchcoll.libraries.nccl.ceilings import (
     reach_of,
 )
 from torchcoll.libraries.nccl.topology import Graphs, Topology, graphs, read_tree, topology
-from torchcoll.verdict.limits import hosts_of
 
 _SLACK = 1.02  # versions of NCCL reckon a link a little differently
 _MOST_GPUS = 256  # of a file: every pair is looked at
