@@ -34,7 +34,7 @@ from torchcoll.comparison.sides import side
 from torchcoll.core.errors import TorchcollError
 from torchcoll.curves.model_fit import curves_of, fit_entries, fit_model
 from torchcoll.curves.model_sizes import Kinds
-from torchcoll.curves.validation import OVER_SIZES, LeftPoint, validate, validate_predicted
+from torchcoll.curves.validation import OVER_SIZES, HeldOut, validate, validate_predicted
 
 RESULTS = Path(__file__).parents[2] / "results"
 HEAD = "collective,ranks,size (B),time (us)\n"
@@ -51,7 +51,7 @@ GEOMEANS = {2: 0.2063, 4: 0.1201, 8: 0.0969}
 def left_out(sets: dict[str, list[str]]) -> None:
     print("\nleft-out sizes between the ends: mean error, beside the baseline on the same points")
     print(f"{'set':10} {'points':>6} {'model':>7} {'PCHIP':>7} {'ratio':>6} {'in 90 %':>9}")
-    every: list[LeftPoint] = []
+    every: list[HeldOut] = []
     for name, files in sets.items():
         points = [point for file in files for point in of_sizes(file)]
         row(name, points)
@@ -59,7 +59,7 @@ def left_out(sets: dict[str, list[str]]) -> None:
     row("pooled", every)
 
 
-def of_sizes(file: str) -> list[LeftPoint]:
+def of_sizes(file: str) -> list[HeldOut]:
     try:
         return [point for point in validate([file]).points if point.over == OVER_SIZES]
     except TorchcollError as error:
@@ -67,7 +67,7 @@ def of_sizes(file: str) -> list[LeftPoint]:
         return []
 
 
-def row(name: str, points: Sequence[LeftPoint]) -> None:
+def row(name: str, points: Sequence[HeldOut]) -> None:
     model = numpy.mean([point.error for point in points])
     cubic = numpy.mean([point.baseline_error for point in points])
     held = numpy.mean([point.covered for point in points])

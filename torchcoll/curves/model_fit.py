@@ -53,20 +53,47 @@ def fit_model(sources: Source | Sequence[Source]) -> FittedModel:
     """
     files = side("files", sources)
     kinds, notes = curves_of(files)
-    return FittedModel(MachineModel(fit_entries(kinds), _facts(files)), files.runs, notes)
+    return FittedModel(MachineModel(fit_entries(kinds), facts_of(files)), files.runs, notes)
 
 
-def _facts(files: Side) -> dict[str, Any]:
+def facts_of(files: Side) -> dict[str, Any]:
+    """What is known of the machine and its launches."""
     known = [known_of(part) for part in files.parts]
     facts: dict[str, Any] = {"launches": len(files.parts)}
     for name in ("device_name", "source", "torch"):
         values = list(dict.fromkeys(str(one[name]) for one in known if one.get(name)))
         if values:
             facts[name] = ", ".join(values[:4])
+    if ids := run_ids(files):
+        facts["runs"] = ids  # so that no run is taken for one that the model has not seen
     return facts
 
 
+def run_ids(files: Side) -> list[str]:
+    """Of launches of ours: another tool's have a name alone."""
+    every = (str(p.header.get("run_id") or "") for p in files.parts if not p.source)
+    return list(dict.fromkeys(filter(None, every)))
+
+
 # -- what was measured -----------------------------------------------------------------------
+
+
+def measured_times(files: Side) -> tuple[list[Measured], Counter[str]]:
+    """The cases that a model can be of, and how many others there are, by reason.
+
+    Raises UsageError where there is none.
+    """
+    found: list[Measured] = []
+    out: Counter[str] = Counter()
+    for item in files.measured("time", Reading()):
+        if reason := _why_not(item):
+            out[reason] += 1
+        else:
+            found.append(item)
+    if not found:
+        got, why = unusable(files)
+        raise UsageError("cases", got, "some with ranks, a size and a time, and right", why)
+    return found, out
 
 
 def curves_of(files: Side) -> tuple[Kinds, list[str]]:
@@ -77,17 +104,11 @@ def curves_of(files: Side) -> tuple[Kinds, list[str]]:
     separate = kept_separate((part.ranks, known_of(part)) for part in files.parts)
     hosts = list(map(hosts_of, files.parts))
     groups: dict[str, tuple[dict[str, Any], dict[tuple[int, int], list[Measured]]]] = {}
-    out: Counter[str] = Counter()
-    for item in files.measured("time", Reading()):
-        if reason := _why_not(item):
-            out[reason] += 1
-            continue
+    items, out = measured_times(files)
+    for item in items:
         kind = kind_of(item, separate)
         place = (item.row.ranks, hosts[item.part])
         groups.setdefault(repr(kind), (kind, {}))[1].setdefault(place, []).append(item)
-    if not groups:
-        got, why = unusable(files)
-        raise UsageError("cases", got, "some with ranks, a size and a time, and right", why)
     found: Kinds = []
     most = 0
     for kind, places in groups.values():
