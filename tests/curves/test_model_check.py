@@ -11,10 +11,12 @@ from made_launches import measured, run
 from torchcoll import cli
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
+from torchcoll.core.result import Beside
 from torchcoll.curves.model import MachineModel, model_text
 from torchcoll.curves.model_check import check_model
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.curves.validation_show import errors_figure
+from torchcoll.report.header import kind_texts
 
 SIZES = [1 << k for k in range(12, 26, 2)]  # 4K to 16M
 
@@ -162,3 +164,49 @@ def test_its_errors_are_drawn(model):
     assert "left-out" not in axes[0].get_title(loc="left")
     (curve,) = [line for line in axes[1].lines if len(line.get_xdata()) == len(SIZES)]
     assert list(curve.get_ydata()) == pytest.approx([-20] * len(SIZES), abs=0.1)
+
+
+# -- beside work -------------------------------------------------------------------------------
+
+
+def worked(ranks, factor, covered=True):
+    """As ``launch``, and beside a matrix product so many times as long: two blocks of two calls."""
+    made = launch(ranks, name=f"beside{ranks}")
+    for one in made.results:
+        ns = made_models.ring_ns("all_reduce", one.size_bytes, ranks)
+        alone, both = ([[round(2 * f * ns)] * 2] * ranks for f in (1, factor))
+        work = [[round((2 if covered else 0.5) * factor * ns)] * 2] * ranks
+        one.beside = Beside("matmul:1M", 1, 2, 3, alone, work, both, work, both)
+    return made
+
+
+def test_a_model_of_calls_beside_work():
+    found = fit_model([worked(n, 1.5) for n in (2, 4, 8)], beside=True).model
+    (entry,) = found.entries
+    assert entry.beside == "matmul:1M"
+    alone = made_models.ring_ns("all_reduce", 1 << 20, 4)
+    assert found.predict("all_reduce", 1 << 20, 4).time_ns == pytest.approx(1.5 * alone, rel=1e-3)
+    # About another run, its calls beside the same work: 1.5 / 2 - 1 is -25 %.
+    checked = check_model(found, [worked(4, 2)])
+    assert checked.totals[0].errors.mean == pytest.approx(0.25, abs=1e-3)
+    with pytest.raises(UsageError, match=r"got 7 cases without work beside it, .*--beside matmul"):
+        check_model(found, [launch(4)])
+    assert "beside matmul:1M" in kind_texts([entry.kind])[0]
+
+
+def test_work_that_ended_before_the_calls_is_none():
+    with pytest.raises(UsageError, match="got 7 cases beside work that ended before the calls"):
+        fit_model([worked(4, 1.5, covered=False)], beside=True)
+
+
+def test_a_plan_says_beside_what(tmp_path, capsys):
+    path = tmp_path / "machine.json"
+    for beside, expected in ((True, "4 ranks (dp=4): "), (False, "4 ranks (dp=4): at least ")):
+        path.write_text(model_text(fit_model([worked(4, 1.5)], beside=beside).model))
+        words = ["plan", "--model", str(path), "--parameters", "1e6", "--parallel", "dp=4"]
+        assert cli.main(words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1].startswith(expected)
+        assert ("of communication a step beside matmul:1M" in lines[-1]) == beside
+        assert ("at least" in lines[-1]) != beside
+        assert any(line.startswith("calls as they are alone: a lower") for line in lines) != beside

@@ -265,7 +265,8 @@ def test_the_sentence_ends_it(file, capsys):
     assert main([*command, "--backward-ms", "1"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     # 5 + 12 us and 1.5 x 104.8576 us, and 1.5 x 95.1424 us
-    assert last.startswith("4 ranks (dp=4): 334 us (")
+    # Alone, on the cores that compute.
+    assert last.startswith("4 ranks (dp=4): at least 334 us (")
     assert "of communication a step, 160 us (" in last
     assert last.endswith("exposed under a backward pass of 1.00 ms: 90 % of a step computes")
 

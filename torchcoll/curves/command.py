@@ -107,6 +107,11 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
     add("-o", "--output", default="machine.json", metavar="FILE", help="default: %(default)s")
     add("--force", action="store_true", help="replace the file")
+    add(
+        "--beside",
+        action="store_true",
+        help="the calls beside work, of runs with --beside, in place of those alone",
+    )
     predict = actions.add_parser("predict", help="time and busbw with 90 %% intervals")
     add = predict.add_argument
     add("model", metavar="MODEL", help="what `model fit` wrote")
@@ -151,7 +156,7 @@ def _fit(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.destination import check_new, write_file
 
     check_new(options.output, "output", options.force)
-    found = fit_model(options.files)
+    found = fit_model(options.files, options.beside)
     write_file(options.output, model_text(found.model), "output", options.force)
     show_fit(found)
     tell(f"torchcoll: model: {options.output}")

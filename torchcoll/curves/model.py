@@ -24,6 +24,7 @@ from torchcoll.curves.size_law import Piece, SizeLaw, factors
 from torchcoll.curves.step_laws import StepLaw, step_laws
 
 MODEL_SCHEMA = "torchcoll-model/1"
+BESIDE = "beside"  # of a kind: the work beside which its calls were measured
 
 # Value, and the ends of its 90 % interval. None in its place: too small to be told from nothing,
 # and nothing in the law.
@@ -145,6 +146,11 @@ class KindModel:
     @property
     def collective(self) -> str:
         return str(self.kind["collective"])
+
+    @property
+    def beside(self) -> str:
+        """The work beside which its calls were; '' alone."""
+        return str(self.kind.get(BESIDE) or "")
 
     @property
     def ranks_per_host(self) -> float | None:

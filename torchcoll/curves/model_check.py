@@ -18,7 +18,7 @@ from torchcoll.core.errors import UsageError, brief
 from torchcoll.core.paths import Source
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted
-from torchcoll.curves.model import KindModel, MachineModel, only_a_guess
+from torchcoll.curves.model import BESIDE, KindModel, MachineModel, only_a_guess
 from torchcoll.curves.model_fit import facts_of, measured_times, run_ids
 from torchcoll.curves.scaling import hosts_of
 from torchcoll.curves.transitions import size_points
@@ -51,7 +51,7 @@ def check_model(model: MachineModel, sources: Source | Sequence[Source]) -> Chec
     file.
     """
     measured = side("measured", sources)
-    items, out = measured_times(measured)
+    items, out = measured_times(measured, any(entry.beside for entry in model.entries))
     groups, unknown, notes = _groups(model, measured, items)
     name = str(model.path or "the model")
     points, first = [], None
@@ -169,6 +169,8 @@ def _entry_of(model: MachineModel, item: Measured) -> tuple[KindModel | None, st
 
 def _value(item: Measured, name: str) -> Any:
     """As the model's file has it; None is not known."""
+    if name == BESIDE:
+        return item.result.beside.work if item.result.beside else None
     value = value_of(item, name) if name in NAMES else value_of_fact(item.facts, name)
     return None if value == NOT_KNOWN else value
 

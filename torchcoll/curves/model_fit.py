@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
@@ -14,9 +14,10 @@ from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.core.errors import UsageError
 from torchcoll.core.paths import Source
-from torchcoll.core.result import Run
+from torchcoll.core.result import Beside, Run
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
+    BESIDE,
     KindModel,
     MachineModel,
 )
@@ -46,13 +47,14 @@ class FittedModel:
     notes: list[str] = field(default_factory=list)
 
 
-def fit_model(sources: Source | Sequence[Source]) -> FittedModel:
-    """The model of the launches of a folder, files or Runs.
+def fit_model(sources: Source | Sequence[Source], beside: bool = False) -> FittedModel:
+    """The model of the launches of a folder, files or Runs. beside: of their calls beside work
+    (--beside), in place of those alone.
 
     Raises UsageError where no kind of case has FEWEST_SIZES sizes; UnreadableError for a file.
     """
     files = side("files", sources)
-    kinds, notes = curves_of(files)
+    kinds, notes = curves_of(files, beside)
     return FittedModel(MachineModel(fit_entries(kinds), facts_of(files)), files.runs, notes)
 
 
@@ -78,25 +80,45 @@ def run_ids(files: Side) -> list[str]:
 # -- what was measured -----------------------------------------------------------------------
 
 
-def measured_times(files: Side) -> tuple[list[Measured], Counter[str]]:
-    """The cases that a model can be of, and how many others there are, by reason.
+def measured_times(files: Side, beside: bool = False) -> tuple[list[Measured], Counter[str]]:
+    """The cases that a model can be of, and how many others there are, by reason. beside: their
+    figures are of one call beside the work.
 
     Raises UsageError where there is none.
     """
     found: list[Measured] = []
     out: Counter[str] = Counter()
     for item in files.measured("time", Reading()):
-        if reason := _why_not(item):
+        if reason := _why_not(item) or (_why_not_beside(item) if beside else ""):
             out[reason] += 1
         else:
-            found.append(item)
+            found.append(replace(item, figure=_beside(item).call_ns) if beside else item)
+    if not found and beside:
+        got = "; ".join(f"{counted(n, 'case')} {why}" for why, n in out.items()) or "none"
+        raise UsageError("cases", got, "some beside work", "Measure them with --beside matmul.")
     if not found:
         got, why = unusable(files)
         raise UsageError("cases", got, "some with ranks, a size and a time, and right", why)
     return found, out
 
 
-def curves_of(files: Side) -> tuple[Kinds, list[str]]:
+def _why_not_beside(item: Measured) -> str:
+    if not item.result.beside or not item.result.beside.blocks:
+        return "without work beside it"
+    return "" if _beside(item).covered else "beside work that ended before the calls"
+
+
+def _beside(item: Measured) -> Beside:
+    assert item.result.beside is not None
+    return item.result.beside
+
+
+def kind_beside(item: Measured) -> dict[str, str]:
+    """What its figure is beside, of those that ``measured_times`` gives with ``beside``."""
+    return {BESIDE: _beside(item).work}
+
+
+def curves_of(files: Side, beside: bool = False) -> tuple[Kinds, list[str]]:
     """Each kind of case with its curves, by ranks and hosts; and what is in none of them.
 
     Raises UsageError where no curve has FEWEST_SIZES sizes.
@@ -104,9 +126,9 @@ def curves_of(files: Side) -> tuple[Kinds, list[str]]:
     separate = kept_separate((part.ranks, known_of(part)) for part in files.parts)
     hosts = list(map(hosts_of, files.parts))
     groups: dict[str, tuple[dict[str, Any], dict[tuple[int, int], list[Measured]]]] = {}
-    items, out = measured_times(files)
+    items, out = measured_times(files, beside)
     for item in items:
-        kind = kind_of(item, separate)
+        kind = kind_of(item, separate) | (kind_beside(item) if beside else {})
         place = (item.row.ranks, hosts[item.part])
         groups.setdefault(repr(kind), (kind, {}))[1].setdefault(place, []).append(item)
     found: Kinds = []
