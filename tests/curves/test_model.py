@@ -291,7 +291,11 @@ def test_a_prediction_that_is_no_more_than_a_guess_is_none():
     assert near.prediction
     assert far.prediction is None and far.reason.endswith("its 90 % interval is wider than 100x")
     assert "4194304x the most ranks (4): its 90 % interval" in far.reason
-    with pytest.raises(UsageError, match=r"^prediction: got none \(.*, expected sizes and ranks n"):
+    text = (
+        r"^prediction: got none: each 90 % interval is wider than 100x, expected what is nearer to "
+        r"the data \(2, 3, 4 ranks, 4K to 16M\). Measure nearer sizes, or more"
+    )
+    with pytest.raises(UsageError, match=text):
         predict_all(model, [1 << 24], [1 << 20])
 
 

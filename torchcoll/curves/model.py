@@ -348,9 +348,16 @@ def predict_all(
                     found, action = None, _MORE
                 rows.append(PredictedRow(entry.kind, n, size, found, reason, action))
     if all(row.prediction is None for row in rows):
-        got = f"none ({rows[0].reason})"
-        raise first or UsageError("prediction", got, "sizes and ranks nearer to the data", _MORE)
+        got = f"none: each 90 % interval is wider than {WIDEST:g}x"
+        raise first or UsageError("prediction", got, f"what is nearer to {_data(entries)}", _MORE)
     return rows
+
+
+def _data(entries: Sequence[KindModel]) -> str:
+    measured = [one for entry in entries for one in entry.over_sizes]
+    ranks = ", ".join(map(str, sorted({one.ranks for one in measured})))
+    low = format_size(min(one.low_bytes for one in measured))
+    return f"the data ({ranks} ranks, {low} to {format_size(max(o.high_bytes for o in measured))})"
 
 
 _MORE = "Measure nearer sizes, or more numbers of ranks, and fit again."

@@ -166,7 +166,7 @@ def show_checked(found: CheckedModel, format: str = "table", file: TextIO | None
     rows += zip(found.totals, names, strict=True)
 
     def worst(row: ValidationRow) -> str:
-        return f"{_percent(row.errors.worst)} ({_case(row.worst, row.kind, row.ranks)})"
+        return f"{_percent(row.errors.worst)} at {format_size(row.worst.size_bytes)}"
 
     def beyond(row: ValidationRow) -> str:
         return f"{row.beyond} of {row.errors.count}" if row.beyond else "-"
@@ -204,12 +204,6 @@ def show_checked(found: CheckedModel, format: str = "table", file: TextIO | None
 _PARTS = ("all", "within the data", "beyond the data")
 
 
-def _case(point: HeldOut, kind: object = None, ranks: int | None = None) -> str:
-    """``all_reduce 64M on 8 ranks``, without what the row has said."""
-    name = "" if kind else f"{point.kind['collective']} "
-    return f"{name}{format_size(point.size_bytes)}" + ("" if ranks else f" on {point.ranks} ranks")
-
-
 def _far(points: Sequence[HeldOut]) -> list[str]:
     """Which cases lie beyond the data, one line for each way in which they do."""
     ways: dict[str, dict[str, None]] = {}
@@ -226,14 +220,15 @@ def _checked_answer(found: CheckedModel) -> Answer:
     share = 100 * total.covered / errors.count
     text = (
         f"{one_line(found.model)}: off by {_percent(errors.mean)} on average (geometric mean "
-        f"{_percent(errors.geomean)}, worst {_percent(errors.worst)}: {_case(worst)}); "
+        f"{_percent(errors.geomean)}, worst {_percent(errors.worst)}: {worst.kind['collective']} "
+        f"{format_size(worst.size_bytes)} on {worst.ranks} ranks); "
         f"{share:.0f} % of {counted(errors.count, 'time')} lie in their 90 % interval"
     )
     if parts:
         within, beyond = parts
         text += (
-            f"; {beyond.errors.count} beyond its data are off by {_percent(beyond.errors.mean)}, "
-            f"the others by {_percent(within.errors.mean)}"
+            f"; {_percent(within.errors.mean)} within its data, {_percent(beyond.errors.mean)} "
+            f"beyond it ({counted(beyond.errors.count, 'time')})"
         )
     elif total.beyond:
         text += "; all lie beyond its data"

@@ -415,8 +415,8 @@ def _noted(found: Projection, model: MachineModel) -> Projection:
         count = sum(bool(row.beyond) for row in every)
         farthest = list(beyond)[-1]
         found.notes.append(
-            f"{count} of {len(every)} times lie beyond what the model was fitted on, such as "
-            f"{farthest}: their intervals are wider"
+            f"{count} of {len(every)} times lie beyond what the model was fitted on, and their "
+            f"intervals are wider: {farthest}"
         )
     found.notes.append(
         f"calls as they are beside {found.beside}, not beside the computation of this step"
