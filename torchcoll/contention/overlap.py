@@ -38,8 +38,8 @@ class Overlap:
     work), each that of the rank that was last: 1 is all of it, 0 is one after the other, below 0
     is worse than that.
     uncovered: blocks in which the work of some rank ended before all of it had; covered: whether
-    those are few. offset_ns: of ``--offset``, after each call the work began so much later (median over ranks and blocks of the
-    mean; 0: at once); None where a block is a run of calls.
+    those are few. offset_ns: of ``--offset``, after each call the work began so much later (median
+    over ranks and blocks of the mean; 0: at once); None where a block is a run of calls.
     """
 
     case: Case
