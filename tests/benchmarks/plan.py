@@ -41,7 +41,7 @@ from torchcoll.training.steps import steps_of
 
 LAUNCHES, RANKS, STEPS = 4, 4, 12
 SIZES = tuple(1 << k for k in range(12, 25))  # 4K to 16M
-WORK, WORK_SIZES = "matmul:1M", SIZES[::3]
+WORK, WORK_SIZES = "matmul:1M", (1 << 14, 1 << 18, 1 << 20, 1 << 22)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 WIDTHS = (256, 1024, 1024, 1024, 512, 128)
 BATCH = 32

@@ -17,6 +17,7 @@ from torchcoll.curves.model_check import check_model
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.curves.validation_show import errors_figure
 from torchcoll.report.header import kind_texts
+from torchcoll.training.projection import plan_shape
 
 SIZES = [1 << k for k in range(12, 26, 2)]  # 4K to 16M
 
@@ -193,9 +194,12 @@ def test_a_model_of_calls_beside_work():
     assert "beside matmul:1M" in kind_texts([entry.kind])[0]
 
 
-def test_work_that_ended_before_the_calls_is_none():
-    with pytest.raises(UsageError, match="got 7 cases beside work that ended before the calls"):
-        fit_model([worked(4, 1.5, covered=False)], beside=True)
+def test_work_that_ended_before_the_calls_is_said():
+    found = fit_model([worked(4, 1.5, covered=False)], beside=True)
+    text = "in 7 of 7 cases the work ended before the calls"
+    assert any(note.startswith(text) for note in found.notes)
+    plan = plan_shape(found.model, None, 1e6, {"dp": 4}, [], None, 1, "float32")
+    assert any(note.startswith(text) for note in plan.notes)
 
 
 def test_a_plan_says_beside_what(tmp_path, capsys):

@@ -25,6 +25,7 @@ from torchcoll.curves.step_laws import StepLaw, step_laws
 
 MODEL_SCHEMA = "torchcoll-model/1"
 BESIDE = "beside"  # of a kind: the work beside which its calls were measured
+TOO_SHORT = "too_short"  # of the facts: what is wrong with that
 
 # Value, and the ends of its 90 % interval. None in its place: too small to be told from nothing,
 # and nothing in the law.

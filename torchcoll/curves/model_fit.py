@@ -18,6 +18,7 @@ from torchcoll.core.result import Beside, Run
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
     BESIDE,
+    TOO_SHORT,
     KindModel,
     MachineModel,
 )
@@ -55,7 +56,11 @@ def fit_model(sources: Source | Sequence[Source], beside: bool = False) -> Fitte
     """
     files = side("files", sources)
     kinds, notes = curves_of(files, beside)
-    return FittedModel(MachineModel(fit_entries(kinds), facts_of(files)), files.runs, notes)
+    facts = facts_of(files)
+    if beside and (text := too_short(files)):
+        facts[TOO_SHORT] = text
+        notes.append(text)
+    return FittedModel(MachineModel(fit_entries(kinds), facts), files.runs, notes)
 
 
 def facts_of(files: Side) -> dict[str, Any]:
@@ -103,9 +108,16 @@ def measured_times(files: Side, beside: bool = False) -> tuple[list[Measured], C
 
 
 def _why_not_beside(item: Measured) -> str:
-    if not item.result.beside or not item.result.beside.blocks:
-        return "without work beside it"
-    return "" if _beside(item).covered else "beside work that ended before the calls"
+    known = item.result.beside and item.result.beside.blocks
+    return "" if known else "without work beside it"
+
+
+def too_short(files: Side) -> str:
+    """What is said of cases whose work ended before the calls, '' where there are none."""
+    works = [r.beside for r in files.results if r.beside and r.beside.blocks]
+    short = sum(not work.covered for work in works)
+    text = "the work ended before the calls: calls beside it for longer would take longer"
+    return f"in {short} of {counted(len(works), 'case')} {text}" if short else ""
 
 
 def _beside(item: Measured) -> Beside:

@@ -24,7 +24,7 @@ from pathlib import Path
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.curves.model import MachineModel, Prediction
+from torchcoll.curves.model import TOO_SHORT, MachineModel, Prediction
 from torchcoll.training.shapes import Sent, Shape, StepPart, parts_of
 from torchcoll.training.sharded import BACKWARD, FORWARD
 from torchcoll.training.steps import steps_of
@@ -424,6 +424,8 @@ def _noted(found: Projection, model: MachineModel) -> Projection:
         else "calls as they are alone: a lower bound where computation shares cores or wires with "
         "them; torchcoll model fit --beside takes runs that were measured beside work"
     )
+    if text := model.facts.get(TOO_SHORT):
+        found.notes.append(str(text))
     if found.backward_ns is None:
         found.notes.append("--backward-ms MS tells how much of it is exposed, and how it scales")
     else:
