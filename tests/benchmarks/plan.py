@@ -20,6 +20,7 @@ import importlib.metadata
 import itertools
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,7 @@ import torchcoll
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, paired_ratio, summarise
 from torchcoll.core.traffic import Traffic, Union
+from torchcoll.core.units import counted
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.training.projection import Projection, plan_traffic
 from torchcoll.training.steps import steps_of
@@ -173,6 +175,13 @@ def main() -> None:
             for one in models
         ]
         found.append((ranks[0], [ranks[0].captured, *ranks[1:]], plans))
+        told(found)
+
+
+def told(found: Sequence[tuple[Launch, list[Any], list[dict[str, Projection]]]]) -> None:
+    """Of all launches so far: the last is the result."""
+    launches = len(found)
+    print(f"\nafter {counted(launches, 'launch')}")
     for kind in ("DDP", "FSDP2"):
         alone = [[alone_ns(run, planned(kind)) for run in own.alone[kind]] for own, _, _ in found]
         steps = [in_step([ranks[kind] for ranks in captured]) for _, captured, _ in found]
