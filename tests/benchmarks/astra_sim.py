@@ -33,9 +33,10 @@ from torchcoll.core.summary import summarise
 from torchcoll.curves.astra_export import export_run
 from torchcoll.curves.model import MachineModel
 from torchcoll.curves.model_fit import fit_model
-from torchcoll.curves.model_show import fit_lines, show_simulated
+from torchcoll.curves.model_show import show_fit
 from torchcoll.curves.step_laws import StepLaw, step_laws
 from torchcoll.curves.validation import validate_predicted
+from torchcoll.curves.validation_show import show_simulated
 from torchcoll.libraries.execution_trace import SIMULATED
 
 SIZES = tuple(1 << power for power in range(10, 29, 2))
@@ -110,8 +111,7 @@ def of_runs(files: Sequence[str], simulators: Sequence[str], folder: Path) -> No
     found = fit_model(files)
     model = found.model
     print("\nruns: the model")
-    for line in fit_lines(found):
-        print(f"  {line}")
+    show_fit(found, sys.stdout)
     for simulator in simulators:
         printed, against_law, against_model = [], [], []
         for file in files:

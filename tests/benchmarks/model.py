@@ -18,6 +18,7 @@ gist.github.com/jacobkahn/a92f4425abf831ac0799fabe9079263d, 1fb3977e99056b7935a6
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import tempfile
@@ -34,7 +35,7 @@ from torchcoll.comparison.sides import side
 from torchcoll.core.errors import TorchcollError
 from torchcoll.curves.model_fit import curves_of, fit_entries, fit_model
 from torchcoll.curves.model_sizes import Kinds
-from torchcoll.curves.validation import OVER_SIZES, LeftPoint, validate, validate_predicted
+from torchcoll.curves.validation import OVER_SIZES, HeldOut, validate, validate_predicted
 
 RESULTS = Path(__file__).parents[2] / "results"
 HEAD = "collective,ranks,size (B),time (us)\n"
@@ -51,7 +52,7 @@ GEOMEANS = {2: 0.2063, 4: 0.1201, 8: 0.0969}
 def left_out(sets: dict[str, list[str]]) -> None:
     print("\nleft-out sizes between the ends: mean error, beside the baseline on the same points")
     print(f"{'set':10} {'points':>6} {'model':>7} {'PCHIP':>7} {'ratio':>6} {'in 90 %':>9}")
-    every: list[LeftPoint] = []
+    every: list[HeldOut] = []
     for name, files in sets.items():
         points = [point for file in files for point in of_sizes(file)]
         row(name, points)
@@ -59,7 +60,7 @@ def left_out(sets: dict[str, list[str]]) -> None:
     row("pooled", every)
 
 
-def of_sizes(file: str) -> list[LeftPoint]:
+def of_sizes(file: str) -> list[HeldOut]:
     try:
         return [point for point in validate([file]).points if point.over == OVER_SIZES]
     except TorchcollError as error:
@@ -67,7 +68,7 @@ def of_sizes(file: str) -> list[LeftPoint]:
         return []
 
 
-def row(name: str, points: Sequence[LeftPoint]) -> None:
+def row(name: str, points: Sequence[HeldOut]) -> None:
     model = numpy.mean([point.error for point in points])
     cubic = numpy.mean([point.baseline_error for point in points])
     held = numpy.mean([point.covered for point in points])
@@ -130,16 +131,26 @@ def of_hosts(folder: Path) -> None:
     print((folder / "idle.txt").read_text().rstrip())
     files = {int(p.name.split("hosts")[0]): str(p) for p in sorted(folder.glob("*.jsonl"))}
     model = fit_model([files[n] for n in (2, 3, 4)]).model
+    sockets = {int(n): own for n, own in json.loads((folder / "goodput.json").read_text()).items()}
+    print(
+        "plain sockets on the same links, Mbit/s of payload (95.6 is 1448 of 1514 bytes a frame):"
+    )
+    for n, (one, ring) in sorted(sockets.items()):
+        print(f"  {n} hosts: {one:.1f} one way, {ring:.1f} where each sends to the next at once")
     every, inside = [], []
     for entry in model.entries:
         law = entry.over_ranks
         assert law and law.between
         bandwidth = law.between[1]
         assert bandwidth
+        # The root of a broadcast sends, and receives nothing; the others send while they receive.
+        way = 0 if entry.collective == "broadcast" else 1
+        rate, low, high = (8000 * gbps for gbps in bandwidth)
+        goodput = float(numpy.mean([sockets[n][way] for n in (2, 3, 4)]))
         print(
             f"{entry.collective}: {law.law}, remaining {', '.join(law.remaining)}; bandwidth "
-            f"{8000 * bandwidth[0]:.1f} Mbit/s ({8000 * bandwidth[1]:.1f} to "
-            f"{8000 * bandwidth[2]:.1f}), {8000 * bandwidth[0] / 100 - 1:+.1%} of the rate"
+            f"{rate:.1f} Mbit/s ({low:.1f} to {high:.1f}), {rate / 100 - 1:+.1%} of the shaped, "
+            f"{rate / goodput - 1:+.1%} of what sockets get ({goodput:.1f})"
         )
         for n in (6, 8):
             run = load(files[n])

@@ -1,13 +1,15 @@
 """Is the communication of a planned step what the step then takes? Four gloo ranks, DDP and FSDP2.
 
-Each launch measures all_reduce, all_gather and reduce_scatter over sizes, and a model is fitted to
-that alone. The plan is made on meta, from the model's code: DDP's buckets, FSDP2's shards. Then the
-step is really run, captured, and each of its calls is measured alone, twice.
+Each launch measures all_reduce, all_gather and reduce_scatter over sizes, alone and beside a matrix
+product, and a model is fitted to either. The plan is made on meta, from the model's code: DDP's
+buckets, FSDP2's shards. Then the step is really run, captured, and each of its calls is measured
+alone, twice.
 
-The measured time of a call in the step is that of the rank that came last (the shortest: ranks of a
-collective end together), and of a step the sum over its calls; of several steps the median. All
-figures are ratios of one launch; the row 'alone again' is how far the same calls alone differ from
-themselves.
+The measured communication of a step is the time in which any of its calls was in flight, each from
+when its last rank had issued it until it had ended (a call that waits behind another one counts
+once: the sum of durations counts it for as often as it waits); of the ranks and of several steps
+the median. All figures are ratios of one launch; the row 'alone again' is how far the same calls
+alone differ from themselves.
 
     python tests/benchmarks/plan.py [LAUNCHES]
 """
@@ -18,6 +20,7 @@ import importlib.metadata
 import itertools
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +35,15 @@ from torch.nn.parallel import DistributedDataParallel
 import torchcoll
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, paired_ratio, summarise
-from torchcoll.core.traffic import Traffic
+from torchcoll.core.traffic import Traffic, Union
+from torchcoll.core.units import counted
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.training.projection import Projection, plan_traffic
 from torchcoll.training.steps import steps_of
 
 LAUNCHES, RANKS, STEPS = 4, 4, 12
 SIZES = tuple(1 << k for k in range(12, 25))  # 4K to 16M
+WORK, WORK_SIZES = "matmul:1M", (1 << 14, 1 << 18, 1 << 20, 1 << 22)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 WIDTHS = (256, 1024, 1024, 1024, 512, 128)
 BATCH = 32
@@ -68,9 +73,10 @@ def planned(kind: str) -> Traffic:
 
 @dataclass
 class Launch:
-    """curve, alone: of rank 0. steps: ns of communication in each captured step, all ranks."""
+    """curve, beside, alone: of rank 0; captured: of rank 0."""
 
     curve: Run
+    beside: Run
     alone: dict[str, list[Run]]
     captured: dict[str, Traffic]
 
@@ -80,13 +86,17 @@ def launch(rank: int, port: int) -> Any:
     dist.init_process_group("gloo", store=tcp_store(rank, RANKS, port), rank=rank, world_size=RANKS)
     spec = torchcoll.Spec(collectives=COLLECTIVES, sizes=SIZES, max_time_s=0.25)
     curve = torchcoll.run(spec)
+    spec = torchcoll.Spec(
+        collectives=COLLECTIVES, sizes=WORK_SIZES, iters=5, beside=WORK, check=False
+    )
+    beside = torchcoll.run(spec)
     captured, alone = {}, {}
     for kind in ("DDP", "FSDP2"):
         captured[kind] = stepped(kind)
         own = planned(kind).spec(max_time_s=0.25)
         alone[kind] = [torchcoll.run(own), torchcoll.run(own)]
     dist.barrier()
-    return captured if rank else Launch(curve or Run(), alone, captured)
+    return captured if rank else Launch(curve or Run(), beside or Run(), alone, captured)
 
 
 def stepped(kind: str) -> Traffic:
@@ -114,18 +124,23 @@ def stepped(kind: str) -> Traffic:
     return traffic
 
 
-def in_step(each: list[Traffic]) -> float:
-    """Median over the steps of the sum over their calls of the last rank's time; ns."""
-    steps = steps_of(each[0])
-    sums = []
-    for number in steps.steady:
+def in_step(each: list[Traffic]) -> tuple[float, float]:
+    """(in flight, sum of the calls' durations on the rank that came last) of a step in ns: medians
+    over the steps, and over the ranks.
+    """
+    flights, sums = [], []
+    for number in steps_of(each[0]).steady:
         calls = [
             [c for c in own.calls[rank] if c.step == number and c.collective in COLLECTIVES]
             for rank, own in enumerate(each)
         ]
-        times = [[c.time_ns or 0 for c in own] for own in calls]
-        sums.append(sum(map(min, zip(*times, strict=True))))
-    return median(sums)
+        last = [min(c.time_ns or 0 for c in together) for together in zip(*calls, strict=True)]
+        sums.append(sum(last))
+        for own in calls:
+            ends = [c.span[1] for c in own if c.span]
+            spans = [(end - ns, end) for end, ns in zip(ends, last, strict=True)]
+            flights.append(Union(spans).total)
+    return median(flights), median(sums)
 
 
 def alone_ns(run: Run, traffic: Traffic) -> float:
@@ -151,27 +166,45 @@ def main() -> None:
         f"{launches} launches of {RANKS} gloo ranks, layers {WIDTHS}, "
         f"scipy {importlib.metadata.version('scipy')}; ratios, geometric means over launches"
     )
-    found: list[tuple[Launch, list[Any], dict[str, Projection]]] = []
+    found: list[tuple[Launch, list[Any], list[dict[str, Projection]]]] = []
     for _ in range(launches):
         ranks = fork_ranks(RANKS, launch, free_port())
-        model = fit_model([ranks[0].curve]).model
-        plans = {kind: plan_traffic(model, planned(kind), [], None) for kind in ("DDP", "FSDP2")}
+        models = (fit_model([ranks[0].curve]), fit_model([ranks[0].beside], beside=True))
+        plans = [
+            {kind: plan_traffic(one.model, planned(kind), [], None) for kind in ("DDP", "FSDP2")}
+            for one in models
+        ]
         found.append((ranks[0], [ranks[0].captured, *ranks[1:]], plans))
+        told(found)
+
+
+def told(found: Sequence[tuple[Launch, list[Any], list[dict[str, Projection]]]]) -> None:
+    """Of all launches so far: the last is the result."""
+    launches = len(found)
+    print(f"\nafter {counted(launches, 'launch')}")
     for kind in ("DDP", "FSDP2"):
         alone = [[alone_ns(run, planned(kind)) for run in own.alone[kind]] for own, _, _ in found]
-        real = [in_step([ranks[kind] for ranks in captured]) for _, captured, _ in found]
-        plan = [plans[kind].step.comm_ns for _, _, plans in found]
+        steps = [in_step([ranks[kind] for ranks in captured]) for _, captured, _ in found]
+        real = [flight for flight, _ in steps]
+        plan, beside = ([plans[n][kind].step.comm_ns for _, _, plans in found] for n in (0, 1))
         calls = len(planned(kind).calls[0])
         print(f"{kind}, {calls} calls a step")
         row("alone again / alone (A/A)", [(b, a) for a, b in alone])
         row("planned / alone", [(p[0], a[0]) for p, a in zip(plan, alone, strict=True)])
+        row("sum of durations / in flight, in the step", [(total, r) for r, total in steps])
         row("alone / in the step", [(a[0], r) for a, r in zip(alone, real, strict=True)])
         row("planned / in the step", [(p[0], r) for p, r in zip(plan, real, strict=True)])
+        row(
+            f"planned beside {WORK} / in the step",
+            [(p[0], r) for p, r in zip(beside, real, strict=True)],
+        )
         inside = sum(p[1] <= a[0] <= p[2] for p, a in zip(plan, alone, strict=True))
-        held = sum(p[1] <= r <= p[2] for p, r in zip(plan, real, strict=True))
+        held, also = (
+            sum(p[1] <= r <= p[2] for p, r in zip(own, real, strict=True)) for own in (plan, beside)
+        )
         print(
             f"  the plan's interval holds the calls alone in {inside} of {launches} launches, the "
-            f"step in {held}"
+            f"step in {held}, beside {WORK} in {also}"
         )
 
 

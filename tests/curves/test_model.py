@@ -263,9 +263,26 @@ def test_laws_that_cannot_be_told_apart_remain():
 
 def test_one_number_of_ranks_has_no_law_over_ranks():
     model = fitted(launch(4, ring))
-    text = "ranks: got 8, expected 4, which were measured. 1 number of ranks, 2 are needed"
+    text = (
+        "^ranks: got 8, expected 4, no other number was measured. Measure another: torchrun "
+        "--nproc-per-node 2 -m torchcoll.allreduce -b 4K -e 16M -J FILE; then torchcoll model fit"
+    )
     with pytest.raises(UsageError, match=text):
         model.predict("all_reduce", 1 << 20, 8)
+    with pytest.raises(UsageError, match="ranks: got 4 on 2 hosts, expected 4 on 1, no other"):
+        model.predict("all_reduce", 1 << 20, 4, hosts=2)
+    (rows,) = (predict_all(model, [4, 8], [1 << 20]),)
+    assert rows[0].prediction and not rows[0].action
+    assert rows[1].reason == "ranks: got 8, expected 4, no other number was measured"
+    assert rows[1].action.startswith("Measure another: torchrun --nproc-per-node 2 -m")
+
+
+def test_a_block_a_rank_of_three_is_not_beyond_the_smallest_size():
+    """64K in three blocks of float32 are 65532 bytes."""
+    sizes = [1 << k for k in range(16, 24)]
+    model = fitted(launch(4, ring, sizes))
+    assert model.predict("all_reduce", 65532, 4).beyond == ""
+    assert model.predict("all_reduce", 60000, 4).beyond == "1/1.09 of the smallest size (64K)"
 
 
 def test_a_prediction_that_is_no_more_than_a_guess_is_none():
@@ -274,7 +291,11 @@ def test_a_prediction_that_is_no_more_than_a_guess_is_none():
     assert near.prediction
     assert far.prediction is None and far.reason.endswith("its 90 % interval is wider than 100x")
     assert "4194304x the most ranks (4): its 90 % interval" in far.reason
-    with pytest.raises(UsageError, match=r"^prediction: got none \(.*, expected sizes and ranks n"):
+    text = (
+        r"^prediction: got none: each 90 % interval is wider than 100x, expected what is nearer to "
+        r"the data \(2, 3, 4 ranks, 4K to 16M\). Measure nearer sizes, or more"
+    )
+    with pytest.raises(UsageError, match=text):
         predict_all(model, [1 << 24], [1 << 20])
 
 
@@ -417,7 +438,11 @@ def test_predictions_as_json_and_as_a_table(model_path, capsys):
         (["--ranks", "1"], "ranks: got 1, expected whole numbers from 2"),
         (["--sizes", "1MB"], "sizes: got 1MB"),
         (["--sizes", "0"], "sizes: got 0, expected from above 0"),
-        (["--collective", "alltoall"], "collective: got alltoall, expected what the model has"),
+        (
+            ["--collective", "alltoall"],
+            "collective: got all_to_all, expected what the model has: all_reduce. Measure it, on "
+            "2, 4, 8 ranks: torchrun --nproc-per-node 8 -m torchcoll.alltoall",
+        ),
         (["--format", "yaml"], "format: got yaml"),
     ],
 )

@@ -265,7 +265,8 @@ def test_the_sentence_ends_it(file, capsys):
     assert main([*command, "--backward-ms", "1"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     # 5 + 12 us and 1.5 x 104.8576 us, and 1.5 x 95.1424 us
-    assert last.startswith("4 ranks (dp=4): 334 us (")
+    # Alone, on the cores that compute.
+    assert last.startswith("4 ranks (dp=4): at least 334 us (")
     assert "of communication a step, 160 us (" in last
     assert last.endswith("exposed under a backward pass of 1.00 ms: 90 % of a step computes")
 
@@ -320,7 +321,11 @@ def test_what_is_refused_in_one_line(file, monkeypatch, tmp_path, capsys, argume
 
 def test_a_model_without_the_collective_is_refused():
     model = fit_model(made_models.runs()).model
-    with pytest.raises(UsageError, match="got all_gather, expected what the model has: all_reduce"):
+    text = (
+        "collective: got all_gather, expected what the model has: all_reduce. Measure it, on 2, 4, "
+        "8 ranks: torchrun --nproc-per-node 8 -m torchcoll.allgather"
+    )
+    with pytest.raises(UsageError, match=f"^{text}"):
         plan_shape(model, SHAPES["llama-8b"], 8e9, {"fsdp": 8}, [], None, 8192, "bfloat16")
 
 

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import os
 import re
 from pathlib import Path
 
@@ -111,6 +112,56 @@ def test_what_is_refused_in_one_line(tmp_path, monkeypatch, capsys, files, error
     err = capsys.readouterr().err
     assert err.startswith("torchcoll: error: " + error.format(**paths))
     assert err.count("\n") == 1
+
+
+# What the child does with torch: a machine of so many GPUs, whose NCCL writes its files.
+FAKE_TORCH = """
+import os
+
+def zeros(n, device):
+    return device
+
+class nccl:
+    def all_reduce(inputs):
+        assert inputs == [f"cuda:{n}" for n in range(8)], inputs
+        with open(os.environ["NCCL_TOPO_DUMP_FILE"], "w") as file:
+            file.write(open(os.environ["TOPOLOGY"]).read())
+
+class cuda:
+    nccl = nccl
+    device_count = staticmethod(lambda: int(os.environ["GPUS"]))
+
+import sys
+sys.modules["torch.cuda"] = cuda
+"""
+
+
+@pytest.fixture
+def gpus(tmp_path, monkeypatch):
+    """A torch that sees so many GPUs, for a child of this process."""
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(FAKE_TORCH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "own.xml").write_text(hgx())
+    monkeypatch.setenv("TOPOLOGY", str(tmp_path / "own.xml"))
+    return lambda number: monkeypatch.setenv("GPUS", str(number))
+
+
+def test_this_machine_is_asked(gpus, host, capsys):
+    """As with the file that its NCCL would have written, under the name of the host."""
+    gpus(8)
+    assert main(["limits"]) == 0
+    live = capsys.readouterr().out
+    assert main(["limits", host]) == 0
+    assert live == capsys.readouterr().out.replace(host, os.uname().nodename)
+    gpus(0)
+    assert main(["limits"]) == 4
+    assert capsys.readouterr().err == (
+        "torchcoll: error: limits of this machine: got no GPU that torch can use, expected GPUs "
+        "and NCCL. Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a launch; then torchcoll "
+        "limits topo.xml.\n"
+    )
 
 
 # -- rows --------------------------------------------------------------------------------------

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torchcoll.core.result import CaseResult, Matrix, Run
 
 LEVEL = 0.9  # of the intervals
-_COVERED = 0.95  # of the time of the calls: so long the work has to be there
-_FEW = 0.1  # of the blocks: so many may be uncovered
 
 
 class Estimate(NamedTuple):
@@ -39,9 +37,9 @@ class Overlap:
     time that could have been hidden, the part that was, (calls + work - at once) / min(calls,
     work), each that of the rank that was last: 1 is all of it, 0 is one after the other, below 0
     is worse than that.
-    uncovered: blocks in which the work of some rank ended before all of it had. offset_ns: of
-    ``--offset``, after each call the work began so much later (median over ranks and blocks of the
-    mean; 0: at once); None where a block is a run of calls.
+    uncovered: blocks in which the work of some rank ended before all of it had; covered: whether
+    those are few. offset_ns: of ``--offset``, after each call the work began so much later (median
+    over ranks and blocks of the mean; 0: at once); None where a block is a run of calls.
     """
 
     case: Case
@@ -57,6 +55,7 @@ class Overlap:
     work_slowdown: Estimate
     efficiency: Estimate
     uncovered: int
+    covered: bool
     work_bus_bytes: int | None = None
     offset_ns: float | None = None
 
@@ -71,10 +70,6 @@ class Overlap:
         own = self.case.size_bytes * factor / self.calls_ns
         other = self.work_bus_bytes * self.repeats / self.work_ns
         return max(own, other), own / self.slowdown.value + other / self.work_slowdown.value
-
-    @property
-    def covered(self) -> bool:
-        return self.uncovered <= _FEW * self.blocks
 
 
 def overlaps(run: Run) -> list[Overlap]:
@@ -99,10 +94,7 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
         offset_ns = _median([ns for of_rank in found.later_begins_ns for ns in of_rank])
     alone, work = _last(found.alone_ns), _last(found.work_ns)
     both_calls, both_work, whole = map(_last, both)
-    short: list[list[bool]] = [[]]
     if offset_ns is None:
-        by_rank = zip(both[2], both[1], strict=True)
-        short = [[w < _COVERED * t for t, w in zip(*pair, strict=True)] for pair in by_rank]
         triples = zip(work, both_work, both_calls, strict=True)
         work_slowdown = _mean_of_logs([math.log(_while_both(*block)) for block in triples])
     else:  # one of each: how much longer it took is all there is
@@ -120,7 +112,8 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
         _ratio(both_calls, alone),
         work_slowdown,
         _mean([(a + w - t) / min(a, w) for a, w, t in zip(alone, work, whole, strict=True)]),
-        sum(map(any, zip(*short, strict=True))),
+        found.uncovered,
+        found.covered,
         found.work_bus_bytes,
         offset_ns,
     )

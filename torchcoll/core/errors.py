@@ -31,7 +31,7 @@ class TorchcollError(Exception):
     exit_code: ExitCode = ExitCode.FAILED
 
     def __init__(self, what: str, got: object = None, expected: str = "", action: str = "") -> None:
-        self.what = what
+        self.what, self.action = what, action
         text = what
         if got is not None:
             text += f": got {_short(got)}"

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import gc
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -400,6 +401,18 @@ def is_traffic(path: str | os.PathLike[str]) -> bool:
             "torchcoll-traffic/"
         )
     except (OSError, *UNUSABLE):
+        return False
+
+
+MODEL_START = re.compile(rb'"schema":\s*"torchcoll-model/')  # among the first bytes
+
+
+def is_model(path: str | os.PathLike[str]) -> bool:
+    """True for what `torchcoll model fit` wrote, of any version."""
+    try:
+        with open(path, "rb") as file:
+            return bool(MODEL_START.search(file.read(1 << 12)))
+    except OSError:
         return False
 
 

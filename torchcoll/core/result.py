@@ -216,6 +216,28 @@ class Beside:
     def blocks(self) -> int:
         return len(self.alone_ns[0]) if self.alone_ns else 0
 
+    @property
+    def call_ns(self) -> float:
+        """One call of the slowest rank beside the work: the median over the blocks."""
+        last: list[float] = sorted(max(block) for block in zip(*self.both_calls_ns, strict=True))
+        middle = len(last) // 2
+        return (last[middle] + last[~middle]) / 2 / self.calls
+
+    @property
+    def uncovered(self) -> int:
+        """Blocks in which the work of some rank ended before all of it had; with an offset the work
+        is a single call, which is to end when it does.
+        """
+        if self.offset_ns is not None:
+            return 0
+        by_rank = zip(self.both_ns, self.both_work_ns, strict=True)
+        short = [[w < _COVERED * t for t, w in zip(*pair, strict=True)] for pair in by_rank]
+        return sum(map(any, zip(*short, strict=True)))
+
+    @property
+    def covered(self) -> bool:
+        return self.uncovered <= _FEW_BLOCKS * self.blocks
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Beside:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
@@ -237,6 +259,8 @@ class Beside:
         return found
 
 
+_COVERED = 0.95  # of the time of the calls: so long the work has to be there
+_FEW_BLOCKS = 0.1  # of the blocks: so many may be uncovered
 BLOCKS_OF_BESIDE = ("alone_ns", "work_ns", "both_calls_ns", "both_work_ns", "both_ns")
 LATER_BLOCKS = ("later_calls_ns", "later_work_ns", "later_ns", "later_begins_ns")
 

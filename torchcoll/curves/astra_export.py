@@ -28,13 +28,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.sides import Measured, Reading, Side
 from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.traffic import Traffic, TrafficCall, Union
 from torchcoll.curves.model import MachineModel, OverRanks, OverSizes, terms
+from torchcoll.curves.model_check import differing
 from torchcoll.curves.step_laws import StepLaw, step_laws
 from torchcoll.libraries.execution_trace import (
     CASE_LINE,
@@ -152,11 +152,10 @@ _NOT_KNOWN = "{}, which the model does not have"
 
 
 def _another_kind(model: MachineModel, item: Measured) -> str:
-    """Where a case is not what ``links_of`` has the links of; what one does not tell is alike."""
-    theirs = model.entry(item.row.collective).kind
-    own = {name: value for name, value in kind_of(item).items() if value is not None}
-    other = [f"{k}={v}" for k, v in own.items() if theirs.get(k) not in (None, v)]
-    return f"another kind: {', '.join(other)}" if other else ""
+    """Where a case is not what ``links_of`` has the links of."""
+    other = differing(model.entry(item.row.collective).kind, item)
+    texts = [f"{name}={value}" for name, value in other.items()]
+    return f"another kind: {', '.join(texts)}" if other else ""
 
 
 def export_step(model: MachineModel, traffic: Traffic, folder: Path) -> SimulatorInput:

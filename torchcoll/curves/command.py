@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
 
 if TYPE_CHECKING:
+    from torchcoll.curves.model_check import CheckedModel
     from torchcoll.curves.validation import Simulated, Validation
 
 # -------------------------------------------------------------------------------------------------
@@ -106,6 +107,11 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
     add("-o", "--output", default="machine.json", metavar="FILE", help="default: %(default)s")
     add("--force", action="store_true", help="replace the file")
+    add(
+        "--beside",
+        action="store_true",
+        help="the calls beside work, of runs with --beside, in place of those alone",
+    )
     predict = actions.add_parser("predict", help="time and busbw with 90 %% intervals")
     add = predict.add_argument
     add("model", metavar="MODEL", help="what `model fit` wrote")
@@ -114,11 +120,16 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--collective", metavar="NAME", help="that one alone")
     add("--format", default="table", help="table, markdown, csv or json")
     validate = actions.add_parser(
-        "validate", help="how wrong: sizes and ranks left out, or a simulator against a run"
+        "validate",
+        help="how wrong: sizes and ranks left out, or a model or a simulator against a run",
     )
     add = validate.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
-    add("--predicted", metavar="FILE", help="a simulator's times: its errors, by ranks, overall")
+    add(
+        "--predicted",
+        metavar="FILE",
+        help="what `model fit` wrote, of other runs, or a simulator's times: how wrong that is",
+    )
     add("--format", default="table", help="table, markdown, csv or json")
     add(
         "--plot",
@@ -145,7 +156,7 @@ def _fit(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.destination import check_new, write_file
 
     check_new(options.output, "output", options.force)
-    found = fit_model(options.files)
+    found = fit_model(options.files, options.beside)
     write_file(options.output, model_text(found.model), "output", options.force)
     if options.output != "-":
         show_fit(found)
@@ -167,24 +178,36 @@ def _predict(options: argparse.Namespace) -> ExitCode:
 
 
 def _validate(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.curves.model_show import errors_figure, show_simulated, show_validation
+    from torchcoll.core.file import is_model
+    from torchcoll.curves.model import load_model
+    from torchcoll.curves.model_check import check_model
     from torchcoll.curves.validation import validate, validate_predicted
+    from torchcoll.curves.validation_show import (
+        errors_figure,
+        show_checked,
+        show_simulated,
+        show_validation,
+    )
     from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path, write_figure
 
     choice(options.format, "format", FORMATS)
     if options.plot:
         check_path(options.plot, options.force)
-    found: Validation | Simulated
-    missing: list[str]
-    if options.predicted:
+    found: Validation | CheckedModel | Simulated
+    missing: list[str] = []
+    if options.predicted and is_model(options.predicted):
+        checked = check_model(load_model(options.predicted), options.files)
+        show_checked(checked, options.format)
+        found = checked
+    elif options.predicted:
         simulated = validate_predicted(options.predicted, options.files)
         show_simulated(simulated, options.format)
         found, missing = simulated, simulated.missing
     else:
         left = validate(options.files)
         show_validation(left, options.format)
-        found, missing = left, []
+        found = left
     print_notes(found, options.format)
     if options.plot:
         write_figure(errors_figure(found), options.plot)

@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 import numpy
 
 from torchcoll.core.collectives import COLLECTIVES, find_collective
-from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.units import format_size
+from torchcoll.core.errors import UnreadableError, UsageError, brief
+from torchcoll.core.units import counted, format_size
 from torchcoll.curves.size_law import Piece, SizeLaw, factors
 from torchcoll.curves.step_laws import StepLaw, step_laws
 
 MODEL_SCHEMA = "torchcoll-model/1"
+BESIDE = "beside"  # of a kind: the work beside which its calls were measured
+TOO_SHORT = "too_short"  # of the facts: what is wrong with that
 
 # Value, and the ends of its 90 % interval. None in its place: too small to be told from nothing,
 # and nothing in the law.
@@ -147,6 +149,11 @@ class KindModel:
         return str(self.kind["collective"])
 
     @property
+    def beside(self) -> str:
+        """The work beside which its calls were; '' alone."""
+        return str(self.kind.get(BESIDE) or "")
+
+    @property
     def ranks_per_host(self) -> float | None:
         """Of the fullest host that was measured; None where no hosts are known."""
         return max((one.ranks / one.hosts for one in self.over_sizes if one.hosts), default=None)
@@ -160,14 +167,27 @@ class KindModel:
             got = f"{size_bytes} B on {ranks} ranks"
             raise UsageError("prediction", got, "at least 1 byte and 2 ranks")
         for one in self.over_sizes:
-            if one.ranks == ranks and hosts in (None, one.hosts):
+            if one.ranks == ranks and (hosts is None or one.hosts in (0, hosts)):
                 return self._on_measured(one, size_bytes)
         if self.over_ranks is None:
-            known = ", ".join(str(one.ranks) for one in self.over_sizes)
-            raise UsageError(
-                "ranks", ranks, f"{known}, which were measured", f"{self.why_not.capitalize()}"
-            )
+            raise self._other_ranks(ranks, hosts)
         return self._on_others(self.over_ranks, size_bytes, ranks, hosts)
+
+    def _other_ranks(self, ranks: int, hosts: int | None) -> UsageError:
+        """What refuses them where there is no law over ranks."""
+        own = self.over_sizes[-1]
+        got, known = str(ranks), str(own.ranks)
+        if hosts and own.ranks == ranks:
+            got, known = f"{got} on {counted(hosts, 'host')}", f"{known} on {own.hosts}"
+        other = own.ranks // 2 if own.ranks > 3 else 5 - own.ranks  # of 2 it is 3, of 3 it is 2
+        sizes = f"-b {format_size(own.low_bytes)} -e {format_size(own.high_bytes)}"
+        return UsageError(
+            "ranks",
+            got,
+            f"{known}, no other number was measured",
+            f"Measure another: {_launch(self.collective, other)} {sizes} -J FILE; then "
+            "torchcoll model fit with both files.",
+        )
 
     def _on_measured(self, one: OverSizes, size_bytes: int) -> Prediction:
         log = float(one.law.logs(numpy.array([float(size_bytes)]))[0])
@@ -183,7 +203,11 @@ class KindModel:
         texts = []
         if max(law.hosts) < 2:  # 0: not known
             if hosts and hosts > 1:
-                raise UsageError("hosts", hosts, "1: links between hosts were not measured")
+                expected = "1: links between hosts were not measured"
+                action = (
+                    "Measure on two hosts or more too; then torchcoll model fit with all files."
+                )
+                raise UsageError("hosts", hosts, expected, action)
             hosts = 1
             if ranks > law.ranks[-1]:
                 where = "on one host" if any(law.hosts) else "on hosts like those, not known"
@@ -208,15 +232,24 @@ class KindModel:
         return _prediction(log, (low, high), texts)
 
 
+_AS_LARGE = 1.01  # 64K are 65532 bytes where three ranks have a block each
+
+
+def _launch(collective: str, ranks: int) -> str:
+    return f"torchrun --nproc-per-node {ranks} -m torchcoll.{COLLECTIVES[collective].module}"
+
+
 def doublings(value: float, low: float, high: float) -> tuple[float, float]:
     """How far below ``low`` and above ``high``; 0 within."""
-    return max(0.0, math.log2(low / value)), max(0.0, math.log2(value / high))
+    below, above = (ratio if ratio > _AS_LARGE else 1 for ratio in (low / value, value / high))
+    return math.log2(below), math.log2(above)
 
 
 def _beyond(size_bytes: int, low: int, high: int) -> str:
-    if size_bytes > high:
+    below, above = doublings(size_bytes, low, high)
+    if above:
         return f"{_times(size_bytes / high)}x the largest size ({format_size(high)})"
-    if size_bytes < low:
+    if below:
         return f"1/{_times(low / size_bytes)} of the smallest size ({format_size(low)})"
     return ""
 
@@ -251,10 +284,18 @@ class MachineModel:
             if one.collective == name and all(one.kind.get(k) == v for k, v in kind.items())
         ]
         if not own:
-            known = ", ".join(dict.fromkeys(one.collective for one in self.entries))
             got = " ".join([name, *(f"{k}={v}" for k, v in kind.items())])
-            raise UsageError("collective", got, f"what the model has: {known}")
+            raise self.lacks(name, got)
         return max(own, key=lambda one: (len(one.over_sizes), sum(o.sizes for o in one.over_sizes)))
+
+    def lacks(self, collective: str, got: str) -> UsageError:
+        """What refuses a collective that was not measured, and how to have it measured."""
+        known = ", ".join(dict.fromkeys(one.collective for one in self.entries))
+        ranks = sorted({over.ranks for one in self.entries for over in one.over_sizes})
+        each = ", ".join(map(str, ranks)) if ranks else "2 or more"
+        action = f"Measure it, on {each} ranks: {_launch(collective, ranks[-1] if ranks else 2)} "
+        action += "-b 1K -e 64M -J FILE; then torchcoll model fit with this file too."
+        return UsageError("collective", got, f"what the model has: {known}", action)
 
     def predict(
         self, collective: str, size_bytes: int, ranks: int, hosts: int | None = None, **kind: Any
@@ -273,7 +314,7 @@ WIDEST = 100.0  # the ends of an interval: where they differ by more, nothing is
 @dataclass(frozen=True)
 class PredictedRow:
     """One size on one number of ranks; prediction: None where it would be no more than a guess, or
-    no law reaches so far; reason: which.
+    no law reaches so far; reason: which; action: what to do about it.
     """
 
     kind: Mapping[str, Any]
@@ -281,6 +322,7 @@ class PredictedRow:
     size_bytes: int
     prediction: Prediction | None
     reason: str = ""
+    action: str = ""
 
 
 def predict_all(
@@ -292,29 +334,42 @@ def predict_all(
     """
     name = find_collective(collective).name if collective else None
     entries = [one for one in model.entries if name in (None, one.collective)]
-    if not entries:
-        known = ", ".join(dict.fromkeys(one.collective for one in model.entries))
-        raise UsageError("collective", collective, f"what the model has: {known}")
+    if name and not entries:
+        raise model.lacks(name, name)
     rows, first = [], None
     for entry in entries:
         for n in ranks:
             for size in sizes:
                 try:
-                    found, reason = entry.predict(size, n), ""
+                    found, reason, action = entry.predict(size, n), "", ""
                 except UsageError as error:
-                    found, reason, first = None, str(error), first or error
-                if found and found.high_ns > WIDEST * found.low_ns:
-                    where = f"{found.beyond}: " if found.beyond else ""
-                    reason = f"{where}its 90 % interval is wider than {WIDEST:g}x"
-                    found = None
-                rows.append(PredictedRow(entry.kind, n, size, found, reason))
+                    found, reason, first = None, brief(error), first or error
+                    action = error.action
+                if found and (reason := only_a_guess(found)):
+                    found, action = None, _MORE
+                rows.append(PredictedRow(entry.kind, n, size, found, reason, action))
     if all(row.prediction is None for row in rows):
-        got = f"none ({rows[0].reason})"
-        raise first or UsageError("prediction", got, "sizes and ranks nearer to the data", _MORE)
+        got = f"none: each 90 % interval is wider than {WIDEST:g}x"
+        raise first or UsageError("prediction", got, f"what is nearer to {_data(entries)}", _MORE)
     return rows
 
 
+def _data(entries: Sequence[KindModel]) -> str:
+    measured = [one for entry in entries for one in entry.over_sizes]
+    ranks = ", ".join(map(str, sorted({one.ranks for one in measured})))
+    low = format_size(min(one.low_bytes for one in measured))
+    return f"the data ({ranks} ranks, {low} to {format_size(max(o.high_bytes for o in measured))})"
+
+
 _MORE = "Measure nearer sizes, or more numbers of ranks, and fit again."
+
+
+def only_a_guess(found: Prediction) -> str:
+    """Why it says nothing; '' where it is a prediction."""
+    if found.high_ns <= WIDEST * found.low_ns:
+        return ""
+    where = f"{found.beyond}: " if found.beyond else ""
+    return f"{where}its 90 % interval is wider than {WIDEST:g}x"
 
 
 # -- the file --------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
@@ -14,9 +14,11 @@ from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.core.errors import UsageError
 from torchcoll.core.paths import Source
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Beside, Run, hosts_of
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
+    BESIDE,
+    TOO_SHORT,
     KindModel,
     MachineModel,
 )
@@ -46,30 +48,89 @@ class FittedModel:
     notes: list[str] = field(default_factory=list)
 
 
-def fit_model(sources: Source | Sequence[Source]) -> FittedModel:
-    """The model of the launches of a folder, files or Runs.
+def fit_model(sources: Source | Sequence[Source], beside: bool = False) -> FittedModel:
+    """The model of the launches of a folder, files or Runs. beside: of their calls beside work
+    (--beside), in place of those alone.
 
     Raises UsageError where no kind of case has FEWEST_SIZES sizes; UnreadableError for a file.
     """
     files = side("files", sources)
-    kinds, notes = curves_of(files)
-    return FittedModel(MachineModel(fit_entries(kinds), _facts(files)), files.runs, notes)
+    kinds, notes = curves_of(files, beside)
+    facts = facts_of(files)
+    if beside and (text := too_short(files)):
+        facts[TOO_SHORT] = text
+        notes.append(text)
+    return FittedModel(MachineModel(fit_entries(kinds), facts), files.runs, notes)
 
 
-def _facts(files: Side) -> dict[str, Any]:
+def facts_of(files: Side) -> dict[str, Any]:
+    """What is known of the machine and its launches."""
     known = [known_of(part) for part in files.parts]
     facts: dict[str, Any] = {"launches": len(files.parts)}
     for name in ("device_name", "source", "torch"):
         values = list(dict.fromkeys(str(one[name]) for one in known if one.get(name)))
         if values:
             facts[name] = ", ".join(values[:4])
+    if ids := run_ids(files):
+        facts["runs"] = ids  # so that no run is taken for one that the model has not seen
     return facts
+
+
+def run_ids(files: Side) -> list[str]:
+    """Of launches of ours: another tool's have a name alone."""
+    every = (str(p.header.get("run_id") or "") for p in files.parts if not p.source)
+    return list(dict.fromkeys(filter(None, every)))
 
 
 # -- what was measured -----------------------------------------------------------------------
 
 
-def curves_of(files: Side) -> tuple[Kinds, list[str]]:
+def measured_times(files: Side, beside: bool = False) -> tuple[list[Measured], Counter[str]]:
+    """The cases that a model can be of, and how many others there are, by reason. beside: their
+    figures are of one call beside the work.
+
+    Raises UsageError where there is none.
+    """
+    found: list[Measured] = []
+    out: Counter[str] = Counter()
+    for item in files.measured("time", Reading()):
+        if reason := _why_not(item) or (_why_not_beside(item) if beside else ""):
+            out[reason] += 1
+        else:
+            found.append(replace(item, figure=_beside(item).call_ns) if beside else item)
+    if not found and beside:
+        got = "; ".join(f"{counted(n, 'case')} {why}" for why, n in out.items()) or "none"
+        raise UsageError("cases", got, "some beside work", "Measure them with --beside matmul.")
+    if not found:
+        got, why = unusable(files)
+        raise UsageError("cases", got, "some with ranks, a size and a time, and right", why)
+    return found, out
+
+
+def _why_not_beside(item: Measured) -> str:
+    known = item.result.beside and item.result.beside.blocks
+    return "" if known else "without work beside it"
+
+
+def too_short(files: Side) -> str:
+    """What is said of cases whose work ended before the calls, '' where there are none."""
+    works = [r.beside for r in files.results if r.beside and r.beside.blocks]
+    short = sum(not work.covered for work in works)
+    text = "the work ended before the calls: calls beside it for longer would take longer"
+    return f"in {short} of {counted(len(works), 'case')} {text}" if short else ""
+
+
+def _beside(item: Measured) -> Beside:
+    assert item.result.beside is not None
+    return item.result.beside
+
+
+def kind_beside(item: Measured) -> dict[str, str]:
+    """What its figure is beside, of those that ``measured_times`` gives with ``beside``."""
+    return {BESIDE: _beside(item).work}
+
+
+def curves_of(files: Side, beside: bool = False) -> tuple[Kinds, list[str]]:
     """Each kind of case with its curves, by ranks and hosts; and what is in none of them.
 
     Raises UsageError where no curve has FEWEST_SIZES sizes.
@@ -77,17 +138,11 @@ def curves_of(files: Side) -> tuple[Kinds, list[str]]:
     separate = kept_separate((part.ranks, known_of(part)) for part in files.parts)
     hosts = list(map(hosts_of, files.parts))
     groups: dict[str, tuple[dict[str, Any], dict[tuple[int, int], list[Measured]]]] = {}
-    out: Counter[str] = Counter()
-    for item in files.measured("time", Reading()):
-        if reason := _why_not(item):
-            out[reason] += 1
-            continue
-        kind = kind_of(item, separate)
+    items, out = measured_times(files, beside)
+    for item in items:
+        kind = kind_of(item, separate) | (kind_beside(item) if beside else {})
         place = (item.row.ranks, hosts[item.part])
         groups.setdefault(repr(kind), (kind, {}))[1].setdefault(place, []).append(item)
-    if not groups:
-        got, why = unusable(files)
-        raise UsageError("cases", got, "some with ranks, a size and a time, and right", why)
     found: Kinds = []
     most = 0
     for kind, places in groups.values():

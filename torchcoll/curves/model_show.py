@@ -1,11 +1,9 @@
-"""A model, its predictions and its errors as tables, markdown, CSV and JSON."""
+"""A model and its predictions as tables, markdown, CSV and JSON."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import busbw_gbps
@@ -15,27 +13,12 @@ from torchcoll.report.formats import Forms, known, picked, show_found
 from torchcoll.report.grid import Answer, Grid, Head, filled, print_grids
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import found_lines
-from torchcoll.report.pictures import (
-    legend,
-    literal,
-    new_figure,
-    size_axis,
-    style_of,
-    time_axis,
-    write_caption,
-)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
-
-    from torchcoll.comparison.compare import ErrorSummary
     from torchcoll.curves.model import Figure, KindModel, OverRanks, PredictedRow
     from torchcoll.curves.model_fit import FittedModel
-    from torchcoll.curves.validation import Scenario, Simulated, Validation, ValidationRow
 
 PREDICTIONS_SCHEMA = "torchcoll-predictions/1"
-VALIDATION_SCHEMA = "torchcoll-validation/1"
 _JACKKNIFE = "90 % intervals: jackknife+ (Barber et al. 2021), wider beyond the data"
 
 
@@ -124,7 +107,8 @@ def show_predictions(
         kinds.setdefault(repr(row.kind), []).append(row)
     titles = kind_texts([own[0].kind for own in kinds.values()])
     grids = [_predictions(own, title) for own, title in zip(kinds.values(), titles, strict=True)]
-    last = Grid([], [], answer=_predictions_answer(path, rows, titles))
+    actions = list(dict.fromkeys(row.action for row in rows if row.action))
+    last = Grid([], [], below=actions, answer=_predictions_answer(path, rows, titles))
     thing = {
         "schema": PREDICTIONS_SCHEMA,
         "model": str(path),
@@ -206,259 +190,3 @@ def _predictions(rows: Sequence[PredictedRow], title: str) -> Grid:
         rows,
         above=[title],
     )
-
-
-# -- validate --------------------------------------------------------------------------------
-
-
-def show_validation(found: Validation, format: str = "table", file: TextIO | None = None) -> None:
-    """Print what ``validate`` found. Raises UsageError for an unknown format."""
-    rows = [*found.rows, *found.totals]
-    named = [row for row in found.rows if row.kind is not None]
-    texts = kind_texts([dict(row.kind or {}) for row in named])
-    titles = {repr(row.kind): text for row, text in zip(named, texts, strict=True)}
-
-    def percent(value: float | None) -> str:
-        return "-" if value is None else f"{100 * value:.1f} %"
-
-    def ends(row: ValidationRow) -> str:
-        return f"{percent(row.errors.worst)} at {format_size(row.worst_bytes)}"
-
-    def both(row: ValidationRow) -> str:
-        if not (row.both and row.baseline):
-            return "-"
-        return f"{percent(row.both.mean)} : {percent(row.baseline.mean)}"
-
-    grid = filled(
-        [
-            (Head("left out", left=True, repeat=True), lambda row: row.over),
-            (Head("case", left=True), lambda row: titles.get(repr(row.kind), "all")),
-            (Head("ranks"), lambda row: "-" if row.ranks is None else str(row.ranks)),
-            (Head("points"), lambda row: str(row.errors.count)),
-            (Head("geomean"), lambda row: percent(row.errors.geomean)),
-            (Head("mean"), lambda row: percent(row.errors.mean)),
-            (Head("worst", left=True), ends),
-            (Head("in 90 %", "interval"), lambda row: f"{row.covered} of {row.errors.count}"),
-            (Head("mean of model :", "of the cubic", left=True), both),
-        ],
-        rows,
-    )
-    above = [_ERRORS, _CUBIC]
-    below = found_lines(found.notes, found.runs)
-    thing = {
-        "schema": VALIDATION_SCHEMA,
-        "rows": [_row_record(row) for row in rows],
-        "points": [
-            {
-                **known(point.kind),
-                **picked(point, "over ranks size_bytes measured_ns predicted_ns low_ns high_ns"),
-                **picked(point, "baseline_ns"),
-            }
-            for point in found.points
-        ],
-        "notes": below,
-    }
-    last = Grid([], [], below=below, answer=_validation_answer(found.totals))
-    show_found([Forms([Grid([], [], above=above), grid, last], thing)], format, file)
-
-
-_ERRORS = (
-    "errors: |predicted / measured - 1|; the geometric mean is what papers on simulators give: "
-    "points that are nearly exact pull it down"
-)
-_CUBIC = (
-    "the cubic: no model, a monotone cubic through the other points, in logarithms; both on the "
-    "points that have others on both sides"
-)
-
-
-def _validation_answer(totals: Sequence[ValidationRow]) -> Answer:
-    """How wrong it is. In doubt where its intervals hold less than they say."""
-    narrow = any(total.covered < _LEAST_HELD * total.errors.count for total in totals)
-    return Answer("; ".join(map(_sentence, totals)), "doubt" if narrow else "")
-
-
-_LEAST_HELD = 0.8  # of the 90 % that an interval is to hold: below it is no chance of few points
-
-
-def _sentence(total: ValidationRow) -> str:
-    share = 100 * total.covered / total.errors.count
-    text = (
-        f"left-out {total.over}: off by {100 * total.errors.mean:.1f} % on average; "
-        f"{share:.0f} % of {total.errors.count} times lie in their 90 % interval"
-    )
-    if total.both and total.baseline:
-        text += (
-            f"; a cubic through the other points {100 * total.baseline.mean:.1f} %, where the "
-            f"model is off by {100 * total.both.mean:.1f} %"
-        )
-    return text
-
-
-def _summary_record(errors: ErrorSummary | None) -> dict[str, Any]:
-    return picked(errors, "points=count geomean mean worst")
-
-
-def _row_record(row: ValidationRow) -> dict[str, Any]:
-    return {
-        "left_out": row.over,
-        **known(row.kind or {}),
-        "ranks": row.ranks,
-        **_summary_record(row.errors),
-        "worst_bytes": row.worst_bytes,
-        "covered": row.covered,
-        "coverage": row.covered / row.errors.count,
-        **picked(row, "mean_beside_baseline=both.mean baseline_points=baseline.count"),
-        **picked(row, "baseline_geomean=baseline.geomean baseline_mean=baseline.mean"),
-        **picked(row, "baseline_worst=baseline.worst"),
-    }
-
-
-# -- a simulator -----------------------------------------------------------------------------
-
-
-def show_simulated(found: Simulated, format: str = "table", file: TextIO | None = None) -> None:
-    """Print what ``validate_predicted`` found. Raises UsageError for an unknown format."""
-    scenarios = [*found.scenarios, found.overall]
-
-    def of(name: str) -> Callable[[Scenario], str]:
-        return lambda one: f"{100 * getattr(one.errors, name):.2f} %" if one.errors else "-"
-
-    def worst(one: Scenario) -> str:
-        return f"{of('worst')(one)} ({one.worst})" if one.errors else "-"
-
-    grid = filled(
-        [
-            (Head("ranks"), lambda one: "all" if one.ranks is None else str(one.ranks)),
-            (
-                Head("cases", left=True),
-                lambda one: f"{one.errors.count if one.errors else 0} of {one.measured}",
-            ),
-            (Head("geomean", "error"), of("geomean")),
-            (Head("mean", "error"), of("mean")),
-            (Head("worst", "error", left=True), worst),
-        ],
-        scenarios,
-    )
-    errors = found.overall.errors
-    assert errors is not None
-    below = found_lines([*found.notes, *found.missing], found.runs)
-    answer = Answer(
-        f"{found.predicted}: geometric mean of the errors {100 * errors.geomean:.2f} %, mean "
-        f"{100 * errors.mean:.2f} %, worst {100 * errors.worst:.2f} %, over {errors.count} of "
-        f"{counted(found.overall.measured, 'measured case')}",
-        "doubt" if found.missing else "",
-    )
-    thing = {
-        "schema": VALIDATION_SCHEMA,
-        "predicted": found.predicted,
-        "rows": [_scenario_record(one) for one in scenarios],
-        "cases": found.cases,
-        "notes": below,
-    }
-    last = Grid([], [], below=below, answer=answer)
-    show_found([Forms([Grid([], [], above=[_ERRORS]), grid, last], thing)], format, file)
-
-
-def _scenario_record(one: Scenario) -> dict[str, Any]:
-    found = {"ranks": one.ranks, "measured": one.measured, **_summary_record(one.errors)}
-    return {**found, "worst_case": one.worst or None}
-
-
-# -- a picture -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ErrorPoint:
-    """One time that was predicted and measured. low_ns, high_ns: the 90 % interval; baseline_ns:
-    what the cubic says; None where there is none.
-    """
-
-    ranks: int
-    size_bytes: int
-    measured_ns: float
-    predicted_ns: float
-    low_ns: float | None = None
-    high_ns: float | None = None
-    baseline_ns: float | None = None
-
-
-def errors_figure(found: Validation | Simulated) -> Drawing:
-    """Predicted against measured on the left, the error of each size on the right; of left-out
-    sizes, left-out ranks and a simulator a row each, and of each kind of case.
-
-    Raises UnavailableError without matplotlib.
-    """
-    panels = _error_panels(found)
-    drawn = list(panels.items())[:_PANELS]
-    figure, axes = new_figure(len(drawn), 2)
-    for (title, points), (left, right) in zip(drawn, axes, strict=True):
-        left.set_title(f"{literal(title)}: predicted, measured", loc="left", fontsize="small")
-        right.set_title("error: predicted / measured - 1", loc="left", fontsize="small")
-        _draw_errors(left, right, points)
-    caption = ["dashed: predicted as measured"]
-    points = [point for _, own in drawn for point in own]
-    if any(point.low_ns for point in points):
-        caption[0] += "; bars: 90 % intervals of the prediction"
-    if any(point.baseline_ns for point in points):
-        caption[0] += "; grey crosses: the cubic through the other points, no model"
-    rest = len(panels) - len(drawn)
-    caption += [f"{counted(rest, 'kind')} of cases more are not drawn"] * bool(rest)
-    write_caption(figure, [*caption, *found_lines(found.notes, found.runs)])
-    return figure
-
-
-_PANELS = 8  # rows of a picture; more are too small to read
-
-
-def _error_panels(found: Validation | Simulated) -> dict[str, list[ErrorPoint]]:
-    panels: dict[str, list[ErrorPoint]] = {}
-    fields = [one.name for one in dataclasses.fields(ErrorPoint)]
-    if hasattr(found, "cases"):
-        for case in found.cases:
-            if case["error"] is not None and case["measured_ns"] and case["predicted_ns"]:
-                own = {name: case[name] for name in fields if name in case}
-                panels.setdefault(case["collective"], []).append(ErrorPoint(**own))
-        return panels
-    titles = kind_texts([point.kind for point in found.points])
-    for point, title in zip(found.points, titles, strict=True):
-        own = {name: getattr(point, name) for name in fields}
-        panels.setdefault(f"{title}, left-out {point.over}", []).append(ErrorPoint(**own))
-    return panels
-
-
-def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:
-    numbers = sorted({point.ranks for point in points})
-    for number, ranks in enumerate(numbers):
-        own = sorted((p for p in points if p.ranks == ranks), key=lambda p: p.size_bytes)
-        style = {"color": style_of(number)["color"], "marker": _MARKERS[number % len(_MARKERS)]}
-        dots: dict[str, Any] = {"linestyle": "", "markersize": 4.5, **style}
-        name = f"{ranks} ranks"
-        left.plot([p.measured_ns for p in own], [p.predicted_ns for p in own], label=name, **dots)
-        sizes = [p.size_bytes for p in own]
-        errors = [100 * (p.predicted_ns / p.measured_ns - 1) for p in own]
-        right.plot(sizes, errors, linewidth=0.8, **{**dots, "linestyle": "-"})
-        for p in own:
-            if p.low_ns and p.high_ns:
-                low, high = (100 * (ns / p.measured_ns - 1) for ns in (p.low_ns, p.high_ns))
-                right.vlines(p.size_bytes, low, high, color=style["color"], linewidth=1, alpha=0.5)
-    known = [(p.size_bytes, 100 * (p.baseline_ns / p.measured_ns - 1))
-             for p in points if p.baseline_ns]  # fmt: skip
-    if known:
-        right.plot(*zip(*known, strict=True), linestyle="", marker="x", color="0.5", markersize=4)
-    ends = [pick(p.measured_ns for p in points) for pick in (min, max)]
-    left.plot(ends, ends, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
-    left.set_xscale("log")
-    left.set_xlabel("measured")
-    left.xaxis.set_major_formatter(lambda ns, _: time_text(ns, 1))
-    left.minorticks_off()
-    left.grid(True, color="0.9")
-    time_axis(left)
-    left.set_ylabel("predicted")
-    right.axhline(0, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
-    right.set_ylabel("error, %")
-    size_axis(right, [p.size_bytes for p in points])
-    legend(left, len(numbers))
-
-
-_MARKERS = ("o", "s", "^", "D", "v", "P")  # beside the colours, which grey does not show

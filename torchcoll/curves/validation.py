@@ -36,12 +36,15 @@ from torchcoll.curves.model_ranks import FEWEST_RANKS
 from torchcoll.curves.model_sizes import Curve, left_out, size_spreads
 from torchcoll.curves.size_law import FEWEST_SIZES, fit_size_law
 
-OVER_SIZES, OVER_RANKS = "sizes", "ranks"
+OVER_SIZES, OVER_RANKS, NEW_RUN = "sizes", "ranks", "new run"
 
 
 @dataclass(frozen=True)
-class LeftPoint:
-    """One point that was left out. baseline_ns: None where it has no neighbours on both sides."""
+class HeldOut:
+    """One time and what a model says of it that was fitted without it. over: what was left out, or
+    NEW_RUN. baseline_ns: None where it has no neighbours on both sides. beyond: how far outside of
+    the data of the model, '' within.
+    """
 
     kind: Mapping[str, Any]
     over: str
@@ -51,7 +54,8 @@ class LeftPoint:
     predicted_ns: float
     low_ns: float
     high_ns: float
-    baseline_ns: float | None
+    baseline_ns: float | None = None
+    beyond: str = ""
 
     @property
     def error(self) -> float:
@@ -68,16 +72,19 @@ class LeftPoint:
 
 @dataclass(frozen=True)
 class ValidationRow:
-    """Left-out points of one curve, or of all (kind None). both: errors of those that the baseline
-    has too, as its own are; covered: how many intervals hold the time.
+    """Points of one curve, or of all (kind None). ratio: geometric mean of predicted / measured;
+    worst: the point of the largest error; covered: how many intervals hold the time; beyond: how
+    many lie outside of the data; both: errors of those that the baseline has too, as its own are.
     """
 
     over: str
     kind: Mapping[str, Any] | None
     ranks: int | None
     errors: ErrorSummary
-    worst_bytes: int
+    ratio: float
+    worst: HeldOut
     covered: int
+    beyond: int
     both: ErrorSummary | None
     baseline: ErrorSummary | None
 
@@ -89,7 +96,7 @@ class Validation:
     runs: list[Run]
     rows: list[ValidationRow]
     totals: list[ValidationRow]
-    points: list[LeftPoint]
+    points: list[HeldOut]
     notes: list[str] = field(default_factory=list)
 
 
@@ -110,36 +117,39 @@ def validate(sources: Source | Sequence[Source]) -> Validation:
         )
     if not any(point.over == OVER_RANKS for point in points):
         notes.append(f"over ranks: nothing to leave out, {FEWEST_RANKS + 1} numbers are needed")
-    groups: dict[str, list[LeftPoint]] = {}
+    groups: dict[str, list[HeldOut]] = {}
     for point in points:
         groups.setdefault(repr((point.over, point.kind, point.ranks)), []).append(point)
-    rows = [_row(own, own[0].kind, own[0].ranks) for own in groups.values()]
+    rows = [row_of(own, own[0].kind, own[0].ranks) for own in groups.values()]
     totals = [
-        _row(own, None, None)
+        row_of(own)
         for over in (OVER_SIZES, OVER_RANKS)
         if (own := [point for point in points if point.over == over])
     ]
     return Validation(files.runs, rows, totals, points, notes)
 
 
-def _row(
-    points: Sequence[LeftPoint], kind: Mapping[str, Any] | None, ranks: int | None
+def row_of(
+    points: Sequence[HeldOut], kind: Mapping[str, Any] | None = None, ranks: int | None = None
 ) -> ValidationRow:
-    worst = max(points, key=lambda point: point.error)
+    """The row of these points, at least one."""
     shared = [p for p in points if p.baseline_error is not None]
+    logs = [math.log(point.predicted_ns / point.measured_ns) for point in points]
     return ValidationRow(
         points[0].over,
         kind,
         ranks,
         error_summary([point.error for point in points]),
-        worst.size_bytes,
+        math.exp(math.fsum(logs) / len(logs)),
+        max(points, key=lambda point: point.error),
         sum(point.covered for point in points),
+        sum(bool(point.beyond) for point in points),
         error_summary([point.error for point in shared]) if shared else None,
         error_summary([point.baseline_error or 0.0 for point in shared]) if shared else None,
     )
 
 
-def _over_sizes(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable[LeftPoint]:
+def _over_sizes(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable[HeldOut]:
     every = [(kind, curve) for kind, curves in kinds for curve in curves]
     whole = [left_out(c, fit_size_law(c.sizes, c.times, c.errors)) for _, c in every]
     for number, (kind, curve) in enumerate(every):
@@ -152,7 +162,7 @@ def _over_sizes(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable
             spread = size_spreads(own)[number]
             size, time = float(curve.sizes[index]), float(curve.times[index])
             predicted = math.exp(float(fit.law.logs(curve.sizes[index : index + 1])[0]))
-            yield LeftPoint(
+            yield HeldOut(
                 kind,
                 OVER_SIZES,
                 curve.ranks,
@@ -167,7 +177,7 @@ def _over_sizes(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable
 
 def _over_ranks(
     kinds: Sequence[tuple[dict[str, Any], list[Curve]]], notes: list[str]
-) -> Iterable[LeftPoint]:
+) -> Iterable[HeldOut]:
     """notes: gets what cannot be predicted without what is left out."""
     for kind, curves in kinds:
         for curve in curves:
@@ -181,7 +191,7 @@ def _over_ranks(
                 notes.append(f"{kind['collective']} on {curve.ranks} ranks left out: {error}")
 
 
-def _left_curve(entry: KindModel, curve: Curve, others: Sequence[Curve]) -> Iterable[LeftPoint]:
+def _left_curve(entry: KindModel, curve: Curve, others: Sequence[Curve]) -> Iterable[HeldOut]:
     for size, time in zip(curve.sizes.tolist(), curve.times.tolist(), strict=True):
         found = entry.predict(round(size), curve.ranks, curve.hosts or None)
         # A collective of blocks has a little less than was asked for on some numbers of ranks.
@@ -192,7 +202,7 @@ def _left_curve(entry: KindModel, curve: Curve, others: Sequence[Curve]) -> Iter
         }
         ranks = numpy.array(sorted(near), dtype=float)
         times = numpy.array([near[round(n)] for n in ranks])
-        yield LeftPoint(
+        yield HeldOut(
             entry.kind,
             OVER_RANKS,
             curve.ranks,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import shlex
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -19,7 +18,7 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from torchcoll.core.errors import UnreadableError, UsageError, choice
-from torchcoll.core.file import uncollected
+from torchcoll.core.file import MODEL_START, uncollected
 from torchcoll.core.paths import is_stdin
 from torchcoll.core.result import Run
 from torchcoll.importers.base import Imported, Importer, ImportOptions, Line
@@ -29,7 +28,6 @@ from torchcoll.importers.source import Shortened, Source
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
-_MODEL = re.compile(rb'"schema":\s*"torchcoll-model/')
 # In the order in which they are asked: what is recognised by less comes later.
 BUILT_IN = (
     *("nccl_tests_json", "inspector", "rccl_tests", "exported", "nccl_tests_text", "oneccl"),
@@ -102,10 +100,10 @@ def _imported(
         raise UnreadableError("file", source.name, "text; this one is binary")
     importer = importers()[name] if name else _sniffed(source)
     if importer is None:
-        if _MODEL.search(source.start):
+        if MODEL_START.search(source.start):
             action = (
-                "torchcoll model predict reads it; torchcoll model validate RUN says how wrong a "
-                "fit of that run is. A side model= takes a simulator's times."
+                "torchcoll model predict reads it; torchcoll model validate --predicted "
+                f"{source.name} RUN says how wrong it is about a run."
             )
             raise UnreadableError("file", source.name, "results; this is a model", action)
         raise UnreadableError(

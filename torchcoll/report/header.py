@@ -29,7 +29,7 @@ from torchcoll.report.columns import statistics_of, values_of
 # -------------------------------------------------------------------------------------------------
 # What a table is about, in words: the kind of case and what tells it from the others.
 
-_ALWAYS = ("collective", "size_bytes", "dtype", "op", "ranks", "backend")
+_ALWAYS = ("collective", "size_bytes", "dtype", "op", "ranks", "backend", "beside")
 _PLAIN = ("collective", "dtype", "op", "backend")
 
 

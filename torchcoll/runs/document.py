@@ -328,8 +328,8 @@ def _comparisons(document: _Document) -> list[Comparison]:
 def _errors(document: _Document, sides: Sequence[Side]) -> None:
     """How wrong a model is, where one side is what it predicts, about each other side."""
     from torchcoll.comparison.compare import MODEL
-    from torchcoll.curves.model_show import errors_figure
     from torchcoll.curves.validation import validate_predicted
+    from torchcoll.curves.validation_show import errors_figure
 
     predicted = [run for side in sides if side.name == MODEL for run in side.runs]
     measured = [side for side in sides if side.name != MODEL]

@@ -50,7 +50,9 @@ def _answer(found: Projection) -> Answer:
     step = found.step
     degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
     where = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
-    text = f"{where}: {_ends(step.comm_ns)} of communication a step"
+    least = "at least " if found.lower_bound else ""
+    text = f"{where}: {least}{_ends(step.comm_ns)} of communication a step"
+    text += f" beside {found.beside}" if found.beside else ""
     if step.exposed_ns and step.hidden_ns and step.efficiency and found.backward_ns:
         backward = time_text(found.backward_ns, 3)
         text += f", {_ends(step.exposed_ns)} of it exposed under a backward pass of {backward}"
@@ -203,6 +205,8 @@ def _document(found: Projection) -> dict[str, Any]:
         "schema": SCHEMA,
         "what": found.what,
         "model": str(found.model) if found.model else None,
+        "beside": found.beside or None,
+        "lower_bound": found.lower_bound,
         "backward_ns": found.backward_ns,
         "step": _step(found.step),
         "rows": [_row(row) for row in found.step.rows],

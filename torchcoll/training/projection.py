@@ -24,7 +24,7 @@ from pathlib import Path
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.curves.model import MachineModel, Prediction
+from torchcoll.curves.model import TOO_SHORT, MachineModel, Prediction
 from torchcoll.training.shapes import Sent, Shape, StepPart, parts_of
 from torchcoll.training.sharded import BACKWARD, FORWARD
 from torchcoll.training.steps import steps_of
@@ -98,7 +98,8 @@ class PlannedStep:
 @dataclass
 class Projection:
     """A plan. step: on the ranks that were asked for, the first of several; weak, strong: over
-    ranks, [] with one number of them. backward_source: where the stated time comes from.
+    ranks, [] with one number of them. beside: the work beside which the model's calls were
+    measured, '' alone. lower_bound: they were alone, on the cores that compute.
     """
 
     what: str
@@ -106,9 +107,10 @@ class Projection:
     weak: list[PlannedStep] = field(default_factory=list)
     strong: list[PlannedStep] = field(default_factory=list)
     backward_ns: float | None = None
-    backward_source: str = ""
     model: Path | None = None
     notes: list[str] = field(default_factory=list)
+    beside: str = ""
+    lower_bound: bool = False
 
     def stops(self, kind: str) -> tuple[int | None, int | None, int | None]:
         """The number of ranks from which on it no longer scales, by the predicted times, by the
@@ -399,6 +401,9 @@ def _sharded(calls: Sequence[tuple[TrafficCall, Sent]], gathers: Sequence[int]) 
 
 
 def _noted(found: Projection, model: MachineModel) -> Projection:
+    entries = [model.entry(name) for name in dict.fromkeys(r.collective for r in found.step.rows)]
+    found.beside = ", ".join(dict.fromkeys(one.beside for one in entries if one.beside))
+    found.lower_bound = not found.beside and any(one.kind.get("device") == "cpu" for one in entries)
     if fullest(model) == math.inf:
         found.notes.append(
             "the model was fitted on one host: more ranks are taken for ranks of that host, and "
@@ -410,13 +415,17 @@ def _noted(found: Projection, model: MachineModel) -> Projection:
         count = sum(bool(row.beyond) for row in every)
         farthest = list(beyond)[-1]
         found.notes.append(
-            f"{count} of {len(every)} times lie beyond what the model was fitted on, such as "
-            f"{farthest}: their intervals are wider"
+            f"{count} of {len(every)} times lie beyond what the model was fitted on, and their "
+            f"intervals are wider: {farthest}"
         )
     found.notes.append(
-        "calls as they are alone: where computation shares cores or wires with them, they take "
-        "longer"
+        f"calls as they are beside {found.beside}, not beside the computation of this step"
+        if found.beside
+        else "calls as they are alone: a lower bound where computation shares cores or wires with "
+        "them; torchcoll model fit --beside takes runs that were measured beside work"
     )
+    if text := model.facts.get(TOO_SHORT):
+        found.notes.append(str(text))
     if found.backward_ns is None:
         found.notes.append("--backward-ms MS tells how much of it is exposed, and how it scales")
     else:

@@ -1,0 +1,215 @@
+"""A fitted model against a run that it has not seen."""
+
+from __future__ import annotations
+
+import json
+
+import made_models
+import pytest
+from made_launches import measured, run
+
+from torchcoll import cli
+from torchcoll.core.errors import UsageError
+from torchcoll.core.file import save
+from torchcoll.core.result import Beside
+from torchcoll.curves.model import MachineModel, model_text
+from torchcoll.curves.model_check import check_model
+from torchcoll.curves.model_fit import fit_model
+from torchcoll.curves.validation_show import errors_figure
+from torchcoll.report.header import kind_texts
+from torchcoll.training.projection import plan_shape
+
+SIZES = [1 << k for k in range(12, 26, 2)]  # 4K to 16M
+
+
+def launch(ranks, factor=1.0, sizes=SIZES, name="a", **changed):
+    """A launch of all_reduce as made_models has its times, so many times as long."""
+    results = [
+        measured(
+            round(factor * made_models.ring_ns("all_reduce", size, ranks)),
+            ranks,
+            size_bytes=size,
+            **changed,
+        )
+        for size in sizes
+    ]
+    return run(*results, ranks=ranks, header={"run_id": name})
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fit_model([launch(n, name=f"fitted{n}") for n in (2, 4, 8)]).model
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, model):
+    """machine.json, and runs of it: 10 % slower, on 16 ranks 20 % slower and of larger sizes."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "machine.json").write_text(model_text(model))
+    made = {
+        "fitted": launch(4, name="fitted4"),
+        "slow": launch(4, 1.1),
+        "far": launch(16, 1.2, sizes=[1 << 20, 1 << 28], name="b"),
+        "nccl": launch(4, backend="nccl", device="cuda"),
+        "bfloat16": launch(4, dtype="bfloat16"),
+        "moved": launch(4, collective="all_gather", op=None, in_place=False),
+    }
+    for name, one in made.items():
+        save(one, folder / f"{name}.jsonl")
+    return folder
+
+
+def check(folder, *names, words=()):
+    paths = [str(folder / f"{name}.jsonl") for name in names]
+    return cli.main(
+        ["model", "validate", "--predicted", str(folder / "machine.json"), *paths, *words]
+    )
+
+
+def test_a_machine_that_has_become_slower(files, capsys):
+    """1 / 1.1 - 1 is -9.09 %; the data had no noise, so that no interval is that wide."""
+    assert check(files, "slow", words=["--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "torchcoll-validation/1"
+    row, total = found["rows"]
+    assert (row["collective"], row["ranks"], row["points"]) == ("all_reduce", 4, 7)
+    for one in (row, total):
+        assert one["mean"] == pytest.approx(0.0909, abs=5e-4)
+        assert one["geomean"] == pytest.approx(0.0909, abs=5e-4)
+        assert one["worst"] == pytest.approx(0.0909, abs=5e-4)
+        assert one["ratio"] == pytest.approx(1 / 1.1, rel=1e-3)
+        assert (one["covered"], one["beyond"]) == (0, 0)
+    assert (total["ranks"], total["part"], found["not_predicted"]) == (None, "all", 0)
+    assert [point["size_bytes"] for point in found["points"]] == SIZES
+    assert check(files, "slow") == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "machine.json: off by 9.1 % on average (geometric mean 9.1 %, worst 9.1 %: " in last
+    assert last.endswith("on 4 ranks); 0 % of 7 times lie in their 90 % interval")
+
+
+def test_what_lies_beyond_the_data_is_counted_apart(files, capsys):
+    """16 ranks are twice the most, 256M is 16 times the largest size. 1 / 1.2 - 1 is -16.7 %."""
+    assert check(files, "slow", "far") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "; 9.1 % within its data, 16.7 % beyond it (2 times)" in lines[-1]
+    rows = [line.split() for line in lines if line.startswith(("within the", "beyond the data  "))]
+    assert [row[4] for row in rows] == ["7", "2"]
+    far = [line for line in lines if line.startswith("beyond the data: ")]
+    assert len(far) == 2 and all("all_reduce on 16 ranks" in line for line in far)
+    assert any("16x the largest size (16M); 2x the most ranks (8)" in line for line in far)
+
+
+def test_a_run_that_it_was_fitted_to_is_no_test(files, capsys):
+    check(files, "fitted", "slow")
+    text = "1 launch of these are among those that the model was fitted to"
+    assert text in capsys.readouterr().out
+    check(files, "slow")
+    assert "fitted to" not in capsys.readouterr().out
+
+
+def test_cases_that_it_does_not_know_are_said(files, capsys):
+    assert check(files, "slow", "bfloat16", "moved") == 0
+    out = capsys.readouterr().out
+    assert "not predicted: 7 cases of all_reduce: dtype bfloat16; the model has float32" in out
+    assert "not predicted: 7 cases of all_gather: not in the model, which has all_reduce" in out
+    assert out.splitlines()[-1].endswith("; 14 cases it does not predict")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "nccl",
+            "cases: got 7 cases of all_reduce: backend nccl, device cuda; the model has gloo, cpu, "
+            "expected some that ",
+        ),
+        ("moved", "cases: got 7 cases of all_gather: not in the model, which has all_reduce, exp"),
+        ("nosuch", "result file: got "),
+    ],
+)
+def test_runs_of_which_it_knows_nothing(files, capsys, name, expected):
+    assert check(files, name) in (2, 3)
+    error = capsys.readouterr().err
+    assert error.startswith(f"torchcoll: error: {expected}") and error.count("\n") == 1
+
+
+def test_ranks_that_no_law_reaches():
+    alone = fit_model([launch(4)]).model
+    with pytest.raises(UsageError, match=r"^ranks: got 8, expected 4, .*Measure another: torchrun"):
+        check_model(alone, [launch(8)])
+
+
+def test_a_model_of_another_schema(files, tmp_path, capsys):
+    text = (files / "machine.json").read_text()
+    (tmp_path / "machine.json").write_text(text.replace("torchcoll-model/1", "torchcoll-model/9"))
+    assert check(tmp_path, "slow") == 3
+    error = capsys.readouterr().err
+    assert "got torchcoll-model/9, expected torchcoll-model/1" in error and error.count("\n") == 1
+
+
+def test_a_table_that_tells_less_is_of_the_only_kind_there_is(model, tmp_path):
+    path = tmp_path / "run.csv"
+    us = made_models.ring_ns("all_reduce", 1 << 20, 4) / 1e3
+    path.write_text(f"collective,ranks,size (B),time (us)\nall_reduce,4,{1 << 20},{2 * us}\n")
+    found = check_model(model, path)
+    assert found.totals[0].errors.mean == pytest.approx(0.5, abs=1e-3)
+    both = MachineModel((*model.entries, *fit_model([launch(4, dtype="bfloat16")]).model.entries))
+    (note,) = [note for note in check_model(both, path).notes if "not tell" in note]
+    # float32 was measured on three numbers of ranks, bfloat16 on one.
+    assert note == "all_reduce: the run does not tell dtype: taken for dtype float32"
+
+
+def test_its_errors_are_drawn(model):
+    (axes,) = [errors_figure(check_model(model, [launch(4, 1.25)])).axes]
+    assert "left-out" not in axes[0].get_title(loc="left")
+    (curve,) = [line for line in axes[1].lines if len(line.get_xdata()) == len(SIZES)]
+    assert list(curve.get_ydata()) == pytest.approx([-20] * len(SIZES), abs=0.1)
+
+
+# -- beside work -------------------------------------------------------------------------------
+
+
+def worked(ranks, factor, covered=True):
+    """As ``launch``, and beside a matrix product so many times as long: two blocks of two calls."""
+    made = launch(ranks, name=f"beside{ranks}")
+    for one in made.results:
+        ns = made_models.ring_ns("all_reduce", one.size_bytes, ranks)
+        alone, both = ([[round(2 * f * ns)] * 2] * ranks for f in (1, factor))
+        work = [[round((2 if covered else 0.5) * factor * ns)] * 2] * ranks
+        one.beside = Beside("matmul:1M", 1, 2, 3, alone, work, both, work, both)
+    return made
+
+
+def test_a_model_of_calls_beside_work():
+    found = fit_model([worked(n, 1.5) for n in (2, 4, 8)], beside=True).model
+    (entry,) = found.entries
+    assert entry.beside == "matmul:1M"
+    alone = made_models.ring_ns("all_reduce", 1 << 20, 4)
+    assert found.predict("all_reduce", 1 << 20, 4).time_ns == pytest.approx(1.5 * alone, rel=1e-3)
+    # About another run, its calls beside the same work: 1.5 / 2 - 1 is -25 %.
+    checked = check_model(found, [worked(4, 2)])
+    assert checked.totals[0].errors.mean == pytest.approx(0.25, abs=1e-3)
+    with pytest.raises(UsageError, match=r"got 7 cases without work beside it, .*--beside matmul"):
+        check_model(found, [launch(4)])
+    assert "beside matmul:1M" in kind_texts([entry.kind])[0]
+
+
+def test_work_that_ended_before_the_calls_is_said():
+    found = fit_model([worked(4, 1.5, covered=False)], beside=True)
+    text = "in 7 of 7 cases the work ended before the calls"
+    assert any(note.startswith(text) for note in found.notes)
+    plan = plan_shape(found.model, None, 1e6, {"dp": 4}, [], None, 1, "float32")
+    assert any(note.startswith(text) for note in plan.notes)
+
+
+def test_a_plan_says_beside_what(tmp_path, capsys):
+    path = tmp_path / "machine.json"
+    for beside, expected in ((True, "4 ranks (dp=4): "), (False, "4 ranks (dp=4): at least ")):
+        path.write_text(model_text(fit_model([worked(4, 1.5)], beside=beside).model))
+        words = ["plan", "--model", str(path), "--parameters", "1e6", "--parallel", "dp=4"]
+        assert cli.main(words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1].startswith(expected)
+        assert ("of communication a step beside matmul:1M" in lines[-1]) == beside
+        assert ("at least" in lines[-1]) != beside
+        assert any(line.startswith("calls as they are alone: a lower") for line in lines) != beside

@@ -1,0 +1,196 @@
+"""A fitted model against a run that it has not seen: how wrong it is about each case.
+
+A case is predicted by the entry of the model that is of its kind: collective, dtype, op, backend,
+mode and so on. What only one of the two tells keeps nothing apart, as in a comparison; what both
+tell and differ in does: a model of one backend says nothing of another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchcoll.comparison.matching import NAMES, value_of
+from torchcoll.comparison.sides import NOT_KNOWN, Measured, Side, side, value_of_fact
+from torchcoll.core.errors import UsageError, brief
+from torchcoll.core.paths import Source
+from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.units import counted
+from torchcoll.curves.model import BESIDE, KindModel, MachineModel, only_a_guess
+from torchcoll.curves.model_fit import facts_of, measured_times, run_ids
+from torchcoll.curves.transitions import size_points
+from torchcoll.curves.validation import NEW_RUN, HeldOut, ValidationRow, row_of
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """rows: of each kind of case and number of ranks; totals: of all, and where some lie beyond the
+    data of the model, of those within and of those beyond. unknown: cases that it does not predict.
+    """
+
+    runs: list[Run]
+    model: str
+    rows: list[ValidationRow]
+    totals: list[ValidationRow]
+    points: list[HeldOut]
+    unknown: int
+    notes: list[str] = field(default_factory=list)
+
+
+Unknown = Counter[tuple[str, str]]  # by collective and reason
+Group = tuple[KindModel, int, int, list[Measured]]  # with ranks and hosts
+
+
+def check_model(model: MachineModel, sources: Source | Sequence[Source]) -> CheckedModel:
+    """The errors of a model about the cases of these launches, which are pooled.
+
+    Raises UsageError where it predicts none of them, with the first reason; UnreadableError for a
+    file.
+    """
+    measured = side("measured", sources)
+    items, out = measured_times(measured, any(entry.beside for entry in model.entries))
+    groups, unknown, notes = _groups(model, measured, items)
+    name = str(model.path or "the model")
+    points, first = [], None
+    for entry, ranks, hosts, own in groups:
+        try:
+            found, guesses = _points(entry, ranks, hosts, own)
+        except UsageError as error:
+            first = first or error
+            unknown[entry.collective, brief(error)] += len(own)
+            continue
+        points += found
+        unknown.update(guesses)
+    if not points:
+        if first:
+            raise first
+        raise UsageError(
+            "cases", "; ".join(_reasons(unknown)), f"some that {name} predicts",
+            "Fit a model to launches of their kind: torchcoll model fit RUN... -o FILE.",
+        )  # fmt: skip
+    by_row: dict[str, list[HeldOut]] = {}
+    for point in points:
+        by_row.setdefault(repr((point.kind, point.ranks)), []).append(point)
+    parts = [[p for p in points if not p.beyond], [p for p in points if p.beyond]]
+    totals = [points, *(parts if all(parts) else [])]
+    notes += [f"in no error: {counted(count, 'case')} {why}" for why, count in out.items()]
+    notes += [f"not predicted: {text}" for text in _reasons(unknown)]
+    notes += _differences(model, measured)
+    return CheckedModel(
+        measured.runs,
+        name,
+        [row_of(own, own[0].kind, own[0].ranks) for own in by_row.values()],
+        [row_of(own) for own in totals],
+        points,
+        unknown.total(),
+        notes,
+    )
+
+
+def _reasons(unknown: Unknown) -> list[str]:
+    """``20 cases of all_reduce, all_gather: WHY``."""
+    found = []
+    for why in dict.fromkeys(why for _, why in unknown):
+        own = {name: count for (name, other), count in unknown.items() if other == why}
+        found.append(f"{counted(sum(own.values()), 'case')} of {', '.join(own)}: {why}")
+    return found
+
+
+def _groups(
+    model: MachineModel, measured: Side, items: Sequence[Measured]
+) -> tuple[list[Group], Unknown, list[str]]:
+    """The cases by entry, ranks and hosts; how many have none, and why; what was taken for what."""
+    hosts = list(map(hosts_of, measured.parts))
+    groups: dict[tuple[int, int, int], Group] = {}
+    unknown: Unknown = Counter()
+    taken: dict[str, None] = {}
+    for item in items:
+        found, reason = _entry_of(model, item)
+        if found is None:
+            unknown[item.row.collective, reason] += 1
+            continue
+        taken |= {reason: None} if reason else {}
+        ranks, count = item.row.ranks, hosts[item.part]
+        group = groups.setdefault((id(found), ranks, count), (found, ranks, count, []))
+        group[-1].append(item)
+    return list(groups.values()), unknown, list(taken)
+
+
+def _points(
+    entry: KindModel, ranks: int, hosts: int, items: Sequence[Measured]
+) -> tuple[list[HeldOut], Unknown]:
+    """Of each size; and how many are only a guess."""
+    points: list[HeldOut] = []
+    guesses: Unknown = Counter()
+    for point in size_points(items):
+        size = point.size_bytes
+        found = entry.predict(size, ranks, hosts or None)
+        if reason := only_a_guess(found):
+            guesses[entry.collective, f"on {ranks} ranks: {reason}"] += 1
+            continue
+        ends = found.low_ns, found.high_ns
+        points.append(
+            HeldOut(
+                *(entry.kind, NEW_RUN, ranks, size, point.time_ns, found.time_ns, *ends),
+                beyond=found.beyond,
+            )
+        )
+    return points, guesses
+
+
+def _entry_of(model: MachineModel, item: Measured) -> tuple[KindModel | None, str]:
+    """The entry of its kind, and a note where several are; None, and why."""
+    name = item.row.collective
+    own = [entry for entry in model.entries if entry.collective == name]
+    if not own:
+        has = ", ".join(dict.fromkeys(entry.collective for entry in model.entries))
+        return None, f"not in the model, which has {has}"
+    differ = [(differing(entry.kind, item), entry) for entry in own]
+    fitting = [entry for other, entry in differ if not other]
+    if not fitting:
+        other, entry = min(differ, key=lambda one: len(one[0]))
+        here = ", ".join(f"{n} {value}" for n, value in other.items())
+        return None, f"{here}; the model has {', '.join(str(entry.kind[n]) for n in other)}"
+    known = [sum(_value(item, n) is not None for n in entry.kind) for entry in fitting]
+    best = [entry for entry, n in zip(fitting, known, strict=True) if n == max(known)]
+    chosen = max(best, key=lambda e: (len(e.over_sizes), sum(o.sizes for o in e.over_sizes)))
+    if len(best) < 2:
+        return chosen, ""
+    untold = [n for n in chosen.kind if len({repr(e.kind.get(n)) for e in best}) > 1]
+    texts = [f"{n} {chosen.kind[n]}" for n in untold]
+    return (
+        chosen,
+        f"{name}: the run does not tell {', '.join(untold)}: taken for {', '.join(texts)}",
+    )
+
+
+def _value(item: Measured, name: str) -> Any:
+    """As the model's file has it; None is not known."""
+    if name == BESIDE:
+        return item.result.beside.work if item.result.beside else None
+    value = value_of(item, name) if name in NAMES else value_of_fact(item.facts, name)
+    return None if value == NOT_KNOWN else value
+
+
+def differing(kind: Mapping[str, Any], item: Measured) -> dict[str, Any]:
+    """What a case has that is not as in this kind of a model; what one does not tell is alike."""
+    known = {name: _value(item, name) for name, ours in kind.items() if ours is not None}
+    return {name: v for name, v in known.items() if v is not None and v != kind[name]}
+
+
+def _differences(model: MachineModel, measured: Side) -> list[str]:
+    """What of the machine is not as it was, and a run that the model knows."""
+    notes = [measured.rehearsal_note] * bool(measured.rehearsal_note)
+    ours, known = facts_of(measured), model.facts
+    for name in ("device_name", "source", "torch"):
+        if name in known and name in ours and known[name] != ours[name]:
+            title = name.replace("_", " ")
+            notes.append(f"{title}: {ours[name]} here, {known[name]} where the model was fitted")
+    if again := set(run_ids(measured)) & set(known.get("runs") or ()):
+        notes.append(
+            f"{counted(len(again), 'launch')} of these are among those that the model "
+            "was fitted to: its errors there are no test of it"
+        )
+    return notes
