@@ -322,7 +322,9 @@ MENDS = (
         "cells that a spreadsheet would run",
         "report/formats.py",
         {
-            'return f"\'{text}" if _FORMULA.match(text) and': "return text if _FORMULA.match(text) and"
+            'return f"\'{text}" if _FORMULA.match(text) and': (
+                "return text if _FORMULA.match(text) and"
+            )
         },
         "report/test_control_characters.py",
     ),
@@ -420,7 +422,9 @@ MENDS = (
         "no link is followed",
         "report/destination.py",
         {
-            'with open(new if force else target, "xb") as file:': 'with open(target, "wb") as file:',
+            'with open(new if force else target, "xb") as file:': (
+                'with open(target, "wb") as file:'
+            ),
             "        if force:\n            os.replace(new, target)\n": "",
         },
         "report/test_files.py",
@@ -444,7 +448,9 @@ MENDS = (
         "what a backend lacks is said in words",
         "core/backends.py",
         {
-            'lacking = next(filter(None, (lack.of(case) for lack in self.lacks)), "")': 'lacking = ""'
+            'lacking = next(filter(None, (lack.of(case) for lack in self.lacks)), "")': (
+                'lacking = ""'
+            )
         },
         "machine/test_oneccl.py",
     ),
