@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -85,6 +86,12 @@ def allowed(path):
     return rooms | {room}, packages, inner
 
 
+@functools.cache
+def parsed(source):
+    """Every file is looked at by three tests."""
+    return ast.parse(source)
+
+
 def imports(tree, package):
     """(imported module, inside a function or for type checkers, line) of every import."""
 
@@ -111,7 +118,7 @@ def offences(source, path):
     rooms, packages, inner = allowed(path)
     package = ".".join(["torchcoll", *path.parts[:-1]])
     found = []
-    for name, inside, line in imports(ast.parse(source), package):
+    for name, inside, line in imports(parsed(source), package):
         first, *rest = name.split(".")
         if first in sys.stdlib_module_names:
             continue
@@ -186,7 +193,7 @@ def graph():
     names = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in MODULES}
     found = {}
     for name, path in names.items():
-        tree, edges = ast.parse(path.read_text()), set()
+        tree, edges = parsed(path.read_text()), set()
         typing = [
             n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_" in ast.dump(n.test)
         ]
@@ -234,7 +241,7 @@ def test_one_name_one_class():
     classes = Counter(
         node.name
         for path in MODULES
-        for node in ast.parse(path.read_text()).body
+        for node in parsed(path.read_text()).body
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in classes.items() if count > 1] == []

@@ -158,6 +158,7 @@ class Reader:
                 job = self.forked(folder, program, words)
             ranks = job.wait(300).values()
             codes, out = [rank.code for rank in ranks], job.text(0, "stdout")
+            assert not any(job.text(rank, "stdout") for rank in job.pids if rank), command
             err = "".join(rank.stderr for rank in ranks)
         assert not any(codes), f"{command}\n{out}\n{err}"
         assert out.strip() or " -o " in command, command  # what a file gets is told on stderr
@@ -268,6 +269,28 @@ def readers(
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page}: {block.name}")
 def test_every_command_works(readers: Callable[[str], Reader], block: Block) -> None:
     readers(block.page).read(block)
+
+
+def test_what_the_example_of_ddp_prints(readers: Callable[[str], Reader]) -> None:
+    """It takes 5 s, and has run as the page says."""
+    command = "torchrun --nproc-per-node 2 examples/ddp_profile.py traffic"
+    (block,) = (block for block in BLOCKS if command in block.commands)
+    reader = readers(block.page)
+    reader.read(block)
+    first = reader.printed[command]
+    # 256 x 128 embedding, 32 x 128 positions, 4 layers of 198272, the head with its bias.
+    size_bytes = 4 * (256 * 128 + 32 * 128 + 4 * 198272 + 128 * 256 + 256)
+    assert size_bytes == 3371 << 10
+    assert "1 all_reduce 3371K float32 in place of" in first  # the first step
+    assert "3.29 MiB put in by a rank" in first
+    assert "gradients: 3.29 MiB of float32: 4 all_reduce a step, taken for one" in first
+    assert first.count("\nrank  calls  last  share") == 1  # the late ranks of cost
+    assert "\nbucket_cap_mb  buckets " in first and "\nproposal: " in first
+    assert "\nleast ratio: bucket_cap_mb " in first
+    assert sorted(path.name for path in (reader.copy / "traffic").glob("traffic-*")) == [
+        "traffic-rank0.jsonl",
+        "traffic-rank1.jsonl",
+    ]
 
 
 def test_there_are_commands() -> None:

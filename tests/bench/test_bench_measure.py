@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from ranks import ticking
 
-from torchcoll.bench import measure
+from torchcoll.bench import measure, stopping
 from torchcoll.bench.communicators import Communicators
 from torchcoll.bench.control import Control
 from torchcoll.machine import environment
@@ -68,10 +68,11 @@ def test_a_shared_communicator(launch):
     assert 1 <= len(first.lead_ns[0]) <= 10
 
 
-def test_lead_calls_of_each_batch(launch):
+def test_lead_calls_of_each_batch(launch, monkeypatch):
     """As many before each batch as rank 0 decides, by its last cold call: of 1 us 10, of 4 ms 2,
     and one of those that take longer than all lead calls may.
     """
+    monkeypatch.setattr(stopping, "MOST_BATCH", 100)
     for call_ns, leads in ((1000, 10), (4_000_000, 2), (20_000_000, 1)):
 
         def clock(rank: int, call_ns: int = call_ns) -> None:
@@ -80,16 +81,17 @@ def test_lead_calls_of_each_batch(launch):
             Cpu.__init__.__defaults__ = (made.now,)
 
         ranks = 2 if leads == 2 else 1
-        result = launch("all_reduce", "--sizes 8 -n 1100", ranks, setup=clock).ended(0).only()
-        assert result.batches == [1000, 100]
+        result = launch("all_reduce", "--sizes 8 -n 110", ranks, setup=clock).ended(0).only()
+        assert result.batches == [100, 10]
         assert [len(row) for row in result.lead_ns] == [2 * leads] * ranks
-        assert [len(row) for row in result.time_ns["host"]] == [1100] * ranks
+        assert [len(row) for row in result.time_ns["host"]] == [110] * ranks
 
 
-def test_time_stamps(launch):
+def test_time_stamps(launch, monkeypatch):
     """Of each case and batch, by both clocks; of each cold call on each rank."""
+    monkeypatch.setattr(stopping, "MOST_BATCH", 100)
     before = (time.perf_counter_ns(), time.time_ns() // 1000)
-    run = launch("all_reduce", "--sizes 8,1K -n 1001", 2).ended(0).run
+    run = launch("all_reduce", "--sizes 8,1K -n 101", 2).ended(0).run
     after = (time.perf_counter_ns(), time.time_ns() // 1000)
     assert run.problems == []
     stamps = [before]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import SCHEMA, Writer, load, load_all, load_own, records_of, save
+from torchcoll.core.jsonl import lines_of
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
 from torchcoll.core.spec import Spec
@@ -789,3 +790,12 @@ def test_a_short_write_is_continued(tmp_path):
 )
 def test_what_makes_a_command_fail(status, expected):
     assert result(status=status).expected is expected
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_line_that_is_too_long_is_cut_and_told(tmp_path, packed):
+    path, content = tmp_path / "a.log", b"1234567890\nab\n"
+    path.write_bytes(gzip.compress(content) if packed else content)
+    problems = []
+    assert list(lines_of(path, problems, longest=4)) == [b"1234", b"ab\n"]
+    assert problems == [f"{path}:1: longer than 4 B: cut there"]

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import load, save
-from torchcoll.importers import registry
+from torchcoll.importers import base, registry
 from torchcoll.importers.base import ImportOptions
 from torchcoll.importers.command import columns_of
 from torchcoll.runs.export import table
@@ -418,3 +418,10 @@ def test_rows_share_nothing_that_can_be_changed(tmp_path):
     first.time_ns["host"] = [[1]]
     for one in (other, *load(tmp_path / "b.csv").results):
         assert (one.cold_ns, one.members, one.choices, one.time_ns) == ([], [], [], {})
+
+
+def test_a_number_of_more_digits_than_python_reads():
+    """4,300 are the most, in groups of three as well."""
+    assert base.whole("9" + ",999" * 2000) is None
+    assert base.whole("9" * 6000) is None
+    assert base.whole("1,048,576") == 1 << 20

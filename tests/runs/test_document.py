@@ -17,6 +17,7 @@ from torchcoll.cli import main
 from torchcoll.core.errors import UnavailableError, UnreadableError, UsageError
 from torchcoll.core.file import save
 from torchcoll.report.page import html_text, page_markdown
+from torchcoll.runs import document
 from torchcoll.runs.document import page_of
 
 pytest.importorskip("matplotlib")
@@ -57,10 +58,27 @@ def file(tmp_path):
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """A file and its page, with its pictures."""
+    path = tmp_path_factory.mktemp("drawn") / "one.jsonl"
+    save(sweep(), path)
+    return str(path), html_text(page_of([str(path)]))
+
+
+@pytest.fixture
+def unlaid(monkeypatch):
+    """Pictures are made, and not laid out and written, which takes most of a page's time: for tests
+    of what else stands on it.
+    """
+    monkeypatch.setattr(document, "svg_text", lambda figure, inline: "<svg></svg>")
+
+
 def titles(page):
     return [section.title for section in page.sections]
 
 
+@pytest.mark.usefixtures("unlaid")
 def test_a_run(file):
     page = page_of([file], command="torchcoll report one.jsonl")
     assert page.title == "all_reduce on gloo with 8 ranks"
@@ -77,6 +95,7 @@ def test_a_run(file):
     assert page.sections[-1].commands == ["torchcoll report one.jsonl"]
 
 
+@pytest.mark.usefixtures("unlaid")
 def test_a_peak_is_of_data_that_has_arrived(tmp_path):
     """Neither a barrier nor the time that a call takes to be issued is a shortest time."""
     issued = result(case=case(mode="async"), time_ns={"issue": [[1000] * 21] * 8})
@@ -92,6 +111,7 @@ def test_a_peak_is_of_data_that_has_arrived(tmp_path):
     assert "Shortest: 1.000 ms, all_reduce of 64M on 8 ranks." in answers
 
 
+@pytest.mark.usefixtures("unlaid")
 def test_peaks_of_several_backends_are_apart(tmp_path):
     """16 bytes in 1 ms on gloo; 64 MiB in 0.5 ms on nccl: 234.9 GB/s."""
     save(run(result(case=case(size_bytes=16))), tmp_path / "a.jsonl")
@@ -109,8 +129,8 @@ def test_peaks_of_several_backends_are_apart(tmp_path):
     assert "Shortest on gloo cpu, 8 ranks: 1.000 ms, all_reduce of 16 bytes." in answers
 
 
-def test_every_picture_is_in_the_page_and_nothing_is_fetched(file):
-    read = Read(html_text(page_of([file])))
+def test_every_picture_is_in_the_page_and_nothing_is_fetched(drawn):
+    read = Read(drawn[1])
     assert sum(tag == "svg" for tag, _ in read.tags) == 3
     links = [v for _, own in read.tags for k, v in own.items() if k.endswith(("href", "src"))]
     assert len(links) > 20
@@ -165,6 +185,7 @@ def page_of_clean(folder):
     return page_of([str(path)])
 
 
+@pytest.mark.usefixtures("unlaid")
 def test_sides_are_compared_with_the_first(tmp_path):
     for name in ("a1", "a2", "b1", "b2"):
         save(sweep(header={"run_id": name}), tmp_path / f"{name}.jsonl")
@@ -182,6 +203,7 @@ def times_file(path, times_us):
     return f"{path.stem}={path}"
 
 
+@pytest.mark.usefixtures("unlaid")
 def test_a_model_is_wrong_about_each_side_apart(tmp_path):
     """10 and 1000 us measured, 100 us of the model: of their mean it would be 0 % wrong. What
     shares no size with it has no section, and the others stand.
@@ -201,6 +223,7 @@ def test_a_model_is_wrong_about_each_side_apart(tmp_path):
     assert "no section on how wrong the model is about large: cases: got" in text
 
 
+@pytest.mark.usefixtures("unlaid")
 def test_launches_of_several_backends_are_compared_by_them(tmp_path):
     cases = [case(size_bytes=n, backend=b) for n in SIZES for b in ("gloo", "ccl")]
     save(run(*(result(case=one) for one in cases)), tmp_path / "x.jsonl")
@@ -215,6 +238,7 @@ def test_one_point(tmp_path):
     assert html_text(page)
 
 
+@pytest.mark.usefixtures("unlaid")
 def test_a_filter_leaves_cases_out(file):
     page = page_of([file], filter="size>=16M")
     every = next(section for section in page.sections if section.title == "Every case")
@@ -223,6 +247,7 @@ def test_a_filter_leaves_cases_out(file):
         page_of([file], filter="size>1G")
 
 
+@pytest.mark.usefixtures("unlaid")
 def test_too_many_lines_say_how_to_filter(tmp_path):
     several = [case(size_bytes=MIB, dtype=f"float{n}") for n in range(41)]
     save(run(*(result(2, case=one) for one in several), ranks=2), tmp_path / "x.jsonl")
@@ -243,6 +268,7 @@ def test_nothing_to_report(tmp_path):
         page_of([str(tmp_path / "other")])
 
 
+@pytest.mark.usefixtures("unlaid")
 @pytest.mark.parametrize("missing", ["matplotlib.figure", "jinja2"])
 def test_a_missing_extra_is_named(missing, file, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
@@ -280,10 +306,12 @@ def test_where_it_cannot_be_written(output, says, file, tmp_path, capsys):
     assert (tmp_path / "there.html").read_text() == "x"
 
 
-def test_the_same_files_give_the_same_page(file):
-    assert html_text(page_of([file])) == html_text(page_of([file]))
+def test_the_same_files_give_the_same_page(drawn):
+    file, page = drawn
+    assert html_text(page_of([file])) == page
 
 
+@pytest.mark.usefixtures("unlaid")
 def test_the_ranks_of_one_capture_are_one_traffic(tmp_path):
     whole = traffic(ddp)
     for rank in (0, 1):
@@ -300,6 +328,7 @@ def test_the_ranks_of_one_capture_are_one_traffic(tmp_path):
     assert "holds 2 captures: this is the last" in html_text(page)
 
 
+@pytest.mark.usefixtures("unlaid")
 def test_pairs_traffic_and_a_log_in_one_page(tmp_path):
     save(pairs_run(5, slow=3), tmp_path / "pairs.jsonl")
     traffic(ddp).save(tmp_path / "sent.jsonl")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchcoll.cli import main
+from torchcoll.runs import document
 
 ROOT = Path(__file__).parents[2]
 # One for each of the five documents that the project grew from.
@@ -32,8 +33,12 @@ def tables(text):
     return [line for line in text.splitlines() if line.startswith("| ")]
 
 
+def pictures(text):
+    return [line for line in text.splitlines() if line.startswith("![")]
+
+
 def test_the_script_makes_a_kept_report_again(tmp_path):
-    """Of the smallest: the same sections, tables and claims as the kept one."""
+    """Of the smallest: the same sections, tables and claims as the kept one, and its pictures."""
     words = ["bash", str(ROOT / "results/report.sh"), "nccl-transitions", str(tmp_path)]
     environment = os.environ | {"PYTHON": sys.executable}
     subprocess.run(words, check=True, capture_output=True, env=environment)
@@ -46,7 +51,9 @@ def test_the_script_makes_a_kept_report_again(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(SEEDS - {"nccl-transitions"}))
 def test_the_command_of_a_kept_report_makes_its_tables(name, tmp_path, monkeypatch):
+    """And pictures with the same captions: these are not laid out, which is most of the work."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(document, "svg_text", lambda figure, inline: "<svg></svg>")
     kept = (ROOT / "results" / name / "report.md").read_text()
     command = re.findall(r"(?m)^    torchcoll report .*$", kept)[-1]
     words = shlex.split(command)[1:]
@@ -55,6 +62,7 @@ def test_the_command_of_a_kept_report_makes_its_tables(name, tmp_path, monkeypat
     made = (tmp_path / "report.md").read_text()
     claims = (ROOT / "results" / name / "claims.md").read_text()
     assert tables(made) + tables(claims) == tables(kept)
+    assert pictures(made) == pictures(kept) != []
 
 
 @pytest.mark.parametrize("name", sorted(SEEDS))

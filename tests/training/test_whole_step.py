@@ -336,6 +336,8 @@ def test_many_ranks_are_not_all_drawn_but_the_late_one_is():
         (["--step", "1"], "step: got 1, expected 0 to 0, as were marked"),
         (["--step", "x"], "step: got x, expected a number from 0 on, or typical"),
         (["--step", "-1"], "step: got -1, expected a number from 0 on, or typical"),
+        (["--step", "²"], "step: got ², expected a number from 0 on, or typical"),
+        (["--step", "9" * 5000], ", expected a number from 0 on, or typical"),
         (["--plot", "s.txt"], "picture: got .txt, expected one of"),
     ],
 )
