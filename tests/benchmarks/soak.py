@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from common import fork_ranks, free_port, interval, title
+from common import beside_noise, fork_ranks, free_port, title
 
 from torchcoll.bench.session import Session, SessionOptions, Sweep, opened
 from torchcoll.bench.soak import soak
@@ -154,16 +154,8 @@ def compared(rank: int, port: int, size_bytes: int) -> list[list[float]]:
 def medians(sizes: Sequence[int]) -> None:
     for size_bytes in sizes:
         ratios, noise = fork_ranks(2, compared, free_port(), size_bytes)[0]
-        middle, low, high = interval(ratios, 90)
-        same, least, most = interval(noise, 90)
-        judged = "held" if low >= 0.97 and high <= 1.03 else "NOT HELD"
-        fifo = os.sched_getscheduler(0) == os.SCHED_FIFO
-        if not (fifo and least >= 0.98 and most <= 1.02):
-            judged = "too noisy: nothing is claimed"
         print(
-            f"{size_bytes:>8} B  with / without --soak {middle:.3f} (90 % {low:.3f} to {high:.3f}) "
-            f"over {PAIRS} pairs  A/A {same:.3f} ({least:.3f} to {most:.3f})  {judged}",
-            flush=True,
+            f"{size_bytes:>8} B  with / without --soak  {beside_noise(ratios, noise)}", flush=True
         )
 
 

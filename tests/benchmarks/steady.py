@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import fork_ranks, free_port, interval, title
+from common import beside_noise, fork_ranks, free_port, title
 
 from torchcoll.bench.measure import LEAD_CALLS
 from torchcoll.bench.session import Session, SessionOptions, Sweep, opened
@@ -129,15 +129,5 @@ if __name__ == "__main__":
     for size_bytes in sizes or (8, 4096, 65536, 1 << 20):
         for what in rows or ROWS:
             ratios, noise = fork_ranks(2, measure, free_port(), size_bytes, what)[0]
-            middle, low, high = interval(ratios, 90)
-            same, least, most = interval(noise, 90)
-            judged = "held" if low >= 0.97 and high <= 1.03 else "NOT HELD"
-            if what == "interrupted":
-                judged = ""
-            if not (fifo and least >= 0.98 and most <= 1.02):
-                judged = "too noisy: nothing is claimed"
-            print(
-                f"{size_bytes:>8} B  {ROWS[what]:50}  {middle:.3f} (90 % {low:.3f} to {high:.3f})  "
-                f"A/A {same:.3f} ({least:.3f} to {most:.3f})  {judged}",
-                flush=True,
-            )
+            text = beside_noise(ratios, noise, held=what != "interrupted")
+            print(f"{size_bytes:>8} B  {ROWS[what]:50}  {text}", flush=True)
