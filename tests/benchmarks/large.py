@@ -126,7 +126,7 @@ def log(path: Path) -> None:
 
 
 LARGE: dict[str, tuple[str, str, Callable[[Path], None]]] = {
-    "trace": ("show", "rank0.json.gz", trace),
+    "trace": ("trace", "rank0.json.gz", trace),
     "result": ("show", "run.jsonl", result),
     "log": ("log", "nccl.log", log),
 }

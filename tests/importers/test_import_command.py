@@ -425,3 +425,22 @@ def test_a_number_of_more_digits_than_python_reads():
     assert base.whole("9" + ",999" * 2000) is None
     assert base.whole("9" * 6000) is None
     assert base.whole("1,048,576") == 1 << 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"schemaVersion": 1, "distributedInfo": {"rank": 0},\n "traceEvents": [\n{"ph": "X"}]}',
+        '{"version": "2.5", "pg_config": {"0": {}}, "entries": [{"a": 1}]}',
+    ],
+)
+@pytest.mark.parametrize("command", ["show", "compare"])
+def test_what_a_training_sent_is_for_another_command(tmp_path, capsys, command, text):
+    path = tmp_path / "rank0.json"
+    path.write_text(text)
+    assert main([command, str(path), str(path)]) == 3
+    err = capsys.readouterr().err
+    assert err == (
+        f"torchcoll: error: file: got {path}, expected results; this is what a training sent. "
+        f"torchcoll trace {path} reads it.\n"
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -33,6 +34,8 @@ BUILT_IN = (
     *("nccl_tests_json", "inspector", "rccl_tests", "exported", "nccl_tests_text", "oneccl"),
     *("param", "deepspeed_json", "deepspeed", "osu", "astra_sim", "plain"),
 )
+# A profiler's trace (Kineto), or a dump of the Flight Recorder.
+_TRACE = re.compile(rb'\s*\{[^\0]*?"(?:traceEvents|pg_config|pg_status)"\s*:')
 
 
 @cache
@@ -98,6 +101,9 @@ def _imported(
         raise UnreadableError("file", source.name, "output of a benchmark; this one is empty")
     if source.binary:
         raise UnreadableError("file", source.name, "text; this one is binary")
+    if not name and _TRACE.match(source.start):  # minutes before the last line were looked at
+        action = f"torchcoll trace {source.name} reads it."
+        raise UnreadableError("file", source.name, "results; this is what a training sent", action)
     importer = importers()[name] if name else _sniffed(source)
     if importer is None:
         if MODEL_START.search(source.start):
