@@ -35,9 +35,9 @@ _EVENTS, _EVENT_BYTES = 300_000, 2
 _KEPT = 3  # events that are not kept take as long as one that is
 GZIP = b"\x1f\x8b"  # how a packed file begins
 _UNPACKED_BYTES = 256 << 20
-# Of real traces 10 to 30, of logs up to 60, which _LINE_BYTES makes 100; a bomb has 1000.
+# Of real traces 10 to 30, of logs up to 60, which _LINE_BYTES makes 150; a bomb has 1000.
 _UNPACKED_RATIO = 200
-_LINE_BYTES = 128  # what a line costs beside its bytes: 256 MB of line ends are 256 million lines
+_LINE_BYTES = 150  # what a line costs beside its bytes: 256 MB of line ends are 256 million lines
 # All but what JSON's structure is made of.
 _CONTENT = bytes(byte for byte in range(256) if byte not in b',:[]{}"')
 _STRUCTURE_BYTES = 36  # a whole number in a list; a list and a text have several such bytes

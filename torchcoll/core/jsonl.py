@@ -137,6 +137,7 @@ def _tail(line: bytes) -> tuple[int, int, int] | None:
 _RESULTS = "result file"
 _IMPORT = "Where it is output of another tool: torchcoll import {} -o RUN.jsonl"
 _CHUNK = 1 << 20
+_LINES = 4096
 TRUNCATED = "truncated: the file has no end record"
 # What a line that holds anything may raise.
 UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -170,10 +171,14 @@ def _pieces(path: Path, problems: list[str], what: str, longest: int) -> Iterato
             packed = file.peek(2).startswith(GZIP)
             source = gzip.GzipFile(fileobj=file) if packed else file
             growth = Unpacking(what, path)
+            lines = size_bytes = 0  # since the last look: each asks the system where the file is
 
             def grown(piece: bytes) -> None:
-                if packed:
-                    growth.add(len(piece), file.tell(), lines=1)
+                nonlocal lines, size_bytes
+                lines, size_bytes = lines + 1, size_bytes + len(piece)
+                if packed and (lines >= _LINES or size_bytes >= _CHUNK):
+                    growth.add(size_bytes, file.tell(), lines)
+                    lines = size_bytes = 0
 
             read = _reader(source, longest, grown) if longest else partial(source.read, _CHUNK)
             for piece in iter(read, b""):
