@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from torchcoll.comparison.statistics import holm, least_mann_whitney, mann_whitney, paired_ratio
+from torchcoll.comparison.statistics import (
+    exp,
+    holm,
+    least_mann_whitney,
+    mann_whitney,
+    paired_ratio,
+)
 
 
 def test_holm_by_hand():
@@ -59,3 +65,9 @@ def test_the_interval_of_pairs():
     assert found.low == pytest.approx(math.exp(0.2 - 4.3027 * error), rel=1e-4)
     assert found.high_90 == pytest.approx(math.exp(0.2 + 2.92 * error), rel=1e-4)
     assert found.spread == pytest.approx(0.1 / math.sqrt(2))
+
+
+def test_exp_of_what_no_float_holds():
+    """The logarithm of the largest float, 1.797e308, is 709.78."""
+    assert exp(710) == exp(1e9) == 1.7976931348623157e308
+    assert exp(0) == 1

@@ -128,3 +128,11 @@ def test_a_hole_is_named(environ, line):
     with pytest.raises(UsageError) as caught:
         detect(environ)
     assert str(caught.value) == line
+
+
+@pytest.mark.parametrize("text", ["²", "٣", "x", "1.5", "-1"])
+def test_a_variable_that_is_no_number(text):
+    """Python takes the first two for digits; of the first int() knows nothing."""
+    with pytest.raises(UsageError) as caught:
+        detect({"RANK": text, "WORLD_SIZE": "2"})
+    assert str(caught.value) == f"launcher variable RANK: got {text}, expected a whole number"
