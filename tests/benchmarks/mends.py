@@ -372,7 +372,7 @@ MENDS = (
                 "return math.exp(logarithm)"
             )
         },
-        "comparison",
+        "comparison/test_statistics.py",
     ),
     Mend(
         "12",
@@ -383,7 +383,7 @@ MENDS = (
                 "return True"
             )
         },
-        "launches",
+        "launches/test_run.py",
     ),
     Mend(
         "12",
@@ -401,7 +401,7 @@ MENDS = (
                 "return tuple(number or 0 for number in numbers)"
             )
         },
-        "core training/test_traffic_table.py",
+        "core/test_traffic.py training/test_traffic_table.py",
     ),
     Mend(
         "13",

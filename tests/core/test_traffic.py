@@ -415,3 +415,12 @@ def test_where_it_cannot_be_written(tmp_path):
     with pytest.raises(UsageError) as caught:
         traffic().save(below)
     assert str(caught.value).endswith("(File exists). Name another file.")
+
+
+@pytest.mark.parametrize("field", ["start_ns", "began_ns", "time_ns", "root"])
+def test_what_is_no_number_is_no_0_either(field):
+    good = {"collective": "all_reduce", "bytes_in": 8, "bytes_out": 8}
+    assert getattr(TrafficCall.from_json({**good, field: None}), field) is None
+    for value in ({}, [], ""):
+        with pytest.raises(TypeError):
+            TrafficCall.from_json({**good, field: value})

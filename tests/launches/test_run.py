@@ -19,6 +19,7 @@ from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.file import load_all
 from torchcoll.launches import processes
+from torchcoll.launches.folder import _is_launch
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
 
@@ -522,3 +523,10 @@ def test_the_reason_is_not_what_torchrun_says_of_all_tracebacks():
     assert _last_error(text) == "RuntimeError: makeDeviceForHostname(): unsupported gloo device"
     assert _last_error(f"torchcoll: error: device: got none\n{text}") == "device: got none"
     assert _last_error("nothing else\n") == "nothing else"
+
+
+@pytest.mark.parametrize("seconds", ["7", -1, 1e12, {}, True, float("nan")])
+def test_a_launch_whose_seconds_are_none_runs_again(seconds):
+    line = {"record": "launch", "cell": "a", "launch": 1, "status": "ok", "reason": ""}
+    assert _is_launch({**line, "seconds": 7.5}) and _is_launch(line)
+    assert not _is_launch({**line, "seconds": seconds})

@@ -15,6 +15,7 @@ from torchcoll.core.file import load, save
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import records_csv
 from torchcoll.report.grid import Grid, Head, rich_table
+from torchcoll.report.pictures import literal
 
 EVIL = "a\x1b[31m\x07\x00\x9b2J\u202eb\nc\ud800"  # ESC, BEL, NUL, C1, bidi, a line end, a surrogate
 
@@ -145,3 +146,9 @@ def test_a_surrogate_in_the_name_of_a_side_is_drawn(tmp_path):
     path = tmp_path / "run.jsonl"
     save(run(*(result(case=case(size_bytes=1 << n)) for n in (10, 12))), path)
     assert main(["plot", f"a\ud800={path}", "-o", str(tmp_path / "a.svg")]) == 0
+
+
+def test_a_label_that_is_drawn():
+    """matplotlib refuses half of a surrogate pair, and reads what stands between $ as a formula."""
+    drawn = literal("a\ud800$x$\x1b[2J")
+    assert drawn.isprintable() and drawn.encode() and drawn.count(r"\$") == 2
