@@ -90,16 +90,16 @@ class Imported:
 
     def refuse(self, line: int, reason: str) -> None:
         self.refused.append(Refused(line, reason))
-        self._check(len(self.refused))
+        self.check_rows(len(self.refused))
 
     def take(self, rows: int = 1, most: int | None = None) -> None:
         """So many rows more were read. Raises UnreadableError for more than ``most`` of them, which
         is MOST_ROWS where each becomes a case.
         """
         self.rows += rows
-        self._check(self.rows, most)
+        self.check_rows(self.rows, most)
 
-    def _check(self, count: int, most: int | None = None) -> None:
+    def check_rows(self, count: int, most: int | None = None) -> None:
         most = MOST_ROWS if most is None else most
         if count > most:
             raise UnreadableError("file", f"more than {most} rows", "less", "Split it.")
