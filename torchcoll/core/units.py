@@ -115,7 +115,7 @@ def parse_duration(text: str, what: str) -> float:
             return seconds
     except (ValueError, KeyError):
         pass
-    raise UsageError(what, text, "a time above 0 with its unit: 90s, 30m, 8h, 2d")
+    raise UsageError(what, text, "a time above 0 with its unit: 90s, 30m, 8h, 2ms")
 
 
 def parse_share(text: str, what: str) -> float:
