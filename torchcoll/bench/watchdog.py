@@ -390,16 +390,9 @@ class Watchdog:
         self._leave(ExitCode.HANG, "failed", kind, text, speaks, answers)
 
     def _tells_first(self) -> bool:
-        """Not where the store, which had just answered, is gone: rank 0 serves it, and leaves when
-        it has told. True where it only does not answer.
-        """
-        try:
-            asked = self._asker.ask(
-                lambda: tells_first(self._store, self.control.rank), self._grace_s
-            )
-            return bool(asked)
-        except RuntimeError as error:
-            return isinstance(error, NoAnswer)
+        with contextlib.suppress(RuntimeError):
+            return bool(self._asker.ask(lambda: tells_first(self._store, self.control.rank), 1.0))
+        return True
 
     def _survey(self, word: dict[str, Any]) -> list[dict[str, Any] | None]:
         control = self.control
