@@ -29,7 +29,6 @@ fi
 
 # Side by side, for tests wait as much as they compute: parts that take about the same CPU time, so
 # that none runs on alone. The part with the most ranks is shown live.
-culprit=tests/launch/test_culprit.py
 rooms='tests/importers tests/machine tests/pairs tests/report tests/runs tests/training tests/verdict'
 others="tests --ignore tests/bench --ignore tests/launch --ignore tests/test_readme.py"
 for room in $rooms; do
@@ -37,11 +36,11 @@ for room in $rooms; do
 done
 parts=(
     mypy
-    "pytest -q -p no:cacheprovider tests/test_readme.py tests/launch --ignore $culprit"
+    'pytest -q -p no:cacheprovider tests/test_readme.py tests/launch'
     "pytest -q -p no:cacheprovider $rooms"
     "pytest -q -p no:cacheprovider $others"
 )
-live="pytest -q tests/bench $culprit"
+live='pytest -q tests/bench'
 logs=$(mktemp -d)
 # shellcheck disable=SC2046  # one word for each job
 trap 'kill -INT $(jobs -p) 2>/dev/null || true; rm -rf "$logs"' EXIT

@@ -362,14 +362,6 @@ def survey(
     return answers
 
 
-def tells_first(store: Any, rank: int) -> bool:
-    """Whether no other rank has told of the trouble. On a busy machine one may wait in vain for the
-    words of those that hear of it later, tell it and leave: they would tell it again.
-    """
-    store.compare_set("told", "", str(rank))
-    return int(store.get("told")) == rank
-
-
 def grace_s(late_s: float) -> float:
     """How long to wait for the others where threads of this host wake up so much late: those that
     live are not to be taken for lost because the machine is full.

@@ -30,7 +30,6 @@ from torchcoll.bench.control import (
     see_off,
     store_gone,
     survey,
-    tells_first,
 )
 from torchcoll.bench.whereabouts import (
     Whereabouts,
@@ -380,7 +379,6 @@ class Watchdog:
                     symptom, kind = hangs[0], "hang"
                 text = self._verdict(symptom, answers)
                 speaks = all(answer is None for answer in answers[: control.rank])
-                speaks = speaks and self._tells_first()
             except RuntimeError as error:
                 alone: list[dict[str, Any]] = [{}] * control.rank + [word]
                 buffers = other_buffers(alone, control.names)
@@ -388,11 +386,6 @@ class Watchdog:
                 # Rank 0 may live without a store.
                 speaks = control.rank in (0, self._first_here()) or bool(buffers)
         self._leave(ExitCode.HANG, "failed", kind, text, speaks, answers)
-
-    def _tells_first(self) -> bool:
-        with contextlib.suppress(RuntimeError):
-            return bool(self._asker.ask(lambda: tells_first(self._store, self.control.rank), 1.0))
-        return True
 
     def _survey(self, word: dict[str, Any]) -> list[dict[str, Any] | None]:
         control = self.control
