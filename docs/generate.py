@@ -50,9 +50,9 @@ def pages() -> dict[str, str]:
         "columns.md": columns(),
         "tables.md": tables(),
         "api.md": api(),
-        _SCHEMA.name: _SCHEMA.read_text(),
     }
-    return {name: "\n".join([_NOTE, "", *lines]).rstrip() + "\n" for name, lines in made.items()}
+    pages = {name: "\n".join([_NOTE, "", *lines]).rstrip() + "\n" for name, lines in made.items()}
+    return pages | {_SCHEMA.name: _SCHEMA.read_text()}  # JSON has no place for the note
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -38,6 +38,8 @@ def test_generated_pages_are_current():
     """Else: python docs/generate.py"""
     for name, text in runpy.run_path(str(ROOT / "docs/generate.py"))["pages"]().items():
         assert (REFERENCE / name).read_text() == text, f"{name}: python docs/generate.py"
+    # What the page of the file links to is read by programs.
+    assert json.loads((REFERENCE / "torchcoll-2.schema.json").read_text()) == SCHEMA
 
 
 def test_every_exit_code_has_its_line():
