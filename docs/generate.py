@@ -51,8 +51,8 @@ def pages() -> dict[str, str]:
         "tables.md": tables(),
         "api.md": api(),
     }
-    pages = {name: "\n".join([_NOTE, "", *lines]).rstrip() + "\n" for name, lines in made.items()}
-    return pages | {_SCHEMA.name: _SCHEMA.read_text()}  # JSON has no place for the note
+    texts = {name: "\n".join([_NOTE, "", *lines]).rstrip() + "\n" for name, lines in made.items()}
+    return texts | {_SCHEMA.name: _SCHEMA.read_text()}  # JSON has no place for the note
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

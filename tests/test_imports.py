@@ -61,7 +61,10 @@ ON_RANKS = {
     *("pairs.__main__", "pairs.bisect", "pairs.sweep"),
     *(
         f"training.{name}"
-        for name in ("buckets", "capture", "decode", "hook", "player", "replay", "shards", "waits")
+        for name in (
+            *("buckets", "capture", "decode", "hook", "player"),
+            *("recorded_calls", "replay", "shards", "waits"),
+        )
     ),
 }
 ANYTHING = {*TABLE, *DRAWN}

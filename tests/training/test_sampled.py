@@ -18,8 +18,8 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.metrics import Metric, check_metrics, write_metrics
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.training import sampled
-from torchcoll.training.capture import CallRecorder
 from torchcoll.training.over_time import Stretch, over_time
+from torchcoll.training.recorded_calls import CallRecorder
 from torchcoll.training.sampled import Sampling, StepMetrics, step_metrics
 from torchcoll.training.traffic_show import show_traffic
 

@@ -21,7 +21,7 @@ from torchcoll.core.metrics import Metric, write_metrics
 from torchcoll.core.traffic import TrafficCall
 
 if TYPE_CHECKING:
-    from torchcoll.training.capture import CallRecorder
+    from torchcoll.training.recorded_calls import CallRecorder
 
 MOST = 512  # an hour has 7 of them in three days, and a step of 500 calls makes 60 MB of them
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from torchcoll.training.capture import RecordedCall
+    from torchcoll.training.recorded_calls import RecordedCall
 
 
 class Waits:

@@ -1,0 +1,312 @@
+"""Calls of a training while they run, and how they become those of a Traffic.
+
+``capture`` and what samples it write here; ``ddp_hook`` names its groups alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.traffic import POINT_TO_POINT, Group, Traffic, TrafficCall
+from torchcoll.training.decode import of_world, reduction
+
+# -------------------------------------------------------------------------------------------------
+# Process groups as a Traffic names them.
+
+
+class GroupNames:
+    """The names of process groups in one traffic, whose groups it fills. torch gives a name again
+    when a group was destroyed: with other members it becomes ``NAME@2`` (``join`` tells the ranks
+    apart that saw other ones).
+    """
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        # By the object, which must not live longer for being known here.
+        self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+    def of(self, group: Any, device: torch.device) -> str:
+        name = self._names.get(group)
+        if name is None:
+            found = group_of(group, device)
+            name = self._names[group] = self._traffic.add_group(found)
+        return name
+
+
+def unboxed(group: Any) -> Any:
+    """The ProcessGroup of an operator's argument: itself, in a box, or its name; None: unknown."""
+    try:
+        if isinstance(group, str):
+            return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+        return dist.ProcessGroup.unbox(group) if isinstance(group, torch.ScriptObject) else group
+    except (RuntimeError, TypeError, ValueError):
+        return None
+
+
+def group_of(group: Any, device: torch.device) -> Group:
+    """Its name, its ranks of the world, and the backend that serves tensors on that device."""
+    try:
+        ranks = tuple(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError, RuntimeError):  # made by hand, beside torch.distributed
+        ranks = ()
+    try:
+        backend = str(group._get_backend(device).name())
+    except RuntimeError:
+        backend = ""
+    if backend in ("", "custom"):  # of a backend that is not torch's own it may say no more
+        backend = str(dist.get_backend(group)) if ranks else ""
+    return Group(str(group.group_name), ranks, backend, str(group.group_desc))
+
+
+def environment(seen_by: str) -> dict[str, Any]:
+    """What the header of the traffic says of this process."""
+    import platform
+
+    from torchcoll import __version__
+
+    return {
+        "torchcoll": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "backend": str(dist.get_backend()),
+        "seen_by": seen_by,
+    }
+
+
+# -------------------------------------------------------------------------------------------------
+# Calls that are recorded while training runs, and how they become those of a Traffic.
+
+_CALLBACK_S = 1.0
+# Notes; {} is how many calls it is about.
+_HIDDEN = f"{{}} reductions: torch {torch.__version__} does not tell which (sum, max, ...)"
+_UNENDED = "{} calls had not ended when the capture did: how long they took is not known"
+_IN_FLIGHT = "{} calls are missing: they had not returned when the capture ended"
+_UNKNOWN = "{} calls of {}, which torchcoll does not know: their bytes are those of its tensors"
+_LATE = (
+    "{} calls end when Python hears of it: up to 5 ms late where it is busy with something else "
+    "(sys.getswitchinterval)"
+)
+_NOT_WAITED = "{} calls have no duration: a step later the program had not waited for them"
+
+
+def _clock() -> str:
+    """The name of perf_counter_ns, which all processes of a machine share until it boots again."""
+    try:
+        return f"monotonic {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    except OSError:  # not Linux
+        return f"monotonic {socket.gethostname()}"
+
+
+class RecordedCall:
+    """A call that was issued and may not have ended. Stamps are of perf_counter_ns.
+
+    fields: of its TrafficCall; None while it has not returned; {} where there is none to be made.
+    unstated: why its duration will never be known; "" while it may. future: that calls ``end``.
+    work: kept where the program's wait for it is the end, and where torch tells only afterwards
+    from whom a message came. waited: what to say where that wait is the end. forgotten: its step is
+    no longer kept; the call still takes its number.
+    """
+
+    __slots__ = (
+        *("clock", "fields", "forgotten", "future", "start", "step", "time_ns", "unstated"),
+        *("waited", "work"),
+    )
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.fields: dict[str, Any] | None = None
+        self.clock, self.unstated, self.waited = "host", "", ""
+        self.forgotten = False
+        self.future: Any = None
+        self.work: Any = None
+        self.time_ns: int | None = None
+        self.start = time.perf_counter_ns()
+
+    def end(self, _: Any = None) -> None:
+        """It ends now. A callback of a future."""
+        self.time_ns = time.perf_counter_ns() - self.start
+        self.future = None
+
+    @property
+    def due(self) -> bool:
+        """It has ended, and ``end`` is still to be called: a future tells those who wait first."""
+        future = self.future  # which another thread may take away
+        return future is not None and future.done()
+
+
+class CallRecorder:
+    """Fills the calls of this rank in a traffic: in the order of issue, when they have ended."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.traffic = traffic
+        self.rank = dist.get_rank()
+        self._groups = GroupNames(traffic)
+        self._open: deque[RecordedCall] = deque()
+        self._calls = traffic.calls.setdefault(self.rank, [])
+        self._steps = traffic.steps.setdefault(self.rank, [])
+        self._sequence: Counter[tuple[Any, ...]] = Counter()
+        self._notes: Counter[str] = Counter()
+        traffic.ranks = dist.get_world_size()
+        traffic.environment |= environment("capture")
+        traffic.mark_step = self.step
+        self.begun = time.perf_counter_ns()
+        self._step_began = 0  # from then on
+
+    @property
+    def kept(self) -> int:
+        """Steps."""
+        return len(self._steps)
+
+    def step_of(self, number: int) -> tuple[tuple[int, int], list[TrafficCall]] | None:
+        """Begin and end of a step that is kept, and its calls; None while one has not ended."""
+        self._flush()
+        if any(call.step == number and not call.forgotten for call in self._open):
+            return None
+        found = []
+        for call in reversed(self._calls):  # in the order of issue: the step is near the end
+            if call.step == number:
+                found.append(call)
+            elif call.step is not None and call.step < number:
+                break
+        return self._steps[number], found[::-1]
+
+    def begin(self) -> RecordedCall:
+        """A call that is issued now, perhaps in another thread."""
+        call = RecordedCall(len(self._steps))
+        self._open.append(call)
+        return call
+
+    def drop(self, call: RecordedCall) -> None:
+        """A call that failed, or cannot be read."""
+        call.fields = {}
+
+    def add(
+        self, call: RecordedCall, fields: dict[str, Any], group: Any, device: torch.device
+    ) -> None:
+        """fields: what ``decode`` tells of it; group: its process group."""
+        fields["group"] = name = self._groups.of(group, device)
+        of_world(fields, self.traffic.groups[name].ranks)
+        call.fields = fields
+
+    def begin_step(self) -> None:
+        """A step that is captured begins: what was before it is in none."""
+        self._step_began = time.perf_counter_ns() - self.begun
+
+    def step(self) -> None:
+        """The end of a step, and the begin of the next one."""
+        now = time.perf_counter_ns() - self.begun
+        self._steps.append((self._step_began, now))
+        self._step_began = now
+        for call in self._open:  # or all that comes after such a call would be kept back with it
+            if call.waited and call.time_ns is None and call.step < len(self._steps) - 1:
+                call.unstated = _NOT_WAITED
+        self._flush()
+
+    def thin(self) -> None:
+        """Every second step is forgotten, the second of all first. Its calls that are still open
+        stay in line until they take their number: other ranks' calls, which may have ended, took it
+        already, and all later ones would be joined with their neighbours.
+        """
+        del self._steps[1::2]
+        self._calls[:] = [
+            dataclasses.replace(call, step=call.step // 2)
+            for call in self._calls
+            if call.step is not None and call.step % 2 == 0
+        ]
+        for call in self._open:
+            call.forgotten |= call.step % 2 == 1
+            call.step //= 2
+
+    def finish(self) -> None:
+        """The end of the capture. Calls that have not ended are kept without a duration."""
+        self.traffic.mark_step = None
+        self.traffic.clocks[self.rank] = (_clock(), self.begun)
+        self.settle()
+        self._flush(final=True)
+        if not self._steps:
+            del self.traffic.steps[self.rank]
+        self.traffic.notes += [text.format(count) for text, count in self._notes.items()]
+
+    def settle(self) -> None:
+        """Until the ends that there are have been told."""
+        deadline = time.monotonic() + _CALLBACK_S
+        while any(call.due for call in self._open) and time.monotonic() < deadline:
+            time.sleep(1e-4)
+
+    def note(self, text: str) -> None:
+        """Counts one more call that the sentence is about; {} in it is how many."""
+        self._notes[text] += 1
+
+    def _flush(self, final: bool = False) -> None:
+        while self._open:
+            call = self._open[0]
+            known = call.fields == {} or (
+                call.fields and (call.unstated or call.time_ns is not None)
+            )
+            if not (known or final):
+                break
+            self._open.popleft()
+            if call.fields:
+                number = self._number(call, call.fields)
+                if not call.forgotten:
+                    self._calls.append(self._made(call, call.fields, number))
+            elif call.fields is None and not call.forgotten:
+                self.note(_IN_FLIGHT)
+
+    def _number(self, call: RecordedCall, fields: dict[str, Any]) -> int:
+        """Its own among those of the group: see TrafficCall.sequence."""
+        key: tuple[Any, ...] = (fields["group"],)
+        if fields["collective"] in POINT_TO_POINT:
+            if call.work is not None and fields["peer"] is None:
+                fields["peer"] = self._source(call.work, fields["group"])
+            key = (*key, fields["collective"], fields["peer"])
+        number = self._sequence[key]
+        self._sequence[key] += 1
+        call.work = None
+        return number
+
+    def _made(self, call: RecordedCall, fields: dict[str, Any], number: int) -> TrafficCall:
+        fields["op"] = reduction(fields["op"])
+        self._judge(call, fields)
+        return TrafficCall(
+            **fields,
+            sequence=number,
+            step=call.step if call.step < len(self._steps) else None,
+            start_ns=call.start - self.begun,
+            time_ns=call.time_ns,
+            clock=call.clock,
+        )
+
+    def _source(self, work: Any, group: str) -> int | None:
+        """Rank of the world that a message came from; None while it has not."""
+        found: dict[str, Any] = {"peer": work._source_rank() if work.is_completed() else None}
+        of_world(found, self.traffic.groups[group].ranks)
+        peer: int | None = found["peer"]
+        return peer
+
+    def _judge(self, call: RecordedCall, fields: dict[str, Any]) -> None:
+        """Notes what is not known of it."""
+        collective = fields["collective"]
+        if ":" in collective:
+            self.note(_UNKNOWN.format("{}", collective))
+        if collective in COLLECTIVES and COLLECTIVES[collective].has_op and fields["op"] is None:
+            self.note(_HIDDEN)
+        if call.unstated:
+            self.note(call.unstated)
+        elif call.time_ns is None:
+            self.note(_UNENDED)
+        elif call.waited:
+            self.note(call.waited)
+        elif call.clock == "host" and fields["asynchronous"] is not False:
+            self.note(_LATE)
