@@ -7,6 +7,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../launch/install.sh"
 
 # Some images set it: then each of the many processes of the tests compiles torchcoll again.
 unset PYTHONDONTWRITEBYTECODE
+# The parts below fill the cores: another thread for small matrices only takes time from them.
+export OPENBLAS_NUM_THREADS=1
 install_torchcoll "$ROOT/.venv-test" plot,docs,test,dev
 cd "$ROOT"
 status=0

@@ -15,8 +15,10 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import types
+import venv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +118,18 @@ def python(words: list[str]) -> None:
     runpy.run_module(words[1], run_name="__main__", alter_sys=True)
 
 
+def python_with_torch(folder: Path) -> Path:
+    """One as an image of a vendor has it, so that local.sh does not take a minute of both cores to
+    install torch: what it does without one is what made the environment of this test.
+    """
+    venv.create(folder, symlinks=True)
+    for kind in ("purelib", "platlib"):
+        inside = sysconfig.get_path(kind, "venv", {"base": str(folder), "platbase": str(folder)})
+        own = Path(inside, f"{kind}.pth")
+        own.write_text(f"import site; site.addsitedir({sysconfig.get_path(kind)!r})\n")
+    return folder / "bin" / "python"
+
+
 class Reader:
     """Somebody who runs one block after the other."""
 
@@ -126,9 +140,9 @@ class Reader:
         shutil.copytree(ROOT, self.copy, ignore=shutil.ignore_patterns(*ignored))
         self.blocks = 0
         self.printed: dict[str, str] = {}
-        # The python of this test has torch, so nothing is downloaded.
         path = f"{torchrun.parent}:{self.copy}/.venv/bin:{Path(sys.executable).parent}"
-        self.env = {"PATH": f"{path}:{os.environ['PATH']}", "PYTHON": sys.executable}
+        python = python_with_torch(folder / "python")
+        self.env = {"PATH": f"{path}:{os.environ['PATH']}", "PYTHON": str(python)}
         self.env |= {"OMP_NUM_THREADS": "1"}
 
     def read(self, block: Block) -> None:
