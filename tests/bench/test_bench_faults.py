@@ -451,6 +451,44 @@ def test_a_fault_of_ours_in_start_up(launch):
     assert "Traceback" in measured.stderr(1)
 
 
+def test_who_tells_it_is_one_where_the_others_hear_of_it_late(launch):
+    """On a busy machine: rank 1 has waited in vain for their words, told it and left."""
+
+    def setup(rank: int) -> None:
+        if rank == 1:
+            environment.member = lambda *args: 1 / 0
+            control.GRACE_S = 0.1
+        else:
+            watchdog.Watchdog._alarmed = lambda self: False
+
+    measured = launch("all_reduce", "--sizes 8 -T 60", 3, setup=setup).ended(HANG, 45)
+    (line,) = measured.errors()
+    assert f"rank 1 ({HOST}): ZeroDivisionError: division by zero" in line
+    reason = measured.run.end["reason"]
+    assert f"rank 1 ({HOST}): ZeroDivisionError: division by zero" in reason
+
+
+def test_rank_0_serves_the_store_until_the_last_question(launch):
+    """A rank that asks slowly what it asks after the words of the others does not find it gone."""
+
+    def setup(rank: int) -> None:
+        if rank == 2:
+            environment.member = lambda *args: 1 / 0
+        if rank == 1:
+            survey = watchdog.survey
+
+            def slow(*args, **options):
+                answers = survey(*args, **options)
+                time.sleep(0.5)
+                return answers
+
+            watchdog.survey = slow
+
+    measured = launch("all_reduce", "--sizes 8 -T 60", 3, setup=setup).ended(HANG, 45)
+    (line,) = measured.errors()
+    assert f"rank 2 ({HOST}): ZeroDivisionError: division by zero" in line
+
+
 def test_no_room_for_a_thread(launch):
     """One that cannot watch says so to the others, which do not take the store for lost."""
 

@@ -332,8 +332,7 @@ def survey(
     Called by the watchdog of every rank with its own client of the store. Where a rank of this host
     is gone without a word that is the news, and nobody else is waited for but a moment ({} for
     them): the launcher, which sees it too, ends this process soon. ``hurries``: whether it has
-    begun to. A rank that ended the other says so meanwhile. A rank whose word is there leaves
-    ``left/RANK`` behind.
+    begun to. A rank that ended the other says so meanwhile.
     """
     alarm(store, rank, word)
     answers: list[dict[str, Any] | None] = [None] * ranks
@@ -357,9 +356,21 @@ def survey(
                 answers[other] = {}  # not asked
             break
         time.sleep(0.05)
+    return answers
+
+
+def tells_first(store: Any, rank: int, story: str) -> bool:
+    """Whether no other rank has told this: on a busy machine one may wait in vain for the words of
+    those that hear of its trouble later, tell it and leave. Who has another story tells that too.
+    """
+    told = json.loads(store.compare_set("told", "", json.dumps([rank, story])))
+    return bool(told[0] == rank or told[1] != story)
+
+
+def part(store: Any, rank: int) -> None:
+    """This rank asks nothing more: rank 0, which may serve the store, need not wait for it."""
     if rank:
         store.set(f"left/{rank}", "")
-    return answers
 
 
 def grace_s(late_s: float) -> float:

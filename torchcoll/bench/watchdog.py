@@ -27,9 +27,11 @@ from torchcoll.bench.control import (
     alarm,
     dead_ranks,
     grace_s,
+    part,
     see_off,
     store_gone,
     survey,
+    tells_first,
 )
 from torchcoll.bench.whereabouts import (
     Whereabouts,
@@ -344,6 +346,7 @@ class Watchdog:
             stated = [answer.get("dead", []) for answer in answers if answer]
             dead = {*dead_ranks(control.members, control.rank)}.union(*stated)
             lost = sorted(rank for rank in dead if not answers[rank])
+            part(self._store, control.rank)
             return lost, other_buffers(answers, control.names)
 
         try:
@@ -379,6 +382,7 @@ class Watchdog:
                     symptom, kind = hangs[0], "hang"
                 text = self._verdict(symptom, answers)
                 speaks = all(answer is None for answer in answers[: control.rank])
+                speaks = self._part(text.partition(f" in {self.progress.stated()}")[0], speaks)
             except RuntimeError as error:
                 alone: list[dict[str, Any]] = [{}] * control.rank + [word]
                 buffers = other_buffers(alone, control.names)
@@ -401,6 +405,21 @@ class Watchdog:
         )
         self._first = int(self._store.get("alarm"))
         return answers
+
+    def _part(self, story: str, speaks: bool) -> bool:
+        """Whether this rank, which ``speaks``, tells the story. It asks nothing after it: the store
+        may go at once, and a rank that missed it took rank 0 for lost.
+        """
+        control = self.control
+
+        def ask() -> bool:
+            first = speaks and tells_first(self._store, control.rank, story)
+            part(self._store, control.rank)
+            return first
+
+        with contextlib.suppress(RuntimeError):
+            return bool(self._asker.ask(ask, GRACE_S))
+        return speaks
 
     def _without_store(self, error: RuntimeError) -> str:
         """Why there is no store, which rank 0 serves or torchrun's agent."""
