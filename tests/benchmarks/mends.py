@@ -407,7 +407,7 @@ MENDS = (
         "13",
         "reasons of an import that read nothing are on stderr",
         "importers/command.py",
-        {", file=None if found.runs else sys.stderr)": ")"},
+        {"file=sys.stderr if aside else None": "file=None"},
         "importers/test_import_command.py",
     ),
     Mend(
