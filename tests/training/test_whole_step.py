@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+import torch
 from foreign_traces import INFO, event, kernel, param, step
 from sent import MS, call, traffic, world
 
@@ -221,7 +222,10 @@ def test_the_clock_of_a_host_lies_within_what_calls_tell(jobs, tmp_path):
     assert abs(told.added_ns[1] - known.added_ns[1]) <= told.error_ns[1]
     whole = whole_step(found)
     assert [(one.computing_ns, one.idle_ns) for one in whole.ranks] == [(None, None)] * 2
-    assert [one.exposed_ns for one in whole.ranks] == [o.communicating_ns for o in whole.ranks]
+    exposed = [one.communicating_ns for one in whole.ranks]
+    if torch.__version__.startswith("2.6."):  # does not tell that the program waits for each call
+        exposed = [None, None]
+    assert [one.exposed_ns for one in whole.ranks] == exposed
     assert any("may be computation or idle" in note for note in whole.notes)
 
 
