@@ -97,8 +97,38 @@ def test_an_offset_on_a_shared_link(offset, slowdown, begins):
     assert later.slowdown.value == pytest.approx(slowdown, rel=1e-3)
     assert later.work_slowdown.value == pytest.approx(slowdown, rel=1e-3)
     assert once.covered and later.covered
-    rows = beside_grid([once, later]).rows
-    assert [row[2] for row in rows] == ["at once", begins]
+    grid = beside_grid([once, later])
+    assert [row[2] for row in grid.rows] == ["at once", begins]
+    # What could be hidden is known of the one alone, and no sum of rates is one that there was.
+    overlaps_told = [row[[head.first for head in grid.heads].index("overlap")] for row in grid.rows]
+    assert overlaps_told == ["0.00 [0.00, 0.00]", "-"]
+    assert once.busbw_gbps is None and later.busbw_gbps is None
+
+
+def test_single_calls_are_told_one_by_one():
+    """20 pairs fill a block: a call of 1 ms, and one of the work, of 3 ms."""
+    blocks = dict(alone_ns=[[20 * MS]], work_ns=[[60 * MS]], both_calls_ns=[[40 * MS]])
+    blocks |= dict(both_work_ns=[[80 * MS]], both_ns=[[80 * MS]], offset_ns=500_000)
+    blocks |= dict(later_calls_ns=[[30 * MS]], later_work_ns=[[70 * MS]], later_ns=[[80 * MS]])
+    beside = Beside("all_reduce:div:2:1M", None, 20, 20, later_begins_ns=[[510_000]], **blocks)
+    found = overlaps(Run({}, results=[CaseResult(CASE, "ok", 2, beside=beside)]))
+    assert [(one.calls_ns, one.work_ns) for one in found] == [(MS, 3 * MS)] * 2
+    assert [one.offset_ns for one in found] == [0, 510_000]
+
+
+@pytest.mark.parametrize(("offset", "pairs"), [("1ms", 20), ("50ms", 10), ("500ms", 1), ("30s", 1)])
+def test_a_block_waits_half_a_second_for_its_offsets(offset, pairs):
+    """Calls of 1 ms: 20 fill a block of 20 ms, and the watchdog takes 2000 waits of 1 s for a
+    hang.
+    """
+
+    class Short(SharedLink):
+        def together(self, call, calls, work, repeats, after_ns=0):
+            return MS * calls, MS * repeats, MS, after_ns
+
+    work = Work("all_reduce:div:2:1M", list, bus_bytes=1 << 20)
+    found = measure_offset(session_on(Short()), None, work, list, list, "case", offset)
+    assert (found["calls"], found["repeats"]) == (pairs, pairs)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 BLOCKS = 12  # a multiple of 3 and of 4: each kind is first, second, ... equally often
 BLOCK_NS = 20_000_000  # that the calls of a block take alone
 LEAST_CALLS, MOST_CALLS = 2, 2000
+OFFSETS_NS = 500_000_000  # that a block waits for its offsets: a watchdog looks on
 COVER = 1.25  # so much longer than the calls the work is, to be there until they end
 MOST_REPEATS = 100_000
 _TRIES = 4
@@ -203,7 +204,7 @@ def measure_offset(
     offset: str,
 ) -> dict[str, Any]:
     """As ``measure_beside``, of one call and one repeat of the work at a time: in a run of calls
-    an offset would be lost after the first. offset: ``2ms``.
+    an offset would be lost after the first. offset: ``2ms``, which Spec keeps below --timeout.
     """
     device, step, all_calls = session.device, session.progress.step, 0
     offset_ns = round(1e9 * parse_duration(offset, "offset"))
@@ -224,7 +225,7 @@ def measure_offset(
     step(f"{name}: how long {work.name} takes")
     block(LEAST_CALLS, 1, 1)  # the first of each is slow
     took = max(session.control.all_gather(block(LEAST_CALLS, 1, 1)[2])) / LEAST_CALLS
-    pairs = round(min(max(BLOCK_NS / max(took, 1), 1), MOST_CALLS))
+    pairs = round(max(min(BLOCK_NS / max(took, 1), OFFSETS_NS / offset_ns, MOST_CALLS), 1))
     kinds = {"alone": (1, 0), "work": (0, 1), "both": (1, 1), "later": (1, 1, offset_ns)}
     order, found = list(kinds), {kind: list[list[int]]() for kind in kinds}
     for number in range(BLOCKS):
