@@ -71,6 +71,14 @@ def test_a_mesh_with_an_offset(tmp_path, capsys):
         ({"mesh": "4x2", "beside": "copy"}, "mesh: got 4x2 with --beside, expected one of them"),
         ({"offset": "2ms"}, "offset: got 2ms with nothing beside, expected --beside COLLECTIVE:GR"),
         ({"offset": "2ms", "beside": "copy"}, "offset: got 2ms with copy beside, expected --besi"),
+        (
+            {"mesh": "4x2", "offset": "3m"},
+            "offset: got 3m, expected 1us to half of --timeout (300 s",
+        ),
+        (
+            {"mesh": "4x2", "offset": "0.1us"},
+            "offset: got 0.1us, expected 1us to half of --timeout",
+        ),
         ({"mesh": "4x2", "offset": "2"}, "offset: got 2, expected a time above 0 with its unit"),
         ({"beside": "all_gather:2"}, "beside: got all_gather:2, expected all_gather:mod:N or "),
         (

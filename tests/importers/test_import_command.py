@@ -444,3 +444,20 @@ def test_what_a_training_sent_is_for_another_command(tmp_path, capsys, command, 
         f"torchcoll: error: file: got {path}, expected results; this is what a training sent. "
         f"torchcoll trace {path} reads it.\n"
     )
+
+
+@pytest.mark.parametrize(("name", "word"), [("-", "-"), ("my step.json", "'my step.json'")])
+def test_the_command_that_reads_it_can_be_typed(tmp_path, monkeypatch, name, word):
+    """A blank in the name, and stdin, which has none."""
+    monkeypatch.chdir(tmp_path)
+
+    def said(text):
+        Path("my step.json").write_text(text)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        with pytest.raises(UnreadableError) as caught:
+            registry.import_file(name)
+        return str(caught.value)
+
+    assert said('{"traceEvents": [{"ph": "X"}]}').endswith(f"torchcoll trace {word} reads it.")
+    model = "FILE" if name == "-" else word
+    assert f" validate --predicted {model} RUN says" in said('{"schema": "torchcoll-model/1"}')

@@ -12,7 +12,7 @@ from sent import MS, call, traffic, world
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
-from torchcoll.core.traffic import Traffic, join
+from torchcoll.core.traffic import Group, Traffic, join
 from torchcoll.importers.traces import read_traffic
 from torchcoll.training.clocks import measured_offsets
 from torchcoll.training.drawn_show import MOST_DRAWN, _drawn, _label, _together, draw_step
@@ -95,6 +95,29 @@ def test_a_rank_is_called_late_beyond_chance_alone():
     found = in_steps(6)
     assert [one.late for one in found.ranks] == ["", "6 of 6"]
     assert "rank 1 came last most often in 6 of 6 steps" in answer_lines(found)
+
+
+def test_a_group_that_calls_more_often_makes_none_of_its_ranks_late():
+    """Ranks 0 and 1 have ten calls a step, in turn late to all of them; 2 and 3 have one. Of 20
+    steps 10 are a coin's; of four ranks that all voted it would be 1.4 %.
+    """
+    groups = {
+        name: Group(name, ranks, "nccl", "") for name, ranks in (("a", (0, 1)), ("b", (2, 3)))
+    }
+
+    def own(rank):
+        name, calls = ("a", 10) if rank < 2 else ("b", 1)
+        for number in range(40 * calls):
+            late = 2 * ((number // calls + rank) % 2)
+            place = {"step": number // calls, "sequence": number, "group": name}
+            begun = 100 * place["step"] + 10 * (number % calls)
+            yield ran(begun + 2 + late, begun + 8, **place)
+
+    found = traffic(own, ranks=4, steps=40, groups=groups)
+    found.source = "kineto"
+    step = whole_step(found)
+    assert [one.last for one in step.ranks] == [0.5] * 4
+    assert [one.late for one in step.ranks] == [""] * 4
 
 
 def test_a_wait_below_its_error_is_no_way_to_another_rank():

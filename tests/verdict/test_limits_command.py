@@ -85,6 +85,19 @@ def test_a_topology_that_nccl_is_given_says_where_the_whole_one_is(tmp_path, cap
     assert last.endswith("run anything there with NCCL_TOPO_DUMP_FILE=topo.xml, and give that")
 
 
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_of_fewer_than_two_gpus_nccl_expects_nothing(tmp_path, capsys, gpus):
+    """NCCL writes graphs of one GPU too; a ring of one carries nothing."""
+    topology, text = tmp_path / "topo.xml", tmp_path / "graph.xml"
+    own = re.sub(r"<gpu.*?</gpu>|<gpu[^>]*/>", "", hgx(), flags=re.DOTALL)
+    topology.write_text(hgx(gpus) if gpus else own)
+    text.write_text(graphs(graph(0, 12, 30, 30, gpus=1), graph(1, 12, 30, 30, gpus=1)))
+    assert main(["limits", str(topology), str(text), "--format", "json"]) == 0
+    rows = [r for r in json.loads(capsys.readouterr().out)["rows"] if r["hosts"] == 1]
+    assert {row["algorithm"] for row in rows} >= {"RING", "TREE"}
+    assert all((r["busbw_gbps"], r["expected_busbw_gbps"]) == (None, None) for r in rows)
+
+
 @pytest.mark.parametrize(
     ("files", "error", "code"),
     [

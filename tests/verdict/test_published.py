@@ -17,6 +17,7 @@ from torchcoll.core.file import save
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.units import parse_size
 from torchcoll.runs.document import page_of
+from torchcoll.verdict.limits import check_labels
 from torchcoll.verdict.published import alike, publications, published_line, standings
 
 ROOT = Path(__file__).parents[2]
@@ -291,6 +292,15 @@ def test_a_board_is_not_assumed_of_more_ranks_than_it_has(tmp_path, capsys):
         assert main(["show", str(tmp_path / f"{ranks}.jsonl")]) == 0
         line = capsys.readouterr().out.splitlines()[-1]
         assert "assumed" in line and ("nvswitch" in line) == one_host
+
+
+def test_hosts_by_name_are_no_problem_of_a_run_whose_ranks_tell_theirs(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    case = case_of(475.0, size_bytes=parse_size("8G"), ranks=8)
+    save(launch(case, hosts=1, device="NVIDIA H200", labels={"hosts": "n1,n2"}), path)
+    assert main(["show", str(path)]) == 0
+    assert "label hosts" not in capsys.readouterr().out
+    check_labels({"hosts": "n1,n2", "link_gbps": "50"})
 
 
 def test_hosts_that_are_no_number(tmp_path, capsys):

@@ -191,7 +191,9 @@ def _compare_versus(state: Versus, options: argparse.Namespace, gate: dict[str, 
     folder = options.sides[0]
     given = [name for name, unasked in _OTHERWISE.items() if getattr(options, name) != unasked]
     if given:
-        sides = " ".join(shlex.quote(f"{name}={folder}/{name}-*.jsonl") for name in state.cells)
+        sides = " ".join(
+            shlex.quote(f"{name}={folder}/{name}-[0-9]*.jsonl") for name in state.cells
+        )
         raise UsageError(
             given[0].replace("_", "-"),
             f"{getattr(options, given[0])} with the folder of a versus",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import time
@@ -172,10 +173,19 @@ def _way_on(state: Versus, found: Sequence[Comparison], folder: str) -> str:
     doubt = f"may need over {MOST_LAUNCHES} launches a side"
     if number is None:
         return f"What is unclear {doubt}: longer ones (-n, --max-time) or a larger --threshold help"
-    more = f" --launches {number}" if number > state.most else ""
     ends = ", and ends once it is settled" if settles else f"; it {doubt}"
+    if number > state.same_most and _may_be_same(found):  # which --resume would never find
+        return f"What is unclear takes a new folder, begun with --launches {number}{ends}"
+    more = f" --launches {number}" if number > state.most else ""
     folder = shlex.quote(folder)
     return f"What is unclear goes on with torchcoll versus --resume {folder}{more}{ends}"
+
+
+def _may_be_same(found: Sequence[Comparison]) -> bool:
+    """Whether some ratio of what is unclear lies within the threshold."""
+    limit = math.log1p(found[0].threshold)
+    rows = [row for one in found for row in one.rows if row.result == "unclear"]
+    return any(row.ratio and abs(math.log(row.ratio)) <= limit for row in rows)
 
 
 def _against(found: Comparison) -> str:
@@ -325,8 +335,7 @@ def _below(state: Versus, found: Sequence[Comparison], folder: str, ended: str) 
     if number and number > state.same_most:
         needs.append(
             f"--resume beyond the {state.same_most} launches a side that it was begun with finds "
-            "what differs; to find the same with more it takes another folder, begun with "
-            f"--launches {number}"
+            "what differs, and no more that is the same"
         )
     return [
         "95 %, p: anytime-valid t of the side in log time ~ side + launch number, over all looks; "

@@ -36,10 +36,11 @@ class Overlap:
     the blocks. slowdown: at once over alone. work_slowdown: while the calls ran. efficiency: of the
     time that could have been hidden, the part that was, (calls + work - at once) / min(calls,
     work), each that of the rank that was last: 1 is all of it, 0 is one after the other, below 0
-    is worse than that.
+    is worse than that; None where the work began later, for then less could have been.
     uncovered: blocks in which the work of some rank ended before all of it had; covered: whether
     those are few. offset_ns: of ``--offset``, after each call the work began so much later (median
-    over ranks and blocks of the mean; 0: at once); None where a block is a run of calls.
+    over ranks and blocks of the mean; 0: at once), work_ns is of one repeat of it, and
+    work_slowdown of its whole time; None where a block is a run of calls.
     """
 
     case: Case
@@ -53,7 +54,7 @@ class Overlap:
     work_ns: float
     slowdown: Estimate
     work_slowdown: Estimate
-    efficiency: Estimate
+    efficiency: Estimate | None
     uncovered: int
     covered: bool
     work_bus_bytes: int | None = None
@@ -62,9 +63,10 @@ class Overlap:
     @property
     def busbw_gbps(self) -> tuple[float, float] | None:
         """(alone, at once) of both collectives together, in 10^9 bytes/s: alone that of the faster
-        one. None where the work is no collective.
+        one. None where the work is no collective; and of single calls: where one lasts longer it is
+        alone then, so that the rates of both, added, are none that there was.
         """
-        if self.work_bus_bytes is None:
+        if self.work_bus_bytes is None or self.offset_ns is not None:
             return None
         factor = COLLECTIVES[self.case.collective].bus_factor(self.ranks)
         own = self.case.size_bytes * factor / self.calls_ns
@@ -88,7 +90,7 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
     found = result.beside
     assert found is not None
     both = found.both_calls_ns, found.both_work_ns, found.both_ns
-    offset_ns = None if found.offset_ns is None else 0.0
+    offset_ns, repeats = (None, 1) if found.offset_ns is None else (0.0, found.repeats)
     if later:
         both = found.later_calls_ns, found.later_work_ns, found.later_ns
         offset_ns = _median([ns for of_rank in found.later_begins_ns for ns in of_rank])
@@ -99,6 +101,7 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
         work_slowdown = _mean_of_logs([math.log(_while_both(*block)) for block in triples])
     else:  # one of each: how much longer it took is all there is
         work_slowdown = _ratio(both_work, work)
+    turns = zip(alone, work, whole, strict=True)
     return Overlap(
         result.case,
         result.ranks,
@@ -108,10 +111,10 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
         found.repeats,
         found.blocks,
         _median(alone) / found.calls,
-        _median(work),
+        _median(work) / repeats,
         _ratio(both_calls, alone),
         work_slowdown,
-        _mean([(a + w - t) / min(a, w) for a, w, t in zip(alone, work, whole, strict=True)]),
+        None if later else _mean([(a + w - t) / min(a, w) for a, w, t in turns]),
         found.uncovered,
         found.covered,
         found.work_bus_bytes,

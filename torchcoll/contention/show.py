@@ -26,8 +26,14 @@ _DEFINITION = (
 def beside_grid(found: Sequence[Overlap]) -> Grid:
     """A row a case, with an offset two; ``found`` is not empty."""
     begins: list[tuple[Head, Callable[[Overlap], str]]] = []
-    if any(one.offset_ns is not None for one in found):
+    alone: list[tuple[Head, Callable[[Overlap], str]]] = []
+    of_work = _WORK
+    if any(one.offset_ns is not None for one in found):  # then all: it is of the whole sweep
         begins.append((Head("work", "begins", legend=_BEGINS), _begins))
+        of_work = _WORK_SINGLE
+    else:
+        alone.append((Head("busbw", "alone"), lambda o: _busbw(o, 0)))
+        alone.append((Head("sum", "at once", legend=_SUM), lambda o: _busbw(o, 1)))
     return filled(
         [
             (Head("collective", left=True, repeat=True), lambda o: o.case.collective),
@@ -37,10 +43,9 @@ def beside_grid(found: Sequence[Overlap]) -> Grid:
             (Head("call", "alone"), lambda o: format_time(o.calls_ns)),
             (Head("call", "slowdown", legend=_DEFINITION), lambda o: _text(o.slowdown, "x")),
             (Head("work", "alone"), lambda o: format_time(o.work_ns)),
-            (Head("work", "slowdown", legend=_WORK), lambda o: _text(o.work_slowdown, "x")),
+            (Head("work", "slowdown", legend=of_work), lambda o: _text(o.work_slowdown, "x")),
             (Head("overlap"), _overlap_text),
-            (Head("busbw", "alone"), lambda o: _busbw(o, 0)),
-            (Head("sum", "at once", legend=_SUM), lambda o: _busbw(o, 1)),
+            *alone,
             (Head("", left=True), lambda o: "" if o.covered else "too short"),
         ],
         found,
@@ -75,8 +80,10 @@ def _notes(found: Sequence[Overlap]) -> list[str]:
 
 
 def _overlap_text(one: Overlap) -> str:
-    """-: the interval is wider than all that there is."""
+    """-: the interval is wider than all that there is, or the work began later."""
     value = one.efficiency
+    if value is None:
+        return "-"
     wide = value.low is not None and value.high is not None and value.high - value.low > 1
     return "-" if wide else _text(value)
 
@@ -101,6 +108,7 @@ _BEGINS = (
     "measured; its time is from there"
 )
 _WORK = "slowdown of the work: while the calls ran; what was left of it then ran alone"
+_WORK_SINGLE = "slowdown of the work: of its whole time"
 _SUM = "busbw in GB/s: alone, of the faster of both collectives; at once, of both together"
 _FIELDS = (
     "collective=case.collective size_bytes=case.size_bytes dtype=case.dtype "

@@ -46,6 +46,7 @@ INITS = ("lazy", "eager")
 BUFFERS = ("default", "registered", "symmetric")
 BUFFER_REUSES = ("same", "rotate")
 WORKS = ("matmul", "copy", "both")  # beside a collective; or external:LABEL
+_LEAST_OFFSET_S = 1e-6
 LEAST_WORK = 1024  # bytes: with less, what is timed is how it is issued
 _EXTERNAL = "external:"
 SAME = "same"  # beside a collective: the same one, on other groups
@@ -226,6 +227,11 @@ class Spec:
         if self.buffer_reuse == "rotate" and self.mode == "graph":
             action = "A captured graph keeps the buffers of the call that it captured."
             raise UsageError("buffer-reuse", "rotate with --mode graph", "one of them", action)
+        if self.offset is not None:  # of a block that waits longer it would be said that it hangs
+            seconds = parse_duration(self.offset, "offset")
+            if not _LEAST_OFFSET_S <= seconds <= self.timeout_s / 2:
+                expected = f"1us to half of --timeout ({self.timeout_s:g} s)"
+                raise UsageError("offset", self.offset, expected)
         asynchronous = self.asynchronous or any(point.asynchronous for point in self.points)
         if asynchronous and self.coalesce > 1:
             raise UsageError("coalesce", f"{self.coalesce} with --async", "one of them")

@@ -102,14 +102,15 @@ def _imported(
     if source.binary:
         raise UnreadableError("file", source.name, "text; this one is binary")
     if not name and _TRACE.match(source.start):  # minutes before the last line were looked at
-        action = f"torchcoll trace {source.name} reads it."
+        action = f"torchcoll trace {'-' if is_stdin(path) else shlex.quote(path)} reads it."
         raise UnreadableError("file", source.name, "results; this is what a training sent", action)
     importer = importers()[name] if name else _sniffed(source)
     if importer is None:
         if MODEL_START.search(source.start):
             action = (
                 "torchcoll model predict reads it; torchcoll model validate --predicted "
-                f"{source.name} RUN says how wrong it is about a run."
+                f"{'FILE' if is_stdin(path) else shlex.quote(path)} RUN says how wrong it is about "
+                "a run."
             )
             raise UnreadableError("file", source.name, "results; this is a model", action)
         raise UnreadableError(

@@ -307,26 +307,39 @@ def _tell_late(
     found: WholeStep, traffic: Traffic, steps: Steps, joined: Mapping[int, Sequence[Joined]]
 ) -> None:
     """How often each rank came last, over the steady steps. The calls of one step go together, for
-    who is late to one is late to the next: each step is one vote, of the rank that came last most.
+    who is late to one is late to the next: each step is one vote of each group, for its rank that
+    came last most. Of all groups together it would mostly be one of that which calls most.
     """
-    every: dict[Joined, None] = {}
-    votes: Counter[int] = Counter()
+    every: list[Joined] = []
+    steps_of_group: Counter[tuple[int, ...]] = Counter()
+    votes: Counter[tuple[tuple[int, ...], int]] = Counter()
     for step in steps.steady:
         own = {joined[rank][i]: None for rank, at in steps.at.items() for i in at.get(step, ())}
-        every |= own
-        rows, _ = late_ranks(filter(_splits, own), traffic.source)
-        most = max((row.last for row in rows), default=0)
-        first = [row.rank for row in rows if row.last == most]
-        votes.update(first if most and len(first) == 1 else [])
-    rows, _ = late_ranks(filter(_splits, every), traffic.source)
+        groups: dict[tuple[int, ...], list[Joined]] = defaultdict(list)
+        for call in filter(_splits, own):
+            groups[tuple(sorted(call.members))].append(call)
+        for members, calls in groups.items():
+            every += calls
+            steps_of_group[members] += 1
+            rows, _ = late_ranks(calls, traffic.source)
+            most = max(row.last for row in rows)
+            first = [row.rank for row in rows if row.last == most]
+            votes.update([(members, first[0])] if most and len(first) == 1 else [])
+    tests = sum(map(len, steps_of_group))
+    rows, _ = late_ranks(every, traffic.source)
     by_rank = {row.rank: row for row in rows}
     for one in found.ranks:
         row = by_rank.get(one.rank)
         if row:
             one.last, one.even = row.share, row.expected
-            count = len(steps.steady)
-            chance = binom.sf(votes[one.rank] - 1, count, 1 / len(rows))
-            one.late = f"{votes[one.rank]} of {count}" if chance * len(rows) < _CHANCE else ""
+            chances = [
+                (float(binom.sf(votes[members, one.rank] - 1, count, 1 / len(members))), members)
+                for members, count in steps_of_group.items()
+                if one.rank in members
+            ]
+            chance, members = min(chances)
+            text = f"{votes[members, one.rank]} of {steps_of_group[members]}"
+            one.late = text if chance * tests < _CHANCE else ""
 
 
 # -------------------------------------------------------------------------------------------------

@@ -260,7 +260,7 @@ def _busbw(algbw: float, n: int) -> float:
 
 def _with_model(limit: AlgorithmLimit, reach: Reach, graphs: Sequence[Graphs]) -> AlgorithmLimit:
     graph = _graph_of(limit.algorithm, graphs)
-    if graph is None or graph.leaves_host != (reach.hosts > 1):
+    if graph is None or reach.ranks < 2 or graph.leaves_host != (reach.hosts > 1):
         return limit
     if limit.gbps is None and limit.algorithm not in (RING, TREE):  # not to be had here
         return limit
