@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 from dataclasses import replace
 
@@ -317,6 +318,21 @@ def test_what_is_refused_in_one_line(file, monkeypatch, tmp_path, capsys, argume
     err = capsys.readouterr().err
     assert err.startswith(f"torchcoll: error: {error}")
     assert err.count("\n") == 1
+
+
+def test_what_is_only_a_guess_is_no_plan(monkeypatch):
+    """Times that are one half too long and a third too short in turn tell nothing of 8 times as
+    many ranks; of those that were measured they do.
+    """
+    ways = itertools.cycle((1.5, 1 / 1.5))
+    monkeypatch.setattr(made_models, "ring_ns", lambda *case: next(ways) * ring_ns(*case))
+    model = fit_model(made_models.runs()).model
+    found = plan_shape(model, None, 1e6, {"dp": 2}, [2, 8, 64], 8 * MS, 8192, "bfloat16")
+    assert [step.ranks for step in found.weak] == [step.ranks for step in found.strong] == [2, 8]
+    note = "on 64 ranks nothing is told: the 90 % interval of the communication is wider than 100x"
+    assert note in found.notes
+    with pytest.raises(UsageError, match=r"^communication of a step: got from .* on 64 ranks, exp"):
+        plan_shape(model, None, 1e6, {"dp": 64}, [], None, 8192, "bfloat16")
 
 
 def test_a_model_without_the_collective_is_refused():

@@ -346,11 +346,13 @@ def predict_all(
                     found, reason, first = None, brief(error), first or error
                     action = error.action
                 if found and (reason := only_a_guess(found)):
-                    found, action = None, _MORE
+                    found, action = None, MORE_DATA
                 rows.append(PredictedRow(entry.kind, n, size, found, reason, action))
     if all(row.prediction is None for row in rows):
         got = f"none: each 90 % interval is wider than {WIDEST:g}x"
-        raise first or UsageError("prediction", got, f"what is nearer to {_data(entries)}", _MORE)
+        raise first or UsageError(
+            "prediction", got, f"what is nearer to {_data(entries)}", MORE_DATA
+        )
     return rows
 
 
@@ -361,7 +363,7 @@ def _data(entries: Sequence[KindModel]) -> str:
     return f"the data ({ranks} ranks, {low} to {format_size(max(o.high_bytes for o in measured))})"
 
 
-_MORE = "Measure nearer sizes, or more numbers of ranks, and fit again."
+MORE_DATA = "Measure nearer sizes, or more numbers of ranks, and fit again."
 
 
 def only_a_guess(found: Prediction) -> str:
