@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torchcoll.contention.soaked import Soaked, SoakedCase
 
 _ALONE = (
-    "call, work alone: measured for this table, in turn with both at once; slowdown: at once / "
+    "call, work alone: measured for this table, in turn with both together; slowdown: together / "
     "alone [90 % intervals over the blocks of this launch]"
 )
 _OVERLAP = (
