@@ -181,6 +181,17 @@ def test_the_worst_is_the_slowest_whatever_the_metric():
         assert [row.pair.size_bytes for row in ranked] == [8, 64, 512]
 
 
+def test_a_number_in_the_answer_has_its_name():
+    """A root is a number, as a size is."""
+    base, new = (
+        [run(*(measured(ns, collective="broadcast", root=root) for root in (0, 1)))]
+        for ns in (100, 150)
+    )
+    assert answer_of(compare(base, new)).text.startswith(
+        "2 of 2 differ by more than 2 %: 1K root 0 1.5x, 1K root 1 1.5x; "
+    )
+
+
 def test_ratios_beyond_the_threshold_are_counted_without_a_test():
     found = compare(launches([{8: 100, 64: 100, 512: 100}]), launches([{8: 101, 64: 103, 512: 50}]))
     assert found.beyond == 2

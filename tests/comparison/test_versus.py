@@ -605,6 +605,7 @@ def test_a_dry_run_starts_nothing(capsys):
     assert versus("-o", "D", "--dry-run") == 0
     out, err = capsys.readouterr()
     assert "2 cells x 1 launch = 2" in err and len(out.splitlines()) == 2
+    assert err.endswith("this is one round of 30 at most; it ends once every case is settled\n")
     assert not Path("D").exists()
 
 

@@ -15,6 +15,7 @@ from torchcoll.contention.show import beside_grid
 from torchcoll.core.case import Case
 from torchcoll.core.result import BLOCKS_OF_BESIDE, LATER_BLOCKS, Beside, CaseResult, Run
 from torchcoll.machine.devices import nothing
+from torchcoll.report.grid import legends
 
 CASE = Case("all_reduce", 1 << 20, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 MS = 1_000_000
@@ -276,6 +277,9 @@ def test_an_overlap_that_is_not_known_is_a_dash():
     grid = beside_grid([known, unknown])
     place = [head.first for head in grid.heads].index("overlap")
     assert [row[place] for row in grid.rows] == ["0.50 [0.05, 0.95]", "-"]
+    # Its definition goes with the column.
+    assert any(text.startswith("overlap: ") for text in legends(grid.heads))
+    assert not any(text.startswith("overlap: ") for text in legends(beside_grid([unknown]).heads))
 
 
 def test_cases_without_work_are_not_there():

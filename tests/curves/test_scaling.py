@@ -10,6 +10,7 @@ from made_starts import MS, start
 
 from torchcoll.core.errors import UsageError
 from torchcoll.curves.scaling import scaling
+from torchcoll.curves.scaling_show import scaling_grids
 
 NOISE = (0.99, 1.01)
 
@@ -45,6 +46,19 @@ def test_a_curve_over_ranks():
     assert (first.figure, first.growth.result) == ("1st call of the case", "log2 n")
     assert time.growth.law.slope_ns == pytest.approx(3000, rel=0.02)
     assert first.growth.law.slope_ns == pytest.approx(9000, rel=0.02)
+
+
+def test_a_spread_stands_behind_its_figure():
+    """Times of 4950 and 5050 ns; the first calls take thrice as long."""
+    (table, *_) = scaling_grids(found(grown(lambda n: 5000)))
+    row = dict(zip([head.text for head in table.heads], table.rows[0], strict=True))
+    assert list(row)[-5:] == ["launches", "time", "of one launch", "busbw GB/s", "first call"]
+    assert row["of one launch"] == "4.95 us to 5.05 us"
+    # Of a start, which has no time, it is that of the first call.
+    runs = [start([n, 1, 1], 2, phases={"communicator": [MS] * 2}) for n in (2, 4)]
+    table = scaling_grids(found(runs))[1]
+    assert [head.text for head in table.heads][-2:] == ["time to first result", "of one launch"]
+    assert table.rows[0][-1] == "3.00 ms to 5.00 ms"
 
 
 def test_the_start_of_the_launch_is_a_curve_of_its_own():

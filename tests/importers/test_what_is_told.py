@@ -88,11 +88,34 @@ def test_a_folder_with_another_file_shows_the_rest(folder, capsys):
     assert main(["show", "."]) == 0
     out, err = capsys.readouterr()
     assert "all_reduce" in out
-    assert err.startswith("torchcoll: note: left out: file: got README.md, expected a torchcoll ")
+    assert err == "torchcoll: note: left out, for they are no results: README.md\n"
     # What is named is wanted; and so is something of a folder.
     assert main(["show", "README.md"]) == 3
     (folder / "a.log").unlink()
     assert main(["show", "."]) == 3
+
+
+def test_a_folder_without_results(folder, capsys):
+    """It is said of the files of the folder, and which folder in it has some."""
+    runs = folder / "runs"
+    for name in ("2026-11", "2026-12"):
+        (runs / name).mkdir(parents=True)
+    save(load(folder / "one.txt", collective="all_reduce"), runs / "2026-12" / "own.jsonl")
+    for number in range(7):
+        (runs / f"{number}.md").write_text("# Notes\n")
+    assert main(["cold", "runs"]) == 3
+    assert capsys.readouterr().err == (
+        "torchcoll: error: result files: got runs/0.md, runs/1.md, runs/2.md, runs/3.md, runs/4.md "
+        "and 2 more, expected a torchcoll result file, or output of another tool. Name a folder of "
+        "them: runs/2026-12.\n"
+    )
+    # Beside a result they are one line, whatever there are.
+    (runs / "a.log").write_text(text())
+    assert main(["show", "runs"]) == 0
+    assert capsys.readouterr().err == (
+        "torchcoll: note: left out, for they are no results: runs/0.md, runs/1.md, runs/2.md, "
+        "runs/3.md, runs/4.md and 2 more\n"
+    )
 
 
 def test_stdin_is_read_by_every_command(folder, capsys, monkeypatch):

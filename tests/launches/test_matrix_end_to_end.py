@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -51,3 +53,10 @@ def test_two_libraries(in_tmp_path, monkeypatch, capfd):
     assert run.environment["variables"]["LD_PRELOAD"] == str(paths[0])
     assert "one rank" in Path("D/logs/old-libucc.so.1-1.log").read_text()
     assert "1 of 1" in out
+    assert re.search(r"old-libucc\.so\.1 +1 of 1 +\d+\.\d s$", out, re.MULTILINE)
+    # One folder has the launches of all cells: what would make two sides of them.
+    assert main(["compare", "D"]) == 2
+    err = capfd.readouterr().err
+    sides = shlex.split(err.partition("Name two of its 2 cells: torchcoll compare ")[2])
+    assert main(["compare", *sides[:-1], sides[-1].removesuffix(".")]) == 0
+    assert "new-libucc.so.1 (" in capfd.readouterr().out

@@ -301,7 +301,9 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
         if budget_s is not None and (text := state.short_of(budget_s, launch_s)):
             notes.append(text)
         tell_notes(asked.plan, notes)
-        return dry_run(a_round, asked.folder)
+        code = dry_run(a_round, asked.folder)
+        tell(f"this is one round of {asked.most} at most; it ends once every case is settled")
+        return code
     number = None
     if missing is not None:
         tell_notes(asked.plan, asked.notes)

@@ -258,7 +258,8 @@ def _stated(pair: Pair, name: str) -> str:
 
     values = [pair.common.get(name), *(own.get(name) for own in pair.own)]
     texts = [value_text(name, value) for value in values if value is not None]
-    return " -> ".join(f"{text} ranks" if name == "ranks" else text for text in texts)
+    said = {"ranks": "{} ranks", "root": "root {}"}.get(name, "{}")  # no number without its name
+    return " -> ".join(said.format(text) for text in texts)
 
 
 def _is_shown(found: Comparison, row: Compared, only: str) -> bool:

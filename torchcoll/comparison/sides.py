@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from operator import itemgetter
 from pathlib import Path
 
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import TorchcollError, UsageError
 from torchcoll.core.file import load_all
 from torchcoll.core.paths import Source, expanded
 from torchcoll.core.plausibility import doubted, doubts_of
@@ -290,12 +292,26 @@ def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     if len(named) < 2:
         name, paths = next(iter(named.items()), ("none", []))
         several = f", {len(paths)} times" if len(paths) > 1 else ""
+        action = "Files of one name are launches of one side: before='a/*.jsonl' after='b/*.jsonl'."
+        cells = _cells(Path(paths[0])) if paths else []
+        if len(cells) > 1:
+            own = [shlex.quote(f"{cell}={paths[0]}/{cell}-[0-9]*.jsonl") for cell in cells[:2]]
+            action = f"Name two of its {len(cells)} cells: torchcoll compare {' '.join(own)}."
         raise UsageError(
-            "compare", f"the side {name} alone{several}", "BASE and NEW, of two names",
-            "Files of one name are launches of one side: before='a/*.jsonl' after='b/*.jsonl'.",
-        )  # fmt: skip
+            "compare", f"the side {name} alone{several}", "BASE and NEW, of two names", action
+        )
     _check_torn(named)
     return list(named.items())
+
+
+def _cells(folder: Path) -> list[str]:
+    """Those of a matrix that have a result; of any other path none."""
+    from torchcoll.launches.folder import stored
+
+    with contextlib.suppress(TorchcollError, OSError):
+        if (found := stored(folder)) is not None:
+            return sorted({cell for cell, _ in found[1]})
+    return []
 
 
 def _check_torn(named: dict[str, list[str]]) -> None:

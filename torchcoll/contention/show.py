@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from torchcoll.contention.overlap import Estimate, Overlap
     from torchcoll.contention.soaked import Soaked, SoakedCase
 
-_DEFINITION = (
+_ALONE = (
+    "call, work alone: measured for this table, in turn with both together; slowdown: together / "
+    "alone [90 % intervals over the blocks of this launch]"
+)
+_OVERLAP = (
     "overlap: of the time that could be hidden the part that was, (calls + work - at once) / "
-    "min(calls, work); 1 is all, 0 is one after the other; [90 % intervals over the blocks of this "
-    "launch]"
+    "min(calls, work) [90 % interval]; 1 is all, 0 is one after the other"
 )
 
 
@@ -40,11 +43,11 @@ def beside_grid(found: Sequence[Overlap]) -> Grid:
             (Head("size", repeat=True), lambda o: format_size(o.case.size_bytes)),
             (Head("group", left=True), lambda o: o.case.group or "-"),
             *begins,
-            (Head("call", "alone"), lambda o: format_time(o.calls_ns)),
-            (Head("call", "slowdown", legend=_DEFINITION), lambda o: _text(o.slowdown, "x")),
+            (Head("call", "alone", legend=_ALONE), lambda o: format_time(o.calls_ns)),
+            (Head("call", "slowdown"), lambda o: _text(o.slowdown, "x")),
             (Head("work", "alone"), lambda o: format_time(o.work_ns)),
             (Head("work", "slowdown", legend=of_work), lambda o: _text(o.work_slowdown, "x")),
-            (Head("overlap"), _overlap_text),
+            (Head("overlap", legend=_OVERLAP), _overlap_text),
             *alone,
             (Head("", left=True), lambda o: "" if o.covered else "too short"),
         ],
@@ -61,7 +64,9 @@ def _heads(found: Sequence[Overlap]) -> list[str]:
         if bus_bytes is not None:
             where = "on groups of its own"
         elif threads is not None:
-            where = f"on every rank, in a thread of its own; {counted(threads, 'thread')} a product"
+            where = "on every rank, in a thread of its own"
+            if not work.startswith("copy"):
+                where += f"; {counted(threads, 'thread')} a product"
         lines.append(f"beside {work}, {where}")
     return list(dict.fromkeys(lines))
 

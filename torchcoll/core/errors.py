@@ -119,6 +119,10 @@ class UnreadableError(TorchcollError):
     exit_code = ExitCode.UNREADABLE
 
 
+class ForeignError(UnreadableError):
+    """A file that is neither a result nor of a format that an importer knows."""
+
+
 class UnavailableError(TorchcollError):
     """A backend or device that this process cannot use (exit code 4)."""
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import glob
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError, tell
+from torchcoll.core.errors import ForeignError, TorchcollError, UnreadableError, UsageError, tell
 from torchcoll.core.jsonl import (
     TRUNCATED,
     UNUSABLE,
@@ -320,7 +321,7 @@ def _without_traffic(
     """Our own files stay paths, those of other tools become Runs, traffic is left out."""
     found: list[Run | str] = []
     traffic: list[str] = []
-    foreign: list[UnreadableError] = []
+    foreign: dict[str, UnreadableError] = {}
     for source in map(from_stdin, sources):
         if isinstance(source, Run):
             found.append(source)
@@ -330,21 +331,43 @@ def _without_traffic(
             except UnreadableError as error:
                 if not isinstance(source, Inside):
                     raise
-                foreign.append(error)
+                foreign[source] = error
         else:
             (traffic if is_traffic(source) else found).append(os.fspath(source))
+    others = [path for path, error in foreign.items() if isinstance(error, ForeignError)]
+    broken = [error for error in foreign.values() if not isinstance(error, ForeignError)]
     if foreign and not found:
-        raise foreign[0]
-    for left in foreign[:_NAMED]:
+        raise broken[0] if broken else _none_of(others, foreign)
+    for left in broken[:_NAMED]:
         tell(f"torchcoll: note: left out: {left}")
-    if len(foreign) > _NAMED:
-        tell(f"torchcoll: note: left out: {len(foreign) - _NAMED} files more that are no results")
+    if len(broken) > _NAMED:
+        tell(f"torchcoll: note: left out: {len(broken) - _NAMED} files more that could not be read")
+    if others:
+        tell(f"torchcoll: note: left out, for they are no results: {_first_of(others)}")
     if traffic and all(isinstance(one, str) and is_manifest(one) for one in found):
         more = f" and {len(traffic) - 1} more" * (len(traffic) > 1)
         got = f"traffic alone: {traffic[0]}{more}"
         raise UnreadableError("result files", got, "results", "torchcoll show FILE shows traffic.")
     leave_out(traffic)
     return found
+
+
+def _none_of(paths: Sequence[str], errors: Mapping[str, UnreadableError]) -> UnreadableError:
+    """What refuses files of folders and patterns of which none is a result."""
+    if len(paths) == 1:
+        return errors[paths[0]]
+    folders = {os.path.dirname(path) or "." for path in paths}
+    inside = [p for folder in folders for p in glob.glob(f"{glob.escape(folder)}/*/*.jsonl")]
+    below = list(dict.fromkeys(os.path.dirname(path) for path in sorted(inside)))
+    return UnreadableError(
+        "result files", _first_of(paths), "a torchcoll result file, or output of another tool",
+        f"Name a folder of them: {_first_of(below)}." if below else "",
+    )  # fmt: skip
+
+
+def _first_of(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def with_results(arguments: Sequence[str], least: int = 1) -> list[str]:

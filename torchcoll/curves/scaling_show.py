@@ -162,12 +162,14 @@ def _size(curve: RanksCurve) -> str:
 
 
 def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
-    """One line for each size and number of ranks; sizes one below the other."""
+    """One line for each size and number of ranks; sizes one below the other. The spread stands
+    behind the figure that it is of: the time, or of a start the first call.
+    """
 
-    def spread(item: tuple[RanksCurve, RanksPoint]) -> str:
-        point = item[1]
+    def spread(item: tuple[RanksCurve, RanksPoint], of_time: bool) -> str:
+        curve, point = item
         low, high = (time_text(ns, 3) for ns in (point.low_ns, point.high_ns))
-        return f"{low} to {high}" if point.launches > 1 else "-"
+        return f"{low} to {high}" if point.launches > 1 and _timed(curve) is of_time else "-"
 
     def share(item: tuple[RanksCurve, RanksPoint]) -> str:
         return "-" if item[1].share is None else f"{100 * item[1].share:.1f} %"
@@ -179,10 +181,11 @@ def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
             (Head("hosts"), lambda i: ", ".join(map(str, i[1].hosts)) or "-"),
             (Head("launches"), lambda i: str(i[1].launches)),
             (Head("time"), lambda i: format_time(i[1].time_ns)),
+            (Head("of one launch", left=True), lambda i: spread(i, of_time=True)),
             (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[1].busbw_gbps)),
             (Head("share"), share),
             (Head(first, "call" if first == "first" else ""), lambda i: format_time(i[1].first_ns)),
-            (Head("of one launch", left=True), spread),
+            (Head("of one launch", left=True), lambda i: spread(i, of_time=False)),
         ],
         [(curve, point) for curve in curves for point in curve.points],
         above=above,

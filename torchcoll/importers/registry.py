@@ -18,7 +18,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
 
-from torchcoll.core.errors import UnreadableError, UsageError, choice
+from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
 from torchcoll.core.file import MODEL_START, uncollected
 from torchcoll.core.paths import is_stdin
 from torchcoll.core.result import Run
@@ -113,7 +113,7 @@ def _imported(
                 "a run."
             )
             raise UnreadableError("file", source.name, "results; this is a model", action)
-        raise UnreadableError(
+        raise ForeignError(
             "file",
             source.name,
             f"a torchcoll result file, or output of {_names()}",

@@ -47,13 +47,13 @@ def summary_grid(rows: Sequence[Mapping[str, Any]], below: Sequence[str] = ()) -
     statuses = [n for n in ("failed", "timeout", "unavailable") if any(row[n] for row in rows)]
     heads = [Head("cell", left=True), Head("ok", "launches")]
     heads += [Head(name) for name in statuses]
-    heads.append(Head("median", "seconds"))
+    heads.append(Head("median", "launch"))
     cells = [
         [
             one_line(row["cell"]),
             f"{row['ok']} of {row['launches']}",
             *(str(row[name] or "-") for name in statuses),
-            "-" if row["seconds"] is None else f"{row['seconds']:.1f}",
+            "-" if row["seconds"] is None else f"{row['seconds']:.1f} s",
         ]
         for row in rows
     ]
