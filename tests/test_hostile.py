@@ -15,6 +15,8 @@ from torchcoll.core.file import load
 from torchcoll.core.traffic import Traffic
 from torchcoll.importers import base
 from torchcoll.importers.traces import read_traffic
+from torchcoll.libraries.job_logs import read_log
+from torchcoll.libraries.nccl.log import NcclLogReader
 
 # What numpy, pandas and the interpreter map themselves is about 500 MB of address space.
 LIMIT_BYTES = 1_800_000_000
@@ -67,6 +69,35 @@ def test_how_many_short_lines_a_bomb_may_have():
     with pytest.raises(UnreadableError):
         for lines in range(1, 2_000_000):
             growth.add(23, lines * 23 // 400, lines=1)
+
+
+def test_what_is_done_with_each_line_of_a_packed_log(tmp_path, monkeypatch):
+    """20 000 lines of two processes, of which each says two things that are not needed: as many
+    are looked into, and no line is asked for alone.
+    """
+    looked = []
+    line = NcclLogReader._line
+    monkeypatch.setattr(
+        NcclLogReader,
+        "_line",
+        lambda self, raw, *rest: looked.append(raw) or line(self, raw, *rest),
+    )
+    monkeypatch.setattr(gzip.GzipFile, "readline", None)
+    said = [b"n0:1:1 [0] NCCL INFO x\n", b"n1:1:1 [0] NCCL INFO Max NVTX\n"]
+    said += [b"n1:1:1 [0] NCCL INFO x\n", b"n0:1:1 [0] NCCL INFO Max NVTX\n"]
+    path = tmp_path / "a.log.gz"
+    path.write_bytes(gzip.compress(b"".join(said) * 5000))
+    reader, problems = read_log(str(path))
+    assert (looked, problems) == (said[:2], [])
+    assert reader.tally.counts == {"unknown": 10_000, "known": 10_000}
+    assert reader.tally.examples == [
+        (1, "n0:1:1 [0] NCCL INFO x"),
+        (3, "n1:1:1 [0] NCCL INFO x"),
+        (5, "n0:1:1 [0] NCCL INFO x"),
+        (7, "n1:1:1 [0] NCCL INFO x"),
+        (9, "n0:1:1 [0] NCCL INFO x"),
+    ]
+    assert [(p.host, p.pid) for p in reader.processes] == [("n0", 1), ("n1", 1)]
 
 
 def calls_of_traffic(count):
