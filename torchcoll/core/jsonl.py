@@ -238,9 +238,10 @@ def read_records(
     what: str,
     schema: str,
     header: Callable[[dict[str, Any]], None],
-    take: Callable[[str, dict[str, Any]], None],
+    take: Callable[[str, dict[str, Any], bytes], None],
 ) -> None:
-    """``header`` gets the first line, ``take`` each other: the name of the record and its fields.
+    """``header`` gets the first line, ``take`` each other: the name of the record, its fields, and
+    the line itself.
 
     What either raises of UNUSABLE refuses the file, or makes the line one of ``problems``. what:
     the kind of file, in messages. schema: that of this version, such as ``torchcoll/2``. Lines that
@@ -277,7 +278,7 @@ def read_records(
                 raise _two_in_one(what, path, number)
             record = data.pop("record")
             (held.add_call if record == "call" else held.add)(line)  # no other file has calls
-            take(record, data)
+            take(record, data, line)
         except UNUSABLE as error:
             if begins_another(line):
                 raise _two_in_one(what, path, number) from None
