@@ -14,14 +14,14 @@ from torchcoll.core.jsonl import LineWriter
 from torchcoll.report.formats import View
 from torchcoll.report.notes import Notes
 
-RANKS = 4096
+RANKS = 1024
 COLD = [[5_000_000 + rank, 1_100_000, 1_000_000] for rank in range(RANKS)]
 STEADY = [[1_000_000 + 13 * rank + call for call in range(20)] for rank in range(RANKS)]
 ISSUE = [[10 + rank for _ in range(20)] for rank in range(RANKS)]
 
 
 def large(path, **changed):
-    """A file of one case of 4096 ranks, 1 MB."""
+    """A file of one case of 1024 ranks, 400 KB."""
     fields = {"cold_ns": COLD, "time_ns": {"device": STEADY, "issue": ISSUE}, **changed}
     save(handmade.run(handmade.result(RANKS, **fields), ranks=RANKS), path)
     return path
