@@ -9,7 +9,7 @@ import hostile
 import pytest
 
 from torchcoll.cli import main
-from torchcoll.core import bounds
+from torchcoll.core import bounds, jsonl
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.file import load
 from torchcoll.core.traffic import Traffic
@@ -154,6 +154,30 @@ def test_what_packs_as_real_files_do_is_read(tmp_path):
         file.write('{"record":"end","status":"complete"}\n')
     assert path.stat().st_size * 100 < 40_000 * len(json.dumps(record))
     assert len(load(path).results) == 40_000
+
+
+def test_no_text_is_made_of_what_is_not_told(tmp_path, monkeypatch):
+    """Of 1500 lines that are no record 1000 are told; the others are not even parsed."""
+    parsed, parse = [], jsonl.parse_line
+    monkeypatch.setattr(jsonl, "parse_line", lambda line: parsed.append(line) or parse(line))
+    path = tmp_path / "a.jsonl"
+    header = '{"record":"header","schema":"torchcoll/2","ranks":2}\n'
+    path.write_text(header + "x\n" * 1500 + '{"record":"end","status":"complete"}\n')
+    assert load(path).problems[-1] == f"{path}: 500 more unusable records"
+    assert parsed.count(b"x\n") == 1000
+
+
+def test_a_line_that_would_not_fit_is_not_parsed(tmp_path, monkeypatch):
+    """A megabyte of empty lists, which are 64 bytes each."""
+    monkeypatch.setattr(bounds, "_HELD_BYTES", 30_000_000)
+    parsed, parse = [], jsonl.parse_line
+    monkeypatch.setattr(jsonl, "parse_line", lambda line: parsed.append(line) or parse(line))
+    path = tmp_path / "a.jsonl"
+    header = '{"record":"header","schema":"torchcoll/2","ranks":2}\n'
+    path.write_text(header + '{"record":"case","cold_ns":[' + "[]," * 350_000 + "[]]}\n")
+    with pytest.raises(UnreadableError, match="records that fit into 1 GB"):
+        load(path)
+    assert len(parsed) == 1
 
 
 def test_problems_are_counted_where_they_are_many(tmp_path):
