@@ -221,7 +221,7 @@ def row(name: str, command: str, path: Path) -> str:
     said = said.replace(str(path), path.name)
     return (
         f"{name:30}{path.stat().st_size:>12}{code:>6}{float(seconds):>9.1f}"
-        f"{int(peak) // 1000:>7}  {said[:150]}"
+        f"{int(peak) * 1024 // MB:>7}  {said[:150]}"
     )
 
 

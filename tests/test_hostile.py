@@ -9,12 +9,14 @@ import hostile
 import pytest
 
 from torchcoll.cli import main
-from torchcoll.core import bounds
+from torchcoll.core import bounds, jsonl
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.file import load
 from torchcoll.core.traffic import Traffic
 from torchcoll.importers import base
 from torchcoll.importers.traces import read_traffic
+from torchcoll.libraries.job_logs import read_log
+from torchcoll.libraries.nccl.log import NcclLogReader
 
 # What numpy, pandas and the interpreter map themselves is about 500 MB of address space.
 LIMIT_BYTES = 1_800_000_000
@@ -67,6 +69,35 @@ def test_how_many_short_lines_a_bomb_may_have():
     with pytest.raises(UnreadableError):
         for lines in range(1, 2_000_000):
             growth.add(23, lines * 23 // 400, lines=1)
+
+
+def test_what_is_done_with_each_line_of_a_packed_log(tmp_path, monkeypatch):
+    """20 000 lines of two processes, of which each says two things that are not needed: as many
+    are looked into, and no line is asked for alone.
+    """
+    looked = []
+    line = NcclLogReader._line
+    monkeypatch.setattr(
+        NcclLogReader,
+        "_line",
+        lambda self, raw, *rest: looked.append(raw) or line(self, raw, *rest),
+    )
+    monkeypatch.setattr(gzip.GzipFile, "readline", None)
+    said = [b"n0:1:1 [0] NCCL INFO x\n", b"n1:1:1 [0] NCCL INFO Max NVTX\n"]
+    said += [b"n1:1:1 [0] NCCL INFO x\n", b"n0:1:1 [0] NCCL INFO Max NVTX\n"]
+    path = tmp_path / "a.log.gz"
+    path.write_bytes(gzip.compress(b"".join(said) * 5000))
+    reader, problems = read_log(str(path))
+    assert (looked, problems) == (said[:2], [])
+    assert reader.tally.counts == {"unknown": 10_000, "known": 10_000}
+    assert reader.tally.examples == [
+        (1, "n0:1:1 [0] NCCL INFO x"),
+        (3, "n1:1:1 [0] NCCL INFO x"),
+        (5, "n0:1:1 [0] NCCL INFO x"),
+        (7, "n1:1:1 [0] NCCL INFO x"),
+        (9, "n0:1:1 [0] NCCL INFO x"),
+    ]
+    assert [(p.host, p.pid) for p in reader.processes] == [("n0", 1), ("n1", 1)]
 
 
 def calls_of_traffic(count):
@@ -123,6 +154,30 @@ def test_what_packs_as_real_files_do_is_read(tmp_path):
         file.write('{"record":"end","status":"complete"}\n')
     assert path.stat().st_size * 100 < 40_000 * len(json.dumps(record))
     assert len(load(path).results) == 40_000
+
+
+def test_no_text_is_made_of_what_is_not_told(tmp_path, monkeypatch):
+    """Of 1500 lines that are no record 1000 are told; the others are not even parsed."""
+    parsed, parse = [], jsonl.parse_line
+    monkeypatch.setattr(jsonl, "parse_line", lambda line: parsed.append(line) or parse(line))
+    path = tmp_path / "a.jsonl"
+    header = '{"record":"header","schema":"torchcoll/2","ranks":2}\n'
+    path.write_text(header + "x\n" * 1500 + '{"record":"end","status":"complete"}\n')
+    assert load(path).problems[-1] == f"{path}: 500 more unusable records"
+    assert parsed.count(b"x\n") == 1000
+
+
+def test_a_line_that_would_not_fit_is_not_parsed(tmp_path, monkeypatch):
+    """A megabyte of empty lists, which are 64 bytes each."""
+    monkeypatch.setattr(bounds, "_HELD_BYTES", 30_000_000)
+    parsed, parse = [], jsonl.parse_line
+    monkeypatch.setattr(jsonl, "parse_line", lambda line: parsed.append(line) or parse(line))
+    path = tmp_path / "a.jsonl"
+    header = '{"record":"header","schema":"torchcoll/2","ranks":2}\n'
+    path.write_text(header + '{"record":"case","cold_ns":[' + "[]," * 350_000 + "[]]}\n")
+    with pytest.raises(UnreadableError, match="records that fit into 1 GB"):
+        load(path)
+    assert len(parsed) == 1
 
 
 def test_problems_are_counted_where_they_are_many(tmp_path):

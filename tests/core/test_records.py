@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 from pathlib import Path
@@ -799,3 +800,28 @@ def test_a_line_that_is_too_long_is_cut_and_told(tmp_path, packed):
     problems = []
     assert list(lines_of(path, problems, longest=4)) == [b"1234", b"ab\n"]
     assert problems == [f"{path}:1: longer than 4 B: cut there"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("longest", [3, 5, 16, 4096, 1 << 26])
+def test_lines_are_those_of_the_file_wherever_its_pieces_end(tmp_path, packed, longest):
+    """Lines of 0 to 40 bytes and one of 20 000, which no piece holds; a \\r is no end of a line."""
+    lines = [b"%d\r" % number + b"x" * (number % 41) for number in range(3000)]
+    lines[1500] = b"y" * 20_000
+    path = tmp_path / "a.log"
+    for content in (b"\n".join(lines), b"\n".join(lines) + b"\n"):
+        path.write_bytes(gzip.compress(content) if packed else content)
+        problems, whole = [], io.BytesIO(content).readlines()
+        assert list(lines_of(path, problems, longest=longest)) == [line[:longest] for line in whole]
+        long = [number for number, line in enumerate(whole, 1) if len(line) > longest]
+        assert [text.split(":")[1] for text in problems] == [str(number) for number in long]
+
+
+def test_a_packed_file_that_was_cut_gives_its_whole_lines(tmp_path):
+    path, problems = tmp_path / "a.log.gz", []
+    content = b"".join(b"%064x\n" % (7 ** (90 + number) % 2**255) for number in range(3000))
+    path.write_bytes(gzip.compress(content)[:-3000])
+    lines = list(lines_of(path, problems))
+    assert 1000 < len(lines) < 3000
+    assert lines == io.BytesIO(content).readlines()[: len(lines)]
+    assert "cut off or damaged" in problems[0]

@@ -138,10 +138,18 @@ class Problems:
         self._stated = stated
         self._count = 0
 
-    def add(self, text: str) -> None:
+    @property
+    def many(self) -> bool:
+        """Whether no more are told."""
+        return self._count >= MOST_TOLD
+
+    def told(self) -> bool:
+        """Count one more; whether it is to be told by ``add``. Else no text is made of it."""
         self._count += 1
-        if self._count <= MOST_TOLD:
-            self._stated.append(text)
+        return self._count <= MOST_TOLD
+
+    def add(self, text: str) -> None:
+        self._stated.append(text)
 
     def end(self, path: Any) -> None:
         if self._count > MOST_TOLD:

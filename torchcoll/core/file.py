@@ -520,8 +520,10 @@ def _read_records(path: Path, run: Run) -> None:
     def header(data: dict[str, Any]) -> None:
         run.header = _header(data, path, run.problems)
 
-    def take(record: str, data: dict[str, Any]) -> None:
-        if handler := _HANDLERS.get(record):
+    def take(record: str, data: dict[str, Any], line: bytes) -> None:
+        if record == "case":
+            _case(run, data, line)
+        elif handler := _HANDLERS.get(record):
             handler(run, data)
 
     read_records(path, run.problems, "result file", SCHEMA, header, take)
@@ -614,9 +616,9 @@ def _started(run: Run, data: dict[str, Any]) -> None:
     run.in_flight = case_from_json(_stated(run, data["case"]))
 
 
-def _case(run: Run, data: dict[str, Any]) -> None:
+def _case(run: Run, data: dict[str, Any], line: bytes) -> None:
     data["case"] = _stated(run, data["case"])
-    run.results.append(CaseResult.from_json(data))
+    run.results.append(CaseResult.from_json(data, line))
     run.in_flight = None
 
 
@@ -636,7 +638,6 @@ _HANDLERS: dict[str, Callable[[Run, dict[str, Any]], None]] = {
     "phase": _phase,
     "machine": _machine,
     "started": _started,
-    "case": _case,
     "event": _event,
     "soak": lambda run, data: run.windows.append(SoakWindow.from_json(data)),
     "end": _end,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import json
 import math
 import re
@@ -10,7 +12,6 @@ import shlex
 import zlib
 from bisect import bisect
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def _tail(line: bytes) -> tuple[int, int, int] | None:
 _RESULTS = "result file"
 _IMPORT = "Where it is output of another tool: torchcoll import {} -o RUN.jsonl"
 _CHUNK = 1 << 20
-_LINES = 4096
+_PIECE = 1 << 18
 TRUNCATED = "truncated: the file has no end record"
 # What a line that holds anything may raise.
 UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -150,40 +151,76 @@ def lines_of(
 
     A line of more than ``longest`` bytes ends there. Raises UnreadableError when the file cannot be
     read, or unpacks as no real one does.
+
+    Split off pieces at C speed: a log has millions of lines, and a call for each took as long as
+    all that is done with it. No piece is longer than a line may be, so that only a line that ends
+    in a later piece than it begins can be too long.
     """
-    for number, line in enumerate(_pieces(path, problems, what, longest), 1):
-        if len(line) <= longest:
-            yield line
-        else:
+    number, begun, size_bytes = 1, list[bytes](), 0
+    cut = False  # the rest of a line that was too long is passed over
+
+    def joined() -> bytes:
+        line = b"".join(begun)
+        begun.clear()
+        if len(line) > longest:
             problems.append(f"{path}:{number}: longer than {format_bytes(longest)}: cut there")
-            yield line[:longest]
+        return line[:longest]
+
+    with _pieces(path, problems, what, min(longest, _PIECE), lined=True) as pieces:
+        for piece in pieces:
+            first, end = piece.find(b"\n") + 1, piece.rfind(b"\n") + 1
+            if not end:
+                if not cut:
+                    begun.append(piece)
+                    size_bytes += len(piece)
+                    # Not before the next line is asked for is more read: who looks at the first
+                    # one reads no more than that.
+                    if cut := size_bytes > longest:
+                        yield joined()
+                continue
+            if begun:
+                begun.append(piece[:first])
+                yield joined()
+            elif not cut:
+                first = 0
+            number += piece.count(b"\n", 0, first)
+            cut = False
+            yield from io.BytesIO(piece[first:end])
+            number += piece.count(b"\n", first, end)
+            begun, size_bytes = [piece[end:]] if end < len(piece) else [], len(piece) - end
+        if begun:
+            yield joined()
 
 
 def chunks_of(path: Path, problems: list[str], what: str) -> Iterator[bytes]:
     """As ``lines_of``, the bytes in pieces of any length."""
-    return _pieces(path, problems, what, 0)
+    with _pieces(path, problems, what, _CHUNK) as pieces:
+        yield from pieces
 
 
-def _pieces(path: Path, problems: list[str], what: str, longest: int) -> Iterator[bytes]:
-    """Lines, of which those that are too long have one byte more; or chunks, with longest 0."""
+@contextlib.contextmanager
+def _pieces(
+    path: Path, problems: list[str], what: str, most_bytes: int, lined: bool = False
+) -> Iterator[Iterator[bytes]]:
+    """What is in the file, unpacked, in pieces of so many bytes at most. lined: of a packed one the
+    lines count too. Where it is cut off the pieces end, and what is done with them.
+    """
+    # The piece in which a .gz turns out to be damaged is lost whole.
+    most_packed = min(most_bytes, io.DEFAULT_BUFFER_SIZE) if lined else most_bytes
     try:
         with open(path, "rb") as file:
             packed = file.peek(2).startswith(GZIP)
             source = gzip.GzipFile(fileobj=file) if packed else file
             growth = Unpacking(what, path)
-            lines = size_bytes = 0  # since the last look: each asks the system where the file is
 
-            def grown(piece: bytes) -> None:
-                nonlocal lines, size_bytes
-                lines, size_bytes = lines + 1, size_bytes + len(piece)
-                if packed and (lines >= _LINES or size_bytes >= _CHUNK):
-                    growth.add(size_bytes, file.tell(), lines)
-                    lines = size_bytes = 0
+            def read() -> bytes:
+                # Not read(): where the file is cut off, what it had before that would be lost.
+                piece = source.read1(most_packed if packed else most_bytes)
+                if packed:
+                    growth.add(len(piece), file.tell(), piece.count(b"\n") if lined else 0)
+                return piece
 
-            read = _reader(source, longest, grown) if longest else partial(source.read, _CHUNK)
-            for piece in iter(read, b""):
-                grown(piece)
-                yield piece
+            yield iter(read, b"")
     except (EOFError, zlib.error) as error:
         problems.append(f"{path}: cut off or damaged: {_brief(error)}")
     except FileNotFoundError:
@@ -195,33 +232,16 @@ def _pieces(path: Path, problems: list[str], what: str, longest: int) -> Iterato
         raise UnreadableError(what, path, f"a readable file ({why})") from None
 
 
-def _reader(source: Any, longest: int, grown: Callable[[bytes], None]) -> Callable[[], bytes]:
-    """A line at each call; of one that is too long the rest is passed over."""
-
-    cut = False
-
-    def read() -> bytes:
-        nonlocal cut
-        # Not before the next is asked for: who looks at the first line reads no more than that.
-        while cut and (rest := source.readline(_CHUNK)):
-            grown(rest)
-            cut = not rest.endswith(b"\n")
-        line: bytes = source.readline(longest + 1)
-        cut = len(line) > longest and not line.endswith(b"\n")
-        return line
-
-    return read
-
-
 def read_records(
     path: Path,
     problems: list[str],
     what: str,
     schema: str,
     header: Callable[[dict[str, Any]], None],
-    take: Callable[[str, dict[str, Any]], None],
+    take: Callable[[str, dict[str, Any], bytes], None],
 ) -> None:
-    """``header`` gets the first line, ``take`` each other: the name of the record and its fields.
+    """``header`` gets the first line, ``take`` each other: the name of the record, its fields, and
+    the line itself.
 
     What either raises of UNUSABLE refuses the file, or makes the line one of ``problems``. what:
     the kind of file, in messages. schema: that of this version, such as ``torchcoll/2``. Lines that
@@ -253,17 +273,23 @@ def read_records(
         try:
             if found := sums.check(line):
                 problems.append(f"{path}:{number}: {found}")
+            if unusable.many and line[0] not in b"{ \t\r":
+                raise ValueError  # as its parser would, which takes five times as long to say where
+            if long := len(line) > _PIECE:  # what is in it may be more than memory holds
+                held.add(line)
             data = _unsealed(parse_line(line))
             if data["record"] == "header":
                 raise _two_in_one(what, path, number)
             record = data.pop("record")
-            (held.add_call if record == "call" else held.add)(line)  # no other file has calls
-            take(record, data)
+            if not long:
+                (held.add_call if record == "call" else held.add)(line)  # no other file has calls
+            take(record, data, line)
         except UNUSABLE as error:
             if begins_another(line):
                 raise _two_in_one(what, path, number) from None
-            cut = "" if line.endswith(b"\n") else " (cut off)"
-            unusable.add(f"{path}:{number}: unusable record{cut}: {_brief(error)}")
+            if unusable.told():
+                cut = "" if line.endswith(b"\n") else " (cut off)"
+                unusable.add(f"{path}:{number}: unusable record{cut}: {_brief(error)}")
     unusable.end(path)
     if not number:
         raise UnreadableError(what, path, f"{expected}; this one is empty")

@@ -130,7 +130,11 @@ def steady_figure(result: CaseResult, clock: str | None, how: str = "max") -> fl
     """What a table shows of the steady calls: their median; of calls back to back the period, which
     is the time of all batches on the slowest rank / calls. ns; None without samples.
     """
-    times = steady_times(result, clock, how)
+    return _figure_of(result, clock, steady_times(result, clock, how))
+
+
+def _figure_of(result: CaseResult, clock: str | None, times: Sequence[float]) -> float | None:
+    """times: ``steady_times``, in the order of the calls."""
     if not times:
         return None
     return _mean(result, times) if has_period(result, clock) else median(times)
@@ -302,17 +306,22 @@ def summarise(
     how: str = "max",
     clock: str | None = None,
     library: str | None = None,
+    times: Sequence[float] | None = None,
 ) -> Row:
-    """The row of one case, read over ranks by ``how`` on ``clock`` (None: ``default_clock``)."""
+    """The row of one case, read over ranks by ``how`` on ``clock`` (None: ``default_clock``).
+
+    times: its ``steady_times``, where they are known: those of many ranks take a while.
+    """
     clock = clock or default_clock(result)
-    steady = sorted(steady_times(result, clock, how))
-    cold = over_ranks(result.cold_ns, how)
+    times = steady_times(result, clock, how) if times is None else times
+    steady, cold = sorted(times), over_ranks(result.cold_ns, how)
     reported = (
         result.reported
         if result.reported and result.reported.clock == clock and not steady
         else None
     )
-    middle = steady_figure(result, clock, how) if steady else reported.time_ns if reported else None
+    stated_ns = reported.time_ns if reported else None
+    middle = _figure_of(result, clock, times) if steady else stated_ns
     case = result.case
     # Coalesced calls are timed together: their bytes are too. Some backends move none, and what
     # ranks that share one GPU move says nothing.

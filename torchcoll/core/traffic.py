@@ -453,7 +453,7 @@ def load(path: Path) -> Traffic:
     traffic = Traffic(path=path)
     ended = False
 
-    def take(record: str, data: dict[str, Any]) -> None:
+    def take(record: str, data: dict[str, Any], _line: bytes) -> None:
         nonlocal ended
         ended = ended or record == "end"
         _take(traffic, record, data)

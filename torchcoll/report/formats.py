@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.core.errors import UsageError, choice, one_line, tell
 from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import OVER_RANKS, Row, libraries_of, over_ranks_of, summarise
+from torchcoll.core.summary import (
+    OVER_RANKS,
+    Row,
+    default_clock,
+    libraries_of,
+    over_ranks_of,
+    steady_times,
+    summarise,
+)
 from torchcoll.report.columns import (
     LIMIT_FIELDS,
     ROW_FIELDS,
@@ -86,13 +94,24 @@ class View:
             numbers.append(number)
         object.__setattr__(self, "percentiles", tuple(numbers))
 
-    def row(self, result: CaseResult, library: str | None = None) -> Row:
-        return summarise(result, self.over_ranks, self.clock, library)
+    def row(
+        self,
+        result: CaseResult,
+        library: str | None = None,
+        times: Sequence[float] | None = None,
+    ) -> Row:
+        return summarise(result, self.over_ranks, self.clock, library, times)
 
     def entry(
-        self, result: CaseResult, row: Row, notes: Notes | None = None, doubt: str = ""
+        self,
+        result: CaseResult,
+        row: Row,
+        notes: Notes | None = None,
+        doubt: str = "",
+        times: Sequence[float] | None = None,
     ) -> Entry:
-        marks = notes.marks(result, *filter(None, [doubt])) if notes else ""
+        own = times if self.usual else None
+        marks = notes.marks(result, *filter(None, [doubt]), times=own) if notes else ""
         return Entry(doubted(row, doubt), result, marks, self.over_ranks)
 
     @property
@@ -101,18 +120,22 @@ class View:
         return self.over_ranks == "max" and self.clock is None
 
     def entries(self, run: Run, notes: Notes | None = None) -> list[Entry]:
-        rows: Sequence[Row] = list(map(self.row, run.results, libraries_of(run)))
+        times = [self._times(result) for result in run.results]
+        rows: Sequence[Row] = list(map(self.row, run.results, libraries_of(run), times))
         if self.expected is not None:
             rows = self.expected(rows)
         doubts = doubts_of(run, rows if self.usual else None)
         entries = [
-            self.entry(result, row, notes, doubt)
-            for result, row, doubt in zip(run.results, rows, doubts, strict=True)
+            self.entry(result, row, notes, doubt, own)
+            for result, row, doubt, own in zip(run.results, rows, doubts, times, strict=True)
         ]
         if self.limits is None:
             return entries
         found = self.limits(run, rows)
         return [replace(one, limit=limit) for one, limit in zip(entries, found, strict=True)]
+
+    def _times(self, result: CaseResult) -> list[float]:
+        return steady_times(result, self.clock or default_clock(result), self.over_ranks)
 
     def extra_columns(self) -> list[Column]:
         return [percentile_column(p) for p in self.percentiles]

@@ -48,10 +48,13 @@ class Notes:
         numbers = {self._numbers.setdefault(text, len(self._numbers) + 1) for text in texts}
         return "".join(f"[{number}]" for number in sorted(numbers))
 
-    def marks(self, result: CaseResult, *more: str) -> str:
-        """The marks of everything that there is to say about a result, and of ``more``."""
+    def marks(self, result: CaseResult, *more: str, times: Sequence[float] | None = None) -> str:
+        """The marks of everything that there is to say about a result, and of ``more``.
+
+        times: its ``steady_times`` over all ranks on the clock that is shown, where they are known.
+        """
         texts = list(_remarks(result))
-        if modes := _modes(result):
+        if modes := _modes(result, times):
             self._modes[result.case] = modes
             texts.append(_MODES)
         return self.mark(*texts, *_of_issue(result), *more)
@@ -76,10 +79,12 @@ def _remarks(result: CaseResult) -> Iterable[str]:
     yield from (one_line(text) for text in result.warnings)
 
 
-def _modes(result: CaseResult) -> Modes | None:
+def _modes(result: CaseResult, times: Sequence[float] | None) -> Modes | None:
     """Those of calls that are timed one by one: a period is a mean, which both modes enter."""
     clock = default_clock(result)
-    return None if has_period(result, clock) else two_modes(steady_times(result, clock))
+    if has_period(result, clock):
+        return None
+    return two_modes(steady_times(result, clock) if times is None else times)
 
 
 def _modes_text(several: Sequence[Modes]) -> str:

@@ -504,6 +504,7 @@ HANDLERS: dict[str, Handler] = {
 _MARK = b" NCCL "
 _TWINS = 64  # hosts of one process number that are looked at
 _LONGEST = 4096  # NCCL's own buffer has 1024
+_PASSED, _PASSED_BYTES = 4096, 512  # messages that are remembered, and of each
 _LEVELS = frozenset((b"INFO", b"WARN", b"TRAC", b"CALL"))
 _PREFIX = re.compile(rb"([\w.-]{0,255}):(\d{1,10}):(\d{1,10}) \[-?\w*\]")
 # A whole prefix, to find one inside another line.
@@ -527,6 +528,9 @@ class NcclLogReader:
         self.open: dict[tuple[NcclProcess, int], Member] = {}
         self.columns: dict[Member, list[Column]] = {}  # those of its tuning table
         self.prefixes: dict[bytes, tuple[NcclProcess, int]] = {}
+        # What a line says, from its mark on, that tells nothing whoever says it -> how it counts.
+        # Such lines are many, and alike.
+        self._passed: dict[bytes, str] = {}
         self._hosts: set[str] = set()
         self._hosts_of: dict[int, list[str]] = {}  # by process number
         self.process = NcclProcess("", 0)
@@ -534,10 +538,15 @@ class NcclLogReader:
 
     def read(self, lines: Iterable[bytes]) -> None:
         mark, levels, counts = _MARK, _LEVELS, self.tally.counts
+        prefixes, passed = self.prefixes, self._passed
         for raw in lines:
             place = raw.find(mark)
             if place < 0 or raw[place + 6 : place + 10] not in levels:
                 kind = self._other(raw)
+            elif known := passed.get(raw[place:]):
+                kind = known
+                if raw[:place] not in prefixes:
+                    self._source(raw[:place], False)
             else:
                 further = raw.find(mark, place + 6)
                 if further > 0 and raw[further + 6 : further + 10] in levels:
@@ -596,7 +605,12 @@ class NcclLogReader:
                 handler = communicator
             else:
                 traced = level == b"TRAC"  # of which there is no list
-                return "known" if traced or is_known(word, message) else "unknown"
+                kind = "known" if traced or is_known(word, message) else "unknown"
+                if not inside and whole and len(raw) - place <= _PASSED_BYTES:
+                    if len(self._passed) >= _PASSED:
+                        self._passed.clear()
+                    self._passed[raw[place:]] = kind
+                return kind
         # What another line interrupts may have lost its end: only what shows its end is taken.
         if (whole or handler in SHOW_THEIR_END) and handler(self, message):
             return "understood"
