@@ -283,7 +283,7 @@ def test_the_public_name_and_what_show_prints(capsys):
         "p: t of the side in log figure ~ side + launch number by start time, one case; below 0.05 "
         "counts",
         "Mann-Whitney with Holm confirms 1 of 1 differences",
-        "1 of 1 case slower: 1K 1.05x",
+        "1 of 1 case slower in new: 1K 1.05x",
     ]
 
 

@@ -165,7 +165,10 @@ def answer_of(found: Comparison) -> Answer:
         own = [one for one in tested if one.judged.result == result]
         if own:
             names = ", ".join(_furthest(found, own))
-            words.append(f"{len(own)} of {counted(len(ratios), 'case')} {result}{what}: {names}")
+            # Where the answer stands first, nothing has told yet which side is the new one.
+            where = f" in {one_line(found.new.name)}" * (not words)
+            of = counted(len(ratios), "case")
+            words.append(f"{len(own)} of {of} {result}{what}{where}: {names}")
     counts = {n: sum(one.judged.result == n for one in ratios) for n in ("same", "unclear")}
     if words:
         kind = "bad" if any(one.judged.result == "slower" for one in tested) else "good"
