@@ -171,8 +171,8 @@ def test_a_scaling_table(tmp_path, capsys):
     assert shown[1] == "slowest rank = max over ranks; geometric means over the launches"
     assert shown[2] == "share: busbw of the 1 GB/s of --link-gbps"
     # 1024 B in 20 us on 2 ranks are 0.0512 GB/s; on 8, 1024 x 1.75 / 80 us.
-    assert "1K 2 1 2 20.00 us 0.051 5.1 % 2.000 ms 20.0 us to 20.0 us" in shown
-    assert "1K 8 1 2 80.00 us 0.022 2.2 % 8.000 ms 79.9 us to 80.1 us" in shown
+    assert "1K 2 1 2 20.00 us 20.0 us to 20.0 us 0.051 5.1 % 2.000 ms" in shown
+    assert "1K 8 1 2 80.00 us 79.9 us to 80.1 us 0.022 2.2 % 8.000 ms" in shown
     assert "start of the launch: all_reduce, 1K, float32, sum, gloo" in shown
     (time,) = (line for line in shown if line.startswith("1K time 2"))
     assert time.startswith(

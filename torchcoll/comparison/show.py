@@ -160,7 +160,7 @@ def answer_of(found: Comparison) -> Answer:
     tested = [one for one in ratios if one.judged.p_value is not None]
     if not tested:
         return Answer(_untested_text(found, ratios, what) + aside, "doubt")
-    words = []
+    words: list[str] = []
     for result in _CHANGED:
         own = [one for one in tested if one.judged.result == result]
         if own:

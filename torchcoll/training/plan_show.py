@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bytes, time_text
+from torchcoll.curves.model import MORE_DATA
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Answer, Grid, Head, filled
 from torchcoll.training.projection import (
@@ -50,6 +51,10 @@ def _answer(found: Projection) -> Answer:
     step = found.step
     degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
     where = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
+    if step.only_a_guess:
+        low, high = (time_text(end, 3) for end in step.comm_ns[1:])
+        text = f"{where}: communication a step is only a guess, {low} to {high}. {MORE_DATA}"
+        return Answer(one_line(text), "doubt")
     least = "at least " if found.lower_bound else ""
     text = f"{where}: {least}{_ends(step.comm_ns)} of communication a step"
     text += f" beside {found.beside}" if found.beside else ""

@@ -24,8 +24,7 @@ from pathlib import Path
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.core.units import time_text
-from torchcoll.curves.model import MORE_DATA, TOO_SHORT, WIDEST, MachineModel, Prediction
+from torchcoll.curves.model import TOO_SHORT, WIDEST, MachineModel, Prediction
 from torchcoll.training.shapes import Sent, Shape, StepPart, parts_of
 from torchcoll.training.sharded import BACKWARD, FORWARD
 from torchcoll.training.steps import steps_of
@@ -77,6 +76,12 @@ class PlannedStep:
     compute_ns: float | None
     exposed_ns: Ends | None
     step_ns: Ends | None
+
+    @property
+    def only_a_guess(self) -> bool:
+        """As a prediction is (curves/model.py)."""
+        _, low, high = self.comm_ns
+        return high > WIDEST * low
 
     @property
     def hidden_ns(self) -> Ends | None:
@@ -401,20 +406,8 @@ def _sharded(calls: Sequence[tuple[TrafficCall, Sent]], gathers: Sequence[int]) 
     return found if totals[BACKWARD] else [*found, StepPart(BACKWARD, 1.0)]
 
 
-def _only_a_guess(step: PlannedStep) -> bool:
-    """As of one prediction (curves/model.py)."""
-    _, low, high = step.comm_ns
-    return high > WIDEST * low
-
-
 def _noted(found: Projection, model: MachineModel) -> Projection:
-    """Raises UsageError where the step is only a guess; of other numbers of ranks it is a note."""
-    if _only_a_guess(found.step):
-        low, high = (time_text(end, 3) for end in found.step.comm_ns[1:])
-        got = f"from {low} to {high} on {found.step.ranks} ranks"
-        expected = f"a 90 % interval that is no wider than {WIDEST:g}x"
-        raise UsageError("communication of a step", got, expected, MORE_DATA)
-    guesses = sorted({one.ranks for one in (*found.weak, *found.strong) if _only_a_guess(one)})
+    guesses = sorted({one.ranks for one in (*found.weak, *found.strong) if one.only_a_guess})
     found.weak, found.strong = (
         [one for one in steps if one.ranks not in guesses] for steps in (found.weak, found.strong)
     )
