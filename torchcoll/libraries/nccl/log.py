@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from torchcoll.core.bounds import MOST_PROCESSES
@@ -285,7 +286,9 @@ def communicator(reader: NcclLogReader, message: str) -> bool:
     made_by = re.search(r"(nccl\w+) comm ", message)
     member.made_by = member.made_by or (made_by[1] if made_by else "")
     _keep(member, fields)
-    member.complete |= complete
+    if complete:
+        member.complete = True
+        reader.completed.add(reader.process)
     return bool(news)
 
 
@@ -297,10 +300,11 @@ def timings(reader: NcclLogReader, message: str) -> bool:
     if not found:
         return False
     rank, nranks = int(found[1]), int(found[2])
-    own = [m for m in reader.process.members if (m.rank, m.nranks) == (rank, nranks)]
     member = reader.open.get((reader.process, reader.thread)) or Member()
     if (member.rank, member.nranks) != (rank, nranks):
-        member = own[-1] if own else reader.begun({"comm": ""}, False)
+        recent = islice(reversed(reader.process.members), _RECENT)
+        own = next((m for m in recent if (m.rank, m.nranks) == (rank, nranks)), None)
+        member = own or reader.begun({"comm": ""}, False)
         member.rank, member.nranks = rank, nranks
     member.timings = {name: float(value) for name, value in _PART.findall(message)}
     return "rest" in member.timings
@@ -404,7 +408,7 @@ def version(reader: NcclLogReader, message: str) -> bool:
     found = re.match(r"(NCCL|RCCL) version ?:? ?(\d\S+)", message)
     if not found:
         return False
-    if reader.process.version and any(m.complete for m in reader.process.members):
+    if reader.process.version and reader.process in reader.completed:
         # Once a process: this is another one of the same number, as containers have them.
         reader.process = reader.made(reader.process.host, reader.process.pid)
         reader.prefixes.clear()
@@ -433,7 +437,7 @@ def tuner(reader: NcclLogReader, message: str) -> bool:
 
 def loaded(reader: NcclLogReader, message: str) -> bool:
     found = re.match(r"Successfully loaded external tuner plugin (\S+)", message)
-    if found:
+    if found and len(reader.process.tuner) < _LONGEST:
         reader.process.tuner = f"{reader.process.tuner} {found[1]}".strip()
     return bool(found)
 
@@ -504,6 +508,7 @@ HANDLERS: dict[str, Handler] = {
 _MARK = b" NCCL "
 _TWINS = 64  # hosts of one process number that are looked at
 _LONGEST = 4096  # NCCL's own buffer has 1024
+_RECENT = 64  # communicators of a process, among which the one of its timings is looked for
 _PASSED, _PASSED_BYTES = 4096, 512  # messages that are remembered, and of each
 _LEVELS = frozenset((b"INFO", b"WARN", b"TRAC", b"CALL"))
 _PREFIX = re.compile(rb"([\w.-]{0,255}):(\d{1,10}):(\d{1,10}) \[-?\w*\]")
@@ -526,6 +531,8 @@ class NcclLogReader:
         self._known: dict[tuple[str, int], NcclProcess] = {}
         # (process, thread) -> its last communicator
         self.open: dict[tuple[NcclProcess, int], Member] = {}
+        self._of_handle: dict[tuple[NcclProcess, str], Member] = {}
+        self.completed: set[NcclProcess] = set()  # with a communicator that is
         self.columns: dict[Member, list[Column]] = {}  # those of its tuning table
         self.prefixes: dict[bytes, tuple[NcclProcess, int]] = {}
         # What a line says, from its mark on, that tells nothing whoever says it -> how it counts.
@@ -629,8 +636,8 @@ class NcclLogReader:
         )
         if inside and host not in self._hosts:
             # `busId 86node1:12:12 [0]`: the text before it ends where a known name begins.
-            ends = [name for name in self._hosts if name and host.endswith(name)]
-            host = max(ends, key=len) if ends else host
+            ends = (host[start:] for start in range(1, len(host)))
+            host = next((name for name in ends if name in self._hosts), host)
         process = self._known.get((host, pid)) or self._damaged(host, pid)
         if process is None:
             process = self.made(host, pid)
@@ -657,7 +664,7 @@ class NcclLogReader:
 
     def made(self, host: str, pid: int) -> NcclProcess:
         """A process that nothing was read of yet."""
-        if len(self._known) >= MOST_PROCESSES:
+        if max(len(self._known), len(self.processes)) >= MOST_PROCESSES:
             raise UnreadableError("log", self.file, f"at most {MOST_PROCESSES} processes")
         process = self._known[host, pid] = NcclProcess(host, pid, self.file)
         self._hosts_of.setdefault(pid, []).append(host)
@@ -673,20 +680,24 @@ class NcclLogReader:
             return self.process.members[-1]
         # Without 'Init START' (<= 2.17) only what comes next tells that one was complete.
         if member is None or (member.complete and not member.started):
-            member = self.open[key] = Member()
-            self.process.members.append(member)
+            member = self._another()
+        return member
+
+    def _another(self) -> Member:
+        """A communicator of this thread that nothing was read of yet."""
+        member = self.open[self.process, self.thread] = Member()
+        self.process.members.append(member)
         return member
 
     def of_handle(self, handle: str) -> Member | None:
-        members = self.process.members
-        return next((m for m in reversed(members) if m.handle == handle), None)
+        """The communicator of this process that began last with this handle."""
+        return self._of_handle.get((self.process, handle))
 
     def begun(self, fields: dict[str, str], start: bool) -> Member:
         """The communicator of a handle that is new; start: its line says that it begins here."""
-        key = self.process, self.thread
-        member = self.open.get(key)
+        member = self.open.get((self.process, self.thread))
         if start or member is None or member.handle:
-            member = self.open[key] = Member()
-            self.process.members.append(member)
+            member = self._another()
         member.handle, member.started = fields["comm"], start
+        self._of_handle[self.process, member.handle] = member
         return member
