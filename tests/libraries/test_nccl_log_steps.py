@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from torchcoll.core import bounds
+from torchcoll.core.errors import UnreadableError
 from torchcoll.libraries.nccl.jobs import jobs
 from torchcoll.libraries.nccl.log import NcclLogReader
 
@@ -91,3 +93,54 @@ def test_the_last_communicator_of_a_handle_is_meant():
         [("0x1", 2, None), ("0x2", 2, 3), ("0x1", 4, 2)],
         [("0x1", 4, 5)],
     ]
+
+
+def test_how_many_communicators_a_log_may_have(tmp_path):
+    """A rank's in each line of 57 bytes is real; 70 000 in a file of 300 bytes are a bomb."""
+    start = SAYS + b"comm 0x1 rank 0 nranks 1 Init START\n"
+    path = tmp_path / "a.log"
+    path.write_bytes(start * 70_000)
+    bound = bounds.LoggedCommunicators(path)
+    for _ in range(70_000):
+        bound.add()
+    path.write_bytes(start * 5)
+    reader = NcclLogReader(str(path))
+    with pytest.raises(UnreadableError, match="at most 65543 communicators for its size"):
+        reader.read([start] * 70_000)
+    assert len(reader.processes[0].members) == 65_543
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"Channel 00/01 :" + b" 7" * 500,
+        b"Init timings - ncclCommInitRank: rank 0 nranks 1 total 1.5 (rest 1.0, a 1.0, b 1.0)",
+        b"Bootstrap timings total 1.5 (a 1.0, b 1.0, delay 1.0)",
+        b"Pattern 4, crossNic 0, nChannels 12, bw 30.0/20.5, type NVL/PIX, sameChannels 1",
+        b"Algorithm | Tree | Ring |",
+    ],
+)
+def test_what_is_kept_is_counted(monkeypatch, message):
+    """Room for one communicator and 300 lines of each."""
+    monkeypatch.setattr(bounds, "_HELD_BYTES", 150_000)
+    reader = NcclLogReader()
+    reader.read([SAYS + message + b"\n"] * 2)
+    with pytest.raises(UnreadableError, match="records that fit into"):
+        reader.read([SAYS + message + b"\n"] * 1000)
+
+
+@pytest.mark.parametrize("text", [b"Trees [%d] 1/-1/-1->0->-1", b"V%d set by environment to x"])
+def test_what_is_said_again_is_counted_once(monkeypatch, text):
+    monkeypatch.setattr(bounds, "_HELD_BYTES", 50_000)
+    reader = NcclLogReader()
+    reader.read([SAYS + text % 0 + b"\n"] * 5000)
+    with pytest.raises(UnreadableError, match="records that fit into"):
+        reader.read(SAYS + text % n + b"\n" for n in range(5000))
+
+
+def test_a_warning_that_is_said_again_is_counted_once(monkeypatch):
+    monkeypatch.setattr(bounds, "_HELD_BYTES", 50_000)
+    reader = NcclLogReader()
+    reader.read([b"n0:1:1 [0] NCCL WARN 1\n"] * 5000)
+    with pytest.raises(UnreadableError, match="records that fit into"):
+        reader.read(b"n0:1:1 [0] NCCL WARN %d\n" % n for n in range(5000))

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from torchcoll.core.bounds import MOST_PROCESSES
+from torchcoll.core.bounds import MOST_PROCESSES, Held, LoggedCommunicators
 from torchcoll.core.errors import UnreadableError
 from torchcoll.libraries.logged import LoggedCall, Tally
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, call_of, canonical
@@ -307,6 +307,7 @@ def timings(reader: NcclLogReader, message: str) -> bool:
         member = own or reader.begun({"comm": ""}, False)
         member.rank, member.nranks = rank, nranks
     member.timings = {name: float(value) for name, value in _PART.findall(message)}
+    reader.holds(len(member.timings))
     return "rest" in member.timings
 
 
@@ -315,6 +316,7 @@ def bootstrap(reader: NcclLogReader, message: str) -> bool:
         return False
     parts = {name: float(value) for name, value in _PART.findall(message)}
     reader.member().bootstrap = parts
+    reader.holds(len(parts))
     return "delay" in parts
 
 
@@ -324,6 +326,7 @@ def channel(reader: NcclLogReader, message: str) -> bool:
     ring = ring_of(message)
     if ring:
         reader.member().rings[ring[0]] = ring[1]
+        reader.holds(1, 36 * len(ring[1]))
     return ring is not None
 
 
@@ -340,7 +343,10 @@ def connection(reader: NcclLogReader, message: str) -> bool:
 
 def trees(reader: NcclLogReader, message: str) -> bool:
     parents = parents_of(message)
-    reader.member().up.update(parents)
+    up = reader.member().up
+    before = len(up)
+    up.update(parents)
+    reader.holds(len(up) - before)
     return bool(parents)
 
 
@@ -353,6 +359,7 @@ def pattern(reader: NcclLogReader, message: str) -> bool:
     graph = graph_of(message)
     if graph:
         reader.member().graphs.append(graph)
+        reader.holds(2)
     return graph is not None
 
 
@@ -385,19 +392,18 @@ def call(reader: NcclLogReader, message: str) -> bool:
 
 
 def algorithms(reader: NcclLogReader, message: str) -> bool:
-    reader.columns[reader.member()], whole = columns_of(message)
-    return whole
+    return reader.heads(*columns_of(message))
 
 
 def wide_head(reader: NcclLogReader, message: str) -> bool:
-    reader.columns[reader.member()], whole = wide_columns_of(message)
-    return whole
+    return reader.heads(*wide_columns_of(message))
 
 
 def row(reader: NcclLogReader, message: str) -> bool:
     member = reader.member()
     cells = row_of(message, reader.columns.get(member, ()))
     member.tuning += cells
+    reader.holds(len(cells))
     return bool(cells)
 
 
@@ -446,6 +452,8 @@ def variable(reader: NcclLogReader, message: str) -> bool:
     found = _SET.search(message)
     if found:
         value = found[2].rstrip(".") if found[2].rstrip(".").lstrip("-").isdecimal() else found[2]
+        if reader.process.variables.get(found[1]) != value:
+            reader.holds(1, 4 * len(message))
         reader.process.variables[found[1]] = value
     return bool(found)
 
@@ -509,6 +517,8 @@ _MARK = b" NCCL "
 _TWINS = 64  # hosts of one process number that are looked at
 _LONGEST = 4096  # NCCL's own buffer has 1024
 _RECENT = 64  # communicators of a process, among which the one of its timings is looked for
+# Measured: a cell 145, an entry of a dictionary 100; a Member with its row 1600.
+_THING_BYTES, _MEMBER = 150, 11
 _PASSED, _PASSED_BYTES = 4096, 512  # messages that are remembered, and of each
 _LEVELS = frozenset((b"INFO", b"WARN", b"TRAC", b"CALL"))
 _PREFIX = re.compile(rb"([\w.-]{0,255}):(\d{1,10}):(\d{1,10}) \[-?\w*\]")
@@ -526,6 +536,8 @@ class NcclLogReader:
     def __init__(self, file: str = "") -> None:
         self.file = file
         self.tally = Tally()
+        self._held = Held("log", file)
+        self._communicators = LoggedCommunicators(file)
         self.processes: list[NcclProcess] = []
         self.version = ""  # of a line without a process: NCCL <= 2.23 prints it so, once a job
         self._known: dict[tuple[str, int], NcclProcess] = {}
@@ -595,7 +607,10 @@ class NcclLogReader:
             return "cut"
         if level == b"WARN":
             where = raw[:place].rsplit(b"]", 1)[-1].strip().decode("utf-8", "replace")
-            self.process.warnings[f"{message} ({where})" if where else message] += 1
+            text = f"{message} ({where})" if where else message
+            if text not in self.process.warnings:
+                self.holds(1, 4 * len(text))
+            self.process.warnings[text] += 1
             return "understood"
         if level == b"CALL":
             return "known"
@@ -685,9 +700,21 @@ class NcclLogReader:
 
     def _another(self) -> Member:
         """A communicator of this thread that nothing was read of yet."""
+        self._communicators.add()
+        self.holds(_MEMBER)
         member = self.open[self.process, self.thread] = Member()
         self.process.members.append(member)
         return member
+
+    def heads(self, columns: list[Column], whole: bool) -> bool:
+        """These are the columns of the rows that follow."""
+        self.columns[self.member()] = columns
+        self.holds(len(columns))
+        return whole
+
+    def holds(self, things: int, text_bytes: int = 0) -> None:
+        """So many more numbers with a name, or of a table, and text are kept of this file."""
+        self._held.add_bytes(_THING_BYTES * things + text_bytes)
 
     def of_handle(self, handle: str) -> Member | None:
         """The communicator of this process that began last with this handle."""
