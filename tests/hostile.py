@@ -131,6 +131,26 @@ INPUTS = {
         "a.log",
         lambda: (b"n%d:1:1 [0] NCCL INFO NCCL version 2.20.3+cuda12\n" % n for n in range(500_000)),
     ),
+    "communicators, log": Hostile(
+        "log",
+        "a.log.gz",
+        lambda: _repeated(_NCCL + b"comm 0x1 rank 0 nranks 1 Init START\n", 2000 * MB),
+    ),
+    "handles, log": Hostile(
+        "log", "a.log", lambda: (_NCCL + b"comm 0x%x rank 0 nranks 1\n" % n for n in range(20_000))
+    ),
+    "hosts inside lines, log": Hostile(
+        "log",
+        "a.log",
+        lambda: (
+            b"n%d:1:1 [0] NCCL INFO xm%d:1:1 [0] NCCL INFO x\n" % (n, n) for n in range(16_000)
+        ),
+    ),
+    "plugins, log": Hostile(
+        "log",
+        "a.log.gz",
+        lambda: _repeated(_NCCL + b"Successfully loaded external tuner plugin p\n", 2000 * MB),
+    ),
     "rows, import": Hostile(
         "import",
         "a.csv",

@@ -33,6 +33,9 @@ _CALL_BYTES = 300
 # where it keeps all of them. Nor is a plain one, for the shortest event that is kept has 30.
 _EVENTS, _EVENT_BYTES = 300_000, 2
 _KEPT = 3  # events that are not kept take as long as one that is
+# Of a real log each has 30 lines and more, and 40 bytes of the least line that it can have; packed,
+# with nothing but the lines of its start and end, 25.
+_COMMUNICATORS, _COMMUNICATOR_BYTES = 1 << 16, 40
 GZIP = b"\x1f\x8b"  # how a packed file begins
 _UNPACKED_BYTES = 256 << 20
 # Of real traces 10 to 30, of logs up to 60, which _LINE_BYTES makes 150; a bomb has 1000.
@@ -127,6 +130,28 @@ class Events:
                 "trace",
                 self._path,
                 "a .gz with fewer events for its size, as real traces have",
+                "Where it is no bomb: gunzip it, and name the plain file.",
+            )
+
+
+class LoggedCommunicators:
+    """How many ranks of communicators a log may tell of: each may be a row of a table."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        size = 0
+        with contextlib.suppress(OSError):
+            size = os.stat(path).st_size
+        self._most = self._left = _COMMUNICATORS + size // _COMMUNICATOR_BYTES
+
+    def add(self) -> None:
+        """One more. Raises UnreadableError for what packs as no real log does."""
+        self._left -= 1
+        if self._left < 0:
+            raise UnreadableError(
+                "log",
+                self._path,
+                f"at most {self._most} communicators for its size, each rank's counted",
                 "Where it is no bomb: gunzip it, and name the plain file.",
             )
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
 
 from torchcoll.core.units import counted
 from torchcoll.libraries.logged import LoggedCall
 from torchcoll.libraries.nccl.log import Graph, Member, NcclLogReader, NcclProcess, Tuned
 
 Key = tuple[object, ...]
+Counted = TypeVar("Counted")
 
 
 @dataclass
@@ -86,18 +89,34 @@ class NcclJob:
 
     @property
     def calls(self) -> Counter[LoggedCall]:
-        return sum((process.calls for process in self.processes), Counter())
+        return _together(process.calls for process in self.processes)
 
     @property
     def warnings(self) -> Counter[str]:
-        return sum((process.warnings for process in self.processes), Counter())
+        return _together(process.warnings for process in self.processes)
 
     @property
     def transports(self) -> Counter[str]:
-        return sum((process.transports for process in self.processes), Counter())
+        return _together(process.transports for process in self.processes)
 
     def pairs(self, kind: str) -> set[tuple[int, int]]:
-        return set().union(*(process.pairs.get(kind, set()) for process in self.processes))
+        return self._pairs.get(kind, set())
+
+    @cached_property
+    def _pairs(self) -> dict[str, set[tuple[int, int]]]:
+        found: dict[str, set[tuple[int, int]]] = {}
+        for process in self.processes:
+            for kind, pairs in process.pairs.items():
+                found.setdefault(kind, set()).update(pairs)
+        return found
+
+
+def _together(counters: Iterable[Counter[Counted]]) -> Counter[Counted]:
+    """Their sum. ``sum`` copies all that it has by then for each of them."""
+    total: Counter[Counted] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
 
 
 def communicators(processes: Iterable[NcclProcess]) -> dict[Key, NcclCommunicator]:
@@ -108,6 +127,8 @@ def communicators(processes: Iterable[NcclProcess]) -> dict[Key, NcclCommunicato
     as many ranks, as long as no rank is there twice.
     """
     found: dict[Key, NcclCommunicator] = {}
+    # (ranks, rank) -> how many communicators of that size have this rank: the first ones, all.
+    taken: Counter[tuple[int | None, int]] = Counter()
     for process in processes:
         handles: dict[str, Key] = {}
         for member in process.members:
@@ -116,24 +137,16 @@ def communicators(processes: Iterable[NcclProcess]) -> dict[Key, NcclCommunicato
                 key: Key = ("id", member.comm_id, member.nranks)
             elif member.split:
                 key = ("split", parent or process.file, *member.split, member.nranks)
+            elif member.rank is None:  # lines of a communicator whose own line is missing
+                key = ("lines", member)
             else:
-                key = _first_free(found, process, member)
+                key = ("size", member.nranks, taken[member.nranks, member.rank])
+                taken[member.nranks, member.rank] += 1
             group = found.setdefault(key, NcclCommunicator(parent=parent))
             group.members.append(member)
             if member.handle:
                 handles[member.handle] = key
     return found
-
-
-def _first_free(found: dict[Key, NcclCommunicator], process: NcclProcess, member: Member) -> Key:
-    if member.rank is None:  # lines of a communicator whose own line is missing
-        return ("lines", member)
-    number = 0
-    while group := found.get(("size", member.nranks, number)):
-        if all(other.rank != member.rank for other in group.members):
-            break
-        number += 1
-    return ("size", member.nranks, number)
 
 
 def jobs(readers: Sequence[NcclLogReader]) -> list[NcclJob]:
@@ -145,6 +158,7 @@ def jobs(readers: Sequence[NcclLogReader]) -> list[NcclJob]:
 
     def root(key: NcclProcess) -> NcclProcess:
         while leader[key] != key:
+            leader[key] = leader[leader[key]]  # halves the way for who asks next
             key = leader[key]
         return key
 
@@ -158,13 +172,20 @@ def jobs(readers: Sequence[NcclLogReader]) -> list[NcclJob]:
         group.cut = sum(cut[file] for file in {owner[m].file for m in group.members})
         join([owner[member] for member in group.members])
     connected = {owner[m] for g in groups.values() for m in g.members if m.rank is not None}
+    # (host, process number) -> file -> the first of each job that it is in
+    known: dict[tuple[str, int], dict[str, dict[NcclProcess, NcclProcess]]] = {}
+    for process in processes:
+        if process in connected:
+            in_file = known.setdefault((process.host, process.pid), {})
+            in_file.setdefault(process.file, {}).setdefault(root(process), process)
     alone: dict[str, list[NcclProcess]] = {}
     for process in processes:
         if process in connected:
             continue
-        same = [p for p in processes if p in connected and _same_process(p, process)]
-        if len({root(p) for p in same}) == 1:  # its log goes on in another file
-            join([same[0], process])
+        files = known.get((process.host, process.pid), {})
+        others = [same for file, same in files.items() if file != process.file]
+        if len(set().union(*others)) == 1:  # its log goes on in another file
+            join([*others[0].values(), process])
         else:
             alone.setdefault(process.file, []).append(process)
     for some in alone.values():
@@ -184,7 +205,3 @@ def jobs(readers: Sequence[NcclLogReader]) -> list[NcclJob]:
         )
         for key, own in members.items()
     ]
-
-
-def _same_process(one: NcclProcess, other: NcclProcess) -> bool:
-    return (one.host, one.pid) == (other.host, other.pid) and one.file != other.file

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
-from torchcoll.core.bounds import MOST_PROCESSES
+from torchcoll.core.bounds import MOST_PROCESSES, Held, LoggedCommunicators
 from torchcoll.core.errors import UnreadableError
 from torchcoll.libraries.logged import LoggedCall, Tally
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, call_of, canonical
@@ -285,7 +286,9 @@ def communicator(reader: NcclLogReader, message: str) -> bool:
     made_by = re.search(r"(nccl\w+) comm ", message)
     member.made_by = member.made_by or (made_by[1] if made_by else "")
     _keep(member, fields)
-    member.complete |= complete
+    if complete:
+        member.complete = True
+        reader.completed.add(reader.process)
     return bool(news)
 
 
@@ -297,12 +300,14 @@ def timings(reader: NcclLogReader, message: str) -> bool:
     if not found:
         return False
     rank, nranks = int(found[1]), int(found[2])
-    own = [m for m in reader.process.members if (m.rank, m.nranks) == (rank, nranks)]
     member = reader.open.get((reader.process, reader.thread)) or Member()
     if (member.rank, member.nranks) != (rank, nranks):
-        member = own[-1] if own else reader.begun({"comm": ""}, False)
+        recent = islice(reversed(reader.process.members), _RECENT)
+        own = next((m for m in recent if (m.rank, m.nranks) == (rank, nranks)), None)
+        member = own or reader.begun({"comm": ""}, False)
         member.rank, member.nranks = rank, nranks
     member.timings = {name: float(value) for name, value in _PART.findall(message)}
+    reader.holds(len(member.timings))
     return "rest" in member.timings
 
 
@@ -311,6 +316,7 @@ def bootstrap(reader: NcclLogReader, message: str) -> bool:
         return False
     parts = {name: float(value) for name, value in _PART.findall(message)}
     reader.member().bootstrap = parts
+    reader.holds(len(parts))
     return "delay" in parts
 
 
@@ -320,6 +326,7 @@ def channel(reader: NcclLogReader, message: str) -> bool:
     ring = ring_of(message)
     if ring:
         reader.member().rings[ring[0]] = ring[1]
+        reader.holds(1, 36 * len(ring[1]))
     return ring is not None
 
 
@@ -336,7 +343,10 @@ def connection(reader: NcclLogReader, message: str) -> bool:
 
 def trees(reader: NcclLogReader, message: str) -> bool:
     parents = parents_of(message)
-    reader.member().up.update(parents)
+    up = reader.member().up
+    before = len(up)
+    up.update(parents)
+    reader.holds(len(up) - before)
     return bool(parents)
 
 
@@ -349,6 +359,7 @@ def pattern(reader: NcclLogReader, message: str) -> bool:
     graph = graph_of(message)
     if graph:
         reader.member().graphs.append(graph)
+        reader.holds(2)
     return graph is not None
 
 
@@ -381,19 +392,18 @@ def call(reader: NcclLogReader, message: str) -> bool:
 
 
 def algorithms(reader: NcclLogReader, message: str) -> bool:
-    reader.columns[reader.member()], whole = columns_of(message)
-    return whole
+    return reader.heads(*columns_of(message))
 
 
 def wide_head(reader: NcclLogReader, message: str) -> bool:
-    reader.columns[reader.member()], whole = wide_columns_of(message)
-    return whole
+    return reader.heads(*wide_columns_of(message))
 
 
 def row(reader: NcclLogReader, message: str) -> bool:
     member = reader.member()
     cells = row_of(message, reader.columns.get(member, ()))
     member.tuning += cells
+    reader.holds(len(cells))
     return bool(cells)
 
 
@@ -404,7 +414,7 @@ def version(reader: NcclLogReader, message: str) -> bool:
     found = re.match(r"(NCCL|RCCL) version ?:? ?(\d\S+)", message)
     if not found:
         return False
-    if reader.process.version and any(m.complete for m in reader.process.members):
+    if reader.process.version and reader.process in reader.completed:
         # Once a process: this is another one of the same number, as containers have them.
         reader.process = reader.made(reader.process.host, reader.process.pid)
         reader.prefixes.clear()
@@ -433,7 +443,7 @@ def tuner(reader: NcclLogReader, message: str) -> bool:
 
 def loaded(reader: NcclLogReader, message: str) -> bool:
     found = re.match(r"Successfully loaded external tuner plugin (\S+)", message)
-    if found:
+    if found and len(reader.process.tuner) < _LONGEST:
         reader.process.tuner = f"{reader.process.tuner} {found[1]}".strip()
     return bool(found)
 
@@ -442,6 +452,8 @@ def variable(reader: NcclLogReader, message: str) -> bool:
     found = _SET.search(message)
     if found:
         value = found[2].rstrip(".") if found[2].rstrip(".").lstrip("-").isdecimal() else found[2]
+        if reader.process.variables.get(found[1]) != value:
+            reader.holds(1, 4 * len(message))
         reader.process.variables[found[1]] = value
     return bool(found)
 
@@ -504,6 +516,9 @@ HANDLERS: dict[str, Handler] = {
 _MARK = b" NCCL "
 _TWINS = 64  # hosts of one process number that are looked at
 _LONGEST = 4096  # NCCL's own buffer has 1024
+_RECENT = 64  # communicators of a process, among which the one of its timings is looked for
+# Measured: a cell 145, an entry of a dictionary 100; a Member with its row 1600.
+_THING_BYTES, _MEMBER = 150, 11
 _PASSED, _PASSED_BYTES = 4096, 512  # messages that are remembered, and of each
 _LEVELS = frozenset((b"INFO", b"WARN", b"TRAC", b"CALL"))
 _PREFIX = re.compile(rb"([\w.-]{0,255}):(\d{1,10}):(\d{1,10}) \[-?\w*\]")
@@ -521,11 +536,15 @@ class NcclLogReader:
     def __init__(self, file: str = "") -> None:
         self.file = file
         self.tally = Tally()
+        self._held = Held("log", file)
+        self._communicators = LoggedCommunicators(file)
         self.processes: list[NcclProcess] = []
         self.version = ""  # of a line without a process: NCCL <= 2.23 prints it so, once a job
         self._known: dict[tuple[str, int], NcclProcess] = {}
         # (process, thread) -> its last communicator
         self.open: dict[tuple[NcclProcess, int], Member] = {}
+        self._of_handle: dict[tuple[NcclProcess, str], Member] = {}
+        self.completed: set[NcclProcess] = set()  # with a communicator that is
         self.columns: dict[Member, list[Column]] = {}  # those of its tuning table
         self.prefixes: dict[bytes, tuple[NcclProcess, int]] = {}
         # What a line says, from its mark on, that tells nothing whoever says it -> how it counts.
@@ -588,7 +607,10 @@ class NcclLogReader:
             return "cut"
         if level == b"WARN":
             where = raw[:place].rsplit(b"]", 1)[-1].strip().decode("utf-8", "replace")
-            self.process.warnings[f"{message} ({where})" if where else message] += 1
+            text = f"{message} ({where})" if where else message
+            if text not in self.process.warnings:
+                self.holds(1, 4 * len(text))
+            self.process.warnings[text] += 1
             return "understood"
         if level == b"CALL":
             return "known"
@@ -629,8 +651,8 @@ class NcclLogReader:
         )
         if inside and host not in self._hosts:
             # `busId 86node1:12:12 [0]`: the text before it ends where a known name begins.
-            ends = [name for name in self._hosts if name and host.endswith(name)]
-            host = max(ends, key=len) if ends else host
+            ends = (host[start:] for start in range(1, len(host)))
+            host = next((name for name in ends if name in self._hosts), host)
         process = self._known.get((host, pid)) or self._damaged(host, pid)
         if process is None:
             process = self.made(host, pid)
@@ -657,7 +679,7 @@ class NcclLogReader:
 
     def made(self, host: str, pid: int) -> NcclProcess:
         """A process that nothing was read of yet."""
-        if len(self._known) >= MOST_PROCESSES:
+        if max(len(self._known), len(self.processes)) >= MOST_PROCESSES:
             raise UnreadableError("log", self.file, f"at most {MOST_PROCESSES} processes")
         process = self._known[host, pid] = NcclProcess(host, pid, self.file)
         self._hosts_of.setdefault(pid, []).append(host)
@@ -673,20 +695,36 @@ class NcclLogReader:
             return self.process.members[-1]
         # Without 'Init START' (<= 2.17) only what comes next tells that one was complete.
         if member is None or (member.complete and not member.started):
-            member = self.open[key] = Member()
-            self.process.members.append(member)
+            member = self._another()
         return member
 
+    def _another(self) -> Member:
+        """A communicator of this thread that nothing was read of yet."""
+        self._communicators.add()
+        self.holds(_MEMBER)
+        member = self.open[self.process, self.thread] = Member()
+        self.process.members.append(member)
+        return member
+
+    def heads(self, columns: list[Column], whole: bool) -> bool:
+        """These are the columns of the rows that follow."""
+        self.columns[self.member()] = columns
+        self.holds(len(columns))
+        return whole
+
+    def holds(self, things: int, text_bytes: int = 0) -> None:
+        """So many more numbers with a name, or of a table, and text are kept of this file."""
+        self._held.add_bytes(_THING_BYTES * things + text_bytes)
+
     def of_handle(self, handle: str) -> Member | None:
-        members = self.process.members
-        return next((m for m in reversed(members) if m.handle == handle), None)
+        """The communicator of this process that began last with this handle."""
+        return self._of_handle.get((self.process, handle))
 
     def begun(self, fields: dict[str, str], start: bool) -> Member:
         """The communicator of a handle that is new; start: its line says that it begins here."""
-        key = self.process, self.thread
-        member = self.open.get(key)
+        member = self.open.get((self.process, self.thread))
         if start or member is None or member.handle:
-            member = self.open[key] = Member()
-            self.process.members.append(member)
+            member = self._another()
         member.handle, member.started = fields["comm"], start
+        self._of_handle[self.process, member.handle] = member
         return member
