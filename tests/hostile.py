@@ -151,6 +151,11 @@ INPUTS = {
         "a.log.gz",
         lambda: _repeated(_NCCL + b"Successfully loaded external tuner plugin p\n", 2000 * MB),
     ),
+    "letters, log": Hostile(
+        "log",
+        "a.log.gz",
+        lambda: _repeated(2 * (8000 * b"a" + b" NCCL INFO x") + b"\n", 8 * MB),
+    ),
     "rows, import": Hostile(
         "import",
         "a.csv",

@@ -257,15 +257,17 @@ def _depth(above: dict[int, int]) -> tuple[int, int]:
     roots = [rank for rank, up in above.items() if up == -1]
     if len(roots) != 1:
         return 0, -1
-    deepest = 0
+    depth = {roots[0]: 0}
     for rank in above:
-        steps = 0
-        while above.get(rank, -1) != -1 and steps <= len(above):
-            rank, steps = above[rank], steps + 1
-        if rank != roots[0]:
+        way: list[int] = []
+        while rank not in depth and rank in above and len(way) <= len(above):
+            way.append(rank)
+            rank = above[rank]
+        if rank not in depth:
             return 0, -1
-        deepest = max(deepest, steps)
-    return deepest, roots[0]
+        for below in reversed(way):
+            depth[below], rank = depth[rank] + 1, below
+    return max(depth.values()), roots[0]
 
 
 def _of_oneccl(job: oneccl.OneCclJob) -> JobLog:
