@@ -186,19 +186,17 @@ def _compare_versus(state: Versus, options: argparse.Namespace, gate: dict[str, 
     Raises UsageError where it has not yet, and for options that would make other figures of it.
     """
     from torchcoll.comparison.sequential import FIRST_LOOK
+    from torchcoll.comparison.sides import as_sides
     from torchcoll.comparison.versus_show import show_versus
 
     folder = options.sides[0]
     given = [name for name, unasked in _OTHERWISE.items() if getattr(options, name) != unasked]
     if given:
-        sides = " ".join(
-            shlex.quote(f"{name}={folder}/{name}-[0-9]*.jsonl") for name in state.cells
-        )
         raise UsageError(
             given[0].replace("_", "-"),
             f"{getattr(options, given[0])} with the folder of a versus",
             "its two sides by name, to be taken as they are",
-            f"Such as: torchcoll compare {sides}.",
+            f"Such as: torchcoll compare {as_sides(folder, state.cells)}.",
         )
     found = state.comparisons()
     if not found:

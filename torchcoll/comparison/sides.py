@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from operator import itemgetter
@@ -295,13 +295,18 @@ def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
         action = "Files of one name are launches of one side: before='a/*.jsonl' after='b/*.jsonl'."
         cells = _cells(Path(paths[0])) if paths else []
         if len(cells) > 1:
-            own = [shlex.quote(f"{cell}={paths[0]}/{cell}-[0-9]*.jsonl") for cell in cells[:2]]
-            action = f"Name two of its {len(cells)} cells: torchcoll compare {' '.join(own)}."
+            own = as_sides(paths[0], cells[:2])
+            action = f"Name two of its {len(cells)} cells: torchcoll compare {own}."
         raise UsageError(
             "compare", f"the side {name} alone{several}", "BASE and NEW, of two names", action
         )
     _check_torn(named)
     return list(named.items())
+
+
+def as_sides(folder: str, cells: Iterable[str]) -> str:
+    """Cells of a folder of matrix or versus, as words of a command: no other cell's launches."""
+    return " ".join(shlex.quote(f"{cell}={folder}/{cell}-[0-9]*.jsonl") for cell in cells)
 
 
 def _cells(folder: Path) -> list[str]:

@@ -46,16 +46,19 @@ _CONTENT = bytes(byte for byte in range(256) if byte not in b',:[]{}"')
 _STRUCTURE_BYTES = 36  # a whole number in a list; a list and a text have several such bytes
 
 
+def _size_bytes(path: Any) -> int:
+    """On disk; 0 where it is not read from there."""
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_size
+    return 0
+
+
 class Held:
     """What has been read of a file and is kept, estimated in bytes of memory."""
 
     def __init__(self, what: str, path: str | os.PathLike[str]) -> None:
         self._what, self._path = what, path
-        try:
-            size = os.stat(path).st_size
-        except OSError:  # it is not read from there
-            size = 0
-        self._most = max(_HELD_BYTES, _HELD_RATIO * size)
+        self._most = max(_HELD_BYTES, _HELD_RATIO * _size_bytes(path))
         self._size_bytes = 0
 
     def add(self, json: bytes) -> None:
@@ -115,10 +118,7 @@ class Events:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        size = 0
-        with contextlib.suppress(OSError):
-            size = os.stat(path).st_size
-        self._left = _EVENTS + size // _EVENT_BYTES
+        self._left = _EVENTS + _size_bytes(path) // _EVENT_BYTES
 
     def add(self, kept: int, left: int) -> None:
         """So many more that are kept, and left. Raises UnreadableError for what packs as no real
@@ -139,10 +139,7 @@ class LoggedCommunicators:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        size = 0
-        with contextlib.suppress(OSError):
-            size = os.stat(path).st_size
-        self._most = self._left = _COMMUNICATORS + size // _COMMUNICATOR_BYTES
+        self._most = self._left = _COMMUNICATORS + _size_bytes(path) // _COMMUNICATOR_BYTES
 
     def add(self) -> None:
         """One more. Raises UnreadableError for what packs as no real log does."""

@@ -366,9 +366,14 @@ def _data(entries: Sequence[KindModel]) -> str:
 MORE_DATA = "Measure nearer sizes, or more numbers of ranks, and fit again."
 
 
+def too_wide(low_ns: float, high_ns: float) -> bool:
+    """Whether an interval with these ends says nothing."""
+    return high_ns > WIDEST * low_ns
+
+
 def only_a_guess(found: Prediction) -> str:
     """Why it says nothing; '' where it is a prediction."""
-    if found.high_ns <= WIDEST * found.low_ns:
+    if not too_wide(found.low_ns, found.high_ns):
         return ""
     where = f"{found.beyond}: " if found.beyond else ""
     return f"{where}its 90 % interval is wider than {WIDEST:g}x"

@@ -24,7 +24,7 @@ from pathlib import Path
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.curves.model import TOO_SHORT, WIDEST, MachineModel, Prediction
+from torchcoll.curves.model import TOO_SHORT, WIDEST, MachineModel, Prediction, too_wide
 from torchcoll.training.shapes import Sent, Shape, StepPart, parts_of
 from torchcoll.training.sharded import BACKWARD, FORWARD
 from torchcoll.training.steps import steps_of
@@ -80,8 +80,7 @@ class PlannedStep:
     @property
     def only_a_guess(self) -> bool:
         """As a prediction is (curves/model.py)."""
-        _, low, high = self.comm_ns
-        return high > WIDEST * low
+        return too_wide(*self.comm_ns[1:])
 
     @property
     def hidden_ns(self) -> Ends | None:
