@@ -240,7 +240,7 @@ MENDS = (
         "9",
         "events of a packed trace",
         "core/bounds.py",
-        {"if self._left < 0:": "if False:"},
+        {"self._left -= _KEPT * kept + left": "self._left -= 0"},
         HOSTILE,
     ),
     Mend(
