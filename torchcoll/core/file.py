@@ -28,6 +28,7 @@ from torchcoll.core.jsonl import (
     parse_line,
     read_records,
 )
+from torchcoll.core.opening import open_to_write
 from torchcoll.core.paths import (
     STDIN,
     Inside,
@@ -72,7 +73,7 @@ class Writer:
             raise UsageError("output", path, "a file", otherwise)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = open(path, "r+b" if further else "xb", buffering=0)  # noqa: SIM115
+            self._file: IO[bytes] = open_to_write(path, "r+b" if further else "xb", buffering=0)
             if not further:
                 self._own()
             if self._file.seek(0, os.SEEK_END):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.opening import replace_file
 
 _ENDING = ".prom"
 
@@ -44,13 +45,7 @@ def write_metrics(path: Path, metrics: Sequence[Metric]) -> None:
         name = f"torchcoll_{one.name}"
         lines += [f"# HELP {name} {one.help}", f"# TYPE {name} gauge"]
         lines += [f"{name}{_labels(labels)} {value:.10g}" for labels, value in one.values]
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        new.write_text("\n".join([*lines, ""]), encoding="utf-8")  # as the format has it
-        os.replace(new, path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+    replace_file(path, "\n".join([*lines, ""]).encode())  # UTF-8, as the format has it
 
 
 def _labels(labels: Mapping[str, object]) -> str:
