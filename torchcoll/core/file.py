@@ -28,7 +28,7 @@ from torchcoll.core.jsonl import (
     parse_line,
     read_records,
 )
-from torchcoll.core.opening import open_to_write
+from torchcoll.core.opening import open_to_read, open_to_write
 from torchcoll.core.paths import (
     STDIN,
     Inside,
@@ -434,7 +434,7 @@ MODEL_START = re.compile(rb'"schema":\s*"torchcoll-model/')  # among the first b
 def is_model(path: str | os.PathLike[str]) -> bool:
     """True for what `torchcoll model fit` wrote, of any version."""
     try:
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             return bool(MODEL_START.search(file.read(1 << 12)))
     except OSError:
         return False

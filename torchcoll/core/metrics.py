@@ -33,8 +33,14 @@ def metrics_name(text: str | os.PathLike[str]) -> Path:
 def check_metrics(text: str | os.PathLike[str]) -> Path:
     """The file to write, absolute. Raises UsageError where that cannot be, or nobody reads it."""
     path = metrics_name(text)
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)) or path.is_dir():
-        raise UsageError("metrics", text, "a file in a folder that is there and can be written")
+    expected = "a file in a folder that is there and can be written"
+    try:
+        folder = path.is_dir()
+        writable = path.parent.is_dir() and os.access(path.parent, os.W_OK)
+    except OSError as error:
+        raise UsageError("metrics", text, f"{expected} ({error.strerror})") from None
+    if folder or not writable:
+        raise UsageError("metrics", text, expected)
     return path
 
 

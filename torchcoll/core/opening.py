@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +28,10 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+
+# Characters of the 255 bytes that a name may have.
+_LONGEST = 60
 
 
 class NotRegularError(OSError):
@@ -55,17 +61,38 @@ def open_to_write(
             raise _explained(error, path) from None
 
 
-def open_to_read(path: str | os.PathLike[str]) -> IO[bytes]:
-    """``open`` for reading bytes of a regular file; links are followed.
+def open_to_read(path: str | os.PathLike[str]) -> BufferedReader:
+    """``open`` for reading bytes of a regular file, or of a descriptor; links are followed.
 
-    Raises OSError; NotRegularError for a directory, a FIFO, a socket and a device.
+    Raises OSError; NotRegularError for a FIFO, a socket and a device.
     """
+    if is_descriptor(path):
+        return open(path, "rb")
     try:
         return open(
             path, "rb", opener=lambda name, flags: _checked(os.open(name, flags | _NO_WAIT), path)
         )
+    except IsADirectoryError:
+        raise
     except OSError as error:
         raise _explained(error, path, follow=True) from None
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """All of a regular file. Raises as ``open_to_read`` does."""
+    with open_to_read(path) as file:
+        return file.read()
+
+
+_DESCRIPTOR = re.compile(r"/dev/(?:stdin|fd/\d+)|/proc/(?:self|\d+)/fd/\d+")
+
+
+def is_descriptor(path: object) -> bool:
+    """Whether the path is that of an open file, such as a shell makes for ``<(zcat run.gz)``.
+
+    Its other end is open, so that opening it does not wait.
+    """
+    return isinstance(path, str | os.PathLike) and bool(_DESCRIPTOR.fullmatch(os.fspath(path)))
 
 
 def replace_file(path: Path, data: bytes, only_new: bool = False) -> None:
@@ -74,7 +101,7 @@ def replace_file(path: Path, data: bytes, only_new: bool = False) -> None:
     A link of that name is replaced, not followed. only_new: refuse a name that is taken. Raises
     OSError, and leaves nothing behind then.
     """
-    new = path if only_new else path.with_name(f".{path.name}.{os.getpid()}")
+    new = path if only_new else path.with_name(f".{path.name[:_LONGEST]}.{os.getpid()}")
     if not only_new:
         new.unlink(missing_ok=True)  # of a process that was killed
     with open(new, "xb") as file:  # O_EXCL follows no link
@@ -149,6 +176,8 @@ def _checked(descriptor: int, path: str | os.PathLike[str]) -> int:
     if stat.S_ISREG(mode):
         return descriptor
     os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     raise _not_regular(path, mode)
 
 
