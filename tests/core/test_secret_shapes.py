@@ -11,8 +11,7 @@ import shlex
 
 import pytest
 
-from torchcoll.core.secrets import MASK, masked
-from torchcoll.core.variables import kept_variables, masked_labels, masked_words
+from torchcoll.core.variables import MASK, kept_variables, masked, masked_labels, masked_words
 from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
 

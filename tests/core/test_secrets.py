@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from torchcoll.cli import main
-from torchcoll.core.secrets import masked
 from torchcoll.core.variables import (
     is_secret,
     kept_variables,
+    masked,
     masked_labels,
     masked_words,
 )

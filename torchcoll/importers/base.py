@@ -30,9 +30,9 @@ from torchcoll.core.collectives import COLLECTIVES, Layout, find_collective
 from torchcoll.core.dtypes import DTYPES, find_dtype
 from torchcoll.core.errors import UnreadableError, UsageError, choice
 from torchcoll.core.result import CaseResult, Reported, Run, Verification
-from torchcoll.core.secrets import masked
 from torchcoll.core.traffic import TrafficCall
 from torchcoll.core.units import format_ranges
+from torchcoll.core.variables import masked
 
 Line = tuple[int, str]
 Value = TypeVar("Value", int, str)

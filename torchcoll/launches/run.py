@@ -15,8 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from torchcoll.core.secrets import MASK, masked
 from torchcoll.core.variables import (
+    MASK,
+    masked,
     masked_labels,
     masked_value,
     masked_variables,

@@ -14,9 +14,8 @@ from torchcoll.core.bounds import MOST_TEXT
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.jsonl import lines_of
 from torchcoll.core.paths import from_stdin
-from torchcoll.core.secrets import masked
 from torchcoll.core.units import format_ranges
-from torchcoll.core.variables import masked_value
+from torchcoll.core.variables import masked, masked_value
 from torchcoll.libraries.logged import LoggedCall, ranges
 from torchcoll.libraries.nccl import jobs as nccl_jobs
 from torchcoll.libraries.nccl import log as nccl
