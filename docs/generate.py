@@ -178,7 +178,9 @@ test holds every file of the repository, and one that is written, against it.
   changed, damaged, lost or doubled is told below the table, and not used. A file whose header has
   none is read without. Traffic files and the manifest of `torchcoll matrix` have the same.
 - Environment variables are those of an allow-list of prefixes (NCCL_, CCL_, FI_, SLURM_, ...);
-  values whose name sounds secret, and `user:password@` in any value, are masked.
+  secrets in them are masked: values whose name says so, and in any value, label, command line or
+  text of a log known tokens (`hf_`, `ghp_`, `AKIA`), `Authorization` headers, `?sig=` and
+  `user:password@`.
 
 Two relatives: what [a training sends](../gradients.md) is in a traffic file, schema
 `torchcoll-traffic/2` (header, group, step, computing, apart, call, note, end:

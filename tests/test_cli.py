@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 NAMES = (
     "algorithms, cold, compare, doctor, explain, export, gradients, import, limits, log, matrix, "
-    "model, pairs, plan, plot, replay, report, scaling, show, trace, transitions, versus"
+    "model, pairs, plan, plot, replay, report, run, scaling, show, trace, transitions, versus"
 )
 MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce."
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}

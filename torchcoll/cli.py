@@ -22,6 +22,7 @@ from torchcoll.core.errors import (
     ExitCode,
     TorchcollError,
     UnavailableError,
+    UnreadableError,
     UsageError,
     choice,
     nearest_option,
@@ -175,6 +176,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except OSError as error:
+        if error.filename is not None:
+            expected = f"a file that can be used ({error.strerror})"
+            refused = UnreadableError("file", error.filename, expected)
+            tell(refused.line())
+            return int(refused.exit_code)
         # Python flushes stdout at exit and would complain there: give it somewhere to write.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):

@@ -343,3 +343,23 @@ def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(tmp_path):
         assert [(call.size, call.protocol) for call in tail.calls()] == [(64, "LL")]
     assert list(tail.calls()) == []
     tail.close()
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(launch, tmp_path):
+    """Somebody puts it there between the look at the name and its use."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def setup(rank: int) -> None:
+        as_library("oneccl")(rank)
+
+        def makedirs(path, exist_ok):
+            with contextlib.suppress(FileExistsError):
+                os.symlink(elsewhere, path)
+
+        library_log.os = type("os", (), {**vars(os), "makedirs": makedirs})
+
+    measured = launch("all_reduce", "--sizes 8 --library-log", setup=setup).ended(2)
+    (line,) = measured.errors()
+    assert "a folder that rank 0 (" in line and "logs is a symbolic link)" in line
+    assert list(elsewhere.iterdir()) == []

@@ -14,6 +14,7 @@ from torchcoll.cli import main
 from torchcoll.core import paths
 from torchcoll.core.file import load, save
 from torchcoll.core.paths import named_path
+from torchcoll.importers.base import ImportOptions, make_run
 
 # 1048576 B in 24.31 us are 43.13 GB/s; of two ranks all_reduce and sendrecv look alike.
 UNNAMED = ROW
@@ -158,3 +159,11 @@ def test_a_model_is_named_as_such(folder, capsys):
         assert "got machine.json, expected results; this is a model. torchcoll model predict" in (
             capsys.readouterr().err
         )
+
+
+def test_secrets_in_what_a_tool_printed_are_masked():
+    source = {"tool": "x", "command": "x --token canary1"}
+    events = [{"kind": "error", "message": "no proxy at http://bob:canary2@h", "rank": 1}]
+    run = make_run([], ImportOptions(file="a.txt"), source, events=events)
+    assert run.header["source"]["command"] == "x --token ***"
+    assert run.events == [{"kind": "error", "message": "no proxy at http://***@h", "rank": 1}]

@@ -134,3 +134,18 @@ def test_another_load_is_another_matrix(capsys):
     assert matrix("a=sleep 60") == 0
     assert matrix("a=sleep 50") == 2
     assert "cell a of D: got --beside external:a sleep 50, expected " in capsys.readouterr().err
+
+
+def test_secrets_of_a_load_are_not_in_the_manifest(capsys):
+    """Neither as they were given nor as the load repeats them when it dies."""
+    given = [
+        'curl -H "Authorization: Bearer canary1" http://bob:canary2@h',
+        "run --password canary3 --api-key=canary4",
+        "X_PSK=canary5 run http://h/?sig=canary6",
+    ]
+    script = f"echo {given!r}; exit 3; {'; '.join(given)}".replace("'", "")
+    assert matrix(f"bad=sh -c '{script}'".replace(",", r"\,")) == 1
+    record = launches()["bad"]
+    assert record["status"] == "failed" and "exit code 3" in record["reason"]
+    text = Path("D/manifest.jsonl").read_text() + "".join(capsys.readouterr())
+    assert "canary" not in text and "Bearer ***" in text

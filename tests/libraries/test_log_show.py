@@ -233,3 +233,24 @@ def test_the_best_path_and_all_links(tmp_path, capsys):
     assert lines[2].split()[-5:] == ["best", "path", "all", "links", "state"]
     assert lines[4].split()[-4:] == ["80.000", "240.000", "not", "complete"]
     assert lines[6].startswith("best path: maxBw, from a GPU to another")
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
+def test_secrets_of_a_log_are_not_shown(tmp_path, monkeypatch, capsys, form):
+    """In variables, in warnings, in lines that are not known, and in what another tool logs."""
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        "NCCL_NET_PLUGIN set by environment to hf" + "_aBcDeFgHiJkLmNoPqRsTuVwXyZaBcDeF",
+        "NCCL_PSK set by environment to canary1",
+        "Something unknown: Authorization: Bearer canary2",
+        'Something unknown: {"api_key": "canary3"}',
+        "Something unknown http://h/x?token=canary4&n=1",
+    ]
+    warning = WARNING.replace("No memory", "no proxy at http://bob:canary5@h:80")
+    text = "".join(RANK.format(0) + line + "\n" for line in lines)
+    (tmp_path / "a.log").write_text(TEXT + text + warning + "X-Api-Key: canary6\n")
+    assert main(["log", "a.log", "--format", form]) == 0
+    shown = capsys.readouterr().out
+    assert "canary" not in shown and "hf_a" not in shown
+    if form in ("table", "json"):
+        assert "http://***@h:80" in shown and "Authorization: Bearer ***" in shown

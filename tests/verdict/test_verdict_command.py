@@ -115,8 +115,8 @@ def test_against_a_file_of_several_runs(path, tmp_path, capsys):
 
 
 def test_gate(path, rules, tmp_path, capsys):
-    assert main(["show", path, "--gate"]) == 0  # no reference is no failure
-    assert main(["show", path, "--gate", "--fabric", "nvswitch-h200"]) == 0  # nor is a warning
+    assert main(["show", path, "--gate"]) == 2  # nothing was judged
+    assert main(["show", path, "--gate", "--fabric", "nvswitch-h200"]) == 0  # a warning
     save(launch(case_of(200)), tmp_path / "slow.jsonl")
     slow = str(tmp_path / "slow.jsonl")
     assert main(["show", slow, "--gate", "--rules", rules]) == 1
@@ -163,9 +163,14 @@ def test_junit(tmp_path, capsys):
     stated = [(t.get("name"), [(c.tag, c.get("message")) for c in t]) for t in suite]
     assert [name for name, _ in stated] == [
         "verdict",
-        "all_reduce 1073741824 float32 sum",
-        *("all_reduce 8 float32 sum", "all_reduce 16 float32 sum"),
-        "all_reduce 2147483648 float32 sum",
+        *(
+            f"all_reduce {size} float32 sum in place on nccl back-to-back"
+            for size in (GIB, 8, 16, 2 * GIB)
+        ),
+    ]
+    # Seconds of a call: 1 GiB x 7/4 at 365 GB/s of busbw. What did not run has none.
+    assert [t.get("time") for t in suite] == [
+        *(None, "0.005148077", None, None, "0.010296154"),
     ]
     assert [child[0][0] if child else "" for _, child in stated] == [
         *("failure", "", "skipped", "failure", "failure"),
@@ -178,11 +183,41 @@ def test_junit(tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_junit_names_tell_cases_apart(tmp_path):
+    """Build servers know a test again by its name: two of one name are one to them."""
+    cases = [
+        case_of(300, in_place=True),
+        case_of(300, in_place=False),
+        case_of(300, in_place=True, coalesce=4),
+        case_of(300, in_place=True, backend="gloo"),
+    ]
+    run = launch(*cases, cases[0])
+    save(run, tmp_path / "a.jsonl")
+    out = tmp_path / "junit.xml"
+    assert main(["show", str(tmp_path / "a.jsonl"), "--junit", str(out)]) == 0
+    names = [test.get("name") for test in ElementTree.parse(out).getroot()[0]]
+    assert len(set(names)) == 6
+    assert sum("out of place" in name for name in names) == 1
+    assert names[-1] == f"{names[1]} #2"
+
+
+def test_a_gate_of_which_one_run_fails_and_another_has_no_reference(path, rules, tmp_path, capsys):
+    save(launch(case_of(200)), tmp_path / "slow.jsonl")
+    save(launch(case_of(200, backend="gloo")), tmp_path / "gloo.jsonl")
+    files = [str(tmp_path / "slow.jsonl"), str(tmp_path / "gloo.jsonl")]
+    assert main(["show", *files, "--gate", "--fabric", "nvswitch-h200"]) == 1
+    assert capsys.readouterr().err.startswith("torchcoll: warning: gate: got 1 of 2 runs without")
+
+
 def test_a_gate_that_judged_nothing_says_so(path, tmp_path, capsys):
     out = tmp_path / "junit.xml"
-    assert main(["show", path, "--gate", "--junit", str(out)]) == 0
-    stated = "torchcoll: warning: --gate: 1 of 1 runs had no reference: nothing was judged\n"
-    assert capsys.readouterr().err == stated
+    assert main(["show", path, "--gate", "--junit", str(out)]) == 2
+    stated = capsys.readouterr()
+    assert stated.err == (
+        "torchcoll: error: gate: got 1 of 1 run without a reference, expected runs that can be "
+        "judged. State what they are measured by: --fabric, --rules FILE or --against RUN.\n"
+    )
+    assert "NO REFERENCE" in stated.out  # the table is shown all the same
     (suite,) = ElementTree.parse(out).getroot()
     assert suite.get("skipped") == "1"
     assert [child.tag for child in suite[0]] == ["skipped"]

@@ -82,6 +82,8 @@ class LibraryLog:
 
     def start(self, session: Session) -> None:
         """After the header: agree on the folder and send the log there. Collective."""
+        from torchcoll.core.opening import check_folder
+
         result = session.run and session.run.path
         folder = session.control.decide(result and str(Path(result).absolute()) + FOLDER_ENDING)
         if not folder:  # --resume of a file that is complete: nothing will run
@@ -90,6 +92,7 @@ class LibraryLog:
         failure = ""
         try:
             os.makedirs(folder, exist_ok=True)  # another host may have another file system
+            check_folder(Path(folder))
             for library in set(self._libraries.values()):
                 self._open(library, os.path.join(folder, f"{library}-rank{session.rank}.log"))
         except OSError as error:

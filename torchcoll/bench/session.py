@@ -623,8 +623,9 @@ def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, An
         import fcntl
 
         from torchcoll.core.file import Writer
+        from torchcoll.core.opening import open_to_write
 
-        with open(path, "r+b") as file:
+        with open_to_write(path, "r+b") as file:
             # Of several hosts each has a rank that comes here: one after the other.
             for tried in range(_TRIES):
                 with contextlib.suppress(BlockingIOError):

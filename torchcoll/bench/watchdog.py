@@ -561,7 +561,8 @@ def write_error_file(message: str, rank: int) -> None:
     two their time is later than any that it writes before they leave.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and not os.path.exists(path):
+    if path:
         data = {"message": message, "timestamp": int(time.time()) + (2 if rank else 0)}
-        with contextlib.suppress(OSError), open(path, "w") as file:
+        # Not where there is one, nor through a link.
+        with contextlib.suppress(OSError), open(path, "x") as file:
             json.dump(data, file)

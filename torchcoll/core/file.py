@@ -28,6 +28,7 @@ from torchcoll.core.jsonl import (
     parse_line,
     read_records,
 )
+from torchcoll.core.opening import open_to_read, open_to_write
 from torchcoll.core.paths import (
     STDIN,
     Inside,
@@ -72,7 +73,7 @@ class Writer:
             raise UsageError("output", path, "a file", otherwise)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = open(path, "r+b" if further else "xb", buffering=0)  # noqa: SIM115
+            self._file: IO[bytes] = open_to_write(path, "r+b" if further else "xb", buffering=0)
             if not further:
                 self._own()
             if self._file.seek(0, os.SEEK_END):
@@ -433,7 +434,7 @@ MODEL_START = re.compile(rb'"schema":\s*"torchcoll-model/')  # among the first b
 def is_model(path: str | os.PathLike[str]) -> bool:
     """True for what `torchcoll model fit` wrote, of any version."""
     try:
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             return bool(MODEL_START.search(file.read(1 << 12)))
     except OSError:
         return False

@@ -17,6 +17,7 @@ from typing import Any
 
 from torchcoll.core.bounds import GZIP, MOST_LINE, Held, Problems, Unpacking
 from torchcoll.core.errors import UnreadableError, nearest_file
+from torchcoll.core.opening import open_to_read
 from torchcoll.core.units import format_bytes
 
 # -------------------------------------------------------------------------------------------------
@@ -208,7 +209,7 @@ def _pieces(
     # The piece in which a .gz turns out to be damaged is lost whole.
     most_packed = min(most_bytes, io.DEFAULT_BUFFER_SIZE) if lined else most_bytes
     try:
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             packed = file.peek(2).startswith(GZIP)
             source = gzip.GzipFile(fileobj=file) if packed else file
             growth = Unpacking(what, path)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.opening import replace_file
 
 _ENDING = ".prom"
 
@@ -32,8 +33,14 @@ def metrics_name(text: str | os.PathLike[str]) -> Path:
 def check_metrics(text: str | os.PathLike[str]) -> Path:
     """The file to write, absolute. Raises UsageError where that cannot be, or nobody reads it."""
     path = metrics_name(text)
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)) or path.is_dir():
-        raise UsageError("metrics", text, "a file in a folder that is there and can be written")
+    expected = "a file in a folder that is there and can be written"
+    try:
+        folder = path.is_dir()
+        writable = path.parent.is_dir() and os.access(path.parent, os.W_OK)
+    except OSError as error:
+        raise UsageError("metrics", text, f"{expected} ({error.strerror})") from None
+    if folder or not writable:
+        raise UsageError("metrics", text, expected)
     return path
 
 
@@ -44,13 +51,7 @@ def write_metrics(path: Path, metrics: Sequence[Metric]) -> None:
         name = f"torchcoll_{one.name}"
         lines += [f"# HELP {name} {one.help}", f"# TYPE {name} gauge"]
         lines += [f"{name}{_labels(labels)} {value:.10g}" for labels, value in one.values]
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        new.write_text("\n".join([*lines, ""]), encoding="utf-8")  # as the format has it
-        os.replace(new, path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+    replace_file(path, "\n".join([*lines, ""]).encode())  # UTF-8, as the format has it
 
 
 def _labels(labels: Mapping[str, object]) -> str:

@@ -11,29 +11,58 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from torchcoll.core.errors import UnreadableError, UsageError, call
+from torchcoll.core.opening import is_descriptor, open_to_read
 from torchcoll.core.result import Run
+from torchcoll.core.units import format_bytes
 
 # What `torchcoll matrix` keeps beside the result files of its launches.
 MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
 Source = Run | str | os.PathLike[str]
 STDIN = "standard input"  # its name in messages
 _stdin: list[str] = []  # the folder that it was put into
+_pipes: dict[int, str] = {}  # inode of a pipe -> what it was copied to
+_MOST_COPIED_BYTES = 4 << 30
 _LOOKED_AT = 1000  # folders below one without files
 
 
 def from_stdin(path: Source) -> Source:
-    """Of ``-`` a file with all of stdin, which is read once; anything else as it is."""
+    """Of ``-`` a file with all of stdin, which is read once; of ``<(COMMAND)``, which a shell makes
+    the path of a pipe, likewise; anything else as it is.
+
+    Raises UnreadableError where there is no end in sight.
+    """
+    if is_descriptor(path) and not os.path.isfile(path):  # type: ignore[arg-type]
+        name = os.fspath(path)  # type: ignore[arg-type]
+        inode = os.stat(name).st_ino  # numbers of descriptors are used again
+        if inode not in _pipes:
+            with open_to_read(name) as source:
+                _pipes[inode] = _copied(source, name)
+        return _pipes[inode]
     if path != "-":
         return path
     if not _stdin:
-        _stdin.append(tempfile.mkdtemp(prefix="torchcoll-"))
-        atexit.register(shutil.rmtree, _stdin[0], ignore_errors=True)
-        with open(os.path.join(_stdin[0], "stdin"), "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-        call(file.name, STDIN)
+        _stdin.append(os.path.dirname(_copied(sys.stdin.buffer, STDIN)))
     return os.path.join(_stdin[0], "stdin")
+
+
+def _copied(source: Any, name: str) -> str:
+    """A file with what a pipe gives, in a folder of its own; messages call it ``name``."""
+    folder = tempfile.mkdtemp(prefix="torchcoll-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path, size_bytes = os.path.join(folder, "stdin"), 0
+    call(path, name)
+    with open(path, "wb") as file:
+        while piece := source.read1(1 << 20):
+            size_bytes += len(piece)
+            if size_bytes > _MOST_COPIED_BYTES:
+                most = format_bytes(_MOST_COPIED_BYTES)
+                action = "Where it has an end: write it to a file, and name that."
+                raise UnreadableError("input", name, f"at most {most} from a pipe", action)
+            file.write(piece)
+    return path
 
 
 def is_stdin(path: str | os.PathLike[str]) -> bool:
@@ -111,7 +140,7 @@ def is_manifest(path: str | os.PathLike[str]) -> bool:
     """Whether the file is the manifest of ``torchcoll matrix``, which is no result."""
     if os.path.basename(path) != MANIFEST or not os.path.isfile(path):
         return False
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), open_to_read(path) as file:
         return file.read(100).startswith(b'{"record":"matrix"')
     return False
 

@@ -31,6 +31,7 @@ from typing import Any
 from torchcoll.comparison.sides import Measured, Reading, Side
 from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UsageError
+from torchcoll.core.opening import replace_file
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.traffic import Traffic, TrafficCall, Union
 from torchcoll.curves.model import MachineModel, OverRanks, OverSizes, terms
@@ -487,7 +488,8 @@ def _save(folder: Path, files: Mapping[str, str | bytes]) -> None:
         for name, content in files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
+            data = content.encode() if isinstance(content, str) else content
+            replace_file(path, data, only_new=True)
     except OSError as error:
         expected = f"a folder that can be written ({error.strerror})"
         raise UsageError("astra-sim", folder, expected) from None

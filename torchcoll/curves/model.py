@@ -19,6 +19,7 @@ import numpy
 
 from torchcoll.core.collectives import COLLECTIVES, find_collective
 from torchcoll.core.errors import UnreadableError, UsageError, brief
+from torchcoll.core.opening import read_regular
 from torchcoll.core.units import counted, format_size
 from torchcoll.curves.size_law import Piece, SizeLaw, factors
 from torchcoll.curves.step_laws import StepLaw, step_laws
@@ -387,7 +388,7 @@ def load_model(path: str | os.PathLike[str]) -> MachineModel:
     path = Path(path)
     action = "torchcoll model fit RUN... -o machine.json makes one."
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_regular(path))
     except OSError as error:
         raise UnreadableError("model", f"{path} ({error.strerror})", "a file", action) from None
     except ValueError:

@@ -32,6 +32,7 @@ from torchcoll.core.errors import UnreadableError, UsageError, choice
 from torchcoll.core.result import CaseResult, Reported, Run, Verification
 from torchcoll.core.traffic import TrafficCall
 from torchcoll.core.units import format_ranges
+from torchcoll.core.variables import masked
 
 Line = tuple[int, str]
 Value = TypeVar("Value", int, str)
@@ -335,8 +336,8 @@ def make_run(
     end: Mapping[str, Any] | None = None,
     events: Sequence[Mapping[str, Any]] = (),
 ) -> Run:
-    """A run of a source, complete unless ``end`` says otherwise."""
-    origin = {k: str(v) for k, v in source.items() if v}
+    """A run of a source, complete unless ``end`` says otherwise; secrets in texts are masked."""
+    origin = {k: masked(str(v)) for k, v in source.items() if v}
     header: dict[str, Any] = {
         "run_id": f"{origin.get('tool', 'import')}:{options.file}",
         "ranks": ranks,
@@ -349,7 +350,10 @@ def make_run(
         header=header,
         members=[dict(member) for member in members],
         results=list(results),
-        events=[dict(event) for event in events],
+        events=[
+            {k: masked(v) if isinstance(v, str) else v for k, v in event.items()}
+            for event in events
+        ],
         end=dict(end or {"status": "complete"}),
     )
 

@@ -23,7 +23,8 @@ from torchcoll.core.bounds import (
     Unpacking,
 )
 from torchcoll.core.errors import UnreadableError, nearest_file
-from torchcoll.core.paths import STDIN, is_stdin
+from torchcoll.core.opening import is_descriptor, open_to_read
+from torchcoll.core.paths import STDIN, from_stdin, is_stdin
 from torchcoll.importers.base import Line
 from torchcoll.importers.prefix import cleaned
 
@@ -106,12 +107,14 @@ class Source:
     """A file to import: its first lines to sniff at, then all of its lines once."""
 
     def __init__(self, path: str) -> None:
+        if is_descriptor(path):  # of a shell's <(COMMAND), of which no start can be read again
+            path = str(from_stdin(path))
         self.name = STDIN if is_stdin(path) else path
         self._unpacked: _Unpacked | None = None
         self._disk: IO[bytes] | None = None
         try:
             if path != "-":
-                self._disk = open(path, "rb")  # noqa: SIM115
+                self._disk = open_to_read(path)
             self._file: IO[bytes] = self._disk or sys.stdin.buffer
             self.start = self._file.read(_HEAD)
             if self.start.startswith(GZIP):

@@ -13,6 +13,7 @@ from torchcoll.core.bounds import Events, Held
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import is_traffic
 from torchcoll.core.jsonl import chunks_of
+from torchcoll.core.opening import open_to_read
 from torchcoll.core.paths import from_stdin
 from torchcoll.core.traffic import Group, Traffic, join, latest
 from torchcoll.core.units import format_ranges
@@ -85,7 +86,7 @@ def _files(path: Path) -> list[Path]:
 
 def _starts_as_pickle(path: Path) -> bool:
     try:
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             return file.read(1) == _PICKLE
     except OSError:
         return False

@@ -16,10 +16,11 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
 from torchcoll.core.jsonl import LineWriter, read_objects
+from torchcoll.core.opening import make_folder, move, open_to_write
 from torchcoll.core.paths import MANIFEST, MATRIX_SCHEMA
 from torchcoll.launches.blocks import PlannedLaunch
 
@@ -41,14 +42,18 @@ class Manifest:
         self.records: list[dict[str, Any]] = []
         self._lines = LineWriter()
         header = self._lines.line({"record": "matrix", "schema": MATRIX_SCHEMA, "spec": spec})
-        there = self.path.read_bytes() if self.path.exists() else b""
-        begun = header.startswith(there)  # a matrix that was killed while it wrote the first line
-        if not begun:
-            lines = list(_lines(self.path))
-            check_same(folder, lines[0], spec)
-            self.records = [line for line in lines[1:] if _is_launch(line)]
-            self._lines = LineWriter.going_on(self.path)
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+        self._file = open_to_write(self.path, "ab", buffering=0)
+        try:
+            there = self.path.read_bytes()
+            # Else a matrix that was killed while it wrote the first line, or a new one.
+            if not (begun := header.startswith(there)):
+                lines = list(_lines(self.path))
+                check_same(folder, lines[0], spec)
+                self.records = [line for line in lines[1:] if _is_launch(line)]
+                self._lines = LineWriter.going_on(self.path)
+        except BaseException:
+            self._file.close()
+            raise
         if begun:
             self._write(header[len(there) :])
         elif not there.endswith(b"\n"):
@@ -245,6 +250,15 @@ class Folder:
         """What its load wrote (--around)."""
         return self.path / _LOGS / f"{job.stem}.load.log"
 
+    def open_log(self, path: Path) -> IO[bytes]:
+        """To write to its end. Raises TorchcollError where that cannot be."""
+        try:
+            return open_to_write(path, "ab", folder=self.path)
+        except OSError as error:
+            raise TorchcollError(
+                "log", path, f"a file that can be written ({error.strerror})"
+            ) from None
+
     def add(self, record: dict[str, Any]) -> None:
         """A launch that has ended. Raises TorchcollError when the disk refuses its line, or when
         there is no such folder any more.
@@ -298,7 +312,7 @@ class Folder:
             number += 1
         target = f"{job.stem}.{number}.jsonl"
         for path in found:
-            path.rename(aside / f"{target}{path.name.removeprefix(name)}")
+            move(path, aside / f"{target}{path.name.removeprefix(name)}", self.path)
         return f"{_ASIDE}/{target}" if found else None
 
 
@@ -312,12 +326,15 @@ def _make(folder: Path, matrix: Path) -> None:
                 f"{folder}, which holds {sorted(strange)[0]}",
                 "a new or empty folder, or that of the same matrix",
             )
-    folder.mkdir(parents=folder == matrix, exist_ok=True)
+    if folder == matrix:  # a link that the user named is followed
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        make_folder(folder)
 
 
 def _locked(path: Path) -> Any:
     """The open lock file, which names its holder. The system lets it go with the process."""
-    file = open(path, "a+")  # noqa: SIM115
+    file = open_to_write(path, "a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

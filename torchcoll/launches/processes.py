@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import IO
 
 # In the environment of all processes of a launch. Launchers put ranks into sessions of their own
 # (torchrun does), and what is left of a killed matrix has another parent: only this finds them.
@@ -35,11 +35,11 @@ def launch(
     words: Sequence[str],
     environ: Mapping[str, str],
     mark: str,
-    log: Path,
+    log: IO[bytes],
     timeout_s: float | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Run a launch to its end, output to the end of ``log``; ``tick`` is called each second.
+    """Run a launch to its end, output to ``log``; ``tick`` is called each second.
 
     Past ``timeout_s`` it is ended. An exception here (Ctrl-C) ends it too and goes on; a second
     one while it ends kills at once.
@@ -78,21 +78,20 @@ class _NotStarted(Exception):
 
 
 def _started(
-    words: Sequence[str], environ: Mapping[str, str], mark: str, log: Path
+    words: Sequence[str], environ: Mapping[str, str], mark: str, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """In a session of its own, output to the end of ``log``."""
-    with open(log, "ab") as output:
-        try:
-            return subprocess.Popen(
-                words,
-                env={**environ, MARK: mark},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise _NotStarted(f"{words[0]}: {error.strerror}") from None
+    """In a session of its own, output to ``log``."""
+    try:
+        return subprocess.Popen(
+            words,
+            env={**environ, MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _NotStarted(f"{words[0]}: {error.strerror}") from None
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
@@ -163,7 +162,7 @@ class LoadEnded(Exception):
 
 @contextmanager
 def around(
-    words: Sequence[str], environ: Mapping[str, str], mark: str, log: Path
+    words: Sequence[str], environ: Mapping[str, str], mark: str, log: IO[bytes]
 ) -> Iterator[Callable[[], None]]:
     """A load that runs inside; what is given raises LoadEnded where it runs no more. Raises
     LoadEnded too where it cannot be started, or has ended at once or by the end.

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from torchcoll.core.errors import TorchcollError
 from torchcoll.core.variables import (
     MASK,
     masked,
@@ -108,14 +107,14 @@ def _one(
                 check_load()
                 watcher.tick()
 
-            ended = launch(words, variables, folder.mark + job.stem, log, timeout_s, tick)
+            with folder.open_log(log) as output_file:
+                mark = folder.mark + job.stem
+                ended = launch(words, variables, mark, output_file, timeout_s, tick)
     except _Stopped:
         pass
     except LoadEnded as error:
         said = _last_error(read_log(load_log, load_start))
         load = f"load {job.cell.load_name} {error}{f': {said}' if said else ''}"
-    except OSError as error:
-        raise TorchcollError(f"log {log}", error.strerror) from None
     output = read_log(log, start)
     status, reason, library, usable = _judged(ended, folder, job, output, recorded, timeout_s)
     if load:
@@ -150,7 +149,10 @@ def _loaded(folder: Folder, job: PlannedLaunch, log: Path) -> Iterator[Callable[
         yield lambda: None
         return
     mark = f"{folder.mark}{job.stem}/load"
-    with around(job.cell.load, os.environ, mark, log) as check_load:
+    with (
+        folder.open_log(log) as output_file,
+        around(job.cell.load, os.environ, mark, output_file) as check_load,
+    ):
         yield check_load
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchcoll.core.errors import UnreadableError
+from torchcoll.core.opening import read_regular
 
 VERSION = "0.0.4"  # of the files that ASTRA-sim brings
 SUFFIX = ".et"
@@ -113,7 +114,7 @@ def _message(number: int, content: bytes) -> bytes:
 def read_nodes(path: Path) -> list[ChakraNode]:
     """Raises UnreadableError for a file that is none, or that ends midway."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         expected = f"a file that can be read ({error.strerror})"
         raise UnreadableError(_WHAT, path, expected) from None

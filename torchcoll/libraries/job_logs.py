@@ -15,7 +15,7 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.jsonl import lines_of
 from torchcoll.core.paths import from_stdin
 from torchcoll.core.units import format_ranges
-from torchcoll.core.variables import masked_value
+from torchcoll.core.variables import masked, masked_value
 from torchcoll.libraries.logged import LoggedCall, ranges
 from torchcoll.libraries.nccl import jobs as nccl_jobs
 from torchcoll.libraries.nccl import log as nccl
@@ -122,10 +122,23 @@ def job_log(job: Job) -> JobLog:
     """The facts and tables of one job."""
     stated = _of_nccl(job) if isinstance(job, NcclJob) else _of_oneccl(job)
     stated.facts = {
-        name: value for name, value in stated.facts.items() if value not in (None, "", [])
+        name: _masked(value) for name, value in stated.facts.items() if value not in (None, "", [])
     }
-    stated.tables = {name: rows for name, rows in stated.tables.items() if rows}
+    stated.tables = {
+        table: [{name: _masked(value) for name, value in row.items()} for row in rows]
+        for table, rows in stated.tables.items()
+        if rows
+    }
+    warnings = stated.warnings
+    stated.warnings = Counter()
+    for text, count in warnings.items():
+        stated.warnings[masked(text)] += count
     return stated
+
+
+def _masked(value: Any) -> Any:
+    """Of a text without what is or may be a secret."""
+    return masked(value) if isinstance(value, str) else value
 
 
 def file_rows(readers: Sequence[LogReader]) -> list[Row]:
@@ -135,7 +148,7 @@ def file_rows(readers: Sequence[LogReader]) -> list[Row]:
             "file": reader.file,
             "lines": reader.tally.lines,
             **{kind: reader.tally.counts[kind] for kind in KINDS},
-            "examples": [{"line": n, "text": text} for n, text in reader.tally.examples],
+            "examples": [{"line": n, "text": masked(text)} for n, text in reader.tally.examples],
         }
         for reader in readers
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError, printable
+from torchcoll.core.opening import replace_file
 
 
 def is_terminal(file: TextIO) -> bool:
@@ -130,18 +130,11 @@ def write_file(
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         return
-    target = Path(path)
-    new = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with open(new if force else target, "xb") as file:
-            file.write(data)
-        if force:
-            os.replace(new, target)
+        replace_file(Path(path), data, only_new=not force)
     except FileExistsError:
         raise UsageError(what, path, "a file that does not exist", _ACTION) from None
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(new)
         expected = f"a file that can be written ({error.strerror})"
         raise UsageError(what, path, expected) from None
 

@@ -74,7 +74,11 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="what others published of such machines, with the sources; without a file all of it",
     )
-    add("--gate", action="store_true", help="exit 1 where the verdict is FAIL")
+    add(
+        "--gate",
+        action="store_true",
+        help="exit 1 where a verdict is FAIL, 2 where nothing can be judged",
+    )
     add("--junit", metavar="FILE", help="the verdict and the cases as JUnit XML")
     add("--health", metavar="FILE", help="the verdict as a health event for schedulers (JSON)")
     add("--force", action="store_true", help="replace the files of --junit and --health")
@@ -211,6 +215,7 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
     """What --gate, --junit and --health ask for."""
     if not _asks(options):
         return ExitCode.OK
+    from torchcoll.core.units import counted
     from torchcoll.report.destination import write_file
     from torchcoll.runs.show import Judging
     from torchcoll.verdict.judging import health_text, junit_text
@@ -224,12 +229,22 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
     ):
         if path:
             write_file(path, text_of(runs, verdicts), what, options.force)
+    if not options.gate:
+        return ExitCode.OK
     unjudged = sum(verdict.word == NO_REFERENCE for verdict in verdicts)
-    if options.gate and unjudged:
-        text = f"{unjudged} of {len(runs)} runs had no reference: nothing was judged"
-        tell(f"torchcoll: warning: --gate: {text}")
-    failed = options.gate and any(verdict.word == FAIL for verdict in verdicts)
-    return ExitCode.FAILED if failed else ExitCode.OK
+    refusal = UsageError(
+        "gate",
+        f"{unjudged} of {counted(len(runs), 'run')} without a reference",
+        "runs that can be judged",
+        "State what they are measured by: --fabric, --rules FILE or --against RUN.",
+    )
+    if any(verdict.word == FAIL for verdict in verdicts):
+        if unjudged:
+            tell(f"torchcoll: warning: {refusal}")
+        return ExitCode.FAILED
+    if unjudged:
+        raise refusal
+    return ExitCode.OK
 
 
 def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ from torchcoll.core.bounds import Held
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError, one_line
 from torchcoll.core.jsonl import UNUSABLE, lines_of
+from torchcoll.core.opening import open_to_read
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
@@ -45,9 +46,9 @@ class PublishedFigure:
 def is_points(path: str) -> bool:
     """True for a file of points, whose first letters are those of a JSON object over lines."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return '"points"' in file.read(400)
-    except (OSError, UnicodeDecodeError):
+        with open_to_read(path) as file:
+            return b'"points"' in file.read(400)
+    except OSError:
         return False
 
 

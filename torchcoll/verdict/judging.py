@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
+from torchcoll.core.case import OWN
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.plausibility import (
     IMPLAUSIBLE,
@@ -371,23 +373,47 @@ def _suite(run: Run, verdict: Verdict) -> str:
     skipped = int(verdict.word == NO_REFERENCE)
     kind = "failure" if failed[0] else "skipped" if skipped else ""
     tests = [_test("verdict", kind, verdict.line)]
+    names: Counter[str] = Counter()
     for row in summarise_run(run):
-        what = (row.collective, row.size_bytes or row.size_bytes_requested, row.dtype, row.op)
-        title = " ".join(str(part) for part in what if part)
+        title = _title(row)
+        names[title] += 1
+        title += f" #{names[title]}" if names[title] > 1 else ""
         text = f"{row.status}: {row.reason or row.verified}"
         expected = row.status in EXPECTED_STATUSES and row.verified != "wrong"
         kind = "failure" if not expected else "skipped" if row.status != "ok" else ""
         failed.append(not expected)
         skipped += kind == "skipped"
-        tests.append(_test(title, kind, text))
+        tests.append(_test(title, kind, text, row.median_ns))
     counts = f'tests="{len(tests)}" failures="{sum(failed)}" skipped="{skipped}"'
     return f"<testsuite name={quoteattr(name)} {counts}>\n{''.join(tests)}</testsuite>\n"
 
 
-def _test(name: str, kind: str, text: str) -> str:
-    """``kind``: failure, skipped, or '' for a test that passed."""
+def _title(row: Row) -> str:
+    """What tells cases of a run apart; build servers know a test again by it."""
+    words = [
+        row.collective,
+        str(row.size_bytes or row.size_bytes_requested or ""),
+        row.dtype,
+        row.op,
+        None if row.root is None else f"root {row.root}",
+        {True: "in place", False: "out of place", None: None}[row.in_place],
+        f"on {row.backend}",
+        f"by {row.implementation}" if row.implementation != OWN else None,
+        f"group {row.group}" if row.group else None,
+        f"{row.buffers} buffers" if row.buffers != "default" else None,
+        "async" if row.asynchronous else None,
+        f"coalesce {row.coalesce}" if row.coalesce > 1 else None,
+        f"splits {row.splits}" if row.splits else None,
+        row.mode if row.mode != "unknown" else None,
+    ]
+    return " ".join(filter(None, words))
+
+
+def _test(name: str, kind: str, text: str, time_ns: float | None = None) -> str:
+    """``kind``: failure, skipped, or '' for a test that passed. time_ns: of a call of the case."""
     message = f"<{kind} message={quoteattr(one_line(text))}/>" if kind else ""
     head = f'<testcase classname="torchcoll" name={quoteattr(one_line(name))}'
+    head += f' time="{time_ns / 1e9:.9f}"' if time_ns is not None else ""
     return f"{head}>{message}</testcase>\n" if message else f"{head}/>\n"
 
 

@@ -18,6 +18,7 @@ from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import OPS, find_collective
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import TorchcollError, UsageError, did_you_mean, unknown
+from torchcoll.core.opening import open_to_read
 from torchcoll.core.plausibility import DeviceLimits
 from torchcoll.core.summary import Row
 from torchcoll.core.units import parse_size
@@ -191,7 +192,8 @@ def toml_table(text: str) -> dict[str, Any]:
 
 def _rule(file: Any) -> Rule:
     try:
-        with file.open("rb") as opened:
+        # One of the package may be in an archive.
+        with open_to_read(file) if isinstance(file, Path) else file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise UsageError("rules", file, f"a file of at most {_MOST_BYTES} bytes")

@@ -1,0 +1,187 @@
+"""Opening files safely: writing follows no link, and reading neither waits nor goes on for ever.
+
+Somebody else may be able to write to the folder that a command works in. A link that waits there
+under a name that torchcoll is about to open would have it truncate, or append to, any file of the
+user. And a FIFO or a device on the command line would have a reader wait, or read, without an end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, Any
+
+# Windows has neither: there nothing but the checks of os.fstat remains.
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a FIFO waits for its other end
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+# Characters of the 255 bytes that a name may have.
+_LONGEST = 60
+
+
+class NotRegularError(OSError):
+    """``strerror`` names the file and says what it is in place of a regular file."""
+
+
+def open_to_write(
+    path: str | os.PathLike[str],
+    mode: str,
+    buffering: int = -1,
+    folder: str | os.PathLike[str] | None = None,
+) -> IO[Any]:
+    """``open`` for writing, of a regular file or a new one, without following a link.
+
+    folder: the folder that the user named, by default the one that ``path`` is in. A link on the
+    way to it is followed, one below it is not. Raises OSError; NotRegularError for a link and for
+    anything else that is not a regular file.
+    """
+    with _opened_parent(Path(path), folder) as (parent, name):
+
+        def opener(_: str, flags: int) -> int:
+            return _checked(os.open(name, flags | _NO_LINK | _NO_WAIT, 0o666, dir_fd=parent), path)
+
+        try:
+            return open(path, mode, buffering, opener=opener)
+        except OSError as error:
+            raise _explained(error, path) from None
+
+
+def open_to_read(path: str | os.PathLike[str]) -> BufferedReader:
+    """``open`` for reading bytes of a regular file, or of a descriptor; links are followed.
+
+    Raises OSError; NotRegularError for a FIFO, a socket and a device.
+    """
+    if is_descriptor(path):
+        return open(path, "rb")
+    try:
+        return open(
+            path, "rb", opener=lambda name, flags: _checked(os.open(name, flags | _NO_WAIT), path)
+        )
+    except IsADirectoryError:
+        raise
+    except OSError as error:
+        raise _explained(error, path, follow=True) from None
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """All of a regular file. Raises as ``open_to_read`` does."""
+    with open_to_read(path) as file:
+        return file.read()
+
+
+_DESCRIPTOR = re.compile(r"/dev/(?:stdin|fd/\d+)|/proc/(?:self|\d+)/fd/\d+")
+
+
+def is_descriptor(path: object) -> bool:
+    """Whether the path is that of an open file, such as a shell makes for ``<(zcat run.gz)``.
+
+    Its other end is open, so that opening it does not wait.
+    """
+    return isinstance(path, str | os.PathLike) and bool(_DESCRIPTOR.fullmatch(os.fspath(path)))
+
+
+def replace_file(path: Path, data: bytes, only_new: bool = False) -> None:
+    """Write a file in one step: who reads meanwhile has the earlier content, or this one.
+
+    A link of that name is replaced, not followed. only_new: refuse a name that is taken. Raises
+    OSError, and leaves nothing behind then.
+    """
+    new = path if only_new else path.with_name(f".{path.name[:_LONGEST]}.{os.getpid()}")
+    if not only_new:
+        new.unlink(missing_ok=True)  # of a process that was killed
+    with open(new, "xb") as file:  # O_EXCL follows no link
+        try:
+            file.write(data)
+            file.flush()
+            if not only_new:
+                os.replace(new, path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder where there is none. Raises as ``check_folder`` does."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+    check_folder(path)
+
+
+def check_folder(path: Path) -> None:
+    """Raises OSError for what is no folder, NotRegularError for a link to one, too."""
+    mode = path.lstat().st_mode
+    if not stat.S_ISDIR(mode):
+        raise _not_regular(path, mode)
+
+
+def move(source: Path, target: Path, folder: Path) -> None:
+    """Rename a file of ``folder`` to a name below it. Raises OSError as ``open_to_write`` does."""
+    with _opened_parent(target, folder) as (parent, name):
+        os.rename(source, name, dst_dir_fd=parent)
+
+
+@contextlib.contextmanager
+def _opened_parent(
+    path: Path, folder: str | os.PathLike[str] | None
+) -> Iterator[tuple[int | None, str]]:
+    """(descriptor of the folder that ``path`` is in, its name there); without folders below
+    ``folder`` on the way, (None, the path).
+    """
+    below = path.relative_to(folder).parts if folder is not None else ()
+    if len(below) < 2:
+        yield None, os.fspath(path)
+        return
+    parent = os.open(Path(*path.parts[: -len(below)]), os.O_RDONLY)
+    try:
+        for number, name in enumerate(below[:-1], -len(below) + 1):
+            try:
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK, dir_fd=parent)
+            except OSError as error:
+                raise _explained(error, Path(*path.parts[:number])) from None
+            os.close(parent)
+            parent = inner
+        yield parent, below[-1]
+    finally:
+        os.close(parent)
+
+
+def _explained(error: OSError, path: str | os.PathLike[str], follow: bool = False) -> OSError:
+    """What is there where it is the reason, else the error as it is."""
+    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
+        with contextlib.suppress(OSError):
+            mode = os.stat(path, follow_symlinks=follow).st_mode
+            if stat.S_IFMT(mode) in _KINDS:
+                return _not_regular(path, mode)
+    return error
+
+
+def _checked(descriptor: int, path: str | os.PathLike[str]) -> int:
+    """The descriptor of a regular file; any other is closed."""
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    raise _not_regular(path, mode)
+
+
+def _not_regular(path: str | os.PathLike[str], mode: int) -> NotRegularError:
+    name = os.path.basename(path) or os.fspath(path)
+    kind = _KINDS.get(stat.S_IFMT(mode), "no directory" if stat.S_ISREG(mode) else "no file")
+    return NotRegularError(errno.EINVAL, f"{name} is {kind}", os.fspath(path))
