@@ -107,22 +107,30 @@ class Writer:
 
         Raises TorchcollError when the disk refuses it; later records are then dropped in silence.
         """
-        if self._refused:
-            return
-        rest = memoryview(self._lines.line({"record": record, **data}))
         try:
-            while rest:  # a disk that is nearly full takes a part, and then refuses
-                rest = rest[self._file.write(rest) :]
-            if durable:
-                os.fsync(self._file.fileno())
+            self.append([(record, data)], durable)
         except OSError as error:
-            self._refused = True
             raise TorchcollError(
                 f"result file {self.path}",
                 error.strerror,
                 "a disk that takes the next record",
                 "Make room, then go on with --resume (a soak begins anew).",
             ) from None
+
+    def append(self, records: Iterable[tuple[str, dict[str, Any]]], durable: bool = False) -> None:
+        """A line for each record, all in one write. Raises OSError where ``write`` raises."""
+        if self._refused:
+            return
+        lines = [self._lines.line({"record": record, **data}) for record, data in records]
+        rest = memoryview(b"".join(lines))
+        try:
+            while rest:  # a disk that is nearly full takes a part, and then refuses
+                rest = rest[self._file.write(rest) :]
+            if durable:
+                os.fsync(self._file.fileno())
+        except OSError:
+            self._refused = True
+            raise
 
     def there(self) -> bool:
         """Whether the open file is still the one of that name."""
