@@ -140,7 +140,7 @@ def _scenarios(base: Side, new: Side) -> tuple[str, ...]:
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 
 
-@dataclass
+@dataclass(repr=False)
 class Comparison(Displayed):
     """What ``compare`` found. ``fitted`` is filled with fit=True, ``profiles`` on different
     hardware: (the first pair of the table, base, new) for each table. ``left_out``: the launches

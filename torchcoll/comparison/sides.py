@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from operator import itemgetter
 from pathlib import Path
 
+from torchcoll.core.display import OneLine
 from torchcoll.core.errors import TorchcollError, UsageError
 from torchcoll.core.file import load_all
 from torchcoll.core.paths import Source, expanded
@@ -73,8 +74,8 @@ class Reading:
         return f"{'mean' if self.mean else usual} over calls, {self.over_ranks} over ranks"
 
 
-@dataclass
-class Side:
+@dataclass(repr=False)
+class Side(OneLine):
     """One side: its name, its launches, and where they were asked for."""
 
     name: str

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.display import Displayed
+from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import Writer, is_traffic
 from torchcoll.core.jsonl import TRUNCATED, read_records
 from torchcoll.core.result import check_texts, check_whole, or_none
 from torchcoll.core.spec import Spec
+from torchcoll.core.units import counted
 
 # -------------------------------------------------------------------------------------------------
 # Unions of intervals of time: what runs while something else does.
@@ -177,7 +178,7 @@ class TrafficCall:
 _CALL_DEFAULTS = {f.name: f.default for f in dataclasses.fields(TrafficCall)}
 
 
-@dataclass
+@dataclass(repr=False)
 class Traffic(Displayed):
     """The calls of one or more ranks over some steps.
 
@@ -213,6 +214,14 @@ class Traffic(Displayed):
     end: dict[str, Any] = field(default_factory=lambda: {"status": "complete"})
     # While it is being captured:
     mark_step: Callable[[], object] | None = field(default=None, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        calls = sum(map(len, self.calls.values()))
+        steps = max(map(len, self.steps.values()), default=0)
+        where = f" {str(self.path)[-80:]}" if self.path else ""
+        held = f"{counted(calls, 'call')} of {len(self.calls)} of {counted(self.ranks, 'rank')}"
+        name = f"{type(self).__name__}{where}"
+        return as_one_line(f"{name}: {self.source}, {held}, {counted(steps, 'step')}")
 
     def step(self) -> None:
         """Marks the end of a training step. Raises UsageError outside of a capture."""

@@ -224,7 +224,7 @@ class CostRow:
         return self.contention_ns is not None and 0 < self.contention_ns <= self.late_ns
 
 
-@dataclass
+@dataclass(repr=False)
 class Cost(Displayed):
     """What ``cost`` found. ties: calls in which it cannot be known which rank came last."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.comparison.sides import Side
+from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import format_size
 from torchcoll.training.choices import (
@@ -54,8 +55,8 @@ class ShardRow:
     result: str = ""
 
 
-@dataclass
-class ShardAdvice:
+@dataclass(repr=False)
+class ShardAdvice(OneLine):
     """What ``advise`` found for plans of FSDP2: a proposal of a model, which real steps can refute.
 
     ranks: of the world. curves: what the calls were read on. forward_ns, backward_ns: of both
