@@ -12,7 +12,7 @@ from torchcoll.core.traffic import Traffic as Traffic
 from torchcoll.curves.scaling import scaling as scaling
 from torchcoll.curves.transitions import transitions as transitions
 from torchcoll.forcing.algorithms import algorithms as algorithms
-from torchcoll.runs.export import table as table
+from torchcoll.runs.frames import table as table
 from torchcoll.runs.plot import plot as plot
 from torchcoll.runs.show import show as show
 from torchcoll.startup.cold import cold as cold
