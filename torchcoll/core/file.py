@@ -205,15 +205,27 @@ def _unnamed(run: Run) -> Run:
 
 def load(
     path: str | os.PathLike[str], *, collective: str | None = None, ranks: int | None = None
-) -> Run:
+) -> Run | Any:
     """The run in a result file, together with its continuations FILE.2, FILE.3, ... (--resume); or
-    in the output of another tool, packed or not, of whatever format an importer knows.
+    in the output of another tool, packed or not, of whatever format an importer knows. Of a folder,
+    or a glob, the list of all runs in it.
 
     A file without an ``end`` loads with what it has; ``run.problems`` says so. collective, ranks:
     of another tool's output that does not tell them. Raises UnreadableError when the file is
     missing, of no known format, holds nothing usable or several runs, or has another major schema;
     UsageError for a collective or ranks that cannot be, or of a result file, which tells its own.
     """
+    if os.path.isdir(path) or (not os.path.exists(path) and glob.has_magic(os.fspath(path))):
+        runs = load_all(expanded(path), collective=collective, ranks=ranks)
+        check_told(runs, collective, ranks)
+        return runs
+    return load_one(path, collective, ranks)
+
+
+def load_one(
+    path: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
+) -> Run:
+    """As ``load``, of a file alone."""
     read = os.fspath(from_stdin(path))  # type: ignore[arg-type]
     if is_ours(read):
         for name, value in (("collective", collective), ("ranks", ranks)):
