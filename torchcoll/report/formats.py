@@ -176,16 +176,15 @@ def origins_of(run: Run) -> list[dict[str, Any]]:
     ``file``, ``host`` (of rank 0), ``start_utc``, and ``label_NAME``. None is unknown.
     """
     members = [member for member in run.members if member.get("host")]
-    shared = {
-        "file": str(run.path or run.source.get("file") or "") or None,
-        "host": members[0]["host"] if members else run.environment.get("host"),
-        **{f"label_{one_line(name)}": value for name, value in run.labels.items()},
-    }
+    file = str(run.path or run.source.get("file") or "") or None
+    host = members[0]["host"] if members else run.environment.get("host")
+    labels = {f"label_{one_line(name)}": value for name, value in run.labels.items()}
     found: dict[int, dict[str, Any]] = {}
     for launch, results in run.launches():
-        header = {name: launch.header.get(name) for name in ("run_id", "start_utc")}
-        found |= {id(result): header for result in results}
-    return [{**found[id(result)], **shared} for result in run.results]
+        values = (launch.header.get("run_id"), file, host, launch.header.get("start_utc"))
+        origin = dict(zip(ORIGIN, values, strict=True)) | labels
+        found |= {id(result): origin for result in results}
+    return [found[id(result)] for result in run.results]
 
 
 ROWS = Records(row_names, row_objects)
