@@ -183,7 +183,7 @@ test holds every file of the repository, and one that is written, against it.
   `user:password@`.
 
 Two relatives: what [a training sends](../gradients.md) is in a traffic file, schema
-`torchcoll-traffic/2` (header, group, step, computing, apart, call, note, end:
+`torchcoll-traffic/2` (header, group, step, computing, apart, call, note, environment, end:
 `torchcoll/core/traffic.py`), and
 `torchcoll matrix` keeps a manifest, `torchcoll-matrix/1`, beside its launches.
 """

@@ -34,7 +34,7 @@ _LAZY = {
     "algorithms": "torchcoll.forcing.algorithms",
     "scaling": "torchcoll.curves.scaling",
     "plot": "torchcoll.runs.plot",
-    "table": "torchcoll.runs.export",
+    "table": "torchcoll.runs.frames",
     "transitions": "torchcoll.curves.transitions",
     "show": "torchcoll.runs.show",
 }

@@ -1,2 +1,29 @@
+"""The public names for type checkers, which do not see those that ``__init__.py`` loads lazily."""
+
+from torchcoll.bench.session import run as run
+from torchcoll.comparison.compare import compare as compare
+from torchcoll.core.case import Case as Case
+from torchcoll.core.errors import TorchcollError as TorchcollError
+from torchcoll.core.file import load as load
+from torchcoll.core.file import save as save
+from torchcoll.core.result import Run as Run
+from torchcoll.core.spec import Spec as Spec
+from torchcoll.core.traffic import Traffic as Traffic
+from torchcoll.curves.scaling import scaling as scaling
+from torchcoll.curves.transitions import transitions as transitions
+from torchcoll.forcing.algorithms import algorithms as algorithms
+from torchcoll.runs.frames import table as table
+from torchcoll.runs.plot import plot as plot
+from torchcoll.runs.show import show as show
+from torchcoll.startup.cold import cold as cold
+from torchcoll.training.advise import advise as advise
+from torchcoll.training.buckets import gradient_buckets as gradient_buckets
+from torchcoll.training.buckets import try_buckets as try_buckets
+from torchcoll.training.capture import capture as capture
+from torchcoll.training.cost import cost as cost
+from torchcoll.training.hook import ddp_hook as ddp_hook
+from torchcoll.training.replay import replay as replay
+from torchcoll.training.shards import shard_traffic as shard_traffic
+
 __version__: str
 __all__: list[str]

@@ -536,10 +536,11 @@ def test_empty(tmp_path):
 def test_missing_and_folder(tmp_path):
     path = tmp_path / "none.jsonl"
     assert refusal(path) == f"result file: got {path}, expected a file that exists"
-    assert refusal(tmp_path) == f"result file: got {tmp_path}, expected a file, not a folder"
     path = tmp_path / "folder.gz"
     path.mkdir()
-    assert refusal(path) == f"result file: got {path}, expected a file, not a folder"
+    assert refusal(path).startswith(f"folder: got {path}, expected a folder with result files")
+    with pytest.raises(UnreadableError, match=r"expected a file, not a folder$"):
+        load_own(path)
 
 
 def test_below_a_file(tmp_path):

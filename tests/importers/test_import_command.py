@@ -32,7 +32,7 @@ from torchcoll.core.file import load, save
 from torchcoll.importers import base, registry
 from torchcoll.importers.base import ImportOptions
 from torchcoll.importers.command import columns_of
-from torchcoll.runs.export import table
+from torchcoll.runs.frames import table
 
 FORMATS = {
     "nccl-tests": text(),

@@ -37,6 +37,22 @@ def test_steps(tmp_path, capfd):
         assert [call.step for call in every.calls[rank]] == [0]
 
 
+def test_a_training_that_raises_is_the_status(tmp_path):
+    def case():
+        for name, error in (("raised", ValueError("x")), ("left", None)):
+            capture = DrivenCapture(name, None)
+            capture.begin()
+            dist.all_reduce(torch.ones(2))
+            capture.end(error) if error else capture._abandon()
+
+    on_ranks(tmp_path, 1, {"it": case})
+    ends = [Traffic.load(tmp_path / name).end for name in ("raised", "left")]
+    assert ends == [
+        {"status": "failed", "reason": "ValueError"},
+        {"status": "interrupted", "reason": "SystemExit"},
+    ]
+
+
 def test_without_a_process_group(capsys, in_tmp_path):
     capture = DrivenCapture("none", 5)
     capture.begin()

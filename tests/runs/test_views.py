@@ -68,8 +68,10 @@ def test_json_has_stable_names_and_base_units(shown):
     assert document["run"]["status"] == "complete"
     assert document["run"]["ranks"] == 8
     (row,) = document["rows"]
-    assert list(row) == NAMES
-    assert row == VALUES
+    # Then where it is from, of which this run tells its name alone.
+    assert list(row) == [*NAMES, "run_id", "file", "host", "start_utc"]
+    assert {name: row[name] for name in NAMES} == VALUES
+    assert [row["run_id"], row["file"]] == ["r1", None]
 
 
 def test_json_of_several_runs_and_of_a_truncated_one(shown):

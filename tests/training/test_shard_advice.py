@@ -54,7 +54,9 @@ def test_beside_the_computation():
     assert (resharded.hidden_ns, kept.hidden_ns) == (ms(9), ms(6))
     assert (resharded.calls, kept.calls) == (9, 6)
     assert resharded.ratio == pytest.approx(21 / 18)
-    assert [row.result for row in found.rows] == ["worse", "best"]
+    # 1.167: real steps of a setting that was said to take 1.161 took 1.010 of the best.
+    assert [row.result for row in found.rows] == ["unclear", "best"]
+    assert any("by no more than 20 %" in note for note in found.notes)
     assert (resharded.choice, kept.choice) == ("3 units, resharded", "3 units, kept")
     assert found.best is kept and found.forward_ns == ms(3)
     assert not any(note.startswith("assumption") for note in found.notes)
@@ -172,7 +174,10 @@ def test_what_a_plan_costs():
     # Not on curves that are too short, nor on other ranks.
     found = torchcoll.cost(plan(False), curve(sizes=(MIB // 4, MIB // 2)))
     assert {row.reason for row in found.rows} == {"1M is above the sizes measured"}
-    assert found.notes[-1].endswith("0 ns of the 0 of 6 that are known")
+    assert found.notes[-1] == (
+        "a plan: nothing ran, and the run has no time for any of its 6 calls (1M is above the "
+        "sizes measured). torchcoll.run(plan.spec()) measures them"
+    )
     found = torchcoll.cost(plan(False), curve(ranks=4))
     assert {row.reason for row in found.rows} == {
         "all_gather is not in the run", "reduce_scatter is not in the run"
@@ -258,12 +263,13 @@ low, high = the least and the most of the launches; 95 % over the launches, for 
 ratio = (passes + exposed) / that of the best
 
 choice                   calls  largest  together   exposed    hidden       low      high  ratio            95 %   held   peak  result
-3 units, resharded           9    1 MiB  20.98 ms  11.98 ms  8.998 ms  10.90 ms  13.20 ms  1.311  1.134 to 1.516  3 MiB  4 MiB  worse
-2 units of 2, resharded      6    2 MiB  16.99 ms  8.992 ms  7.994 ms  8.500 ms  9.600 ms  1.125  1.082 to 1.168  3 MiB  5 MiB  worse
+3 units, resharded           9    1 MiB  20.98 ms  11.98 ms  8.998 ms  10.90 ms  13.20 ms  1.311  1.134 to 1.516  3 MiB  4 MiB  unclear
+2 units of 2, resharded      6    2 MiB  16.99 ms  8.992 ms  7.994 ms  8.500 ms  9.600 ms  1.125  1.082 to 1.168  3 MiB  5 MiB  unclear
 3 units, kept                6    1 MiB  14.98 ms  8.982 ms  6.000 ms  8.100 ms  9.900 ms  1.122  0.990 to 1.271  3 MiB  4 MiB  within noise
 2 units of 2, kept           4    2 MiB  11.99 ms  6.995 ms  4.994 ms  6.700 ms  7.400 ms  1.000               -  3 MiB  5 MiB  best
 
 assumed: each unit runs once a step, in the order of registration, and every trainable parameter gets a gradient
+unclear: slower on these curves, but perhaps by no more than 20 %, as far as real steps may be from the model
 """  # noqa: E501
 
 

@@ -375,7 +375,7 @@ def test_a_step_number_that_no_training_has():
 
 @pytest.mark.parametrize("what", [None, "run.jsonl"])
 def test_a_table_of_what_is_none(what):
-    with pytest.raises(UsageError, match=r"table: got .*, expected a Run or a Traffic"):
+    with pytest.raises(UsageError, match=r"table: got .*, expected a Run"):
         torchcoll.table(what)
 
 

@@ -40,8 +40,8 @@ from torchcoll.comparison.sides import (
     Reading,
     Side,
     check_together,
+    named_side,
     reading_of,
-    side,
     start_of,
     values_by_name,
 )
@@ -140,7 +140,7 @@ def _scenarios(base: Side, new: Side) -> tuple[str, ...]:
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 
 
-@dataclass
+@dataclass(repr=False)
 class Comparison(Displayed):
     """What ``compare`` found. ``fitted`` is filled with fit=True, ``profiles`` on different
     hardware: (the first pair of the table, base, new) for each table. ``left_out``: the launches
@@ -187,7 +187,7 @@ class Comparison(Displayed):
 
 def compare(
     base: Source | Side | Sequence[Source],
-    new: Source | Side | Sequence[Source],
+    new: Source | Side | Sequence[Source] | None = None,
     *,
     threshold: float = THRESHOLD,
     metric: str = "time",
@@ -197,6 +197,8 @@ def compare(
     fit: bool = False,
 ) -> Comparison:
     """``new`` against ``base``: Runs, files, folders or globs; several are the launches of a side.
+    As on the command line ``label=PATH`` names a side, and of ``backend:gloo=PATH`` only those
+    cases count.
 
     threshold: changes below it are the same (0.02 = 2 %). metric: time, algbw, busbw. over_ranks:
     max (the default), mean, min, rank0. filter: conditions such as ``collective=all_reduce`` and
@@ -207,10 +209,18 @@ def compare(
     """
     if not (isinstance(threshold, (int, float)) and 0 < threshold < 1):
         raise UsageError("threshold", threshold, "above 0 % and below 100 %")
+    if new is None:
+        side_of(base, "base")  # says what is wrong with it
+        action = "The folder of a versus: torchcoll compare FOLDER."
+        raise UsageError("compare", "one side", "two: base and new", action)
     both = matched(base, new, metric, over_ranks, filter, by)
     cases, separate = measured_cases(both.pairs, both.base, both.new, metric)
     judged = judge(cases, threshold, metric != "time")
     return comparison_of(both, judged, separate, threshold, fit)
+
+
+def side_of(sources: Source | Side | Sequence[Source], name: str) -> Side:
+    return sources if isinstance(sources, Side) else named_side(name, sources)
 
 
 @dataclass(frozen=True)
@@ -237,8 +247,7 @@ def matched(
     choice(metric, "metric", METRICS)
     if over_ranks is not None:
         choice(over_ranks, "over-ranks", OVER_RANKS)
-    ours = base if isinstance(base, Side) else side("base", base)
-    theirs = new if isinstance(new, Side) else side("new", new)
+    ours, theirs = side_of(base, "base"), side_of(new, "new")
     check_together(ours, theirs)
     names = tuple(n.strip() for n in by.split(",")) if isinstance(by, str) and by else tuple(by)
     _check_names(names, ours, theirs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import math
 import os
 import shlex
@@ -12,7 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
+from torchcoll.core.display import OneLine
 from torchcoll.core.errors import TorchcollError, UsageError
 from torchcoll.core.file import load_all
 from torchcoll.core.paths import Source, expanded
@@ -73,8 +76,8 @@ class Reading:
         return f"{'mean' if self.mean else usual} over calls, {self.over_ranks} over ranks"
 
 
-@dataclass
-class Side:
+@dataclass(repr=False)
+class Side(OneLine):
     """One side: its name, its launches, and where they were asked for."""
 
     name: str
@@ -239,15 +242,63 @@ def side(
 ) -> Side:
     """A side of a Run, a file, a folder, a glob, or several of them.
 
-    collective, ranks: of output of other tools that does not tell them.
+    collective, ranks: of output of other tools that does not tell them. Raises UsageError for
+    anything else, and UnreadableError for a file.
     """
-    several = [sources] if isinstance(sources, (Run, str, os.PathLike)) else list(sources)
+    several = _several(name, sources)
     found: list[Source] = [one for source in several for one in expanded(source)]
     if not found:
         raise UsageError(name, "no file", "at least one result file")
     paths = [str(one) for one in several if not isinstance(one, Run)]
     runs = _without_copies(load_all(found, collective=collective, ranks=ranks))
     return Side(name, runs, ", ".join(paths if len(paths) < 4 else [paths[0], "..."]))
+
+
+_NOT_A_SIDE = {
+    "NoneType": "torchcoll.run returns it on rank 0 alone.",
+    "Traffic": "torchcoll.cost(traffic, run) sets traffic against a run, and torchcoll trace PATH "
+    "--plot FILE draws a step of it.",
+}
+
+
+def _several(name: str, sources: object) -> list[Source]:
+    """Runs and paths, one or several. Raises UsageError for anything else."""
+    several: list[Any] = (
+        [sources]
+        if isinstance(sources, (str, os.PathLike)) or not isinstance(sources, Iterable)
+        else list(sources)
+    )
+    for source in several:
+        if not isinstance(source, (Run, str, os.PathLike)):
+            kind = type(source).__name__
+            expected = "a Run, a file, a folder, a glob, or a list of them"
+            raise UsageError(name or "side", kind, expected, _NOT_A_SIDE.get(kind, ""))
+    return several
+
+
+def named_side(name: str, sources: Source | Sequence[Source]) -> Side:
+    """As ``side``, of texts that may be ``label=PATH``, which then names it. Raises UsageError for
+    two labels.
+    """
+    parts = [
+        _labelled(one) if isinstance(one, str) else ("", one) for one in _several(name, sources)
+    ]
+    labels = list(dict.fromkeys(label for label, _ in parts if label))
+    if len(labels) > 1:
+        raise UsageError(name, f"sides named {' and '.join(labels)}", "runs of one side")
+    return side(labels[0] if labels else name, [path for _, path in parts])
+
+
+def _labelled(argument: str) -> tuple[str, str]:
+    """(label, path) of ``label=PATH``; of a path or a glob that is there ("", path). Raises
+    UsageError where one of them is empty.
+    """
+    label, equals, path = argument.partition("=")
+    if not equals or os.path.exists(argument) or glob.glob(argument):
+        return "", argument
+    if not label or not path:
+        raise UsageError("side", argument, "a path, or label=path")
+    return label, path
 
 
 def _without_copies(runs: Sequence[Run]) -> list[Run]:
@@ -283,12 +334,8 @@ def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     """
     named: dict[str, list[str]] = {}
     for number, argument in enumerate(arguments):
-        label, found, path = argument.partition("=")
-        if os.path.exists(argument) or not found:
-            label, path = "new" if number else "base", argument
-        if not label or not path:
-            raise UsageError("side", argument, "a path, or label=path")
-        named.setdefault(label, []).append(path)
+        label, path = _labelled(argument)
+        named.setdefault(label or ("new" if number else "base"), []).append(path)
     if len(named) < 2:
         name, paths = next(iter(named.items()), ("none", []))
         several = f", {len(paths)} times" if len(paths) > 1 else ""

@@ -108,22 +108,30 @@ class Writer:
 
         Raises TorchcollError when the disk refuses it; later records are then dropped in silence.
         """
-        if self._refused:
-            return
-        rest = memoryview(self._lines.line({"record": record, **data}))
         try:
-            while rest:  # a disk that is nearly full takes a part, and then refuses
-                rest = rest[self._file.write(rest) :]
-            if durable:
-                os.fsync(self._file.fileno())
+            self.append([(record, data)], durable)
         except OSError as error:
-            self._refused = True
             raise TorchcollError(
                 f"result file {self.path}",
                 error.strerror,
                 "a disk that takes the next record",
                 "Make room, then go on with --resume (a soak begins anew).",
             ) from None
+
+    def append(self, records: Iterable[tuple[str, dict[str, Any]]], durable: bool = False) -> None:
+        """A line for each record, all in one write. Raises OSError where ``write`` raises."""
+        if self._refused:
+            return
+        lines = [self._lines.line({"record": record, **data}) for record, data in records]
+        rest = memoryview(b"".join(lines))
+        try:
+            while rest:  # a disk that is nearly full takes a part, and then refuses
+                rest = rest[self._file.write(rest) :]
+            if durable:
+                os.fsync(self._file.fileno())
+        except OSError:
+            self._refused = True
+            raise
 
     def there(self) -> bool:
         """Whether the open file is still the one of that name."""
@@ -198,15 +206,27 @@ def _unnamed(run: Run) -> Run:
 
 def load(
     path: str | os.PathLike[str], *, collective: str | None = None, ranks: int | None = None
-) -> Run:
+) -> Run | Any:
     """The run in a result file, together with its continuations FILE.2, FILE.3, ... (--resume); or
-    in the output of another tool, packed or not, of whatever format an importer knows.
+    in the output of another tool, packed or not, of whatever format an importer knows. Of a folder,
+    or a glob, the list of all runs in it.
 
     A file without an ``end`` loads with what it has; ``run.problems`` says so. collective, ranks:
     of another tool's output that does not tell them. Raises UnreadableError when the file is
     missing, of no known format, holds nothing usable or several runs, or has another major schema;
     UsageError for a collective or ranks that cannot be, or of a result file, which tells its own.
     """
+    if os.path.isdir(path) or (not os.path.exists(path) and glob.has_magic(os.fspath(path))):
+        runs = load_all(expanded(path), collective=collective, ranks=ranks)
+        check_told(runs, collective, ranks)
+        return runs
+    return load_one(path, collective, ranks)
+
+
+def load_one(
+    path: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
+) -> Run:
+    """As ``load``, of a file alone."""
     read = os.fspath(from_stdin(path))  # type: ignore[arg-type]
     if is_ours(read):
         for name, value in (("collective", collective), ("ranks", ranks)):

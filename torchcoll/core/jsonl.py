@@ -34,6 +34,10 @@ _LONGEST_TAIL = 64  # of the line, which may be megabytes long, no more is looke
 _HEADER = re.compile(rb'\{\s*"record"\s*:\s*"header"')  # programs put blanks there
 
 
+# json.dumps would make an encoder for each line.
+_encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
 class LineWriter:
     """Makes the lines of one file, in order; of one that is there already with ``going_on``."""
 
@@ -50,7 +54,7 @@ class LineWriter:
     def line(self, data: dict[str, Any]) -> bytes:
         """Raises ValueError for NaN and Infinity."""
         data = {**data, "line": self._lines + 1}
-        body = json.dumps(data, separators=(",", ":"), allow_nan=False)[:-1].encode()
+        body = _encoded(data)[:-1].encode()
         crc = zlib.crc32(body, self._crc)
         self._lines += 1
         if self._lines == 1:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.case import Case
-from torchcoll.core.display import Displayed
+from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import counted
 
@@ -327,7 +327,7 @@ LATER_BLOCKS = ("later_calls_ns", "later_work_ns", "later_ns", "later_begins_ns"
 
 
 # Slots: beyond 30 fields Python gives every object a dictionary of its own, 1.2 KB each.
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class CaseResult:
     """One case as it ran: raw samples of all ranks, nothing derived.
 
@@ -394,6 +394,10 @@ class CaseResult:
     choices: list[Choice] = field(default_factory=list)
     beside: Beside | None = None
     expected_ns: int | None = None
+
+    def __repr__(self) -> str:
+        ranks = counted(self.ranks, "rank")
+        return as_one_line(f"CaseResult {self.case.describe()}: {self.status}, {ranks}")
 
     def again(self, reported: Reported) -> CaseResult:
         """Another row of the same case, of a source that tells figures and keeps no samples.
@@ -606,7 +610,7 @@ class SoakWindow:
         return cls(first, last, start, end, tuple(map(SoakCase.from_json, data["cases"])), *counts)
 
 
-@dataclass
+@dataclass(repr=False)
 class Run(Displayed):
     """One launch, as loaded or as just measured.
 
@@ -633,6 +637,16 @@ class Run(Displayed):
     path: Path | None = None
     continuations: list[Run] = field(default_factory=list)
     windows: list[SoakWindow] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        names = list(dict.fromkeys(result.case.collective for result in self.results))
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        of = f" of {', '.join(names[:2])}{more}" if names else ""
+        where = self.path or self.source.get("file") or self.header.get("run_id") or "unnamed"
+        ended = (self.end or {}).get("status", "truncated")
+        cases = f"{counted(len(self.results), 'case')}{of}"
+        ranks = counted(self.ranks, "rank")
+        return as_one_line(f"Run {str(where)[-80:]}: {cases}, {ranks}, {ended}")
 
     @property
     def spec(self) -> Spec:

@@ -136,6 +136,49 @@ class Spec:
     labels: Mapping[str, str] = field(default_factory=dict)
     points: tuple[ExactCall, ...] = ()
 
+    if TYPE_CHECKING:  # what __post_init__ reads, which is more than what the fields hold
+
+        def __init__(
+            self,
+            collectives: str | Iterable[str] = ...,
+            min_bytes: int | str = ...,
+            max_bytes: int | str = ...,
+            factor: float = ...,
+            step_bytes: int | str | None = ...,
+            sizes: str | Iterable[int | str] = ...,
+            dtypes: str | Iterable[str] = ...,
+            ops: str | Iterable[str] = ...,
+            roots: int | str | Iterable[int | str] = ...,
+            in_place: bool | str | None = ...,
+            mode: str | None = ...,
+            backend: str | None = ...,
+            device: str | None = ...,
+            iters: int | None = ...,
+            warmup: int = ...,
+            cold: int = ...,
+            fresh_group: bool = ...,
+            precision: float = ...,
+            max_time_s: float = ...,
+            check: bool = ...,
+            timeout_s: float = ...,
+            order: str = ...,
+            seed: int = ...,
+            splits: str = ...,
+            init: str = ...,
+            buffers: str = ...,
+            buffer_reuse: str = ...,
+            implementation: str = ...,
+            groups: str | None = ...,
+            asynchronous: bool = ...,
+            coalesce: int = ...,
+            rehearse: bool = ...,
+            beside: str | None = ...,
+            mesh: str | None = ...,
+            offset: str | None = ...,
+            labels: Mapping[str, str] = ...,
+            points: Iterable[object] = ...,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.display import Displayed
+from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import Writer, is_traffic
 from torchcoll.core.jsonl import TRUNCATED, read_records
 from torchcoll.core.result import check_texts, check_whole, or_none
 from torchcoll.core.spec import Spec
+from torchcoll.core.units import counted
 
 # -------------------------------------------------------------------------------------------------
 # Unions of intervals of time: what runs while something else does.
@@ -147,16 +148,16 @@ class TrafficCall:
 
     def to_json(self) -> dict[str, Any]:
         data = {}
-        for own in dataclasses.fields(self):
-            value = getattr(self, own.name)
-            if own.default is dataclasses.MISSING or value != own.default:
-                data[own.name] = value
+        for name, default in _CALL_DEFAULTS.items():
+            value = getattr(self, name)
+            if default is dataclasses.MISSING or value != default:
+                data[name] = value
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrafficCall:
         """Unknown fields are ignored. Raises TypeError or ValueError on a broken one."""
-        values = {k: v for k, v in data.items() if k in _CALL_FIELDS}
+        values = {k: v for k, v in data.items() if k in _CALL_DEFAULTS}
         values["splits"] = tuple(values.get("splits") or ())
         call = cls(**values)
         check_texts(call.dtype, call.op)
@@ -174,10 +175,10 @@ class TrafficCall:
         return call
 
 
-_CALL_FIELDS = {f.name for f in dataclasses.fields(TrafficCall)}
+_CALL_DEFAULTS = {f.name: f.default for f in dataclasses.fields(TrafficCall)}
 
 
-@dataclass
+@dataclass(repr=False)
 class Traffic(Displayed):
     """The calls of one or more ranks over some steps.
 
@@ -194,7 +195,8 @@ class Traffic(Displayed):
     none of the calls. clocks[rank]: (name of the clock that its stamps
     are of, what it said at their 0): ranks of one name can be compared; missing: not known.
     notes: what could not be seen, a sentence each. problems: what was wrong in
-    the file.
+    the file. end: the ``status`` (``complete``, ``failed``, ``interrupted``) and, where it is not
+    complete, the ``reason``; {} where the file was cut off.
     """
 
     source: str = "capture"
@@ -209,8 +211,17 @@ class Traffic(Displayed):
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     path: Path | None = field(default=None, compare=False)
+    end: dict[str, Any] = field(default_factory=lambda: {"status": "complete"})
     # While it is being captured:
     mark_step: Callable[[], object] | None = field(default=None, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        calls = sum(map(len, self.calls.values()))
+        steps = max(map(len, self.steps.values()), default=0)
+        where = f" {str(self.path)[-80:]}" if self.path else ""
+        held = f"{counted(calls, 'call')} of {len(self.calls)} of {counted(self.ranks, 'rank')}"
+        name = f"{type(self).__name__}{where}"
+        return as_one_line(f"{name}: {self.source}, {held}, {counted(steps, 'step')}")
 
     def step(self) -> None:
         """Marks the end of a training step. Raises UsageError outside of a capture."""
@@ -320,6 +331,8 @@ def join(parts: Iterable[Traffic]) -> Traffic:
         joined.clocks.update(part.clocks)
         joined.notes += part.notes
         joined.problems += part.problems
+        if joined.end.get("status") == "complete":
+            joined.end = part.end
     if joined is None:
         raise UsageError("traffic", "no file", "at least one")
     joined.calls = dict(sorted(joined.calls.items()))
@@ -400,16 +413,21 @@ _OF_ONE = "Join the files of one capture."
 #            Traffic; ``ranks``: size of the world; ``environment``: versions and variables
 # group      one for each process group: ``name``, ``ranks`` (of the world, in the group's order),
 #            ``backend``, ``description``
-# step       one for each rank that was seen: ``rank``; ``spans_ns``: [start, end] of its marked
-#            steps on its own clock; ``clock``: [its name, what it said at the stamps' 0], where
-#            known
+# step       one or more for each rank that was seen: ``rank``; ``spans_ns``: [start, end] of its
+#            marked steps on its own clock, those of further records after those of the first;
+#            ``clock``: [its name, what it said at the stamps' 0], where known
 # computing  of a rank whose source tells it: ``rank``; ``spans_ns``: when something else than
 #            communication ran
 # apart      the same, of communication that belongs to none of the calls
 # call       one for each call of a rank, in the order of issue: ``rank`` and the fields of
-#            TrafficCall, of which those that have their default are left out
+#            TrafficCall, of which those that have their default are left out. A capture writes a
+#            call before its step is marked where that takes long: in its files (``seen_by`` in
+#            the environment) a ``step`` that no step record has was never marked, and the call
+#            belongs to none
 # note       ``text``: what could not be seen, a sentence
-# end        the last line; without it the file was cut off
+# environment  ``environment``: what a capture learned of it after the header was written
+# end        the last line; without it the file was cut off. ``status``: ``complete``, ``failed``
+#            or ``interrupted``; ``reason``: the exception that ended the capture early
 # ========== =====================================================================================
 #
 # A file may hold all ranks or some: those of one capture are joined by ``join``. They tell it by
@@ -424,12 +442,7 @@ RANK_FILE = "traffic-rank"  # what a capture writes: traffic-rank0.jsonl
 
 def records_of(traffic: Traffic) -> Iterator[tuple[str, dict[str, Any]]]:
     """The records in file order."""
-    header = {
-        "source": traffic.source,
-        "ranks": traffic.ranks,
-        "environment": traffic.environment,
-    }
-    yield "header", {"schema": SCHEMA, **header}
+    yield "header", header_of(traffic)
     for group in traffic.groups.values():
         yield "group", dataclasses.asdict(group)
     for rank in sorted({*traffic.calls, *traffic.steps}):
@@ -443,28 +456,52 @@ def records_of(traffic: Traffic) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "call", {"rank": rank, **call.to_json()}
     for note in traffic.notes:
         yield "note", {"text": note}
-    yield "end", {"status": "complete"}
+    if traffic.end:
+        yield "end", traffic.end
+
+
+def header_of(traffic: Traffic) -> dict[str, Any]:
+    """The fields of the first record."""
+    return {
+        "schema": SCHEMA,
+        "source": traffic.source,
+        "ranks": traffic.ranks,
+        "environment": traffic.environment,
+    }
 
 
 def load(path: Path) -> Traffic:
     """See Traffic.load."""
     if path.is_dir():
         return join_folder([load(file) for file in _in_folder(path)], path)
-    traffic = Traffic(path=path)
-    ended = False
+    traffic = Traffic(path=path, end={})
 
     def take(record: str, data: dict[str, Any], _line: bytes) -> None:
-        nonlocal ended
-        ended = ended or record == "end"
         _take(traffic, record, data)
 
     def header(data: dict[str, Any]) -> None:
         _header(traffic, data)
 
     read_records(path, traffic.problems, "traffic file", SCHEMA, header, take)
-    if not ended:
+    if not traffic.end:
         traffic.problems.append(f"{path}: {TRUNCATED}")
+    elif traffic.end["status"] != "complete":
+        why = f" by {traffic.end['reason']}" if traffic.end.get("reason") else ""
+        traffic.problems.append(f"{path}: {traffic.end['status']}: the capture was ended{why}")
+    if traffic.environment.get("seen_by") == "capture":
+        for rank, calls in traffic.calls.items():
+            leave_unmarked(calls, len(traffic.steps.get(rank, ())))
     return traffic
+
+
+def leave_unmarked(calls: list[TrafficCall], marked: int) -> None:
+    """Calls after the last of so many marks belong to no step. They are the last ones."""
+    for place in reversed(range(len(calls))):
+        step = calls[place].step
+        if step is not None and step < marked:
+            return
+        if step is not None:
+            calls[place] = dataclasses.replace(calls[place], step=None)
 
 
 def _header(traffic: Traffic, header: dict[str, Any]) -> None:
@@ -497,7 +534,8 @@ def _take(traffic: Traffic, record: str, data: dict[str, Any]) -> None:
         rank = _known(traffic, data["rank"])
         traffic.calls.setdefault(rank, [])
         if spans:
-            getattr(traffic, "steps" if record == "step" else record)[rank] = spans
+            of_ranks = getattr(traffic, "steps" if record == "step" else record)
+            of_ranks.setdefault(rank, []).extend(spans)
         if data.get("clock") is not None:
             name, zero = data["clock"]
             check_texts(name)
@@ -505,6 +543,12 @@ def _take(traffic: Traffic, record: str, data: dict[str, Any]) -> None:
             traffic.clocks[rank] = (name, zero)
     elif record == "note":
         traffic.notes.append(str(data["text"]))
+    elif record == "environment":
+        traffic.environment |= data["environment"]
+    elif record == "end":
+        data.setdefault("status", "complete")
+        check_texts(data["status"], data.get("reason"))
+        traffic.end = data
 
 
 def _known(traffic: Traffic, *ranks: int | None) -> int:

@@ -220,7 +220,7 @@ def _validate(options: argparse.Namespace) -> ExitCode:
 def _export(options: argparse.Namespace) -> ExitCode:
     import os
 
-    from torchcoll.core.file import is_traffic, load
+    from torchcoll.core.file import is_traffic, load_one
     from torchcoll.core.traffic import Traffic
     from torchcoll.core.units import counted
     from torchcoll.curves.astra_export import export_run, export_step
@@ -230,7 +230,7 @@ def _export(options: argparse.Namespace) -> ExitCode:
     if os.path.isdir(options.what) or is_traffic(options.what):
         done = export_step(model, Traffic.load(options.what), folder)
     else:
-        done = export_run(model, load(options.what), folder)
+        done = export_run(model, load_one(options.what), folder)
     print(
         printable(f"{counted(len(done.cases), 'simulation')}, {done.files} files: {folder}/run.sh")
     )

@@ -112,7 +112,7 @@ class RanksCurve:
     hidden: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scaling(Displayed):
     """curves: cases; starts: the first call of the launch, or its time to first result. left_out:
     sizes that are measured and not shown.

@@ -355,7 +355,7 @@ class CurveRanges:
         return sorted(sizes - set(measured))
 
 
-@dataclass
+@dataclass(repr=False)
 class Transitions(Displayed):
     """What ``transitions`` found: the curves of some launches."""
 

@@ -43,7 +43,7 @@ from torchcoll.libraries.known_variables import FORCING
 _USUAL = ("communicator", "clock")  # a case that did not run has none
 
 
-@dataclass
+@dataclass(repr=False)
 class Algorithms(Displayed):
     """What ``algorithms`` found. comparisons: tests of AUTO against a cell. missing: cells of the
     matrix without a result, with the reason. matrices: the plan (``spec``) of each manifest, with

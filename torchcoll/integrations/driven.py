@@ -6,7 +6,7 @@ import atexit
 import importlib
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -43,7 +43,7 @@ class DrivenCapture:
             return
         self._open, self._marked = ExitStack(), 0
         self._traffic = self._open.enter_context(capture(self._folder))
-        atexit.register(self.end)  # a training that raises calls no hook of Hugging Face
+        atexit.register(self._abandon)  # a training that raises calls no hook of Hugging Face
 
     def step(self) -> None:
         """The end of a step of the optimiser."""
@@ -54,15 +54,23 @@ class DrivenCapture:
         if self._marked == self._most:
             self.end()
 
-    def end(self) -> None:
-        """Writes the file, once."""
+    def _abandon(self) -> None:
+        """The program ends before the framework has called its last hook."""
+        self.end(SystemExit())
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Ends the capture, once. error: what ended the training early."""
         held, self._open = self._open, None
         if held is None:
             return
         self._traffic = None
-        atexit.unregister(self.end)
+        atexit.unregister(self._abandon)
         rank = dist.get_rank() if dist.is_initialized() else 0
-        held.close()
+        if error is None:
+            held.close()
+        else:
+            with suppress(type(error)):  # the framework raises it again
+                held.__exit__(type(error), error, None)
         if rank == 0:
             tell(
                 f"captured {counted(self._marked, 'step')} of each rank: torchcoll trace "

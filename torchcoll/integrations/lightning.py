@@ -39,4 +39,4 @@ class LightningCapture(_Base):  # type: ignore[misc,valid-type]
         self._capture.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._capture.end()
+        self._capture.end(exception)

@@ -22,14 +22,14 @@ def pairs_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_pairs(options: argparse.Namespace) -> ExitCode:
     """Exit code 1 where a suspect stands or a case failed, as when it was measured."""
-    from torchcoll.core.file import load, uncollected
+    from torchcoll.core.file import load_one, uncollected
     from torchcoll.pairs.show import show_pairs
 
     threshold = None
     if options.threshold is not None:
         threshold = parse_share(options.threshold, "threshold")
     with uncollected():
-        run = load(options.file)
+        run = load_one(options.file)
         suspect = show_pairs(run, options.format, threshold)
     bad = suspect or not all(result.expected for result in run.results)
     return ExitCode.FAILED if bad else ExitCode.OK

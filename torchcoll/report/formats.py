@@ -168,6 +168,25 @@ def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
     ]
 
 
+ORIGIN = ("run_id", "file", "host", "start_utc")
+
+
+def origins_of(run: Run) -> list[dict[str, Any]]:
+    """What tells the rows of this run from those of others, for each of its results: ``run_id``,
+    ``file``, ``host`` (of rank 0), ``start_utc``, and ``label_NAME``. None is unknown.
+    """
+    members = [member for member in run.members if member.get("host")]
+    file = str(run.path or run.source.get("file") or "") or None
+    host = members[0]["host"] if members else run.environment.get("host")
+    labels = {f"label_{one_line(name)}": value for name, value in run.labels.items()}
+    found: dict[int, dict[str, Any]] = {}
+    for launch, results in run.launches():
+        values = (launch.header.get("run_id"), file, host, launch.header.get("start_utc"))
+        origin = dict(zip(ORIGIN, values, strict=True)) | labels
+        found |= {id(result): origin for result in results}
+    return [found[id(result)] for result in run.results]
+
+
 ROWS = Records(row_names, row_objects)
 
 
@@ -192,8 +211,16 @@ def run_object(
             "problems": problems_of(run),
         },
         **verdict,
-        "rows": list(records.of(run, view)),
+        "rows": _with_origins(run, view, records),
     }
+
+
+def _with_origins(run: Run, view: View, records: Records) -> list[dict[str, Any]]:
+    """The rows; of cases, where no columns are chosen, also what tells them from other runs'."""
+    rows = list(records.of(run, view))
+    if records is not ROWS or view.columns:
+        return rows
+    return [{**row, **origin} for row, origin in zip(rows, origins_of(run), strict=True)]
 
 
 def _names(run: Run) -> dict[str, Any]:

@@ -375,7 +375,7 @@ def run_export(options: argparse.Namespace) -> ExitCode:
             tell(f"torchcoll: note: clocks: {note}")
         return ExitCode.OK
     if options.format == "parquet":
-        from torchcoll.runs.export import write_parquet
+        from torchcoll.runs.frames import write_parquet
 
         if not options.output:
             raise UsageError("output", "none", "a file", "Parquet is binary: name one with -o.")

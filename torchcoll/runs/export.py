@@ -18,93 +18,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
-
-import pandas
+from typing import Any
 
 from torchcoll.core.case import OWN, Case
 from torchcoll.core.collectives import has_splits
-from torchcoll.core.errors import UnavailableError, UsageError, one_line
-from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import Row, over_ranks_of, stated
-from torchcoll.core.traffic import Traffic
+from torchcoll.core.summary import Row
 from torchcoll.report.columns import statistics_of
 from torchcoll.report.formats import View
 from torchcoll.report.header import NOT_ALIGNED, given_text, program_text
 from torchcoll.report.notes import SPLITS_LINE, launch_lines, stop_lines
-from torchcoll.training.traffic_table import TrafficRow, summarise_traffic
-
-# -------------------------------------------------------------------------------------------------
-# A run, or what a training sends, as a pandas table.
-
-
-def table(
-    run: Run | Traffic, over_ranks: str = "max", clock: str | None = None
-) -> pandas.DataFrame:
-    """One row a case; the columns are the fields of core.summary.Row, in base units.
-
-    Times in ns, bandwidth in GB/s, unknown is NaN or None. over_ranks: max (the slowest rank of a
-    call), mean, min, rank0. clock: None for each case's default.
-
-    Of a Traffic one row a collective and size, with the fields of TrafficRow.
-    Raises UsageError for other readings of it, and for what is neither.
-    """
-    if not isinstance(run, (Run, Traffic)):
-        action = "torchcoll.run returns it on rank 0 alone." if run is None else ""
-        raise UsageError("table", type(run).__name__, "a Run or a Traffic", action)
-    if isinstance(run, Traffic):
-        if over_ranks != "max" or clock is not None:
-            raise UsageError("table", f"{clock or over_ranks} of traffic", "no choice with traffic")
-        names = [field.name for field in dataclasses.fields(TrafficRow)]
-        records = [dataclasses.asdict(row) for row in summarise_traffic(run).rows]
-    else:
-        names = [field.name for field in dataclasses.fields(Row)]
-        rows = zip(summarise_run(run, over_ranks, clock), run.results, strict=True)
-        records = [
-            {name: stated(row, name, result.reported is not None) for name in names}
-            for row, result in rows
-        ]
-    frame: pandas.DataFrame = pandas.DataFrame(records, columns=names)
-    return frame
-
-
-# -------------------------------------------------------------------------------------------------
-# The rows of runs as Parquet.
-
-# Types of the columns of a Row by their annotation: without them a column of unknowns would have no
-# type, and files could not be read as one dataset.
-_PARQUET_TYPES = {"str": "string", "bool": "boolean", "int": "Int64", "float": "Float64"}
-
-
-def write_parquet(runs: Sequence[Run], file: BinaryIO) -> None:
-    """One row a case, the columns of ``table`` between those that name the file and the launch, and
-    the reading over ranks, the start and the labels, as in CSV.
-
-    Raises UnavailableError where no Parquet library is installed.
-    """
-    frames = []
-    for run in runs:
-        frame = table(run)
-        frame.insert(0, "run_id", str(run.header.get("run_id") or ""))
-        frame.insert(0, "file", str(run.path or run.source.get("file") or ""))
-        frame["over_ranks"] = [over_ranks_of(result, "max") for result in run.results]
-        frame["start_utc"] = run.header.get("start_utc")
-        for name, value in run.labels.items():
-            frame[f"label_{name}"] = value
-        frames.append(frame.astype({name: _type(name) for name in frame.columns}))
-    try:
-        pandas.concat(frames, ignore_index=True).to_parquet(file, index=False)
-    except ImportError:
-        raise UnavailableError(
-            "parquet", "no library for it", "pyarrow", "Install torchcoll[parquet]."
-        ) from None
-
-
-def _type(name: str) -> str:
-    declared = str(Row.__annotations__.get(name, "str")).split(" | ")[0]
-    return _PARQUET_TYPES[declared]
-
 
 # -------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import OVER_RANKS, Row
 from torchcoll.core.units import format_bandwidth, format_size, time_text
 from torchcoll.report.columns import values_of
-from torchcoll.report.destination import Destination
+from torchcoll.report.destination import Destination, free_name
 from torchcoll.report.grid import Grid, Head, filled, print_grid
 from torchcoll.report.header import kind_texts, reading, what_text
 from torchcoll.report.pictures import (
@@ -359,7 +359,7 @@ def print_curves(sides: Sequence[Side], over_ranks: str = "max", filter: str = "
 
 def plot(
     what: Source | Cold | Transitions | Scaling | Mapping[str, Source | Sequence[Source]],
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     over_ranks: str = "max",
     filter: str = "",
@@ -367,7 +367,8 @@ def plot(
     rules: Sequence[str | os.PathLike[str]] = (),
 ) -> Drawn:
     """Draw to ``path`` (.png, .svg, .pdf; a file that is there is replaced); what is given back
-    shows itself in a notebook.
+    shows itself in a notebook. None: ``torchcoll.png``, or ``torchcoll-2.png``, ... where that is
+    there.
 
     what: a Run, a file, a folder or a glob; several by name, each a side with lines of its own; or
     what ``cold`` (first calls over ranks), ``transitions`` (laws and transitions) or ``scaling``
@@ -380,7 +381,7 @@ def plot(
     Raises UnavailableError without matplotlib, UsageError for choices that do not exist and where
     there is nothing to draw, UnreadableError for a file.
     """
-    from torchcoll.comparison.sides import side
+    from torchcoll.comparison.sides import named_side
     from torchcoll.curves.scaling import Scaling
     from torchcoll.curves.scaling_show import scaling_figure
     from torchcoll.curves.transitions import Transitions
@@ -388,6 +389,7 @@ def plot(
     from torchcoll.startup.cold import Cold
     from torchcoll.startup.show import cold_figure
 
+    path = free_name("torchcoll.png") if path is None else path
     check_path(path)
     choice(over_ranks, "over-ranks", OVER_RANKS)
     if isinstance(what, Cold | Transitions | Scaling):
@@ -401,7 +403,7 @@ def plot(
         draw = ranges_figure(what) if isinstance(what, Transitions) else scaling_figure(what)
         return write_figure(draw, path)
     named: Mapping[str, Any] = what if isinstance(what, Mapping) else {"": what}
-    sides = [side(name, sources) for name, sources in named.items()]
+    sides = [named_side(name, sources) for name, sources in named.items()]
     picture = picture_of(sides, over_ranks, filter)
     limits = _limits([part for one in sides for part in one.parts], fabric, rules)
     return write_figure(lines_figure(picture, over_ranks, limits), path)

@@ -286,7 +286,7 @@ class Scale:
     again: LaunchPairs | None
 
 
-@dataclass
+@dataclass(repr=False)
 class Cold(Displayed):
     """What ``cold`` found. again: second launches against first ones over all numbers of ranks."""
 

@@ -212,7 +212,7 @@ _MOST_BYTES = 1 << 44  # what 1e12 parameters of float64 fit into
 _ASSUMED = (0.25, 1, 4)
 
 
-@dataclass
+@dataclass(repr=False)
 class Advice(Displayed):
     """What ``advise`` found: a proposal, not a truth; ``try_buckets`` measures it.
 

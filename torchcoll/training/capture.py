@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, tell
-from torchcoll.core.traffic import RANK_FILE, Traffic
+from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.traffic import Traffic, records_of
+from torchcoll.training.capture_file import CaptureFile, no_room, open_rank_file, say
 from torchcoll.training.decode import (
     OPERATORS,
     Schema,
@@ -128,17 +129,25 @@ def capture(
 ) -> Iterator[Traffic]:
     """Records the collectives of this rank in a Traffic, which is given at once and fills.
 
-    path: a folder; at the end, also of a body that raised, this rank writes
-    ``traffic-rank{r}.jsonl`` into it (``torchcoll trace FOLDER`` joins the ranks); where that is
-    there already, as after a restart, ``traffic-rank{r}-2.jsonl`` beside it. None: no file.
+    path: a folder. This rank writes ``traffic-rank{r}.jsonl`` into it, or
+    ``traffic-rank{r}-2.jsonl`` where that exists, as after a restart. ``torchcoll trace FOLDER``
+    joins the ranks. Calls that have ended are written at each mark of a step, after 256 calls, and
+    at the next call after a second: a process that is killed loses only later ones, and its file
+    loads with a warning. None: no file.
+    A full disk never ends the training: the capture prints one warning, and the file keeps what it
+    has. An exception in the block is recorded in ``traffic.end``. A process that is forked inside
+    the block writes nothing.
+    Memory holds the first 100 000 calls (50 MB), in whole steps, and at most 20 000 calls (20 MB)
+    that have not ended. The file has all calls.
     Begin and end it at the same place on all ranks: calls are joined by their number in the group;
     and where no other thread communicates. ``traffic.step()`` marks the end of a training step;
-    what comes after the last mark belongs to no step. Calls appear in ``traffic.calls[rank]`` at a
-    mark and at the end.
+    what comes after the last mark belongs to no step. Calls appear in ``traffic.calls[rank]`` when
+    they have ended, at the latest at the end.
 
     every: of so many steps one is captured, the second of all first, for hours: between them there
     is nothing but the mark. At most 512 are kept: then every second one of them goes, and ``every``
-    is twice as large. ``torchcoll trace`` then tells drift and late ranks over time.
+    is twice as large. They are written at the end alone. ``torchcoll trace`` then tells drift and
+    late ranks over time.
     metrics: a file ``NAME.prom`` that rank 0 writes anew after each captured step, in the format of
     node_exporter's textfile collector: its number, time, transfer, wait and slowest rank.
     With either no other thread may communicate at a mark, as at the begin and the end.
@@ -164,26 +173,50 @@ def capture(
     if type(every) is not int or every < 1:
         raise UsageError("every", every, "a whole number of steps from 1 on")
     folder, rank = None if path is None else _folder(path), dist.get_rank()
-    told = None if metrics is None else _metrics(metrics, rank)
-    traffic, failed = Traffic(), True
+    reported = None if metrics is None else _metrics(metrics, rank)
+    traffic, process = Traffic(), os.getpid()
     if folder and (name := _capture_name(folder)):
         traffic.environment["capture"] = name
+    file = _opened(folder, rank, traffic) if folder and every == 1 else None
+    watch = _Watch(traffic, every, reported, file)
+    traffic.end = {}
     _active = traffic
     try:
-        with _Watch(traffic, every, told):
+        with watch:
             yield traffic
-        failed = False
+        traffic.end = {"status": "complete"}
+    except BaseException as error:
+        status = "failed" if isinstance(error, Exception) else "interrupted"
+        traffic.end = {"status": status, "reason": type(error).__name__}
+        raise
     finally:
         _active = None
-        if folder:
-            try:
-                file = _free(folder, rank)
-                traffic.save(file)
-                traffic.path = file
-            except TorchcollError as error:
-                if not failed:
-                    raise
-                tell(error.line())  # and let the body's own error through
+        if os.getpid() == process:  # else a fork leaves the block: it is its parent's
+            if file:
+                file.end(watch.notes)
+            elif folder and every > 1:
+                _save(traffic, folder, rank)
+
+
+def _opened(folder: Path, rank: int, traffic: Traffic) -> CaptureFile | None:
+    writer = open_rank_file(folder, rank)
+    if writer is None:
+        return None
+    traffic.path = writer.path
+    return CaptureFile(writer, traffic)
+
+
+def _save(traffic: Traffic, folder: Path, rank: int) -> None:
+    """What was sampled, of which steps may go until the end."""
+    try:
+        file = _opened(folder, rank, traffic)
+    except UsageError as error:  # the folder was there as the capture began
+        say(str(error))
+        return
+    if file:
+        for record, data in records_of(traffic):
+            file.add(record, data)
+        file.close()
 
 
 def _capture_name(folder: Path) -> str | None:
@@ -239,23 +272,21 @@ def _folder(path: str | os.PathLike[str]) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError("path", folder, f"a folder that can be made ({error.strerror})") from None
-    return folder
-
-
-def _free(folder: Path, rank: int) -> Path:
-    """The file of this rank, beside those of earlier captures."""
-    file, number = folder / f"{RANK_FILE}{rank}.jsonl", 2
-    while os.path.lexists(file):
-        file, number = folder / f"{RANK_FILE}{rank}-{number}.jsonl", number + 1
-    return file
+        if not no_room(error):
+            reason = f"a folder that can be made ({error.strerror})"
+            raise UsageError("path", folder, reason) from None
+    return folder  # where there is no room for it, there is none for its files either
 
 
 class _Watch:
     """The kernels of ours, from ``with`` on to its end, or in the steps that are sampled."""
 
     def __init__(
-        self, traffic: Traffic, every: int = 1, metrics: StepMetrics | None = None
+        self,
+        traffic: Traffic,
+        every: int = 1,
+        metrics: StepMetrics | None = None,
+        file: CaptureFile | None = None,
     ) -> None:
         self._traffic = traffic
         self._recorder = CallRecorder(traffic)
@@ -265,9 +296,14 @@ class _Watch:
         self._kernels: Any = None  # while calls are seen
         self._ours = dict(self._made_kernels())
         self._every, self._metrics = every, metrics
+        self._file = file
+        self._process = os.getpid()
+        self.notes: list[str] = []  # at the end: what could not be seen
 
     def __enter__(self) -> None:
         self._recorder.begun = time.perf_counter_ns()
+        if self._every == 1:
+            self._recorder.stream(self._file)
         self._sampling: Sampling | None = None
         if self._every == 1 and self._metrics is None:
             self._on()
@@ -279,10 +315,12 @@ class _Watch:
         self._traffic.mark_step = self._sampling.step
 
     def __exit__(self, kind: Any, *_: Any) -> None:
+        if os.getpid() != self._process:  # forked: calls, device and file are the parent's
+            return
         self._off()
         if kind is None:  # else the device may never be done
             self._device.finish()
-        self._recorder.finish()
+        self.notes = self._recorder.finish()
         sampling = self._sampling
         if sampling and sampling.every > 1:
             self._traffic.environment["every"] = sampling.every

@@ -224,7 +224,7 @@ class CostRow:
         return self.contention_ns is not None and 0 < self.contention_ns <= self.late_ns
 
 
-@dataclass
+@dataclass(repr=False)
 class Cost(Displayed):
     """What ``cost`` found. ties: calls in which it cannot be known which rank came last."""
 
@@ -300,19 +300,27 @@ def _together(rows: Sequence[CostRow]) -> str:
     known = [row for row in rows if row.isolated_ns is not None]
     total = sum(row.calls * (row.isolated_ns or 0) for row in known)
     calls, told = (sum(row.calls for row in own) for own in (rows, known))
+    if calls and not told:
+        reasons = list(dict.fromkeys(row.reason for row in rows if row.reason))
+        more = f" and {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
+        return (
+            f"a plan: nothing ran, and the run has no time for any of its {calls} calls "
+            f"({reasons[0]}{more}). torchcoll.run(plan.spec()) measures them"
+        )
     words = f"a plan: nothing ran. Its calls one after the other: {time_text(total)}"
     return words if told == calls else f"{words} of the {told} of {calls} that are known"
 
 
 def _runs(reported: object) -> list[Run]:
     """Raises UsageError for what is no run, and UnreadableError for a file."""
-    runs = []
+    runs: list[Run] = []
     for one in reported if isinstance(reported, (list, tuple)) else [reported]:
-        one = load(one) if isinstance(one, (str, os.PathLike)) else one
-        if not isinstance(one, Run):
-            action = "torchcoll.run returns it on rank 0 alone." if one is None else ""
-            raise UsageError("run", type(one).__name__, _RUN, action)
-        runs.append(one)
+        loaded = load(one) if isinstance(one, (str, os.PathLike)) else one
+        for run in loaded if isinstance(loaded, list) else [loaded]:
+            if not isinstance(run, Run):
+                action = "torchcoll.run returns it on rank 0 alone." if run is None else ""
+                raise UsageError("run", type(run).__name__, _RUN, action)
+            runs.append(run)
     if not runs:
         raise UsageError("run", "an empty list", _RUN)
     return runs

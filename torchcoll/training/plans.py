@@ -46,7 +46,7 @@ class Bucket:
     parameters: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BucketPlan(Displayed):
     """What DistributedDataParallel sends for a model's gradients.
 
@@ -157,7 +157,7 @@ class Tried:
         return "faster" if ratio < 1 else "slower"
 
 
-@dataclass
+@dataclass(repr=False)
 class Trial(Displayed):
     """What one launch tells: one replicate, however many rounds it had.
 

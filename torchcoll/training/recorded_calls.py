@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.traffic import POINT_TO_POINT, Group, Traffic, TrafficCall
+from torchcoll.core.traffic import POINT_TO_POINT, Group, Traffic, TrafficCall, leave_unmarked
+from torchcoll.training.capture_file import BATCH, warn
 from torchcoll.training.decode import of_world, reduction
+
+if TYPE_CHECKING:
+    from torchcoll.training.capture_file import CaptureFile
 
 # -------------------------------------------------------------------------------------------------
 # Process groups as a Traffic names them.
@@ -88,6 +93,11 @@ def environment(seen_by: str) -> dict[str, Any]:
 # Calls that are recorded while training runs, and how they become those of a Traffic.
 
 _CALLBACK_S = 1.0
+# What a capture of every step holds in memory, in bytes: 500 for each call that is kept, 1000 for
+# each that has not ended.
+KEPT_CALLS = 100_000
+OPEN_CALLS = 20_000
+_WRITE_NS = 1_000_000_000  # calls that ended wait for the file at most so long, while calls come
 # Notes; {} is how many calls it is about.
 _HIDDEN = f"{{}} reductions: torch {torch.__version__} does not tell which (sum, max, ...)"
 _UNENDED = "{} calls had not ended when the capture did: how long they took is not known"
@@ -98,6 +108,7 @@ _LATE = (
     "(sys.getswitchinterval)"
 )
 _NOT_WAITED = "{} calls have no duration: a step later the program had not waited for them"
+_NEVER = f"{{}} calls have no duration: {OPEN_CALLS} calls after them they had not ended"
 
 
 def _clock() -> str:
@@ -162,28 +173,42 @@ class CallRecorder:
         traffic.mark_step = self.step
         self.begun = time.perf_counter_ns()
         self._step_began = 0  # from then on
+        self.kept = 0  # steps that were marked and not forgotten
+        # Of every step: what does not fit into memory is in the file alone, if there is one.
+        self._streams = False
+        self._file: CaptureFile | None = None
+        self._full = False
+        self._made_calls = 0
+        self._write_at_ns = 0
+        self._flushing = threading.Lock()
+        # Steps that ``step_of`` is still to tell, by their number: its span, its calls.
+        self._spans: dict[int, tuple[int, int]] | None = None
+        self._calls_of: defaultdict[int, list[TrafficCall]] = defaultdict(list)
 
-    @property
-    def kept(self) -> int:
-        """Steps."""
-        return len(self._steps)
+    def stream(self, file: CaptureFile | None) -> None:
+        """From now on calls go into the file as they end, and memory keeps the first of them."""
+        self._streams, self._file = True, file
+        self.traffic.clocks[self.rank] = (_clock(), self.begun)
+        if file:
+            file.begin(self.rank)
+
+    def hold_steps(self) -> None:
+        """From now on ``step_of`` can tell steps."""
+        self._spans = {}
 
     def step_of(self, number: int) -> tuple[tuple[int, int], list[TrafficCall]] | None:
-        """Begin and end of a step that is kept, and its calls; None while one has not ended."""
+        """Begin and end of a step that is kept, and its calls, once; None while one has not
+        ended.
+        """
         self._flush()
         if any(call.step == number and not call.forgotten for call in self._open):
             return None
-        found = []
-        for call in reversed(self._calls):  # in the order of issue: the step is near the end
-            if call.step == number:
-                found.append(call)
-            elif call.step is not None and call.step < number:
-                break
-        return self._steps[number], found[::-1]
+        assert self._spans is not None
+        return self._spans.pop(number), self._calls_of.pop(number, [])
 
     def begin(self) -> RecordedCall:
         """A call that is issued now, perhaps in another thread."""
-        call = RecordedCall(len(self._steps))
+        call = RecordedCall(self.kept)
         self._open.append(call)
         return call
 
@@ -198,6 +223,9 @@ class CallRecorder:
         fields["group"] = name = self._groups.of(group, device)
         of_world(fields, self.traffic.groups[name].ranks)
         call.fields = fields
+        overdue = self._file is not None and call.start >= self._write_at_ns
+        if self._streams and (overdue or len(self._open) >= BATCH):
+            self._flush()
 
     def begin_step(self) -> None:
         """A step that is captured begins: what was before it is in none."""
@@ -206,12 +234,19 @@ class CallRecorder:
     def step(self) -> None:
         """The end of a step, and the begin of the next one."""
         now = time.perf_counter_ns() - self.begun
-        self._steps.append((self._step_began, now))
+        span = self._step_began, now
+        if not self._full:
+            self._steps.append(span)
+        if self._file:
+            self._file.add("step", {"rank": self.rank, "spans_ns": [span]})
+        if self._spans is not None:
+            self._spans[self.kept] = span
+        self.kept += 1
         self._step_began = now
         for call in self._open:  # or all that comes after such a call would be kept back with it
-            if call.waited and call.time_ns is None and call.step < len(self._steps) - 1:
+            if call.waited and call.time_ns is None and call.step < self.kept - 1:
                 call.unstated = _NOT_WAITED
-        self._flush()
+        self._flush(write=True)
 
     def thin(self) -> None:
         """Every second step is forgotten, the second of all first. Its calls that are still open
@@ -219,6 +254,11 @@ class CallRecorder:
         already, and all later ones would be joined with their neighbours.
         """
         del self._steps[1::2]
+        self.kept = len(self._steps)
+        if self._spans is not None:
+            self._spans = {k // 2: span for k, span in self._spans.items() if k % 2 == 0}
+            even = {k // 2: calls for k, calls in self._calls_of.items() if k % 2 == 0}
+            self._calls_of = defaultdict(list, even)
         self._calls[:] = [
             dataclasses.replace(call, step=call.step // 2)
             for call in self._calls
@@ -228,15 +268,26 @@ class CallRecorder:
             call.forgotten |= call.step % 2 == 1
             call.step //= 2
 
-    def finish(self) -> None:
-        """The end of the capture. Calls that have not ended are kept without a duration."""
+    def finish(self) -> list[str]:
+        """The end of the capture. Calls that have not ended are kept without a duration. Returns
+        the notes on what was seen.
+        """
         self.traffic.mark_step = None
         self.traffic.clocks[self.rank] = (_clock(), self.begun)
         self.settle()
         self._flush(final=True)
+        leave_unmarked(self._calls, len(self._steps))
         if not self._steps:
             del self.traffic.steps[self.rank]
-        self.traffic.notes += [text.format(count) for text, count in self._notes.items()]
+        notes = [text.format(count) for text, count in self._notes.items()]
+        self.traffic.notes += notes
+        if self._full:
+            of_steps = f"the first {len(self._steps)} of {self.kept} steps, " if self.kept else ""
+            where = f"; {self._file.path} has those that it could take" if self._file else ""
+            self.traffic.notes.append(
+                f"memory keeps {of_steps}{len(self._calls)} of {self._made_calls} calls{where}"
+            )
+        return notes
 
     def settle(self) -> None:
         """Until the ends that there are have been told."""
@@ -248,21 +299,65 @@ class CallRecorder:
         """Counts one more call that the sentence is about; {} in it is how many."""
         self._notes[text] += 1
 
-    def _flush(self, final: bool = False) -> None:
-        while self._open:
-            call = self._open[0]
-            known = call.fields == {} or (
-                call.fields and (call.unstated or call.time_ns is not None)
+    def _flush(self, final: bool = False, write: bool = False) -> None:
+        """Takes the calls that have ended, in the order of issue, from whichever thread comes
+        first. write: to the file too, also less than a batch.
+        """
+        if not self._flushing.acquire(blocking=final):
+            return
+        try:
+            while self._open:
+                call = self._open[0]
+                if self._streams and len(self._open) > OPEN_CALLS and call.time_ns is None:
+                    call.unstated = call.unstated or _NEVER
+                known = call.fields == {} or (
+                    call.fields and (call.unstated or call.time_ns is not None)
+                )
+                if not (known or final):
+                    break
+                self._open.popleft()
+                if call.fields:
+                    number = self._number(call, call.fields)
+                    if not call.forgotten:
+                        self._keep(self._made(call, call.fields, number))
+                elif call.fields is None and not call.forgotten:
+                    self.note(_IN_FLIGHT)
+            if self._file and not final:  # the last records follow
+                now = time.perf_counter_ns()
+                if write or self._file.full or now >= self._write_at_ns:
+                    self._file.write()
+                    self._write_at_ns = now + _WRITE_NS
+        finally:
+            self._flushing.release()
+
+    def _keep(self, call: TrafficCall) -> None:
+        self._made_calls += 1
+        if self._file:
+            self._file.add_call(self.rank, call)
+        if self._spans is not None and call.step is not None:
+            self._calls_of[call.step].append(call)
+        if self._full:
+            return
+        self._calls.append(call)
+        if self._streams and len(self._calls) > KEPT_CALLS:
+            self._forget_from(call.step or 0)
+
+    def _forget_from(self, step: int) -> None:
+        """Memory is full within this step: the whole steps before it stay, of the first one all
+        that fits.
+        """
+        self._full = True
+        self._calls.pop()
+        while step and self._calls[-1].step == step:
+            self._calls.pop()
+        del self._steps[step:]
+        if self._file is None or self._file.broken:
+            warn(
+                f"more than {KEPT_CALLS} calls",
+                "a capture without a file",
+                "capture(FOLDER), which writes them as they end",
+                f"the first {len(self._calls)} are kept",
             )
-            if not (known or final):
-                break
-            self._open.popleft()
-            if call.fields:
-                number = self._number(call, call.fields)
-                if not call.forgotten:
-                    self._calls.append(self._made(call, call.fields, number))
-            elif call.fields is None and not call.forgotten:
-                self.note(_IN_FLIGHT)
 
     def _number(self, call: RecordedCall, fields: dict[str, Any]) -> int:
         """Its own among those of the group: see TrafficCall.sequence."""
@@ -282,7 +377,7 @@ class CallRecorder:
         return TrafficCall(
             **fields,
             sequence=number,
-            step=call.step if call.step < len(self._steps) else None,
+            step=call.step if self._streams or call.step < self.kept else None,
             start_ns=call.start - self.begun,
             time_ns=call.time_ns,
             clock=call.clock,

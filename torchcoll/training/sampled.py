@@ -59,6 +59,8 @@ class Sampling:
         self._recorder = recorder
         self._on, self._off, self._poll = on, off, poll
         self._metrics = metrics
+        if metrics:
+            recorder.hold_steps()
         self._untold: deque[_Untold] = deque()
         self._turns = 0
         self._seeing = False

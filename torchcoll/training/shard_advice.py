@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.comparison.sides import Side
+from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import format_size
 from torchcoll.training.choices import (
     BEST,
     FINE,
-    MODEL_NOTE,
+    SHARD_MODEL_ERROR,
+    SHARD_MODEL_NOTE,
     THRESHOLD,
     UNCLEAR,
     best_of,
@@ -54,8 +56,8 @@ class ShardRow:
     result: str = ""
 
 
-@dataclass
-class ShardAdvice:
+@dataclass(repr=False)
+class ShardAdvice(OneLine):
     """What ``advise`` found for plans of FSDP2: a proposal of a model, which real steps can refute.
 
     ranks: of the world. curves: what the calls were read on. forward_ns, backward_ns: of both
@@ -114,7 +116,7 @@ def advise_shards(
     own = dict.fromkeys(note for plan in plans for note in plan.notes)
     advice.notes = [*problems, *own, *curves.notes()]
     if any(row.result == UNCLEAR for row in advice.rows):
-        advice.notes.append(MODEL_NOTE)
+        advice.notes.append(SHARD_MODEL_NOTE)
     if beyond:
         advice.notes.append(
             f"{BEYOND}: calls above the largest size measured; their times go on as its last piece "
@@ -152,7 +154,11 @@ def _settle(advice: ShardAdvice, ends: Sequence[Sequence[float]]) -> None:
     best = able[best_of([ends[i] for i in able], advice.launches)]
     for i, row in enumerate(advice.rows):
         spread = row.exposed_low_ns is not None
-        found = judge(ends[i], ends[best], advice.launches, len(able) - 1, spread=spread)
+        found = judge(
+            *(ends[i], ends[best], advice.launches, len(able) - 1),
+            spread=spread,
+            model_error=SHARD_MODEL_ERROR,
+        )
         ratio, low, high, result = found
         result = BEST if i == best else row.result or result
         advice.rows[i] = replace(row, ratio=ratio, ratio_low=low, ratio_high=high, result=result)

@@ -42,7 +42,7 @@ class Act(NamedTuple):
     elements: int = 0
 
 
-@dataclass
+@dataclass(repr=False)
 class ShardPlan(Traffic):
     """One step of FSDP2 on paper: its calls on rank 0, which stands for all, and the acts around.
 

@@ -1,0 +1,98 @@
+"""Python does what the command line does: sides by name, folders, plots without a name."""
+
+from __future__ import annotations
+
+import pytest
+from handmade import case, result, run
+
+import torchcoll
+from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two runs of gloo and mpi, whose sizes are both 1K; mpi takes 2 ms in place of 1."""
+    for number in (1, 2):
+        header = {"start_utc": f"2026-01-0{number}T00:00:00Z", "run_id": f"run{number}"}
+        slower = [[2_000_000 + i for i in range(20)]] * 8
+        both = [
+            result(size_bytes=1024, case=case(size_bytes=1024)),
+            result(
+                size_bytes=1024,
+                case=case(size_bytes=1024, backend="mpi"),
+                time_ns={"host": slower},
+            ),
+        ]
+        (tmp_path / "runs").mkdir(exist_ok=True)
+        torchcoll.save(run(*both, header=header), tmp_path / f"runs/{number}.jsonl")
+    return tmp_path / "runs"
+
+
+def test_compare_names_sides_and_takes_some_of_the_cases(folder):
+    found = torchcoll.compare(f"backend:gloo={folder}", f"backend:mpi={folder}")
+    assert (found.base.name, found.new.name) == ("backend:gloo", "backend:mpi")
+    (row,) = found.rows
+    assert row.ratio == pytest.approx(2, rel=0.01)
+    # Several of one side, and a glob whose name holds "=".
+    several = [f"before={folder}/1.jsonl", f"before={folder}/2.jsonl"]
+    with pytest.raises(UsageError, match=r"expected files that are not in before too"):
+        torchcoll.compare(several, str(folder))
+    (folder / "1.jsonl").rename(folder / "a=1.jsonl")
+    assert torchcoll.compare(f"{folder}/a=*.jsonl", f"{folder}/2.jsonl").base.name == "base"
+
+
+def test_sides_of_two_names_are_no_side(folder):
+    with pytest.raises(UsageError, match=r"^base: got sides named a and b, expected runs of one"):
+        torchcoll.compare([f"a={folder}/1.jsonl", f"b={folder}/2.jsonl"], str(folder))
+    with pytest.raises(UsageError, match=r"^side: got a=, expected a path, or label=path"):
+        torchcoll.compare("a=", str(folder))
+
+
+def test_load_takes_a_folder_and_a_glob(folder):
+    for runs in (torchcoll.load(folder), torchcoll.load(f"{folder}/*.jsonl")):
+        assert [one.header["run_id"] for one in runs] == ["run1", "run2"]
+    assert len(torchcoll.table(torchcoll.load(folder))) == 4
+    assert torchcoll.load(folder / "1.jsonl").header["run_id"] == "run1"
+    with pytest.raises(UnreadableError, match="expected a pattern that some file matches"):
+        torchcoll.load(f"{folder}/*.log")
+
+
+def test_plot_without_a_name(folder, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(folder)
+    runs = torchcoll.load("1.jsonl")
+    names = [torchcoll.plot(what).path.name for what in (runs, f"one={folder}")]
+    assert names == ["torchcoll.png", "torchcoll-2.png"]
+    assert (folder / "torchcoll.png").read_bytes().startswith(b"\x89PNG")
+
+
+def sent():
+    call = TrafficCall("all_reduce", 8, 8, "float32", "sum", group="0", sequence=0, step=0)
+    return Traffic("capture", 1, {0: [call]}, {"0": Group("0", (0,), "gloo")})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: torchcoll.plot(sent(), folder / "a.png"),
+        lambda folder: torchcoll.compare(sent()),
+        lambda folder: torchcoll.compare(sent(), str(folder)),
+        lambda folder: torchcoll.compare([str(folder), sent()], str(folder)),
+    ],
+)
+def test_traffic_is_no_side(folder, make):
+    with pytest.raises(TorchcollError) as error:
+        make(folder)
+    text = str(error.value)
+    assert "got Traffic, expected a Run, a file, a folder" in text
+    assert "torchcoll.cost(traffic, run)" in text and "torchcoll trace PATH --plot FILE" in text
+
+
+def test_one_side_is_no_comparison(folder):
+    with pytest.raises(UsageError, match=r"^compare: got one side, expected two: base and new"):
+        torchcoll.compare(str(folder))
+    with pytest.raises(UsageError, match=r"^base: got NoneType, expected a Run.* on rank 0 alone"):
+        torchcoll.compare(None, str(folder))
+    with pytest.raises(UsageError, match=r"^side: got int, expected a Run"):
+        torchcoll.plot(5)

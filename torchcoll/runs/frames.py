@@ -1,0 +1,112 @@
+"""Runs, what a training sends, and what torchcoll found in them, as pandas tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Sequence
+from typing import BinaryIO
+
+import pandas
+
+from torchcoll.core.display import OneLine
+from torchcoll.core.errors import UnavailableError, UsageError, one_line
+from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.result import Run
+from torchcoll.core.summary import Row, over_ranks_of, stated
+from torchcoll.core.traffic import Traffic
+from torchcoll.report.formats import ORIGIN, origins_of
+from torchcoll.runs.show import show
+from torchcoll.training.traffic_table import TrafficRow, summarise_traffic
+
+
+def table(
+    found: Run | Traffic | OneLine | Sequence[Run],
+    over_ranks: str = "max",
+    clock: str | None = None,
+) -> pandas.DataFrame:
+    """The rows of what torchcoll measured, or found, in base units.
+
+    Of a Run, or several, one row a case: the fields of core.summary.Row, then what tells runs
+    apart: ``run_id``, ``file``, ``host`` (of rank 0), ``start_utc`` and ``label_NAME``. Times in
+    ns, bandwidth in GB/s, unknown is NaN or None. over_ranks: max (the slowest rank of a call),
+    mean, min, rank0. clock: None for each case's default.
+
+    Of a Traffic one row a collective and size, with the fields of TrafficRow. Of what ``compare``,
+    ``cold``, ``scaling``, ``transitions``, ``cost`` or ``advise`` found the ``rows`` of its JSON.
+    Raises UsageError for other readings of these, and for anything else.
+    """
+    runs = list(found) if isinstance(found, list | tuple) else [found]
+    if runs and all(isinstance(run, Run) for run in runs):
+        frames = [_run_table(run, over_ranks, clock) for run in runs if isinstance(run, Run)]
+        frame: pandas.DataFrame = frames[0]
+        if len(frames) > 1:
+            frame = pandas.concat(frames, ignore_index=True)
+        return frame
+    if over_ranks != "max" or clock is not None:
+        what = "traffic" if isinstance(found, Traffic) else type(found).__name__
+        raise UsageError("table", f"{clock or over_ranks} of {what}", f"no choice with {what}")
+    if isinstance(found, Traffic):
+        names = [field.name for field in dataclasses.fields(TrafficRow)]
+        records = [dataclasses.asdict(row) for row in summarise_traffic(found).rows]
+        frame = pandas.DataFrame(records, columns=names)
+        return frame
+    if isinstance(found, OneLine):
+        text = io.StringIO()
+        show(found, format="json", file=text)
+        rows = json.loads(text.getvalue()).get("rows")
+        if rows is not None:
+            frame = pandas.DataFrame(rows)
+            return frame
+    action = "torchcoll.run returns it on rank 0 alone." if found is None else ""
+    expected = "a Run, several, a Traffic, or what compare, cold, scaling, cost, ... found"
+    raise UsageError("table", type(found).__name__, expected, action)
+
+
+def _run_table(run: Run, over_ranks: str, clock: str | None) -> pandas.DataFrame:
+    names = [field.name for field in dataclasses.fields(Row)]
+    rows = zip(summarise_run(run, over_ranks, clock), run.results, origins_of(run), strict=True)
+    records = [
+        {name: stated(row, name, result.reported is not None) for name in names} | origin
+        for row, result, origin in rows
+    ]
+    labels = [f"label_{one_line(name)}" for name in run.labels]
+    frame: pandas.DataFrame = pandas.DataFrame(records, columns=[*names, *ORIGIN, *labels])
+    return frame
+
+
+# -------------------------------------------------------------------------------------------------
+# The rows of runs as Parquet.
+
+# Types of the columns of a Row by their annotation: without them a column of unknowns would have no
+# type, and files could not be read as one dataset.
+_PARQUET_TYPES = {"str": "string", "bool": "boolean", "int": "Int64", "float": "Float64"}
+
+
+def write_parquet(runs: Sequence[Run], file: BinaryIO) -> None:
+    """One row a case, the columns of ``table``, of which those that name the file and the launch
+    come first, and the reading over ranks, as in CSV.
+
+    Raises UnavailableError where no Parquet library is installed.
+    """
+    frames = []
+    for run in runs:
+        frame = table(run)
+        first = {name: frame.pop(name).fillna("") for name in ("run_id", "file")}
+        for name, values in first.items():
+            frame.insert(0, name, values)
+        place = list(frame.columns).index("host")
+        frame.insert(place, "over_ranks", [over_ranks_of(r, "max") for r in run.results])
+        frames.append(frame.astype({name: _type(name) for name in frame.columns}))
+    try:
+        pandas.concat(frames, ignore_index=True).to_parquet(file, index=False)
+    except ImportError:
+        raise UnavailableError(
+            "parquet", "no library for it", "pyarrow", "Install torchcoll[parquet]."
+        ) from None
+
+
+def _type(name: str) -> str:
+    declared = str(Row.__annotations__.get(name, "str")).split(" | ")[0]
+    return _PARQUET_TYPES[declared]

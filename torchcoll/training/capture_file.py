@@ -1,0 +1,132 @@
+"""The file of a rank's capture, written while the training runs, which no disk may end."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.errors import UsageError, tell
+from torchcoll.core.file import Writer
+from torchcoll.core.traffic import RANK_FILE, Traffic, TrafficCall, header_of
+
+BATCH = 256  # calls that may wait to be written
+# Full or broken: no mistake in the path, so no reason to refuse a training that begins again.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE}
+
+
+def no_room(error: OSError | None) -> bool:
+    """Whether the disk or the process has no room, so that the path is not to blame."""
+    return error is not None and error.errno in _NO_ROOM
+
+
+def warn(got: object, where: object, expected: str, action: str) -> None:
+    """One line on stderr, in place of an error that would end the training."""
+    say(f"got {got} for {where}, expected {expected}. The training goes on; {action}.")
+
+
+def say(text: str) -> None:
+    """A warning, where stderr takes it: it may be a file on the same full disk."""
+    with contextlib.suppress(OSError, ValueError):
+        tell(f"torchcoll: warning: capture: {text}")
+
+
+def open_rank_file(folder: Path, rank: int) -> Writer | None:
+    """A new file of this rank, beside those of earlier captures; None, with a warning, where there
+    is no room for it. Raises UsageError for a folder that cannot be written.
+    """
+    number = 1
+    while True:
+        name = f"{RANK_FILE}{rank}.jsonl" if number == 1 else f"{RANK_FILE}{rank}-{number}.jsonl"
+        if not os.path.lexists(folder / name):
+            try:
+                return Writer(folder / name, "Name another folder.")
+            except UsageError as error:
+                reason = error.__context__
+                if not isinstance(reason, OSError):
+                    raise
+                if not isinstance(reason, FileExistsError) or not os.path.lexists(folder / name):
+                    if not no_room(reason):
+                        raise
+                    room = "room for a new file"
+                    warn(reason.strerror, folder / name, room, "its calls are in memory alone")
+                    return None
+        number += 1
+
+
+class CaptureFile:
+    """Takes the records of a capture in batches. The first batch that the disk refuses is reported
+    on stderr, and the file stays as it is. A process that was forked from this one writes nothing.
+    """
+
+    def __init__(self, writer: Writer, traffic: Traffic) -> None:
+        self.path = writer.path
+        self._writer = writer
+        self._traffic = traffic
+        self._process = os.getpid()
+        self._waiting: list[tuple[str, dict[str, Any]]] = []
+        self._groups: set[str] = set()  # that the file has
+        self._known: set[str] = set()  # names in the environment that its header has
+        self._calls = 0  # that the file has
+        self.broken = False
+
+    def begin(self, rank: int) -> None:
+        """The header, and the clock of the rank."""
+        self._known = set(self._traffic.environment)
+        self.add("header", header_of(self._traffic))
+        self.add("step", {"rank": rank, "spans_ns": [], "clock": self._traffic.clocks[rank]})
+        self.write()
+
+    def add(self, record: str, data: dict[str, Any]) -> None:
+        """A record for the next ``write``."""
+        if not self.broken:
+            self._waiting.append((record, data))
+
+    def add_call(self, rank: int, call: TrafficCall) -> None:
+        if call.group not in self._groups and call.group in self._traffic.groups:
+            self._groups.add(call.group)
+            self.add("group", vars(self._traffic.groups[call.group]))
+        self.add("call", {"rank": rank, **call.to_json()})
+
+    @property
+    def full(self) -> bool:
+        """Whether a batch is waiting."""
+        return len(self._waiting) >= BATCH
+
+    def write(self) -> None:
+        """Writes what is waiting; the operating system has it then, also where the process is
+        killed. Never raises.
+        """
+        waiting, self._waiting = self._waiting, []
+        if self.broken or not waiting or os.getpid() != self._process:
+            return
+        try:
+            self._writer.append(waiting)
+            self._calls += sum(record == "call" for record, _ in waiting)
+        except Exception as error:  # nothing that a file does is worth the training
+            self.broken = True
+            got = error.strerror if isinstance(error, OSError) else type(error).__name__
+            action = f"the file keeps its first {self._calls} calls"
+            warn(got, self.path, "a disk that takes the next record", action)
+
+    def end(self, notes: list[str]) -> None:
+        """The last records of a capture that wrote its calls as they ended."""
+        for text in notes:
+            self.add("note", {"text": text})
+        environment = self._traffic.environment
+        later = {name: environment[name] for name in environment if name not in self._known}
+        if later:
+            self.add("environment", {"environment": later})
+        self.add("end", self._traffic.end)
+        self.close()
+
+    def close(self) -> None:
+        """Writes what is waiting. Without an end, a file that is broken loads as one cut off."""
+        self.write()
+        if not self.broken and not self._writer.there():
+            self.broken = True
+            action = "traffic.save(PATH) writes what is in memory"
+            warn("nothing", self.path, "the file that the capture writes", action)
+        self._writer.close()
