@@ -10,8 +10,10 @@ import errno
 import faulthandler
 import itertools
 import os
+import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -55,6 +57,19 @@ def stop(number, call):
     if number == 4:
         os.kill(os.getpid(), signal.SIGSTOP)
     call()
+
+
+def stop_for(seconds: float):
+    """Stopped, and continued by a process that outlives the stop."""
+
+    def action(number, call):
+        if number == 4:
+            words = ["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"]
+            subprocess.Popen(words, start_new_session=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        call()
+
+    return action
 
 
 def sleep_after(number, call):
@@ -128,6 +143,23 @@ def sleep_in_the_exchange(victim: int):
     return setup
 
 
+def stop_in_the_exchange(victim: int):
+    """Before it waits for the words of the others."""
+
+    def setup(rank: int) -> None:
+        gather, numbers = control.Control.gather, itertools.count()
+
+        def stopped(self, *args):
+            if next(numbers) == 8:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return gather(self, *args)
+
+        if rank == victim:
+            control.Control.gather = stopped
+
+    return setup
+
+
 def sleep_with_the_lock(number, call):
     """In C, with Python's lock: its watchdog cannot say a word."""
     if number == 4:
@@ -160,6 +192,12 @@ WAITING = {
     "late": {"setup": on(1, come_late)},
     "stopped": {"setup": on(1, stop)},
     "stopped 0": {"setup": on(0, stop)},
+    "paused": {"setup": on(1, stop)},
+    "paused 0": {"setup": on(0, stop)},
+    "paused 0 shortly": {"setup": on(0, stop_for(TIMEOUT_S + 2))},
+    "paused, and ended": {"setup": on(1, stop)},
+    "all paused": {"setup": lambda rank: around_calls("all_reduce", stop_for(TIMEOUT_S + 2))},
+    "paused 0 while waiting": {"setup": stop_in_the_exchange(0)},
     "behind": {"setup": on(1, sleep_after)},
     "same call": {"setup": on(1, sleep_before)},
     "seen by another": {"setup": sees_it_later},
@@ -170,6 +208,8 @@ WAITING = {
 }
 STOPPED = {"stopped": [1], "stopped 0": [0], "native": [2]}
 KILLED = {"killed": [1], "killed 0": [0]}
+# Until the others have left.
+PAUSED = {"paused": 1, "paused, and ended": 1, "paused 0": 0, "paused 0 while waiting": 0}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -195,6 +235,11 @@ def started(tmp_path_factory):
 
     def watch() -> None:
         while waits() and not past(began, limit_s):
+            for name, victim in PAUSED.items():
+                if jobs[name].job.running() == [victim]:
+                    if name == "paused, and ended":  # as Open MPI does
+                        jobs[name].job.signal(victim, signal.SIGTERM)
+                    jobs[name].job.signal(victim, signal.SIGCONT)
             time.sleep(0.01)
 
     watcher = threading.Thread(target=watch)
@@ -632,11 +677,13 @@ def test_all_leave_in_time(waiting, name):
     assert job.running() == stopped
     job.kill()
     ended = {rank: e for rank, e in job.wait().items() if rank not in stopped}
+    expected = 0 if name == "all paused" else HANG
     assert {rank: e.code for rank, e in ended.items()} == {
-        rank: -signal.SIGKILL if rank in killed else HANG for rank in ended
+        rank: -signal.SIGKILL if rank in killed else expected for rank in ended
     }
     assert max(e.seconds for e in ended.values()) < (TIMEOUT_S + 10 + 30) * busy()
-    if name != "killed 0":  # before the hello the ranks do not know of each other who is to speak
+    told_by_several = ("killed 0", *PAUSED, "paused 0 shortly", "all paused")
+    if name not in told_by_several:  # before the hello the ranks do not know who is to speak
         assert len(waiting[name].errors()) == 1
 
 
@@ -685,6 +732,36 @@ def test_a_stopped_rank_0_is_named(waiting):
     (line,) = waiting["stopped 0"].errors()
     assert f"lost rank 0 ({HOST})" in line
     assert f"no progress for {TIMEOUT_S} s in all_reduce 8 float32 sum on gloo" in line
+
+
+@pytest.mark.parametrize("name", ["paused 0", "paused 0 shortly", "paused 0 while waiting"])
+def test_a_paused_rank_0_says_so(waiting, name):
+    """It writes the end, and reads what the others left in its store before it accuses them."""
+    measured = waiting[name]
+    end = measured.run.end
+    assert (end["status"], end["exit_code"]) == ("failed", HANG)
+    text = rf"rank 0 \({HOST}\) stood still for \d+ s in all_reduce 8 float32 sum on gloo: "
+    assert re.match(text, end["reason"]), end["reason"]
+    assert f"torchcoll: error: {end['reason']}" in measured.stderr(0)
+    assert event_of(measured)["kind"] == "hang"
+    for line in measured.errors():
+        assert f"rank 0 ({HOST})" in line and "rank 1" not in line and "rank 2" not in line, line
+
+
+@pytest.mark.parametrize("name", ["paused", "paused, and ended"])
+def test_a_paused_rank_says_so(waiting, name):
+    """The others have named it and left, and rank 0 has taken the store along."""
+    measured = waiting[name]
+    (line,) = [line for line in measured.stderr(1).splitlines() if "torchcoll: error" in line]
+    text = rf"torchcoll: error: rank 1 \({HOST}\) stood still for \d+ s in all_reduce 8 "
+    assert re.match(text, line) and "rank 0" not in line, line
+    assert f"lost rank 1 ({HOST})" in measured.run.end["reason"]
+
+
+def test_a_pause_of_all_ranks_ends_nothing(waiting):
+    """Nobody has waited meanwhile."""
+    measured = waiting["all paused"]
+    assert measured.run.complete and measured.errors() == []
 
 
 @pytest.mark.parametrize(("name", "where"), [("behind", "after"), ("same call", "before")])

@@ -28,7 +28,7 @@ _LONGEST_GRACE_S = 30.0
 # Beside a rank that is gone, for the words of others: those that wait ask for an alarm a second
 # after the last call. Once the launcher has sent its signal it ends all soon, Open MPI in a second;
 # but then all say what they know.
-_MOMENT_S, _HURRY_S = 1.75, 0.5
+MOMENT_S, _HURRY_S = 1.75, 0.5
 _WAKINGS = (
     10  # of a watchdog, from trouble elsewhere to its own word: each comes late on a full host
 )
@@ -348,7 +348,7 @@ def survey(
         )
         silent = [other for other in range(there) if answers[other] is None]
         if not one_gone and not {*gone}.isdisjoint(silent):
-            one_gone, deadline = True, min(deadline, time.monotonic() + _MOMENT_S)
+            one_gone, deadline = True, min(deadline, time.monotonic() + MOMENT_S)
         if one_gone and not hurried and hurries():
             hurried, deadline = True, min(deadline, time.monotonic() + _HURRY_S)
         if {*silent} <= {*gone} or time.monotonic() > deadline:

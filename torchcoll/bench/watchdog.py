@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from torchcoll.bench.control import (
     GRACE_S,
+    MOMENT_S,
     Control,
     alarm,
     dead_ranks,
@@ -34,12 +35,14 @@ from torchcoll.bench.control import (
     tells_first,
 )
 from torchcoll.bench.whereabouts import (
+    STILL,
     Whereabouts,
     last_calls,
     odd_one,
     other_buffers,
     other_world,
     seen_from_outside,
+    stood_still,
 )
 from torchcoll.core.errors import ExitCode, tell
 
@@ -205,6 +208,8 @@ class Watchdog:
         self._first: int | None = None  # the rank that raised the alarm before all others
         self._where = Whereabouts()
         self._late_s: deque[float] = deque(maxlen=_LATENESSES)
+        self._looked = time.monotonic()  # the last look of the thread that watches
+        self._pause_s, self._pause_end = 0.0, self._looked  # the longest time without a look
         self._closed = False
         self._asker = _Asker()
         self._read, self._write = os.pipe()
@@ -239,7 +244,10 @@ class Watchdog:
         last, since = self._signs(), time.monotonic()
         while not self._closed:
             began = time.monotonic()
-            if select.select([self._read], [], [], _POLL_S)[0]:
+            signalled = bool(select.select([self._read], [], [], _POLL_S)[0])
+            if self._look_at_clock() >= self.control.timeout_s:
+                since = time.monotonic()  # a rank that stood still has waited for nobody
+            if signalled:
                 for number in os.read(self._read, 16):
                     if number in self._handlers:  # others have handlers of their own
                         self._on_signal(number)
@@ -267,6 +275,25 @@ class Watchdog:
     @property
     def _grace_s(self) -> float:
         return grace_s(max(self._late_s, default=0.0))
+
+    def _look_at_clock(self) -> float:
+        """How long ago any thread of this process looked before. The longest such pause is kept for
+        as long as the others are patient.
+        """
+        now = time.monotonic()
+        pause_s, self._looked = now - self._looked, now
+        if pause_s > self._pause_s or now - self._pause_end > self.control.timeout_s:
+            self._pause_s, self._pause_end = pause_s, now
+        return pause_s
+
+    def _stood_still(self) -> dict[str, Any]:
+        """For the word of this rank: ``still_s``, where this process stood still for longer than
+        the others are patient.
+        """
+        self._look_at_clock()
+        if self._pause_s < self.control.timeout_s:
+            return {}
+        return {"still_s": round(self._pause_s)}
 
     def _signs(self) -> tuple[int, int]:
         return self.progress.done, self.progress.beats
@@ -312,7 +339,10 @@ class Watchdog:
         self._ending = True
         control, name = self.control, signal.Signals(number).name
         if self.over is None and control.ranks > 1:
-            lost, buffers = self._lost_before(name)
+            lost, buffers, still = self._lost_before(name)
+            if still and number == signal.SIGTERM:
+                text = self._story_of_pause(still, name)
+                self.leave(ExitCode.HANG, "failed", "hang", text, True)
             if lost and number == signal.SIGTERM:
                 speaks = control.rank == min({*range(control.ranks)} - {*lost})
                 text = f"{f'{buffers}; ' if buffers else ''}{self._lost(lost)}"
@@ -330,16 +360,19 @@ class Watchdog:
             return f"; no word yet from {control.names(absent)}" if absent else ""
         return ""
 
-    def _lost_before(self, name: str) -> tuple[list[int], str]:
+    def _lost_before(self, name: str) -> tuple[list[int], str, str]:
         """Ranks that have ended without a word, as this rank sees and those of other hosts say that
-        got the signal too; and which gave another buffer.
+        got the signal too; which gave another buffer; and that this rank stood still, where the
+        others have left for that.
         """
         control = self.control
         here = dead_ranks(control.members, control.rank)
-        word = {**self.progress.word(), "signal": name, "dead": here}
+        word = {**self.progress.word(), "signal": name, "dead": here, **self._stood_still()}
         word["last"] = self.progress.last()
+        alone: list[dict[str, Any]] = [{}] * control.rank + [word]
+        still = stood_still(alone, control.names)
 
-        def ask() -> tuple[list[int], str]:
+        def ask() -> tuple[list[int], str, str]:
             answers = survey(
                 self._store, control.rank, control.ranks, control.members, word, _LINGER_S
             )
@@ -347,14 +380,14 @@ class Watchdog:
             dead = {*dead_ranks(control.members, control.rank)}.union(*stated)
             lost = sorted(rank for rank in dead if not answers[rank])
             part(self._store, control.rank)
-            return lost, other_buffers(answers, control.names)
+            left = dead or any(answer and answer.get("hang") for answer in answers)
+            return lost, other_buffers(answers, control.names), still if left else ""
 
         try:
-            found: tuple[list[int], str] = self._asker.ask(ask, _LINGER_S + GRACE_S)
+            found: tuple[list[int], str, str] = self._asker.ask(ask, _LINGER_S + GRACE_S)
             return found
         except RuntimeError:
-            alone: list[dict[str, Any]] = [{}] * control.rank + [word]
-            return here, other_buffers(alone, control.names)
+            return here, other_buffers(alone, control.names), still
 
     def _lost(self, ranks: list[int]) -> str:
         return f"lost {self.control.names(ranks)} in {self.progress.stated()}"
@@ -373,12 +406,15 @@ class Watchdog:
             hang = symptom if kind == "hang" else ""
             word = {**self.progress.word(), **self._where.stated(control.timeout_s)}
             word["steps"] += control.steps  # both only grow, alike on all ranks
+            word |= self._stood_still()
+            kind = "hang" if "still_s" in word else kind
             word |= {"last": self.progress.last(), "ranks": control.ranks}
             word |= {"hang": hang, "cause": "" if hang or symptom == _ECHO else symptom}
             try:
                 answers = self._asker.ask(lambda: self._survey(word), 2 * self._grace_s + 1)
                 hangs = [answer["hang"] for answer in answers if answer and answer.get("hang")]
-                if symptom == _ECHO and hangs:  # another rank's patience ended first
+                # Another rank's patience ended first, maybe with this one, whose errors come of it.
+                if hangs and (symptom == _ECHO or "still_s" in word):
                     symptom, kind = hangs[0], "hang"
                 text = self._verdict(symptom, answers)
                 speaks = all(answer is None for answer in answers[: control.rank])
@@ -386,13 +422,19 @@ class Watchdog:
             except RuntimeError as error:
                 alone: list[dict[str, Any]] = [{}] * control.rank + [word]
                 buffers = other_buffers(alone, control.names)
-                text = f"{f'{buffers}; ' if buffers else ''}{self._without_store(error)}{text}"
+                lost = self._without_store(error)
+                if still := stood_still(alone, control.names):
+                    text = self._story_of_pause(still, symptom)
+                else:
+                    text = f"{f'{buffers}; ' if buffers else ''}{lost}{text}"
                 # Rank 0 may live without a store.
                 speaks = control.rank in (0, self._first_here()) or bool(buffers)
         self._leave(ExitCode.HANG, "failed", kind, text, speaks, answers)
 
     def _survey(self, word: dict[str, Any]) -> list[dict[str, Any] | None]:
         control = self.control
+        if "still_s" in word:  # as its store may have, which then reads what the others wrote
+            time.sleep(MOMENT_S)
         word["lacks"] = control.lacking(self._store)
         answers = survey(
             self._store,
@@ -479,7 +521,14 @@ class Watchdog:
             return f"{buffers} in {doing} ({lost}{symptom})"
         # A connection that others have closed is no cause; before any other one, that a busy rank
         # did not answer in time is no news. Where it is gone it is.
-        own = [text for _, text in causes if not any(word in text.lower() for word in _BY_OTHERS)]
+        own = [
+            text
+            for rank, text in causes
+            if not any(word in text.lower() for word in _BY_OTHERS)
+            and not (answers[rank] or {}).get("still_s")
+        ]
+        if not own and (still := stood_still(answers, control.names)):
+            return self._story_of_pause(still, symptom)
         gone = dead_ranks(control.members, control.rank)
         if silent and not (own and {*gone}.isdisjoint(silent)):
             cut_off = ""
@@ -492,6 +541,10 @@ class Watchdog:
         if symptom.startswith("no word from"):  # who waits for rank 0, which waits itself
             symptom = f"no progress for {control.timeout_s:g} s"
         return f"{symptom} in {doing}; {odd_one([a for a in answers if a], control.names)}"
+
+    def _story_of_pause(self, still: str, symptom: str) -> str:
+        more = "" if symptom == _ECHO else f"; {symptom}"
+        return f"{still} in {self.progress.stated()}{more}. {STILL}"
 
     def _seen(self, silent: list[int]) -> str:
         """What the processes of silent ranks of this host do."""
