@@ -24,7 +24,7 @@ import pytest
 from rank_faults import HANG, around_calls, running
 from ranks import Measured, busy, command, past
 
-from torchcoll.bench import control, measure, session, watchdog
+from torchcoll.bench import communicators, control, measure, session, watchdog
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
 from torchcoll.machine import environment
@@ -283,6 +283,70 @@ def test_rank_0_is_killed(launch):
     assert run.in_flight.collective == "all_reduce"
     assert (event_of(measured)["kind"], event_of(measured)["message"]) == ("lost_rank", reason)
     assert run.problems == [f"failed: {reason}"]
+
+
+@pytest.mark.parametrize(
+    ("where", "number", "after"),
+    [
+        ("gather", 1, False),
+        ("gather", 6, False),
+        ("gather", 9, False),
+        ("gather", 4, True),
+        ("decide", 4, True),
+        ("decide", 9, True),
+        ("decide", 5, False),
+        ("_init", 0, False),
+        ("_init", 0, True),
+    ],
+)
+def test_rank_0_is_killed_in_an_exchange(launch, where, number, after):
+    """Whichever step of the others finds the store gone, it is one line."""
+
+    def setup(rank: int) -> None:
+        owner = communicators.Communicators if where == "_init" else control.Control
+        original, numbers = getattr(owner, where), itertools.count()
+
+        def killed(self, *args):
+            last = next(numbers) == number
+            if last and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            value = original(self, *args)
+            if last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return value
+
+        if rank == 0:
+            setattr(owner, where, killed)
+
+    measured = launch("all_reduce", "--sizes 8 -n 20 -T 60", 3, setup=setup)
+    measured.ended([-9, HANG, HANG], 45)
+    assert "Traceback" not in measured.stderr(1) + measured.stderr(2)
+    lines = measured.errors()
+    # Before the hello is over no rank knows who speaks for all.
+    assert 1 <= len(lines) <= 2 and all("lost rank 0" in line for line in lines), lines
+
+
+@pytest.mark.parametrize("text", ["garbage", '{"a": 1}', '["d0", null]', "[" * 9999])
+@pytest.mark.parametrize(("writer", "key"), [(0, "d10"), (1, "g11/1"), (1, "alive/1")])
+def test_a_damaged_value_in_the_store(launch, writer, key, text):
+    """Who reads it is innocent, and who should have written it has."""
+
+    def setup(rank: int) -> None:
+        written = control.written
+        if rank == writer:
+            control.written = lambda own, value: text if own == key else written(own, value)
+        if rank == 1 and key == "alive/1":
+            on(1, fail_at(4, RuntimeError("boom")))(rank)
+
+    measured = launch("all_reduce", "--sizes 8 -n 9 -T 60", 3, setup=setup).ended(HANG, 45)
+    got = text if len(text) < 120 else text[:117] + "..."
+    assert measured.errors() == [
+        f"torchcoll: error: key {key} of the store: got {got}, expected what a rank of this launch "
+        "writes there. Another program reaches the store's port: see docs/clusters.md."
+    ]
+    assert "Traceback" not in "".join(map(measured.stderr, range(3)))
+    if measured.path.exists():
+        assert event_of(measured)["kind"] == "store"
 
 
 def _torch() -> tuple[int, ...]:

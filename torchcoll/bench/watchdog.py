@@ -205,7 +205,7 @@ class Watchdog:
         self._store_gone = False
         self._parent = os.getppid()
         self._ending = False
-        self._first: int | None = None  # the rank that raised the alarm before all others
+        self._first = b""  # the rank that raised the alarm before all others, as the store has it
         self._where = Whereabouts()
         self._late_s: deque[float] = deque(maxlen=_LATENESSES)
         self._looked = time.monotonic()  # the last look of the thread that watches
@@ -409,13 +409,19 @@ class Watchdog:
             word |= self._stood_still()
             kind = "hang" if "still_s" in word else kind
             word |= {"last": self.progress.last(), "ranks": control.ranks}
-            word |= {"hang": hang, "cause": "" if hang or symptom == _ECHO else symptom}
+            if kind == "store":
+                word["damaged"] = symptom
+            elif not hang and symptom != _ECHO:
+                word["cause"] = symptom
+            word["hang"] = hang
             try:
                 answers = self._asker.ask(lambda: self._survey(word), 2 * self._grace_s + 1)
                 hangs = [answer["hang"] for answer in answers if answer and answer.get("hang")]
                 # Another rank's patience ended first, maybe with this one, whose errors come of it.
                 if hangs and (symptom == _ECHO or "still_s" in word):
                     symptom, kind = hangs[0], "hang"
+                if any(answer and answer.get("damaged") for answer in answers):
+                    kind = "store"
                 text = self._verdict(symptom, answers)
                 speaks = all(answer is None for answer in answers[: control.rank])
                 speaks = self._part(text.partition(f" in {self.progress.stated()}")[0], speaks)
@@ -445,7 +451,7 @@ class Watchdog:
             self._grace_s,
             self._signalled,
         )
-        self._first = int(self._store.get("alarm"))
+        self._first = self._store.get("alarm")
         return answers
 
     def _part(self, story: str, speaks: bool) -> bool:
@@ -510,10 +516,13 @@ class Watchdog:
         if not any(a and a.get("hang") for a in answers):
             for kind in ("cause", "signal"):
                 causes += [(rank, a[kind]) for rank, a in enumerate(answers) if a and a.get(kind)]
-        causes.sort(key=lambda cause: cause[0] != self._first)
+        causes.sort(key=lambda cause: str(cause[0]).encode() != self._first)
         if causes:
             symptom = f"{control.name(causes[0][0])}: {causes[0][1]}"
         silent = [rank for rank, answer in enumerate(answers) if answer is None]
+        for answer in filter(None, answers):
+            if damaged := answer.get("damaged"):
+                return str(damaged)
         if world := other_world(answers, control.names):
             return f"{symptom} in {doing}; {world}. Start all ranks with the same number of ranks"
         if buffers := other_buffers(answers, control.names):
