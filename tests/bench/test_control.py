@@ -139,7 +139,7 @@ def test_who_looks_waits_no_longer():
     control = Control(store, 0, 3, timeout_s=0.5)
     told = []
     control.came = told.append
-    store.set("g1/2", '"here"')
+    store.set("g1/2", '["g1/2", "here"]')
     with pytest.raises(HangError, match=r"^no word from rank 1 within 0\.5 s$"):
         control.gather("h0")
-    assert told == [['"here"']]
+    assert told == [["here"]]
