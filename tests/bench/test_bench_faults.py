@@ -622,7 +622,7 @@ def test_no_room_for_a_thread(launch):
 # -- signals --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
     # The others get theirs a moment later; on a busy machine that is no fraction of a second.
     monkeypatch.setattr(watchdog, "_LINGER_S", 1.0)
@@ -642,6 +642,41 @@ def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
     assert measured.errors() == [f"torchcoll: error: {event['message']}"]
     assert "Traceback" not in measured.stderr(0) + measured.stderr(1)
     assert "   8  " in measured.stdout(0), "the rows so far are shown"
+
+
+def test_a_signal_names_the_case_in_flight(launch, monkeypatch):
+    """Not what would run by the time that the others have said what they know."""
+    monkeypatch.setattr(watchdog, "_LINGER_S", 1.0)
+
+    def setup(rank: int) -> None:
+        begin = watchdog.Progress.begin  # of each case
+        cases = itertools.count()
+
+        def ended(self):
+            begin(self)
+            if next(cases) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        if rank == 0:
+            watchdog.Progress.begin = ended
+
+    measured = launch("all_reduce", "--sizes 8,16,32,64,128 -n 50 -T 60", 2, setup=setup)
+    measured.ended([143, HANG], 45)
+    run = measured.run
+    assert run.end["reason"].startswith("SIGTERM in all_reduce 16 ")
+    assert [r.case.size_bytes for r in run.results] == [8]
+    assert run.in_flight.size_bytes == 16
+
+
+def test_a_signal_that_was_ignored_stays_ignored(launch):
+    """As of a command under nohup."""
+
+    def setup(rank: int) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        on(0, lambda number, call: (os.kill(os.getpid(), signal.SIGHUP), call()))(rank)
+
+    measured = launch("all_reduce", "--sizes 8 -n 5", 2, setup=setup).ended(0)
+    assert measured.run.complete
 
 
 def test_rank_0_alone_is_interrupted(launch):

@@ -55,6 +55,7 @@ _QUIET_S = 1.0  # without progress for so long, the store is asked whether anoth
 _LINGER_S = 0.3
 _BY_OTHERS = ("by peer", "broken pipe")
 _ECHO = "another rank reports trouble"
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # as torchrun forwards
 
 
 def nobody(_: str) -> None:
@@ -178,8 +179,9 @@ LastWords = Callable[[str, int, str, str, bool], None]
 class Watchdog:
     """Watches ``progress`` of this rank, from the thread that makes it; ``close`` ends it.
 
-    ``last_words`` is called once, by whichever thread is first to leave. ``signals``: take SIGTERM
-    and SIGINT (the command does; inside somebody's training they are not ours). ``stops``: take
+    ``last_words`` is called once, by whichever thread is first to leave. ``signals``: take the
+    signals that end a launch (the command does; inside somebody's training they are not ours), but
+    for those that are ignored. ``stops``: take
     SIGUSR1 too, with which Slurm warns (--signal): ``asked_to_stop`` is then True, and where the
     run has not ended a while later it is left as at a SIGTERM. Raises RuntimeError where this
     process can have no more threads.
@@ -224,8 +226,9 @@ class Watchdog:
         self._stop_at: float | None = None  # monotonic: when SIGUSR1 came
         if signals:
             self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            for number in (signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if stops else [])):
-                self._handlers[number] = signal.signal(number, lambda *_: None)
+            for number in (*_ENDING, *([signal.SIGUSR1] if stops else [])):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                    self._handlers[number] = signal.signal(number, lambda *_: None)
 
     def close(self) -> None:
         """End the threads and give the signals back."""
@@ -337,18 +340,21 @@ class Watchdog:
         # Launchers end the survivors with SIGTERM when a rank is lost: then the lost rank is the
         # news, not the signal.
         self._ending = True
-        control, name = self.control, signal.Signals(number).name
+        # What runs now is in flight, and not what would run by the time that the others have said
+        # what they know.
+        self.progress.halted = True
+        control, name, doing = self.control, signal.Signals(number).name, self.progress.stated()
         if self.over is None and control.ranks > 1:
             lost, buffers, still = self._lost_before(name)
             if still and number == signal.SIGTERM:
-                text = self._story_of_pause(still, name)
+                text = self._story_of_pause(still, doing, name)
                 self.leave(ExitCode.HANG, "failed", "hang", text, True)
             if lost and number == signal.SIGTERM:
                 speaks = control.rank == min({*range(control.ranks)} - {*lost})
-                text = f"{f'{buffers}; ' if buffers else ''}{self._lost(lost)}"
+                text = f"{f'{buffers}; ' if buffers else ''}{self._lost(lost, doing)}"
                 self.leave(ExitCode.HANG, "failed", "lost_rank", text, speaks)
-        text, speaks = f"{name} in {self.progress.stated()}", control.rank == 0
-        self.leave(128 + number, "interrupted", "signal", f"{text}{self._not_come()}", speaks)
+        text, speaks = f"{name} in {doing}{self._not_come()}", control.rank == 0
+        self.leave(128 + number, "interrupted", "signal", text, speaks)
 
     def _not_come(self) -> str:
         """Of a launch that ends before all have met, whom rank 0 still waits for."""
@@ -389,8 +395,8 @@ class Watchdog:
         except RuntimeError:
             return here, other_buffers(alone, control.names), still
 
-    def _lost(self, ranks: list[int]) -> str:
-        return f"lost {self.control.names(ranks)} in {self.progress.stated()}"
+    def _lost(self, ranks: list[int], doing: str) -> str:
+        return f"lost {self.control.names(ranks)} in {doing}"
 
     def trouble(self, symptom: str, kind: str = "lost_rank") -> NoReturn:
         """Ask who lives, name who is lost or the odd one out, and leave with exit code 5. Never
@@ -399,21 +405,22 @@ class Watchdog:
         if not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
         self.progress.halted = True
-        control = self.control
-        text = f"{symptom} in {self.progress.stated()}"
+        control, doing = self.control, self.progress.stated()
+        text = f"{symptom} in {doing}"
         speaks, answers = control.rank == 0, []
         if control.ranks > 1 and self.over is None:
             hang = symptom if kind == "hang" else ""
             word = {**self.progress.word(), **self._where.stated(control.timeout_s)}
             word["steps"] += control.steps  # both only grow, alike on all ranks
             word |= self._stood_still()
-            kind = "hang" if "still_s" in word else kind
             word |= {"last": self.progress.last(), "ranks": control.ranks}
             if kind == "store":
                 word["damaged"] = symptom
             elif not hang and symptom != _ECHO:
                 word["cause"] = symptom
             word["hang"] = hang
+            if "still_s" in word:
+                kind = "hang"
             try:
                 answers = self._asker.ask(lambda: self._survey(word), 2 * self._grace_s + 1)
                 hangs = [answer["hang"] for answer in answers if answer and answer.get("hang")]
@@ -422,15 +429,15 @@ class Watchdog:
                     symptom, kind = hangs[0], "hang"
                 if any(answer and answer.get("damaged") for answer in answers):
                     kind = "store"
-                text = self._verdict(symptom, answers)
+                text = self._verdict(symptom, doing, answers)
                 speaks = all(answer is None for answer in answers[: control.rank])
-                speaks = self._part(text.partition(f" in {self.progress.stated()}")[0], speaks)
+                speaks = self._part(text.partition(f" in {doing}")[0], speaks)
             except RuntimeError as error:
                 alone: list[dict[str, Any]] = [{}] * control.rank + [word]
                 buffers = other_buffers(alone, control.names)
                 lost = self._without_store(error)
                 if still := stood_still(alone, control.names):
-                    text = self._story_of_pause(still, symptom)
+                    text = self._story_of_pause(still, doing, symptom)
                 else:
                     text = f"{f'{buffers}; ' if buffers else ''}{lost}{text}"
                 # Rank 0 may live without a store.
@@ -508,8 +515,8 @@ class Watchdog:
             return self.control.rank
         return min((rank for rank in self._here() if rank), default=self.control.rank)
 
-    def _verdict(self, symptom: str, answers: list[dict[str, Any] | None]) -> str:
-        control, doing = self.control, self.progress.stated()
+    def _verdict(self, symptom: str, doing: str, answers: list[dict[str, Any] | None]) -> str:
+        control = self.control
         causes: list[tuple[int, str]] = []
         # What a rank met itself explains more than that another reports trouble; where one had
         # waited too long, errors of others come of its leaving.
@@ -537,23 +544,26 @@ class Watchdog:
             and not (answers[rank] or {}).get("still_s")
         ]
         if not own and (still := stood_still(answers, control.names)):
-            return self._story_of_pause(still, symptom)
+            return self._story_of_pause(still, doing, symptom)
         gone = dead_ranks(control.members, control.rank)
         if silent and not (own and {*gone}.isdisjoint(silent)):
             cut_off = ""
             here = self._here()
             if len(silent) == control.ranks - 1 > 1 and here == [control.rank]:
                 cut_off = f"{control.name(control.rank)} is cut off from all others, or "
-            return f"{cut_off}{self._lost(silent)} (no answer; {self._seen(silent)}{symptom})"
+            return (
+                f"{cut_off}{self._lost(silent, doing)} (no answer; {self._seen(silent)}{symptom})"
+            )
         if causes:
             return f"{symptom} in {doing}"
         if symptom.startswith("no word from"):  # who waits for rank 0, which waits itself
             symptom = f"no progress for {control.timeout_s:g} s"
         return f"{symptom} in {doing}; {odd_one([a for a in answers if a], control.names)}"
 
-    def _story_of_pause(self, still: str, symptom: str) -> str:
+    @staticmethod
+    def _story_of_pause(still: str, doing: str, symptom: str) -> str:
         more = "" if symptom == _ECHO else f"; {symptom}"
-        return f"{still} in {self.progress.stated()}{more}. {STILL}"
+        return f"{still} in {doing}{more}. {STILL}"
 
     def _seen(self, silent: list[int]) -> str:
         """What the processes of silent ranks of this host do."""
@@ -610,7 +620,8 @@ class Watchdog:
 def complain(line: str, rank: int, speaks: bool) -> None:
     """The error of a command, in a line that one rank prints, and where torchrun looks for it."""
     if speaks:
-        tell(line)
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            tell(line)
     write_error_file(line, rank)
 
 
