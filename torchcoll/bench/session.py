@@ -285,7 +285,7 @@ class Meeting:
 
     def close(self, lost: bool) -> None:
         """Leave together and put back what was made here; ``lost``: without the others."""
-        self.watchdog.parting = True
+        self.watchdog.parting.set()
         dist = self.torch.distributed
         try:
             if lost:

@@ -53,6 +53,7 @@ _QUIET_S = 1.0  # without progress for so long, the store is asked whether anoth
 # Ranks that get the same signal wait so long for each other's words, write their own, and wait
 # again before they go. Open MPI kills a second after its SIGTERM.
 _LINGER_S = 0.3
+_SHOWING_S = 10.0  # how long a signal waits for the table of a run that is over
 _BY_OTHERS = ("by peer", "broken pipe")
 _ECHO = "another rank reports trouble"
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # as torchrun forwards
@@ -200,7 +201,8 @@ class Watchdog:
         self.progress = progress
         self._store = store
         self._last_words = last_words
-        self.parting = False  # ranks that end are no news any more
+        # From then on this rank has nothing more to say, and ranks that end are no news.
+        self.parting = threading.Event()
         # Where the account of the run is closed, its exit code: nothing that comes after changes it
         self.over: int | None = None
         self._leaving = threading.Lock()
@@ -256,7 +258,7 @@ class Watchdog:
                         self._on_signal(number)
                 continue
             now = time.monotonic()
-            if self._stop_at and now - self._stop_at > STOP_S and not self.parting:
+            if self._stop_at and now - self._stop_at > STOP_S and not self.parting.is_set():
                 self._on_signal(signal.SIGUSR1)
             self._late_s.append(now - began - _POLL_S)
             if self._signs() != last:
@@ -267,7 +269,7 @@ class Watchdog:
             if now - since > self.control.timeout_s:
                 self.trouble(f"no progress for {self.control.timeout_s:g} s", "hang")
             elif now - since > _QUIET_S and (
-                self._alarmed() or (not self.parting and self._neighbour_ended())
+                self._alarmed() or (not self.parting.is_set() and self._neighbour_ended())
             ):
                 self.trouble(_ECHO)
 
@@ -337,6 +339,8 @@ class Watchdog:
             self._stop_at = self._stop_at or time.monotonic()
             if time.monotonic() - self._stop_at <= STOP_S:
                 return
+        if self.over is not None:  # the thread that measured shows what it has measured
+            self.parting.wait(_SHOWING_S)
         # Launchers end the survivors with SIGTERM when a rank is lost: then the lost rank is the
         # news, not the signal.
         self._ending = True
