@@ -115,8 +115,8 @@ def test_children_that_end(proc):
 
 
 def test_what_started_the_ranks_is_no_other(proc):
-    """torchrun above the rank, and the shell above torchrun, worked 60 + 10 of 150 ticks; what other
-    children of the shell had spent when they ended does not count.
+    """torchrun above the rank, and the shell above torchrun, worked 60 + 10 of 150 ticks. What
+    other children of the shell had spent when they ended does not count.
     """
     shell, torchrun = 40, 41
     before = {

@@ -180,7 +180,8 @@ def shares(
 
     seconds, cores (how many), busy_cores (of all processes), stolen_cores (by the hypervisor),
     others_cores (of processes other than ``pids``, their descendants and what started them; None
-    where the ranks cannot be told from them), processes (the busiest of the others: pid, name, user, cores).
+    where the ranks cannot be told from them), processes (the busiest of the others: pid, name,
+    user, cores).
     """
     seconds = last.seconds - first.seconds
     there = sorted(cpus & set(first.cpus) & set(last.cpus))
