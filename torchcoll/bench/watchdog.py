@@ -53,6 +53,7 @@ _QUIET_S = 1.0  # without progress for so long, the store is asked whether anoth
 # Ranks that get the same signal wait so long for each other's words, write their own, and wait
 # again before they go. Open MPI kills a second after its SIGTERM.
 _LINGER_S = 0.3
+_AFTERMATH_S = 10.0  # after a pause calls of the others may still come to their end
 _SHOWING_S = 10.0  # how long a signal waits for the table of a run that is over
 _BY_OTHERS = ("by peer", "broken pipe")
 _ECHO = "another rank reports trouble"
@@ -225,6 +226,7 @@ class Watchdog:
             self._asker.close()
             raise
         self._handlers: dict[int, Any] = {}
+        self._old_fd: int | None = None
         self._stop_at: float | None = None  # monotonic: when SIGUSR1 came
         if signals:
             self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -238,7 +240,7 @@ class Watchdog:
         os.write(self._write, b"\0")
         self._thread.join()
         self._asker.close()
-        if self._handlers:
+        if self._old_fd is not None:
             signal.set_wakeup_fd(self._old_fd)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
@@ -264,6 +266,8 @@ class Watchdog:
             if self._signs() != last:
                 last, since = self._signs(), now
                 self._where.moved()
+                if now - self._pause_end > _AFTERMATH_S:
+                    self._pause_s = 0.0
                 continue
             self._where.look()
             if now - since > self.control.timeout_s:
@@ -282,12 +286,12 @@ class Watchdog:
         return grace_s(max(self._late_s, default=0.0))
 
     def _look_at_clock(self) -> float:
-        """How long ago any thread of this process looked before. The longest such pause is kept for
-        as long as the others are patient.
+        """How long ago any thread of this process looked before. The longest such pause is kept
+        until there is progress that does not come of it.
         """
         now = time.monotonic()
         pause_s, self._looked = now - self._looked, now
-        if pause_s > self._pause_s or now - self._pause_end > self.control.timeout_s:
+        if pause_s > self._pause_s:
             self._pause_s, self._pause_end = pause_s, now
         return pause_s
 
@@ -446,13 +450,18 @@ class Watchdog:
                     text = f"{f'{buffers}; ' if buffers else ''}{lost}{text}"
                 # Rank 0 may live without a store.
                 speaks = control.rank in (0, self._first_here()) or bool(buffers)
+                if not speaks:
+                    self._wait_for_end_of(self._first_here())
         self._leave(ExitCode.HANG, "failed", kind, text, speaks, answers)
 
     def _survey(self, word: dict[str, Any]) -> list[dict[str, Any] | None]:
         control = self.control
-        if "still_s" in word:  # as its store may have, which then reads what the others wrote
-            time.sleep(MOMENT_S)
         word["lacks"] = control.lacking(self._store)
+        if "still_s" in word:  # as its store may have, which then reads what the others wrote
+            alarm(self._store, control.rank, word)
+            deadline = time.monotonic() + MOMENT_S
+            while time.monotonic() < deadline and not self._signalled():
+                time.sleep(0.05)
         answers = survey(
             self._store,
             control.rank,
@@ -512,6 +521,16 @@ class Watchdog:
         if 0 in self._here():
             return 0 in dead_ranks(control.members, control.rank)
         return self._store_gone and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+    def _wait_for_end_of(self, rank: int) -> None:
+        """The rank that speaks leaves first: the first one to leave is what a launcher ends the
+        others for.
+        """
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline:
+            if rank in dead_ranks(self.control.members, self.control.rank):
+                break
+            time.sleep(_POLL_S)
 
     def _first_here(self) -> int:
         """The rank that speaks for this host when the store is gone, and rank 0 with it."""
