@@ -863,6 +863,29 @@ def test_a_pause_of_all_ranks_ends_nothing(waiting):
     assert measured.run.complete and measured.errors() == []
 
 
+def test_a_pause_that_is_over_is_no_cause(launch):
+    """All ranks stood still and went on; what ends the run later is another rank."""
+
+    def setup(rank: int) -> None:
+        watchdog._AFTERMATH_S = 0.1
+
+        def action(number, call):
+            if number == 4:
+                stop_for(3)(number, call)
+                return
+            if rank == 2 and number in (20, 40):
+                time.sleep(1)  # for the others to see the progress before it
+            if rank == 2 and number == 45:
+                os.kill(os.getpid(), signal.SIGKILL)
+            call()
+
+        around_calls("all_reduce", action)
+
+    measured = launch("all_reduce", "--sizes 8 -n 50 -T 2.5", 3, setup=setup)
+    measured.ended([HANG, HANG, -9], 45)
+    assert measured.run.end["reason"].startswith(f"lost rank 2 ({HOST}) in all_reduce 8 ")
+
+
 @pytest.mark.parametrize(("name", "where"), [("behind", "after"), ("same call", "before")])
 def test_a_rank_that_sleeps_in_a_call_is_named(waiting, name, where):
     """Behind the others or not: it is the one that waits for nobody."""
