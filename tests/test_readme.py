@@ -338,7 +338,14 @@ def test_options_that_the_pages_name_exist() -> None:
     options = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
     known = set(options.findall(PAGES["docs/reference/commands.md"]))
     # torchrun's, srun's, sbatch's and pip's.
-    known |= {"--nproc-per-node", "--ntasks-per-node", "--nodes", "--partition", "--help"}
+    known |= {
+        "--nproc-per-node",
+        "--max-restarts",
+        "--ntasks-per-node",
+        "--nodes",
+        "--partition",
+        "--help",
+    }
     known |= {"--extra-index-url", "--version", "--print-completion"}
     for page, text in PAGES.items():
         assert set(options.findall(text)) - known == set(), page

@@ -10,8 +10,10 @@ import errno
 import faulthandler
 import itertools
 import os
+import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +24,7 @@ import pytest
 from rank_faults import HANG, around_calls, running
 from ranks import Measured, busy, command, past
 
-from torchcoll.bench import control, measure, session, watchdog
+from torchcoll.bench import communicators, control, measure, session, watchdog
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
 from torchcoll.machine import environment
@@ -55,6 +57,19 @@ def stop(number, call):
     if number == 4:
         os.kill(os.getpid(), signal.SIGSTOP)
     call()
+
+
+def stop_for(seconds: float):
+    """Stopped, and continued by a process that outlives the stop."""
+
+    def action(number, call):
+        if number == 4:
+            words = ["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"]
+            subprocess.Popen(words, start_new_session=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        call()
+
+    return action
 
 
 def sleep_after(number, call):
@@ -128,6 +143,23 @@ def sleep_in_the_exchange(victim: int):
     return setup
 
 
+def stop_in_the_exchange(victim: int):
+    """Before it waits for the words of the others."""
+
+    def setup(rank: int) -> None:
+        gather, numbers = control.Control.gather, itertools.count()
+
+        def stopped(self, *args):
+            if next(numbers) == 8:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return gather(self, *args)
+
+        if rank == victim:
+            control.Control.gather = stopped
+
+    return setup
+
+
 def sleep_with_the_lock(number, call):
     """In C, with Python's lock: its watchdog cannot say a word."""
     if number == 4:
@@ -160,6 +192,12 @@ WAITING = {
     "late": {"setup": on(1, come_late)},
     "stopped": {"setup": on(1, stop)},
     "stopped 0": {"setup": on(0, stop)},
+    "paused": {"setup": on(1, stop)},
+    "paused 0": {"setup": on(0, stop)},
+    "paused 0 shortly": {"setup": on(0, stop_for(TIMEOUT_S + 2))},
+    "paused, and ended": {"setup": on(1, stop)},
+    "all paused": {"setup": lambda rank: around_calls("all_reduce", stop_for(TIMEOUT_S + 2))},
+    "paused 0 while waiting": {"setup": stop_in_the_exchange(0)},
     "behind": {"setup": on(1, sleep_after)},
     "same call": {"setup": on(1, sleep_before)},
     "seen by another": {"setup": sees_it_later},
@@ -170,6 +208,8 @@ WAITING = {
 }
 STOPPED = {"stopped": [1], "stopped 0": [0], "native": [2]}
 KILLED = {"killed": [1], "killed 0": [0]}
+# Until the others have left.
+PAUSED = {"paused": 1, "paused, and ended": 1, "paused 0": 0, "paused 0 while waiting": 0}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -195,6 +235,11 @@ def started(tmp_path_factory):
 
     def watch() -> None:
         while waits() and not past(began, limit_s):
+            for name, victim in PAUSED.items():
+                if jobs[name].job.running() == [victim]:
+                    if name == "paused, and ended":  # as Open MPI does
+                        jobs[name].job.signal(victim, signal.SIGTERM)
+                    jobs[name].job.signal(victim, signal.SIGCONT)
             time.sleep(0.01)
 
     watcher = threading.Thread(target=watch)
@@ -238,6 +283,70 @@ def test_rank_0_is_killed(launch):
     assert run.in_flight.collective == "all_reduce"
     assert (event_of(measured)["kind"], event_of(measured)["message"]) == ("lost_rank", reason)
     assert run.problems == [f"failed: {reason}"]
+
+
+@pytest.mark.parametrize(
+    ("where", "number", "after"),
+    [
+        ("gather", 1, False),
+        ("gather", 6, False),
+        ("gather", 9, False),
+        ("gather", 4, True),
+        ("decide", 4, True),
+        ("decide", 9, True),
+        ("decide", 5, False),
+        ("_init", 0, False),
+        ("_init", 0, True),
+    ],
+)
+def test_rank_0_is_killed_in_an_exchange(launch, where, number, after):
+    """Whichever step of the others finds the store gone, it is one line."""
+
+    def setup(rank: int) -> None:
+        owner = communicators.Communicators if where == "_init" else control.Control
+        original, numbers = getattr(owner, where), itertools.count()
+
+        def killed(self, *args):
+            last = next(numbers) == number
+            if last and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            value = original(self, *args)
+            if last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return value
+
+        if rank == 0:
+            setattr(owner, where, killed)
+
+    measured = launch("all_reduce", "--sizes 8 -n 20 -T 60", 3, setup=setup)
+    measured.ended([-9, HANG, HANG], 45)
+    assert "Traceback" not in measured.stderr(1) + measured.stderr(2)
+    lines = measured.errors()
+    # Before the hello is over no rank knows who speaks for all.
+    assert 1 <= len(lines) <= 2 and all("lost rank 0" in line for line in lines), lines
+
+
+@pytest.mark.parametrize("text", ["garbage", '{"a": 1}', '["d0", null]', "[" * 9999])
+@pytest.mark.parametrize(("writer", "key"), [(0, "d10"), (1, "g11/1"), (1, "alive/1")])
+def test_a_damaged_value_in_the_store(launch, writer, key, text):
+    """Who reads it is innocent, and who should have written it has."""
+
+    def setup(rank: int) -> None:
+        written = control.written
+        if rank == writer:
+            control.written = lambda own, value: text if own == key else written(own, value)
+        if rank == 1 and key == "alive/1":
+            on(1, fail_at(4, RuntimeError("boom")))(rank)
+
+    measured = launch("all_reduce", "--sizes 8 -n 9 -T 60", 3, setup=setup).ended(HANG, 45)
+    got = text if len(text) < 120 else text[:117] + "..."
+    assert measured.errors() == [
+        f"torchcoll: error: key {key} of the store: got {got}, expected what a rank of this launch "
+        "writes there. Another program reaches the store's port: see docs/clusters.md."
+    ]
+    assert "Traceback" not in "".join(map(measured.stderr, range(3)))
+    if measured.path.exists():
+        assert event_of(measured)["kind"] == "store"
 
 
 def _torch() -> tuple[int, ...]:
@@ -513,7 +622,7 @@ def test_no_room_for_a_thread(launch):
 # -- signals --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
     # The others get theirs a moment later; on a busy machine that is no fraction of a second.
     monkeypatch.setattr(watchdog, "_LINGER_S", 1.0)
@@ -533,6 +642,41 @@ def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
     assert measured.errors() == [f"torchcoll: error: {event['message']}"]
     assert "Traceback" not in measured.stderr(0) + measured.stderr(1)
     assert "   8  " in measured.stdout(0), "the rows so far are shown"
+
+
+def test_a_signal_names_the_case_in_flight(launch, monkeypatch):
+    """Not what would run by the time that the others have said what they know."""
+    monkeypatch.setattr(watchdog, "_LINGER_S", 1.0)
+
+    def setup(rank: int) -> None:
+        begin = watchdog.Progress.begin  # of each case
+        cases = itertools.count()
+
+        def ended(self):
+            begin(self)
+            if next(cases) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        if rank == 0:
+            watchdog.Progress.begin = ended
+
+    measured = launch("all_reduce", "--sizes 8,16,32,64,128 -n 50 -T 60", 2, setup=setup)
+    measured.ended([143, HANG], 45)
+    run = measured.run
+    assert run.end["reason"].startswith("SIGTERM in all_reduce 16 ")
+    assert [r.case.size_bytes for r in run.results] == [8]
+    assert run.in_flight.size_bytes == 16
+
+
+def test_a_signal_that_was_ignored_stays_ignored(launch):
+    """As of a command under nohup."""
+
+    def setup(rank: int) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        on(0, lambda number, call: (os.kill(os.getpid(), signal.SIGHUP), call()))(rank)
+
+    measured = launch("all_reduce", "--sizes 8 -n 5", 2, setup=setup).ended(0)
+    assert measured.run.complete
 
 
 def test_rank_0_alone_is_interrupted(launch):
@@ -632,11 +776,13 @@ def test_all_leave_in_time(waiting, name):
     assert job.running() == stopped
     job.kill()
     ended = {rank: e for rank, e in job.wait().items() if rank not in stopped}
+    expected = 0 if name == "all paused" else HANG
     assert {rank: e.code for rank, e in ended.items()} == {
-        rank: -signal.SIGKILL if rank in killed else HANG for rank in ended
+        rank: -signal.SIGKILL if rank in killed else expected for rank in ended
     }
     assert max(e.seconds for e in ended.values()) < (TIMEOUT_S + 10 + 30) * busy()
-    if name != "killed 0":  # before the hello the ranks do not know of each other who is to speak
+    told_by_several = ("killed 0", *PAUSED, "paused 0 shortly", "all paused")
+    if name not in told_by_several:  # before the hello the ranks do not know who is to speak
         assert len(waiting[name].errors()) == 1
 
 
@@ -685,6 +831,59 @@ def test_a_stopped_rank_0_is_named(waiting):
     (line,) = waiting["stopped 0"].errors()
     assert f"lost rank 0 ({HOST})" in line
     assert f"no progress for {TIMEOUT_S} s in all_reduce 8 float32 sum on gloo" in line
+
+
+@pytest.mark.parametrize("name", ["paused 0", "paused 0 shortly", "paused 0 while waiting"])
+def test_a_paused_rank_0_says_so(waiting, name):
+    """It writes the end, and reads what the others left in its store before it accuses them."""
+    measured = waiting[name]
+    end = measured.run.end
+    assert (end["status"], end["exit_code"]) == ("failed", HANG)
+    text = rf"rank 0 \({HOST}\) stood still for \d+ s in all_reduce 8 float32 sum on gloo: "
+    assert re.match(text, end["reason"]), end["reason"]
+    assert f"torchcoll: error: {end['reason']}" in measured.stderr(0)
+    assert event_of(measured)["kind"] == "hang"
+    for line in measured.errors():
+        assert f"rank 0 ({HOST})" in line and "rank 1" not in line and "rank 2" not in line, line
+
+
+@pytest.mark.parametrize("name", ["paused", "paused, and ended"])
+def test_a_paused_rank_says_so(waiting, name):
+    """The others have named it and left, and rank 0 has taken the store along."""
+    measured = waiting[name]
+    (line,) = [line for line in measured.stderr(1).splitlines() if "torchcoll: error" in line]
+    text = rf"torchcoll: error: rank 1 \({HOST}\) stood still for \d+ s in all_reduce 8 "
+    assert re.match(text, line) and "rank 0" not in line, line
+    assert f"lost rank 1 ({HOST})" in measured.run.end["reason"]
+
+
+def test_a_pause_of_all_ranks_ends_nothing(waiting):
+    """Nobody has waited meanwhile."""
+    measured = waiting["all paused"]
+    assert measured.run.complete and measured.errors() == []
+
+
+def test_a_pause_that_is_over_is_no_cause(launch):
+    """All ranks stood still and went on; what ends the run later is another rank."""
+
+    def setup(rank: int) -> None:
+        watchdog._AFTERMATH_S = 0.1
+
+        def action(number, call):
+            if number == 4:
+                stop_for(3)(number, call)
+                return
+            if rank == 2 and number in (20, 40):
+                time.sleep(1)  # for the others to see the progress before it
+            if rank == 2 and number == 45:
+                os.kill(os.getpid(), signal.SIGKILL)
+            call()
+
+        around_calls("all_reduce", action)
+
+    measured = launch("all_reduce", "--sizes 8 -n 50 -T 2.5", 3, setup=setup)
+    measured.ended([HANG, HANG, -9], 45)
+    assert measured.run.end["reason"].startswith(f"lost rank 2 ({HOST}) in all_reduce 8 ")
 
 
 @pytest.mark.parametrize(("name", "where"), [("behind", "after"), ("same call", "before")])

@@ -208,6 +208,28 @@ def test_resume(launch):
     assert third.spec.timeout_s == 50
 
 
+def test_a_restart_goes_on_with_the_file_of_its_own_launch_alone(launch, tmp_path):
+    """torchrun made the folder of the first attempt before that began the file, or long after."""
+    measured = launch("all_reduce", "--sizes 8,16 -n 2", 2).ended(0)
+    words, before = f"--sizes 8,16 -n 2 -J {measured.path}", measured.path.read_text()
+
+    def again(first_attempt_s: float, code: int):
+        os.utime(tmp_path / "attempt_0", (first_attempt_s, first_attempt_s))
+        second = {
+            "TORCHELASTIC_RESTART_COUNT": "1",
+            "TORCHELASTIC_ERROR_FILE": f"{tmp_path}/attempt_1/0/error.json",
+        }
+        return launch("all_reduce", words, 2, output=False, environment=second).ended(code)
+
+    (tmp_path / "attempt_0").mkdir()
+    (line,) = again(time.time() + 60, 2).errors()
+    assert f"output: got {measured.path}, expected a file that does not exist" in line
+    done = again(time.time() - 600, 0)
+    assert done.stderr(0) == f"{measured.path}: 2 of 2 cases are done; nothing is left to run\n"
+    assert measured.path.read_text() == before
+    assert [path.name for path in tmp_path.glob("*.jsonl*")] == [measured.path.name]
+
+
 def test_resume_of_a_complete_run(launch):
     path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
     again = launch("all_reduce", f"--resume {path}", 2, output=False).ended(0)

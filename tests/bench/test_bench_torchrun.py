@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from ranks import NO_NAMES, free_port, without_names
@@ -26,8 +27,9 @@ runpy.run_module("torchcoll.allreduce", run_name="__main__", alter_sys=True)
 """
 
 
-def torchrun(folder, *arguments: str) -> subprocess.CompletedProcess[str]:
+def torchrun(folder, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **NO_NAMES}
+    environment |= variables
     own = ["--nproc-per-node", "2", "--master-port", str(free_port())]  # another may run here
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *own, *arguments],
@@ -72,6 +74,34 @@ def test_imports_of_a_rank(measured):
     assert "torch" in bare and "torchcoll" not in bare
     packages = {name.partition(".")[0] for name in loaded}
     assert packages - bare - set(sys.stdlib_module_names) == {"torchcoll"}
+
+
+# Rank 1 is killed in the second case of the first attempt.
+KILLED_ONCE = """
+import os, signal
+from rank_faults import around_calls
+from torchcoll.bench.main import main
+def killed_once(number, call):
+    first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if first_attempt and number == 4 and os.environ["RANK"] == "1":
+        if '"record":"case"' in open("run.jsonl").read():
+            os.kill(os.getpid(), signal.SIGKILL)
+    call()
+around_calls("all_reduce", killed_once)
+main("all_reduce")
+"""
+
+
+def test_a_restart_goes_on_beside_the_file(tmp_path):
+    (tmp_path / "killed_once.py").write_text(KILLED_ONCE)
+    words = ["--max-restarts", "1", "killed_once.py", "--sizes", "8,16", "-n", "15"]
+    python_path = f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"
+    done = torchrun(tmp_path, *words, "-J", "run.jsonl", PYTHONPATH=python_path)
+    assert done.returncode == 0, done.stderr
+    first, second = (load(tmp_path / name) for name in ("run.jsonl", "run.jsonl.2"))
+    assert [r.case.size_bytes for r in second.results] == [16]
+    assert first.complete and [r.case.size_bytes for r in first.results] == [8, 16]
+    assert "run.jsonl: 1 of 2 cases are done" in done.stderr
 
 
 def test_an_error_is_the_last_line(tmp_path):

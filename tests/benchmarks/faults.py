@@ -88,6 +88,17 @@ def in_method(path: str, action: Callable[[], Any], at: int = 0) -> Setup:
     return setup
 
 
+def stop_for(seconds: float) -> Callable[[], None]:
+    """Stopped, and continued by a process that outlives the stop."""
+
+    def action() -> None:
+        words = ["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"]
+        subprocess.Popen(words, start_new_session=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    return action
+
+
 def kill(number: int) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
 
@@ -295,6 +306,9 @@ FAULTS: dict[str, Setup] = {
     "deadlock": before(deadlock),
     "read of an empty pipe": before(empty_pipe),
     "SIGSTOP in a call": before(kill(signal.SIGSTOP)),
+    "paused in a call": before(stop_for(TIMEOUT_S + 15)),
+    "paused in a call, briefly": before(stop_for(TIMEOUT_S + 2)),
+    "paused in the exchange": in_method(f"{CONTROL}.gather", stop_for(TIMEOUT_S + 15), 12),
     "SIGSTOP in the exchange": in_method(f"{CONTROL}.gather", kill(signal.SIGSTOP), 12),
     "hang in the exchange": in_method(f"{CONTROL}.gather", forever, 12),
     "hang in a decision": in_method(f"{CONTROL}.decide", forever, 12),
@@ -352,6 +366,7 @@ OF_ITEM_6 = ("sleep before a call", "spin", "late", "skipped call", "hang in the
 
 _NAMES = r"((?:rank \d+(?: \([^)]*\))?(?:, )?)+)"
 _ACCUSED = (
+    rf"{_NAMES} stood still",
     rf"{_NAMES} is cut off from the store: its own connection is gone, or that of {_NAMES}",
     rf"{_NAMES} is cut off from all others, or lost {_NAMES}",
     rf"{_NAMES} is cut off from the store",
@@ -474,7 +489,7 @@ def forked(
     job = Job(folder / "ranks", target, RANKS, port=_free_port(), **options)
     deadline = time.monotonic() + 12 * TIMEOUT_S
     while (left := job.running()) and time.monotonic() < deadline:
-        if left == [victim]:
+        if left == [victim] and not fault.startswith("paused"):
             time.sleep(2)
             break
         time.sleep(0.05)

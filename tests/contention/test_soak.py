@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from ranks import Measured
 
 from torchcoll.bench import soak, verify
 from torchcoll.bench.control import Control
+from torchcoll.bench.output import Output
 from torchcoll.bench.recorder import Recorder
 from torchcoll.bench.soak import WINDOWS
 from torchcoll.contention.show import curve
@@ -76,6 +78,54 @@ def test_a_bit_in_round_7_is_named_and_a_signal_ends_it(tmp_path, capsys):
     show(job.path, format="json")
     (case,) = json.loads(capsys.readouterr().out)["soak"]["cases"]
     assert case["calls"] == 5 * (run.windows[-1].last_round - 1)
+
+
+def with_a_slow_table(rank: int) -> None:
+    """On a busy machine: torchrun would have ended rank 0 before it has told what failed."""
+    with_a_flipped_bit(rank)
+    close = Output.close
+
+    def slow(self):
+        if self._shown:
+            time.sleep(1)
+        close(self)
+
+    Output.close = slow
+
+
+def test_what_failed_is_told_before_another_rank_leaves(tmp_path):
+    words = "--sizes 1K -n 5 --soak 1h"
+    job = Measured(tmp_path / "job", "all_reduce", words, 2, setup=with_a_slow_table)
+    job.job.until(lambda: job.job.running() != [0, 1])
+    if 0 in job.job.running():  # as torchrun does where a rank has failed
+        job.job.signal(0, signal.SIGTERM)
+    job.ended(1)
+    (fault,) = soaked(job.run).faults
+    assert f"FAULT {fault}" in job.stdout()
+    assert job.errors() == [f"torchcoll: error: soak: 1 fault. First: {fault}"]
+
+
+def test_a_signal_while_the_failure_is_told(tmp_path):
+    """It is told to its end; how the run has ended does not change any more."""
+
+    def setup(rank: int) -> None:
+        with_a_flipped_bit(rank)
+        close = Output.close
+
+        def ended(self):
+            if self._shown:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.5)
+            close(self)
+
+        Output.close = ended
+
+    job = Measured(tmp_path / "job", "all_reduce", "--sizes 1K -n 5 --soak 1h", 2, setup=setup)
+    codes = job.job.codes()
+    (fault,) = soaked(job.run).faults
+    assert codes[0] == 1 and f"FAULT {fault}" in job.stdout()
+    assert f"torchcoll: error: soak: 1 fault. First: {fault}" in job.stderr()
+    assert job.run.end["exit_code"] == 1 and job.run.complete
 
 
 def counting_keys(rank: int) -> None:

@@ -118,8 +118,10 @@ def cores(others, stolen=0.0, cores=16, seconds=10.0, busy=8.0):
             cores(1.61),
             "other processes used 1.6 of 16 cores, most make (pid 4711, anna, 1.2 cores)",
         ),
+        ("cpu", cores(2.5), "other processes used 2.5 of 16 cores, most make"),  # half of it
+        ("cpu", cores(2.6), "other processes used 2.6 of 16 cores during the run"),
         ("cuda", cores(7.9), None),
-        ("cuda", cores(9.0), "other processes used 9 of 16 cores, most make"),
+        ("cuda", cores(9.0), "other processes used 9 of 16 cores during the run"),
         ("cpu", cores(1.61, seconds=0.4), None),  # too short to tell
         ("cpu", cores(None), None),
         ("cpu", cores(0.0, stolen=0.17), "the hypervisor took 0.17 of 16 cores during the run"),

@@ -114,6 +114,32 @@ def test_children_that_end(proc):
     assert [p["pid"] for p in found["processes"]] == [OTHER]
 
 
+def test_what_started_the_ranks_is_no_other(proc):
+    """torchrun above the rank, and the shell above torchrun, worked 60 + 10 of 150 ticks. What
+    other children of the shell had spent when they ended does not count.
+    """
+    shell, torchrun = 40, 41
+    before = {
+        RANK: stat_line(RANK, "python3", torchrun, 0),
+        torchrun: stat_line(torchrun, "pt_elastic", shell, 100),
+        shell: stat_line(shell, "bash", 1, 5),
+        OTHER: stat_line(OTHER, "x", shell, 0),
+    }
+    first = state.sample(proc({0: IDLE}, before))
+    after = {
+        RANK: stat_line(RANK, "python3", torchrun, 50),
+        torchrun: stat_line(torchrun, "pt_elastic", shell, 150, 10),
+        shell: stat_line(shell, "bash", 1, 15, ended=900),
+        OTHER: stat_line(OTHER, "x", shell, 20),
+    }
+    root = proc({0: (150, 0, 0, 50, 0, 0, 0, 0)}, after)
+    last = state.sample(root)
+    last = state.Sample(first.seconds + 2.0, last.cpus, last.processes)
+    found = state.shares(first, last, [RANK], {0}, 100, root)
+    assert found["others_cores"] == 0.15  # (150 - 50 - 60 - 10) ticks in 2 s
+    assert [p["pid"] for p in found["processes"]] == [OTHER]
+
+
 def test_ranks_that_cannot_be_seen(proc):
     """In other containers: what is theirs and what is others' cannot be known."""
     processes = {RANK: stat_line(RANK, "python3", 1, 50)}

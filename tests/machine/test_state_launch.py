@@ -177,7 +177,7 @@ def test_require_idle_on_busy_cores(launch, burner):
     measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=setup).ended(4)
     (line,) = measured.errors()
     start = f"torchcoll: error: require-idle: got {environment.hostname()}: other processes used "
-    assert line.startswith(start) and " cores, most " in line
+    assert line.startswith(start)
 
 
 def test_require_idle_on_cores_that_are(launch):
@@ -196,7 +196,9 @@ def test_busy_cores_during_the_run(launch, burner):
     measured = launch("all_reduce", "--sizes 1K --max-time 0.2 --precision 0.0001", 2, setup=setup)
     measured.ended(0)
     stated = [e["message"] for e in measured.run.events if e["kind"] == "machine"]
-    assert any(" cores, most " in text and text.endswith("during the run") for text in stated)
+    assert any(
+        "other processes used " in text and text.endswith("during the run") for text in stated
+    )
 
 
 # -- parts -----------------------------------------------------------------------------------------

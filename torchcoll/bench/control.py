@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +28,7 @@ _LONGEST_GRACE_S = 30.0
 # Beside a rank that is gone, for the words of others: those that wait ask for an alarm a second
 # after the last call. Once the launcher has sent its signal it ends all soon, Open MPI in a second;
 # but then all say what they know.
-_MOMENT_S, _HURRY_S = 1.75, 0.5
+MOMENT_S, _HURRY_S = 1.75, 0.5
 _WAKINGS = (
     10  # of a watchdog, from trouble elsewhere to its own word: each comes late on a full host
 )
@@ -165,7 +165,7 @@ class Control:
         self.ranks = ranks
         self.timeout_s = timeout_s
         self.members: list[dict[str, Any]] = []  # filled by the hello; names ranks in messages
-        self.came: Callable[[Sequence[str]], None] | None = None  # told who has come, while waiting
+        self.came: Callable[[Sequence[Any]], None] | None = None  # told who has come, while waiting
         self.steps = 0
         self._awaited: list[str] = []  # what this rank waits for
         # Keys in the store, to be deleted once everyone has read them: a soak makes some in every
@@ -179,20 +179,21 @@ class Control:
         self.steps += 1
         if self.ranks == 1:
             return [value]
-        if self.rank:
-            for old in self._heard:  # before this word, not after it: nobody leaves later for it
-                self.store.delete_key(old)
-            self._heard = []
-            self._said.append(f"g{self.steps}/{self.rank}")
-            self.store.set(self._said[-1], json.dumps(value))
-            return []
-        keys = [f"g{self.steps}/{rank}" for rank in range(1, self.ranks)]
-        self._wait(keys, timeout_s)
-        texts = _get_all(self.store, keys)
-        for key in self._decided:  # everyone has passed the decisions before this gather
-            self.store.delete_key(key)
-        self._decided.clear()
-        return [value, *map(json.loads, texts)]
+        with self._connected():
+            if self.rank:
+                for old in self._heard:  # before this word, not after it: nobody leaves later
+                    self.store.delete_key(old)
+                self._heard = []
+                self._said.append(f"g{self.steps}/{self.rank}")
+                self.store.set(self._said[-1], written(self._said[-1], value))
+                return []
+            keys = [f"g{self.steps}/{rank}" for rank in range(1, self.ranks)]
+            self._wait(keys, timeout_s)
+            values = list(map(read, keys, _get_all(self.store, keys)))
+            for key in self._decided:  # everyone has passed the decisions before this gather
+                self.store.delete_key(key)
+            self._decided.clear()
+        return [value, *values]
 
     def decide(self, value: Any = None, timeout_s: float | None = None) -> Any:
         """Rank 0's value on every rank."""
@@ -200,15 +201,29 @@ class Control:
         if self.ranks == 1:
             return value
         key = f"d{self.steps}"
-        if self.rank == 0:
-            self.store.set(key, json.dumps(value))
-            self._decided.append(key)
-            return value
-        self._wait([key], timeout_s)
-        stated = json.loads(self.store.get(key))
+        with self._connected():
+            if self.rank == 0:
+                self.store.set(key, written(key, value))
+                self._decided.append(key)
+                return value
+            self._wait([key], timeout_s)
+            stated = read(key, self.store.get(key))
         self._heard += self._said  # rank 0 has passed all that was before its decision
         self._said = []
         return stated
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Any step may be the one that finds the store gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.cut_off(error) from None
+
+    def cut_off(self, error: Exception) -> HangError:
+        """The error of the store's client as one of ours."""
+        own = self.name(self.rank)
+        return HangError(f"{own} lost its connection to the store ({_first_line(error)})")
 
     def all_gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
         """Every rank's value on every rank; for small values."""
@@ -258,10 +273,8 @@ class Control:
             self.store.wait(keys, timedelta(seconds=left_s))
             self._awaited = []
         except RuntimeError as error:
-            detail = _first_line(error)
-            if "timeout" not in detail:
-                own = self.name(self.rank)
-                raise HangError(f"{own} lost its connection to the store ({detail})") from None
+            if "timeout" not in _first_line(error):
+                raise
             raise HangError(f"no word from {self._missing(keys)} within {limit_s:g} s") from None
 
     def _look(self, keys: list[str], limit_s: float) -> None:
@@ -269,11 +282,11 @@ class Control:
         long: the pause grows with it.
         """
         assert self.came is not None
-        start, known, told = time.monotonic(), dict[str, str](), -1
+        start, known, told = time.monotonic(), dict[str, Any](), -1
         while len(known) < len(keys) and (now := time.monotonic()) - start < limit_s:
             for key in keys:
                 if key not in known and self.store.check([key]):
-                    known[key] = self.store.get(key).decode()
+                    known[key] = read(key, self.store.get(key))
             if len(known) > told:
                 told = len(known)
                 self.came([*known.values()])
@@ -306,6 +319,36 @@ class Control:
         return ", ".join(map(self.name, ranks[:_NAMED])) + more
 
 
+class DamagedError(HangError):
+    """A value in the store that no rank of this launch has written: neither who should have nor who
+    reads it is at fault.
+    """
+
+    def __init__(self, key: str, text: bytes) -> None:
+        super().__init__(
+            f"key {key} of the store",
+            text.decode(errors="replace"),
+            "what a rank of this launch writes there",
+            "Another program reaches the store's port: see docs/clusters.md.",
+        )
+
+
+def written(key: str, value: Any) -> str:
+    """What stands in the store for ``value``: with its key, by which ``read`` knows it."""
+    return json.dumps([key, value])
+
+
+def read(key: str, text: bytes) -> Any:
+    """The value that ``written`` has made. Raises DamagedError."""
+    try:
+        name, value = json.loads(text)
+        if name == key:
+            return value
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise DamagedError(key, text)
+
+
 def _get_all(store: Any, keys: list[str]) -> list[bytes]:
     if store.has_extended_api():
         return list(store.multi_get(keys))
@@ -314,7 +357,7 @@ def _get_all(store: Any, keys: list[str]) -> list[bytes]:
 
 def alarm(store: Any, rank: int, word: dict[str, Any]) -> None:
     """Say how this rank is and what it met, and wake the watchdogs of the others."""
-    store.set(f"alive/{rank}", json.dumps(word))
+    store.set(f"alive/{rank}", written(f"alive/{rank}", word))
     store.compare_set("alarm", "", str(rank))  # the first stays: the others may be its consequence
 
 
@@ -341,14 +384,14 @@ def survey(
         gone = dead_ranks(members, rank)  # before the look: who is gone said all it had to say
         for other in range(ranks):
             if answers[other] is None and store.check([f"alive/{other}"]):
-                answers[other] = json.loads(store.get(f"alive/{other}"))
+                answers[other] = _answer(store, f"alive/{other}")
         # One that counts more ranks than others would wait for some that nobody started.
         there = min(
             [ranks, *(answer["ranks"] for answer in answers if answer and "ranks" in answer)]
         )
         silent = [other for other in range(there) if answers[other] is None]
         if not one_gone and not {*gone}.isdisjoint(silent):
-            one_gone, deadline = True, min(deadline, time.monotonic() + _MOMENT_S)
+            one_gone, deadline = True, min(deadline, time.monotonic() + MOMENT_S)
         if one_gone and not hurried and hurries():
             hurried, deadline = True, min(deadline, time.monotonic() + _HURRY_S)
         if {*silent} <= {*gone} or time.monotonic() > deadline:
@@ -359,12 +402,24 @@ def survey(
     return answers
 
 
+def _answer(store: Any, key: str) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = read(key, store.get(key))
+        return answer
+    except DamagedError as error:
+        return {"damaged": str(error)}
+
+
 def tells_first(store: Any, rank: int, story: str) -> bool:
     """Whether no other rank has told this: on a busy machine one may wait in vain for the words of
     those that hear of its trouble later, tell it and leave. Who has another story tells that too.
     """
-    told = json.loads(store.compare_set("told", "", json.dumps([rank, story])))
-    return bool(told[0] == rank or told[1] != story)
+    text = store.compare_set("told", "", written("told", [rank, story]))
+    try:
+        first, told = read("told", text)
+    except DamagedError:
+        return True
+    return bool(first == rank or told != story)
 
 
 def part(store: Any, rank: int) -> None:

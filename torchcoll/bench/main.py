@@ -179,14 +179,16 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
             told("")
             failure = work(session, output)
             session.finish(ExitCode.FAILED if failure else ExitCode.OK, failure or "")
+            # Before this rank leaves with the others: once one has failed torchrun ends the rest.
+            if output:
+                output.close()
+                failure = failure or output.lost  # at the very end
+            if failure:
+                complain(f"torchcoll: error: {failure}", launch.rank, speaks=launch.rank == 0)
     finally:
         told("")
         if output:
             output.close()
-    if output and output.lost and not failure:  # at the very end
-        failure = output.lost
-    if failure:
-        complain(f"torchcoll: error: {failure}", launch.rank, speaks=launch.rank == 0)
     return ExitCode.FAILED if failure else ExitCode.OK
 
 

@@ -17,7 +17,7 @@ from torchcoll.bench.options import FOLDER_ENDING, Options
 from torchcoll.bench.recorder import Recorder
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import ExitCode, UsageError, tell
+from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, tell
 from torchcoll.core.file import Writer, load_own, records_of
 from torchcoll.core.result import CaseResult, Run, stated_shortfall
 from torchcoll.core.spec import Spec
@@ -61,6 +61,7 @@ class Output:
         """The Spec to run: with --resume and --traffic that of the file. Raises what is wrong with
         the file, and with labels that the verdict reads.
         """
+        self.options = of_restart(self.options)
         self.spec, self._notes = self.options.asked(self._ranks)
         if {"fabric", "link_gbps"} & set(self.spec.labels):
             from torchcoll.verdict.limits import check_labels
@@ -240,6 +241,38 @@ class Output:
             self._writer = None
             if not self._nowhere:
                 tell(f"result file: {self.path}")
+
+
+def of_restart(options: Options) -> Options:
+    """The options of a rank 0 that torchrun has started again (--max-restarts): where --output is
+    the file that an attempt before this one began, --resume of that file.
+    """
+    path = Path(options.output or "")
+    repeats = options.soak is not None or options.other is not None  # which cannot be resumed
+    began_s = _first_attempt_s()
+    if began_s is None or repeats or options.resume or not path.is_file():
+        return options
+    try:
+        start_utc = datetime.fromisoformat(load_own(path).header["start_utc"])
+    except (KeyError, ValueError, UnreadableError):
+        return options
+    if start_utc.timestamp() < int(began_s):  # a file that was there before this launch
+        return options
+    return replace(options, resume=str(path), output=None)
+
+
+def _first_attempt_s() -> float | None:
+    """When torchrun started the ranks for the first time, in seconds since 1970; None where this is
+    the first time or nothing tells it.
+    """
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        return None
+    # torchrun makes FOLDER/attempt_N/LOCAL_RANK/error.json, in a new folder for each launch.
+    folders = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parents
+    try:
+        return (folders[2] / "attempt_0").stat().st_mtime
+    except (OSError, IndexError):
+        return None
 
 
 def open_default(what: str, backend: str, ranks: int) -> tuple[Path, Writer]:

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchcoll.bench.communicators import Communicators
-from torchcoll.bench.control import GRACE_S, Control, alarm, own_part, store_of
+from torchcoll.bench.control import (
+    GRACE_S,
+    Control,
+    DamagedError,
+    alarm,
+    own_part,
+    store_of,
+)
 from torchcoll.bench.measure import measure_case
 from torchcoll.bench.watchdog import Progress, Watchdog, complain, nobody
 from torchcoll.core import backends
@@ -169,7 +176,8 @@ def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
     except TorchcollError as error:
         lost = isinstance(error, HangError)
         if lost and ours:
-            meeting.watchdog.trouble(str(error), "hang")
+            kind = "store" if isinstance(error, DamagedError) else "hang"
+            meeting.watchdog.trouble(str(error), kind)
         meeting.finish("failed", int(error.exit_code), str(error))
         raise
     except BaseException as error:
@@ -178,6 +186,9 @@ def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
         lost = meeting.control.ranks > 1
         text = f"{type(error).__name__}: {error}"
         if lost and ours:
+            # Whatever asks the store may be what finds it gone, torch's making of a group too.
+            if isinstance(error, torch.distributed.DistNetworkError):
+                meeting.watchdog.trouble(str(meeting.control.cut_off(error)), "hang")
             traceback.print_exc()
             meeting.watchdog.trouble(text)
         meeting.watchdog.raise_alarm(text)
@@ -274,7 +285,7 @@ class Meeting:
 
     def close(self, lost: bool) -> None:
         """Leave together and put back what was made here; ``lost``: without the others."""
-        self.watchdog.parting = True
+        self.watchdog.parting.set()
         dist = self.torch.distributed
         try:
             if lost:
@@ -411,13 +422,13 @@ class Session:
 
             raise of_arguments(self.control, spec)
 
-    def _came(self, own: Any) -> Callable[[Sequence[str]], None] | None:
+    def _came(self, own: Any) -> Callable[[Sequence[Any]], None] | None:
         """What tells a terminal which ranks have come; None where there is none."""
         if self.progress.told is nobody or self.control.ranks == 1:
             return None
 
-        def came(words: Sequence[str]) -> None:
-            hosts = list(dict.fromkeys([own, *(json.loads(word)["host"] for word in words)]))
+        def came(words: Sequence[Any]) -> None:
+            hosts = list(dict.fromkeys([own, *(word["host"] for word in words)]))
             more = ", ..." if len(hosts) > _HOSTS_NAMED else ""
             where = ", ".join(hosts[:_HOSTS_NAMED]) + more
             count = f"{len(words) + 1} of {self.control.ranks}"

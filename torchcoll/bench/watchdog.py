@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from torchcoll.bench.control import (
     GRACE_S,
+    MOMENT_S,
     Control,
     alarm,
     dead_ranks,
@@ -34,12 +35,14 @@ from torchcoll.bench.control import (
     tells_first,
 )
 from torchcoll.bench.whereabouts import (
+    STILL,
     Whereabouts,
     last_calls,
     odd_one,
     other_buffers,
     other_world,
     seen_from_outside,
+    stood_still,
 )
 from torchcoll.core.errors import ExitCode, tell
 
@@ -50,8 +53,11 @@ _QUIET_S = 1.0  # without progress for so long, the store is asked whether anoth
 # Ranks that get the same signal wait so long for each other's words, write their own, and wait
 # again before they go. Open MPI kills a second after its SIGTERM.
 _LINGER_S = 0.3
+_AFTERMATH_S = 10.0  # after a pause calls of the others may still come to their end
+_SHOWING_S = 10.0  # how long a signal waits for the table of a run that is over
 _BY_OTHERS = ("by peer", "broken pipe")
 _ECHO = "another rank reports trouble"
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # as torchrun forwards
 
 
 def nobody(_: str) -> None:
@@ -175,8 +181,9 @@ LastWords = Callable[[str, int, str, str, bool], None]
 class Watchdog:
     """Watches ``progress`` of this rank, from the thread that makes it; ``close`` ends it.
 
-    ``last_words`` is called once, by whichever thread is first to leave. ``signals``: take SIGTERM
-    and SIGINT (the command does; inside somebody's training they are not ours). ``stops``: take
+    ``last_words`` is called once, by whichever thread is first to leave. ``signals``: take the
+    signals that end a launch (the command does; inside somebody's training they are not ours), but
+    for those that are ignored. ``stops``: take
     SIGUSR1 too, with which Slurm warns (--signal): ``asked_to_stop`` is then True, and where the
     run has not ended a while later it is left as at a SIGTERM. Raises RuntimeError where this
     process can have no more threads.
@@ -195,16 +202,19 @@ class Watchdog:
         self.progress = progress
         self._store = store
         self._last_words = last_words
-        self.parting = False  # ranks that end are no news any more
+        # From then on this rank has nothing more to say, and ranks that end are no news.
+        self.parting = threading.Event()
         # Where the account of the run is closed, its exit code: nothing that comes after changes it
         self.over: int | None = None
         self._leaving = threading.Lock()
         self._store_gone = False
         self._parent = os.getppid()
         self._ending = False
-        self._first: int | None = None  # the rank that raised the alarm before all others
+        self._first = b""  # the rank that raised the alarm before all others, as the store has it
         self._where = Whereabouts()
         self._late_s: deque[float] = deque(maxlen=_LATENESSES)
+        self._looked = time.monotonic()  # the last look of the thread that watches
+        self._pause_s, self._pause_end = 0.0, self._looked  # the longest time without a look
         self._closed = False
         self._asker = _Asker()
         self._read, self._write = os.pipe()
@@ -216,11 +226,13 @@ class Watchdog:
             self._asker.close()
             raise
         self._handlers: dict[int, Any] = {}
+        self._old_fd: int | None = None
         self._stop_at: float | None = None  # monotonic: when SIGUSR1 came
         if signals:
             self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            for number in (signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if stops else [])):
-                self._handlers[number] = signal.signal(number, lambda *_: None)
+            for number in (*_ENDING, *([signal.SIGUSR1] if stops else [])):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                    self._handlers[number] = signal.signal(number, lambda *_: None)
 
     def close(self) -> None:
         """End the threads and give the signals back."""
@@ -228,7 +240,7 @@ class Watchdog:
         os.write(self._write, b"\0")
         self._thread.join()
         self._asker.close()
-        if self._handlers:
+        if self._old_fd is not None:
             signal.set_wakeup_fd(self._old_fd)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
@@ -239,24 +251,29 @@ class Watchdog:
         last, since = self._signs(), time.monotonic()
         while not self._closed:
             began = time.monotonic()
-            if select.select([self._read], [], [], _POLL_S)[0]:
+            signalled = bool(select.select([self._read], [], [], _POLL_S)[0])
+            if self._look_at_clock() >= self.control.timeout_s:
+                since = time.monotonic()  # a rank that stood still has waited for nobody
+            if signalled:
                 for number in os.read(self._read, 16):
                     if number in self._handlers:  # others have handlers of their own
                         self._on_signal(number)
                 continue
             now = time.monotonic()
-            if self._stop_at and now - self._stop_at > STOP_S and not self.parting:
+            if self._stop_at and now - self._stop_at > STOP_S and not self.parting.is_set():
                 self._on_signal(signal.SIGUSR1)
             self._late_s.append(now - began - _POLL_S)
             if self._signs() != last:
                 last, since = self._signs(), now
                 self._where.moved()
+                if now - self._pause_end > _AFTERMATH_S:
+                    self._pause_s = 0.0
                 continue
             self._where.look()
             if now - since > self.control.timeout_s:
                 self.trouble(f"no progress for {self.control.timeout_s:g} s", "hang")
             elif now - since > _QUIET_S and (
-                self._alarmed() or (not self.parting and self._neighbour_ended())
+                self._alarmed() or (not self.parting.is_set() and self._neighbour_ended())
             ):
                 self.trouble(_ECHO)
 
@@ -267,6 +284,25 @@ class Watchdog:
     @property
     def _grace_s(self) -> float:
         return grace_s(max(self._late_s, default=0.0))
+
+    def _look_at_clock(self) -> float:
+        """How long ago any thread of this process looked before. The longest such pause is kept
+        until there is progress that does not come of it.
+        """
+        now = time.monotonic()
+        pause_s, self._looked = now - self._looked, now
+        if pause_s > self._pause_s:
+            self._pause_s, self._pause_end = pause_s, now
+        return pause_s
+
+    def _stood_still(self) -> dict[str, Any]:
+        """For the word of this rank: ``still_s``, where this process stood still for longer than
+        the others are patient.
+        """
+        self._look_at_clock()
+        if self._pause_s < self.control.timeout_s:
+            return {}
+        return {"still_s": round(self._pause_s)}
 
     def _signs(self) -> tuple[int, int]:
         return self.progress.done, self.progress.beats
@@ -307,18 +343,26 @@ class Watchdog:
             self._stop_at = self._stop_at or time.monotonic()
             if time.monotonic() - self._stop_at <= STOP_S:
                 return
+        if self.over is not None:  # the thread that measured shows what it has measured
+            self.parting.wait(_SHOWING_S)
         # Launchers end the survivors with SIGTERM when a rank is lost: then the lost rank is the
         # news, not the signal.
         self._ending = True
-        control, name = self.control, signal.Signals(number).name
+        # What runs now is in flight, and not what would run by the time that the others have said
+        # what they know.
+        self.progress.halted = True
+        control, name, doing = self.control, signal.Signals(number).name, self.progress.stated()
         if self.over is None and control.ranks > 1:
-            lost, buffers = self._lost_before(name)
+            lost, buffers, still = self._lost_before(name)
+            if still and number == signal.SIGTERM:
+                text = self._story_of_pause(still, doing, name)
+                self.leave(ExitCode.HANG, "failed", "hang", text, True)
             if lost and number == signal.SIGTERM:
                 speaks = control.rank == min({*range(control.ranks)} - {*lost})
-                text = f"{f'{buffers}; ' if buffers else ''}{self._lost(lost)}"
+                text = f"{f'{buffers}; ' if buffers else ''}{self._lost(lost, doing)}"
                 self.leave(ExitCode.HANG, "failed", "lost_rank", text, speaks)
-        text, speaks = f"{name} in {self.progress.stated()}", control.rank == 0
-        self.leave(128 + number, "interrupted", "signal", f"{text}{self._not_come()}", speaks)
+        text, speaks = f"{name} in {doing}{self._not_come()}", control.rank == 0
+        self.leave(128 + number, "interrupted", "signal", text, speaks)
 
     def _not_come(self) -> str:
         """Of a launch that ends before all have met, whom rank 0 still waits for."""
@@ -330,16 +374,19 @@ class Watchdog:
             return f"; no word yet from {control.names(absent)}" if absent else ""
         return ""
 
-    def _lost_before(self, name: str) -> tuple[list[int], str]:
+    def _lost_before(self, name: str) -> tuple[list[int], str, str]:
         """Ranks that have ended without a word, as this rank sees and those of other hosts say that
-        got the signal too; and which gave another buffer.
+        got the signal too; which gave another buffer; and that this rank stood still, where the
+        others have left for that.
         """
         control = self.control
         here = dead_ranks(control.members, control.rank)
-        word = {**self.progress.word(), "signal": name, "dead": here}
+        word = {**self.progress.word(), "signal": name, "dead": here, **self._stood_still()}
         word["last"] = self.progress.last()
+        alone: list[dict[str, Any]] = [{}] * control.rank + [word]
+        still = stood_still(alone, control.names)
 
-        def ask() -> tuple[list[int], str]:
+        def ask() -> tuple[list[int], str, str]:
             answers = survey(
                 self._store, control.rank, control.ranks, control.members, word, _LINGER_S
             )
@@ -347,17 +394,17 @@ class Watchdog:
             dead = {*dead_ranks(control.members, control.rank)}.union(*stated)
             lost = sorted(rank for rank in dead if not answers[rank])
             part(self._store, control.rank)
-            return lost, other_buffers(answers, control.names)
+            left = dead or any(answer and answer.get("hang") for answer in answers)
+            return lost, other_buffers(answers, control.names), still if left else ""
 
         try:
-            found: tuple[list[int], str] = self._asker.ask(ask, _LINGER_S + GRACE_S)
+            found: tuple[list[int], str, str] = self._asker.ask(ask, _LINGER_S + GRACE_S)
             return found
         except RuntimeError:
-            alone: list[dict[str, Any]] = [{}] * control.rank + [word]
-            return here, other_buffers(alone, control.names)
+            return here, other_buffers(alone, control.names), still
 
-    def _lost(self, ranks: list[int]) -> str:
-        return f"lost {self.control.names(ranks)} in {self.progress.stated()}"
+    def _lost(self, ranks: list[int], doing: str) -> str:
+        return f"lost {self.control.names(ranks)} in {doing}"
 
     def trouble(self, symptom: str, kind: str = "lost_rank") -> NoReturn:
         """Ask who lives, name who is lost or the odd one out, and leave with exit code 5. Never
@@ -366,34 +413,55 @@ class Watchdog:
         if not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
         self.progress.halted = True
-        control = self.control
-        text = f"{symptom} in {self.progress.stated()}"
+        control, doing = self.control, self.progress.stated()
+        text = f"{symptom} in {doing}"
         speaks, answers = control.rank == 0, []
         if control.ranks > 1 and self.over is None:
             hang = symptom if kind == "hang" else ""
             word = {**self.progress.word(), **self._where.stated(control.timeout_s)}
             word["steps"] += control.steps  # both only grow, alike on all ranks
+            word |= self._stood_still()
             word |= {"last": self.progress.last(), "ranks": control.ranks}
-            word |= {"hang": hang, "cause": "" if hang or symptom == _ECHO else symptom}
+            if kind == "store":
+                word["damaged"] = symptom
+            elif not hang and symptom != _ECHO:
+                word["cause"] = symptom
+            word["hang"] = hang
+            if "still_s" in word:
+                kind = "hang"
             try:
                 answers = self._asker.ask(lambda: self._survey(word), 2 * self._grace_s + 1)
                 hangs = [answer["hang"] for answer in answers if answer and answer.get("hang")]
-                if symptom == _ECHO and hangs:  # another rank's patience ended first
+                # Another rank's patience ended first, maybe with this one, whose errors come of it.
+                if hangs and (symptom == _ECHO or "still_s" in word):
                     symptom, kind = hangs[0], "hang"
-                text = self._verdict(symptom, answers)
+                if any(answer and answer.get("damaged") for answer in answers):
+                    kind = "store"
+                text = self._verdict(symptom, doing, answers)
                 speaks = all(answer is None for answer in answers[: control.rank])
-                speaks = self._part(text.partition(f" in {self.progress.stated()}")[0], speaks)
+                speaks = self._part(text.partition(f" in {doing}")[0], speaks)
             except RuntimeError as error:
                 alone: list[dict[str, Any]] = [{}] * control.rank + [word]
                 buffers = other_buffers(alone, control.names)
-                text = f"{f'{buffers}; ' if buffers else ''}{self._without_store(error)}{text}"
+                lost = self._without_store(error)
+                if still := stood_still(alone, control.names):
+                    text = self._story_of_pause(still, doing, symptom)
+                else:
+                    text = f"{f'{buffers}; ' if buffers else ''}{lost}{text}"
                 # Rank 0 may live without a store.
                 speaks = control.rank in (0, self._first_here()) or bool(buffers)
+                if not speaks:
+                    self._wait_for_end_of(self._first_here())
         self._leave(ExitCode.HANG, "failed", kind, text, speaks, answers)
 
     def _survey(self, word: dict[str, Any]) -> list[dict[str, Any] | None]:
         control = self.control
         word["lacks"] = control.lacking(self._store)
+        if "still_s" in word:  # as its store may have, which then reads what the others wrote
+            alarm(self._store, control.rank, word)
+            deadline = time.monotonic() + MOMENT_S
+            while time.monotonic() < deadline and not self._signalled():
+                time.sleep(0.05)
         answers = survey(
             self._store,
             control.rank,
@@ -403,7 +471,7 @@ class Watchdog:
             self._grace_s,
             self._signalled,
         )
-        self._first = int(self._store.get("alarm"))
+        self._first = self._store.get("alarm")
         return answers
 
     def _part(self, story: str, speaks: bool) -> bool:
@@ -454,24 +522,37 @@ class Watchdog:
             return 0 in dead_ranks(control.members, control.rank)
         return self._store_gone and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
+    def _wait_for_end_of(self, rank: int) -> None:
+        """The rank that speaks leaves first: the first one to leave is what a launcher ends the
+        others for.
+        """
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline:
+            if rank in dead_ranks(self.control.members, self.control.rank):
+                break
+            time.sleep(_POLL_S)
+
     def _first_here(self) -> int:
         """The rank that speaks for this host when the store is gone, and rank 0 with it."""
         if not self.control.members:
             return self.control.rank
         return min((rank for rank in self._here() if rank), default=self.control.rank)
 
-    def _verdict(self, symptom: str, answers: list[dict[str, Any] | None]) -> str:
-        control, doing = self.control, self.progress.stated()
+    def _verdict(self, symptom: str, doing: str, answers: list[dict[str, Any] | None]) -> str:
+        control = self.control
         causes: list[tuple[int, str]] = []
         # What a rank met itself explains more than that another reports trouble; where one had
         # waited too long, errors of others come of its leaving.
         if not any(a and a.get("hang") for a in answers):
             for kind in ("cause", "signal"):
                 causes += [(rank, a[kind]) for rank, a in enumerate(answers) if a and a.get(kind)]
-        causes.sort(key=lambda cause: cause[0] != self._first)
+        causes.sort(key=lambda cause: str(cause[0]).encode() != self._first)
         if causes:
             symptom = f"{control.name(causes[0][0])}: {causes[0][1]}"
         silent = [rank for rank, answer in enumerate(answers) if answer is None]
+        for answer in filter(None, answers):
+            if damaged := answer.get("damaged"):
+                return str(damaged)
         if world := other_world(answers, control.names):
             return f"{symptom} in {doing}; {world}. Start all ranks with the same number of ranks"
         if buffers := other_buffers(answers, control.names):
@@ -479,19 +560,33 @@ class Watchdog:
             return f"{buffers} in {doing} ({lost}{symptom})"
         # A connection that others have closed is no cause; before any other one, that a busy rank
         # did not answer in time is no news. Where it is gone it is.
-        own = [text for _, text in causes if not any(word in text.lower() for word in _BY_OTHERS)]
+        own = [
+            text
+            for rank, text in causes
+            if not any(word in text.lower() for word in _BY_OTHERS)
+            and not (answers[rank] or {}).get("still_s")
+        ]
+        if not own and (still := stood_still(answers, control.names)):
+            return self._story_of_pause(still, doing, symptom)
         gone = dead_ranks(control.members, control.rank)
         if silent and not (own and {*gone}.isdisjoint(silent)):
             cut_off = ""
             here = self._here()
             if len(silent) == control.ranks - 1 > 1 and here == [control.rank]:
                 cut_off = f"{control.name(control.rank)} is cut off from all others, or "
-            return f"{cut_off}{self._lost(silent)} (no answer; {self._seen(silent)}{symptom})"
+            return (
+                f"{cut_off}{self._lost(silent, doing)} (no answer; {self._seen(silent)}{symptom})"
+            )
         if causes:
             return f"{symptom} in {doing}"
         if symptom.startswith("no word from"):  # who waits for rank 0, which waits itself
             symptom = f"no progress for {control.timeout_s:g} s"
         return f"{symptom} in {doing}; {odd_one([a for a in answers if a], control.names)}"
+
+    @staticmethod
+    def _story_of_pause(still: str, doing: str, symptom: str) -> str:
+        more = "" if symptom == _ECHO else f"; {symptom}"
+        return f"{still} in {doing}{more}. {STILL}"
 
     def _seen(self, silent: list[int]) -> str:
         """What the processes of silent ranks of this host do."""
@@ -548,7 +643,8 @@ class Watchdog:
 def complain(line: str, rank: int, speaks: bool) -> None:
     """The error of a command, in a line that one rank prints, and where torchrun looks for it."""
     if speaks:
-        tell(line)
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            tell(line)
     write_error_file(line, rank)
 
 

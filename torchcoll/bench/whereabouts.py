@@ -224,8 +224,8 @@ def _text(path: str) -> str:
 
 # What a rank says of itself. steps: how far it is; doing: in words. place, text, how, s: see
 # Whereabouts.stated. part, calls: the sub-group, and the calls that torch has counted in it. lacks:
-# ranks for whose word rank 0 waits. last: see last_calls. ranks: how many there are. Unknown ones
-# are not there.
+# ranks for whose word rank 0 waits. last: see last_calls. ranks: how many there are. still_s: how
+# long its process stood still. Unknown ones are not there.
 Word = dict[str, Any]
 Names = Callable[[Sequence[int]], str]
 
@@ -255,6 +255,16 @@ def other_world(words: Sequence[Word | None], names: Names) -> str:
     return ", ".join(
         f"{names(own)} count{'s' if len(own) == 1 else ''} {count} ranks" for count, own in counts
     )
+
+
+STILL = "A stopped process, swapping, a paused machine or native code with Python's lock does that"
+
+
+def stood_still(words: Sequence[Word | None], names: Names) -> str:
+    """Ranks whose clock has jumped: they were away themselves, whatever they see of the others."""
+    ranks = [rank for rank, word in enumerate(words) if word and word.get("still_s")]
+    seconds = [(words[rank] or {})["still_s"] for rank in ranks]
+    return f"{names(ranks)} stood still for {max(seconds)} s" if ranks else ""
 
 
 def other_buffers(words: Sequence[Word | None], names: Names) -> str:

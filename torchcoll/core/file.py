@@ -52,7 +52,7 @@ from torchcoll.core.result import (
 
 SCHEMA = "torchcoll/2"
 _NAMED = 5  # files of a folder that are no results
-_ENDINGS = ("signal", "hang", "lost_rank")  # events that end a launch
+_ENDINGS = ("signal", "hang", "lost_rank", "store")  # events that end a launch
 
 
 class Writer:

@@ -153,6 +153,16 @@ def family(pids: Iterable[int], processes: dict[int, HostProcess]) -> set[int]:
         found |= more
 
 
+def ancestors(pids: Iterable[int], processes: dict[int, HostProcess]) -> set[int]:
+    """What started these processes (torchrun, mpirun, a shell), up to the first of the host."""
+    found: set[int] = set()
+    for pid in pids:
+        while (process := processes.get(pid)) and process.parent not in found:
+            found.add(process.parent)
+            pid = process.parent
+    return found - set(pids)
+
+
 def allowed_cpus(pids: Iterable[int], proc: str = "/proc") -> set[int]:
     """CPUs that any of these processes may use; empty where that cannot be read."""
     found: set[int] = set()
@@ -169,8 +179,9 @@ def shares(
     """Who used these CPUs between two samples, in cores (1.0 is one core all the time).
 
     seconds, cores (how many), busy_cores (of all processes), stolen_cores (by the hypervisor),
-    others_cores (of processes other than ``pids`` and their descendants; None where the ranks
-    cannot be told from them), processes (the busiest of the others: pid, name, user, cores).
+    others_cores (of processes other than ``pids``, their descendants and what started them; None
+    where the ranks cannot be told from them), processes (the busiest of the others: pid, name,
+    user, cores).
     """
     seconds = last.seconds - first.seconds
     there = sorted(cpus & set(first.cpus) & set(last.cpus))
@@ -190,13 +201,15 @@ def shares(
     if not pids <= set(first.processes) & set(last.processes):
         return facts  # ranks in containers of their own
     mine = family(pids, last.processes)
+    above = ancestors(pids, last.processes) & set(last.processes)
     # As a tree: what a child had spent before comes to its parent when it ends.
     own = _of_tree(mine, last) - _of_tree(family(pids, first.processes), first)
+    own += sum(_spent(last.processes[pid], first.processes) for pid in above)
     facts["others_cores"] = cores(worked - own)
     spent = {
         process.pid: _spent(process, first.processes)
         for process in last.processes.values()
-        if process.pid not in mine
+        if process.pid not in mine | above
     }
     busiest = sorted(spent, key=lambda pid: -spent[pid])
     facts["processes"] = [
@@ -407,8 +420,8 @@ def processes_text(processes: list[dict[str, Any]]) -> str:
 
 def _cores_text(shares: dict[str, Any]) -> str:
     text = f"other processes used {shares['others_cores']:.2g} of {shares['cores']} cores"
-    if shares["processes"]:
-        top = shares["processes"][0]
+    top = next(iter(shares["processes"]), None)
+    if top and top["cores"] >= shares["others_cores"] / 2:
         facts = [f"pid {top['pid']}", top.get("user"), f"{top['cores']:.2g} cores"]
         text += f", most {top['name']} ({', '.join(filter(None, facts))})"
     return text
