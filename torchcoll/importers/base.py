@@ -355,6 +355,22 @@ def make_run(
 
 
 TRUNCATED = "truncated"
+_ROUNDED = 0.05  # published figures are rounded, and each is a mean of its own
+
+
+def contradiction(
+    name: str, given_gbps: float | None, expected_gbps: float | None, basis: str, step: float
+) -> str:
+    """How a bandwidth that a source prints contradicts the one that follows from ``basis``.
+
+    Returns '' where they agree, or where one is missing or 0. step: half a unit in the last place
+    of the printed figure, in GB/s.
+    """
+    if not given_gbps or not expected_gbps:
+        return ""
+    if abs(given_gbps - expected_gbps) <= _ROUNDED * expected_gbps + step:
+        return ""
+    return f"given {name} {given_gbps:.6g} GB/s, but {expected_gbps:.6g} follows from {basis}"
 
 
 # Half a unit in the last place of a number with so many decimals.
