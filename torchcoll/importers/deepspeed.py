@@ -41,9 +41,8 @@ _DESCRIPTION = re.compile(r"(\d+)x(\d+)")
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _SCALES = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _PER_RANK = ("all_gather", "gather", "scatter")
-_LOGGED = re.compile(
-    r"\s+([\d.]+) ?([KMGT]?B)\s+(\d+)\s+([\d.eE+-]+)\s+([\d.eE+-]+)\s+([\d.eE+-]+)\s+([\d.eE+-]+)"
-)
+_LOGGED = re.compile(r"\s+([\d.]+) ?([KMGT]?B)\s+(\d+)((?:\s+[\d.eE+-]+){1,8})")
+_MEAN = "Avg Latency(ms)"
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -93,7 +92,7 @@ class _DeepSpeedReader:
     def __init__(self, options: ImportOptions, found: Imported) -> None:
         self.options, self.found = options, found
         self.title, self.ranks, self.raw_unit = "", options.ranks or 0, ""
-        self.logger = self.straggler = False
+        self.logger, self.figures = False, [""]  # the columns of figures, by their names
         self.results: dict[tuple[int, str], list[CaseResult]] = {}
 
     def line(self, line: int, text: str) -> None:
@@ -102,7 +101,8 @@ class _DeepSpeedReader:
             self.ranks = self.options.ranks or ranks_stated(match[2]) or 0
         elif _LOGGER.search(text):
             self.logger, self.title = True, ""
-            self.straggler = "straggler" in text
+            names = re.split(r"(?<=\))\s+|\s{2,}", text[text.index("Comm. Op") :].strip())
+            self.figures = names[3:]  # behind the operation, the size and the count
         elif "Duration" in text and "Size" in text:
             unit = re.search(r"Duration \((\w+)\)", text)
             self.raw_unit = unit[1] if unit else ""
@@ -144,10 +144,12 @@ class _DeepSpeedReader:
             elif text[:1] == " " and text.strip()[:1].isdigit():
                 self.found.refuse(line, "half a row")
             return
-        size, latency = number(match[1]), number(match[5])
-        if self.straggler or not size or not latency:
-            why = f"size is {match[1]} {match[2]}, average latency is {match[5]}"
-            self.found.refuse(line, STRAGGLER if self.straggler else why)
+        figures = dict(zip(self.figures, match[4].split(), strict=False))
+        size, latency = number(match[1]), number(figures.get(_MEAN))
+        if not size or not latency:
+            why = f"size is {match[1]} {match[2]}, average latency is {figures.get(_MEAN)}"
+            straggler = _MEAN not in figures and any("straggler" in name for name in self.figures)
+            self.found.refuse(line, STRAGGLER if straggler else why)
             return
         remarks = []
         if match[2] != "B":

@@ -104,7 +104,7 @@ def begins_launch(text: str) -> bool:
 NAME = "nccl-tests"
 
 _START = re.compile(r"Collective test starting:\s*(\S+)")
-_CONCLUDED = re.compile(r"Collective test concluded:")
+_CONCLUDED = re.compile(r"Collective test concluded:\s*(\S*)")
 _PROGRAM = re.compile(
     r"(?<![a-zA-Z])([a-zA-Z_]+?)_perf(?:_mpi)?\b(?:.*?\s(?:-f|--stepfactor)[ =]?([\d.]+))?"
 )
@@ -138,7 +138,11 @@ _REDUCING = re.compile(r"Reducing maxBytes to \d+.*")
 _ROW = re.compile(rf"\s*{_NUMBERS}[a-z]")
 _ROW_HEAD = re.compile(rf"\s*{_NUMBERS}[a-z][a-z0-9_]*\b")
 _PLACEMENTS = re.compile(r"out-of-place|in-place")
+_LEAST = 6  # fields of a row: size, count, type, time, algbw, busbw
 _ABOVE, _TITLE = 8, 80  # lines and characters: what is longer is prose, and speaks of anything
+# What people write behind a row: `<-- here`, `# best`, `| ok`.
+_NOTE = re.compile(r"\s(?=[<#|;(!*]|//|--)")
+SIDE_BY_SIDE = "rows of several tables side by side: put each table into a file of its own"
 RUN_INTO = "a row that other output runs into: where it begins cannot be told"
 _FRACTION = "-f {f} was read as {n}: nccl-tests takes a whole number{then}"
 
@@ -298,7 +302,13 @@ class _TextReader:
 
     def row(self, line: int, text: str) -> None:
         self.add_kept()
-        self.add(line, self.part.parser.row(line, text))
+        row = self.part.parser.row(line, text)
+        if isinstance(row, str) and _side_by_side(text):
+            row = SIDE_BY_SIDE
+        elif isinstance(row, str) and len(pieces := _NOTE.split(text, maxsplit=1)) > 1:
+            without = self.part.parser.row(line, pieces[0])
+            row = row if isinstance(without, str) else without
+        self.add(line, row)
 
     def add_kept(self) -> None:
         """Before whatever else becomes of a line: the parser keeps rows to read many at once."""
@@ -337,8 +347,9 @@ class _TextReader:
             part.average = number(match[1])
         elif _BOUNDS.search(text):
             part.failed = True
-        elif _CONCLUDED.search(text):
+        elif match := _CONCLUDED.search(text):
             part.concluded = True
+            part.collective = part.collective or collective_named(_plain_program(match[1]))
         elif match := _VERSION.search(text):
             if part.started or part.rows:
                 part = self.next_part(line, True)
@@ -398,6 +409,13 @@ class _TextReader:
             }
             if match[5] and ":" in match[5]:
                 part.members[rank]["pci"] = match[5]
+
+
+def _side_by_side(text: str) -> bool:
+    """Whether a line holds two rows of as many fields, as ``paste`` and ``diff -y`` print them."""
+    tokens = [token for token in text.split() if token not in ("|", "<", ">")]
+    half, odd = divmod(len(tokens), 2)
+    return not odd and half > _LEAST and bool(_ROW.match(" ".join(tokens[half:])))
 
 
 def _plain_program(name: str) -> str:

@@ -91,11 +91,15 @@ class _OsuReader:
             self.row(line, text.split())
 
     def row(self, line: int, fields: Sequence[str]) -> None:
-        if len(fields) != len(self.names):
+        more = len(fields) - len(self.names)
+        if self.names and more > 0:
+            named = f"the heading names {len(self.names)}"
+            self.found.warn(f"rows have {len(fields)} fields, {named}: the others are not read")
+        elif more or not self.names:
             why = f"half a row: {len(fields)} fields, the heading has {len(self.names)}"
             self.found.refuse(line, why)
             return
-        result = self.result(dict(zip(self.names, fields, strict=True)))
+        result = self.result(dict(zip(self.names, fields, strict=False)))
         if isinstance(result, str):
             self.found.refuse(line, result)
         else:
