@@ -13,6 +13,7 @@ from torchcoll.core.bounds import Events, Held
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import is_traffic
 from torchcoll.core.jsonl import chunks_of
+from torchcoll.core.other_commands import begin_of, reading_command
 from torchcoll.core.paths import from_stdin
 from torchcoll.core.traffic import Group, Traffic, join, latest
 from torchcoll.core.units import format_ranges
@@ -113,7 +114,13 @@ def _read(path: Path) -> tuple[Traffic, int | None]:
         return read_trace(data, path)
     if is_dump(data):
         return read_dump(data, path), None
-    raise UnreadableError("trace", path, _KINDS)
+    raise _foreign(path)
+
+
+def _foreign(path: Path) -> UnreadableError:
+    return UnreadableError(
+        "trace", path, _KINDS, reading_command(begin_of(str(path)), str(path), "trace")
+    )
 
 
 def _document(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -139,7 +146,7 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
                 found[key] = value
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         if not problems:
-            raise UnreadableError("trace", path, _KINDS) from None
+            raise _foreign(path) from None
     return found
 
 
