@@ -194,7 +194,8 @@ class Traffic(Displayed):
     none of the calls. clocks[rank]: (name of the clock that its stamps
     are of, what it said at their 0): ranks of one name can be compared; missing: not known.
     notes: what could not be seen, a sentence each. problems: what was wrong in
-    the file.
+    the file. left_out: calls of all ranks that the source names without their sizes: no figure here
+    counts them.
     """
 
     source: str = "capture"
@@ -208,6 +209,7 @@ class Traffic(Displayed):
     environment: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    left_out: int = 0
     path: Path | None = field(default=None, compare=False)
     # While it is being captured:
     mark_step: Callable[[], object] | None = field(default=None, compare=False, repr=False)
@@ -295,6 +297,7 @@ def join(parts: Iterable[Traffic]) -> Traffic:
                 clocks=dict(part.clocks),
                 notes=list(part.notes),
                 problems=list(part.problems),
+                left_out=part.left_out,
             )
             continue
         if part.ranks != joined.ranks or part.source != joined.source:
@@ -320,6 +323,7 @@ def join(parts: Iterable[Traffic]) -> Traffic:
         joined.clocks.update(part.clocks)
         joined.notes += part.notes
         joined.problems += part.problems
+        joined.left_out += part.left_out
     if joined is None:
         raise UsageError("traffic", "no file", "at least one")
     joined.calls = dict(sorted(joined.calls.items()))
@@ -428,6 +432,7 @@ def records_of(traffic: Traffic) -> Iterator[tuple[str, dict[str, Any]]]:
         "source": traffic.source,
         "ranks": traffic.ranks,
         "environment": traffic.environment,
+        **({"left_out": traffic.left_out} if traffic.left_out else {}),
     }
     yield "header", {"schema": SCHEMA, **header}
     for group in traffic.groups.values():
@@ -470,7 +475,8 @@ def load(path: Path) -> Traffic:
 def _header(traffic: Traffic, header: dict[str, Any]) -> None:
     traffic.ranks, traffic.source = header["ranks"], header["source"]
     traffic.environment = dict(header.get("environment") or {})
-    check_whole(traffic.ranks)
+    traffic.left_out = header.get("left_out", 0)
+    check_whole(traffic.ranks, traffic.left_out)
     if not (0 < traffic.ranks <= MOST_RANKS and isinstance(traffic.source, str)):
         raise ValueError
 
