@@ -401,7 +401,8 @@ _OF_ONE = "Join the files of one capture."
 #
 # ========== =====================================================================================
 # header     the first line. ``schema``: ``torchcoll-traffic/2``; ``source``: that of
-#            Traffic; ``ranks``: size of the world; ``environment``: versions and variables
+#            Traffic; ``ranks``: size of the world; ``environment``: versions and variables;
+#            ``left_out``: calls that the source names without sizes, where there are any
 # group      one for each process group: ``name``, ``ranks`` (of the world, in the group's order),
 #            ``backend``, ``description``
 # step       one for each rank that was seen: ``rank``; ``spans_ns``: [start, end] of its marked

@@ -154,6 +154,16 @@ def number(text: object) -> float | None:
     return value if 0 <= value < MOST_NUMBER else None  # NaN is not
 
 
+COMMAS = (
+    "figures with a comma, which may stand for the decimal point or group thousands: write 1234.5"
+)
+
+
+def no_figure(name: str, text: str) -> str:
+    """Why ``number`` makes nothing of a cell; the same for all cells with a comma."""
+    return COMMAS if re.search(r"\d,\d", text) else f"{name} is {text}"
+
+
 def numbers(*texts: str) -> Sequence[float | None]:
     """``number`` of each; at once where all are ordinary, as in most rows."""
     try:

@@ -142,6 +142,9 @@ _LEAST = 6  # fields of a row: size, count, type, time, algbw, busbw
 _ABOVE, _TITLE = 8, 80  # lines and characters: what is longer is prose, and speaks of anything
 # What people write behind a row: `<-- here`, `# best`, `| ok`.
 _NOTE = re.compile(r"\s(?=[<#|;(!*]|//|--)")
+_SUFFIXED = re.compile(r"\s*\d[\d.,]*[KMGT]?i?B?\s+\d[\d.,]*[KMGT]?\s+[a-z]\w*\s+\S+(?:\s+\S+){3}")
+SUFFIXES = "sizes or counts with a suffix such as 1M are rounded: nccl-tests prints all digits"
+WRAPPED = "rows are wrapped at the width of a terminal: give the output as nccl-tests printed it"
 SIDE_BY_SIDE = "rows of several tables side by side: put each table into a file of its own"
 RUN_INTO = "a row that other output runs into: where it begins cannot be told"
 _FRACTION = "-f {f} was read as {n}: nccl-tests takes a whole number{then}"
@@ -236,6 +239,7 @@ class _TextReader:
         self.found = found
         self.parts: list[_Part] = []
         self.pending: tuple[int, str] | None = None  # a row that a log line has cut in two
+        self.failed: tuple[int, str, str] | None = None  # a row that is none, and why
         self.early = Messages()  # of the next launch: its other ranks may speak before its heading
         self.placements: tuple[str, ...] = ()  # of the line above a heading
         self.above: deque[Line] = deque(maxlen=_ABOVE)  # texts since the last row
@@ -247,6 +251,8 @@ class _TextReader:
         return self.parts[-1]
 
     def line(self, line: int, text: str) -> None:
+        if self.failed:
+            self.refuse_failed(text)
         if "NCCL" in text or "|CCL_" in text:
             rest, logged = without_log(text)
             if logged:
@@ -296,7 +302,15 @@ class _TextReader:
             self.found.refuse(self.pending[0], "the row is cut off by other output")
             self.pending = None
 
+    def refuse_failed(self, following: str = "") -> None:
+        """The row that failed, of which the next line may be the rest."""
+        if self.failed:
+            (line, text, why), self.failed = self.failed, None
+            whole_row = RowParser((), ()).row(line, text + following) if following.strip() else ""
+            self.found.refuse(line, why if isinstance(whole_row, str) else WRAPPED)
+
     def end(self) -> None:
+        self.refuse_failed()
         self.add_kept()
         self.refuse_pending()
 
@@ -308,7 +322,11 @@ class _TextReader:
         elif isinstance(row, str) and len(pieces := _NOTE.split(text, maxsplit=1)) > 1:
             without = self.part.parser.row(line, pieces[0])
             row = row if isinstance(without, str) else without
-        self.add(line, row)
+        if isinstance(row, str):
+            self.above.clear()
+            self.failed = line, text, row
+        else:
+            self.add(line, row)
 
     def add_kept(self) -> None:
         """Before whatever else becomes of a line: the parser keeps rows to read many at once."""
@@ -368,6 +386,8 @@ class _TextReader:
             part.events.append(text.strip(" #"))
         elif "_perf" in text and (match := _PROGRAM.search(text)):
             self.command(line, match)
+        elif part.names and _SUFFIXED.match(text):
+            self.found.refuse(line, SUFFIXES)
         elif _HOLDS.search(text):
             self.found.refuse(line, RUN_INTO)
         elif len(text) < _TITLE:

@@ -20,6 +20,7 @@ from torchcoll.importers.base import (
     dtype_named,
     make_result,
     make_run,
+    no_figure,
     ns_of_us,
     number,
     whole,
@@ -123,7 +124,7 @@ class _OsuReader:
         if held is None:
             return f"size is {record['Size']}" if "Size" in record else "no size"
         if not time:
-            return f"{column} is {record[column]}" if column else "no column of times"
+            return no_figure(column, record[column]) if column else "no column of times"
         if entry.has_data and not held:
             return "0 bytes: nothing was sent"
         if name in _PER_RANK and not ranks:

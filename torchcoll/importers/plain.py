@@ -19,6 +19,7 @@ from torchcoll.core.errors import choice
 from torchcoll.core.result import CaseResult, Reported
 from torchcoll.core.units import counted
 from torchcoll.importers.base import (
+    COMMAS,
     Imported,
     ImportOptions,
     Line,
@@ -109,6 +110,7 @@ _NONE = ("", "-", "n/a", "na", "none", "null")  # a cell that holds no figure
 _STEP = 0.01  # a small bandwidth is printed with two decimals, or as 0
 _BASIS = "size, time and ranks"
 _NUMBERED = re.compile(r"\W*(?:(?:run|test|case|trial|iter\w*)\W*)?\d*\W*", re.IGNORECASE)
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
 _GUARD = re.compile(r"^'(?='*[=@+-])")  # before what a spreadsheet would run: report/formats.py
 
 
@@ -146,24 +148,31 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     return found
 
 
-def _fields(text: str, barred: bool = False) -> list[str]:
-    """The cells of a line; [] for a line of no table. barred: the heading above it has bars.
+def _fields(text: str, heading: str = "") -> list[str]:
+    """The cells of a line; [] for a line of no table. heading: the delimiter of the heading above.
 
     What stands before the first bar of a quoted table (``> | Size |``) becomes a cell as well, in
     its heading and in its rows alike.
     """
     plain = text.strip()
-    bars = plain.count("|")
-    if plain.startswith("|") or (bars > 1 and (barred or bars >= plain.count(","))):
+    delimiter = heading if heading and heading in plain else _delimiter_of(plain)
+    if delimiter == "|":
         return [field.strip(" *`") for field in plain.strip("|").split("|")]
-    if "," in plain or "\t" in plain or ";" in plain:
-        delimiter = "," if "," in plain else "\t" if "\t" in plain else ";"
+    if delimiter:
         try:
             fields = next(csv.reader([plain.lstrip("#")], delimiter=delimiter), [])
             return [_GUARD.sub("", field.strip()) for field in fields]
         except csv.Error:
             return []
     return []
+
+
+def _delimiter_of(text: str) -> str:
+    """What stands between the cells of a line; '' for a line of no table."""
+    bars = text.count("|")
+    if text.startswith("|") or (bars > 1 and bars >= text.count(",")):
+        return "|"
+    return next((delimiter for delimiter in ",\t;" if delimiter in text), "")
 
 
 def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]:
@@ -199,11 +208,14 @@ def size_of(text: str, unit: int = 1) -> int | None:
 def _figures(record: Mapping[str, str]) -> dict[str, float | None] | str:
     """Time and bandwidths as they are printed; what is there and no number is the answer."""
     found = {}
-    for key in ("time", "algbw", "busbw"):
-        text = record.get(key, "")
+    texts = {key: record.get(key, "") for key in ("time", "algbw", "busbw")}
+    pointed = any("." in text for text in texts.values())  # then a comma is no decimal one
+    for key, text in texts.items():
+        if pointed and _THOUSANDS.fullmatch(text):
+            text = text.replace(",", "")
         found[key] = None if text.lower() in _NONE else number(text)
         if found[key] is None and text.lower() not in _NONE:
-            return f"{key} is no number from 0 on: {text}"
+            return COMMAS if "," in text else f"{key} is no number from 0 on: {text}"
     return found if any(found.values()) else "no figure"
 
 
@@ -213,7 +225,7 @@ class _TableReader:
         self.heading: str | None = None
         self.columns: dict[str, int] = {}
         self.names: list[str] = []
-        self.tables, self.form = 0, "table"
+        self.tables, self.form, self.delimiter = 0, "table", ""
         self.odd: list[int] = []  # lines whose bandwidths do not follow
         self.results: dict[int, list[CaseResult]] = {}
 
@@ -222,7 +234,7 @@ class _TableReader:
         if plain.startswith("#") and "|" not in plain and "," not in plain:
             self.heading, self.columns = collective_in(plain), {}
             return
-        fields = _fields(text, self.form == "Markdown")
+        fields = _fields(text, self.delimiter)
         if len(fields) < 2 or self.is_rule(plain, fields):
             if not fields:
                 self.columns = {} if not plain or self.form == "Markdown" else self.columns
@@ -231,7 +243,8 @@ class _TableReader:
         if columns and ("size" in columns or self.options.columns):
             self.columns, self.names = columns, fields
             self.tables += 1
-            self.form = "Markdown" if "|" in plain else "CSV"
+            self.delimiter = _delimiter_of(text.strip())
+            self.form = "Markdown" if self.delimiter == "|" else "CSV"
             return
         if not self.columns:
             return
