@@ -7,6 +7,7 @@ import json
 import pytest
 from foreign_files import NAMES, ROW, SMALL, text
 
+from torchcoll.core.errors import UnreadableError
 from torchcoll.core.summary import summarise
 
 
@@ -89,3 +90,31 @@ def test_rccl_json_that_was_cut_off(imported):
         1,
         ["the last JSON object has no end"],
     )
+
+
+TABLE = text(SMALL + ROW)
+DOCKER = "".join(
+    json.dumps({"log": f"{line}\n", "stream": "stdout", "time": "2026-07-20T19:33:49Z"}) + "\n"
+    for line in TABLE.splitlines()
+)
+NOTEBOOK = {"cells": [{"outputs": [{"text": TABLE.splitlines(keepends=True)}]}], "nbformat": 4}
+
+
+@pytest.mark.parametrize(
+    ("content", "action"),
+    [
+        (DOCKER, "Take it out: jq -rj .log FILE > TEXT"),
+        (
+            json.dumps(NOTEBOOK, indent=1),
+            "Take it out: jq -rj '.cells[].outputs[]?.text[]?' FILE > TEXT",
+        ),
+        (json.dumps({"stdout": TABLE}), "Take it out, for example: jq -r .stdout FILE > TEXT"),
+        (json.dumps([{"stdout_lines": TABLE.splitlines()}], indent=2), "Take it out, for example"),
+    ],
+)
+def test_json_around_text_is_named(imported, content, action):
+    with pytest.raises(UnreadableError) as caught:
+        imported(content, "log.json")
+    stated = str(caught.value)
+    assert "expected the text of a benchmark; this is JSON around text" in stated
+    assert action in stated

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -34,6 +35,12 @@ BUILT_IN = (
     *("nccl_tests_json", "inspector", "rccl_tests", "exported", "nccl_tests_text", "oneccl"),
     *("param", "deepspeed_json", "deepspeed", "osu", "astra_sim", "plain"),
 )
+
+# Importers of text, and how JSON begins: logs of containers, notebooks and test runners hold the
+# text of a benchmark in their members, with every line end escaped.
+_TEXTS = ("torchcoll-text", "nccl-tests", "oneccl", "param", "deepspeed", "osu", "plain")
+_JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[\[{"])')
+_AROUND = "the text of a benchmark; this is JSON around text"
 
 
 @cache
@@ -118,6 +125,8 @@ def _imported(
             command
             or "Force one with torchcoll import --from; --map names the columns of a table.",
         )
+    if not name and importer.NAME in _TEXTS and _JSON.match(source.start):
+        raise UnreadableError("file", source.name, _AROUND, _unwrapping(source.start))
     options = options or ImportOptions()
     own = "stdin" if is_stdin(path) else os.path.basename(path)
     options = ImportOptions(**{**vars(options), "file": options.file or own})
@@ -143,6 +152,15 @@ def _imported(
         texts = _stated(found, source.name, number)
         run.events += [{"kind": "import", "message": text} for text in texts]
     return found
+
+
+def _unwrapping(start: bytes) -> str:
+    """How to take the text out of JSON that begins so."""
+    if b'"log":' in start:
+        return "Take it out: jq -rj .log FILE > TEXT"
+    if b'"cells":' in start:
+        return "Take it out: jq -rj '.cells[].outputs[]?.text[]?' FILE > TEXT"
+    return "Take it out, for example: jq -r .stdout FILE > TEXT"
 
 
 def _sniffed(source: Source) -> Importer | None:
