@@ -15,6 +15,8 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.importers.base import HIDDEN_OP, collective_of, dtype_of, rank_in, ranks_in
 from torchcoll.importers.traces import read_traffic
+from torchcoll.training.traffic_show import traffic_grids
+from torchcoll.training.traffic_table import summarise_traffic
 
 
 @pytest.fixture
@@ -167,6 +169,30 @@ def test_gloo_configures_no_ranks(read):
         HIDDEN_OP,
         "group 3: its ranks are not known, taken for 0,2, which made calls in it",
     ]
+
+
+def shown(found) -> str:
+    return traffic_grids(found, summarise_traffic(found))[0].above[0]
+
+
+def test_gloo_of_one_rank_alone_does_not_tell_how_many_there_are(read):
+    """As torch 2.13 writes it: `pg_config` has the key '', the entries say '0'."""
+    config = {"": {"name": "", "desc": "", "ranks": "[]"}}
+    found = read([gloo("all_reduce"), gloo("barrier", "3", "undefined")], config=config)
+    assert found.groups["0"].ranks == found.groups["3"].ranks == ()
+    assert "rank 0 of an unknown number" in shown(found)
+    assert "a group" not in shown(found)
+    told = "the dump does not tell how many ranks there are: read those of all ranks together"
+    assert found.notes[-1] == told
+
+
+def test_gloo_of_one_rank_alone_with_an_all_gather(read):
+    config = {"": {"name": "", "desc": "", "ranks": "[]"}}
+    one = gloo("all_gather") | {"input_sizes": [[8]], "output_sizes": [[8]] * 4}
+    found = read([gloo("all_reduce"), one], config=config)
+    assert (found.ranks, found.groups["0"].ranks) == (4, (0, 1, 2, 3))
+    assert "rank 0 of 4" in shown(found)
+    assert found.notes[-1] == "4 ranks: recovered from the sizes of its all_gather calls"
 
 
 def test_without_entries(read):

@@ -13,7 +13,10 @@ import pytest
 from foreign_traces import event, fields
 
 from torchcoll.core.errors import UnreadableError
+from torchcoll.core.traffic import Traffic
 from torchcoll.importers.traces import read_traffic
+from torchcoll.training.traffic_show import traffic_grids
+from torchcoll.training.traffic_table import summarise_traffic
 
 OLD = {"backend": "nccl", "rank": 3, "world_size": 8}
 
@@ -72,6 +75,23 @@ def test_an_annotation_without_an_operator(calls):
     ]
     with pytest.raises(UnreadableError, match="all_to_all: sizes not known"):
         calls(call(0, "c10d::alltoall_", "all_to_all", [[]], [250], 1)[1:])
+
+
+def test_calls_without_a_size_are_counted_in_the_head(tmp_path):
+    """Two of three all_to_all: what the table adds up is not the step."""
+    events = [
+        *call(0, "c10d::alltoall_base_", "all_to_all", [[32], [32]], [32], 1),
+        *call(1000, "c10d::alltoall_", "all_to_all", [[]], [32], 11)[1:],
+        *call(2000, "c10d::alltoall_", "all_to_all", [[]], [32], 21)[1:],
+    ]
+    path = tmp_path / "trace_rank0.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = read_traffic([path])
+    stated = "2 of 3 calls have no size in the source: not included here"
+    assert stated in traffic_grids(found, summarise_traffic(found))[0].above
+    found.save(tmp_path / "traffic.jsonl")
+    again = Traffic.load(tmp_path / "traffic.jsonl")
+    assert stated in traffic_grids(again, summarise_traffic(again))[0].above
 
 
 def test_the_number_of_a_launch_is_none_of_an_operator(calls):

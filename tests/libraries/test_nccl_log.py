@@ -208,10 +208,44 @@ def test_a_cut_line_makes_no_process():
     assert [p.host for p in both.processes] == ["n-1", "my-n-1"]
 
 
+HOSTS = ("x3006c0s1b0n0", "x3006c0s1b1n0")
+PIDS = (41, 151, 1061, 10071)
+
+
+def spoken(rank: int) -> str:
+    """What a rank of four on two nodes writes: 64 lines."""
+    channels = [f"Channel {n:02d}/0 : {rank}[0] -> {rank ^ 1}[0] via NET/IB/0" for n in range(62)]
+    who = f"{HOSTS[rank // 2]}:{PIDS[rank]}:{PIDS[rank]} [0]"
+    lines = info(started(rank, 4), *channels, "Connected all rings", who=who)
+    return "".join(f"{line}\n" for line in lines)
+
+
+@pytest.mark.parametrize("block", [4096, 1024, 1000])
+def test_outputs_that_run_into_each_other_name_no_host(block):
+    """Each process writes a block of its buffer at a time, which ends anywhere in a line: `Chan`
+    and `x3006c0s1b1n0:141:` of another process become `Chanx3006c0s1b1n0:141:`.
+    """
+    left, text = [spoken(rank) for rank in range(4)], ""
+    while any(left):
+        text += "".join(rest[:block] for rest in left)
+        left = [rest[block:] for rest in left]
+    reader = read(*text.splitlines())
+    assert reader.tally.counts["cut"] > 0
+    job = only(reader)
+    assert (sorted(job.hosts), [p.pid for p in job.processes]) == ([*HOSTS], [*PIDS])
+    assert [m.rank for m in job.communicators[0].members] == [0, 1, 2, 3]
+
+
+def test_a_file_of_cut_lines_alone_is_read():
+    line = info(started(0))[0][:60] + info("Using network IB")[0]
+    assert [process.pid for process in read(line).processes] == [11]
+
+
 def test_what_was_cut_is_said_beside_not_complete():
     whole = "Init COMPLETE"
     lines = [*info(started(0), f"ncclCommInitRank comm 0x5000 rank 0 nranks 2 - {whole}")]
     other = info(started(1), who="node2:12:20 [0]")
+    other += info("Using network IB", who="node2:12:20 [0]")
     spliced = other[0][:60] + info("Using network IB")[0]
     (group,) = only(read(*lines, *other, spliced)).communicators
     assert group.state == "complete on 1, not complete on 1 (1 line of the log cut)"

@@ -150,7 +150,8 @@ class Verification:
 
 
 # Fields of Reported that are no floating-point figures.
-_NO_FIGURES = {"statistic", "over_ranks", "clock", "calls", "derived", "size_bytes", "size_basis"}
+_FLAGS = ("derived", "contradictory")
+_NO_FIGURES = {"statistic", "over_ranks", "clock", "calls", "size_bytes", "size_basis", *_FLAGS}
 
 
 @dataclass(slots=True)
@@ -162,6 +163,8 @@ class Reported:
     the call is complete), ``device``, ``issue`` (until the call returned) or ``unknown``.
     algbw_gbps, busbw_gbps: as the source gives them, kept where they are all that it gives, or to
     be checked against what the time gives. derived: time_ns was computed from algbw_gbps.
+    contradictory: the time cannot be that of these bandwidths, so tables show the bandwidths as the
+    source gives them, and never those that would follow from the time.
     size_bytes, size_basis: the size as the source prints it, where that is not the size S of the
     case: per rank or per peer.
 
@@ -183,6 +186,7 @@ class Reported:
     derived: bool = False
     size_bytes: int | None = None
     size_basis: str = ""
+    contradictory: bool = False
 
     @property
     def one_cold_call(self) -> bool:
@@ -198,7 +202,8 @@ class Reported:
             if value is not None and (type(value) not in (int, float) or not 0 <= value < _BOUND):
                 raise TypeError(f"{name} is not a number from 0 on")
         texts = (reported.statistic, reported.over_ranks, reported.clock, reported.size_basis)
-        if not all(isinstance(text, str) for text in texts) or type(reported.derived) is not bool:
+        flags = [getattr(reported, name) for name in _FLAGS]
+        if not all(isinstance(text, str) for text in texts) or {*map(type, flags)} != {bool}:
             raise TypeError("a given figure has a field of another type")
         check_whole(*or_none(reported.calls, reported.size_bytes))
         return reported
@@ -446,6 +451,8 @@ class CaseResult:
             data["verification"] = dataclasses.asdict(self.verification)
         if self.reported:
             data["reported"] = dataclasses.asdict(self.reported)
+            if not self.reported.contradictory:
+                del data["reported"]["contradictory"]
         else:
             del data["reported"]
         for name in ("busiest_bytes", "steady_ns", "expected_ns"):

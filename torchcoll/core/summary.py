@@ -394,8 +394,9 @@ def _bandwidths_of(reported: Reported, result: CaseResult) -> tuple[float | None
     """algbw and busbw of a case without samples: from its time, else as the source gives them.
 
     The time of a call that has only been issued is no time of a transfer, nor is that of a first
-    call, which makes what the later ones use: it has none. Without the number of
-    ranks there is S / t, and busbw where the factor is 1 whatever the number.
+    call, which makes what the later ones use: it has none. A time that contradicts the bandwidths
+    of its source gives none either. Without the number of ranks there is S / t, and busbw where the
+    factor is 1 whatever the number.
     """
     entry, name = COLLECTIVES[result.case.collective], result.case.collective
     time, size_bytes, ranks = (
@@ -405,7 +406,7 @@ def _bandwidths_of(reported: Reported, result: CaseResult) -> tuple[float | None
     )
     if reported.one_cold_call:
         return None, None
-    if not time or reported.clock == "issue":
+    if not time or reported.clock == "issue" or reported.contradictory:
         return reported.algbw_gbps, reported.busbw_gbps
     if ranks:
         busbw = busbw_gbps(name, size_bytes, ranks, time)

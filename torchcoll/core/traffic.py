@@ -197,6 +197,7 @@ class Traffic(Displayed):
     notes: what could not be seen, a sentence each. problems: what was wrong in
     the file. end: the ``status`` (``complete``, ``failed``, ``interrupted``) and, where it is not
     complete, the ``reason``; {} where the file was cut off.
+    left_out: calls of all ranks that the source names without their sizes: no figure counts them.
     """
 
     source: str = "capture"
@@ -210,6 +211,7 @@ class Traffic(Displayed):
     environment: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    left_out: int = 0
     path: Path | None = field(default=None, compare=False)
     end: dict[str, Any] = field(default_factory=lambda: {"status": "complete"})
     # While it is being captured:
@@ -306,6 +308,7 @@ def join(parts: Iterable[Traffic]) -> Traffic:
                 clocks=dict(part.clocks),
                 notes=list(part.notes),
                 problems=list(part.problems),
+                left_out=part.left_out,
             )
             continue
         if part.ranks != joined.ranks or part.source != joined.source:
@@ -333,6 +336,7 @@ def join(parts: Iterable[Traffic]) -> Traffic:
         joined.problems += part.problems
         if joined.end.get("status") == "complete":
             joined.end = part.end
+        joined.left_out += part.left_out
     if joined is None:
         raise UsageError("traffic", "no file", "at least one")
     joined.calls = dict(sorted(joined.calls.items()))
@@ -410,7 +414,8 @@ _OF_ONE = "Join the files of one capture."
 #
 # ========== =====================================================================================
 # header     the first line. ``schema``: ``torchcoll-traffic/2``; ``source``: that of
-#            Traffic; ``ranks``: size of the world; ``environment``: versions and variables
+#            Traffic; ``ranks``: size of the world; ``environment``: versions and variables;
+#            ``left_out``: calls that the source names without sizes, where there are any
 # group      one for each process group: ``name``, ``ranks`` (of the world, in the group's order),
 #            ``backend``, ``description``
 # step       one or more for each rank that was seen: ``rank``; ``spans_ns``: [start, end] of its
@@ -467,6 +472,7 @@ def header_of(traffic: Traffic) -> dict[str, Any]:
         "source": traffic.source,
         "ranks": traffic.ranks,
         "environment": traffic.environment,
+        **({"left_out": traffic.left_out} if traffic.left_out else {}),
     }
 
 
@@ -507,7 +513,8 @@ def leave_unmarked(calls: list[TrafficCall], marked: int) -> None:
 def _header(traffic: Traffic, header: dict[str, Any]) -> None:
     traffic.ranks, traffic.source = header["ranks"], header["source"]
     traffic.environment = dict(header.get("environment") or {})
-    check_whole(traffic.ranks)
+    traffic.left_out = header.get("left_out", 0)
+    check_whole(traffic.ranks, traffic.left_out)
     if not (0 < traffic.ranks <= MOST_RANKS and isinstance(traffic.source, str)):
         raise ValueError
 

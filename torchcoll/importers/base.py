@@ -155,6 +155,16 @@ def number(text: object) -> float | None:
     return value if 0 <= value < MOST_NUMBER else None  # NaN is not
 
 
+COMMAS = (
+    "figures with a comma, which may stand for the decimal point or group thousands: write 1234.5"
+)
+
+
+def no_figure(name: str, text: str) -> str:
+    """Why ``number`` makes nothing of a cell; the same for all cells with a comma."""
+    return COMMAS if re.search(r"\d,\d", text) else f"{name} is {text}"
+
+
 def numbers(*texts: str) -> Sequence[float | None]:
     """``number`` of each; at once where all are ordinary, as in most rows."""
     try:
@@ -359,6 +369,22 @@ def make_run(
 
 
 TRUNCATED = "truncated"
+_ROUNDED = 0.05  # published figures are rounded, and each is a mean of its own
+
+
+def contradiction(
+    name: str, given_gbps: float | None, expected_gbps: float | None, basis: str, step: float
+) -> str:
+    """How a bandwidth that a source prints contradicts the one that follows from ``basis``.
+
+    Returns '' where they agree, or where one is missing or 0. step: half a unit in the last place
+    of the printed figure, in GB/s.
+    """
+    if not given_gbps or not expected_gbps:
+        return ""
+    if abs(given_gbps - expected_gbps) <= _ROUNDED * expected_gbps + step:
+        return ""
+    return f"given {name} {given_gbps:.6g} GB/s, but {expected_gbps:.6g} follows from {basis}"
 
 
 # Half a unit in the last place of a number with so many decimals.

@@ -1,28 +1,32 @@
 """DeepSpeed: ds_bench / communication benchmarks, and the summary of its comms logger.
 
-Its 'Throughput' of all_reduce is 2 S / t and its unit Gbps by default, so only size and time are
-read. The bench prints the size of all_gather as one rank's input, and so does the logger: it counts
-the argument ``tensor`` (deepspeed/comm/utils.py), which is one rank's share in all_gather, gather
-and scatter, and the whole in the others. The logger's averages leave out the slowest and fastest
-tenth; its clock is the device's or the host's, as the accelerator has it (utils/timer.py).
+Its 'Throughput' of all_reduce is 2 S / t and its unit Gbps by default, so bandwidths are computed
+from size and time; a busbw that contradicts them is said. The bench prints the size of all_gather
+as one rank's input, and so does the logger: it counts the argument ``tensor``
+(deepspeed/comm/utils.py), which is one rank's share in all_gather, gather and scatter, and the
+whole in the others. The logger's averages leave out the slowest and fastest tenth; its clock is the
+device's or the host's, as the accelerator has it (utils/timer.py).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from torchcoll.core.collectives import busbw_gbps
 from torchcoll.core.result import CaseResult, Reported
 from torchcoll.importers.base import (
     Imported,
     ImportOptions,
     Line,
     collective_named,
+    contradiction,
     make_result,
     make_run,
     number,
     ranks_stated,
+    rounding,
     whole,
 )
 
@@ -41,9 +45,9 @@ _DESCRIPTION = re.compile(r"(\d+)x(\d+)")
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _SCALES = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _PER_RANK = ("all_gather", "gather", "scatter")
-_LOGGED = re.compile(
-    r"\s+([\d.]+) ?([KMGT]?B)\s+(\d+)\s+([\d.eE+-]+)\s+([\d.eE+-]+)\s+([\d.eE+-]+)\s+([\d.eE+-]+)"
-)
+_LOGGED = re.compile(r"\s+([\d.]+) ?([KMGT]?B)\s+(\d+)((?:\s+[\d.eE+-]+){1,8})")
+_MEAN = "Avg Latency(ms)"
+_BUSBW = re.compile(r"busbw\w*\s*\((G[bB])ps\)", re.IGNORECASE)
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -61,6 +65,26 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     return found
 
 
+@dataclass(frozen=True)
+class Bandwidth:
+    """A busbw as DeepSpeed prints it, and how far its rounding and that of the time reach."""
+
+    gbps: float | None
+    step_gbps: float
+    time_step: float  # of the time
+
+    @classmethod
+    def of(cls, heading: str, busbw: str, time: str) -> Bandwidth | None:
+        """heading: the line that names the columns. None where it does not name the unit."""
+        unit = _BUSBW.search(heading)
+        if unit is None:
+            return None
+        scale = 0.125 if unit[1].endswith("b") else 1.0
+        given, value = number(busbw), number(time)
+        gbps = None if given is None else given * scale
+        return cls(gbps, rounding(busbw) * scale, rounding(time) / value if value else 0.0)
+
+
 def case_of(
     operation: str,
     size_bytes: int,
@@ -68,6 +92,7 @@ def case_of(
     options: ImportOptions,
     ranks: int,
     remarks: Sequence[str] = (),
+    given: Bandwidth | None = None,
 ) -> CaseResult | str:
     """The case of an operation in DeepSpeed's name and size; else why it is none."""
     name = collective_named(operation) or options.collective  # every row names its own
@@ -78,6 +103,11 @@ def case_of(
             return f"the size of {name} is for one rank: give --ranks"
         reported = replace(reported, size_bytes=size_bytes, size_basis="per rank")
         size_bytes *= ranks
+    if given and ranks and reported.time_ns:
+        expected = busbw_gbps(name, size_bytes, ranks, reported.time_ns)
+        step = given.step_gbps + given.time_step * (expected or 0.0)
+        basis = "size, time and ranks"
+        remarks = [*remarks, contradiction("busbw", given.gbps, expected, basis, step)]
     return make_result(
         name,
         size_bytes,
@@ -85,7 +115,7 @@ def case_of(
         ranks=ranks,
         dtype=options.dtype,
         backend=options.backend or "unknown",
-        warnings=remarks,
+        warnings=[text for text in remarks if text],
     )
 
 
@@ -93,7 +123,8 @@ class _DeepSpeedReader:
     def __init__(self, options: ImportOptions, found: Imported) -> None:
         self.options, self.found = options, found
         self.title, self.ranks, self.raw_unit = "", options.ranks or 0, ""
-        self.logger = self.straggler = False
+        self.logger, self.figures = False, [""]  # the columns of figures, by their names
+        self.heading = ""
         self.results: dict[tuple[int, str], list[CaseResult]] = {}
 
     def line(self, line: int, text: str) -> None:
@@ -101,11 +132,12 @@ class _DeepSpeedReader:
             self.title, self.logger = match[1], False
             self.ranks = self.options.ranks or ranks_stated(match[2]) or 0
         elif _LOGGER.search(text):
-            self.logger, self.title = True, ""
-            self.straggler = "straggler" in text
+            self.logger, self.title, self.heading = True, "", text
+            names = re.split(r"(?<=\))\s+|\s{2,}", text[text.index("Comm. Op") :].strip())
+            self.figures = names[3:]  # behind the operation, the size and the count
         elif "Duration" in text and "Size" in text:
             unit = re.search(r"Duration \((\w+)\)", text)
-            self.raw_unit = unit[1] if unit else ""
+            self.raw_unit, self.heading = unit[1] if unit else "", text
         elif self.logger:
             self.logged(line, text)
         elif self.title and text.lstrip()[:1].isdigit():
@@ -134,7 +166,8 @@ class _DeepSpeedReader:
         size_bytes = whole((count or 0) * (each or 0))
         if not size_bytes:
             return f"the description {fields[1]} has no elements x bytes"
-        return case_of(self.title, size_bytes, reported, self.options, self.ranks)
+        given = Bandwidth.of(self.heading, fields[4], value)
+        return case_of(self.title, size_bytes, reported, self.options, self.ranks, given=given)
 
     def logged(self, line: int, text: str) -> None:
         match = _LOGGED.fullmatch(text)
@@ -144,10 +177,12 @@ class _DeepSpeedReader:
             elif text[:1] == " " and text.strip()[:1].isdigit():
                 self.found.refuse(line, "half a row")
             return
-        size, latency = number(match[1]), number(match[5])
-        if self.straggler or not size or not latency:
-            why = f"size is {match[1]} {match[2]}, average latency is {match[5]}"
-            self.found.refuse(line, STRAGGLER if self.straggler else why)
+        figures = dict(zip(self.figures, match[4].split(), strict=False))
+        size, latency = number(match[1]), number(figures.get(_MEAN))
+        if not size or not latency:
+            why = f"size is {match[1]} {match[2]}, average latency is {figures.get(_MEAN)}"
+            straggler = _MEAN not in figures and any("straggler" in name for name in self.figures)
+            self.found.refuse(line, STRAGGLER if straggler else why)
             return
         remarks = []
         if match[2] != "B":
@@ -157,5 +192,7 @@ class _DeepSpeedReader:
         if size_bytes is None:
             self.found.refuse(line, f"size is {match[1]} {match[2]}")
             return
-        result = case_of(self.title, size_bytes, reported, self.options, self.ranks, remarks)
+        busbw = next((figures[name] for name in figures if _BUSBW.match(name)), "")
+        given = Bandwidth.of(self.heading, busbw, figures[_MEAN])
+        result = case_of(self.title, size_bytes, reported, self.options, self.ranks, remarks, given)
         self.add(line, result, "comms logger")

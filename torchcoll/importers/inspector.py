@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RECORDS
+from torchcoll.core.collectives import busbw_gbps
 from torchcoll.core.result import CaseResult, Reported
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.base import (
@@ -22,6 +23,7 @@ from torchcoll.importers.base import (
     ImportOptions,
     Line,
     collective_named,
+    contradiction,
     make_result,
     make_run,
     number,
@@ -51,6 +53,9 @@ class _Calls:
 
     times: dict[int, dict[int, int]] = field(default_factory=dict)
     ways: dict[str, None] = field(default_factory=dict)  # algorithm and protocol
+    given_gbps: float = 0.0  # sums over the records that give a busbw: as given ...
+    expected_gbps: float = 0.0  # ... and as it follows from the time of the same record
+    given: int = 0
     clocks: set[str] = field(default_factory=set)
 
 
@@ -157,6 +162,11 @@ def _take(
     calls = cases.setdefault(case, _Calls())
     calls.times.setdefault(number_, {})[rank] = round(time * 1000)
     calls.clocks.add(str(flat.get("coll_timing_source") or "unknown"))
+    expected, given = busbw_gbps(name, total, ranks, time * 1000), flat.get("coll_busbw_gbs")
+    if expected and (busbw := number(given)):
+        calls.given_gbps += busbw
+        calls.expected_gbps += expected
+        calls.given += 1
     if way := " ".join(str(flat[k]) for k in ("coll_algo", "coll_proto") if flat.get(k)):
         calls.ways[way] = None
     hosts.setdefault((case[0], ranks), {})[rank] = str(flat.get("hostname") or "?")
@@ -192,6 +202,9 @@ def _result(
         remarks.append(f"several clocks together: {', '.join(sorted(calls.clocks))}")
     if "unknown" in calls.clocks:
         remarks.append("the clock is not known: read as the host's")
+    if calls.given:
+        means = calls.given_gbps / calls.given, calls.expected_gbps / calls.given
+        remarks += filter(None, [contradiction("busbw", *means, "size, time and ranks", 0.0)])
     result = make_result(
         name,
         size_bytes,

@@ -377,6 +377,7 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     ran = [(event.start, event.end) for event in others]
     traffic.apart = {rank: merged([*filter(None, left), *ran])} if ran or any(left) else {}
     traffic.notes = _notes(own, maker, works, others)
+    traffic.left_out = maker.left.total()
     return traffic, steps[0][0] if steps else None
 
 

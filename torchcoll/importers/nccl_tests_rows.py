@@ -12,10 +12,12 @@ from functools import lru_cache
 from itertools import repeat
 
 from torchcoll.importers.base import (
+    COMMAS,
     HALVES,
     MOST_NUMBER,
     MOST_WHOLE,
     dtype_named,
+    no_figure,
     ns_of_us,
     number,
     numbers,
@@ -93,7 +95,7 @@ class RowParser:
         for in_place, first in places:
             block = self._block(tokens[first : first + width], in_place)
             if isinstance(block, str):
-                return f"half a row: {block}"
+                return block if block == COMMAS else f"half a row: {block}"
             blocks.append(block)
         row = NcclTestsRow(line, size, count, dtype_named(tokens[2]) or "", op, root, blocks)
         if len(blocks) == 2 and not (self._trailing or self._error or self._more):
@@ -178,11 +180,11 @@ class RowParser:
         raw, alg, bus = figures[self._time], figures[self._algbw], figures[self._busbw]
         time, algbw, busbw = numbers(raw, alg, bus)
         if not time:
-            return f"{self._body[self._time]} is {raw}"
+            return no_figure(self._body[self._time], raw)
         if algbw is None and alg not in _NO_NUMBER:
-            return f"algbw is {alg}"
+            return no_figure("algbw", alg)
         if busbw is None and bus not in _NO_NUMBER:
-            return f"busbw is {bus}"
+            return no_figure("busbw", bus)
         wrong: int | None = None
         if self._wrong and (text := figures[self._wrong]) != "N/A":
             count = _elements(text)

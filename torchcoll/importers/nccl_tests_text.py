@@ -104,7 +104,7 @@ def begins_launch(text: str) -> bool:
 NAME = "nccl-tests"
 
 _START = re.compile(r"Collective test starting:\s*(\S+)")
-_CONCLUDED = re.compile(r"Collective test concluded:")
+_CONCLUDED = re.compile(r"Collective test concluded:\s*(\S*)")
 _PROGRAM = re.compile(
     r"(?<![a-zA-Z])([a-zA-Z_]+?)_perf(?:_mpi)?\b(?:.*?\s(?:-f|--stepfactor)[ =]?([\d.]+))?"
 )
@@ -138,7 +138,14 @@ _REDUCING = re.compile(r"Reducing maxBytes to \d+.*")
 _ROW = re.compile(rf"\s*{_NUMBERS}[a-z]")
 _ROW_HEAD = re.compile(rf"\s*{_NUMBERS}[a-z][a-z0-9_]*\b")
 _PLACEMENTS = re.compile(r"out-of-place|in-place")
+_LEAST = 6  # fields of a row: size, count, type, time, algbw, busbw
 _ABOVE, _TITLE = 8, 80  # lines and characters: what is longer is prose, and speaks of anything
+# What people write behind a row: `<-- here`, `# best`, `| ok`.
+_NOTE = re.compile(r"\s(?=[<#|;(!*]|//|--)")
+_SUFFIXED = re.compile(r"\s*\d[\d.,]*[KMGT]?i?B?\s+\d[\d.,]*[KMGT]?\s+[a-z]\w*\s+\S+(?:\s+\S+){3}")
+SUFFIXES = "sizes or counts with a suffix such as 1M are rounded: nccl-tests prints all digits"
+WRAPPED = "rows are wrapped at the width of a terminal: give the output as nccl-tests printed it"
+SIDE_BY_SIDE = "rows of several tables side by side: put each table into a file of its own"
 RUN_INTO = "a row that other output runs into: where it begins cannot be told"
 _FRACTION = "-f {f} was read as {n}: nccl-tests takes a whole number{then}"
 
@@ -232,6 +239,7 @@ class _TextReader:
         self.found = found
         self.parts: list[_Part] = []
         self.pending: tuple[int, str] | None = None  # a row that a log line has cut in two
+        self.failed: tuple[int, str, str] | None = None  # a row that is none, and why
         self.early = Messages()  # of the next launch: its other ranks may speak before its heading
         self.placements: tuple[str, ...] = ()  # of the line above a heading
         self.above: deque[Line] = deque(maxlen=_ABOVE)  # texts since the last row
@@ -243,6 +251,8 @@ class _TextReader:
         return self.parts[-1]
 
     def line(self, line: int, text: str) -> None:
+        if self.failed:
+            self.refuse_failed(text)
         if "NCCL" in text or "|CCL_" in text:
             rest, logged = without_log(text)
             if logged:
@@ -292,13 +302,31 @@ class _TextReader:
             self.found.refuse(self.pending[0], "the row is cut off by other output")
             self.pending = None
 
+    def refuse_failed(self, following: str = "") -> None:
+        """The row that failed, of which the next line may be the rest."""
+        if self.failed:
+            (line, text, why), self.failed = self.failed, None
+            whole_row = RowParser((), ()).row(line, text + following) if following.strip() else ""
+            self.found.refuse(line, why if isinstance(whole_row, str) else WRAPPED)
+
     def end(self) -> None:
+        self.refuse_failed()
         self.add_kept()
         self.refuse_pending()
 
     def row(self, line: int, text: str) -> None:
         self.add_kept()
-        self.add(line, self.part.parser.row(line, text))
+        row = self.part.parser.row(line, text)
+        if isinstance(row, str) and _side_by_side(text):
+            row = SIDE_BY_SIDE
+        elif isinstance(row, str) and len(pieces := _NOTE.split(text, maxsplit=1)) > 1:
+            without = self.part.parser.row(line, pieces[0])
+            row = row if isinstance(without, str) else without
+        if isinstance(row, str):
+            self.above.clear()
+            self.failed = line, text, row
+        else:
+            self.add(line, row)
 
     def add_kept(self) -> None:
         """Before whatever else becomes of a line: the parser keeps rows to read many at once."""
@@ -337,8 +365,9 @@ class _TextReader:
             part.average = number(match[1])
         elif _BOUNDS.search(text):
             part.failed = True
-        elif _CONCLUDED.search(text):
+        elif match := _CONCLUDED.search(text):
             part.concluded = True
+            part.collective = part.collective or collective_named(_plain_program(match[1]))
         elif match := _VERSION.search(text):
             if part.started or part.rows:
                 part = self.next_part(line, True)
@@ -357,6 +386,8 @@ class _TextReader:
             part.events.append(text.strip(" #"))
         elif "_perf" in text and (match := _PROGRAM.search(text)):
             self.command(line, match)
+        elif part.names and _SUFFIXED.match(text):
+            self.found.refuse(line, SUFFIXES)
         elif _HOLDS.search(text):
             self.found.refuse(line, RUN_INTO)
         elif len(text) < _TITLE:
@@ -398,6 +429,13 @@ class _TextReader:
             }
             if match[5] and ":" in match[5]:
                 part.members[rank]["pci"] = match[5]
+
+
+def _side_by_side(text: str) -> bool:
+    """Whether a line holds two rows of as many fields, as ``paste`` and ``diff -y`` print them."""
+    tokens = [token for token in text.split() if token not in ("|", "<", ">")]
+    half, odd = divmod(len(tokens), 2)
+    return not odd and half > _LEAST and bool(_ROW.match(" ".join(tokens[half:])))
 
 
 def _plain_program(name: str) -> str:

@@ -20,6 +20,7 @@ from torchcoll.importers.base import (
     dtype_named,
     make_result,
     make_run,
+    no_figure,
     ns_of_us,
     number,
     whole,
@@ -91,11 +92,15 @@ class _OsuReader:
             self.row(line, text.split())
 
     def row(self, line: int, fields: Sequence[str]) -> None:
-        if len(fields) != len(self.names):
+        more = len(fields) - len(self.names)
+        if self.names and more > 0:
+            named = f"the heading names {len(self.names)}"
+            self.found.warn(f"rows have {len(fields)} fields, {named}: the others are not read")
+        elif more or not self.names:
             why = f"half a row: {len(fields)} fields, the heading has {len(self.names)}"
             self.found.refuse(line, why)
             return
-        result = self.result(dict(zip(self.names, fields, strict=True)))
+        result = self.result(dict(zip(self.names, fields, strict=False)))
         if isinstance(result, str):
             self.found.refuse(line, result)
         else:
@@ -119,7 +124,7 @@ class _OsuReader:
         if held is None:
             return f"size is {record['Size']}" if "Size" in record else "no size"
         if not time:
-            return f"{column} is {record[column]}" if column else "no column of times"
+            return no_figure(column, record[column]) if column else "no column of times"
         if entry.has_data and not held:
             return "0 bytes: nothing was sent"
         if name in _PER_RANK and not ranks:

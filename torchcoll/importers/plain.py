@@ -3,7 +3,8 @@
 ``--map size=Size,algbw='Algbw (GB/s)'`` names its columns; without it, names that say what they
 are are found. A heading of Markdown above a table names its collective. Sizes are binary (16GB is
 16 x 2^30 bytes), as nccl-tests has it; units are read from the heading, and what it leaves open is
-said. Bandwidths that do not follow from size, time and ranks are kept, and said.
+said. Bandwidths that do not follow from size, time and ranks are shown as the table gives them,
+with the contradiction: its time may be in another unit than its heading says.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from torchcoll.core.errors import choice
 from torchcoll.core.result import CaseResult, Reported
 from torchcoll.core.units import counted
 from torchcoll.importers.base import (
+    COMMAS,
     Imported,
     ImportOptions,
     Line,
     collective_in,
     collective_named,
+    contradiction,
     dtype_named,
     make_result,
     make_run,
@@ -96,7 +99,7 @@ _WORDS = {
     "time": r"(?:avg |mean |median )?(?:time|latency|duration)\b",
     "algbw": r"alg(?:orithm)? ?(?:bw|bandwidth)\b",
     "busbw": r"bus ?(?:bw|bandwidth)\b",
-    "collective": r"(?:collective|operation)\b",
+    "collective": r"(?:collective|operation|test)\b",
     "ranks": r"(?:n ?)?(?:ranks|gpus)\b|world ?size\b",
     "dtype": r"(?:dtype|data ?type)\b",
     "op": r"(?:red)?op\b",
@@ -104,10 +107,11 @@ _WORDS = {
 _SIZE_CELL = re.compile(r"([\d.]+)\s*([kmgt]?)(i?)(b(?:ytes)?)?", re.IGNORECASE)
 _SCALE = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _NONE = ("", "-", "n/a", "na", "none", "null")  # a cell that holds no figure
-_NEAR = 0.05  # figures of a table are rounded, and means of each their own
+_STEP = 0.01  # a small bandwidth is printed with two decimals, or as 0
+_BASIS = "size, time and ranks"
+_NUMBERED = re.compile(r"\W*(?:(?:run|test|case|trial|iter\w*)\W*)?\d*\W*", re.IGNORECASE)
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
 _GUARD = re.compile(r"^'(?='*[=@+-])")  # before what a spreadsheet would run: report/formats.py
-# Behind a quote, a bullet or a stamp alone: rows of a table need not begin with a bar.
-STARTS = re.compile(r"(?:(?<=[>:\])-])|(?<=[>:\])-] ))\|(?=.*\|)")
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -144,18 +148,31 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     return found
 
 
-def _fields(text: str) -> list[str]:
+def _fields(text: str, heading: str = "") -> list[str]:
+    """The cells of a line; [] for a line of no table. heading: the delimiter of the heading above.
+
+    What stands before the first bar of a quoted table (``> | Size |``) becomes a cell as well, in
+    its heading and in its rows alike.
+    """
     plain = text.strip()
-    if plain.startswith("|") or (plain.count("|") > 1 and "," not in plain):
+    delimiter = heading if heading and heading in plain else _delimiter_of(plain)
+    if delimiter == "|":
         return [field.strip(" *`") for field in plain.strip("|").split("|")]
-    if "," in plain or "\t" in plain or ";" in plain:
-        delimiter = "," if "," in plain else "\t" if "\t" in plain else ";"
+    if delimiter:
         try:
             fields = next(csv.reader([plain.lstrip("#")], delimiter=delimiter), [])
             return [_GUARD.sub("", field.strip()) for field in fields]
         except csv.Error:
             return []
     return []
+
+
+def _delimiter_of(text: str) -> str:
+    """What stands between the cells of a line; '' for a line of no table."""
+    bars = text.count("|")
+    if text.startswith("|") or (bars > 1 and bars >= text.count(",")):
+        return "|"
+    return next((delimiter for delimiter in ",\t;" if delimiter in text), "")
 
 
 def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]:
@@ -191,11 +208,14 @@ def size_of(text: str, unit: int = 1) -> int | None:
 def _figures(record: Mapping[str, str]) -> dict[str, float | None] | str:
     """Time and bandwidths as they are printed; what is there and no number is the answer."""
     found = {}
-    for key in ("time", "algbw", "busbw"):
-        text = record.get(key, "")
+    texts = {key: record.get(key, "") for key in ("time", "algbw", "busbw")}
+    pointed = any("." in text for text in texts.values())  # then a comma is no decimal one
+    for key, text in texts.items():
+        if pointed and _THOUSANDS.fullmatch(text):
+            text = text.replace(",", "")
         found[key] = None if text.lower() in _NONE else number(text)
         if found[key] is None and text.lower() not in _NONE:
-            return f"{key} is no number from 0 on: {text}"
+            return COMMAS if "," in text else f"{key} is no number from 0 on: {text}"
     return found if any(found.values()) else "no figure"
 
 
@@ -205,17 +225,17 @@ class _TableReader:
         self.heading: str | None = None
         self.columns: dict[str, int] = {}
         self.names: list[str] = []
-        self.tables, self.form = 0, "table"
+        self.tables, self.form, self.delimiter = 0, "table", ""
         self.odd: list[int] = []  # lines whose bandwidths do not follow
         self.results: dict[int, list[CaseResult]] = {}
 
     def line(self, line: int, text: str) -> None:
-        plain = text.strip()
+        plain = text.lstrip("> \t").rstrip()
         if plain.startswith("#") and "|" not in plain and "," not in plain:
             self.heading, self.columns = collective_in(plain), {}
             return
-        fields = _fields(text)
-        if len(fields) < 2 or _is_rule(plain):
+        fields = _fields(text, self.delimiter)
+        if len(fields) < 2 or self.is_rule(plain, fields):
             if not fields:
                 self.columns = {} if not plain or self.form == "Markdown" else self.columns
             return
@@ -223,7 +243,8 @@ class _TableReader:
         if columns and ("size" in columns or self.options.columns):
             self.columns, self.names = columns, fields
             self.tables += 1
-            self.form = "Markdown" if plain.startswith("|") else "CSV"
+            self.delimiter = _delimiter_of(text.strip())
+            self.form = "Markdown" if self.delimiter == "|" else "CSV"
             return
         if not self.columns:
             return
@@ -238,6 +259,13 @@ class _TableReader:
             self.found.take()
             self.results.setdefault(result.ranks, []).append(result)
 
+    def is_rule(self, text: str, fields: Sequence[str]) -> bool:
+        """Whether it is the line below a heading of Markdown: ``|---|:--|``, also quoted."""
+        if "--" not in text:
+            return False
+        cells = [fields[i] for i in self.columns.values()] if len(fields) == len(self.names) else []
+        return not text.strip(" \t:|-") or bool(cells and not "".join(cells).strip(" :-"))
+
     def unit(self, key: str, unit_of: Callable[[str], Unit]) -> float:
         """The scale that the heading of a column names; what it leaves open is warned of."""
         scale, doubt = unit_of(self.names[self.columns[key]])
@@ -247,8 +275,12 @@ class _TableReader:
 
     def result(self, line: int, record: Mapping[str, str]) -> CaseResult | str:
         options = self.options
-        named = record.get("collective")
-        stated = collective_named(named) if named else self.heading
+        named = record.get("collective", "")
+        stated = self.heading
+        if not _NUMBERED.fullmatch(named):
+            stated = collective_named(named) or collective_in(named)
+            if stated is None and not options.collective:
+                return f"{named} is no collective that torchcoll has: give --collective"
         name = self.found.choose("collective", options.collective, stated)
         if name is None and (name := collective_in(options.file)):
             self.found.warn(f"collective {name}: taken from the name of the file")
@@ -281,10 +313,12 @@ class _TableReader:
         if derived and not number(time):  # none, or beyond what a time can be
             time, derived = None, False
         follow = by_time or algbw  # the busbw that follows from either
-        odd = _separate(algbw, by_time) or (
-            ranks > 1 and follow and _separate(busbw, follow * entry.bus_factor(ranks))
-        )
-        if odd:
+        busbw_expected = follow * entry.bus_factor(ranks) if follow and ranks > 1 else None
+        contradictions = [
+            *filter(None, [contradiction("algbw", algbw, by_time, _BASIS, _STEP)]),
+            *filter(None, [contradiction("busbw", busbw, busbw_expected, _BASIS, _STEP)]),
+        ]
+        if contradictions:
             self.odd.append(line)
         reported = Reported(
             time or None,
@@ -293,6 +327,7 @@ class _TableReader:
             algbw_gbps=algbw,
             busbw_gbps=busbw,
             derived=derived,
+            contradictory=bool(contradictions),
         )
         return make_result(
             name,
@@ -303,21 +338,8 @@ class _TableReader:
             op=record.get("op") or None,
             backend=options.backend or "unknown",
             device=only_device(options.backend) or "unknown",
-            warnings=[ODD] if odd else [],
+            warnings=contradictions,
         )
-
-
-def _is_rule(text: str) -> bool:
-    """Below the heading of Markdown: ``|---|:--|``."""
-    return "--" in text and not text.strip(" \t:|-")
-
-
-def _separate(reported: float | None, expected: float | None) -> bool:
-    """True where a bandwidth that was given is another than the one that follows."""
-    if not reported or not expected:
-        return False
-    # A small one is printed with two decimals, or as 0.
-    return abs(reported - expected) > _NEAR * expected + 0.01
 
 
 def _algbw_of(name: str, size_bytes: int, ranks: int, time: float) -> float | None:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from torchcoll.core.bounds import MOST_TEXT
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import CaseResult
 from torchcoll.importers.base import (
@@ -71,8 +72,12 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
 def _records(lines: Iterable[Line], found: Imported) -> Iterable[tuple[int, Mapping[str, str]]]:
     """One mapping a row, of CSV or of JSON objects, whatever holds them together."""
     names: list[str] = []
+    opened = ""  # of an object over several lines what was read of it
     for line, text in lines:
-        text = text.strip()
+        text = opened + text.strip()
+        start = text.rfind("{")
+        opened = f"{text[start:]} " if start > text.rfind("}") else ""
+        opened = opened if len(opened) < MOST_TEXT else ""
         objects = _OBJECT.findall(text)
         if objects or text[:1] in "[]{}":
             for one in objects:
@@ -91,6 +96,8 @@ def _records(lines: Iterable[Line], found: Imported) -> Iterable[tuple[int, Mapp
             found.refuse(line, f"half a row: {len(fields)} fields, the heading has {len(names)}")
         else:
             yield line, dict(zip(names, fields, strict=True))
+    if opened:
+        found.refuse(0, "the last JSON object has no end")
 
 
 def _row(

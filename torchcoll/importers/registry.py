@@ -20,6 +20,7 @@ from typing import cast
 
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
 from torchcoll.core.file import MODEL_START, uncollected
+from torchcoll.core.other_commands import TRACE, reading_command
 from torchcoll.core.paths import is_stdin
 from torchcoll.core.result import Run
 from torchcoll.importers.base import Imported, Importer, ImportOptions, Line
@@ -34,8 +35,12 @@ BUILT_IN = (
     *("nccl_tests_json", "inspector", "rccl_tests", "exported", "nccl_tests_text", "oneccl"),
     *("param", "deepspeed_json", "deepspeed", "osu", "astra_sim", "plain"),
 )
-# A profiler's trace (Kineto), or a dump of the Flight Recorder.
-_TRACE = re.compile(rb'\s*\{[^\0]*?"(?:traceEvents|pg_config|pg_status)"\s*:')
+
+# Importers of text, and how JSON begins: logs of containers, notebooks and test runners hold the
+# text of a benchmark in their members, with every line end escaped.
+_TEXTS = ("torchcoll-text", "nccl-tests", "oneccl", "param", "deepspeed", "osu", "plain")
+_JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[\[{"])')
+_AROUND = "the text of a benchmark; this is JSON around text"
 
 
 @cache
@@ -99,11 +104,11 @@ def _imported(
 ) -> Imported:
     if not source.start.strip():
         raise UnreadableError("file", source.name, "output of a benchmark; this one is empty")
+    command = reading_command(source.start, path, "show")
     if source.binary:
-        raise UnreadableError("file", source.name, "text; this one is binary")
-    if not name and _TRACE.match(source.start):  # minutes before the last line were looked at
-        action = f"torchcoll trace {'-' if is_stdin(path) else shlex.quote(path)} reads it."
-        raise UnreadableError("file", source.name, "results; this is what a training sent", action)
+        raise UnreadableError("file", source.name, "text; this one is binary", command)
+    if not name and TRACE.match(source.start):  # minutes before the last line were looked at
+        raise UnreadableError("file", source.name, "results; this is what a training sent", command)
     importer = importers()[name] if name else _sniffed(source)
     if importer is None:
         if MODEL_START.search(source.start):
@@ -117,8 +122,11 @@ def _imported(
             "file",
             source.name,
             f"a torchcoll result file, or output of {_names()}",
-            "Force one with torchcoll import --from; --map names the columns of a table.",
+            command
+            or "Force one with torchcoll import --from; --map names the columns of a table.",
         )
+    if not name and importer.NAME in _TEXTS and _JSON.match(source.start):
+        raise UnreadableError("file", source.name, _AROUND, _unwrapping(source.start))
     options = options or ImportOptions()
     own = "stdin" if is_stdin(path) else os.path.basename(path)
     options = ImportOptions(**{**vars(options), "file": options.file or own})
@@ -144,6 +152,15 @@ def _imported(
         texts = _stated(found, source.name, number)
         run.events += [{"kind": "import", "message": text} for text in texts]
     return found
+
+
+def _unwrapping(start: bytes) -> str:
+    """How to take the text out of JSON that begins so."""
+    if b'"log":' in start:
+        return "Take it out: jq -rj .log FILE > TEXT"
+    if b'"cells":' in start:
+        return "Take it out: jq -rj '.cells[].outputs[]?.text[]?' FILE > TEXT"
+    return "Take it out, for example: jq -r .stdout FILE > TEXT"
 
 
 def _sniffed(source: Source) -> Importer | None:

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.bounds import Events, Held
+from torchcoll.core.bounds import MOST_RANKS, Events, Held
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import is_traffic
 from torchcoll.core.jsonl import chunks_of
 from torchcoll.core.opening import open_to_read
+from torchcoll.core.other_commands import begin_of, reading_command
 from torchcoll.core.paths import from_stdin
-from torchcoll.core.traffic import Group, Traffic, join, latest
+from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.chakra import read_chakra
 from torchcoll.importers.flight_recorder import is_dump, read_dump
@@ -114,7 +115,13 @@ def _read(path: Path) -> tuple[Traffic, int | None]:
         return read_trace(data, path)
     if is_dump(data):
         return read_dump(data, path), None
-    raise UnreadableError("trace", path, _KINDS)
+    raise _foreign(path)
+
+
+def _foreign(path: Path) -> UnreadableError:
+    return UnreadableError(
+        "trace", path, _KINDS, reading_command(begin_of(str(path)), str(path), "trace")
+    )
 
 
 def _document(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -140,7 +147,7 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
                 found[key] = value
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         if not problems:
-            raise UnreadableError("trace", path, _KINDS) from None
+            raise _foreign(path) from None
     return found
 
 
@@ -186,10 +193,22 @@ def _named_alike(parts: Sequence[Traffic]) -> list[Traffic]:
 def _with_ranks(traffic: Traffic) -> Traffic:
     """Ranks for groups that a Flight Recorder on gloo does not tell: torch's default group is all.
 
-    Of another group they are the ranks that made calls in it, where all ranks were read.
+    Of another group they are the ranks that made calls in it, where all ranks were read. The dump
+    of one rank alone does not tell how many there are, unless a call of the default group does: an
+    all_gather brings what each rank puts in.
     """
     if traffic.source != "flight recorder":
         return traffic
+    alone = len(traffic.calls) == 1 and not any(group.ranks for group in traffic.groups.values())
+    if alone:
+        ranks = max(map(_gathered_from, _default_calls(traffic)), default=0)
+        if ranks <= max(traffic.calls):
+            traffic.notes.append(
+                "the dump does not tell how many ranks there are: read those of all ranks together"
+            )
+            return traffic
+        traffic.ranks = ranks
+        traffic.notes.append(f"{ranks} ranks: recovered from the sizes of its all_gather calls")
     everyone = set(traffic.calls) == set(range(traffic.ranks))
     for name, group in traffic.groups.items():
         if group.ranks:
@@ -204,3 +223,17 @@ def _with_ranks(traffic: Traffic) -> Traffic:
                 "made calls in it"
             )
     return traffic
+
+
+def _default_calls(traffic: Traffic) -> list[TrafficCall]:
+    """The calls of torch's default group."""
+    default = {n for n, group in traffic.groups.items() if group.description == "default_pg"}
+    return [c for calls in traffic.calls.values() for c in calls if c.group in default]
+
+
+def _gathered_from(call: TrafficCall) -> int:
+    """How many ranks an all_gather gathers from; 0 of another call, or where it does not tell."""
+    if call.collective != "all_gather" or not call.bytes_in or call.bytes_out % call.bytes_in:
+        return 0
+    ranks = call.bytes_out // call.bytes_in
+    return ranks if ranks <= MOST_RANKS else 0

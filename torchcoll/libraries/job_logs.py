@@ -13,6 +13,7 @@ from typing import Any
 from torchcoll.core.bounds import MOST_TEXT
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.jsonl import lines_of
+from torchcoll.core.other_commands import begin_of, reading_command
 from torchcoll.core.paths import from_stdin
 from torchcoll.core.units import format_ranges
 from torchcoll.core.variables import masked, masked_value
@@ -86,7 +87,7 @@ def _reader(path: str) -> LogReader:
         "log",
         path,
         "lines of NCCL, RCCL or oneCCL",
-        _WRITES,
+        reading_command(begin_of(path), path, "log") or _WRITES,
     )
 
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.comparison.drift import LEAST, SURE, drift_text
 from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import format_bytes, format_ranges, format_size, format_time, time_text
+from torchcoll.core.units import (
+    counted,
+    format_bytes,
+    format_ranges,
+    format_size,
+    format_time,
+    time_text,
+)
 from torchcoll.report.columns import values_of
 from torchcoll.report.destination import clock_text
 from torchcoll.report.formats import Forms, picked, show_found
@@ -39,7 +46,7 @@ _TRAFFIC_DIMENSIONS: dict[str, Callable[[Any], str]] = {
     "dtype": str,
     "op": str,
     "group": "group {}".format,
-    "group_ranks": "{} ranks a group".format,
+    "group_ranks": lambda value: f"{counted(value, 'rank')} a group",
     "groups": "{} groups".format,
     "asynchronous": lambda value: "async" if value else "not async",
     "clock": "{} clock".format,
@@ -116,7 +123,8 @@ def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = (
     if keys:
         columns = {k: (dataclasses.replace(h, drop=0), cell) for k, (h, cell) in columns.items()}
     rows = [[cell(row) for _, cell in columns.values()] for row in table.rows]
-    above = [_title(traffic, table, common), *_step_lines(table), *([_BYTES] if rows else [])]
+    above = [_title(traffic, table, common), *_step_lines(table), *_left_out(traffic)]
+    above += [_BYTES] if rows else []
     below = [*table.notes, *traffic.notes, *traffic.problems]
     over = [_time_grid(table.over_time)] if table.over_time else []
     return [
@@ -140,13 +148,23 @@ def _title(traffic: Traffic, table: TrafficTable, common: Sequence[str]) -> str:
     """What it is, and what all rows share."""
     recorded = format_ranges(traffic.calls)
     who = f"rank{'s' * (len(traffic.calls) > 1)} {recorded or 'none'} of {traffic.ranks}"
-    if len(traffic.calls) == traffic.ranks:
+    alone = traffic.source == "flight recorder" and len(traffic.calls) == 1
+    if alone and not any(group.ranks for group in traffic.groups.values()):
+        who = f"rank {recorded} of an unknown number"
+    elif len(traffic.calls) == traffic.ranks:
         who = f"{traffic.ranks} ranks" if traffic.ranks > 1 else "1 rank"
     values = {name: values_of(table.rows, name)[0] for name in common if name != "ranks"}
     words = [
         one_line(_TRAFFIC_DIMENSIONS[name](value)) for name, value in values.items() if value != ""
     ]
     return f"{_name(traffic)}: " + ", ".join([one_line(traffic.source), who, *words])
+
+
+def _left_out(traffic: Traffic) -> list[str]:
+    if not traffic.left_out:
+        return []
+    every = sum(map(len, traffic.calls.values())) + traffic.left_out
+    return [f"{traffic.left_out} of {every} calls have no size in the source: not included here"]
 
 
 def _step_lines(table: TrafficTable) -> list[str]:

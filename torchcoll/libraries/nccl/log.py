@@ -87,7 +87,11 @@ class Member:
 
 @dataclass(eq=False)
 class NcclProcess:
-    """What one process tells. transports: kind -> connections; pairs: kind -> (from, to) ranks."""
+    """What one process tells.
+
+    names: how many whole lines name its host so; damaged lines spell it differently. transports:
+    kind -> connections. pairs: kind -> (from, to) ranks.
+    """
 
     host: str
     pid: int
@@ -105,6 +109,7 @@ class NcclProcess:
     pairs: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
     calls: Counter[LoggedCall] = field(default_factory=Counter)
     warnings: Counter[str] = field(default_factory=Counter)
+    names: Counter[str] = field(default_factory=Counter)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -418,6 +423,7 @@ def version(reader: NcclLogReader, message: str) -> bool:
     if reader.process.version and reader.process in reader.completed:
         # Once a process: this is another one of the same number, as containers have them.
         reader.process = reader.made(reader.process.host, reader.process.pid)
+        reader.process.names[reader.process.host] += 1
         reader.prefixes.clear()
     reader.process.library, reader.process.version = found[1], found[2]
     return True
@@ -517,6 +523,7 @@ HANDLERS: dict[str, Handler] = {
 _MARK = b" NCCL "
 _TWINS = 64  # hosts of one process number that are looked at
 _LONGEST = 4096  # NCCL's own buffer has 1024
+_FEW, _MANY = 2, 20  # whole lines of a process; see ``processes``
 _RECENT = 64  # communicators of a process, among which the one of its timings is looked for
 # Measured: a cell 145, an entry of a dictionary 100; a Member with its row 1600.
 _THING_BYTES, _MEMBER = 150, 11
@@ -549,7 +556,7 @@ class NcclLogReader:
         self.tally = Tally()
         self._held = Held("log", file)
         self._communicators = LoggedCommunicators(file)
-        self.processes: list[NcclProcess] = []
+        self._processes: list[NcclProcess] = []
         self.version = ""  # of a line without a process: NCCL <= 2.23 prints it so, once a job
         self._known: dict[tuple[str, int], NcclProcess] = {}
         # (process, thread) -> its last communicator
@@ -557,7 +564,8 @@ class NcclLogReader:
         self._of_handle: dict[tuple[NcclProcess, str], Member] = {}
         self.completed: set[NcclProcess] = set()  # with a communicator that is
         self.columns: dict[Member, list[Column]] = {}  # those of its tuning table
-        self.prefixes: dict[bytes, tuple[NcclProcess, int]] = {}
+        # What stands before the mark -> process, thread, the host as it is spelled there.
+        self.prefixes: dict[bytes, tuple[NcclProcess, int, str]] = {}
         # What a line says, from its mark on, that tells nothing whoever says it -> how it counts.
         # Such lines are many, and alike.
         self._passed: dict[bytes, str] = {}
@@ -565,6 +573,26 @@ class NcclLogReader:
         self._hosts_of: dict[int, list[str]] = {}  # by process number
         self.process = NcclProcess("", 0)
         self.thread = 0
+
+    @property
+    def processes(self) -> list[NcclProcess]:
+        """The processes of the file, in the order of their first lines.
+
+        Where the outputs of several processes run into each other, pieces of lines look like
+        prefixes of processes that do not exist. So a process that no whole line names is left out
+        where whole lines name others. In a file with cut lines, beside processes of _MANY lines, so
+        is one of a twentieth of the usual number, and what no readable prefix belongs to. A host
+        has the name that most whole lines give it.
+        """
+        whole = [process for process in self._processes if process.names]
+        lines = sorted(process.names.total() for process in whole if process.pid)
+        usual = lines[len(lines) // 2] if lines else 0
+        if self.tally.counts["cut"] and usual >= _MANY:
+            few = max(_FEW, usual // 20)
+            whole = [p for p in whole if p.pid and p.names.total() > few]
+        for process in whole:
+            process.host = process.names.most_common(1)[0][0]
+        return whole or list(self._processes)
 
     def read(self, lines: Iterable[bytes]) -> None:
         mark, levels, counts = _MARK, _LEVELS, self.tally.counts
@@ -575,8 +603,8 @@ class NcclLogReader:
                 kind = self._other(raw)
             elif known := passed.get(raw[place:]):
                 kind = known
-                if raw[:place] not in prefixes:
-                    self._source(raw[:place], False)
+                process, _, host = prefixes.get(raw[:place]) or self._source(raw[:place], False)
+                process.names[host] += 1
             else:
                 further = raw.find(mark, place + 6)
                 if further > 0 and raw[further + 6 : further + 10] in levels:
@@ -619,7 +647,9 @@ class NcclLogReader:
     def _line(self, raw: bytes, place: int, inside: bool = False, whole: bool = True) -> str:
         """A message of one process; how it counts in the tally. ``inside``: of another line."""
         level = raw[place + 6 : place + 10]
-        self.process, self.thread = self._source(raw[:place], inside)
+        self.process, self.thread, host = self._source(raw[:place], inside)
+        if whole and not inside:
+            self.process.names[host] += 1
         message = raw[place + 6 :].partition(b" ")[2].decode("utf-8", "replace").rstrip()
         if len(message) > _LONGEST:
             return "cut"
@@ -658,12 +688,15 @@ class NcclLogReader:
 
     # -- who speaks --------------------------------------------------------------------------
 
-    def _source(self, prefix: bytes, inside: bool) -> tuple[NcclProcess, int]:
-        """The process and thread of a line; one unnamed process where a prefix was edited away."""
+    def _source(self, prefix: bytes, inside: bool) -> tuple[NcclProcess, int, str]:
+        """The process, thread and host of a line; one unnamed process where a prefix was edited
+        away.
+        """
         known = self.prefixes.get(prefix)
         if known:
             return known
-        found = _PREFIX.search(prefix)
+        # A line that was cut within its prefix has another one behind it: that of the message.
+        *_, found = (None, *_PREFIX.finditer(prefix))
         host, pid, thread = (
             (_host(prefix, 0, found.start()).decode(), int(found[1]), int(found[2]))
             if found
@@ -676,11 +709,12 @@ class NcclLogReader:
         process = self._known.get((host, pid)) or self._damaged(host, pid)
         if process is None:
             process = self.made(host, pid)
-        self._hosts.add(process.host)
+        if not inside:
+            self._hosts.add(process.host)
         if len(self.prefixes) > 65536:  # time stamps before each line: then no two are equal
             self.prefixes.clear()
-        self.prefixes[prefix] = process, thread
-        return process, thread
+        self.prefixes[prefix] = process, thread, host
+        return process, thread, host
 
     def _damaged(self, host: str, pid: int) -> NcclProcess | None:
         """The process of that number, where a cut line has changed the name of its host: `47node1`
@@ -692,18 +726,18 @@ class NcclLogReader:
             if shorter and extra != longer and extra[-1:].isalnum():
                 process = self._known[other, pid]
                 if extra.isdecimal():  # the line that made the process may be the cut one
-                    process.host = shorter
+                    process.names[shorter] += 1
                 self._known[host, pid] = process
                 return process
         return None
 
     def made(self, host: str, pid: int) -> NcclProcess:
         """A process that nothing was read of yet."""
-        if max(len(self._known), len(self.processes)) >= MOST_PROCESSES:
+        if max(len(self._known), len(self._processes)) >= MOST_PROCESSES:
             raise UnreadableError("log", self.file, f"at most {MOST_PROCESSES} processes")
         process = self._known[host, pid] = NcclProcess(host, pid, self.file)
         self._hosts_of.setdefault(pid, []).append(host)
-        self.processes.append(process)
+        self._processes.append(process)
         return process
 
     def member(self) -> Member:

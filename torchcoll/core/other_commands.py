@@ -1,0 +1,57 @@
+"""Which command of torchcoll reads a file, by how the file begins: for the error of another one."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import zlib
+
+from torchcoll.core.bounds import GZIP
+from torchcoll.core.paths import is_stdin
+
+_BEGIN = 1 << 16  # bytes that are looked at
+# A profiler's trace (Kineto), or a dump of the Flight Recorder.
+TRACE = re.compile(rb'\A\s*\{[^\0]*?"(?:traceEvents|pg_config|pg_status)"\s*:')
+# In the order in which they are tried: a log may hold the output of a benchmark, and `show` reads
+# it then.
+_READERS = (
+    ("trace", TRACE),
+    ("trace", re.compile(rb'\A\s*\{[^\n]*"schema":\s*"torchcoll-traffic/')),
+    ("show", re.compile(rb'\A\s*\{[^\n]*"record":[^\n]*"schema":\s*"torchcoll/')),
+    ("limits", re.compile(rb"\A(?:\xef\xbb\xbf)?\s*(?:<(?:\?|!--)[^>]*>\s*)*<(?:system|graphs)\b")),
+    (
+        "show",
+        re.compile(
+            rb"# nThread \d+ nGpus |Avg bus bandwidth|# OSU MPI|# Benchmarking: |COMMS-RES"
+            rb'|---- Performance of |"coll_exec_time_us"'
+        ),
+    ),
+    ("log", re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) |\d\)? ?\|CCL_[A-Z]+\|")),
+)
+_EXECUTION_TRACE = (".et", ".et.gz")
+
+
+def reading_command(begin: bytes, path: str, command: str) -> str:
+    """'torchcoll log x.log reads it.' for a file that begins so; '' where no command is known.
+
+    command: the one that was asked, which is not recommended.
+    """
+    if str(path).endswith(_EXECUTION_TRACE):
+        names = ["trace"]
+    else:
+        names = [name for name, pattern in _READERS if pattern.search(begin)]
+    if not names or names[0] == command:
+        return ""
+    return f"torchcoll {names[0]} {'-' if is_stdin(path) else shlex.quote(str(path))} reads it."
+
+
+def begin_of(path: str) -> bytes:
+    """The first bytes of a file, unpacked; b'' where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(_BEGIN)
+        if begin.startswith(GZIP):
+            return zlib.decompressobj(31).decompress(begin, _BEGIN)
+        return begin
+    except (OSError, zlib.error):
+        return b""
