@@ -46,6 +46,7 @@ class Communicators:
         self._whole: dict[str, Any] = {}  # backend -> group of all ranks
         self._made: list[Any] = []  # groups to destroy, None for the default one
         self._shared: dict[str, Communicator] = {}
+        self.unusable: dict[str, str] = {}  # backend -> why its first call did not connect
 
     def open(self, phase: Callable[[str], Any]) -> None:
         """Make the groups; ``phase`` times each step."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcoll.bench.communicators import Communicator
 from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.backends import backend_of
 from torchcoll.core.case import OWN, Case, NotRun, Sizing, calls_of_batch, size_case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import HangError, TorchcollError, brief
+from torchcoll.core.errors import HangError, TorchcollError, UsageError, brief
 from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
@@ -33,38 +35,66 @@ REFUSAL_S = 10.0
 # (tests/benchmarks/steady.py). The pause is what counts: a refill alone changes nothing, waiting
 # for 1 ms does. Long calls do not notice: they lead for no more than so long, and one always does.
 LEAD_CALLS, LEAD_NS = 10, 10_000_000
+# How torch and its backends say that they have no such call, type or device.
+_NOT_THERE = re.compile(r"(?i)support|implement|unconvertible|no backend type")
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "memoryerror")
 
 
-def first_call(session: Session, what: str, call: Callable[[], object] | None) -> str:
+class Refusal(NamedTuple):
+    """What all ranks were told by their first call. unsupported: that it does not exist there; else
+    it has failed.
+    """
+
+    text: str
+    unsupported: bool
+
+
+def first_call(session: Session, what: str, call: Callable[[], object] | None) -> Refusal | None:
     """The first call of its kind, in which a backend says what it cannot do. Collective; None: this
     rank has none to make.
 
-    What all ranks were refused, '' where none was: either way they go on together. Raises
-    TorchcollError with the names of those that were refused alone. Where others do not come back
-    from the call, the launch ends.
+    What all ranks were refused, None where none was: either way they go on together. Raises
+    TorchcollError with the names of those that were refused alone, and UsageError where the library
+    does not know the value of a variable. Where others do not come back from the call, the run
+    ends.
     """
-    failure = ""
+    refusal: Refusal | None = None
     try:
         if call:
             call()
     except Exception as error:
-        failure = brief(error)
+        refusal = Refusal(brief(error), _is_unsupported(error))
     try:
-        word = None if call is None else failure
+        word = None if call is None else refusal or ""
         limit_s = min(REFUSAL_S, session.control.timeout_s / 2)
-        words = session.control.all_gather(word, limit_s if failure else None)
+        words = session.control.all_gather(word, limit_s if refusal else None)
     except HangError:
-        if not failure:
+        if not refusal:
             raise
-        session.trouble(failure)
+        mistake = _refused_value(refusal.text)
+        session.trouble(str(mistake or refusal.text), mistake.exit_code if mistake else None)
+    refused = {rank: Refusal(*word) for rank, word in enumerate(words) if word}
+    if not refused:
+        return None
+    first = next(iter(refused.values()))
+    if mistake := _refused_value(first.text):
+        raise mistake
     if all(word for word in words if word is not None):
-        return next(filter(None, words), "")
-    refused = [rank for rank, word in enumerate(words) if word]
-    if refused:
-        names = session.control.names(refused)
-        raise TorchcollError(f"{what} failed on {names} alone: {words[refused[0]]}")
-    return ""
+        return first
+    names = session.control.names([*refused])
+    raise TorchcollError(f"{what} failed on {names} alone: {first.text}")
+
+
+def _is_unsupported(error: Exception) -> bool:
+    """Whether a call was refused for what it asked, rather than that it failed."""
+    kinds = (NotImplementedError, TypeError, ValueError, IndexError)
+    return isinstance(error, kinds) or bool(_NOT_THERE.search(str(error)))
+
+
+def _refused_value(text: str) -> UsageError | None:
+    from torchcoll.libraries.oneccl.algorithms import refused_value
+
+    return refused_value(text, os.environ)
 
 
 def measure_case(sweep: Sweep, asked: Sizing, not_run: NotRun | None) -> list[CaseResult]:
@@ -73,7 +103,7 @@ def measure_case(sweep: Sweep, asked: Sizing, not_run: NotRun | None) -> list[Ca
     The results on rank 0, one for each sub-group; elsewhere none.
     """
     sizing = size_case(asked.case, len(sweep.part), span_bytes=asked.span_bytes)
-    not_run = not_run or _unsupported(sweep.session, asked.case)
+    not_run = not_run or _cannot_run(sweep.session, asked.case)
     if not_run:
         return _results(sweep, sizing, {}, **not_run._asdict())
     try:
@@ -94,8 +124,12 @@ def _measured(sweep: Sweep, sizing: Sizing) -> list[CaseResult]:
         return _Measurement(sweep, sizing, buffers, communicator).measure()
 
 
-def _unsupported(session: Session, case: Case) -> NotRun | None:
-    """What torch has no way to do; equal on all ranks."""
+def _cannot_run(session: Session, case: Case) -> NotRun | None:
+    """What torch has no way to do, and what a backend that never connected cannot do; equal on all
+    ranks.
+    """
+    if reason := session.communicators.unusable.get(case.backend):
+        return NotRun("failed", reason)
     reason = ""
     if case.mode == "graph" and not session.device.captures:
         reason = f"graphs are captured on cuda, not on {session.device.kind}"
@@ -223,12 +257,10 @@ class _Measurement:
         align = self._aligned_awake if self.communicator.used else nothing
         if align is nothing:
             session.control.start_together()
-        text = first_call(session, name, lambda: self._timed_alone(self.cold, 1, align))
-        if text:
-            status = "oom" if _is_memory(text) else "unsupported"
-            if status == "unsupported" and case.implementation == OWN:
-                text = self.communicator.backend.reason(self.sizing.case, text)
-            return _results(self.sweep, self.sizing, samples, status=status, reason=text)
+        refusal = first_call(session, name, lambda: self._timed_alone(self.cold, 1, align))
+        if refusal:
+            not_run = self._not_run(refusal)
+            return _results(self.sweep, self.sizing, samples, **not_run._asdict())
         try:
             self._cold(name)
             session.progress.step(f"{name}: warm-up calls", self.warmup)
@@ -264,6 +296,23 @@ class _Measurement:
             calls_per_sample=self._calls_per_sample,
             expected_ns=expected_ns,
         )
+
+    def _not_run(self, refusal: Refusal) -> NotRun:
+        """Why the case did not run. A first call that fails on a communicator that has never
+        connected leaves it in no state to be used again: oneCCL's next call waits for ever.
+        """
+        case, backend = self.sizing.case, self.communicator.backend
+        if _is_memory(refusal.text):
+            return NotRun("oom", refusal.text)
+        if case.implementation != OWN:
+            return NotRun("unsupported", refusal.text)
+        reason = backend.reason(case, refusal.text)
+        connected = self.communicator.calls != 0 or backend.connects != "first call"
+        if refusal.unsupported or connected or reason != refusal.text:
+            return NotRun("unsupported", reason)
+        reason = f"{backend.name} did not connect: {refusal.text}"
+        self.session.communicators.unusable[backend.name] = reason
+        return NotRun("failed", reason)
 
     def _count(self, calls: int) -> None:
         """Calls that another implementation made are none of the communicator's; but what aligned

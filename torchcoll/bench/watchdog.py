@@ -359,9 +359,14 @@ class Watchdog:
     def _lost(self, ranks: list[int]) -> str:
         return f"lost {self.control.names(ranks)} in {self.progress.stated()}"
 
-    def trouble(self, symptom: str, kind: str = "lost_rank") -> NoReturn:
+    def trouble(
+        self, symptom: str, kind: str = "lost_rank", code: ExitCode | None = None
+    ) -> NoReturn:
         """Ask who lives, name who is lost or the odd one out, and leave with exit code 5. Never
         returns.
+
+        code: of a mistake of the user's, which one rank alone has met: all ranks leave with this
+        code and the text of that rank.
         """
         if not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
@@ -375,12 +380,16 @@ class Watchdog:
             word["steps"] += control.steps  # both only grow, alike on all ranks
             word |= {"last": self.progress.last(), "ranks": control.ranks}
             word |= {"hang": hang, "cause": "" if hang or symptom == _ECHO else symptom}
+            word["code"] = code
             try:
                 answers = self._asker.ask(lambda: self._survey(word), 2 * self._grace_s + 1)
                 hangs = [answer["hang"] for answer in answers if answer and answer.get("hang")]
                 if symptom == _ECHO and hangs:  # another rank's patience ended first
                     symptom, kind = hangs[0], "hang"
                 text = self._verdict(symptom, answers)
+                mistake = next((a for a in answers if a and a.get("code")), None)
+                if mistake:
+                    text, code, kind = mistake["cause"], mistake["code"], "error"
                 speaks = all(answer is None for answer in answers[: control.rank])
                 speaks = self._part(text.partition(f" in {self.progress.stated()}")[0], speaks)
             except RuntimeError as error:
@@ -389,7 +398,7 @@ class Watchdog:
                 text = f"{f'{buffers}; ' if buffers else ''}{self._without_store(error)}{text}"
                 # Rank 0 may live without a store.
                 speaks = control.rank in (0, self._first_here()) or bool(buffers)
-        self._leave(ExitCode.HANG, "failed", kind, text, speaks, answers)
+        self._leave(code or ExitCode.HANG, "failed", kind, text, speaks, answers)
 
     def _survey(self, word: dict[str, Any]) -> list[dict[str, Any] | None]:
         control = self.control
