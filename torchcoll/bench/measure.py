@@ -103,7 +103,7 @@ def measure_case(sweep: Sweep, asked: Sizing, not_run: NotRun | None) -> list[Ca
     The results on rank 0, one for each sub-group; elsewhere none.
     """
     sizing = size_case(asked.case, len(sweep.part), span_bytes=asked.span_bytes)
-    not_run = not_run or _cannot_run(sweep.session, asked.case)
+    not_run = not_run or _cannot_run(sweep, asked.case)
     if not_run:
         return _results(sweep, sizing, {}, **not_run._asdict())
     try:
@@ -124,10 +124,11 @@ def _measured(sweep: Sweep, sizing: Sizing) -> list[CaseResult]:
         return _Measurement(sweep, sizing, buffers, communicator).measure()
 
 
-def _cannot_run(session: Session, case: Case) -> NotRun | None:
+def _cannot_run(sweep: Sweep, case: Case) -> NotRun | None:
     """What torch has no way to do, and what a backend that never connected cannot do; equal on all
     ranks.
     """
+    session = sweep.session
     if reason := session.communicators.unusable.get(case.backend):
         return NotRun("failed", reason)
     reason = ""
@@ -137,6 +138,9 @@ def _cannot_run(session: Session, case: Case) -> NotRun | None:
         reason = f"a {case.collective} waits on the host, which no graph can capture"
     elif case.buffers != "default" and not backend_of(case.backend).buffers:
         reason = f"{case.backend} has no {case.buffers} buffers"
+    elif sweep.spec.beside_collective and case.device in backend_of(case.backend).one_at_a_time:
+        # Two threads with a call each wait for each other's ranks for ever.
+        reason = f"{case.backend} on {case.device} runs one call at a time, so two cannot overlap"
     return NotRun("unsupported", reason) if reason else None
 
 
@@ -462,6 +466,13 @@ class _Measurement:
             if failed or work is None:
                 names, text = failed or ("", "")
                 return NotRun("oom", f"no memory for {self.spec.beside} on {names}: {text}")
+            if self.spec.beside_collective:
+                # Connecting two groups at the same time may never end, so this one connects alone.
+                session.progress.step(f"{name}: first call of {work.name}")
+                refusal = first_call(session, work.name, work)
+                self.device.synchronize()
+                if refusal:
+                    return NotRun("unsupported", f"{work.name}: {refusal.text}")
             blocks = (session, self.timed, work, self.refill, self.align, name)
             if self.spec.offset is None:
                 found = measure_beside(*blocks)
