@@ -121,8 +121,8 @@ def report_new() -> None:
         skew = statistics.median(run.skew_ns for run in own) / 1000
         later = (statistics.median(run.later[call] for run in own) for call in (0, 1))
         print(
-            f"{name:18} call 0 over the time from the last start {aligned:.3f}, skew {skew:.1f} us",
-            "; call 1 over the median {:.2f}, call 2 {:.2f}".format(*later),
+            f"{name:18} call 0 / time from the last start {aligned:.3f}, skew {skew:.1f} us;",
+            "call 1 over the median {:.2f}, call 2 {:.2f}".format(*later),
             flush=True,
         )
 
