@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import takewhile
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 from ranks import ticking
 
 from torchcoll.bench import measure, stopping
-from torchcoll.bench.communicators import Communicators
 from torchcoll.bench.control import Control
 from torchcoll.machine import environment
 from torchcoll.machine.devices import Cpu
@@ -138,35 +139,50 @@ def test_where_the_time_went(launch):
     assert "; of the time of all cases: lead calls " in measured.stdout()
 
 
-def test_only_call_0_of_a_communicator_is_aligned_through_the_store(launch):
-    """A barrier would pay for connecting, and the store leaves the ranks 91 us apart. What aligned
-    call 0 of each case is told on stderr.
+def noting(event, real):
+    """A function that prints ``event`` on stderr and does what ``real`` does."""
+
+    def call(*args, **kwargs):
+        print(event, file=sys.stderr)
+        return real(*args, **kwargs)
+
+    return call
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_no_cold_call_directly_follows_an_exchange(launch, fresh):
+    """Waiting for the store puts threads to sleep: ten barriers come between it and a cold call.
+    Call 0 of a new communicator has no barrier, which would pay for connecting: it starts at a time
+    that the ranks have agreed on.
     """
 
-    def setup(rank: int) -> None:
-        align, barriers = Control.align, Communicators.align
+    def setup(rank):
+        together = Control.start_together
 
-        def by_store(control) -> None:
-            print("store", file=sys.stderr)
-            align(control)
+        def start(control):
+            together(control)
+            print("start", file=sys.stderr)
 
-        def by_barrier(communicators, backend):
-            barrier = barriers(communicators, backend)
-            return lambda: (print("barrier", file=sys.stderr), barrier())
+        Control.start_together = start
+        Control.gather = noting("store", Control.gather)
+        Control.decide = noting("store", Control.decide)
+        dist.barrier = noting("barrier", dist.barrier)
+        dist.all_reduce = noting("call", dist.all_reduce)
+        stopping.SettlingRule.settled = None  # 20 cold calls a case
 
-        Control.align, Communicators.align = by_store, by_barrier
-
-    options = "--sizes 8,16,32 -n 0 -c 0"
+    options = f"--sizes 8,16 -n 0 -c 0 {'--fresh-group' if fresh else ''}"
     measured = launch("all_reduce", options, 2, setup=setup).ended(0)
-    words = measured.stderr(1).split()
-    cold = [len(result.cold_ns[1]) for result in measured.run.results]
-    # 10 before the first call of a further case; 4 are of the cost of measuring (tests/ranks.py).
-    barriers = cold[0] - 1 + sum(10 + calls - 1 for calls in cold[1:]) + 4
-    assert words.count("barrier") == barriers
-    # The last store alignment is the leaving.
-    assert words.index("store") == 0 and words.count("store") == 2 and words[-1] == "store"
-    fresh = launch("all_reduce", f"{options} --fresh-group", 2, setup=setup).ended(0)
-    assert fresh.stderr(1).split().count("store") == 3 + 1
+    for rank in range(2):
+        events = measured.stderr(rank).split()
+        calls = [index for index, event in enumerate(events) if event == "call"]
+        assert len(calls) == 2 * 20
+        starts = [number for number, index in enumerate(calls) if events[index - 1] == "start"]
+        assert starts == ([0, 20] if fresh else [0])
+        for index in calls:
+            if events[index - 1] != "start":
+                before = [*takewhile(lambda event: event == "barrier", events[index - 1 :: -1])]
+                after_exchange = events[index - len(before) - 1] == "store"
+                assert len(before) == (10 if after_exchange else 1)
 
 
 def test_warm_up_is_stored(launch):

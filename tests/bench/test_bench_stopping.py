@@ -25,8 +25,9 @@ def settle(least: int, durations: list[int]) -> tuple[int, int | None]:
     """(calls made, settled) of a rule that is fed these durations until it is done."""
     rule = SettlingRule(least)
     for calls, duration in enumerate(durations, 1):
-        rule.add(duration)
+        rule.add([duration])
         if rule.done:
+            assert rule.next_block() == 0
             return calls, rule.settled
     raise AssertionError("not done")
 
@@ -46,6 +47,24 @@ def settle(least: int, durations: list[int]) -> tuple[int, int | None]:
 )
 def test_two_in_a_row_near_the_smallest_settle(durations, expected):
     assert settle(3, durations) == expected
+
+
+@pytest.mark.parametrize(
+    ("least", "durations", "expected"),
+    [
+        (3, [900], 2),
+        (25, [900], 24),
+        (3, [900, 100, 500], 5),  # ns: a decision would disturb each of them
+        (3, [9e6, 1e6, 3e6], 3),  # of 3 ms three fit into 10 ms
+        (3, [9e8, 1e8, 5e8], 1),  # half a second each: a decision changes nothing
+        (3, [1000, 10] * 9, 2),  # no more than 20 calls
+        (3, [900, 100, 100], 0),
+    ],
+)
+def test_cold_calls_between_two_decisions(least, durations, expected):
+    rule = SettlingRule(least)
+    rule.add([int(ns) for ns in durations])
+    assert rule.next_block() == expected
 
 
 def test_settling_ends_at_20_calls():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -50,6 +51,29 @@ def test_the_store_does_not_grow(ranks):
         on_ranks(ranks, lambda control, until=until: rounds(control, until)) for until in (3, 30)
     )
     assert few == many < 10 * ranks
+
+
+def test_ranks_of_one_clock_start_at_one_time():
+    """No rank leaves before the time that all have heard of."""
+
+    def action(control):
+        start_ns = control.start_together()
+        return start_ns, time.perf_counter_ns()
+
+    starts, left = zip(*on_ranks(3, action), strict=True)
+    assert len({*starts}) == 1 and min(left) >= starts[0]
+    assert on_ranks(1, lambda control: control.start_together()) == [None]
+
+
+@pytest.mark.parametrize("ahead_ns", [3600 * 10**9, -3600 * 10**9])
+def test_ranks_of_several_clocks_agree_on_no_time(ahead_ns):
+    """Hosts that were started an hour apart."""
+
+    def action(control):
+        off = ahead_ns if control.rank == 2 else 0
+        return control.start_together(lambda: time.perf_counter_ns() + off)
+
+    assert on_ranks(3, action) == [None] * 3
 
 
 def test_all_ranks_hear_who_failed():

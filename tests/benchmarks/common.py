@@ -75,7 +75,7 @@ def beside_noise(ratios: Sequence[float], noise: Sequence[float], held: bool = T
     middle, low, high = interval(ratios, 90)
     same, least, most = interval(noise, 90)
     judged = ("held" if low >= 0.97 and high <= 1.03 else "NOT HELD") if held else ""
-    fifo = os.sched_getscheduler(0) == os.SCHED_FIFO
+    fifo = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
     if not (fifo and least >= 0.98 and most <= 1.02):
         judged = "too noisy: nothing is claimed"
     return (

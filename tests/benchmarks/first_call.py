@@ -1,4 +1,14 @@
-"""Is the first call of a case on a connected communicator aligned as well as the others?
+"""Are the cold calls of a case those of a bare script?
+
+On new communicators (``new``): runs of torchcoll and of a bare script, in pairs in random order,
+each in processes of its own. The bare script starts call 0 at a time that its ranks, which share a
+clock, have agreed on, and has a barrier before each further call. Call 0 of torchcoll over that of
+the bare script; and of each, the second and the third call over the median of the steady ones. A/A:
+the bare script against itself. A forked process that has done more has fewer page faults left for
+its call 0, so the ratio may be below 1: whether the ranks start together is the skew, and call 0
+over the time from the last rank's start to the last rank's end.
+
+On a connected communicator (``connected``):
 
 55 cases of all_reduce, each 64 B larger than the last, in one launch of 2 gloo ranks: nothing but
 the size is new to a case, so its first call should take what the others take. First call over the
@@ -6,23 +16,115 @@ median of the steady ones, and the second call over it; a median over the cases 
 over all launches. A/A: the first steady call over the median. Skew: how far apart the ranks of this
 host entered the first call, by cold_start_ns.
 
-    chrt -f 50 python tests/benchmarks/first_call.py
+    chrt -r 1 python tests/benchmarks/first_call.py [new|connected]
 """
 
 from __future__ import annotations
 
 import os
+import random
 import statistics
+import sys
+import time
+from dataclasses import dataclass
 
 import torch
-from common import fork_ranks, free_port, interval, title
+import torch.distributed as dist
+from common import fork_ranks, free_port, interval, tcp_store, title
 
 import torchcoll
+from torchcoll.bench.control import Control
+from torchcoll.bench.session import SessionOptions, Sweep, opened
 from torchcoll.core.spec import Spec
 from torchcoll.core.summary import over_ranks, summarise
+from torchcoll.machine.launcher import Launch
 
 LAUNCHES, CASES, STEP = 5, 55, 64
+PAIRS, SIZE_BYTES, COLD, STEADY = 120, 4096, 3, 50
 torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Cold:
+    """Of one run: call 0 in ns on the slowest rank, and from the last rank's start to the last
+    rank's end; how far apart the ranks started it; calls 1 and 2 over the median.
+    """
+
+    first_ns: float
+    from_last_start_ns: float
+    skew_ns: float
+    later: tuple[float, float]
+
+
+def cold_figures(starts: list[list[int]], cold: list[list[int]], steady: list[float]) -> Cold:
+    """starts, cold: by rank and call."""
+    calls, middle = over_ranks(cold), statistics.median(steady)
+    first = [own[0] for own in starts]
+    last_end = max(start + own[0] for start, own in zip(first, cold, strict=True))
+    later = (calls[1] / middle, calls[2] / middle)
+    return Cold(calls[0], last_end - max(first), max(first) - min(first), later)
+
+
+def run_of_torchcoll(rank: int, port: int) -> Cold | None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    spec = Spec(sizes=(SIZE_BYTES,), iters=STEADY, cold=COLD, check=False)
+    with opened(torch, SessionOptions(spec, Launch("benchmark", rank, 2, rank, 2))) as session:
+        Sweep(session).one_case(session.sizings[0])
+        if session.run is None:
+            return None
+        (result,) = session.run.results
+        steady = over_ranks(result.time_ns["host"])
+        return cold_figures(result.cold_start_ns, result.cold_ns, steady)
+
+
+def bare_run(rank: int, port: int) -> Cold | None:
+    store, now = tcp_store(rank, 2, port), time.perf_counter_ns
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    tensor = torch.ones(SIZE_BYTES // 4)
+    control = Control(store, rank, 2, timeout_s=60)
+    control.align()
+    start_ns = control.decide(now() + 2_000_000)
+    while now() < start_ns:
+        pass
+    starts, samples = [], []
+    for call in range(COLD + STEADY):
+        if call:
+            dist.barrier()
+        start = now()
+        dist.all_reduce(tensor)
+        samples.append(now() - start)
+        starts.append(start)
+    everyone = control.gather([starts, samples])
+    control.farewell()
+    dist.destroy_process_group()
+    if not everyone:
+        return None
+    cold, steady = [s[:COLD] for _, s in everyone], [s[COLD:] for _, s in everyone]
+    return cold_figures([own for own, _ in everyone], cold, over_ranks(steady))
+
+
+def report_new() -> None:
+    order, sides_of = random.Random(1), {}
+    for name, arm in (("torchcoll / bare", run_of_torchcoll), ("bare / bare (A/A)", bare_run)):
+        arms, sides = (arm, bare_run), ([], [])
+        sides_of[name] = sides
+        for _ in range(PAIRS):
+            for side in order.sample((0, 1), 2):
+                sides[side].append(fork_ranks(2, arms[side], free_port())[0])
+        pairs = zip(*sides, strict=True)
+        middle, low, high = interval([ours.first_ns / bare.first_ns for ours, bare in pairs], 90)
+        print(
+            f"{name:18} {PAIRS} pairs of runs: call 0 {middle:.3f} (90 % {low:.3f} to {high:.3f})"
+        )
+    for name, own in (("torchcoll", sides_of["torchcoll / bare"][0]), ("bare", sides[1])):
+        aligned = statistics.median(run.first_ns / run.from_last_start_ns for run in own)
+        skew = statistics.median(run.skew_ns for run in own) / 1000
+        later = (statistics.median(run.later[call] for run in own) for call in (0, 1))
+        print(
+            f"{name:18} call 0 / time from the last start {aligned:.3f}, skew {skew:.1f} us;",
+            "call 1 over the median {:.2f}, call 2 {:.2f}".format(*later),
+            flush=True,
+        )
 
 
 def measure(rank: int, port: int) -> list[tuple[float, float, float, float]]:
@@ -43,12 +145,7 @@ def measure(rank: int, port: int) -> list[tuple[float, float, float, float]]:
     return found
 
 
-if __name__ == "__main__":
-    fifo = os.sched_getscheduler(0) == os.SCHED_FIFO
-    title(
-        f"first calls, gloo, 2 ranks, {'SCHED_FIFO' if fifo else 'plain scheduling'}, "
-        f"{CASES} cases, each {STEP} B larger"
-    )
+def report_connected() -> None:
     every = []
     for launch in range(LAUNCHES):
         found = fork_ranks(2, measure, free_port())[0]
@@ -63,3 +160,16 @@ if __name__ == "__main__":
                             strict=False):  # fmt: skip
         middle, low, high = interval(column, 90)
         print(f"all: {name} / median {middle:.3f} (90 % {low:.3f} to {high:.3f})")
+
+
+if __name__ == "__main__":
+    scheduled = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
+    title(
+        f"first calls, gloo, 2 ranks, {'real-time' if scheduled else 'plain'} scheduling, "
+        f"{CASES} cases, each {STEP} B larger"
+    )
+    wanted = sys.argv[1:] or ["new", "connected"]
+    if "new" in wanted:
+        report_new()
+    if "connected" in wanted:
+        report_connected()

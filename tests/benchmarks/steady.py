@@ -32,7 +32,7 @@ from torchcoll.core.spec import Spec
 from torchcoll.core.summary import over_ranks, summarise
 from torchcoll.machine.launcher import Launch
 
-PAIRS, FEW, MANY, FIRST = 240, 20, 320, 5
+PAIRS, FEW, MANY, FIRST, STREAM = 240, 20, 320, 5, 400
 torch.set_num_threads(1)
 
 
@@ -44,10 +44,11 @@ class Arms:
         self.tensor = torch.ones(size_bytes // 4)
         self.align = session.communicators.align("gloo")
 
-    def case(self, calls: int) -> Any:
+    def case(self, calls: int, mode: str = "synchronized") -> Any:
         """A case of torchcoll's own with so many steady calls: its result on rank 0."""
         session = self.session
-        Sweep(session, replace(session.spec, iters=calls)).one_case(session.sizings[0])
+        spec = replace(session.spec, iters=calls, mode=mode)
+        Sweep(session, spec).one_case(spec.sizings(session.ranks)[0])
         run = session.run
         return run.results.pop() if run else None
 
@@ -73,6 +74,25 @@ class Arms:
             samples += own[leads:]
         everyone = control.gather(samples)
         return statistics.median(over_ranks(everyone)) if everyone else None
+
+    def period(self, calls: int) -> float | None:
+        """As the table shows it of a case of calls back to back."""
+        result = self.case(calls, "back-to-back")
+        return result and summarise(result).median_ns
+
+    def bare_period(self, calls: int) -> float | None:
+        """A wall clock around a bare loop, on the slowest rank, with the pacing of a case."""
+        control, now = self.session.control, time.perf_counter_ns
+        control.decide(control.gather([0] * calls) and 1)
+        self.tensor.fill_(1)
+        dist.barrier()
+        for _ in range(LEAD_CALLS):
+            dist.all_reduce(self.tensor)
+        start = now()
+        for _ in range(calls):
+            dist.all_reduce(self.tensor)
+        everyone = control.gather((now() - start) / calls)
+        return max(everyone) if everyone else None
 
     def pairs(self, one: Callable[[], Any], other: Callable[[], Any]) -> list[float]:
         rng, ratios = random.Random(1), []
@@ -105,6 +125,9 @@ def compared(arms: Arms, what: str) -> list[Sequence[float]]:
             [middle(t[:FIRST]) / middle(t[FIRST:]) for t in times],
             [middle(t[10:15]) / middle(t[5:10] + t[15:]) for t in times],
         ]
+    elif what == "stream":
+        period, bare = partial(arms.period, STREAM), partial(arms.bare_period, STREAM)
+        found = [arms.pairs(period, bare), arms.pairs(bare, bare)]
     else:
         bare = partial(arms.bare, [100])
         arm = partial(arms.median, 100) if what == "bare" else partial(arms.bare, [5, 10, 5], 0)
@@ -116,13 +139,14 @@ ROWS = {
     "calls": f"-n {FEW} over -n {MANY}",
     "places": f"first {FIRST} places of a batch over the rest",
     "bare": "torchcoll -n 100 over a bare loop, same pacing",
+    "stream": f"back to back -n {STREAM} over a bare loop",
     # Nothing of torchcoll: what batches of 5, 10 and 5 without lead calls do by themselves.
     "interrupted": "a bare loop in 5, 10, 5 without lead calls over it",
 }
 
 if __name__ == "__main__":
-    fifo = os.sched_getscheduler(0) == os.SCHED_FIFO
-    how = "SCHED_FIFO" if fifo else "PLAIN SCHEDULING: nothing below can be claimed"
+    fifo = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
+    how = "real-time scheduled" if fifo else "PLAIN SCHEDULING: nothing below can be claimed"
     title(f"steady calls, gloo, 2 ranks, {how}, {PAIRS} pairs a row, all_reduce")
     sizes = [int(word) for word in sys.argv[1:] if word.isdecimal()]
     rows = [word for word in sys.argv[1:] if word in ROWS]

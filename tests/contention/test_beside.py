@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
+from types import ModuleType
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import Measured
 
 from torchcoll.bench.beside import BLOCKS, computation
@@ -60,6 +63,54 @@ def test_a_mesh_with_an_offset(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "at once" in out and "+20." in out and "+2" in out
     assert "work begins: one call and one of the work at a time" in out
+
+
+def test_a_backend_that_runs_one_call_at_a_time(tmp_path):
+    """A call of torch-ccl holds one lock of its process: with two calls in two threads, rank 0 has
+    the lock for one of them and rank 1 for the other, and both wait for ever.
+    """
+
+    def setup(rank):
+        dist.Backend.register_backend(
+            "ccl",
+            lambda store, rank, size, timeout: dist.ProcessGroupGloo(store, rank, size, timeout),
+            devices=["cpu"],
+        )
+        sys.modules["oneccl_bindings_for_pytorch"] = ModuleType("bindings")
+        lock, real = threading.Lock(), dist.all_reduce
+
+        def call(tensor, op=dist.ReduceOp.SUM, group=None):
+            if dist.get_backend(group) != "ccl":
+                return real(tensor, op, group)
+            with lock:
+                return real(tensor, op, group)
+
+        dist.all_reduce = call
+
+    arguments = "--backend gloo,ccl --sizes 1K -n 5 --beside all_reduce:mod:2 --timeout 20"
+    run = Measured(tmp_path / "job", "all_reduce", arguments, 4, setup=setup).ended(0).run
+    reason = "ccl on cpu runs one call at a time, so two cannot overlap"
+    found = {result.case.backend: (result.status, result.reason) for result in run.results}
+    assert found == {"gloo": ("ok", ""), "ccl": ("unsupported", reason)}
+    arguments = "--backend ccl --sizes 1K -n 5 --beside copy:64K"
+    copy = Measured(tmp_path / "copy", "all_reduce", arguments, 2, setup=setup).ended(0)
+    assert copy.only().beside.work == "copy:64K"
+
+
+def test_the_collective_beside_connects_alone(tmp_path):
+    """Its first call comes before any two calls at once, and may be refused like any other."""
+
+    def setup(rank):
+        def refuse(*args, **kwargs):
+            raise RuntimeError("this backend does not support all_gather")
+
+        dist.all_gather_into_tensor = dist.all_gather_single = refuse
+        Cpu.together = None
+
+    arguments = "--sizes 1K -n 5 --beside all_gather:mod:2"
+    result = Measured(tmp_path / "job", "all_reduce", arguments, 4, setup=setup).ended(1).only()
+    reason = "all_gather:mod:2:1K: this backend does not support all_gather"
+    assert (result.status, result.reason) == ("unsupported", reason)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ import time
 import pytest
 import torch.distributed as dist
 
+from torchcoll.bench import measure
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.case import Case
+from torchcoll.libraries.oneccl.algorithms import refused_value
 
 WARNING = (
     b"2026:11:20-10:39:35:( 8707) |CCL_WARN| did not find MPI-launcher specific variables, switch "
@@ -112,6 +114,86 @@ def test_what_a_backend_lacks_is_said_in_the_words_of_the_user(launch, ccl):
         ("all_reduce", "sum"): ("ok", ""),
         ("sendrecv", None): ("unsupported", "ccl has no send and receive on cpu"),
     }
+
+
+# -- what never connects ---------------------------------------------------------------------------
+
+NO_PROVIDER = "oneCCL: atl_ofi_comm.cpp:276 init_transport: EXCEPTION: failed to initialize ATL"
+NO_ALGORITHM = (
+    "oneCCL: selector_allreduce.cpp:104 algo_from_str: EXCEPTION: unknown algorithm name 'bogus'"
+)
+
+
+def never_connects(setup):
+    """As with FI_PROVIDER=nonsense: the first call raises on all ranks, no second one returns."""
+
+    def of_rank(rank):
+        setup(rank)
+        real, tried = dist.all_reduce, []
+
+        def call(tensor, op=None, group=None):
+            if dist.get_backend(group) != "ccl":
+                return real(tensor, op, group)
+            tried.append(group)
+            if len(tried) > 1:
+                time.sleep(1000)
+            raise RuntimeError(NO_PROVIDER)
+
+        dist.all_reduce = call
+
+    return of_rank
+
+
+def test_a_backend_that_never_connects_has_failed(launch, ccl):
+    options = "--backend gloo,ccl --sizes 64,256,1K -n 2 --gate --timeout 60"
+    measured = launch("all_reduce", options, 2, setup=never_connects(ccl)).ended(1)
+    reason = f"ccl did not connect: {NO_PROVIDER}"
+    expected = {"gloo": ("ok", ""), "ccl": ("failed", reason)}
+    assert len(measured.run.results) == 6
+    for result in measured.run.results:
+        assert (result.status, result.reason) == expected[result.case.backend]
+    assert f"FAIL 3 of 6 cases failed: the first all_reduce 64: {reason}" in measured.stdout()
+    (error,) = measured.errors()
+    assert reason in error
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_mistyped_algorithm_is_a_usage_error(launch, ccl, monkeypatch, alone):
+    """oneCCL raises on rank 0, while the others wait for it in the call; or on all ranks."""
+    monkeypatch.setattr(measure, "REFUSAL_S", 0.5)
+    monkeypatch.setenv("CCL_ALLREDUCE", "bogus:0-4096;ring:4097-max")
+
+    def setup(rank):
+        ccl(rank)
+
+        def call(*args, **kwargs):
+            if alone and rank:
+                time.sleep(1000)
+            raise RuntimeError(NO_ALGORITHM)
+
+        dist.all_reduce = call
+
+    measured = launch("all_reduce", "--backend ccl --sizes 64 -n 2", 2, setup=setup).ended(2)
+    (error,) = measured.errors()
+    assert error.startswith(
+        "torchcoll: error: CCL_ALLREDUCE: got bogus, expected an algorithm of this oneCCL: direct, "
+    )
+    assert measured.run.end["exit_code"] == 2
+    assert measured.run.end["reason"] in error
+
+
+def test_an_algorithm_that_only_other_devices_have():
+    error = refused_value(
+        "unknown algorithm name 'topo'", {"CCL_BARRIER": "ring", "CCL_BCAST": "topo"}
+    )
+    assert str(error).startswith(
+        "CCL_BCAST: got topo, expected an algorithm of this oneCCL: direct"
+    )
+    assert "naive, topo" not in str(error)
+    assert refused_value(NO_PROVIDER, {"CCL_BCAST": "topo"}) is None
+    assert str(refused_value(NO_ALGORITHM, {})).startswith(
+        "algorithm: got bogus, expected one that"
+    )
 
 
 def asked(collective="all_reduce", op="sum", dtype="float32", device="xpu", **changed):

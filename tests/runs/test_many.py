@@ -69,7 +69,8 @@ def test_what_failed_among_many_is_named():
     text = printed(*fleet(24), bad)
     first = text.splitlines()[0]
     assert first == (
-        "25 runs: 1 FAIL, 24 NO REFERENCE; bad.jsonl: FAIL 1 of 1 case failed: all_reduce 64M"
+        "25 runs: 1 FAIL, 24 NO REFERENCE; bad.jsonl: FAIL 1 of 1 case failed: all_reduce 64M: "
+        "no word from rank 1"
     )
     assert "\n1 case without a result: bad.jsonl (timeout)\n" in text
     assert text.splitlines()[-1] == first
@@ -87,7 +88,7 @@ def test_a_verdict_above_the_programs_of_one_file():
     assert (
         lines[0]
         == lines[-1]
-        == ("3 runs: 1 FAIL, 2 NO REFERENCE; reduce: FAIL 1 of 1 case failed: reduce 64M")
+        == ("3 runs: 1 FAIL, 2 NO REFERENCE; reduce: FAIL 1 of 1 case failed: reduce 64M: x")
     )
     assert lines[2] == "job.out"
 

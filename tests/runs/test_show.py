@@ -103,7 +103,8 @@ def test_rows_with_two_modes_share_one_line(shown):
     text = shown(run(*results, ranks=2))
     line = "two modes in 2 rows: 25 to 35 % of the calls take 2.5 to 4.0 ms, the others 500 to "
     assert f"\n[1] {line}600 us\n" in text
-    assert text.count("two modes") == 1
+    assert text.count("[1] two modes") == 1
+    assert "\nshort: 1 row of 20 calls, too few " in text  # 128 B
     assert [" correct [1]" in row for row in body(text).splitlines()[2:5]] == [True, False, True]
 
 
@@ -303,10 +304,37 @@ def test_events_are_words(shown, kind, message, line):
     assert f"\nan earlier launch ended and was resumed: {line}\n" in shown(launch)
 
 
+def in_modes(*stretches, lead=(), **changed):
+    """A case of stretches of (us, calls), one after another, on 8 ranks."""
+    times = [round(1000 * us) for us, count in stretches for _ in range(count)]
+    leads = [[1000 * us for us in lead]] * 8
+    return result(time_ns={"host": [times] * 8}, batches=[len(times)], lead_ns=leads, **changed)
+
+
+def test_few_calls_may_all_lie_in_one_of_two_modes(shown):
+    """Modes come in clusters: 20 calls of one of them show no second, so they are less sure."""
+    many = in_modes((400, 200), (900, 120))
+    few = in_modes((400, 20), case=case(size_bytes=4096))
+    both = shown(run(many, few))
+    assert "two modes: 38 % of the calls take 900 to 900 us, the others 400 to 400 us" in both
+    assert "\nshort: 1 row of 20 calls, too few to show whether there are two modes too\n" in both
+    assert "short:" not in shown(run(many)) + shown(run(few))
+
+
+def test_lead_calls_show_modes_that_few_steady_calls_do_not(shown):
+    """10 calls of 900 us before 20 of 400 us: a third of the calls is slow."""
+    assert "two modes: 33 % of the calls" in shown(run(in_modes((400, 20), lead=[900] * 10)))
+    slower = in_modes((400, 20), lead=[450] * 10)  # as they are after an interruption
+    assert "two modes" not in shown(run(slower))
+    # Of many calls they change nothing.
+    assert "two modes" not in shown(run(in_modes((400, 60), lead=[900] * 20)))
+
+
 def test_how_the_rows_ended(shown):
     stops = ["time", "cap", "time", "precision"]
     launch = run(*(result(cold=(1_000_000,), stop=stop) for stop in stops))
-    text = f"\nstopped by: time 2, cap of 21 calls 1, precision 1 (within 21 calls)\n{NONE}"
+    precision = "precision 1 (of 21 calls; longer runs may differ)"
+    text = f"\nstopped by: time 2, cap of 21 calls 1, {precision}\n{NONE}"
     assert text in shown(launch)
     asked = run(result(stop="count"), not_run("unsupported"))
     assert "stopped by" not in shown(asked)
@@ -318,14 +346,14 @@ def test_precision_names_the_stretch_that_it_holds_for(shown):
         result(stop="precision", steady_ns=ns, batches=[n], time_ns={"host": [[1000] * n] * 8})
         for n, ns in ((60, 2_140_000), (180, 14_000_000))
     )
-    text = "\nstopped by: precision 2 (within 60 to 180 calls, 2.1 ms to 14 ms)\n"
-    assert text in shown(run(first, other))
-    assert "\nstopped by: precision 1 (within 60 calls, 2.1 ms)\n" in shown(run(first))
+    text = "precision 2 (of 60 to 180 calls in 2.1 ms to 14 ms; longer runs may differ)"
+    assert f"\nstopped by: {text}\n" in shown(run(first, other))
+    assert "precision 1 (of 60 calls in 2.1 ms; longer runs may differ)" in shown(run(first))
     columns = shown(run(first, other, result(stop="cap")), columns="size_bytes,stop")
     stops = [line.split("  ", 1)[1].strip() for line in body(columns).splitlines()[2:5]]
     assert stops == [
-        "precision within 60 calls, 2.1 ms",
-        "precision within 180 calls, 14 ms",
+        "precision of 60 calls in 2.1 ms",
+        "precision of 180 calls in 14 ms",
         "cap of 21 calls",
     ]
 

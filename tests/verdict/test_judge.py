@@ -380,12 +380,12 @@ def test_what_failed_is_a_fail_whatever_the_bandwidth():
         f"FAIL 1 of 2 cases wrong: all_reduce 1G; PASS 365 GB/s busbw at 1G, 98.4 % {RING}; {NVLS}"
     )
     assert line(case_of(365), failed("oom"), failed("timeout")).startswith(
-        "FAIL 2 of 3 cases failed: the first all_reduce 8; PASS 365 GB/s"
+        "FAIL 2 of 3 cases failed: the first all_reduce 8: why; PASS 365 GB/s"
     )
     # Nobody needs to hear that there is no reference for a run that failed.
-    assert line(failed("failed")) == "FAIL 1 of 1 case failed: all_reduce 8"
+    assert line(failed("failed")) == "FAIL 1 of 1 case failed: all_reduce 8: why"
     asked = replace(case_of(1).case, collective="barrier", size_bytes=0)
-    assert line(CaseResult(asked, "failed", 8, "why")) == "FAIL 1 of 1 case failed: barrier"
+    assert line(CaseResult(asked, "failed", 8, "why")) == "FAIL 1 of 1 case failed: barrier: why"
     # What was never to run is no failure.
     assert judge(launch(case_of(365), failed("unsupported"), **SXM)).word == "WARN"
 

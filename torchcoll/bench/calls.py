@@ -68,6 +68,6 @@ def _coalesced(session: Session, case: Case, once: Call, communicator: Communica
 
 def _refuse(reason: str) -> Call:
     def refuse() -> None:
-        raise RuntimeError(reason)
+        raise NotImplementedError(reason)
 
     return refuse

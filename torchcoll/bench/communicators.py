@@ -46,6 +46,7 @@ class Communicators:
         self._whole: dict[str, Any] = {}  # backend -> group of all ranks
         self._made: list[Any] = []  # groups to destroy, None for the default one
         self._shared: dict[str, Communicator] = {}
+        self.unusable: dict[str, str] = {}  # backend -> why its first call did not connect
 
     def open(self, phase: Callable[[str], Any]) -> None:
         """Make the groups; ``phase`` times each step."""
@@ -229,9 +230,16 @@ class Communicators:
     def _object(self, group: Any) -> Any:
         return group or self._dist.distributed_c10d._get_default_group()
 
-    def align(self, backend: str) -> Callable[[], object]:
-        """A barrier over all ranks; it completes before it returns, on the device too."""
-        barrier = self.barrier(self._whole[backend], backend)
+    def align(self, backend: str, communicator: Communicator | None = None) -> Callable[[], object]:
+        """A barrier over all ranks; it completes before it returns, on the device too.
+
+        communicator: the one that is measured. Where it has all ranks, the barrier goes through it:
+        a barrier on another group leaves the threads of this one asleep.
+        """
+        group = self._whole[backend]
+        if communicator and len(communicator.ranks) == self._session.ranks:
+            group = communicator.group
+        barrier = self.barrier(group, backend)
         device = self._session.device
         if device.kind == "cpu":
             return barrier

@@ -33,6 +33,10 @@ _WAKINGS = (
     10  # of a watchdog, from trouble elsewhere to its own word: each comes late on a full host
 )
 
+# Of a start that ranks agree on: how far ahead it lies at least, and how long before it the ranks
+# are awake, because a sleep may end 0.1 ms late.
+_LEAST_NOTICE_NS, _AWAKE_NS = 1_000_000, 1_000_000
+
 _runs = 0  # sweeps in this process so far: each needs its own keys in a shared store
 # Kept for the next `run`: a rank that comes back early would find the port of the last one.
 _stores: dict[Launch, Any] = {}
@@ -253,6 +257,38 @@ class Control:
         """No rank leaves before every rank has come. Skew at leaving: about one store round."""
         self.gather(None)
         self.decide()
+
+    def start_together(self, now: Callable[[], int] = time.perf_counter_ns) -> int | None:
+        """Return on all ranks at the same time, after every rank has called this.
+
+        Rank 0 leaves a decision 80 to 120 us before the ranks that read it, so the ranks agree on a
+        time in the near future and wait for it. That needs one clock: the monotonic clock of a
+        host. Rank 0 asks each rank for its time between two looks at its own, and clocks whose
+        answers do not lie between the two looks are not the same clock.
+
+        now: the monotonic clock in ns. Returns the time of the start, or None where the ranks do
+        not share a clock: rank 0 then leaves one trip of the store before the others.
+        """
+        if self.ranks == 1:
+            return None
+        self.gather(None)
+        asked_ns = now()
+        self.decide()
+        times = self.gather(now())
+        start_ns: int | None = None
+        if self.rank == 0:
+            answered_ns = now()
+            if asked_ns <= min(times) and max(times) <= answered_ns:
+                # The decision travels as the question did, and a rank may be late.
+                start_ns = answered_ns + max(_LEAST_NOTICE_NS, 3 * (answered_ns - asked_ns))
+        start_ns = self.decide(start_ns)
+        if start_ns is None:
+            return None
+        # Ranks that share a core need it to read the decision: only the end is spent waiting awake.
+        time.sleep(max(0, start_ns - now() - _AWAKE_NS) / 1e9)
+        while now() < start_ns:
+            pass
+        return start_ns
 
     def farewell(self, all_came: Callable[[], None] = lambda: None) -> None:
         """Align, and let rank 0, which may serve the store, leave last. ``all_came``: called when

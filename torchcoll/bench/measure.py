@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcoll.bench.communicators import Communicator
 from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.backends import backend_of
 from torchcoll.core.case import OWN, Case, NotRun, Sizing, calls_of_batch, size_case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import HangError, TorchcollError, brief
+from torchcoll.core.errors import HangError, TorchcollError, UsageError, brief
 from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
@@ -33,38 +35,66 @@ REFUSAL_S = 10.0
 # (tests/benchmarks/steady.py). The pause is what counts: a refill alone changes nothing, waiting
 # for 1 ms does. Long calls do not notice: they lead for no more than so long, and one always does.
 LEAD_CALLS, LEAD_NS = 10, 10_000_000
+# How torch and its backends say that they have no such call, type or device.
+_NOT_THERE = re.compile(r"(?i)support|implement|unconvertible|no backend type")
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "memoryerror")
 
 
-def first_call(session: Session, what: str, call: Callable[[], object] | None) -> str:
+class Refusal(NamedTuple):
+    """What all ranks were told by their first call. unsupported: that it does not exist there; else
+    it has failed.
+    """
+
+    text: str
+    unsupported: bool
+
+
+def first_call(session: Session, what: str, call: Callable[[], object] | None) -> Refusal | None:
     """The first call of its kind, in which a backend says what it cannot do. Collective; None: this
     rank has none to make.
 
-    What all ranks were refused, '' where none was: either way they go on together. Raises
-    TorchcollError with the names of those that were refused alone. Where others do not come back
-    from the call, the launch ends.
+    What all ranks were refused, None where none was: either way they go on together. Raises
+    TorchcollError with the names of those that were refused alone, and UsageError where the library
+    does not know the value of a variable. Where others do not come back from the call, the run
+    ends.
     """
-    failure = ""
+    refusal: Refusal | None = None
     try:
         if call:
             call()
     except Exception as error:
-        failure = brief(error)
+        refusal = Refusal(brief(error), _is_unsupported(error))
     try:
-        word = None if call is None else failure
+        word = None if call is None else refusal or ""
         limit_s = min(REFUSAL_S, session.control.timeout_s / 2)
-        words = session.control.all_gather(word, limit_s if failure else None)
+        words = session.control.all_gather(word, limit_s if refusal else None)
     except HangError:
-        if not failure:
+        if not refusal:
             raise
-        session.trouble(failure)
+        mistake = _refused_value(refusal.text)
+        session.trouble(str(mistake or refusal.text), mistake.exit_code if mistake else None)
+    refused = {rank: Refusal(*word) for rank, word in enumerate(words) if word}
+    if not refused:
+        return None
+    first = next(iter(refused.values()))
+    if mistake := _refused_value(first.text):
+        raise mistake
     if all(word for word in words if word is not None):
-        return next(filter(None, words), "")
-    refused = [rank for rank, word in enumerate(words) if word]
-    if refused:
-        names = session.control.names(refused)
-        raise TorchcollError(f"{what} failed on {names} alone: {words[refused[0]]}")
-    return ""
+        return first
+    names = session.control.names([*refused])
+    raise TorchcollError(f"{what} failed on {names} alone: {first.text}")
+
+
+def _is_unsupported(error: Exception) -> bool:
+    """Whether a call was refused for what it asked, rather than that it failed."""
+    kinds = (NotImplementedError, TypeError, ValueError, IndexError)
+    return isinstance(error, kinds) or bool(_NOT_THERE.search(str(error)))
+
+
+def _refused_value(text: str) -> UsageError | None:
+    from torchcoll.libraries.oneccl.algorithms import refused_value
+
+    return refused_value(text, os.environ)
 
 
 def measure_case(sweep: Sweep, asked: Sizing, not_run: NotRun | None) -> list[CaseResult]:
@@ -73,7 +103,7 @@ def measure_case(sweep: Sweep, asked: Sizing, not_run: NotRun | None) -> list[Ca
     The results on rank 0, one for each sub-group; elsewhere none.
     """
     sizing = size_case(asked.case, len(sweep.part), span_bytes=asked.span_bytes)
-    not_run = not_run or _unsupported(sweep.session, asked.case)
+    not_run = not_run or _cannot_run(sweep, asked.case)
     if not_run:
         return _results(sweep, sizing, {}, **not_run._asdict())
     try:
@@ -94,8 +124,13 @@ def _measured(sweep: Sweep, sizing: Sizing) -> list[CaseResult]:
         return _Measurement(sweep, sizing, buffers, communicator).measure()
 
 
-def _unsupported(session: Session, case: Case) -> NotRun | None:
-    """What torch has no way to do; equal on all ranks."""
+def _cannot_run(sweep: Sweep, case: Case) -> NotRun | None:
+    """What torch has no way to do, and what a backend that never connected cannot do; equal on all
+    ranks.
+    """
+    session = sweep.session
+    if reason := session.communicators.unusable.get(case.backend):
+        return NotRun("failed", reason)
     reason = ""
     if case.mode == "graph" and not session.device.captures:
         reason = f"graphs are captured on cuda, not on {session.device.kind}"
@@ -103,6 +138,9 @@ def _unsupported(session: Session, case: Case) -> NotRun | None:
         reason = f"a {case.collective} waits on the host, which no graph can capture"
     elif case.buffers != "default" and not backend_of(case.backend).buffers:
         reason = f"{case.backend} has no {case.buffers} buffers"
+    elif sweep.spec.beside_collective and case.device in backend_of(case.backend).one_at_a_time:
+        # Two threads with a call each wait for each other's ranks for ever.
+        reason = f"{case.backend} on {case.device} runs one call at a time, so two cannot overlap"
     return NotRun("unsupported", reason) if reason else None
 
 
@@ -189,7 +227,9 @@ class _Measurement:
             self.refill = self.rotation.refill
         self.call = self.rotation or made()
         self.timed = self.call  # or its captured graph: what is timed is what is verified
-        self.align = nothing if session.alone else session.communicators.align(case.backend)
+        self.align: Call = nothing
+        if not session.alone:
+            self.align = session.communicators.align(case.backend, communicator)
         self.cold: list[int] = []
         self.cold_starts: list[int] = []
         self.warmup: list[int] = []
@@ -216,18 +256,15 @@ class _Measurement:
         if self.rotation:
             self.rotation.refill()
         session.progress.step(f"{name}: first call", self.cold)
-        # A barrier would pay for connecting. Where that is done it aligns better than the store:
-        # ranks then enter within 5 us, not within 91. Several, for they take the place of lead
+        # A barrier would pay for connecting. Where that is done, barriers take the place of lead
         # calls: after one alone the first call is 1.3 to 1.4 of the others.
         align = self._aligned_awake if self.communicator.used else nothing
         if align is nothing:
-            session.control.align()
-        text = first_call(session, name, lambda: self._timed_alone(self.cold, 1, align))
-        if text:
-            status = "oom" if _is_memory(text) else "unsupported"
-            if status == "unsupported" and case.implementation == OWN:
-                text = self.communicator.backend.reason(self.sizing.case, text)
-            return _results(self.sweep, self.sizing, samples, status=status, reason=text)
+            session.control.start_together()
+        refusal = first_call(session, name, lambda: self._timed_alone(self.cold, 1, align))
+        if refusal:
+            not_run = self._not_run(refusal)
+            return _results(self.sweep, self.sizing, samples, **not_run._asdict())
         try:
             self._cold(name)
             session.progress.step(f"{name}: warm-up calls", self.warmup)
@@ -264,6 +301,23 @@ class _Measurement:
             expected_ns=expected_ns,
         )
 
+    def _not_run(self, refusal: Refusal) -> NotRun:
+        """Why the case did not run. A first call that fails on a communicator that has never
+        connected leaves it in no state to be used again: oneCCL's next call waits for ever.
+        """
+        case, backend = self.sizing.case, self.communicator.backend
+        if _is_memory(refusal.text):
+            return NotRun("oom", refusal.text)
+        if case.implementation != OWN:
+            return NotRun("unsupported", refusal.text)
+        reason = backend.reason(case, refusal.text)
+        connected = self.communicator.calls != 0 or backend.connects != "first call"
+        if refusal.unsupported or connected or reason != refusal.text:
+            return NotRun("unsupported", reason)
+        reason = f"{backend.name} did not connect: {refusal.text}"
+        self.session.communicators.unusable[backend.name] = reason
+        return NotRun("failed", reason)
+
     def _count(self, calls: int) -> None:
         """Calls that another implementation made are none of the communicator's; but what aligned
         them may have connected it, so that its own first call to come is not known to be cold.
@@ -290,18 +344,23 @@ class _Measurement:
         self.device.synchronized(self.call, align or self.align, calls, clocks)
 
     def _cold(self, name: str) -> None:
-        """Calls 1, 2, ... one by one until rank 0's settling rule is content."""
+        """Calls 1, 2, ... one by one, in blocks, until rank 0's settling rule is content.
+
+        Barriers lie between an exchange through the store, during which threads fall asleep, and
+        the next call: a call directly after it takes 1.4 of the steady ones, in a bare loop 1.2.
+        """
         session, cold, rule = self.session, self.cold, None
         if session.rank == 0:
             from torchcoll.bench.stopping import SettlingRule
 
             rule = SettlingRule(self.spec.cold)
-            rule.add(cold[0])
-        while len(cold) < self.spec.cold or session.control.decide(rule and not rule.done):
-            session.progress.step(f"{name}: cold call {len(cold)}")
-            self._timed_alone(cold, 1)
+            rule.add(cold)
+        while calls := session.control.decide(rule and rule.next_block()):
+            session.progress.step(f"{name}: cold calls", cold)
+            self._timed_alone(cold, 1, self._aligned_awake)
+            self._timed_alone(cold, calls - 1)
             if rule:
-                rule.add(cold[-1])
+                rule.add(cold[-calls:])
         if rule:
             self.settled = rule.settled
 
@@ -407,6 +466,13 @@ class _Measurement:
             if failed or work is None:
                 names, text = failed or ("", "")
                 return NotRun("oom", f"no memory for {self.spec.beside} on {names}: {text}")
+            if self.spec.beside_collective:
+                # Connecting two groups at the same time may never end, so this one connects alone.
+                session.progress.step(f"{name}: first call of {work.name}")
+                refusal = first_call(session, work.name, work)
+                self.device.synchronize()
+                if refusal:
+                    return NotRun("unsupported", f"{work.name}: {refusal.text}")
             blocks = (session, self.timed, work, self.refill, self.align, name)
             if self.spec.offset is None:
                 found = measure_beside(*blocks)

@@ -378,9 +378,11 @@ class Session:
         """As of Meeting."""
         self._meeting.on_rank_0(action)
 
-    def trouble(self, text: str) -> NoReturn:
-        """What this rank met it met alone: the launch ends, and the watchdogs say where."""
-        self._meeting.watchdog.trouble(text)
+    def trouble(self, text: str, code: ExitCode | None = None) -> NoReturn:
+        """What this rank met it met alone: the launch ends, and the watchdogs say where. code: of a
+        mistake of the user's, which is the text alone.
+        """
+        self._meeting.watchdog.trouble(text, code=code)
 
     @property
     def asked_to_stop(self) -> bool:

@@ -214,13 +214,25 @@ class SettlingRule:
     WITHIN = 1.5
     MOST = 20
     MOST_NS = 5_000_000_000
+    BLOCK = 5  # calls between two decisions, which disturb the calls that follow
+    BLOCK_NS = 10_000_000  # calls that take longer than this together do not notice a decision
 
     def __init__(self, least: int) -> None:
         self.least = least
         self._durations: list[int] = []
 
-    def add(self, duration_ns: int) -> None:
-        self._durations.append(duration_ns)
+    def add(self, durations_ns: Sequence[int]) -> None:
+        self._durations += durations_ns
+
+    def next_block(self) -> int:
+        """How many calls to make before the rule is asked again, 0 when it is done."""
+        calls = len(self._durations)
+        if calls < self.least:
+            return self.least - calls
+        if self.done:
+            return 0
+        most = min(self.BLOCK, max(self.MOST, self.least) - calls)
+        return max(1, min(most, self.BLOCK_NS // max(1, self._durations[-1])))
 
     @property
     def settled(self) -> int | None:

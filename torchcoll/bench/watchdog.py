@@ -406,9 +406,14 @@ class Watchdog:
     def _lost(self, ranks: list[int], doing: str) -> str:
         return f"lost {self.control.names(ranks)} in {doing}"
 
-    def trouble(self, symptom: str, kind: str = "lost_rank") -> NoReturn:
+    def trouble(
+        self, symptom: str, kind: str = "lost_rank", code: ExitCode | None = None
+    ) -> NoReturn:
         """Ask who lives, name who is lost or the odd one out, and leave with exit code 5. Never
         returns.
+
+        code: of a mistake of the user's, which one rank alone has met: all ranks leave with this
+        code and the text of that rank.
         """
         if not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
@@ -429,6 +434,7 @@ class Watchdog:
             word["hang"] = hang
             if "still_s" in word:
                 kind = "hang"
+            word["code"] = code
             try:
                 answers = self._asker.ask(lambda: self._survey(word), 2 * self._grace_s + 1)
                 hangs = [answer["hang"] for answer in answers if answer and answer.get("hang")]
@@ -438,6 +444,9 @@ class Watchdog:
                 if any(answer and answer.get("damaged") for answer in answers):
                     kind = "store"
                 text = self._verdict(symptom, doing, answers)
+                mistake = next((a for a in answers if a and a.get("code")), None)
+                if mistake:
+                    text, code, kind = mistake["cause"], mistake["code"], "error"
                 speaks = all(answer is None for answer in answers[: control.rank])
                 speaks = self._part(text.partition(f" in {doing}")[0], speaks)
             except RuntimeError as error:
@@ -452,7 +461,7 @@ class Watchdog:
                 speaks = control.rank in (0, self._first_here()) or bool(buffers)
                 if not speaks:
                     self._wait_for_end_of(self._first_here())
-        self._leave(ExitCode.HANG, "failed", kind, text, speaks, answers)
+        self._leave(code or ExitCode.HANG, "failed", kind, text, speaks, answers)
 
     def _survey(self, word: dict[str, Any]) -> list[dict[str, Any] | None]:
         control = self.control

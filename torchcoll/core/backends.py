@@ -80,6 +80,8 @@ class BackendEntry:
     it is the reason of a call that was refused, whose own text is none (``map::at``).
     groups_alone: device types on which calls are grouped (--coalesce) without the device that
     torch's manager is told elsewhere; torch itself groups fewer collectives then.
+    one_at_a_time: device types on which a process runs one call at a time: a call holds a lock of
+    the backend until it ends, so that a call of another thread waits for it, on any group.
     """
 
     name: str
@@ -106,6 +108,7 @@ class BackendEntry:
     since: str = ""
     lacks: tuple[Lack, ...] = ()
     groups_alone: tuple[str, ...] = ()
+    one_at_a_time: tuple[str, ...] = ()
 
     def reason(self, case: Case, text: str) -> str:
         """Why a call of the case was refused: what the backend lacks for it, else ``text``."""
@@ -180,6 +183,7 @@ BACKENDS: dict[str, BackendEntry] = {
                 Lack("collective", ("reduce_scatter",), "group of {}", device="cpu", grouped=True),
             ),
             groups_alone=("cpu",),
+            one_at_a_time=("cpu",),
         ),
         # torch's own table has them for these devices.
         BackendEntry("mpi", ("cpu", "cuda"), promised=False, on_host=True, forced=False),

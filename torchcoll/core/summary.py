@@ -250,7 +250,7 @@ class Row:
     high_ns: float | None  # 95th percentile of the calls
     p99_ns: float | None  # 99th percentile, from 100 calls on
     calls: int  # steady calls
-    stop: str  # why the steady calls ended: count, precision, time, cap
+    stop: str  # why the steady calls ended: count, precision (of these calls), time, cap
     steady_ns: int | None  # from the first steady call until then, all between them included
     algorithm: str | None  # what the library's log says it chose: RING/LL; several with commas
     channels: int | None  # of it; None where calls of the case differ

@@ -294,7 +294,7 @@ class PairsRun:
             (entry, *_) = self.session.entries
             raise UnavailableError(
                 "pairs",
-                f"{case.backend} on {case.device}: {entry.reason(case, refused)}",
+                f"{case.backend} on {case.device}: {entry.reason(case, refused.text)}",
                 "a backend that sends from rank to rank",
                 "Choose another with --backend.",
             )

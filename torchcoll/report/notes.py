@@ -20,10 +20,11 @@ from torchcoll.core.summary import (
     has_period,
     host_bound,
     nothing_sent,
+    over_ranks,
     steady_times,
     two_modes,
 )
-from torchcoll.core.units import format_ranges, time_text
+from torchcoll.core.units import counted, format_ranges, time_text
 
 SPLITS_LINE = (
     "size is the largest sum that a rank sends or receives; "
@@ -31,6 +32,8 @@ SPLITS_LINE = (
 )
 
 
+# With fewer calls nothing is called precise either (bench/stopping.py).
+FEW_CALLS = 60
 _MODES = "two modes"  # stands for the line of all rows that have them
 
 
@@ -42,6 +45,7 @@ class Notes:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._modes: dict[Case, Modes] = {}
+        self._short: dict[Case, int] = {}  # cases of too few calls to show modes, and how many
 
     def mark(self, *texts: str) -> str:
         """In the order of their numbers: an earlier row may have given a later text a smaller."""
@@ -54,16 +58,30 @@ class Notes:
         times: its ``steady_times`` over all ranks on the clock that is shown, where they are known.
         """
         texts = list(_remarks(result))
-        if modes := _modes(result, times):
+        times = _judged_times(result, times)
+        if modes := two_modes(times):
             self._modes[result.case] = modes
             texts.append(_MODES)
+        elif 0 < len(times) < FEW_CALLS:
+            self._short[result.case] = len(times)
         return self.mark(*texts, *_of_issue(result), *more)
 
     def lines(self) -> list[str]:
         return [
             f"[{number}] {_modes_text([*self._modes.values()]) if text is _MODES else text}"
             for text, number in self._numbers.items()
-        ]
+        ] + self._short_lines()
+
+    def _short_lines(self) -> list[str]:
+        """Where some rows have two modes: the rows whose few calls may all lie in one of the two,
+        for modes come in clusters.
+        """
+        if not (self._modes and self._short):
+            return []
+        least, most = min(self._short.values()), max(self._short.values())
+        calls = f"{least} calls" if least == most else f"{least} to {most} calls"
+        rows = counted(len(self._short), "row")
+        return [f"short: {rows} of {calls}, too few to show whether there are two modes too"]
 
 
 def _remarks(result: CaseResult) -> Iterable[str]:
@@ -79,12 +97,17 @@ def _remarks(result: CaseResult) -> Iterable[str]:
     yield from (one_line(text) for text in result.warnings)
 
 
-def _modes(result: CaseResult, times: Sequence[float] | None) -> Modes | None:
-    """Those of calls that are timed one by one: a period is a mean, which both modes enter."""
+def _judged_times(result: CaseResult, times: Sequence[float] | None) -> Sequence[float]:
+    """The calls by which modes are judged: those that are timed one by one, for a period is a mean,
+    which both modes enter. Of few steady calls the lead calls too, which modes slow down alike.
+    """
     clock = default_clock(result)
     if has_period(result, clock):
-        return None
-    return two_modes(steady_times(result, clock) if times is None else times)
+        return ()
+    times = steady_times(result, clock) if times is None else times
+    if not 0 < len(times) < FEW_CALLS or not result.lead_ns:
+        return times
+    return [*over_ranks(result.lead_ns), *times]
 
 
 def _modes_text(several: Sequence[Modes]) -> str:
@@ -134,8 +157,8 @@ def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
 def stop_lines(rows: Iterable[Row]) -> list[str]:
     """How many cases each rule ended: what was asked for may not have been reached.
 
-    What is precise is so within the stretch that was seen: ``precision 3 (within 60 to 180 calls,
-    2.1 to 14 ms)``.
+    Precision is that of the calls that were made, and no guarantee: ``precision 3 (of 60 to 180
+    calls in 2.1 ms to 14 ms; longer runs may differ)``.
     """
     found: dict[str, list[Row]] = {}
     for row in rows:
@@ -144,26 +167,27 @@ def stop_lines(rows: Iterable[Row]) -> list[str]:
     if not set(found) - {"count"}:  # a number of calls that was asked for
         return []
     words = [
-        f"{text} {len(own)}" + (f" (within {_stretch(own)})" if text == "precision" else "")
+        f"{text} {len(own)}"
+        + (f" (of {_stretch(own)}; longer runs may differ)" if text == "precision" else "")
         for text, own in sorted(found.items(), key=lambda item: -len(item[1]))
     ]
     return [f"stopped by: {', '.join(words)}"]
 
 
 def stop_text(row: Row) -> str:
-    """Of one case: ``precision within 60 calls, 2.1 ms``, ``cap of 1000 calls``, ``time``."""
+    """Of one case: ``precision of 60 calls in 2.1 ms``, ``cap of 1000 calls``, ``time``."""
     if row.stop == "precision":
-        return f"precision within {_stretch([row])}"
+        return f"precision of {_stretch([row])}"
     return f"cap of {row.calls} calls" if row.stop == "cap" else one_line(row.stop)
 
 
 def _stretch(rows: Sequence[Row]) -> str:
-    """``60 to 180 calls, 2.1 to 14 ms``; files of earlier versions do not tell the time."""
+    """``60 to 180 calls in 2.1 ms to 14 ms``; files of earlier versions do not tell the time."""
     least, most = (choose(row.calls for row in rows) for choose in (min, max))
     words = [f"{least} calls" if least == most else f"{least} to {most} calls"]
     times = sorted(row.steady_ns for row in rows if row.steady_ns is not None)
     texts = dict.fromkeys(time_text(ns, 2) for ns in (times[:1] + times[-1:]))
-    return ", ".join([*words, " to ".join(texts)] if texts else words)
+    return " in ".join([*words, " to ".join(texts)] if texts else words)
 
 
 def launch_lines(run: Run) -> list[str]:

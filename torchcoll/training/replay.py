@@ -214,7 +214,7 @@ def _first(session: Session, player: Player) -> None:
 
     refused = first_call(session, "replay", play)
     if refused:
-        raise UnavailableError("replay", refused, f"what {session.entries[0].name} can do")
+        raise UnavailableError("replay", refused.text, f"what {session.entries[0].name} can do")
 
 
 # -- what comes back ---------------------------------------------------------------------------

@@ -256,6 +256,8 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
                 first += "see the footnotes"
             elif len(items) > 1:
                 first = f"the first {first}"
+            if word == "failed" and items[0].reason:
+                first += f": {items[0].reason}"
             yield Phrase(FAIL, f"{len(items)} of {counted(len(rows), 'case')} {word}: {first}")
     for text in _suspected(run):
         yield Phrase(FAIL, text)

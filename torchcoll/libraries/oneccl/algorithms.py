@@ -8,8 +8,9 @@ first collective. None of the GPU part has run on a GPU.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from torchcoll.core.errors import UsageError, unknown
 from torchcoll.core.units import format_size
 from torchcoll.libraries.known_variables import Forcing
 from torchcoll.libraries.oneccl.variables import NAMES
@@ -46,6 +47,25 @@ _THRESHOLDS = {"LL": (0, 64 << 10), "SMALL": (0, 2 << 20), "MEDIUM": (0, 64 << 2
 def variables_of(collective: str) -> tuple[str, ...]:
     """The variables that choose the algorithm of torch's ``collective``; () where none does."""
     return _ALGORITHMS[collective][0] if collective in _ALGORITHMS else ()
+
+
+_REFUSED = re.compile(r"unknown algorithm name '([^']*)'")  # algo_from_str of its selectors
+
+
+def refused_value(text: str, environ: Mapping[str, str]) -> UsageError | None:
+    """The error of a user who forces an algorithm that oneCCL does not know; None where ``text``,
+    an error of oneCCL, says something else.
+    """
+    match = _REFUSED.search(text)
+    if not match:
+        return None
+    value = match[1]
+    for variables, algorithms in _ALGORITHMS.values():
+        for variable in variables:
+            if value in re.split("[:;]", environ.get(variable, "")):
+                names = [name for name in algorithms.split() if name != value]
+                return unknown(variable, value, names, "an algorithm of this oneCCL: {}")
+    return UsageError("algorithm", value, "one that this oneCCL has", "Check the CCL_* variables.")
 
 
 def forcings(collectives: Sequence[str], device: str, mpi: bool) -> list[Forcing]:
