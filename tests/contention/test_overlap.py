@@ -334,3 +334,13 @@ def test_a_broken_record_is_refused(change):
     assert Beside.from_json(good).blocks == 1
     with pytest.raises((TypeError, ValueError)):
         Beside.from_json({**good, **change})
+
+
+def test_a_loaded_machine_is_warned_of_beside_the_slowdown():
+    found = overlap(measured(0.5))
+    assert not any(line.startswith("WARN") for line in beside_grid([found]).below)
+    text = "vm: other processes used 1.4 of 2 cores during the run"
+    grid = beside_grid([found], [text])
+    assert [line for line in grid.below if line.startswith(f"WARN {text}")]
+    # And which of the two times of a case this table has.
+    assert any("runs of 5 calls with no barrier between them" in line for line in grid.above)
