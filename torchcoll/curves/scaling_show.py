@@ -115,7 +115,7 @@ def _fit_record(curve: RanksCurve, fit: GrowthFit) -> dict[str, Any]:
                 **picked(one, "name fits p_lacking"),
                 "misfit": one.misfit if math.isfinite(one.misfit) else None,
             }
-            for one in growth.mixtures
+            for one in (*growth.mixtures, *filter(None, (growth.power,)))
         ],
         "laws": laws,
     }
@@ -198,6 +198,8 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
 
     def law(item: tuple[RanksCurve, GrowthFit]) -> str:
         found = item[1].growth.law
+        if power := item[1].growth.named_power:
+            return power.name
         return "-" if found is None else _law_text(found)
 
     def ratio(item: tuple[RanksCurve, GrowthFit]) -> str:
@@ -213,6 +215,8 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
 
     def off(item: tuple[RanksCurve, GrowthFit]) -> str:
         found = item[1].growth.law
+        if power := item[1].growth.named_power:
+            return f"{100 * power.misfit:.0f} %"
         return "-" if found is None else f"{100 * found.misfit:.0f} % on {found.misfit_at}"
 
     return filled(
