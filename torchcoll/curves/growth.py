@@ -110,11 +110,12 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Growth:
-    """result: ``constant``, a name of LAWS, ``falls with`` one, ``grows``, ``falls``, ``unclear``,
-    ``too few points``; reason: why. law: the best of the laws of growth; None where there are too
-    few points; others: the others, the better ones first. mixtures: those of MIXTURES. power: the
-    power law. constant: the criterion of no growth. p_value: of no growth, Holm's where several are judged together; by
-    the order of the durations alone (Kendall's tau) where the best law does not fit, for what it is
+    """result: ``constant``, a name of LAWS or of the power law, ``falls with`` one, ``grows``,
+    ``falls``, ``unclear``, ``too few points``; reason: why. law: the best of the laws of growth;
+    None where there are too few points; others: the others, the better ones first. mixtures: those
+    of MIXTURES. power: the power law. constant: the criterion of no growth. p_value: of no growth,
+    Holm's where several are judged together; by the order of the durations alone (Kendall's tau)
+    where the best law does not fit, for what it is
     off by is no noise.
     """
 
