@@ -49,7 +49,8 @@ _FITS = (
 _VERDICTS = (
     "a law is named: growth is significant (t; Kendall's tau where no law fits; Holm over all), it "
     "fits, and no other does, alone or with half of the growth (A + B: two together; F, 5 %); "
-    "constant: 90 % of the growth within 10 %"
+    "where none fits: one that is off by at most 2 %, or a power law n^p; constant: "
+    "90 % of the growth within 10 %"
 )
 
 
