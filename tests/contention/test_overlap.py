@@ -14,6 +14,7 @@ from torchcoll.contention.overlap import Estimate, overlap, overlaps
 from torchcoll.contention.show import beside_grid
 from torchcoll.core.case import Case
 from torchcoll.core.result import BLOCKS_OF_BESIDE, LATER_BLOCKS, Beside, CaseResult, Run
+from torchcoll.core.summary import summarise
 from torchcoll.machine.devices import nothing
 from torchcoll.report.grid import legends
 
@@ -221,6 +222,7 @@ def test_two_collectives_share_what_there_is():
             CASE,
             "ok",
             2,
+            size_bytes=1 << 20,
             beside=Beside(
                 *("all_reduce:div:2:1M", None, 20, 100),
                 alone_ns=[[2_097_152]],
@@ -235,6 +237,35 @@ def test_two_collectives_share_what_there_is():
     assert found.slowdown.value == pytest.approx(2)
     assert found.work_slowdown.value == pytest.approx(2)
     assert found.busbw_gbps == pytest.approx((10, 10))
+
+
+@pytest.mark.parametrize(
+    ("collective", "coalesce", "sent", "busiest", "gbps"),
+    [
+        # 8 ranks, 64 MiB in 1 ms: S / t is 67.109, of which a hypercube counts 7 / 8.
+        ("hypercube", 1, 67_108_864, None, 58.720256),
+        ("all_reduce", 1, 67_108_864, None, 117.440512),
+        ("broadcast", 4, 67_108_864, None, 4 * 67.108864),
+        ("broadcast", 1, 60_000_000, None, 60.0),  # of the 64 MiB asked for
+        ("all_to_all_v", 1, 67_108_864, 30_000_000, 30.0),
+        ("all_to_all_v", 2, 67_108_864, 30_000_000, 60.0),
+        ("all_to_all_v", 1, 67_108_864, None, None),
+    ],
+)
+def test_busbw_alone_is_that_of_the_table_of_the_run(collective, coalesce, sent, busiest, gbps):
+    asked = dataclasses.replace(
+        CASE, collective=collective, size_bytes=67_108_864, coalesce=coalesce
+    )
+    blocks = dict(alone_ns=[[10 * MS]], work_ns=[[20 * MS]], both_calls_ns=[[10 * MS]])
+    blocks |= dict(both_work_ns=[[20 * MS]], both_ns=[[20 * MS]], work_bus_bytes=1000)
+    beside = Beside("all_reduce:div:2:1M", None, 10, 10, **blocks)
+    result = CaseResult(
+        asked, "ok", 8, size_bytes=sent, busiest_bytes=busiest, beside=beside,
+        time_ns={"host": [[MS]] * 8},
+    )  # fmt: skip
+    found = overlap(result)
+    assert found.calls_gbps == summarise(result).busbw_gbps == (gbps and pytest.approx(gbps))
+    assert (found.busbw_gbps and found.busbw_gbps[0]) == (gbps and pytest.approx(gbps))
 
 
 def test_work_that_ended_before_the_calls_is_too_short():
@@ -303,3 +334,13 @@ def test_a_broken_record_is_refused(change):
     assert Beside.from_json(good).blocks == 1
     with pytest.raises((TypeError, ValueError)):
         Beside.from_json({**good, **change})
+
+
+def test_a_loaded_machine_is_warned_of_beside_the_slowdown():
+    found = overlap(measured(0.5))
+    assert not any(line.startswith("WARN") for line in beside_grid([found]).below)
+    text = "vm: other processes used 1.4 of 2 cores during the run"
+    grid = beside_grid([found], [text])
+    assert [line for line in grid.below if line.startswith(f"WARN {text}")]
+    # And which of the two times of a case this table has.
+    assert any("runs of 5 calls with no barrier between them" in line for line in grid.above)

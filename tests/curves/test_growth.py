@@ -210,3 +210,26 @@ def test_constant_times_seldom_seem_to_grow():
 def test_any_unit_and_single_noise_free_launches():
     found = one(lambda n: 7e9 * n, (12, 24, 48, 96))
     assert (found.result, found.law.misfit) == ("n", pytest.approx(0, abs=1e-6))
+
+
+def test_a_law_within_the_margin_is_accepted_however_small_the_noise():
+    """0.7 % above a logarithm on 768 ranks, with noise of 0.05 %: nobody acts on 0.7 %."""
+    noise = (0.9995, 1.0, 1.0005)
+    ranks = (2, 4, 8, 16, 64, 256, 768)
+    found = one(lambda n: (2000 + 3000 * math.log2(n)) * (1.007 if n == 768 else 1), ranks, noise)
+    assert found.result == "log2 n"
+    assert found.reason.startswith("off by 0.") and "more than the noise" in found.reason
+    # 5 % is more than the margin.
+    found = one(lambda n: (2000 + 3000 * math.log2(n)) * (1.1 if n == 768 else 1), ranks, noise)
+    assert (found.result, found.reason[:22]) == ("grows", "by none of these laws;")
+
+
+@pytest.mark.parametrize("power", [0.5, 0.7, 1.5])
+def test_a_power_law(power):
+    found = one(lambda n: 1000 * n**power, (2, 4, 8, 16, 32), NOISE)
+    assert found.result == f"n^{power:.2f}"
+    assert found.reason.startswith("log2 n and n and (n-1)/n do not fit; p ")
+    assert (
+        one(lambda n: 1e6 * n**-power, (2, 4, 8, 16, 32), NOISE).result
+        == f"falls with n^-{power:.2f}"
+    )

@@ -112,6 +112,27 @@ def test_a_peak_is_of_data_that_has_arrived(tmp_path):
 
 
 @pytest.mark.usefixtures("unlaid")
+def test_the_peak_is_of_all_collectives_not_of_the_first_by_name(tmp_path):
+    """64 MiB in 1 ms on 8 ranks is 67.109 GB/s, and x 7 / 8 58.72; scatter in half the time."""
+    names = ("all_gather", "all_to_all", "reduce_scatter", "broadcast", "scatter")
+    results = []
+    for name in names:
+        op = "sum" if name == "reduce_scatter" else None
+        root = 0 if name in ("broadcast", "scatter") else None
+        asked = case(collective=name, op=op, root=root, in_place=False)
+        half = {"host": [[500_000] * 21] * 8}
+        results.append(result(case=asked, **({"time_ns": half} if name == "scatter" else {})))
+    save(run(*results), tmp_path / "a.jsonl")
+    answers = [one.text for one in page_of([str(tmp_path / "a.jsonl")]).answers]
+    (peak,) = (text for text in answers if text.startswith("Peak: "))
+    assert peak == (
+        "Peak: scatter 117.4 GB/s of busbw at 64M on 8 ranks, broadcast 67.11 GB/s of busbw at 64M "
+        "on 8 ranks, all_gather 58.72 GB/s of busbw at 64M on 8 ranks, ... (5 collectives); host "
+        "clock."
+    )
+
+
+@pytest.mark.usefixtures("unlaid")
 def test_peaks_of_several_backends_are_apart(tmp_path):
     """16 bytes in 1 ms on gloo; 64 MiB in 0.5 ms on nccl: 234.9 GB/s."""
     save(run(result(case=case(size_bytes=16))), tmp_path / "a.jsonl")

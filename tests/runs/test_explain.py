@@ -109,3 +109,39 @@ def test_the_formulas_are_the_factors():
     for entry in COLLECTIVES.values():
         if entry.has_data:
             assert entry.bus_factor(8) == by_hand[entry.factor[0]], entry.name
+
+
+def test_uneven_blocks_of_coalesced_calls(in_tmp_path, capsys):
+    """4 x 30,000,000 B of the busiest rank in 1 ms: 120 GB/s."""
+    asked = case(collective="all_to_all_v", op=None, in_place=False, coalesce=4)
+    save(run(result(case=asked, busiest_bytes=30_000_000)), "a.jsonl")
+    assert main(["explain", "a.jsonl"]) == 0
+    out = lines(capsys)
+    assert out[-1] == "busbw 120.000 GB/s = 4 x 30000000 B of the busiest rank / 1.000 ms"
+    (busbw,) = (line for line in out if line.startswith("busbw: "))
+    assert busbw.startswith("busbw: 120.000 GB/s = 4 x 30000000 B / 1.000 ms: what the busiest")
+
+
+@pytest.mark.parametrize(
+    ("collective", "reported", "last"),
+    [
+        # 64 MiB in 1 ms. The factor of broadcast is 1 whatever the number of ranks.
+        ("broadcast", {}, "busbw 67.109 GB/s = 67108864 B / 1.000 ms x 1"),
+        ("all_reduce", {"busbw_gbps": 105.0}, "busbw 105.000 GB/s, as the source has it"),
+        ("all_reduce", {}, "time 1.000 ms: no busbw; the number of ranks is not known"),
+        ("hypercube", {"algbw_gbps": 5.0}, "time 1.000 ms: no busbw; the number of ranks is not"),
+    ],
+)
+def test_a_table_without_ranks(in_tmp_path, capsys, collective, reported, last):
+    op, root = ("sum" if collective == "all_reduce" else None), None
+    asked = case(collective=collective, op=op, root=root)
+    figures = Reported(1e6, "mean", "max", "host", **reported)
+    save(run(result(0, case=asked, time_ns={}, cold_ns=[], reported=figures)), "a.jsonl")
+    assert main(["explain", "a.jsonl"]) == 0
+    assert lines(capsys)[-1].startswith(last)
+
+
+def test_a_name_with_blanks(in_tmp_path, capsys):
+    save(run(result()), "my run.jsonl")
+    assert main(["explain", "all_reduce 64M", "my run.jsonl"]) == 0
+    assert lines(capsys)[0].startswith("my run.jsonl: all_reduce 64M")

@@ -82,6 +82,8 @@ def test_ratios_with_their_intervals():
     assert axis.get_title("left") == "all_reduce: time of new / old"
     low, high = axis.collections[0].get_segments()[0][:, 1]
     assert low < 2.0 < high
+    bottom, top = axis.get_ylim()
+    assert len([tick for tick in axis.get_yticks() if bottom <= tick <= top]) >= 3
 
 
 def test_hours_of_a_soak():

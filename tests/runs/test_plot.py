@@ -180,6 +180,23 @@ def test_the_first_calls_over_ranks():
     )
 
 
+def test_first_calls_on_one_number_of_ranks_are_strips_of_launches():
+    """2 and 8 ms, whose geometric mean is 4 ms; the axis ends near the data."""
+    runs = [
+        run(result(2, (ns, 2_000_000, 500_000)), ranks=2, header={"start_utc": str(ns)})
+        for ns in (2_000_000, 8_000_000)
+    ]
+    (axis,) = cold_figure(cold(runs)).axes
+    names = [tick.get_text() for tick in axis.get_xticklabels()]
+    assert names == ["1st call", "2nd call", "3rd call", "steady"]
+    first, second, *_ = axis.get_lines()
+    assert sorted(first.get_ydata()) == [2_000_000, 8_000_000]
+    assert list(second.get_ydata()) == [2_000_000] * 2
+    assert len(set(first.get_xdata())) == 2  # side by side
+    assert axis.collections[0].get_segments()[0][0][1] == pytest.approx(4_000_000)
+    assert 100_000 < axis.get_ylim()[0] < 500_000
+
+
 def test_laws_and_transitions():
     # 10 us + n / 1 GB/s up to 64K; from 128K on twice as much time.
     sizes = [1024 << k for k in range(14)]

@@ -32,9 +32,22 @@ def test_the_sentence_ends_it(host, capsys):
     assert main(["limits", host]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith(
-        "within the host, 8 GPUs: RING at most 370.800 GB/s busbw, NVLS 490.280 in all_reduce; "
+        "within the host, 8 GPUs: RING at most 370.800 GB/s busbw, NCCL expects NVLS 490.280 "
+        "in all_reduce; "
         "over 2 hosts like it, 16 GPUs: RING at most 370.800"
     )
+
+
+def test_what_contains_a_tuning_constant_is_no_bound(host, capsys):
+    """0.85 of nvlsEfficiency x 370.8 x 2 x 7 / 9 = 490.28: a later NCCL may be faster."""
+    assert main(["limits", host, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    inside = {row["algorithm"]: row for row in rows if row["hosts"] == 1 and row["busbw_gbps"]}
+    assert (inside["RING"]["is_bound"], inside["NVLS"]["is_bound"]) == (True, False)
+    assert main(["limits", host]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    cells = [line for line in lines if line[:1] == ["NVLS"] and "490.280" in line]
+    assert cells and all(line[line.index("490.280") - 1] == "-" for line in cells)
 
 
 def test_several_hosts_and_their_slowest_rail(tmp_path, host, capsys):

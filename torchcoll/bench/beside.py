@@ -106,9 +106,8 @@ def collective(sweep: Sweep, sizing: Sizing, prepare: Callable[..., Call]) -> It
         buffers = allocate(session.torch, made, place, session.device.name)
         checker = Checker(session.torch, made, place, buffers, progress.beat)
         once = prepare(session, made, place, buffers, communicator.group)
-        bus_bytes = round(made.size_bytes * entry.bus_factor(len(part)))
         text = f"{name}:{rule}:{format_size(other.size_bytes)}"
-        yield Work(text, once, bus_bytes=bus_bytes, refill=checker.refill)
+        yield Work(text, once, bus_bytes=made.bus_bytes, refill=checker.refill)
     progress.groups, progress.part = groups, first
 
 

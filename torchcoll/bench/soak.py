@@ -135,6 +135,8 @@ class _Account:
             start = results[0].start_wall_us if results else None
             self._rounds, self._began_us = (number, number), start or time.time_ns() // 1000
             self._opened = time.monotonic()
+        from torchcoll.core.summary import default_clock
+
         self._rounds = (self._rounds[0], number)
         bad = [result for result in results if not result.expected]
         for result in bad:
@@ -142,8 +144,9 @@ class _Account:
         self._hold(number, case, gathered, not bad)
         gathering = self._open.setdefault(case, _Gathering())
         for result in results:
-            clocks = list(result.time_ns.values())
-            for call in zip(*clocks[0], strict=True) if clocks else ():
+            # The clock of the table of the run.
+            samples = result.time_ns.get(default_clock(result) or "", [])
+            for call in zip(*samples, strict=True):
                 last = max(call)
                 gathering.times.append(last)
                 if case.mode == "synchronized":  # without a barrier the last is not the late one

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchcoll.core.case import Case
-from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.summary import bandwidths
 
 if TYPE_CHECKING:
     from torchcoll.core.result import CaseResult, Matrix, Run
@@ -40,7 +40,8 @@ class Overlap:
     uncovered: blocks in which the work of some rank ended before all of it had; covered: whether
     those are few. offset_ns: of ``--offset``, after each call the work began so much later (median
     over ranks and blocks of the mean; 0: at once), work_ns is of one repeat of it, and
-    work_slowdown of its whole time; None where a block is a run of calls.
+    work_slowdown of its whole time; None where a block is a run of calls. calls_gbps: busbw of the
+    calls alone, by the same function as in the table of the run; None where they have none.
     """
 
     case: Case
@@ -59,6 +60,7 @@ class Overlap:
     covered: bool
     work_bus_bytes: int | None = None
     offset_ns: float | None = None
+    calls_gbps: float | None = None
 
     @property
     def busbw_gbps(self) -> tuple[float, float] | None:
@@ -66,12 +68,10 @@ class Overlap:
         one. None where the work is no collective; and of single calls: where one lasts longer it is
         alone then, so that the rates of both, added, are none that there was.
         """
-        if self.work_bus_bytes is None or self.offset_ns is not None:
+        if self.calls_gbps is None or not self.work_bus_bytes or self.offset_ns is not None:
             return None
-        factor = COLLECTIVES[self.case.collective].bus_factor(self.ranks)
-        own = self.case.size_bytes * factor / self.calls_ns
-        other = self.work_bus_bytes * self.repeats / self.work_ns
-        return max(own, other), own / self.slowdown.value + other / self.work_slowdown.value
+        calls, work = self.calls_gbps, self.work_bus_bytes * self.repeats / self.work_ns
+        return max(calls, work), calls / self.slowdown.value + work / self.work_slowdown.value
 
 
 def overlaps(run: Run) -> list[Overlap]:
@@ -102,6 +102,7 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
     else:  # one of each: how much longer it took is all there is
         work_slowdown = _ratio(both_work, work)
     turns = zip(alone, work, whole, strict=True)
+    calls_ns = _median(alone) / found.calls
     return Overlap(
         result.case,
         result.ranks,
@@ -110,7 +111,7 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
         found.calls,
         found.repeats,
         found.blocks,
-        _median(alone) / found.calls,
+        calls_ns,
         _median(work) / repeats,
         _ratio(both_calls, alone),
         work_slowdown,
@@ -119,6 +120,7 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
         found.covered,
         found.work_bus_bytes,
         offset_ns,
+        bandwidths(result, calls_ns)[1],
     )
 
 

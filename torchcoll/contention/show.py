@@ -26,8 +26,10 @@ _OVERLAP = (
 )
 
 
-def beside_grid(found: Sequence[Overlap]) -> Grid:
-    """A row a case, with an offset two; ``found`` is not empty."""
+def beside_grid(found: Sequence[Overlap], machine: Sequence[str] = ()) -> Grid:
+    """A row a case, with an offset two; ``found`` is not empty. machine: warnings about the machine
+    while it was measured.
+    """
     begins: list[tuple[Head, Callable[[Overlap], str]]] = []
     alone: list[tuple[Head, Callable[[Overlap], str]]] = []
     of_work = _WORK
@@ -52,8 +54,11 @@ def beside_grid(found: Sequence[Overlap]) -> Grid:
             (Head("", left=True), lambda o: "" if o.covered else "too short"),
         ],
         found,
-        above=[*_heads(found)],
-        below=_notes(found),
+        above=[*_heads(found), _single_or_row(found)],
+        below=[
+            *_notes(found),
+            *(f"WARN {text}: every figure above contains it" for text in machine),
+        ],
     )
 
 
@@ -69,6 +74,20 @@ def _heads(found: Sequence[Overlap]) -> list[str]:
                 where += f"; {counted(threads, 'thread')} a product"
         lines.append(f"beside {work}, {where}")
     return list(dict.fromkeys(lines))
+
+
+def _single_or_row(found: Sequence[Overlap]) -> str:
+    """Which of the two times of a case is which."""
+    mode = found[0].case.mode
+    how = "pairs of single calls, each after a pause and a barrier"
+    if found[0].offset_ns is None:
+        least, most = (pick(o.calls for o in found) for pick in (min, max))
+        calls = f"{least}" if least == most else f"{least} to {most}"
+        how = f"runs of {calls} calls with no barrier between them"
+    return (
+        f"call alone: time / calls of {how}, slowest rank, median of {found[0].blocks} blocks; the "
+        f"table above has the median of the {mode} calls, which is another time"
+    )
 
 
 def _notes(found: Sequence[Overlap]) -> list[str]:
@@ -154,12 +173,17 @@ def soak_grid(found: Soaked) -> Grid:
             (Head("median over time", left=True, drop=1), lambda c: curve(c.over_time)),
         ],
         found.cases,
-        above=[soak_answer(found), _SOAK],
+        above=[soak_answer(found), _ROUNDS, _SOAK],
         below=[f"FAULT {text}" for text in found.faults],
     )
 
 
+_ROUNDS = (
+    "this table: all rounds but the first, median of the medians of the windows; the table above: "
+    "the first round alone, so its median is another one"
+)
 _SOAK = (
+    "most often last: a rank that was last more often than by chance (5 %), - where none was; "
     "drift: geometric mean of the last quarter of the time over that of the first [90 %]; p99: at "
     "most 9 % above; median over time: from the least to the largest of its row"
 )

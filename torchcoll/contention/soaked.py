@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchcoll.comparison.drift import LEAST, SURE, TimeDrift, drift_of
+from torchcoll.comparison.drift import LEAST, STRETCHES, SURE, TimeDrift, drift_of
 from torchcoll.core.case import Case
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ class SoakedCase:
 
     medians_ns: of each window that it ran in. over_time: of all windows; None where it did not run.
     worst: its number from 0, worst_us: when it began, since 1970.
-    slowest: the rank that was last most often, and its share of the calls; None without a barrier.
+    slowest: the rank that was last most often, and its share of the calls; None without a barrier,
+    and where no rank was last more often than chance explains (``_slowest``).
     """
 
     case: Case
@@ -78,28 +79,29 @@ def soaked(run: Run) -> Soaked | None:
         return None
     faults = [str(e.get("message")) for e in run.events if e.get("kind") == "soak"]
     order = dict.fromkeys(one.case for window in windows for one in window.cases)
+    ranks = Counter[Case]()  # of all sub-groups that ran it
+    for result in run.results:
+        ranks[result.case] += result.ranks
     return Soaked(
         windows[-1].last_round - windows[0].first_round + 1,
         len(windows),
         (windows[-1].end_wall_us - windows[0].start_wall_us) / 1e6,
-        tuple(_case(case, windows) for case in order),
+        tuple(_case(case, windows, ranks[case]) for case in order),
         tuple(faults),
         sum(window.checked for window in windows),
         sum(window.faults for window in windows),
     )
 
 
-def _case(case: Case, windows: Sequence[SoakWindow]) -> SoakedCase:
+def _case(case: Case, windows: Sequence[SoakWindow], ranks: int) -> SoakedCase:
     found = [(window, one) for window in windows for one in window.cases if one.case == case]
     medians = tuple(one.median_ns for _, one in found)
     by_window = {id(window): one.median_ns for window, one in found}
-    last, bins = Counter[str](), Counter[int]()
+    bins = Counter[int]()
     for _, one in found:
-        last.update(one.slowest)
         bins.update({int(name): calls for name, calls in one.bins.items()})
     worst, most = medians.index(max(medians)), max(one.max_ns for _, one in found)
     calls = sum(one.calls for _, one in found)
-    rank = last.most_common(1)
     return SoakedCase(
         case,
         calls,
@@ -110,8 +112,46 @@ def _case(case: Case, windows: Sequence[SoakWindow]) -> SoakedCase:
         drift_of(medians),
         worst,
         found[worst][0].start_wall_us,
-        (int(rank[0][0]), rank[0][1] / calls) if rank and calls else None,
+        _slowest([one.slowest for _, one in found], ranks),
     )
+
+
+_DRAWS = 2000
+_NOTABLE = 1.1  # times its share by chance: less is nothing to act on
+
+
+def _slowest(windows: Sequence[Mapping[str, int]], ranks: int) -> tuple[int, float] | None:
+    """The rank that was last most often, and its share; None where chance explains it at 5 %.
+
+    windows: of each how often each rank was last. Calls are not independent: a rank that was last
+    is so again, for a while. Stretches of time are the replicates. If no rank is special, then
+    within a stretch the ranks can be exchanged: in each draw the ranks of every stretch are turned
+    by a random number, and the largest sum over the stretches is compared with the one measured.
+    """
+    names = sorted({int(rank) for one in windows for rank in one})
+    ranks = max(ranks, len(names))
+    if ranks < 2 or not names:
+        return None
+    import numpy
+
+    counts = numpy.zeros((min(STRETCHES, len(windows)), ranks))
+    for index, one in enumerate(windows):
+        stretch = index * len(counts) // len(windows)
+        for rank, calls in one.items():
+            counts[stretch, names.index(int(rank))] += calls
+    sums = counts.sum(axis=0)
+    share = float(sums.max() / sums.sum())
+    if share * ranks < _NOTABLE:
+        return None
+    generator, places = numpy.random.default_rng(0), numpy.arange(ranks)
+    reached = 0
+    for _ in range(_DRAWS):
+        turned = (places + generator.integers(ranks, size=(len(counts), 1))) % ranks
+        drawn = numpy.take_along_axis(counts, turned, axis=1).sum(axis=0)
+        reached += bool(drawn.max() >= sums.max())
+    if (reached + 1) / (_DRAWS + 1) > SURE:
+        return None
+    return names[int(sums.argmax())], share
 
 
 def _quantile(bins: Counter[int], share: float) -> float:

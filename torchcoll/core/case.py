@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.collectives import COLLECTIVES, Layout
+from torchcoll.core.collectives import COLLECTIVES, Layout, busbw_gbps
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import format_size
@@ -185,6 +185,12 @@ class Sizing:
         kept = (self.division.pair(rank, rank) for rank in range(self.ranks))
         moved = (max(self.elements(rank)) - own for rank, own in enumerate(kept))
         return max(moved) * self.case.itemsize
+
+    @property
+    def bus_bytes(self) -> int:
+        """Bytes that one call counts for busbw: all of its coalesced calls; 0 on one rank."""
+        numbers = (self.size_bytes, self.ranks, 1, self.busiest_bytes)  # bytes in 1 ns are GB/s
+        return round(self.case.coalesce * (busbw_gbps(self.case.collective, *numbers) or 0))
 
     @cached_property
     def stride(self) -> int:

@@ -323,13 +323,7 @@ def summarise(
     stated_ns = reported.time_ns if reported else None
     middle = _figure_of(result, clock, times) if steady else stated_ns
     case = result.case
-    # Coalesced calls are timed together: their bytes are too. Some backends move none, and what
-    # ranks that share one GPU move says nothing.
-    size_bytes = 0 if case.rehearsal or not case.communicates else result.size_bytes * case.coalesce
-    bandwidth = (case.collective, size_bytes, result.ranks, middle or 0)
-    busiest = result.busiest_bytes
-    busiest = None if busiest is None else busiest * case.coalesce
-    algbw, busbw = algbw_gbps(*bandwidth), busbw_gbps(*bandwidth, busiest)
+    algbw, busbw = bandwidths(result, middle or 0)
     p99 = quantile(steady, 0.99) if len(steady) >= P99_CALLS else None
     calls = sum(result.batches) if result.calls_per_sample > 1 else len(steady)
     if reported:
@@ -387,6 +381,23 @@ def summarise(
         verified=verified(result),
         status=result.status,
         reason=result.reason,
+    )
+
+
+def bandwidths(result: CaseResult, time_ns: float) -> tuple[float | None, float | None]:
+    """algbw and busbw in GB/s of a case whose call takes ``time_ns``; None where there is none.
+
+    Coalesced calls are timed together, so the bytes of all of them count. Backends that send
+    nothing, and ranks that share one GPU, have no bandwidth.
+    """
+    case, busiest = result.case, result.busiest_bytes
+    if case.rehearsal or not case.communicates:
+        return None, None
+    size_bytes = result.size_bytes * case.coalesce
+    busiest = None if busiest is None else busiest * case.coalesce
+    return (
+        algbw_gbps(case.collective, size_bytes, result.ranks, time_ns),
+        busbw_gbps(case.collective, size_bytes, result.ranks, time_ns, busiest),
     )
 
 

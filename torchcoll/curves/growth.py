@@ -10,7 +10,9 @@ half of the growth: choosing the best one and rejecting the next called a ring's
 10 us + 3 us (n-1) + 1.45 ms (n-1)/n a log2 n in 2400 of 2400 simulations. What n and (n-1)/n make
 together (a ring's latency and bandwidth) may look like log2 n, on three numbers of ranks exactly:
 log2 n is named only where the data reject that as well. Where they reject every law alone, these
-two together and log2 n and (n-1)/n (a tree's) are tried. Pure numbers.
+two together, log2 n and (n-1)/n (a tree's) and a power law a n^p are tried. A law that is off by no
+more than compare's threshold is accepted also where noise is so small that the data reject it. Pure
+numbers.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ MIXTURES = (("n", "(n-1)/n"), ("log2 n", "(n-1)/n"))  # latency and bandwidth of
 # Relative deviation from a law that is none: clocks and rounding reach it (as in ranges.py).
 _FLOOR = 0.005
 _TINY = 1e-20  # squares below are rounding
+MARGIN = 0.02  # a law that is off by no more is accepted: what compare calls the same by default
 _POOR = 0.25  # a law that is off by more at some number of ranks is not named
 _POOR_ALONE = 0.1  # two together, where no replicates tell the noise: three figures bend to much
 
@@ -77,13 +80,19 @@ class Law:
         return self.p_lacking is not None and self.p_lacking < LEVEL and self.misfit > _FLOOR
 
     @property
+    def near(self) -> bool:
+        """Whether it is off by no more than anyone would act on, whatever the noise is."""
+        return self.misfit <= MARGIN
+
+    @property
     def fits(self) -> bool:
         return not self.rejected and self.misfit <= _POOR
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Two laws together, both in the direction of the growth: a + b f(n) + c g(n).
+    """Two laws together, both in the direction of the growth: a + b f(n) + c g(n); or, in place of
+    them, a power law: a n^p.
 
     p_lacking: as that of a Law; None where there are too few points. misfit: as that of a Law,
     infinite where it takes one of the two in the other direction, or none of it.
@@ -101,11 +110,12 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Growth:
-    """result: ``constant``, a name of LAWS, ``falls with`` one, ``grows``, ``falls``, ``unclear``,
-    ``too few points``; reason: why. law: the best of the laws of growth; None where there are too
-    few points; others: the others, the better ones first. mixtures: those of MIXTURES. constant:
-    the criterion of no growth. p_value: of no growth, Holm's where several are judged together; by
-    the order of the durations alone (Kendall's tau) where the best law does not fit, for what it is
+    """result: ``constant``, a name of LAWS or of the power law, ``falls with`` one, ``grows``,
+    ``falls``, ``unclear``, ``too few points``; reason: why. law: the best of the laws of growth;
+    None where there are too few points; others: the others, the better ones first. mixtures: those
+    of MIXTURES. power: the power law. constant: the criterion of no growth. p_value: of no growth,
+    Holm's where several are judged together; by the order of the durations alone (Kendall's tau)
+    where the best law does not fit, for what it is
     off by is no noise.
     """
 
@@ -116,9 +126,16 @@ class Growth:
     law: Law | None = None
     others: tuple[Law, ...] = ()
     mixtures: tuple[Mixture, ...] = ()
+    power: Mixture | None = None
     constant: float | None = None
     p_value: float | None = None
     points: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+
+    @property
+    def named_power(self) -> Mixture | None:
+        """The power law where it is the result."""
+        named = self.power is not None and self.result.endswith(self.power.name)
+        return self.power if named else None
 
 
 def growths(curves: Sequence[Sequence[tuple[int, float]]]) -> list[Growth]:
@@ -152,6 +169,7 @@ def _fitted(points: Sequence[tuple[int, float]]) -> Growth:
         laws[0],
         tuple(laws[1:]),
         tuple(_mixture(pair, ranks, logs, laws[0].ratio > 1) for pair in MIXTURES),
+        _power(ranks, logs),
         _criterion(float(((logs - logs.mean()) ** 2).sum()), len(logs), 1),
         p,
         tuple(points),
@@ -246,6 +264,16 @@ def _mixture(pair: tuple[str, str], ranks: Floats, logs: Floats, grows: bool) ->
     return Mixture(" + ".join(pair), p, misfit, _POOR if repeated else _POOR_ALONE)
 
 
+def _power(ranks: Floats, logs: Floats) -> Mixture:
+    """a n^p, a line in logarithms."""
+    line = stats.linregress(numpy.log(ranks), logs)
+    fitted = line.intercept + line.slope * numpy.log(ranks)
+    misfit, _ = _misfit(ranks, fitted - logs)
+    p = _p_lacking("", numpy.exp(fitted), ranks, logs, fitted)
+    limit = _POOR if _repeated(ranks) else _POOR_ALONE
+    return Mixture(f"n^{line.slope:.2f}", p, misfit, limit)
+
+
 def _repeated(ranks: Floats) -> bool:
     """Whether launches on equal numbers of ranks tell the noise. On three numbers of ranks it makes
     no difference.
@@ -313,12 +341,30 @@ def _judged(growth: Growth) -> Growth:
 def _named(growth: Growth, law: Law, p: float) -> Growth:
     which = "grows" if law.ratio > 1 else "falls"
     fitting = [one.name for one in (law, *growth.others) if not one.rejected]
+    falls = "falls with " * (law.ratio < 1)
+    power = growth.power
+    assert power is not None
     if not law.fits:
+        near = [one for one in (law, *growth.others) if one.near]
+        if len(near) == 1:
+            off = f"off by {_off(near[0].misfit)} at most, which is more than the noise"
+            rest = tuple(one for one in (law, *growth.others) if one is not near[0])
+            result = f"{falls}{near[0].name}"
+            return replace(growth, result=result, reason=off, law=near[0], others=rest)
+        if near:
+            names = ", ".join(one.name for one in near)
+            reason = f"these are off by at most {_off(MARGIN)}: {names}"
+            return replace(growth, result=which, reason=reason)
+        # On three numbers of ranks two together fit whatever is measured.
+        both = [one.name for one in growth.mixtures if one.fits and one.p_lacking is not None]
+        if power.misfit <= MARGIN or (power.fits and power.p_lacking is not None):
+            if not both:
+                reason = f"{' and '.join(LAWS)} do not fit; {p_text(p)}"
+                return replace(growth, result=f"{falls}{power.name}", reason=reason)
+            both.append(power.name)
         reason = (
             f"by none of these laws; {law.name} is off by {_off(law.misfit)} on {law.misfit_at}"
         )
-        # On three numbers of ranks two together fit whatever is measured.
-        both = [one.name for one in growth.mixtures if one.fits and one.p_lacking is not None]
         if both:
             reason = f"by none of these alone; {' and '.join(both)} fit{'s' * (len(both) < 2)}"
         return replace(growth, result=which, reason=reason)
@@ -326,11 +372,17 @@ def _named(growth: Growth, law: Law, p: float) -> Growth:
         fitting.append(growth.mixtures[0].name)
     elif fitting == [law.name]:
         fitting += _shared(law.name, growth.points)
+    if fitting == [law.name] and power.fits and not (law.name == "n" and power.name in _LINEAR):
+        fitting.append(power.name)
     if len(fitting) > 1:
         return replace(growth, result=which, reason=f"these fit: {', '.join(fitting)}")
     out = [name for name in LAWS if name != law.name]
-    result = law.name if law.ratio > 1 else f"falls with {law.name}"
-    return replace(growth, result=result, reason=f"{' and '.join(out)} do not fit; {p_text(p)}")
+    return replace(
+        growth, result=f"{falls}{law.name}", reason=f"{' and '.join(out)} do not fit; {p_text(p)}"
+    )
+
+
+_LINEAR = tuple(f"n^{p / 100:.2f}" for p in range(95, 106))  # the law n by another name
 
 
 def _shared(name: str, points: Sequence[tuple[int, float]]) -> list[str]:

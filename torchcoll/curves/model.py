@@ -219,10 +219,12 @@ class KindModel:
             texts.append("no bandwidth between hosts was found in the data")
         log = law.log_time(steps, size_bytes, ranks, hosts)
         low, high = law.spread.logs(*doublings(ranks, law.ranks[0], law.ranks[-1]))
+        inner = [one.spread.logs(0, 0) for one in self.over_sizes]
+        # Numbers of ranks that were not measured are known no better than those that were.
+        low, high = min(low, *(a for a, _ in inner)), max(high, *(b for _, b in inner))
         below, above = doublings(size_bytes, law.low_bytes, law.high_bytes)
         if below or above:  # as the laws over sizes were wrong there
             widths = [one.spread.logs(below, above) for one in self.over_sizes]
-            inner = [one.spread.logs(0, 0) for one in self.over_sizes]
             low += min(a[0] - b[0] for a, b in zip(widths, inner, strict=True))
             high += max(a[1] - b[1] for a, b in zip(widths, inner, strict=True))
             texts.append(_beyond(size_bytes, law.low_bytes, law.high_bytes))

@@ -49,7 +49,8 @@ _FITS = (
 _VERDICTS = (
     "a law is named: growth is significant (t; Kendall's tau where no law fits; Holm over all), it "
     "fits, and no other does, alone or with half of the growth (A + B: two together; F, 5 %); "
-    "constant: 90 % of the growth within 10 %"
+    "where none fits: one that is off by at most 2 %, or a power law n^p; constant: "
+    "90 % of the growth within 10 %"
 )
 
 
@@ -115,7 +116,7 @@ def _fit_record(curve: RanksCurve, fit: GrowthFit) -> dict[str, Any]:
                 **picked(one, "name fits p_lacking"),
                 "misfit": one.misfit if math.isfinite(one.misfit) else None,
             }
-            for one in growth.mixtures
+            for one in (*growth.mixtures, *filter(None, (growth.power,)))
         ],
         "laws": laws,
     }
@@ -198,6 +199,8 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
 
     def law(item: tuple[RanksCurve, GrowthFit]) -> str:
         found = item[1].growth.law
+        if power := item[1].growth.named_power:
+            return power.name
         return "-" if found is None else _law_text(found)
 
     def ratio(item: tuple[RanksCurve, GrowthFit]) -> str:
@@ -213,6 +216,8 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
 
     def off(item: tuple[RanksCurve, GrowthFit]) -> str:
         found = item[1].growth.law
+        if power := item[1].growth.named_power:
+            return f"{100 * power.misfit:.0f} %"
         return "-" if found is None else f"{100 * found.misfit:.0f} % on {found.misfit_at}"
 
     return filled(

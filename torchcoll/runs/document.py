@@ -212,7 +212,7 @@ def _good(rows: Iterable[Row]) -> list[Row]:
 
 
 def _peak_answer(document: _Document) -> None:
-    """The largest bus bandwidth of each collective, and the shortest time."""
+    """The largest bus bandwidths, of three collectives, and the shortest time."""
     # How long a call takes to issue is no bandwidth, and a barrier's time none of data.
     # What a model predicts was reached by nobody.
     measured = [
@@ -226,7 +226,9 @@ def _peak_answer(document: _Document) -> None:
     for row in rows:
         place = row.backend, row.implementation, row.device, row.ranks
         places.setdefault(place, []).append(row)
-    order = sorted(places, key=lambda place: -len(places[place]))
+    order = sorted(
+        places, key=lambda place: max(r.busbw_gbps or 0.0 for r in places[place]), reverse=True
+    )
     for place in order[:_MOST_PEAKS]:
         words = [one for one in place[:3] if one not in (OWN, "unknown")]
         where = f" on {' '.join(words)}, {place[3] or 'unknown'} ranks" if len(order) > 1 else ""
@@ -236,20 +238,21 @@ def _peak_answer(document: _Document) -> None:
 
 
 _MOST_PEAKS = 4  # of backends, devices and numbers of ranks
+_MOST_PEAKS_OF_A_PLACE = 3  # collectives
 
 
 def _peak_of(document: _Document, rows: Sequence[Row], place: str) -> None:
     """place: where, if there are several; what is measured in one is none of another's."""
     wide = [row for row in rows if row.busbw_gbps]
-    words = []
-    names = values_of(wide, "collective")
-    for name in names[:3]:
-        best = max((r for r in wide if r.collective == name), key=lambda r: r.busbw_gbps or 0)
-        on = "" if place else f" on {best.ranks} ranks"
-        words.append(
-            f"{name} {best.busbw_gbps:.4g} GB/s of busbw at {format_size(best.size_bytes)}{on}"
-        )
-    words += [f"... ({len(names)} collectives)"] if len(names) > 3 else []
+    best: dict[str, Row] = {}
+    for row in sorted(wide, key=lambda row: row.busbw_gbps or 0.0, reverse=True):
+        best.setdefault(row.collective, row)  # the largest first
+    words = [
+        f"{name} {row.busbw_gbps:.4g} GB/s of busbw at {format_size(row.size_bytes)}"
+        + ("" if place else f" on {row.ranks} ranks")
+        for name, row in [*best.items()][:_MOST_PEAKS_OF_A_PLACE]
+    ]
+    words += [f"... ({len(best)} collectives)"] if len(best) > len(words) else []
     timed = [row for row in rows if row.median_ns]
     if words:
         clocks = " and ".join(dict.fromkeys(row.clock or "unknown" for row in wide))

@@ -48,8 +48,9 @@ class Question:
 def asked(words: Sequence[str]) -> Question:
     """Files, a metric, a collective and a size, in any order. Raises UsageError for others."""
     found = Question()
-    for word in [part for words_ in words for part in words_.split()]:
-        if word == "-" or os.path.exists(word) or word.endswith((".jsonl", ".gz")):
+    # "all_reduce 8M" may be quoted; a file's name may have blanks of its own.
+    for word in [part for text in words for part in ([text] if _is_file(text) else text.split())]:
+        if _is_file(word):
             found.files.append(word)
         elif word in METRICS:
             found.metric = word
@@ -62,6 +63,10 @@ def asked(words: Sequence[str]) -> Question:
                 names = (*METRICS, *COLLECTIVES)
                 raise unknown("explain", word, names, "a file, a size, or one of {}") from None
     return found
+
+
+def _is_file(text: str) -> bool:
+    return text == "-" or os.path.exists(text) or text.endswith((".jsonl", ".gz"))
 
 
 def newest(folder: str) -> str | None:
@@ -125,22 +130,42 @@ def _sentence(row: Row, result: CaseResult) -> str:
     if not row.median_ns:
         return f"no figure: {row.status}{f' ({one_line(row.reason)})' if row.reason else ''}"
     time = time_text(row.median_ns)
-    if row.busbw_gbps is None:
+    if row.algbw_gbps is None:
         return f"time {time}: no bandwidth where nothing is communicated"
+    if row.busbw_gbps is None:
+        return f"time {time}: no busbw; {_busbw(row, result)[0].removeprefix('none: ')}"
     text = f"busbw {format_bandwidth(row.busbw_gbps)} GB/s"
+    if _given("busbw_gbps", row, result):
+        return f"{text}, as the source has it"
     if entry.has_splits:
-        return f"{text} = {result.busiest_bytes} B of the busiest rank / {time}"
-    moved = f" x {entry.moved(row.ranks):.4g}" if entry.moved(row.ranks) != 1 else ""
-    return f"{text} = {_bytes(row)} / {time}{moved} x {entry.bus_factor(row.ranks):.4g}"
+        return f"{text} = {_bytes(row, result.busiest_bytes)} of the busiest rank / {time}"
+    moved = f" x {_moved(row):.4g}" if _moved(row) != 1 else ""
+    return f"{text} = {_bytes(row, row.size_bytes)} / {time}{moved} x {_bus_factor(row):.4g}"
 
 
-def _bytes(row: Row) -> str:
-    return f"{row.coalesce} x {row.size_bytes} B" if row.coalesce > 1 else f"{row.size_bytes} B"
+def _given(name: str, row: Row, result: CaseResult) -> bool:
+    """Whether this bandwidth is the figure of an imported file, and not computed from a time."""
+    given = getattr(result.reported, name, None)
+    return not row.median_ns or (given is not None and getattr(row, name) == given)
+
+
+def _moved(row: Row) -> float:
+    """The share of S that algbw counts; without ranks algbw is computed only where it is 1."""
+    return COLLECTIVES[row.collective].moved(row.ranks) if row.ranks else 1.0
+
+
+def _bus_factor(row: Row) -> float:
+    """Without ranks busbw is computed only where the factor is alike for all numbers of them."""
+    return COLLECTIVES[row.collective].bus_factor(row.ranks or 2)
+
+
+def _bytes(row: Row, size_bytes: int | None) -> str:
+    return f"{row.coalesce} x {size_bytes} B" if row.coalesce > 1 else f"{size_bytes} B"
 
 
 def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str, list[str]]:
     """The lines of each of METRICS."""
-    entry, n = COLLECTIVES[row.collective], row.ranks
+    entry = COLLECTIVES[row.collective]
     time = time_text(row.median_ns)
     how = given_text(run) or reading([row], "max")
     calls = f"{row.calls} steady calls" if row.calls else "calls that the source does not count"
@@ -165,38 +190,38 @@ def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str
         )
         lines |= {"algbw": [f"none: {why}"], "busbw": [f"none: {why}"]}
     else:
-        moved, moved_text = entry.moved(n), ""
+        moved, moved_text = _moved(row), ""
         if moved != 1:
             moved_text = f" x {moved:.4g} ((n - 1) / n of S, as nccl-tests counts it)"
-        told = result.reported is not None and row.busbw_gbps == result.reported.busbw_gbps
-        given = told or not row.median_ns
-        lines["algbw"] = [
-            f"{format_bandwidth(row.algbw_gbps)} GB/s"
-            + (" as the source has it" if given else f" = {_bytes(row)} / {time}{moved_text}")
-        ]
-        lines["busbw"] = _busbw(row, result, given)
+        source = " as the source has it"
+        formula = f" = {_bytes(row, row.size_bytes)} / {time}{moved_text}"
+        given = _given("algbw_gbps", row, result)
+        lines["algbw"] = [f"{format_bandwidth(row.algbw_gbps)} GB/s{source if given else formula}"]
+        lines["busbw"] = _busbw(row, result)
     lines["clock"] = [_CLOCKS.get(row.clock or "", one_line(row.clock or "not told"))]
     lines["mode"] = [f"{one_line(row.mode)}: {_MODES.get(row.mode, 'not told')}"]
     lines["verdict"] = [*_compared(run, row, verdict), verdict.line]
     return lines
 
 
-def _busbw(row: Row, result: CaseResult, given: bool) -> list[str]:
+def _busbw(row: Row, result: CaseResult) -> list[str]:
     entry, n = COLLECTIVES[row.collective], row.ranks
     if row.busbw_gbps is None:
-        return ["none: the busiest rank's bytes are not known"]
-    busbw = format_bandwidth(row.busbw_gbps)
+        unknown = "busiest rank's bytes are" if entry.has_splits else "number of ranks is"
+        return [f"none: the {unknown} not known"]
+    busbw, (formula, why) = format_bandwidth(row.busbw_gbps), entry.factor
+    if _given("busbw_gbps", row, result):
+        return [f"{busbw} GB/s as the source has it; bus factor {formula}: {why}"]
     if entry.has_splits:
+        own = _bytes(row, result.busiest_bytes)
         return [
-            f"{busbw} GB/s = {result.busiest_bytes} B / {time_text(row.median_ns)}: what "
+            f"{busbw} GB/s = {own} / {time_text(row.median_ns)}: what "
             "the busiest rank sends to the others, or receives"
         ]
-    formula, why = entry.factor
     numbers = "" if formula == "1" else f", which is {formula} for n = {n} ranks"
-    if given:
-        return [f"{busbw} GB/s as the source has it; bus factor {formula}: {why}"]
+    factor = _bus_factor(row)
     return [
-        f"{busbw} GB/s = {format_bandwidth(row.algbw_gbps)} x {entry.bus_factor(n):.4g}{numbers}",
+        f"{busbw} GB/s = {format_bandwidth(row.algbw_gbps)} x {factor:.4g}{numbers}",
         f"bus factor: {why}",
     ]
 

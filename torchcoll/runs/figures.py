@@ -293,7 +293,7 @@ def ratio_figure(found: Comparison) -> Figure | None:
 
 
 def _draw_ratios(axis: Axes, table: Sequence[Compared], threshold: float) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     axis.axhspan(1 / (1 + threshold), 1 + threshold, color="0.85", linewidth=0)
     axis.axhline(1, color="0.4", linewidth=1)
@@ -314,11 +314,16 @@ def _draw_ratios(axis: Axes, table: Sequence[Compared], threshold: float) -> Non
             )  # fmt: skip
     size_axis(axis, sizes)
     axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    # Equal steps within a decade, where powers of ten would leave one tick or none.
+    ticks = (
+        LogLocator(subs=(1, 2, 5))
+        if high > 10 * low
+        else MaxNLocator(7, steps=(1, 2, 5, 10), min_n_ticks=3)
+    )
+    axis.yaxis.set_major_locator(ticks)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.yaxis.set_minor_formatter(
-        NullFormatter() if axis.get_ylim()[1] / axis.get_ylim()[0] > 10
-        else FuncFormatter(lambda value, _: f"{value:.3g}")
-    )  # fmt: skip
+    axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_ylabel("ratio")
 
 

@@ -377,7 +377,9 @@ def further_grids(run: Run) -> list[Grid]:
         from torchcoll.contention.overlap import overlaps
         from torchcoll.contention.show import beside_grid
 
-        grids = [beside_grid(found)] if (found := overlaps(run)) else []
+        found = overlaps(run)
+        machine = [e["message"] for e in run.events if e.get("kind") == "machine"]
+        grids = [beside_grid(found, machine)] if found else []
     if run.windows:
         from torchcoll.contention.show import soak_grid
         from torchcoll.contention.soaked import soaked

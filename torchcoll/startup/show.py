@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.comparison.show import interval_text
+from torchcoll.comparison.statistics import geometric
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ratio, format_size, format_time, time_text
 from torchcoll.report.formats import Forms, known, picked, show_found
@@ -447,19 +448,47 @@ def cold_figure(found: Cold) -> Figure:
     )
     for axis, title, scales in zip(places, titles, kinds.values(), strict=False):
         axis.set_title(literal(title), loc="left", fontsize="small")
-        _draw_scales(axis, scales, sorted({scale.ranks for scale in found.scales}))
-    legend(places[0], 0)  # the lines are the same in each
+        ranks = sorted({scale.ranks for scale in found.scales})
+        if len(ranks) > 1:
+            _draw_scales(axis, scales, ranks)
+        else:
+            own = (repr(scales[0].kind), scales[0].in_job)
+            _draw_strips(axis, [r for r in found.rows if (repr(r.kind), r.in_job) == own])
+    strips = len({scale.ranks for scale in found.scales}) == 1
+    if not strips:
+        legend(places[0], 0)  # the lines are the same in each
     for axis in places[len(kinds) :]:
         axis.set_visible(False)
     most = max(scale.launches for scale in found.scales)
-    caption = [
-        calls_line(found.rows),
+    of_launches = (
         f"{READING}; geometric means over launches, {most} at most; band: the least and the "
-        "largest first call",
-        *found.notes,
-    ]
-    write_caption(figure, caption)
+        "largest first call"
+    )
+    if strips:
+        of_launches = f"{READING}; a dot: one launch, {most} at most; line: their geometric mean"
+    write_caption(figure, [calls_line(found.rows), of_launches, *found.notes])
     return figure
+
+
+def _draw_strips(axis: Axes, rows: Sequence[ColdRow]) -> None:
+    """Of one number of ranks: every launch, side by side for each call."""
+    calls = {"1st call": 1, "2nd call": 2, "3rd call": 3}
+    strips = {name: [row.call_ns(number) for row in rows] for name, number in calls.items()}
+    strips["steady"] = [row.steady_ns for row in rows]
+    known = {name: [ns for ns in times if ns] for name, times in strips.items()}
+    for place, times in enumerate(known.values()):
+        middle = (len(times) - 1) / 2
+        width = max(len(times), 8)  # of few launches the dots stand close together
+        dots = [place + 0.6 * (k - middle) / width for k in range(len(times))]
+        axis.plot(dots, times, marker="o", markersize=4, linestyle="", alpha=0.7, color="C0")
+        if mean := geometric(times):
+            axis.hlines([mean], place - 0.35, place + 0.35, color="0.2", linewidth=1.5)
+    axis.set_xticks(range(len(known)), list(known))
+    axis.set_xlim(-0.5, len(known) - 0.5)
+    axis.grid(True, axis="y", color="0.9")
+    axis.tick_params(labelbottom=True, labelleft=True)
+    axis.set_xlabel(f"on {counted(rows[0].ranks, 'rank')}")
+    time_axis(axis)
 
 
 def _draw_scales(axis: Axes, scales: Sequence[Scale], ranks: Sequence[int]) -> None:

@@ -75,7 +75,8 @@ def _answer(limits: Limits, machine: Machine) -> Answer:
         best = max(alike, key=lambda one: one.gbps or 0.0)
         text = f"{_where(reach, like)}: {first.algorithm} at most {_gbps(first.gbps)} GB/s busbw"
         if best is not first:
-            text += f", {best.algorithm} {_gbps(best.gbps)} in {what}"
+            expects = f"{reach.library} expects " * best.tuned
+            text += f", {expects}{best.algorithm} {_gbps(best.gbps)} in {what}"
         texts.append(text)
     if (slowest := _slowest(machine)) is not None:
         texts.append(slowest)
@@ -247,16 +248,16 @@ def _of_limits(reach: Reach, limits: Sequence[AlgorithmLimit]) -> Grid:
             name = f"{mark(one)} {one.algorithm}" if one in known else one.algorithm
             unknown.setdefault(one.formula, []).append(name)
     below += [f"{', '.join(names)}: no limit: {why}" for why, names in unknown.items()]
-    if any(one.expected_gbps is not None for one in known):
+    if any(one.model_gbps is not None for one in known):
         below.append(
-            f"{reach.library} expects: its graph through src/graph/tuning.cc (2.30), Simple "
-            "protocol: its model, no bound"
+            f"{reach.library} expects: its graph, or its constants alone, through "
+            "src/graph/tuning.cc (2.30), Simple protocol: its model, no bound"
         )
     columns: list[tuple[Head, Any]] = [
         (Head("algorithm", left=True), lambda one: one.algorithm),
         (Head("of", left=True), _collectives),
-        (Head("at most", "GB/s"), lambda one: format_bandwidth(one.gbps)),
-        (Head(f"{reach.library} expects", "GB/s"), lambda one: format_bandwidth(one.expected_gbps)),
+        (Head("at most", "GB/s"), lambda one: format_bandwidth(one.bound_gbps)),
+        (Head(f"{reach.library} expects", "GB/s"), lambda one: format_bandwidth(one.model_gbps)),
         (Head("how", left=True), mark),
     ]
     if not known:
@@ -282,6 +283,7 @@ def _record(reach: Reach, limit: AlgorithmLimit) -> dict[str, Any]:
         "collectives": list(limit.collectives),
         "busbw_gbps": limit.gbps,
         "expected_busbw_gbps": limit.expected_gbps,
+        "is_bound": limit.gbps is not None and not limit.tuned,
         "formula": limit.formula,
         "source": limit.source or None,
     }

@@ -85,7 +85,8 @@ class Reach:
 class AlgorithmLimit:
     """busbw that an algorithm can reach in these collectives; None: ``formula`` says why not known.
 
-    expected_gbps: what NCCL's model makes of its graph; None where no graph tells.
+    expected_gbps: what NCCL's model makes of its graph; None where no graph tells. tuned: gbps
+    contains a constant of NCCL's tuning model, so NCCL expects it and it bounds nothing.
     """
 
     algorithm: str
@@ -94,6 +95,17 @@ class AlgorithmLimit:
     formula: str
     source: str = ""
     expected_gbps: float | None = None
+    tuned: bool = False
+
+    @property
+    def bound_gbps(self) -> float | None:
+        """What the links allow at most; None where that is not known."""
+        return None if self.tuned else self.gbps
+
+    @property
+    def model_gbps(self) -> float | None:
+        """What NCCL expects: of its graph, else of its tuning constants."""
+        return self.gbps if self.expected_gbps is None and self.tuned else self.expected_gbps
 
 
 def reach_of(stated: Sequence[Topology], hosts: int | None = None) -> Reach:
@@ -191,6 +203,7 @@ def _nvls(reach: Reach, b: float) -> list[AlgorithmLimit]:
             efficiency * b * 2 * (n - 1) / (n + 1),
             f"{efficiency:g} x {b:g} x 2 (n-1)/(n+1): each GPU sends S, and S/n for all",
             source,
+            tuned=True,
         ),
         AlgorithmLimit(
             NVLS,
@@ -198,6 +211,7 @@ def _nvls(reach: Reach, b: float) -> list[AlgorithmLimit]:
             efficiency * b * (n - 1) / n,
             f"{efficiency:g} x {b:g} x (n-1)/n: S passes each GPU's links, its own part too",
             source,
+            tuned=True,
         ),
     ]
 
@@ -237,7 +251,8 @@ def _between(reach: Reach, nics: float) -> list[AlgorithmLimit]:
     else:
         switch = _busbw(efficiency * links * g / (g + 1), n)
         text = f"{efficiency:g} x {links:g}, each GPU sends S, and S/g for all"
-        found.append(lower(NVLS_TREE, _REDUCED, trees, (switch, text)))
+        tree = lower(NVLS_TREE, _REDUCED, trees, (switch, text))
+        found.append(replace(tree, tuned=tree.gbps == switch))
     if not reach.in_network:
         why = "no interface with coll=1 (a plug-in that reduces in the network) in the file"
         return [*found, AlgorithmLimit(COLLNET, _REDUCED, None, why)]
