@@ -249,7 +249,7 @@ def tables() -> Iterator[str]:
     uneven = ", ".join(f"`{entry.name}`" for entry in COLLECTIVES.values() if entry.has_splits)
     yield f"Uneven blocks ({uneven}) are divided by"
     yield "`--splits`. S is the most that one rank sends or receives, its own block included: for a"
-    yield "scattered reduction and for a gather that is all blocks together. busbw is what the busiest"
+    yield "scattered reduction and for a gather, all blocks together. busbw is what the busiest"
     yield "rank sends to the others, or receives from them, over the time: its own block does not"
     yield "travel. With weights 1,2,4 and S = 280 bytes, blocks are 40, 80 and 160 bytes, and"
     yield from ("busbw = 240 bytes / time. The algbw of hypercube counts (n - 1) / n of S.", "")
