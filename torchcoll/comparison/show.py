@@ -140,7 +140,27 @@ _FAULTS = ("wrong in new", "failed in new", "timeout in new", "oom in new")
 
 
 def answer_of(found: Comparison) -> Answer:
-    """What changed; where nothing could be judged, what differs, and why that is no evidence."""
+    """What changed; where nothing could be judged, what differs, and why that is no evidence.
+
+    A setting that slows one side is named: the difference may be that setting's.
+    """
+    answer = _judged_answer(found)
+    if notes := settings_notes(found):
+        return Answer("; ".join([answer.text, *notes]), "doubt")
+    return answer
+
+
+def settings_notes(found: Comparison) -> list[str]:
+    """The settings that slow a side, with its name."""
+    both = [text for text in found.new.slowing_settings if text in found.base.slowing_settings]
+    notes = [f"on both sides, {one_line(text)}" for text in both]
+    for side in (found.base, found.new):
+        own = [text for text in side.slowing_settings if text not in both]
+        notes += [f"in {one_line(side.name)}, {one_line(text)}" for text in own]
+    return notes
+
+
+def _judged_answer(found: Comparison) -> Answer:
     items: Sequence[Compared | Fitted] = found.fitted or [r for r in found.rows if r.matched]
     if not items:
         return Answer(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.comparison.show import case_grid, comparison_object, titles_of
+from torchcoll.comparison.show import case_grid, comparison_object, settings_notes, titles_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_percent, format_ratio, format_size
@@ -163,7 +163,9 @@ def answer(state: Versus, found: Sequence[Comparison], folder: str) -> Answer:
     unclear = [row.judged for one in found for row in one.rows if row.result == "unclear"]
     if any(case.needed for case in unclear):
         text += f". {_way_on(state, found, folder)}"
-    return Answer(text, _KINDS.get(worst, "doubt"))
+    notes = dict.fromkeys(note for one in found for note in settings_notes(one))
+    kind = "doubt" if notes else _KINDS.get(worst, "doubt")
+    return Answer("; ".join([text, *notes]), kind)
 
 
 def _way_on(state: Versus, found: Sequence[Comparison], folder: str) -> str:
