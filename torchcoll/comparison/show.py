@@ -240,10 +240,17 @@ def _furthest(found: Comparison, items: Sequence[Compared | Fitted]) -> list[str
     ranked = sorted(items, key=lambda one: -abs(math.log(_ratio_of(one))))
     names = _names(found, ranked[:_NAMED])
     words = [
-        f"{name} {_times_text(_ratio_of(one))}".strip()
+        f"{name} {_times_text(_ratio_of(one))}{_least_text(one.judged)}".strip()
         for name, one in zip(names, ranked, strict=False)
     ]
     return [*words, "..."] if len(ranked) > _NAMED else words
+
+
+def _least_text(judged: Judged) -> str:
+    """`` (at least 28.1x)``: the estimate of a case that was found to differ is too large."""
+    if judged.least is None:
+        return ""
+    return f" (at {'least' if judged.least > 1 else 'most'} {_times_text(judged.least)})"
 
 
 def _ratio_of(one: Compared | Fitted) -> float:
