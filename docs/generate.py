@@ -248,6 +248,13 @@ def tables() -> Iterator[str]:
     yield "S is the size of the tables, as nccl-tests counts it. algbw = S / time; busbw = algbw x"
     yield "bus factor, the share that each link must carry (nccl-tests, doc/PERFORMANCE.md). parts:"
     yield from ("S is divided into so many blocks of `count` elements.", "")
+    uneven = ", ".join(f"`{entry.name}`" for entry in COLLECTIVES.values() if entry.has_splits)
+    yield f"Uneven blocks ({uneven}) are divided by"
+    yield "`--splits`. S is the most that one rank sends or receives, its own block included: for a"
+    yield "scattered reduction and for a gather, all blocks together. busbw is what the busiest"
+    yield "rank sends to the others, or receives from them, over the time: its own block does not"
+    yield "travel. With weights 1,2,4 and S = 280 bytes, blocks are 40, 80 and 160 bytes, and"
+    yield from ("busbw = 240 bytes / time. The algbw of hypercube counts (n - 1) / n of S.", "")
     rows = []
     for entry in COLLECTIVES.values():
         both = {False: "out of place", True: "in place"}
@@ -258,13 +265,13 @@ def tables() -> Iterator[str]:
                 "yes" if entry.has_root else "-",
                 "yes" if entry.has_op else "-",
                 " or ".join(both[p] for p in entry.placements) if entry.has_data else "-",
-                str(entry.parts(8)) if entry.has_data else "-",
-                f"{entry.bus_factor(8):g}" if entry.has_data else "-",
+                str(entry.parts(8)) if entry.has_data and not entry.has_splits else "-",
+                "busiest rank" if entry.has_splits else entry.factor[0] if entry.has_data else "-",
                 ", ".join(f"`{alias}`" for alias in entry.aliases) or "-",
             )
         )
     head = ("name", "module", "root", "op", "placement (first: default)", "parts at 8 ranks")
-    yield from table((*head, "bus factor at 8 ranks", "also accepted"), rows)
+    yield from table((*head, "bus factor of n ranks", "also accepted"), rows)
     yield from ("## Backends", "")
     rows = [
         (

@@ -16,8 +16,8 @@ fail() {
     exit "${2:-1}"
 }
 
-MODULES='allreduce allgather reducescatter alltoall alltoallv broadcast reduce gather scatter'
-MODULES+=' sendrecv hypercube barrier suite pairs'
+MODULES='allreduce allgather allgatherv reducescatter reducescatterv alltoall alltoallv broadcast'
+MODULES+=' reduce gather scatter sendrecv hypercube barrier suite pairs'
 
 # module_of NAME: sets module to the entry stub of a collective; torch writes all_reduce.
 module_of() {

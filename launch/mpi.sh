@@ -24,8 +24,8 @@ case ${1:-} in
     '' | -*) module=allreduce ;;
     *)
         module=${1//_/} # torch writes all_reduce
-        known='allreduce allgather reducescatter alltoall alltoallv broadcast reduce gather scatter'
-        known+=' sendrecv hypercube barrier suite pairs'
+        known='allreduce allgather allgatherv reducescatter reducescatterv alltoall alltoallv'
+        known+=' broadcast reduce gather scatter sendrecv hypercube barrier suite pairs'
         case " $known " in
             *" $module "*) ;;
             *) fail "collective: got '$1', expected one of: $known" ;;

@@ -30,10 +30,13 @@ LABELS=${LABELS:-}
 RESULTS=${RESULTS:-torchcoll-runs}
 SETUP=${SETUP:-}       # a file to source first: module load frameworks
 PYTHON=${PYTHON:-}     # empty: .venv/bin/python of the folder where you submit, else python3
-# What every rank gets. The first line is of the study that this script repeats; the second is
-# ALCF's advice for PyTorch over oneCCL. An empty text sets nothing.
-FABRIC=${FABRIC-FI_CXI_DEFAULT_CQ_SIZE=1048576 FI_CXI_RX_MATCH_MODE=software MPIR_CVAR_CH4_MT_MODEL=lockless FI_CXI_OVFLOW_BUF_SIZE=8388608 FI_CXI_CQ_FILL_PERCENT=20}
-ONECCL=${ONECCL-PALS_PMI=pmix CCL_PROCESS_LAUNCHER=pmix CCL_ATL_TRANSPORT=mpi CCL_KVS_MODE=mpi CCL_KVS_USE_MPI_RANKS=1 CCL_KVS_CONNECTION_TIMEOUT=600 FI_PROVIDER=cxi}
+# What every rank gets; an empty text sets nothing. FABRIC is for Slingshot alone, and is of the study
+# that this script repeats. ONECCL is ALCF's advice for PyTorch over oneCCL. With BACKEND=ccl on CPUs
+# add CCL_WORKER_OFFLOAD=0 where ranks have no second core: else each spins a worker on its only one.
+SLINGSHOT='FI_PROVIDER=cxi FI_CXI_DEFAULT_CQ_SIZE=1048576 FI_CXI_RX_MATCH_MODE=software MPIR_CVAR_CH4_MT_MODEL=lockless FI_CXI_OVFLOW_BUF_SIZE=8388608 FI_CXI_CQ_FILL_PERCENT=20'
+[ -e "${CXI_DEVICES:-/sys/class/cxi}" ] || SLINGSHOT=
+FABRIC=${FABRIC-$SLINGSHOT}
+ONECCL=${ONECCL-PALS_PMI=pmix CCL_PROCESS_LAUNCHER=pmix CCL_ATL_TRANSPORT=mpi CCL_KVS_MODE=mpi CCL_KVS_USE_MPI_RANKS=1 CCL_KVS_CONNECTION_TIMEOUT=600}
 # Appended to rank 0's host name where it does not resolve to the fast network as it is.
 MASTER_SUFFIX=${MASTER_SUFFIX:-}
 

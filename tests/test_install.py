@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = (
-    "allreduce allgather reducescatter alltoall alltoallv broadcast reduce gather scatter "
-    "sendrecv hypercube barrier suite pairs"
+    "allreduce allgather allgatherv reducescatter reducescatterv alltoall alltoallv broadcast "
+    "reduce gather scatter sendrecv hypercube barrier suite pairs"
 )
 
 

@@ -37,6 +37,15 @@ SPLITS = {
     5: ("0,1,1,1,1", {1000: (50, 800, 1000), 4096: (204, 3264, 4080)}),
     8: ("1,1,1,1,1,1,1,1", {1000: (31, 992, 992), 4096: (128, 4096, 4096)}),
 }
+# A block for each rank, with the same weights: S and the largest block, in bytes. With 1,2,3 the
+# columns weigh 3, 6, 9 of 18: 250 elements are blocks of 41, 83 and 125.
+BLOCKS = {
+    1: {1000: (1000, 1000), 4096: (4096, 4096)},
+    2: {1000: (996, 664), 4096: (4092, 2728)},
+    3: {1000: (996, 500), 4096: (4092, 2048)},
+    5: {1000: (992, 248)},
+    8: {1000: (992, 124)},
+}
 
 
 def expected_sizes(name: str, requested: int, ranks: int) -> tuple[int, int, int, int]:
@@ -46,6 +55,10 @@ def expected_sizes(name: str, requested: int, ranks: int) -> tuple[int, int, int
     if name == "all_to_all_v":
         count, sent, received = SPLITS[ranks][1][requested]
         return count, received, sent, received
+    if name in ("reduce_scatter_v", "all_gather_v"):
+        whole, block = BLOCKS[ranks][requested]
+        sides = (whole, block) if name == "reduce_scatter_v" else (block, whole)
+        return block // 4, whole, *sides
     count, size_bytes = (PARTS[ranks] if name in IN_PARTS else WHOLE)[requested]
     block = size_bytes // ranks
     if name in ("all_gather", "gather", "hypercube"):
@@ -60,6 +73,8 @@ def expected_status(name: str, ranks: int) -> tuple[str, str]:
         return "skipped", f"hypercube needs a power of two of ranks, here {ranks}"
     if name == "sendrecv" and ranks == 1:
         return "skipped", "sendrecv needs 2 ranks or more"
+    if name == "all_gather_v" and ranks in (2, 3, 5):
+        return "unsupported", "gloo has no all_gather of blocks that differ"
     return "ok", ""
 
 
@@ -131,6 +146,10 @@ def expected_checked(result: CaseResult) -> int:
         return count
     if name == "all_to_all_v":  # every rank sends the same
         return n * result.bytes_in // 4
+    if name == "reduce_scatter_v":
+        return result.size_bytes // 4
+    if name == "all_gather_v":
+        return n * result.size_bytes // 4
     return n * count
 
 
@@ -150,6 +169,8 @@ def gloo_has_avg() -> bool:
 
 def gloo_takes(name: str, dtype: str, op: str | None) -> bool:
     """What gloo of torch 2.13 supports, measured."""
+    if name == "all_gather_v":  # the blocks of the default splits differ
+        return False
     if dtype in BY_NAME:
         return name in POINT_TO_POINT
     if op == "avg":
@@ -161,7 +182,11 @@ def gloo_takes(name: str, dtype: str, op: str | None) -> bool:
 
 def gloo_must_take(name: str, dtype: str, op: str | None) -> bool:
     """What any torch must support."""
-    return dtype in FLOATS + INTEGERS and op in (None, "sum", "prod", "min", "max")
+    return (
+        name != "all_gather_v"
+        and dtype in FLOATS + INTEGERS
+        and op in (None, "sum", "prod", "min", "max")
+    )
 
 
 def test_dtypes_and_ops(launch):
@@ -177,7 +202,7 @@ def test_dtypes_and_ops(launch):
     for result in run.results:
         key = (result.case.collective, result.case.dtype, result.case.op)
         seen.add(key)
-        sums = only_sums and key[0] == "reduce_scatter" and key[2] != "sum"
+        sums = only_sums and key[0].startswith("reduce_scatter") and key[2] != "sum"
         if sums and key[1] not in BY_NAME and key[2] in ("prod", "min", "max", "avg"):
             assert result.status == "wrong", key
         elif sums and result.status == "wrong":
@@ -190,7 +215,7 @@ def test_dtypes_and_ops(launch):
             assert (result.status == "ok") == gloo_takes(*key), (key, result.reason)
         elif gloo_must_take(*key) and not sums:
             assert result.status == "ok", (key, result.reason)
-    reducing = ("all_reduce", "reduce_scatter", "reduce")
+    reducing = ("all_reduce", "reduce_scatter", "reduce_scatter_v", "reduce")
     assert seen == {
         (name, dtype, op)
         for name in PLACEMENTS
@@ -254,7 +279,7 @@ def bad_rank(name: str) -> int:
     return 0 if name in ("reduce", "gather") else 1  # the others receive nothing
 
 
-SUITE = ",".join(PLACEMENTS)
+SUITE = ",".join(name for name in PLACEMENTS if name != "all_gather_v")  # gloo has none
 
 
 def test_one_wrong_element_is_found_and_counted(launch):
@@ -269,9 +294,10 @@ def test_one_wrong_element_is_found_and_counted(launch):
         None, f"--collectives {SUITE} {options}", 2, setup=spoil_calls(one_bit)
     ).ended(1)
     results = measured.run.results
-    assert len(results) == 16 * 4
+    assert len(results) == 17 * 4
     # Elements of all outputs, as multiples of the 960 bytes' own.
-    outputs = {"reduce_scatter": 1, "reduce": 1, "gather": 1, "scatter": 1, "all_to_all_v": 1.5}
+    outputs = {"reduce_scatter": 1, "reduce_scatter_v": 1, "reduce": 1, "gather": 1, "scatter": 1}
+    outputs["all_to_all_v"] = 1.5
     itemsizes = {"float32": 4, "bfloat16": 2, "uint8": 1, "int64": 8}
     for result in results:
         name, case = result.case.collective, result.case
@@ -284,12 +310,12 @@ def test_one_wrong_element_is_found_and_counted(launch):
         assert result.verification.wrong_ranks == (bad_rank(name),), case
         assert result.time_ns["host"], "a wrong case keeps its timing"
     assert measured.errors() == [
-        "torchcoll: error: 64 wrong of 64 cases. First: all_reduce 960 float32 sum on gloo: "
+        "torchcoll: error: 68 wrong of 68 cases. First: all_reduce 960 float32 sum on gloo: "
         "1 of 480 elements wrong; first on rank 1, element 120: -2.000000238418579 for -2.0"
     ]
     end = measured.run.end
     assert (end["status"], end["exit_code"]) == ("complete", 1)
-    assert measured.stdout().count("wrong") >= 64
+    assert measured.stdout().count("wrong") >= 68
 
 
 @pytest.mark.parametrize("op", ["sum", "avg", "max"])
@@ -335,7 +361,7 @@ def test_an_output_that_is_never_written_is_wrong(launch):
     measured = launch(
         None, f"--collectives {SUITE} {options}", 2, setup=spoil_calls(working=0)
     ).ended(1)
-    assert len(measured.run.results) == 16 * 3
+    assert len(measured.run.results) == 17 * 3
     for result in measured.run.results:
         assert result.status == "wrong", result.case
         if not result.case.in_place:

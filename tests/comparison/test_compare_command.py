@@ -55,7 +55,7 @@ size      base       new  ratio            95 %  result
 1 case: 1 slower
 p: t of the side in log figure ~ side + launch number by start time, one case; below 0.05 counts
 Mann-Whitney with Holm confirms 1 of 1 differences
-1 of 1 case slower in new: 1K 1.04x
+1 of 1 case slower in new: 1K 1.04x (at least 1.03x)
 """
 
 
@@ -213,12 +213,16 @@ def test_what_has_not_changed_is_a_line_a_collective(sizes, choices, shown, hidd
     folded = [line for line in lines if line.startswith("  all_reduce at")]
     assert [line[: len(hidden)] for line in folded] == ([hidden] if hidden else [])
     assert lines[-1] == (
-        "1 of 4 cases slower in new: 8 1.2x; 1 of 4 cases faster: 64 0.9x; 1 same, 1 unclear"
+        "1 of 4 cases slower in new: 8 1.2x (at least 1.2x); 1 of 4 cases faster: 64 0.9x "
+        "(at most 0.902x); 1 same, 1 unclear"
     )
 
 
 def test_the_answer_comes_first_on_a_terminal_and_is_coloured(sizes, monkeypatch):
-    answer = "1 of 4 cases slower in new: 8 1.2x; 1 of 4 cases faster: 64 0.9x; 1 same, 1 unclear"
+    answer = (
+        "1 of 4 cases slower in new: 8 1.2x (at least 1.2x); 1 of 4 cases faster: 64 0.9x "
+        "(at most 0.902x); 1 same, 1 unclear"
+    )
 
     class Terminal(io.StringIO):
         def isatty(self):

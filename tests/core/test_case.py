@@ -87,6 +87,22 @@ def test_all_to_all_v_by_hand():
     assert sizing.layout(1).division is sizing.division
 
 
+@pytest.mark.parametrize("name", ["reduce_scatter_v", "all_gather_v"])
+def test_a_block_for_each_rank_by_hand(name):
+    # S is all blocks together: 280 bytes of float32 are 70 elements, weights 1,2,4 are blocks of
+    # 10, 20 and 40. The rank with the smallest block sends, or receives, all but that: 60.
+    sizing = size_case(case(name, 280, splits="1,2,4"), 3)
+    assert (sizing.size_bytes, sizing.count, sizing.busiest_bytes) == (280, 40, 240)
+    each = [(70, 10), (70, 20), (70, 40)]
+    sides = each if name == "reduce_scatter_v" else [pair[::-1] for pair in each]
+    assert [sizing.elements(rank) for rank in range(3)] == sides
+    # A matrix: rank d has the sum of column d, here 1 + 2 and 3 + 6 of 12. 48 elements: 12 and 36.
+    matrix = size_case(case(name, 192), 2, Weights([(1, 3), (2, 6)]))
+    assert (matrix.size_bytes, matrix.busiest_bytes) == (192, 144)
+    # One rank has everything: the other one receives, or sends, all of it.
+    assert size_case(case(name, 40), 2, Weights([(1, 0), (1, 0)])).busiest_bytes == 40
+
+
 def test_the_busiest_rank_of_all_to_all_v_by_hand():
     # 12 elements of float32 in parts of 1. Rows 1,3 and 2,6: rank 0 sends 4 and receives 3, keeps
     # 1; rank 1 sends 8 and receives 9, keeps 6. The most that crosses is 3 of 9, where half of S

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from torchcoll.core.collectives import COLLECTIVES, OPS, Layout, find_collective, find_op
+from torchcoll.core.collectives import COLLECTIVES, OPS, Layout, find_collective, find_op, uneven
 from torchcoll.core.errors import UsageError
 from torchcoll.core.splits import Division, Weights
 
@@ -131,8 +131,57 @@ def test_segments_of_all_to_all_v(n):
         assert follow(entry, layout, inputs) == expected
 
 
+# Weights 1,3,2: blocks of 1, 3 and 2 elements. In the case of two ranks, of 1 and 3.
+BLOCKS = (1, 3, 2)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_segments_of_a_block_for_each_rank(n):
+    blocks = BLOCKS[:n]
+    weights = Weights([blocks] * n)
+    ends = [sum(blocks[: rank + 1]) for rank in range(n)]
+    ranks = [
+        Layout(rank, n, 0, 0, COLLECTIVES["all_gather_v"].divide(weights, sum(blocks)))
+        for rank in range(n)
+    ]
+    whole = [[1000 * (7**rank) + i for i in range(sum(blocks))] for rank in range(n)]
+    own = [values[:length] for values, length in zip(whole, blocks, strict=True)]
+    summed = total(whole)
+    for rank, layout in enumerate(ranks):
+        gather, scatter = COLLECTIVES["all_gather_v"], COLLECTIVES["reduce_scatter_v"]
+        assert gather.elements(layout) == (blocks[rank], sum(blocks))
+        assert scatter.elements(layout) == (sum(blocks), blocks[rank])
+        assert follow(gather, layout, own) == joined(own)
+        part = summed[ends[rank] - blocks[rank] : ends[rank]]
+        assert follow(scatter, layout, whole) == part
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "received", "expected"),
+    [
+        # One tensor on each side is divided evenly, however much smaller the other side is.
+        ("reduce_scatter", [8], [2], "reduce_scatter"),
+        ("all_gather", [2], [8], "all_gather"),
+        ("all_to_all", [8], [8], "all_to_all"),
+        ("all_to_all", [8], [6], "all_to_all_v"),
+        # A tensor for each rank.
+        ("reduce_scatter", [2, 2, 2], [2], "reduce_scatter"),
+        ("reduce_scatter", [1, 3, 2], [3], "reduce_scatter_v"),
+        ("all_gather", [3], [1, 3, 2], "all_gather_v"),
+        ("all_gather", [2], [2, 2, 2], "all_gather"),
+        ("all_to_all", [2, 2], [2, 1], "all_to_all_v"),
+        ("all_reduce", [1, 2], [1, 2], "all_reduce"),
+        ("send", [1], [], "send"),
+    ],
+)
+def test_uneven_calls_are_told_by_their_blocks(name, sent, received, expected):
+    assert uneven(name, sent, received) == expected
+
+
 def test_every_collective_is_simulated():
-    assert set(COLLECTIVES) == {*SIMULATED, "all_to_all_v", "barrier"}
+    uneven_ones = {name for name, entry in COLLECTIVES.items() if entry.has_splits}
+    assert uneven_ones == {"all_to_all_v", "reduce_scatter_v", "all_gather_v"}
+    assert set(COLLECTIVES) == {*SIMULATED, *uneven_ones, "barrier"}
     assert COLLECTIVES["barrier"].segments(Layout(0, 2, 0)) == []
 
 
@@ -178,6 +227,8 @@ def test_placements():
         "reduce_scatter": (False, True),
         "all_to_all": (False,),
         "all_to_all_v": (False,),
+        "reduce_scatter_v": (False,),
+        "all_gather_v": (False,),
         "broadcast": (True,),
         "reduce": (True,),
         "gather": (False, True),
@@ -193,7 +244,7 @@ def test_roots_and_ops():
         *("broadcast", "reduce", "gather", "scatter")
     }
     assert {n for n, c in COLLECTIVES.items() if c.has_op} == {
-        *("all_reduce", "reduce_scatter", "reduce")
+        *("all_reduce", "reduce_scatter", "reduce_scatter_v", "reduce")
     }
     assert {n for n, c in COLLECTIVES.items() if c.rooted_output} == {"reduce", "gather"}
     assert {n for n, c in COLLECTIVES.items() if not c.has_data} == {"barrier"}
@@ -258,8 +309,8 @@ def test_unknown_collective(text, got):
         find_collective(text)
     assert str(caught.value) == (
         f"collective: got {got}, expected one of all_reduce, all_gather, reduce_scatter, "
-        "all_to_all, all_to_all_v, broadcast, reduce, gather, scatter, sendrecv, hypercube, barrier"
-        + (". Did you mean all_reduce?" if text else "")
+        "all_to_all, all_to_all_v, reduce_scatter_v, all_gather_v, broadcast, reduce, gather, "
+        "scatter, sendrecv, hypercube, barrier" + (". Did you mean all_reduce?" if text else "")
     )
 
 

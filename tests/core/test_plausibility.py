@@ -123,6 +123,8 @@ CROSSING = {
     # One neighbour of eight, of two, of three is elsewhere.
     "sendrecv": (1 / 8, 1 / 2, 1 / 3),
     "all_to_all_v": (0, 0, 0),  # splits may keep all within a host
+    "reduce_scatter_v": (0, 0, 0),
+    "all_gather_v": (0, 0, 0),
     "barrier": (0, 0, 0),
 }
 

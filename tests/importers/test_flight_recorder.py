@@ -68,6 +68,14 @@ def test_a_dump(read):
         # Lists: a tensor for each rank.
         (entry("all_to_all", 1, [[3], [5]], [[3], [3]]), ("all_to_all_v", 32, 24, "float32")),
         (entry("all_to_all", 1, [[3], [3]], [[3], [3]]), ("all_to_all", 24, 24, "float32")),
+        (entry("reduce_scatter", 1, [[3], [3]], [[3]]), ("reduce_scatter", 24, 12, "float32")),
+        (entry("reduce_scatter", 1, [[3], [5]], [[3]]), ("reduce_scatter_v", 32, 12, "float32")),
+        (entry("all_gather", 1, [[3]], [[3], [5]]), ("all_gather_v", 12, 32, "float32")),
+        # Several calls in one, each of them even.
+        (
+            entry("reduce_scatter_tensor_coalesced", 1, [[4], [6]], [[2], [3]]),
+            ("reduce_scatter", 40, 20, "float32"),
+        ),
         (entry("allreduce_coalesced", 1, [[2], [3]]), ("all_reduce", 20, 20, "float32")),
         (entry("send 0->1", 1), ("send", 48, 0, "float32")),
         (entry("recv 0<-1", 1), ("recv", 0, 48, "float32")),

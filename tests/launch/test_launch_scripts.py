@@ -28,7 +28,7 @@ def test_shellcheck(name):
 @pytest.mark.parametrize("name", [*SCRIPTS, "kubernetes.yaml", "README.md"])
 def test_no_path_of_a_site(name):
     text = (LAUNCH / name).read_text()
-    allowed = ("/usr/bin/env", "/dev/null", "/dev/shm", "/results", "/torchcoll")
+    allowed = ("/usr/bin/env", "/dev/null", "/dev/shm", "/sys/class", "/results", "/torchcoll")
     paths = re.findall(r"(?<![\w.:$})*/>])/(?!/)[a-z][\w./-]*", text)
     assert [path for path in paths if not path.startswith((*allowed, "/path/to/"))] == []
 
@@ -91,6 +91,7 @@ def test_pbs_and_pals(tmp_path):
         **{"PBS_JOBID": "8987483.server-1", "PBS_NODEFILE": str(nodes)},
         **{"PBS_O_WORKDIR": str(tmp_path), "RANKS_PER_NODE": "2", "BACKEND": "gloo"},
         **{"ARGS": "-n 2 --quiet", "LABELS": "iter=4", "MAX_BYTES": "8"},
+        **{"CXI_DEVICES": str(tmp_path)},  # Slingshot's devices are there
     }
     done = run(["bash", LAUNCH / "pbs.sh"], env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -116,6 +117,21 @@ def test_pbs_and_pals(tmp_path):
         assert known["FI_CXI_RX_MATCH_MODE"] == "software"
         assert known["MPIR_CVAR_CH4_MT_MODEL"] == "lockless"
         assert known["MASTER_PORT"] == str(20000 + (8987483 * 10 + number) % 10000)
+
+
+@pytest.mark.parametrize(("devices", "there"), [("", True), ("nothing", False)])
+def test_pbs_has_the_settings_of_slingshot_on_slingshot_alone(tmp_path, devices, there):
+    nodes = tmp_path / "nodes"
+    nodes.write_text("localhost\n")
+    env = {
+        **program(tmp_path / "bin", "mpiexec", PALS),
+        **{"PBS_JOBID": "1.server", "PBS_NODEFILE": str(nodes), "PBS_O_WORKDIR": str(tmp_path)},
+        **{"CXI_DEVICES": str(tmp_path / devices), "LAUNCHES": "1"},
+    }
+    done = run(["bash", LAUNCH / "pbs.sh"], env=env, cwd=tmp_path)
+    assert ("FI_CXI_RX_MATCH_MODE=software" in done.stdout) is there
+    assert ("FI_PROVIDER=cxi" in done.stdout) is there
+    assert "CCL_ATL_TRANSPORT=mpi" in done.stdout
 
 
 def test_pbs_of_many_nodes(tmp_path):

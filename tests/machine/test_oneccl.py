@@ -18,9 +18,13 @@ import pytest
 import torch.distributed as dist
 
 from torchcoll.bench import measure
+from torchcoll.comparison.compare import compare
+from torchcoll.comparison.show import answer_of
+from torchcoll.comparison.sides import side
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.case import Case
 from torchcoll.libraries.oneccl.algorithms import refused_value
+from torchcoll.verdict.judging import judge
 
 WARNING = (
     b"2026:11:20-10:39:35:( 8707) |CCL_WARN| did not find MPI-launcher specific variables, switch "
@@ -98,6 +102,35 @@ def test_groups_of_calls_without_a_device(launch, ccl):
     # all_reduce in place adds to what it has added: no group of it can be checked.
     (gathered,) = [r for r in run.results if r.case.collective == "all_gather"]
     assert gathered.verification.checked and not gathered.verification.wrong
+
+
+def test_spinning_workers_are_named_by_the_run_and_by_what_compares_it(launch, ccl):
+    """On one core two ranks have no room for the workers that oneCCL would spin."""
+
+    def measured(**variables):
+        def setup(rank):
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+            os.environ.update(variables)
+            ccl(rank)
+
+        arguments = "--backend gloo,ccl --sizes 64 -n 3"
+        return launch("all_reduce", arguments, 2, setup=setup).ended(0).run
+
+    def answer(run):
+        gloo, ccl = (side(f"backend:{name}", run.path) for name in ("gloo", "ccl"))
+        return answer_of(compare(gloo, ccl))
+
+    what = "CCL_WORKER_OFFLOAD is not 0 with 2 ranks on 1 core"
+    slow, fixed = measured(), measured(CCL_WORKER_OFFLOAD="0")
+    (event,) = [event for event in slow.events if event["kind"] == "setting"]
+    assert (event["name"], event["what"]) == ("ccl_worker_offload", what)
+    assert event["backends"] == ["ccl"]
+    assert any(p.word == "WARN" and p.text.startswith(what) for p in judge(slow).phrases)
+    assert answer(slow).text.count(f"in backend:ccl, {what}") == 1
+    assert answer(slow).kind == "doubt"
+
+    assert not [event for event in fixed.events if event["kind"] == "setting"]
+    assert "CCL_WORKER_OFFLOAD" not in answer(fixed).text
 
 
 def test_a_group_that_is_refused_leaves_the_next_case_alone(launch, ccl):

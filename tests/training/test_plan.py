@@ -24,9 +24,9 @@ from torchcoll.training.projection import (
     WEAK,
     PlannedStep,
     Projection,
+    acts_of,
     plan_shape,
     plan_traffic,
-    timeline,
 )
 from torchcoll.training.shapes import (
     SHAPES,
@@ -36,6 +36,7 @@ from torchcoll.training.shapes import (
     parts_of,
 )
 from torchcoll.training.sharded import BACKWARD, FORWARD
+from torchcoll.training.timeline import step_ns
 
 MS = 1e6
 
@@ -107,14 +108,14 @@ def test_what_leaves_hides_under_what_comes_after():
         StepPart(BACKWARD, 0.5, leaves=(DP,)),
     ]
     # Gradients at 20 and 30: 8 each, so that the first hides and the second ends at 38.
-    assert timeline(parts, lambda sent: 8.0, PASSES) == 38
+    assert step_ns(acts_of(parts, lambda sent: 8.0, PASSES)) == 38
     # 15 each: from 20 to 35, then to 50.
-    assert timeline(parts, lambda sent: 15.0, PASSES) == 50
+    assert step_ns(acts_of(parts, lambda sent: 15.0, PASSES)) == 50
 
 
 def test_what_stops_is_exposed():
     parts = [StepPart(FORWARD, 1, stops=(DP, DP)), StepPart(BACKWARD, 1)]
-    assert timeline(parts, lambda sent: 3.0, PASSES) == 36
+    assert step_ns(acts_of(parts, lambda sent: 3.0, PASSES)) == 36
 
 
 def test_the_next_part_is_gathered_while_this_one_computes():
@@ -125,7 +126,7 @@ def test_the_next_part_is_gathered_while_this_one_computes():
         StepPart(FORWARD, 0.5, needs=(second,)),  # 4 to 8, computes 9 to 14
         StepPart(BACKWARD, 1, needs=(third,), leaves=(back,)),  # 9 to 13, computes 14 to 34
     ]
-    assert timeline(parts, lambda sent: 4.0, PASSES) == 38  # what is scattered, from 34
+    assert step_ns(acts_of(parts, lambda sent: 4.0, PASSES)) == 38  # what is scattered, from 34
 
 
 # -- steps --------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from torchcoll.training import command as command
 from torchcoll.training.replay import replay
 
 MS = 1_000_000
-UNTOLD = ("send", "recv", "reduce_scatter")
+UNTOLD = ("send", "recv", "reduce_scatter", "reduce_scatter_v")
 
 
 def reduced(size_bytes: int = 64, group: str = "", **fields) -> TrafficCall:

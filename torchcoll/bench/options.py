@@ -165,7 +165,7 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     what.add_argument("--in-place", help="0, 1 or both (each collective's own default)", **text)
     what.add_argument(
         "--splits",
-        help=f"all_to_all_v: seed:N, weights 1,2,4 or a matrix file ({default.splits})",
+        help=f"of uneven blocks: seed:N, weights 1,2,4 or a matrix file ({default.splits})",
         **text,
     )
     what.add_argument(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from torchcoll.machine.state import before, during
 if TYPE_CHECKING:
     from torchcoll.bench.session import Session
     from torchcoll.core.backends import BackendEntry
+    from torchcoll.machine.setting_traps import Finding
 
 
 # -------------------------------------------------------------------------------------------------
@@ -147,6 +148,7 @@ def keep_members(
         recorder.phase(name, [phase.get(name, 0) for phase in phases])
     for host, text in (*plausibility.crowded(gathered), *plausibility.apart(gathered)):
         recorder.event("warning", f"{host}: {text}")
+    _keep_traps(session, recorder, gathered, known)
     if states:
         # A program that has a group of its own has worked on the device until now.
         keep_before(recorder, states, looks_busy=not session.found_group)
@@ -154,6 +156,36 @@ def keep_members(
         from torchcoll.bench.communicators import MEANINGLESS
 
         recorder.event("rehearsal", MEANINGLESS)
+
+
+def _keep_traps(
+    session: Session,
+    recorder: Recorder,
+    members: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, str],
+) -> None:
+    """Record the settings that slow the backends of this run, of each host."""
+    from torchcoll.machine.setting_traps import Settings, setting_traps
+
+    names = {entry.name for entry in session.entries}
+    on_cpu = session.device.kind == "cpu"
+    bindings = on_cpu and any(entry.module and entry.family for entry in session.entries)
+    found: dict[tuple[str, str], tuple[Finding, list[str]]] = {}
+    for host, here in plausibility.by_host(members).items():
+        cores = len(plausibility.cores_of(here)) or 2 * len(here)  # unknown: taken for enough
+        settings = Settings(variables, session.launch.launcher, len(here), cores, bindings)
+        for finding in setting_traps(settings):
+            if not finding.backends or names & set(finding.backends):
+                found.setdefault((finding.name, finding.what), (finding, []))[1].append(host)
+    for finding, hosts in found.values():
+        recorder.event(
+            "setting",
+            f"{finding.what}. {finding.why} {finding.action}",
+            name=finding.name,
+            what=finding.what,
+            hosts=hosts,
+            backends=sorted(names & set(finding.backends)),
+        )
 
 
 # -------------------------------------------------------------------------------------------------

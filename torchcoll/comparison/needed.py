@@ -25,6 +25,7 @@ from torchcoll.comparison.sequential import FIRST_LOOK, bounds, least_t
 from torchcoll.comparison.statistics import LEVEL, NO_SPREAD, Design, Ratio
 
 POWER = 0.9  # with which a case is settled
+SEARCH_LAUNCHES, SEARCH_POWER = 30, 0.8  # of ``smallest_difference``
 MOST_LAUNCHES = 1000  # beyond, the answer is 'never' rather than a number
 _LOW, _HIGH = 0.05, 0.1  # left out of the range on either end
 _MOST_LIKELY = 10  # times a draw counts that would hardly have left the case unclear
@@ -164,6 +165,20 @@ def launches_range(what: Target, ratio: Ratio, launches: int) -> tuple[int | Non
 
     low = _least(lambda number: settled(number) >= _LOW, launches + 1)
     return low, _least(lambda number: settled(number) >= 1 - _HIGH, low) if low else None
+
+
+def smallest_difference(ratio: Ratio) -> float | None:
+    """The least change (0.05 is 5 %) that SEARCH_LAUNCHES launches a side would show at level 5 %
+    with SEARCH_POWER, at the noise behind ``ratio``; None where that is not known.
+
+    By noncentral t: its noncentrality is the difference of logarithms over the error.
+    """
+    if ratio.spread is None:
+        return None
+    degrees = ratio.design.degrees(SEARCH_LAUNCHES)
+    critical = _quantile(degrees, 1 - LEVEL / 2)
+    far = special.nctdtrinc(degrees, 1 - SEARCH_POWER, critical)
+    return math.expm1(float(far) * ratio.design.error(SEARCH_LAUNCHES) * ratio.spread)
 
 
 def launches_to_bound(ratio: Ratio, threshold: float) -> int | None:

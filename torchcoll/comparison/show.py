@@ -140,7 +140,27 @@ _FAULTS = ("wrong in new", "failed in new", "timeout in new", "oom in new")
 
 
 def answer_of(found: Comparison) -> Answer:
-    """What changed; where nothing could be judged, what differs, and why that is no evidence."""
+    """What changed; where nothing could be judged, what differs, and why that is no evidence.
+
+    A setting that slows one side is named: the difference may be that setting's.
+    """
+    answer = _judged_answer(found)
+    if notes := settings_notes(found):
+        return Answer("; ".join([answer.text, *notes]), "doubt")
+    return answer
+
+
+def settings_notes(found: Comparison) -> list[str]:
+    """The settings that slow a side, with its name."""
+    both = [text for text in found.new.slowing_settings if text in found.base.slowing_settings]
+    notes = [f"on both sides, {one_line(text)}" for text in both]
+    for side in (found.base, found.new):
+        own = [text for text in side.slowing_settings if text not in both]
+        notes += [f"in {one_line(side.name)}, {one_line(text)}" for text in own]
+    return notes
+
+
+def _judged_answer(found: Comparison) -> Answer:
     items: Sequence[Compared | Fitted] = found.fitted or [r for r in found.rows if r.matched]
     if not items:
         return Answer(
@@ -220,10 +240,17 @@ def _furthest(found: Comparison, items: Sequence[Compared | Fitted]) -> list[str
     ranked = sorted(items, key=lambda one: -abs(math.log(_ratio_of(one))))
     names = _names(found, ranked[:_NAMED])
     words = [
-        f"{name} {_times_text(_ratio_of(one))}".strip()
+        f"{name} {_times_text(_ratio_of(one))}{_least_text(one.judged)}".strip()
         for name, one in zip(names, ranked, strict=False)
     ]
     return [*words, "..."] if len(ranked) > _NAMED else words
+
+
+def _least_text(judged: Judged) -> str:
+    """`` (at least 28.1x)``: the estimate of a case that was found to differ is too large."""
+    if judged.least is None:
+        return ""
+    return f" (at {'least' if judged.least > 1 else 'most'} {_times_text(judged.least)})"
 
 
 def _ratio_of(one: Compared | Fitted) -> float:

@@ -109,6 +109,23 @@ class Side(OneLine):
         return bool(self.runs) and all(run.source.get("tool") == _PUBLISHED for run in self.runs)
 
     @property
+    def slowing_settings(self) -> list[str]:
+        """What slowed the backends of its cases, as its launches recorded it: a sentence each."""
+        cases = [result.case for result in self.results]
+        if self.only:
+            dimension, value = self.only
+            cases = [case for case in cases if str(getattr(case, dimension, value)) == value]
+        backends = {case.backend for case in cases}
+        events = [event for run in self.parts for event in run.events]
+        texts = [
+            str(event.get("message"))
+            for event in events
+            if event.get("kind") == "setting"
+            and (not event.get("backends") or backends & set(event["backends"]))
+        ]
+        return list(dict.fromkeys(texts))
+
+    @property
     def rehearsals(self) -> int:
         """How many launches shared one GPU among several ranks."""
         return sum(

@@ -21,7 +21,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 from scipy import special, stats
@@ -101,6 +101,21 @@ class Ratio:
     error: float | None = None
     degrees: float = 0.0
     design: Design = ONE_NOISE
+
+    @property
+    def least(self) -> float | None:
+        """The end of the 95 % interval that is nearer to 1; None where it holds 1."""
+        if self.low is None or self.high is None or self.low <= 1 <= self.high:
+            return None
+        return self.low if self.low > 1 else self.high
+
+    def widened(self, level: float) -> Ratio:
+        """With an interval that misses the truth with probability ``level`` in place of 5 %."""
+        if self.error is None:
+            return self
+        half = float(stats.t.isf(level / 2, self.degrees)) * self.error
+        middle = math.log(self.ratio)
+        return replace(self, low=exp(middle - half), high=exp(middle + half))
 
     def beyond(self, error_rate: float) -> float | None:
         """What the ratio exceeds but for ``error_rate``; None where there is no interval."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.comparison.show import case_grid, comparison_object, titles_of
+from torchcoll.comparison.show import case_grid, comparison_object, settings_notes, titles_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_percent, format_ratio, format_size
@@ -163,17 +163,27 @@ def answer(state: Versus, found: Sequence[Comparison], folder: str) -> Answer:
     unclear = [row.judged for one in found for row in one.rows if row.result == "unclear"]
     if any(case.needed for case in unclear):
         text += f". {_way_on(state, found, folder)}"
-    return Answer(text, _KINDS.get(worst, "doubt"))
+    notes = dict.fromkeys(note for one in found for note in settings_notes(one))
+    kind = "doubt" if notes else _KINDS.get(worst, "doubt")
+    return Answer("; ".join([text, *notes]), kind)
 
 
 def _way_on(state: Versus, found: Sequence[Comparison], folder: str) -> str:
-    from torchcoll.comparison.needed import MOST_LAUNCHES
+    from torchcoll.comparison.needed import smallest_difference
+    from torchcoll.comparison.results import resolution_text
 
     number, settles = state.launches_on(found)
-    doubt = f"may need over {MOST_LAUNCHES} launches a side"
+    unclear = [row.judged for one in found for row in one.rows if row.result == "unclear"]
+    changes = [smallest_difference(case.ratio) for case in unclear if case.ratio]
+    change = max((one for one in changes if one is not None), default=0.0)
+    threshold = found[0].threshold
+    doubt = f"it is too near the threshold of {format_percent(threshold)}"
+    if change > threshold:
+        doubt = f"at this noise {resolution_text(change)}"
     if number is None:
-        return f"What is unclear {doubt}: longer ones (-n, --max-time) or a larger --threshold help"
-    ends = ", and ends once it is settled" if settles else f"; it {doubt}"
+        ways = "longer launches (-n, --max-time) or a larger --threshold help"
+        return f"What is unclear: {doubt}; {ways}"
+    ends = ", and ends once it is settled" if settles else f"; {doubt}"
     if number > state.same_most and _may_be_same(found):  # which --resume would never find
         return f"What is unclear takes a new folder, begun with --launches {number}{ends}"
     more = f" --launches {number}" if number > state.most else ""
@@ -263,16 +273,29 @@ def _sentence(
 
 
 def _by_text(rows: Sequence[Compared]) -> str:
-    """``12 to 31 %`` of the base's time, or ``1.2 to 4.5 times`` as long."""
-    ratios = sorted(row.ratio for row in rows if row.ratio)
-    if ratios[-1] >= _FAR:
-        return _ends([f"{one:.3g}" for one in ratios], "times")
-    shares = sorted(100 * abs(one - 1) for one in ratios)
-    return _ends([f"{one:.0f}" if one >= 9.95 else f"{one:.1f}" for one in shares], "%")
+    """``at least 8.1 % at each (estimates 12 % to 31 %)``: of the base's time, or as often as long.
+
+    The bound is the end of a 95 % interval that is nearest to 1: estimates alone are too large,
+    for they are those of cases that happened to differ.
+    """
+    ratios = sorted((row.ratio for row in rows if row.ratio), key=lambda one: abs(math.log(one)))
+    bounds = [row.judged.ratio.least for row in rows if row.judged.ratio]
+    texts = dict.fromkeys([_change_text(ratios[0]), _change_text(ratios[-1])])
+    estimates = " to ".join(texts)
+    named = "estimates" if len(texts) > 1 else "estimate"
+    if not all(bounds):
+        return f"{named} {estimates}, without a bound"
+    least = min((one for one in bounds if one), key=lambda one: abs(math.log(one)))
+    each = " at each" if len(rows) > 1 else ""
+    return f"at least {_change_text(least)}{each} ({named} {estimates})"
 
 
-def _ends(texts: Sequence[str], unit: str) -> str:
-    return f"{' to '.join(dict.fromkeys([texts[0], texts[-1]]))} {unit}"
+def _change_text(ratio: float) -> str:
+    """``12 %`` of 1.12 and of 0.88, ``4.5x`` of 4.5."""
+    if ratio >= _FAR:
+        return f"{ratio:.3g}x"
+    share = 100 * abs(ratio - 1)
+    return f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %"
 
 
 # -------------------------------------------------------------------------------------------------

@@ -125,6 +125,11 @@ class Case:
         return DTYPES[self.dtype].itemsize if self.dtype else 1
 
     @property
+    def uneven_side(self) -> str:
+        """The side of the call that has a tensor for each uneven block; '' of even blocks."""
+        return COLLECTIVES[self.collective].blocks
+
+    @property
     def verifiable(self) -> bool:
         """False where several calls of a group reduce the same buffer in place: what they leave
         depends on their order.
@@ -182,8 +187,8 @@ class Sizing:
         """Of uneven blocks: see CaseResult; elsewhere None."""
         if self.division is None:
             return None
-        kept = (self.division.pair(rank, rank) for rank in range(self.ranks))
-        moved = (max(self.elements(rank)) - own for rank, own in enumerate(kept))
+        kept = COLLECTIVES[self.case.collective].kept
+        moved = (max(self.elements(rank)) - kept(self.layout(rank)) for rank in range(self.ranks))
         return max(moved) * self.case.itemsize
 
     @property

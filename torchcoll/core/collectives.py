@@ -65,6 +65,8 @@ class Segment:
 
 Call = Callable[[], object]
 
+SENT, RECEIVED, BOTH = "sent", "received", "both"
+
 
 # The bus factor in words (nccl-tests' doc/PERFORMANCE.md has the derivations).
 _TWICE = (
@@ -84,8 +86,11 @@ class Collective:
     """One entry of the table.
 
     ``parts(n)``: a size S is divided into so many parts of ``count`` elements.
-    ``divide(weights, elements)``: elements of each pair of ranks, so that the S of the call is at
-    most so many; None where blocks are even. ``even``: the collective of even blocks beside it.
+    ``divide(weights, elements)``: how the blocks share the elements, so that the S of the call is
+    at most so many; None where blocks are even.
+    ``even``: the collective of even blocks beside an uneven one, ``blocks``: the side of torch's
+    call that has a tensor for each of its blocks (``SENT``, ``RECEIVED`` or ``BOTH``), ``kept``:
+    elements that a rank neither sends to others nor receives from them. Of uneven ones alone.
     ``bus_factor(n)``: busbw / algbw; where blocks are uneven (``has_splits``) that of nccl-tests
     alone, which takes them for even.
     ``factor``: the same as a formula, and why it is so.
@@ -115,6 +120,8 @@ class Collective:
     moved: Callable[[int], float] = lambda n: 1.0
     divide: Callable[[Weights, int], Division] | None = None
     even: str = ""
+    blocks: str = ""
+    kept: Callable[[Layout], int] = lambda layout: 0
     crossing: Callable[[Sequence[str], Counter[str], int], float] | None = None
     has_data: bool = True
     has_root: bool = False
@@ -133,7 +140,7 @@ class Collective:
 
     @property
     def has_splits(self) -> bool:
-        """True where each pair of ranks exchanges a size of its own."""
+        """True where blocks are uneven."""
         return self.divide is not None
 
 
@@ -204,6 +211,35 @@ def _pairs(weights: Weights, elements: int) -> Division:
     from torchcoll.core.splits import Division  # where blocks are uneven: ranks load as little
 
     return Division(weights, elements)
+
+
+def _block_of_each(weights: Weights, elements: int) -> Division:
+    """One row: a block for each rank, by the sum of that rank's column of weights."""
+    from torchcoll.core.splits import Division, Weights
+
+    columns = weights.received
+    row = tuple(sum(w * times for w, times in column.items()) for column in columns)
+    return Division(Weights([row]), elements)
+
+
+def _lengths(x: Layout) -> tuple[int, ...]:
+    return x.blocks.matrix[0]
+
+
+def _reduce_scatter_v(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+    return partial(dist.reduce_scatter, recv, list(send.split(_lengths(x))), op, group)
+
+
+def _all_gather_v(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+    return partial(dist.all_gather, list(recv.split(_lengths(x))), send, group)
+
+
+def _gathered_v(x: Layout) -> list[Segment]:
+    segments, offset = [], 0
+    for source, length in enumerate(_lengths(x)):
+        segments.append(Segment(offset, length, source, 0))
+        offset += length
+    return segments
 
 
 def _broadcast(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
@@ -381,11 +417,40 @@ COLLECTIVES: dict[str, Collective] = {
             "all_to_all_v",
             divide=_pairs,
             even="all_to_all",
+            blocks=BOTH,
+            kept=lambda x: x.blocks.pair(x.rank, x.rank),
             bus_factor=_share_of_others,
             factor=_OTHERS,
             elements=lambda x: (x.blocks.sent[x.rank], x.blocks.received[x.rank]),
             segments=_segments_v,
             prepare=_all_to_all_v,
+        ),
+        Collective(
+            "reduce_scatter_v",
+            divide=_block_of_each,
+            even="reduce_scatter",
+            blocks=SENT,
+            kept=lambda x: x.blocks.pair(0, x.rank),
+            bus_factor=_share_of_others,
+            factor=_OTHERS,
+            elements=lambda x: (x.blocks.sent[0], x.blocks.received[x.rank]),
+            segments=lambda x: [
+                Segment(0, x.blocks.received[x.rank], None, sum(_lengths(x)[: x.rank]))
+            ],
+            prepare=_reduce_scatter_v,
+            has_op=True,
+        ),
+        Collective(
+            "all_gather_v",
+            divide=_block_of_each,
+            even="all_gather",
+            blocks=RECEIVED,
+            kept=lambda x: x.blocks.pair(0, x.rank),
+            bus_factor=_share_of_others,
+            factor=_OTHERS,
+            elements=lambda x: (x.blocks.received[x.rank], x.blocks.sent[0]),
+            segments=_gathered_v,
+            prepare=_all_gather_v,
         ),
         Collective(
             "broadcast",
@@ -479,13 +544,29 @@ _UNEVEN = {entry.even: entry.name for entry in COLLECTIVES.values() if entry.eve
 
 
 def has_splits(name: str) -> bool:
-    """Whether each pair of ranks has a size of its own; ``name`` may be no collective."""
+    """Whether the blocks of a collective are uneven; ``name`` may be no collective."""
     return name in COLLECTIVES and COLLECTIVES[name].has_splits
 
 
-def uneven(name: str) -> str:
-    """The collective of uneven blocks beside that of even ones; else the name itself."""
-    return _UNEVEN.get(name, name)
+def exchange_with_splits(name: str) -> str:
+    """The uneven exchange beside an even one, which torch calls by one name and tells apart by the
+    sizes that it is given (all_to_all_single); '' where there is none.
+    """
+    twin = _UNEVEN.get(name)
+    return twin if twin and COLLECTIVES[twin].blocks == BOTH else ""
+
+
+def uneven(name: str, sent: Sequence[int], received: Sequence[int]) -> str:
+    """The collective that torch's call ``name`` makes with tensors of these sizes.
+
+    sent, received: elements or bytes of each tensor on a side. A list of tensors is uneven where
+    the blocks differ. Of one tensor a side only an exchange can be: where the two differ.
+    """
+    twin = _UNEVEN.get(name)
+    if twin is None:
+        return name
+    blocks = {SENT: sent, RECEIVED: received, BOTH: [*sent, *received]}[COLLECTIVES[twin].blocks]
+    return twin if len(set(blocks)) > 1 else name
 
 
 _BY_ALIAS = {_plain(alias): c for c in COLLECTIVES.values() for alias in (c.name, *c.aliases)}

@@ -88,17 +88,28 @@ def crowded(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     Run; where one does not tell its affinity (not Linux, other tools), nothing is known.
     """
     found = []
-    members = list(members)
-    for host in dict.fromkeys(str(m.get("host")) for m in members):
-        here = [m for m in members if str(m.get("host")) == host]
-        spans = [_numbers(m.get("affinity")) for m in here]
-        cores = set().union(*spans)
-        if all(spans) and len(here) > len(cores):
+    for host, here in by_host(members).items():
+        cores = cores_of(here)
+        if cores and len(here) > len(cores):
             plural = "s" if len(cores) > 1 else ""
             text = f"{len(here)} ranks share {len(cores)} core{plural}: "
             text += "times include waiting for a core"
             found.append((host, text))
     return found
+
+
+def by_host(members: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Host -> its ranks."""
+    hosts: dict[str, list[Mapping[str, Any]]] = {}
+    for member in members:
+        hosts.setdefault(str(member.get("host")), []).append(member)
+    return hosts
+
+
+def cores_of(members: Iterable[Mapping[str, Any]]) -> set[int]:
+    """The cores that ranks of one host may use; empty where one does not tell its affinity."""
+    spans = [_numbers(member.get("affinity")) for member in members]
+    return set().union(*spans) if all(spans) else set()
 
 
 def apart(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -109,9 +120,7 @@ def apart(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     ``members``: of a Run.
     """
     found = []
-    members = list(members)
-    for host in dict.fromkeys(str(m.get("host")) for m in members):
-        here = [m for m in members if str(m.get("host")) == host]
+    for host, here in by_host(members).items():
         several = len({m.get("pci_id") or m.get("uuid") for m in here}) == len(here) > 1
         amd = any(str(m.get("device_name")).startswith("AMD") for m in here)
         if several and not amd and all(m.get("device") == "cuda:0" for m in here):

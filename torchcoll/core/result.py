@@ -345,8 +345,8 @@ class CaseResult:
     host: ranks of one host can be held against each other, those of several hosts cannot.
     time_ns[clock][rank][i]: the steady calls; ``batches`` are their batch sizes in order.
     Of a large case that a file had, the samples of a rank are Packed, in place of a list.
-    busiest_bytes: all_to_all_v: the most bytes that one rank sends to the others or receives from
-    them, its own share aside; None is unknown.
+    busiest_bytes: of uneven blocks: the most bytes that one rank sends to the others or receives
+    from them, its own share aside; None is unknown.
     lead_ns[rank][i]: calls that ran before each batch, the same number before each, on the clock
     that is shown: whatever interrupts the calls makes the next ones slow, so they are not steady.
     start_ns, start_wall_us: when the case began on rank 0, by its monotonic clock and in us since

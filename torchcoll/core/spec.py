@@ -23,6 +23,7 @@ from torchcoll.core.case import (
     size_case,
 )
 from torchcoll.core.collectives import (
+    BOTH,
     COLLECTIVES,
     DEFAULT_COLLECTIVE,
     OPS,
@@ -87,7 +88,7 @@ class Spec:
     bandwidth without meaning. iters: a fixed number of steady calls (0: cold calls only); None:
     until ``precision`` (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see
     bench/stopping.py. cold: at least so many cold calls. check: verify after timing. timeout_s: no
-    progress for so long is a hang. splits: all_to_all_v, ``seed:N``, a list of weights, or a matrix
+    progress for so long is a hang. splits: of uneven blocks, ``seed:N``, weights, or a matrix
     file. order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order, on several
     backends A B B A; the default with several). beside: work on the same device that each
     case is measured beside too, see ``read_work``. mesh: ``4x2``, each case in the columns
@@ -620,7 +621,8 @@ def point_of(call: TrafficCall, ranks: int) -> tuple[ExactCall | None, str]:
     if entry.has_splits:
         name = entry.even
         # Sizes may have been given that are all alike.
-        if len(set(call.splits)) != 1 or call.bytes_in != call.bytes_out:
+        sides_differ = entry.blocks == BOTH and call.bytes_in != call.bytes_out
+        if len(set(call.splits)) != 1 or sides_differ:
             remarks.append(f"measured as an even {name} of the larger of bytes in and out")
     dtype = (call.dtype or "").removeprefix("torch.")
     if dtype not in DTYPES:

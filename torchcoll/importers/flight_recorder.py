@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.collectives import uneven
+from torchcoll.core.collectives import exchange_with_splits, uneven
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import counted
@@ -130,8 +130,8 @@ def _call(
         bytes_in, bytes_out, dtype = 0, 0, None
     elif collective in ("send", "recv"):  # both sides of the entry hold the one tensor
         bytes_in, bytes_out = (bytes_in, 0) if collective == "send" else (0, bytes_out)
-    if uneven(collective) != collective and _is_uneven(entry, len(groups[group].ranks)):
-        collective = uneven(collective)
+    if "coalesced" not in name:
+        collective = _kind_of_call(collective, entry, len(groups[group].ranks))
     peer = _peer(name, collective, groups[group].ranks)
     number_ = whole(entry.get("collective_seq_id"))
     counted = numbers.next(collective, group, peer)
@@ -154,17 +154,21 @@ def _call(
 _NO_CALLS = ("coalesced", "split", "new_window", "init")
 
 
-def _is_uneven(entry: Mapping[str, Any], ranks: int) -> bool:
-    """Whether the shapes say that ranks are sent different amounts: torch calls both kinds alike.
+def _kind_of_call(collective: str, entry: Mapping[str, Any], ranks: int) -> str:
+    """The collective, the uneven one where the shapes say so: torch gives both one name.
 
-    Of lists the tensors tell, one for each rank; of one tensor that both sides differ, or that its
-    rows are no multiple of the ranks. Splits that leave no such trace are not seen (``_notes``).
+    Splits that leave no trace in the shapes are not seen (``_notes``).
     """
     sides = [entry[f"{side}_sizes"] for side in ("input", "output")]
-    if any(len(shapes) > 1 for shapes in sides):
-        return len({product(shape) for shapes in sides for shape in shapes}) > 1
-    rows = [shape[0] if shape else 1 for shapes in sides for shape in shapes]
-    return len(set(rows)) > 1 or (bool(ranks) and any(count % ranks for count in rows))
+    exchange = exchange_with_splits(collective)
+    if exchange and all(len(shapes) == 1 for shapes in sides):
+        # Rows of one tensor a side that are no multiple of the ranks cannot be split evenly.
+        rows = [shape[0] if shape else 1 for shapes in sides for shape in shapes]
+        if ranks and any(count % ranks for count in rows):
+            return exchange
+        return uneven(collective, rows[:1], rows[1:])
+    sent, received = ([product(shape) or 0 for shape in shapes] for shapes in sides)
+    return uneven(collective, sent, received)
 
 
 def _size_bytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
@@ -206,7 +210,7 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
                     "have with TORCH_NCCL_ENABLE_TIMING=1"
                 )
         notes.append(f"the dump has no durations{action}")
-    if any(uneven(c.collective) != c.collective for c in calls):
+    if any(exchange_with_splits(c.collective) for c in calls):
         notes.append(
             "the Flight Recorder tells no splits: an all_to_all whose sizes look even may be an "
             "uneven one"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.collectives import uneven
+from torchcoll.core.collectives import exchange_with_splits, uneven
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Span, Traffic, TrafficCall, Union, exposed, merged
 from torchcoll.importers.base import (
@@ -212,8 +212,10 @@ class Calls:
         if not known and not awaited:
             self.left[f"{collective}: {'dtype' if each is None else 'sizes'} not known"] += 1
         # Who gives sizes makes the uneven call, as in a capture: those of another rank may differ.
-        if any(splits) or (collective == "all_to_all" and known and sides[0] != sides[1]):
-            collective = uneven(collective)
+        if any(splits):
+            collective = exchange_with_splits(collective) or collective
+        elif known:
+            collective = uneven(collective, size_bytes[:1], size_bytes[1:])
         sent = splits[0] or (1,) * len(splits[1])  # they count rows; without any, even ones
         shares = tuple(max(size_bytes[0], 0) * rows // (sum(sent) or 1) for rows in sent)
         return TrafficCall(

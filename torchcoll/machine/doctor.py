@@ -17,7 +17,8 @@ from torchcoll.machine.doctor_facts import (
     launch_facts,
     wait_for_rank_0,
 )
-from torchcoll.machine.traps import SEVERITIES, Finding
+from torchcoll.machine.setting_traps import Finding
+from torchcoll.machine.traps import SEVERITIES
 from torchcoll.machine.usable import Usable, backends, devices, nccl_version, no, no_torch
 
 # -------------------------------------------------------------------------------------------------

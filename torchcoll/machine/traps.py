@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, of_family
 from torchcoll.core.plausibility import crowded
@@ -14,33 +13,12 @@ from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
 from torchcoll.machine.doctor_facts import IPEX, Facts, own_device
 from torchcoll.machine.placement import interface_problem, matching
+from torchcoll.machine.setting_traps import Finding, Settings, setting_traps
 from torchcoll.machine.usable import MASKS, ccl_on_cpu, hiding, nccl_version
 
 _NCCL, _ONECCL = of_family(NCCL), of_family(ONECCL)
 
-# -------------------------------------------------------------------------------------------------
-# A trap that was found: what it is, why it hurts, what to do.
-
 SEVERITIES = ("error", "warning", "note")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """``name`` is stable, for scripts. ``severity``: error (a run fails or hangs), warning (numbers
-    are not what they seem), note (good to know). ``backends``: where only these are touched; it is
-    no more than a note where none of them can be used.
-    """
-
-    name: str
-    severity: str
-    what: str
-    why: str
-    action: str
-    backends: tuple[str, ...] = ()
-
-
-# -------------------------------------------------------------------------------------------------
-
 _GIB = 1 << 30
 
 
@@ -323,18 +301,6 @@ _OFF = (
     *("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVB_DISABLE"),
     *("NCCL_PXN_DISABLE", "NCCL_NET_DISABLE_INTRA"),
 )
-# Name: values that matter, what they do.
-_SLOW = {
-    "CUDA_LAUNCH_BLOCKING": (r"[^0].*", "every kernel is waited for"),
-    "TORCH_DISTRIBUTED_DEBUG": (r"(?i)detail", "every collective is checked over gloo before"),
-    "TORCH_NCCL_BLOCKING_WAIT": (r"[^0].*", "every wait blocks the host"),
-    "TORCH_NCCL_NAN_CHECK": (r"[^0].*", "every input is searched for NaN"),
-    "NCCL_DEBUG": (r"(?i)trace", "every call is logged"),
-    "NCCL_CHECK_POINTERS": (r"[^0].*", "every pointer is checked"),
-    "CCL_LOG_LEVEL": (r"(?i)debug|trace", "every call is logged"),
-    # DLcomm's docs/fixes/05: with it calls return when they are done, without it when enqueued.
-    "CCL_OP_SYNC": (r"[^0].*", "every call is waited for"),
-}
 
 
 def _set(facts: Facts, names: Iterable[str]) -> list[str]:
@@ -370,21 +336,15 @@ def switched_off(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def slowed(facts: Facts) -> Iterator[Finding]:
-    for name, (values, effect) in _SLOW.items():
-        value = facts.environ.get(name, "")
-        if re.fullmatch(values, value):
-            yield Finding(
-                "slowed",
-                "warning",
-                f"{name}={value} in the environment",
-                f"With it {effect}: times are longer than training's.",
-                "Unset it to measure.",
-                _NCCL if "NCCL" in name else _ONECCL if name.startswith("CCL") else (),
-            )
+def settings(facts: Facts) -> Iterator[Finding]:
+    launch = facts.launch
+    on_cpu = ccl_on_cpu(facts)
+    yield from setting_traps(
+        Settings(facts.environ, launch.launcher, launch.local_ranks, facts.host_cores, on_cpu)
+    )
 
 
-SETTING_CHECKS = (forced, switched_off, slowed)
+SETTING_CHECKS = (forced, switched_off, settings)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -412,44 +372,6 @@ def ze_affinity_mask(facts: Facts) -> Iterator[Finding]:
             "oneCCL must see every device of the communicator in each process: it hangs or fails.",
             "Unset it; each rank takes its device by its local rank.",
             _ONECCL,
-        )
-
-
-def ccl_atl_transport(facts: Facts) -> Iterator[Finding]:
-    # Hung until a limit of 60 s (measured): each rank is an MPI world of its own.
-    launcher = facts.launch.launcher
-    if facts.environ.get("CCL_ATL_TRANSPORT") == "mpi" and launcher in _WITHOUT_MPI:
-        yield Finding(
-            "ccl_atl_transport",
-            "error",
-            f"CCL_ATL_TRANSPORT=mpi, and the ranks were started by {launcher}",
-            "oneCCL waits for an MPI that nobody started: the first collective hangs.",
-            "Unset it, or set ofi; or start with mpirun.",
-            _ONECCL,
-        )
-
-
-_WITHOUT_MPI = ("torchrun", "RANK and WORLD_SIZE")
-_WITH_MPI = ("Open MPI", "Intel MPI", "MPICH", "MPI", "PALS")
-
-
-def ccl_worker_offload(facts: Facts) -> Iterator[Finding]:
-    # 12 ms instead of 0.08 ms at 1 KiB, 2 ranks on 2 cores (measured). Under mpirun
-    # oneCCL turns its workers off by itself.
-    ranks = facts.launch.local_ranks
-    if (
-        facts.environ.get("CCL_WORKER_OFFLOAD") != "0"
-        and ranks > 1
-        and ranks * 2 > facts.host_cores
-        and facts.launch.launcher not in _WITH_MPI
-        and ccl_on_cpu(facts)
-    ):
-        yield Finding(
-            "ccl_worker_offload",
-            "warning",
-            f"CCL_WORKER_OFFLOAD is not 0 with {ranks} ranks on {facts.host_cores} cores",
-            "Each rank of ccl spins a worker besides itself: calls take 100 times as long.",
-            "export CCL_WORKER_OFFLOAD=0",
         )
 
 
@@ -539,6 +461,6 @@ def preloaded(facts: Facts) -> Iterator[Finding]:
 
 
 VARIABLE_CHECKS = (
-    *(ze_affinity_mask, ccl_atl_transport, ccl_worker_offload, nccl_debug_subsys),
+    *(ze_affinity_mask, nccl_debug_subsys),
     *(hidden_devices, nccl_implementation, omp_num_threads, preloaded),
 )

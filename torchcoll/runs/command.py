@@ -364,7 +364,7 @@ def run_export(options: argparse.Namespace) -> ExitCode:
         check_new(options.output, "output", options.force)
     runs = load_all(options.files)
     if options.trace:
-        from torchcoll.runs.timeline import trace_text
+        from torchcoll.runs.chrome_trace import trace_text
 
         trace = trace_text(runs)
         if options.output:

@@ -42,6 +42,7 @@ from torchcoll.training.measured_curves import MeasuredCurve, MeasuredCurves, Wa
 from torchcoll.training.plans import MIB, BucketPlan
 from torchcoll.training.shard_advice import ShardAdvice, advise_shards
 from torchcoll.training.sharded import ShardPlan
+from torchcoll.training.timeline import Act, Compute, Send, step_ns
 
 # -------------------------------------------------------------------------------------------------
 # The model of ``advise``: what DDP's all_reduce calls cost beside a backward pass, on a curve.
@@ -103,7 +104,7 @@ class Proposal:
 
 def exposed_ns(
     curve: MeasuredCurve,
-    messages: Iterable[Message],
+    messages: Sequence[Message],
     found: Gradients,
     backward_ns: float,
     scale: float = 1,
@@ -112,13 +113,16 @@ def exposed_ns(
 
     scale: of the bytes that are sent.
     """
+    times_ns = [curve.time_ns(scale * message.size_bytes) for message in messages]
     if not curve.hides:
-        return sum(curve.time_ns(scale * message.size_bytes) for message in messages)
-    end = 0.0
-    for message in messages:
-        ready = found.ready_ns(message.ready, backward_ns)
-        end = max(end, ready) + curve.time_ns(scale * message.size_bytes)
-    return end - backward_ns
+        return sum(times_ns)
+    acts: list[Act] = []
+    now = 0.0
+    for number, (message, time_ns) in enumerate(zip(messages, times_ns, strict=True)):
+        ready = max(now, found.ready_ns(message.ready, backward_ns))
+        acts += [Compute(ready - now), Send(number, "data", time_ns)]
+        now = ready
+    return step_ns([*acts, Compute(backward_ns - now)]) - backward_ns
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchcoll.core.collectives import has_splits, uneven
+from torchcoll.core.collectives import exchange_with_splits, uneven
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,13 @@ def decode(name: str, bound: dict[str, Any], result: Any) -> dict[str, Any]:
     }
     if "coalesced" in name:
         fields["tensors"] = max(1, len(sent))
-    if has_splits(uneven(collective)):
+    if exchange := exchange_with_splits(collective):
         splits = _splits(name, bound, sent, received)
         if splits is not None:
-            collective, fields["splits"] = uneven(collective), splits
+            collective, fields["splits"] = exchange, splits
+    elif "coalesced" not in name and max(len(sent), len(received)) > 1:  # a block of each rank
+        sizes = ([size_bytes([tensor]) for tensor in side] for side in (sent, received))
+        collective = uneven(collective, *sizes)
     if sent and sent[0].layout is not torch.strided:
         collective = f"sparse_{collective}"  # gloo: several all_gather of what differs by rank
     fields["collective"] = collective

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchcoll.core.case import fingerprint, mesh_of
-from torchcoll.core.collectives import has_splits, uneven
+from torchcoll.core.collectives import exchange_with_splits, has_splits
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import ExactCall, point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
@@ -140,7 +140,8 @@ def _point(call: TrafficCall, members: tuple[int, ...], rank: int) -> tuple[Exac
             raise UsageError("traffic", got, "a rank to send to or receive from")
         return None, ""
     if call.splits:  # as it was, byte for byte; what a rank moves may be nothing
-        return ExactCall(uneven(call.collective), max(call.bytes_in, call.bytes_out), "uint8"), ""
+        name = exchange_with_splits(call.collective) or call.collective
+        return ExactCall(name, max(call.bytes_in, call.bytes_out), "uint8"), ""
     return point_of(call, len(members))
 
 

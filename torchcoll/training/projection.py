@@ -19,15 +19,18 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.curves.model import TOO_SHORT, WIDEST, MachineModel, Prediction, too_wide
+from torchcoll.training import timeline
 from torchcoll.training.shapes import Sent, Shape, StepPart, parts_of
 from torchcoll.training.sharded import BACKWARD, FORWARD
 from torchcoll.training.steps import steps_of
+from torchcoll.training.timeline import Act, Compute, Send, Wait
 
 _FORWARD = 0.5  # of the backward pass, which computes two products where the forward has one
 # Where it 'stops scaling': more than half of a step is exposed communication (weak), or twice the
@@ -143,33 +146,29 @@ def _stops(steps: Sequence[PlannedStep], kind: str, end: int) -> int | None:
 # -- one step ------------------------------------------------------------------------------------
 
 
-def timeline(
+def acts_of(
     parts: Sequence[StepPart],
     time_ns: Callable[[Sent], float],
     passes_ns: Mapping[str, float],
-) -> float:
-    """How long the step takes. passes_ns: what the forward and the backward pass compute."""
-    now = 0.0
-    free: dict[str, float] = {}
+) -> list[Act]:
+    """A step as the acts of a timeline. passes_ns: what the forward and backward pass compute."""
+    acts: list[Act] = []
 
-    def send(sent: Sent, since: float) -> float:
-        free[sent.group] = max(since, free.get(sent.group, 0.0)) + time_ns(sent)
-        return free[sent.group]
+    def send(sent: Sent) -> int:
+        acts.append(Send(len(acts), sent.group, time_ns(sent)))
+        return len(acts) - 1
 
-    def gathered(place: int, since: float) -> float:
-        needs = parts[place].needs if place < len(parts) else ()
-        return max((send(sent, since) for sent in needs), default=0.0)
-
-    there = gathered(0, 0.0)
-    for place, part in enumerate(parts):
-        begun = now = max(now, there)
-        there = gathered(place + 1, begun)  # issued before what this part leaves
-        now += part.share * passes_ns[part.phase]
+    needed = [send(sent) for sent in parts[0].needs] if parts else []
+    for part, following in zip_longest(parts, parts[1:]):
+        acts.append(Wait(tuple(needed)))
+        # What the next part needs is issued before what this part leaves.
+        needed = [send(sent) for sent in following.needs] if following else []
+        acts.append(Compute(part.share * passes_ns[part.phase]))
         for sent in part.stops:
-            now = send(sent, now)
+            acts.append(Wait((send(sent),)))
         for sent in part.leaves:
-            send(sent, now)
-    return max(now, *free.values()) if free else now
+            send(sent)
+    return acts
 
 
 def planned_step(
@@ -207,14 +206,14 @@ def planned_step(
         if any(part.phase == phase and part.share for part in parts)
     )
 
-    def step_ns(end: int) -> float:
+    def step_at(end: int) -> float:
         def time_ns(sent: Sent) -> float:
             one = known.get(sent)
             return (one.time_ns, one.low_ns, one.high_ns)[end] if one else 0.0
 
-        return timeline(parts, time_ns, passes)
+        return timeline.step_ns(acts_of(parts, time_ns, passes))
 
-    step = step_ns(0), step_ns(1), step_ns(2)
+    step = step_at(0), step_at(1), step_at(2)
     exposed = step[0] - compute, step[1] - compute, step[2] - compute
     return PlannedStep(ranks, degrees, rows, comm, compute, exposed, step)
 

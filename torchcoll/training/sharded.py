@@ -23,9 +23,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchcoll.core.traffic import Traffic
+from torchcoll.training import timeline
+from torchcoll.training.timeline import Compute, Mark, Send, Wait
 
 FORWARD, BACKWARD = "forward", "backward"
 UNSHARD, USE, SEND = "unshard", "use", "send gradients"
+_COPIED_OUT = "copied out"  # the last unit whose parameters were copied out of its all_gather
 
 
 class Act(NamedTuple):
@@ -80,26 +83,22 @@ def spent(
     whole = {
         kind: sum(act.elements for act in plan.acts if act.kind == kind) or 1 for kind in passes_ns
     }
-    now = copied_out = reduced = 0.0
-    free: dict[str, float] = {}  # when each group's communicator is
-    gathered: dict[int, float] = {}  # unit -> end of its all_gather
-
-    def run(place: int, ready: float) -> float:
-        group = calls[place].group
-        free[group] = max(ready, free.get(group, 0.0)) + times_ns[place]
-        return free[group]
-
+    acts: list[timeline.Act] = []
+    reduced: int | None = None  # the reduce_scatter whose input buffer is still in use
+    gathered: dict[int, int] = {}  # unit -> its all_gather
     for act in plan.acts:
         if act.kind in passes_ns:
-            now += passes_ns[act.kind] * act.elements / whole[act.kind]
+            acts.append(Compute(passes_ns[act.kind] * act.elements / whole[act.kind]))
         elif act.kind == UNSHARD:
-            gathered[act.unit] = run(act.calls[0], copied_out)
+            gathered[act.unit] = place = act.calls[0]
+            acts.append(Send(place, calls[place].group, times_ns[place], after=_COPIED_OUT))
         elif act.kind == USE:
-            copied_out = now = max(now, gathered.get(act.unit, 0.0))
+            acts += [Wait((gathered.get(act.unit),)), Mark(_COPIED_OUT)]
         else:
-            now = max(now, reduced)
-            reduced = end = run(act.calls[0], now)
-            for place in act.calls[1:]:
-                end = run(place, end)
-    end = max([now, *free.values()])
-    return Spent(together, end - sum(passes_ns.values()))
+            acts.append(Wait((reduced,)))
+            after: int | None = None
+            for place in act.calls:
+                acts.append(Send(place, calls[place].group, times_ns[place], after))
+                after = place
+            reduced = act.calls[0]
+    return Spent(together, timeline.step_ns(acts) - sum(passes_ns.values()))

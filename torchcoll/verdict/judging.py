@@ -210,7 +210,13 @@ def judge(
     if failures and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference = []
     unread = () if failures else _unread(run)
-    stated = [*problems, *unread, *odd_links(run), *_stated(run, "machine")]
+    stated = [
+        *problems,
+        *unread,
+        *odd_links(run),
+        *_stated(run, "setting"),
+        *_stated(run, "machine"),
+    ]
     warnings = [Phrase(WARN, text) for text in stated if text]
     if reference and not nothing and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference += _not_bounded(run, good)

@@ -11,7 +11,7 @@ from handmade import case, result, run
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load, save
-from torchcoll.runs.timeline import trace_text
+from torchcoll.runs.chrome_trace import trace_text
 
 
 def calls(text):

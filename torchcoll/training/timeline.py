@@ -1,0 +1,67 @@
+"""The timeline of one training step on one rank: what computes, and the calls that run beside it.
+
+A step is a list of acts in the order in which the host issues them. One lane computes. Each group
+has a lane of its own, on which its calls run one after the other, as they do in one communicator;
+calls of different groups do not slow each other down. The time of each call is given.
+
+DDP (training/advise.py), FSDP2 (training/sharded.py) and a plan from a model's shape
+(training/projection.py) each describe their step as such acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple
+
+
+class Compute(NamedTuple):
+    """Computation that takes ``time_ns`` and overlaps with the calls that are in flight."""
+
+    time_ns: float
+
+
+class Send(NamedTuple):
+    """A call of ``group`` that takes ``time_ns``.
+
+    It starts when the group's earlier calls have ended, and not before the event ``after``: a call
+    or a Mark, 0 if neither has happened; None means now. ``call`` names its end for Wait and after.
+    """
+
+    call: Hashable
+    group: str
+    time_ns: float
+    after: Hashable | None = None
+
+
+class Wait(NamedTuple):
+    """The computation stops until these calls have ended. Unknown calls are not waited for."""
+
+    calls: tuple[Hashable, ...]
+
+
+class Mark(NamedTuple):
+    """Gives this moment of the computation a name, for the ``after`` of later calls."""
+
+    event: Hashable
+
+
+Act = Compute | Send | Wait | Mark
+
+
+def step_ns(acts: Iterable[Act]) -> float:
+    """How long the step takes (ns): until the computation and all calls have ended."""
+    now = 0.0
+    free: dict[str, float] = {}  # when the last call of each group ends
+    events: dict[Hashable, float] = {}
+    for act in acts:
+        if isinstance(act, Compute):
+            now += act.time_ns
+        elif isinstance(act, Send):
+            ready = now if act.after is None else events.get(act.after, 0.0)
+            free[act.group] = max(ready, free.get(act.group, 0.0)) + act.time_ns
+            events[act.call] = free[act.group]
+        elif isinstance(act, Wait):
+            now = max([now, *(events.get(call, 0.0) for call in act.calls)])
+        else:
+            events[act.event] = now
+    return max([now, *free.values()])
