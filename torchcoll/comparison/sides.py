@@ -17,8 +17,6 @@ from typing import Any
 
 from torchcoll.core.display import OneLine
 from torchcoll.core.errors import TorchcollError, UsageError
-from torchcoll.core.file import load_all
-from torchcoll.core.paths import Source, expanded
 from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.result import CaseResult, Reported, Run, facts_of, launch_numbers
 from torchcoll.core.summary import (
@@ -32,6 +30,7 @@ from torchcoll.core.summary import (
     mean_time,
     summarise,
 )
+from torchcoll.inputs import Source, expanded, load_all
 from torchcoll.libraries.known_variables import OF_NCCL
 
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
