@@ -175,7 +175,7 @@ def named_path(argument: str) -> tuple[str, str]:
     Raises UsageError where one of them is empty.
     """
     label, found, path = argument.partition("=")
-    if not found or os.path.exists(argument):
+    if not found or os.path.exists(argument) or glob.glob(argument):
         return "", argument
     while "=" in path and not os.path.exists(path) and not glob.glob(path):
         more, _, path = path.partition("=")

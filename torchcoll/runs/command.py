@@ -289,7 +289,7 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plot(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.inputs import expanded, load_all, with_results
+    from torchcoll.inputs import expanded, load_all, named_path, with_results
     from torchcoll.report.destination import free_name
     from torchcoll.report.pictures import check_path
     from torchcoll.runs.plot import plot, print_curves
@@ -299,10 +299,8 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
         check_path(path, options.force)
     named: dict[str, list[str]] = {}
     for argument in with_results(options.sides):
-        label, found, file = argument.partition("=")
-        if os.path.exists(argument) or not (found and label and file):
-            label, file = _name(argument, named), argument
-        named.setdefault(label, []).append(file)
+        label, path_of_side = named_path(argument)
+        named.setdefault(label or _name(argument, named), []).append(path_of_side)
     sides = {
         name: load_all(file for path in paths for file in expanded(path))
         for name, paths in named.items()
