@@ -39,6 +39,7 @@ from torchcoll.core.result import (
 )
 
 SCHEMA = "torchcoll/2"
+_MANY_BYTES = 1 << 17  # of a line: from there on its samples are packed
 _ENDINGS = ("signal", "hang", "lost_rank", "store")  # events that end a launch
 
 
@@ -428,7 +429,7 @@ def _started(run: Run, data: dict[str, Any]) -> None:
 
 def _case(run: Run, data: dict[str, Any], line: bytes) -> None:
     data["case"] = _stated(run, data["case"])
-    run.results.append(CaseResult.from_json(data, line))
+    run.results.append(CaseResult.from_json(data, large=len(line) > _MANY_BYTES))
     run.in_flight = None
 
 
