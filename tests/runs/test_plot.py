@@ -41,14 +41,11 @@ def sweep(ranks=8, **changed):
     return run(*(result(ranks, case=case(size_bytes=n, **changed)) for n in sizes), ranks=ranks)
 
 
-def test_curves_in_a_terminal(tmp_path, capsys):
+def test_a_plot_is_a_picture(tmp_path, capsys):
     save(sweep(), tmp_path / "x.jsonl")
-    assert cli.main(["plot", str(tmp_path / "x.jsonl"), "-o", "-"]) == 0
-    line = capsys.readouterr().out.splitlines()[-1].split("  ")
-    # 1 ms at each size: a flat curve; busbw is 1.8, 7.3 and 117 GB/s.
-    assert [word.strip() for word in line if word] == [
-        *("all_reduce", "1M to 64M", "▁▁▁", "1.00 ms to 1.00 ms", "▁▁█", "117.441")
-    ]
+    assert cli.main(["plot", str(tmp_path / "x.jsonl"), "-o", "-"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "picture" in line and ".png" in line
     assert not (tmp_path / "-").exists()
 
 
@@ -270,7 +267,10 @@ def test_files_are_named_after_themselves(tmp_path):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["-o", "a.bmp"], "picture: got .bmp, expected one of .png, .svg, .pdf"),
+        (
+            ["-o", "a.bmp"],
+            "picture: got a.bmp, expected a name that ends in one of .png, .svg, .pdf",
+        ),
         (["-o", "no/such/a.png"], "picture: got no/such/a.png, expected a folder that exists"),
         (["--over-ranks", "sum"], "over-ranks: got sum, expected one of max, mean, min, rank0"),
         (["--filter", "dtype=int8"], "none with a time and a size with dtype=int8"),

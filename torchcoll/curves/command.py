@@ -67,31 +67,27 @@ def transitions_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--plot",
         metavar="FILE",
-        help="a picture too: laws and transitions (.png, .svg, .pdf); - draws curves here",
+        help="a picture too: laws and transitions (.png, .svg, .pdf)",
     )
     add("--force", action="store_true", help="replace the picture")
 
 
 def run_transitions(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.comparison.sides import side
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.curves.transitions import transitions
     from torchcoll.curves.transitions_show import show_transitions
     from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
-    from torchcoll.runs.plot import plot, print_curves
+    from torchcoll.runs.plot import plot
 
     choice(options.format, "format", FORMATS)
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
-    if options.plot and options.plot != "-":
+    if options.plot:
         check_path(options.plot, options.force)
     found = transitions(options.files, over_ranks=options.over_ranks)
     show_transitions([found], options.format, refine=options.refine)
     print_notes(found, options.format)
-    if options.plot == "-":
-        print()
-        print_curves([side("", found.runs)])
-    elif options.plot:
+    if options.plot:
         plot(found, options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import UnavailableError, UsageError, choice, one_line
+from torchcoll.core.errors import UnavailableError, UsageError, one_line
 from torchcoll.core.units import format_size, format_time
 from torchcoll.report.destination import check_new, write_file
 
@@ -49,7 +49,8 @@ def check_path(path: str | os.PathLike[str], force: bool = True) -> Path:
     force: one that is there may be replaced.
     """
     file = Path(path)
-    choice(file.suffix.lower(), "picture", SUFFIXES)
+    if file.suffix.lower() not in SUFFIXES:
+        raise UsageError("picture", path, f"a name that ends in one of {', '.join(SUFFIXES)}")
     if not file.parent.is_dir():
         raise UsageError("picture", path, "a folder that exists")
     check_new(path, "picture", force)

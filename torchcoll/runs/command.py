@@ -278,8 +278,7 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="a .png, .svg or .pdf (default: torchcoll.png, or torchcoll-2.png, ...); - draws the "
-        "curves in the terminal",
+        help="a .png, .svg or .pdf (default: torchcoll.png, or torchcoll-2.png, ...)",
     )
     add("--force", action="store_true", help="replace the picture")
     add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
@@ -292,11 +291,10 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
     from torchcoll.inputs import expanded, load_all, named_path, with_results
     from torchcoll.report.destination import free_name
     from torchcoll.report.pictures import check_path
-    from torchcoll.runs.plot import plot, print_curves
+    from torchcoll.runs.plot import plot
 
     path = options.output or ("torchcoll.png" if options.force else free_name("torchcoll.png"))
-    if path != "-":
-        check_path(path, options.force)
+    check_path(path, options.force)
     named: dict[str, list[str]] = {}
     for argument in with_results(options.sides):
         label, path_of_side = named_path(argument)
@@ -305,12 +303,6 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
         name: load_all(file for path in paths for file in expanded(path))
         for name, paths in named.items()
     }
-    if path == "-":
-        from torchcoll.comparison.sides import side
-
-        own = [side(name, runs) for name, runs in sides.items()]
-        print_curves(own, options.over_ranks, options.filter)
-        return ExitCode.OK
     choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric", "rules")}
     plot(sides, path, **choices)
     print(printable(f"picture: {path}"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,15 +13,12 @@ from torchcoll.comparison.matching import NAMES, conditions, value_of
 from torchcoll.comparison.results import is_right
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, value_of_fact
 from torchcoll.comparison.statistics import geometric
-from torchcoll.contention.show import curve
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.plausibility import device_of, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import OVER_RANKS, Row
-from torchcoll.core.units import format_bandwidth, format_size, time_text
 from torchcoll.report.columns import values_of
-from torchcoll.report.destination import Destination, free_name
-from torchcoll.report.grid import Grid, Head, filled, print_grid
+from torchcoll.report.destination import free_name
 from torchcoll.report.header import kind_texts, reading, what_text
 from torchcoll.report.pictures import (
     BESIDE,
@@ -299,58 +295,6 @@ def _caption(picture: Picture, over_ranks: str) -> list[str]:
                  f"line: {' or '.join(stated)}")  # fmt: skip
     words.append(f"band: {'; '.join(bands)}" if bands else "no band: the source has no samples")
     return ["; ".join(filter(None, words)), *picture.notes]
-
-
-# -------------------------------------------------------------------------------------------------
-# The same in a terminal.
-
-
-def curves_grid(picture: Picture) -> Grid:
-    """A row a line: its times and bandwidths over sizes, each from its least to its largest."""
-    items = [
-        (collective, name, line.points)
-        for collective, lines in picture.panels.items()
-        for name, line in zip(_names(lines), lines, strict=True)
-        if line.points
-    ]
-    return filled(
-        [
-            (Head("collective", left=True, repeat=True), lambda i: i[0]),
-            (Head("line", left=True), lambda i: i[1].replace(r"\$", "$") or "-"),
-            (Head("sizes", left=True), lambda i: _sizes_text(i[2])),
-            (Head("time", "(logarithmic)", left=True), lambda i: _log_curve(i[2])),
-            (Head("from, to", left=True), lambda i: _times_text(i[2])),
-            (Head("busbw", left=True), lambda i: curve(_widths(i[2])) if _widths(i[2]) else "-"),
-            (Head("at most", "GB/s"), lambda i: format_bandwidth(max(_widths(i[2]), default=None))),
-        ],
-        items,
-        below=picture.notes,
-    )
-
-
-def _sizes_text(points: Sequence[PlotPoint]) -> str:
-    ends = (points[place].size_bytes for place in (0, -1))
-    return " to ".join(dict.fromkeys(map(format_size, ends)))
-
-
-def _log_curve(points: Sequence[PlotPoint]) -> str:
-    return curve([math.log(point.time_ns) for point in points])
-
-
-def _times_text(points: Sequence[PlotPoint]) -> str:
-    known = [point.time_ns for point in points]
-    return " to ".join(time_text(pick(known), 3) for pick in (min, max))
-
-
-def _widths(points: Sequence[PlotPoint]) -> list[float]:
-    return [point.busbw_gbps for point in points if point.busbw_gbps]
-
-
-def print_curves(sides: Sequence[Side], over_ranks: str = "max", filter: str = "") -> None:
-    """Raises UsageError as ``picture_of``."""
-    out = Destination()
-    print_grid(curves_grid(picture_of(sides, over_ranks, filter)), out)
-    out.flush()
 
 
 # -------------------------------------------------------------------------------------------------

@@ -14,29 +14,25 @@ def cold_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--plot",
         metavar="FILE",
-        help="a picture too: the calls over ranks (.png, .svg, .pdf); - draws curves here",
+        help="a picture too: the calls over ranks (.png, .svg, .pdf)",
     )
     add("--force", action="store_true", help="replace the picture")
 
 
 def run_cold(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.comparison.sides import side
     from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
-    from torchcoll.runs.plot import plot, print_curves
+    from torchcoll.runs.plot import plot
     from torchcoll.startup.cold import cold
     from torchcoll.startup.show import show_cold
 
     choice(options.format, "format", FORMATS)
-    if options.plot and options.plot != "-":
+    if options.plot:
         check_path(options.plot, options.force)
     found = cold(options.files)
     show_cold([found], options.format)
     print_notes(found, options.format)
-    if options.plot == "-":
-        print()
-        print_curves([side("", found.runs)])
-    elif options.plot:
+    if options.plot:
         plot(found, options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK
