@@ -269,7 +269,7 @@ def test_files_are_named_after_themselves(tmp_path):
     [
         (
             ["-o", "a.bmp"],
-            "picture: got a.bmp, expected a name that ends in one of .png, .svg, .pdf",
+            "picture: got a.bmp, expected a name that ends in",
         ),
         (["-o", "no/such/a.png"], "picture: got no/such/a.png, expected a folder that exists"),
         (["--over-ranks", "sum"], "over-ranks: got sum, expected one of max, mean, min, rank0"),
