@@ -445,7 +445,7 @@ def test_what_does_not_fit_is_named(on_terminal):
         "[1] no avg",
         "* first call over 3 times the median",
         "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN);",
-        "  1 case correct; first result after 5.00 ms",
+        "  1 case correct, 1 unsupported; first result after 5.00 ms",
     ]
     # 4 + 9 + 8 + 5 + 6 + 7 + 15 characters and 6 gaps: 60 without low and high.
     narrow = on_terminal(rows, columns=60)
