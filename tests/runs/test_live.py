@@ -155,7 +155,7 @@ def test_unknown_format_before_anything_is_measured():
         reporter("xml")
 
 
-HIDDEN = "not shown in 80 columns: p99 (use a wider terminal, or --format csv)"
+HIDDEN = "not shown in 80 columns: p99 (use a wider terminal, or --format json)"
 
 
 def terminals(monkeypatch, columns):
