@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import TorchcollError
-from torchcoll.core.file import load
 from torchcoll.core.traffic import Traffic
 from torchcoll.importers.registry import import_file
 from torchcoll.importers.traces import read_traffic
+from torchcoll.inputs import load
 from torchcoll.launches.blocks import make_plan
 from torchcoll.launches.command import show_summary
 from torchcoll.launches.folder import Folder

@@ -37,7 +37,7 @@ def cases(ranks: int, dtypes: Sequence[str]) -> Iterator[Case]:
             for op in kinds if entry.has_op else (None,):
                 for in_place in entry.placements:
                     size_bytes = ELEMENTS * DTYPES[dtype].itemsize * entry.parts(ranks)
-                    splits = SPLITS[ranks] if name == "all_to_all_v" else None
+                    splits = SPLITS[ranks] if entry.has_splits else None
                     root = ranks - 1 if entry.has_root else None
                     facts = ("synchronized", "gloo", "cpu", splits)
                     yield Case(name, size_bytes, dtype, op, root, in_place, *facts)
@@ -72,7 +72,11 @@ def output(name: str, layout: Any, inputs: Sequence[torch.Tensor], reduced: Any)
         return reduced(inputs)
     if name == "reduce_scatter":
         return reduced(inputs)[own]
-    if name in ("all_gather", "hypercube", "gather"):
+    if name == "reduce_scatter_v":
+        return reduced(inputs).split([layout.blocks.pair(0, to) for to in range(layout.ranks)])[
+            rank
+        ]
+    if name in ("all_gather", "all_gather_v", "hypercube", "gather"):
         return torch.cat(list(inputs))
     if name == "broadcast":
         return inputs[root]

@@ -254,7 +254,7 @@ def test_interrupt(path, monkeypatch):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchcoll.core.file.load_own", stop)
+    monkeypatch.setattr("torchcoll.inputs.load_own", stop)
     assert main(["show", str(path)]) == 130
 
 

@@ -11,10 +11,10 @@ import pytest
 from torchcoll.cli import main
 from torchcoll.core import bounds, jsonl
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.file import load
 from torchcoll.core.traffic import Traffic
 from torchcoll.importers import base
 from torchcoll.importers.traces import read_traffic
+from torchcoll.inputs import load
 from torchcoll.libraries.job_logs import read_log
 from torchcoll.libraries.nccl.log import NcclLogReader
 

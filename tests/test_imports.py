@@ -35,23 +35,24 @@ QUESTIONS = {
 SCIENCE = {"numpy", "scipy", "pandas"}
 DRAWN = {"rich", "matplotlib", "pandas", "jinja2", "markupsafe"}
 TABLE = {
-    "core": (set(), set(), {"importers.registry"}),
+    "core": (set(), set(), set()),
     "libraries": ({"core"}, {"defusedxml"}, set()),
     "report": ({"core"}, set(), {"verdict", "numpy", *DRAWN}),
     "importers": ({"core", "libraries"}, set(), set()),
     "machine": ({"core", "libraries"}, {"torch"}, set()),
     "bench": ({"core", "libraries", "machine"}, {"torch"}, {"runs.live", "report", "verdict"}),
-    "launches": ({"core", "libraries"}, set(), {"machine"}),
+    "inputs": ({"core"}, set(), {"importers.registry"}),
+    "launches": ({"core", "libraries", "inputs"}, set(), {"machine"}),
     "verdict": ({"core", "libraries", "pairs"}, set(), {"tomli", "tomllib"}),
-    "comparison": ({"core", "libraries", "launches"}, SCIENCE, set()),
-    "startup": ({"core", "libraries", "comparison"}, SCIENCE, set()),
-    "forcing": ({"core", "libraries", "comparison", "launches"}, SCIENCE, set()),
-    "curves": ({"core", "libraries", "comparison", "startup", "forcing"}, SCIENCE, set()),
-    "pairs": ({"core", "libraries"}, SCIENCE, set()),
+    "comparison": ({"core", "libraries", "inputs", "launches"}, SCIENCE, set()),
+    "startup": ({"core", "libraries", "inputs", "comparison"}, SCIENCE, set()),
+    "forcing": ({"core", "libraries", "inputs", "comparison", "launches"}, SCIENCE, set()),
+    "curves": ({"core", "libraries", "inputs", "comparison", "startup", "forcing"}, SCIENCE, set()),
+    "pairs": ({"core", "libraries", "inputs"}, SCIENCE, set()),
     "contention": ({"core", "libraries", "comparison"}, SCIENCE, set()),
-    "training": ({"core", "libraries", "comparison", "curves"}, SCIENCE, set()),
+    "training": ({"core", "libraries", "inputs", "comparison", "curves"}, SCIENCE, set()),
     "integrations": ({"core", "training"}, {"torch"}, set()),
-    "runs": ({"core", "libraries", "report", *QUESTIONS}, SCIENCE, {"pyarrow", *DRAWN}),
+    "runs": ({"core", "libraries", "inputs", "report", *QUESTIONS}, SCIENCE, {"pyarrow", *DRAWN}),
     "cli": ({"core"}, set(), {"machine", "bench", "report", "shtab"}),
     "__main__": ({"cli"}, set(), set()),
     "__init__": (set(), set(), set()),
@@ -206,8 +207,6 @@ def graph():
                 base = node.module.removeprefix("torchcoll").removeprefix(".")
                 edges |= {base} | {f"{base}.{alias.name}".lstrip(".") for alias in node.names}
         found[name] = edges & names.keys() - {name}
-    # `load` reads other tools' output: the one exception (DESIGN, section 2).
-    found["core.file"] -= {"importers.registry"}
     return found
 
 
@@ -324,7 +323,7 @@ def test_inits_of_rooms_are_empty():
 
 
 def test_one_stub_for_each_collective():
-    others = {"__init__", "__main__", "cli"}
+    others = {"__init__", "__main__", "cli", "inputs"}
     assert {path.stem for path in PACKAGE.glob("*.py")} - others == STUBS
 
 

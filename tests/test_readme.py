@@ -341,6 +341,7 @@ def test_options_that_the_pages_name_exist() -> None:
     known |= {
         "--nproc-per-node",
         "--max-restarts",
+        "--standalone",
         "--ntasks-per-node",
         "--nodes",
         "--partition",

@@ -18,7 +18,7 @@ _LAZY = {
     "Run": "torchcoll.core.result",
     "Traffic": "torchcoll.core.traffic",
     "TorchcollError": "torchcoll.core.errors",
-    "load": "torchcoll.core.file",
+    "load": "torchcoll.inputs",
     "save": "torchcoll.core.file",
     "run": "torchcoll.bench.session",
     "replay": "torchcoll.training.replay",

@@ -4,7 +4,6 @@ from torchcoll.bench.session import run as run
 from torchcoll.comparison.compare import compare as compare
 from torchcoll.core.case import Case as Case
 from torchcoll.core.errors import TorchcollError as TorchcollError
-from torchcoll.core.file import load as load
 from torchcoll.core.file import save as save
 from torchcoll.core.result import Run as Run
 from torchcoll.core.spec import Spec as Spec
@@ -12,6 +11,7 @@ from torchcoll.core.traffic import Traffic as Traffic
 from torchcoll.curves.scaling import scaling as scaling
 from torchcoll.curves.transitions import transitions as transitions
 from torchcoll.forcing.algorithms import algorithms as algorithms
+from torchcoll.inputs import load as load
 from torchcoll.runs.frames import table as table
 from torchcoll.runs.plot import plot as plot
 from torchcoll.runs.show import show as show

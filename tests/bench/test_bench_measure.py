@@ -350,9 +350,12 @@ def test_fake_worlds(launch):
     run = measured.run
     assert run.ranks == 64 and run.complete
     assert len(run.members) == 1
-    assert {r.status for r in run.results} == {"ok"}
     assert {r.ranks for r in run.results} == {64}
     for result in run.results:
+        if result.status == "unsupported":
+            assert result.reason == "fake has no all_gather of blocks that differ"
+            continue
+        assert result.status == "ok"
         assert len(result.time_ns["host"]) == 1 and len(result.time_ns["host"][0]) == 5
         assert result.verification is None, "nothing was communicated"
 

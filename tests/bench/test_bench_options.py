@@ -110,10 +110,7 @@ DTYPES = (
     "float32, float64, float16, bfloat16, int8, uint8, int16, int32, int64, float8_e4m3fn, "
     "float8_e5m2"
 )
-NAMES = (
-    "all_reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, broadcast, reduce, gather, "
-    "scatter, sendrecv, hypercube, barrier"
-)
+NAMES = ", ".join(COLLECTIVES)
 WHOLE = "a whole number from 0 on"
 FORMATS = "table, markdown, csv, json, nccl-tests"
 BAD = [

@@ -51,7 +51,7 @@ def take_away(way: str, patch: pytest.MonkeyPatch) -> None:
 
         patch.setattr(calls, "_asynchronous", unwaited)
     elif way == "aligned, not synchronised":
-        patch.setattr(Communicators, "align", lambda self, name: self.barrier(None, name))
+        patch.setattr(Communicators, "align", lambda self, name, _=None: self.barrier(None, name))
     elif way == "timed, not synchronised":
         patch.setattr(Accelerator, "synchronize", lambda self: None)
 

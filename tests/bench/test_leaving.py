@@ -16,7 +16,8 @@ from rank_faults import HANG, around_calls
 
 from torchcoll.bench import communicators, session, watchdog
 from torchcoll.bench.session import append_end
-from torchcoll.core.file import Writer, load
+from torchcoll.core.file import Writer
+from torchcoll.inputs import load
 
 pytestmark = pytest.mark.usefixtures("less_patience")
 

@@ -142,6 +142,9 @@ def test_every_collective_on_real_ranks(launch):
     placements = sum(len(COLLECTIVES[name].placements) for name in NAMES)
     assert len(run.results) == 2 * placements
     for result in run.results:
+        if COLLECTIVES[result.case.collective].blocks == "received":  # gloo has no such all_gather
+            assert result.status == "unsupported"
+            continue
         assert (result.status, result.case.buffer_reuse) == ("ok", "rotate"), result.case
         assert result.verification.checked and not result.verification.wrong, result.case
     assert run.spec.buffer_reuse == "rotate"

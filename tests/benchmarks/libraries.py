@@ -22,8 +22,9 @@ from typing import Any
 from common import paired_ratio, title
 
 from torchcoll.core import jsonl
-from torchcoll.core.file import load, save
+from torchcoll.core.file import save
 from torchcoll.core.traffic import load as load_traffic
+from torchcoll.inputs import load
 from torchcoll.machine import state
 
 PAIRS = 8

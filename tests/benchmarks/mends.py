@@ -187,7 +187,7 @@ MENDS = (
         "7",
         "at the launcher's signal the lost rank is the news",
         "bench/watchdog.py",
-        {"lost, buffers = self._lost_before(name)": 'lost, buffers = [], ""'},
+        {"lost, buffers, still = self._lost_before(name)": 'lost, buffers, still = [], "", ""'},
         FAULTS,
     ),
     Mend(
@@ -289,28 +289,28 @@ MENDS = (
         "10",
         "user:password@ in values",
         "core/variables.py",
-        {'return f"{before[:first]}{MASK}@{host}"': "return word"},
+        {'return f"{word[: user.start()]}{MASK}{word[at:]}"': "return word"},
         SECRETS,
     ),
     Mend(
         "10",
         "names with BEARER, SIGNATURE, APIK, PWD",
         "core/variables.py",
-        {"BEARER|SIGNATURE|API_?K|": "", "|PWD": ""},
+        {"|BEARER|": "|", 'r"SIGNATURE|API_?K|': 'r"', "|PWD|": "|"},
         SECRETS,
     ),
     Mend(
         "10",
         "names with SESSION",
         "core/variables.py",
-        {"KEY|PASS|AUTH|SESSION": "KEY|PASS|AUTH"},
+        {'"KEY|PASS|AUTH|SESSION"': '"KEY|PASS|AUTH"'},
         SECRETS,
     ),
     Mend(
         "10",
         "names with PW, PIN",
         "core/variables.py",
-        {'_WORDS = {"PW", "PIN", "SIG"}': "_WORDS: set[str] = set()"},
+        {', "PW"}': "}", '{"PIN", "SIG", "PAT"': '{"PAT"'},
         SECRETS,
     ),
     Mend(
@@ -441,12 +441,10 @@ MENDS = (
     Mend(
         "13",
         "no link is followed",
-        "report/destination.py",
+        "core/opening.py",
         {
-            'with open(new if force else target, "xb") as file:': (
-                'with open(target, "wb") as file:'
-            ),
-            "        if force:\n            os.replace(new, target)\n": "",
+            'with open(new, "xb") as file:': 'with open(path, "wb") as file:',
+            "            if not only_new:\n                os.replace(new, path)\n": "",
         },
         "report/test_files.py",
     ),

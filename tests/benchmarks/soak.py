@@ -26,8 +26,8 @@ from common import beside_noise, fork_ranks, free_port, title
 from torchcoll.bench.session import Session, SessionOptions, Sweep, opened
 from torchcoll.bench.soak import soak
 from torchcoll.contention.soaked import soaked
-from torchcoll.core.file import load
 from torchcoll.core.spec import Spec
+from torchcoll.inputs import load
 from torchcoll.machine.launcher import Launch
 
 RANKS, SIZES = 2, "1K,64K,1M"

@@ -422,7 +422,7 @@ def test_single_means_of_another_tool(folder, capsys):
             "new: got before/0.jsonl, expected files that are not in base too. Two backends of one "
             "launch: backend:gloo=PATH backend:ccl=PATH.",
         ),
-        ("before =after", 2, "side: got =after, expected a path, or label=path"),
+        ("before =after", 2, "file: got =after, expected a path, or label=PATH"),
         ("before none/*.jsonl", 3, "result files: got none/*.jsonl, expected a pattern that some "
          "file matches"),
         ("before empty", 3, "folder: got empty, expected a folder with result files"),

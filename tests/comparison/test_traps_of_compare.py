@@ -14,8 +14,9 @@ from torchcoll.cli import main
 from torchcoll.comparison.compare import compare
 from torchcoll.comparison.show import show_comparisons
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import load, save
+from torchcoll.core.file import save
 from torchcoll.core.result import Reported, Verification
+from torchcoll.inputs import load
 
 SIZES = {1024: 10_000, 1 << 20: 20_000, 4 << 20: 50_000}
 NOISE = (1.0, 1.01, 0.99, 1.005)

@@ -22,9 +22,10 @@ from torchcoll.contention.show import curve
 from torchcoll.contention.soaked import soaked
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Writer, load
+from torchcoll.core.file import Writer
 from torchcoll.core.result import CaseResult, Run, SoakCase, SoakWindow
 from torchcoll.core.units import parse_duration
+from torchcoll.inputs import load
 from torchcoll.runs.show import show
 
 CASE = Case("all_reduce", 1 << 20, "float32", "sum", None, True, "synchronized", "gloo", "cpu")

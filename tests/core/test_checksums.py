@@ -11,11 +11,12 @@ import zlib
 import pytest
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.file import Writer, load, save
+from torchcoll.core.file import Writer, save
 from torchcoll.core.jsonl import LineWriter
 from torchcoll.core.result import CaseResult, Run, Verification
 from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.inputs import load
 
 SPEC = Spec(sizes="1K,2K,4K,8K")
 

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.file import SCHEMA, Writer, load, load_all, load_own, records_of, save
+from torchcoll.core.file import SCHEMA, Writer, load_own, records_of, save
 from torchcoll.core.jsonl import lines_of
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
 from torchcoll.core.spec import Spec
+from torchcoll.inputs import load, load_all
 
 SPEC = Spec(sizes="1K,2K,4K", labels={"fabric": "ib"})
 CASES = SPEC.cases(2)

@@ -7,11 +7,12 @@ import pytest
 
 from torchcoll import cli
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import load_all, save
+from torchcoll.core.file import save
 from torchcoll.curves.scaling import scaling
 from torchcoll.curves.scaling_show import scaling_figure
 from torchcoll.curves.validation import validate, validate_predicted
 from torchcoll.curves.validation_show import errors_figure
+from torchcoll.inputs import load_all
 from torchcoll.runs.plot import plot
 
 

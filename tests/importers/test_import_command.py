@@ -28,10 +28,11 @@ from hypothesis import strategies as st
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.file import load, save
+from torchcoll.core.file import save
 from torchcoll.importers import base, registry
 from torchcoll.importers.base import ImportOptions
 from torchcoll.importers.command import columns_of
+from torchcoll.inputs import load
 from torchcoll.runs.frames import table
 
 FORMATS = {

@@ -6,7 +6,7 @@ import pytest
 from foreign_files import ONECCL, OSU, PARAM, RCCL, SMALL, text
 
 from torchcoll.cli import main
-from torchcoll.core.file import load
+from torchcoll.inputs import load
 
 TABLE = "collective,Size,Zeit (us)\nreduce,1K,2.5\n"
 

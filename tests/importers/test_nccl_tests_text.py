@@ -6,9 +6,9 @@ import pytest
 from foreign_files import HEAD, NAMES, ROW, SMALL, text
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.file import load, load_all
 from torchcoll.core.summary import summarise
 from torchcoll.importers.base import COMMAS
+from torchcoll.inputs import load, load_all
 
 
 def cases(found):

@@ -13,11 +13,11 @@ from foreign_files import ONECCL, OSU, PARAM, RCCL, inspector, nccl_json
 import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.file import load_all
 from torchcoll.core.summary import summarise
 from torchcoll.importers.base import collective_in
 from torchcoll.importers.nccl_tests import version_text
 from torchcoll.importers.registry import importers
+from torchcoll.inputs import load_all
 
 
 def rows_of(found):

@@ -84,7 +84,8 @@ def test_a_table_that_contradicts_itself_shows_what_it_gives(imported):
 
 
 def test_a_contradiction_survives_the_result_file(imported, tmp_path):
-    from torchcoll.core.file import load, save
+    from torchcoll.core.file import save
+    from torchcoll.inputs import load
 
     text = "## all_reduce\n| Size | Time | BusBW (GB/s) |\n|--|--|--|\n| 16GB | 69.3 | 330.93 |\n"
     save(imported(text, "t.md", ranks=8).runs[0], tmp_path / "run.jsonl")

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from torchcoll.cli import main
-from torchcoll.core.file import load
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.importers.base import numbers
+from torchcoll.inputs import load
 from torchcoll.runs.reference import load_points
 
 RESULTS = Path(__file__).parents[2] / "results"

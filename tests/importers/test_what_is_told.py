@@ -11,10 +11,10 @@ import pytest
 from foreign_files import ROW, SMALL, text
 
 from torchcoll.cli import main
-from torchcoll.core import paths
-from torchcoll.core.file import load, save
-from torchcoll.core.paths import named_path
+from torchcoll.core import stdin
+from torchcoll.core.file import save
 from torchcoll.importers.base import ImportOptions, make_run
+from torchcoll.inputs import load, named_path
 
 # 1048576 B in 24.31 us are 43.13 GB/s; of two ranks all_reduce and sendrecv look alike.
 UNNAMED = ROW
@@ -25,7 +25,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.txt").write_text(UNNAMED)
     (tmp_path / "other.txt").write_text(UNNAMED.replace("24.31", "34.31").replace("43.13", "30.56"))
-    monkeypatch.setattr(paths, "_stdin", [])
+    monkeypatch.setattr(stdin, "_stdin", [])
     return tmp_path
 
 
@@ -123,7 +123,7 @@ def test_stdin_is_read_by_every_command(folder, capsys, monkeypatch):
     save(load("one.txt", collective="all_reduce"), "own.jsonl")
 
     def typed(data: bytes) -> None:
-        monkeypatch.setattr(paths, "_stdin", [])
+        monkeypatch.setattr(stdin, "_stdin", [])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
     typed((folder / "own.jsonl").read_bytes())
@@ -139,12 +139,12 @@ def test_stdin_is_read_by_every_command(folder, capsys, monkeypatch):
 def test_messages_call_it_standard_input(folder, capsys, monkeypatch):
     """And not by the file that it was put into, which nobody named and which is gone."""
     for command in ("show", "trace", "log", "explain", "limits", "algorithms"):
-        monkeypatch.setattr(paths, "_stdin", [])
+        monkeypatch.setattr(stdin, "_stdin", [])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"nothing of use\n")))
         assert main([command, "-"]) == 3
         err = capsys.readouterr().err
         assert "got standard input, expected" in err and tempfile.gettempdir() not in err
-    monkeypatch.setattr(paths, "_stdin", [])
+    monkeypatch.setattr(stdin, "_stdin", [])
     cut = text(rows=SMALL + ROW[:60] + "\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(cut.encode())))
     assert main(["show", "-", "--format", "json"]) in (0, 1)

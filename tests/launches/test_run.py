@@ -17,7 +17,7 @@ from torchcoll import load
 from torchcoll.cli import main
 from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.file import load_all
+from torchcoll.inputs import load_all
 from torchcoll.launches import processes
 from torchcoll.launches.folder import _is_launch
 

@@ -6,8 +6,9 @@ import json
 
 from handmade import case, result, run
 
-from torchcoll.core.file import load, save
+from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Reported
+from torchcoll.inputs import load
 
 MIB = 1 << 20
 

@@ -10,7 +10,8 @@ from handmade import case, result, run
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import load, save
+from torchcoll.core.file import save
+from torchcoll.inputs import load
 from torchcoll.runs.chrome_trace import trace_text
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.file import load, load_all, records_of
+from torchcoll.core.file import records_of
 from torchcoll.core.result import Verification
+from torchcoll.inputs import load, load_all
 from torchcoll.runs.show import show
 
 VIEWS = (

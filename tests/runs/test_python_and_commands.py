@@ -45,7 +45,7 @@ def test_compare_names_sides_and_takes_some_of_the_cases(folder):
 def test_sides_of_two_names_are_no_side(folder):
     with pytest.raises(UsageError, match=r"^base: got sides named a and b, expected runs of one"):
         torchcoll.compare([f"a={folder}/1.jsonl", f"b={folder}/2.jsonl"], str(folder))
-    with pytest.raises(UsageError, match=r"^side: got a=, expected a path, or label=path"):
+    with pytest.raises(UsageError, match=r"^file: got a=, expected a path, or label=PATH"):
         torchcoll.compare("a=", str(folder))
 
 

@@ -12,8 +12,8 @@ from judged import COMPLETE, GIB, MIB, case_of, launch
 
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import load, load_all
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
+from torchcoll.inputs import load, load_all
 from torchcoll.runs.show import show
 from torchcoll.verdict.judging import judge
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
-from torchcoll.core.paths import TOLD, add_told
 from torchcoll.core.units import counted, parse_duration, parse_share
+from torchcoll.inputs import TOLD, add_told
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
@@ -123,7 +123,7 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.comparison.show import ONLY, notes_of_sides, show_comparisons
     from torchcoll.comparison.sides import side, sides_of
     from torchcoll.comparison.versus import read
-    from torchcoll.core.file import check_told, with_results
+    from torchcoll.inputs import check_told, with_results
     from torchcoll.report.formats import FORMATS
 
     gate = parse_gate(options.fail_on) if options.fail_on is not None else {}

@@ -48,8 +48,8 @@ from torchcoll.comparison.sides import (
 from torchcoll.comparison.statistics import Outlier
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError, choice, did_you_mean
-from torchcoll.core.paths import Source
 from torchcoll.core.summary import OVER_RANKS
+from torchcoll.inputs import Source
 
 # -------------------------------------------------------------------------------------------------
 # A side that is a prediction: how far it is from what was measured.

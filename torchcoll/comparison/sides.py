@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import math
 import os
 import shlex
@@ -17,8 +16,6 @@ from typing import Any
 
 from torchcoll.core.display import OneLine
 from torchcoll.core.errors import TorchcollError, UsageError
-from torchcoll.core.file import load_all
-from torchcoll.core.paths import Source, expanded
 from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.result import CaseResult, Reported, Run, facts_of, launch_numbers
 from torchcoll.core.summary import (
@@ -32,6 +29,7 @@ from torchcoll.core.summary import (
     mean_time,
     summarise,
 )
+from torchcoll.inputs import Source, expanded, load_all, named_path
 from torchcoll.libraries.known_variables import OF_NCCL
 
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
@@ -298,24 +296,12 @@ def named_side(name: str, sources: Source | Sequence[Source]) -> Side:
     two labels.
     """
     parts = [
-        _labelled(one) if isinstance(one, str) else ("", one) for one in _several(name, sources)
+        named_path(one) if isinstance(one, str) else ("", one) for one in _several(name, sources)
     ]
     labels = list(dict.fromkeys(label for label, _ in parts if label))
     if len(labels) > 1:
         raise UsageError(name, f"sides named {' and '.join(labels)}", "runs of one side")
     return side(labels[0] if labels else name, [path for _, path in parts])
-
-
-def _labelled(argument: str) -> tuple[str, str]:
-    """(label, path) of ``label=PATH``; of a path or a glob that is there ("", path). Raises
-    UsageError where one of them is empty.
-    """
-    label, equals, path = argument.partition("=")
-    if not equals or os.path.exists(argument) or glob.glob(argument):
-        return "", argument
-    if not label or not path:
-        raise UsageError("side", argument, "a path, or label=path")
-    return label, path
 
 
 def _without_copies(runs: Sequence[Run]) -> list[Run]:
@@ -351,7 +337,7 @@ def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     """
     named: dict[str, list[str]] = {}
     for number, argument in enumerate(arguments):
-        label, path = _labelled(argument)
+        label, path = named_path(argument)
         named.setdefault(label or ("new" if number else "base"), []).append(path)
     if len(named) < 2:
         name, paths = next(iter(named.items()), ("none", []))

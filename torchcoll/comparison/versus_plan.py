@@ -15,8 +15,8 @@ from torchcoll.comparison.compare import THRESHOLD
 from torchcoll.comparison.sequential import FIRST_LOOK
 from torchcoll.comparison.statistics import MOST_OUTLIERS
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.paths import MANIFEST
 from torchcoll.core.variables import MASK
+from torchcoll.inputs import MANIFEST
 from torchcoll.launches.axes import Cell, command_of
 from torchcoll.launches.blocks import LaunchPlan, make_plan, plan_of_commands, stored_plan
 from torchcoll.launches.folder import Stored, check_same, stored

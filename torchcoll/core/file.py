@@ -10,16 +10,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import glob
 import os
 import re
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.errors import ForeignError, TorchcollError, UnreadableError, UsageError, tell
+from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
 from torchcoll.core.jsonl import (
     TRUNCATED,
     UNUSABLE,
@@ -29,16 +27,6 @@ from torchcoll.core.jsonl import (
     read_records,
 )
 from torchcoll.core.opening import open_to_read, open_to_write
-from torchcoll.core.paths import (
-    STDIN,
-    Inside,
-    Source,
-    expanded,
-    from_stdin,
-    is_manifest,
-    is_stdin,
-    named_path,
-)
 from torchcoll.core.result import (
     CaseResult,
     Run,
@@ -51,7 +39,7 @@ from torchcoll.core.result import (
 )
 
 SCHEMA = "torchcoll/2"
-_NAMED = 5  # files of a folder that are no results
+_MANY_BYTES = 1 << 17  # of a line: from there on its samples are packed
 _ENDINGS = ("signal", "hang", "lost_rank", "store")  # events that end a launch
 
 
@@ -196,60 +184,6 @@ def _is_of(event: dict[str, Any], runs: Iterable[Run]) -> bool:
     return any(event is own for run in runs for own in run.events)
 
 
-def _unnamed(run: Run) -> Run:
-    """Without the path of what ``from_stdin`` wrote, which nobody can use again."""
-    if run.path and is_stdin(run.path):
-        run.problems = [text.replace(str(run.path), STDIN) for text in run.problems]
-        run.path = None
-    return run
-
-
-def load(
-    path: str | os.PathLike[str], *, collective: str | None = None, ranks: int | None = None
-) -> Run | Any:
-    """The run in a result file, together with its continuations FILE.2, FILE.3, ... (--resume); or
-    in the output of another tool, packed or not, of whatever format an importer knows. Of a folder,
-    or a glob, the list of all runs in it.
-
-    A file without an ``end`` loads with what it has; ``run.problems`` says so. collective, ranks:
-    of another tool's output that does not tell them. Raises UnreadableError when the file is
-    missing, of no known format, holds nothing usable or several runs, or has another major schema;
-    UsageError for a collective or ranks that cannot be, or of a result file, which tells its own.
-    """
-    if os.path.isdir(path) or (not os.path.exists(path) and glob.has_magic(os.fspath(path))):
-        runs = load_all(expanded(path), collective=collective, ranks=ranks)
-        check_told(runs, collective, ranks)
-        return runs
-    return load_one(path, collective, ranks)
-
-
-def load_one(
-    path: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
-) -> Run:
-    """As ``load``, of a file alone."""
-    read = os.fspath(from_stdin(path))  # type: ignore[arg-type]
-    if is_ours(read):
-        for name, value in (("collective", collective), ("ranks", ranks)):
-            if value is not None:
-                raise UsageError(name, value, f"none with {path}: a result file tells its own")
-        return _unnamed(load_own(read))
-    runs = _imported(read, collective, ranks)
-    if len(runs) > 1:
-        way = f"torchcoll import {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
-        action = f"{way}; compare, show, ... take all."
-        raise UnreadableError("file", f"{len(runs)} runs in {path}", "a file of one run", action)
-    return runs[0]
-
-
-def _imported(
-    path: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
-) -> list[Run]:
-    # Here alone: no rank and no result file pays for the importers.
-    from torchcoll.importers.registry import runs_in
-
-    return runs_in(os.fspath(path), collective, ranks)
-
-
 def load_own(path: str | os.PathLike[str]) -> Run:
     """As ``load``, of a result file of torchcoll alone: what goes on with a launch, or judges it,
     takes no other. Raises UnreadableError for any other.
@@ -265,150 +199,6 @@ def load_own(path: str | os.PathLike[str]) -> Run:
         number += 1
     _judge(run)
     return run
-
-
-def load_all(
-    sources: Iterable[Source], *, collective: str | None = None, ranks: int | None = None
-) -> list[Run]:
-    """The runs in these files, none twice: FILE.2 is read with FILE, and is no run beside it.
-
-    Output of other tools is read too, with all of its runs; collective, ranks: of what does not
-    tell them. What was left out is a problem of the run that has it; traffic files, which a replay
-    puts beside the results, and files of a folder that no importer knows, are named on stderr. A
-    Run stays as it is. Raises UnreadableError for a file that cannot be read, for another tool's
-    of which nothing could be, and for traffic alone.
-    """
-    runs: dict[str | int, Run] = {}
-    for number, source in enumerate(_without_traffic(sources, collective, ranks)):
-        if isinstance(source, Run):
-            runs[number] = source
-            continue
-        if is_manifest(source):  # `DIR/*.jsonl` of a matrix
-            continue
-        real = os.path.realpath(source)
-        if real in runs:
-            runs[real].problems.append(f"{source} was named twice: it is shown once")
-        else:
-            runs[real] = load_own(source)
-    for run in list(runs.values()):
-        for part in run.continuations:
-            if part.path and runs.pop(os.path.realpath(part.path), None):
-                run.problems.append(f"{part.path} is a part of {run.path}: it is shown once")
-    return [_unnamed(run) for run in runs.values()]
-
-
-def sources_of(
-    arguments: Iterable[str], collective: str | None = None, ranks: int | None = None
-) -> list[Source]:
-    """What these arguments of a command stand for: paths, and the Runs of those that ``label=PATH``
-    names or that collective and ranks are told of. The label becomes that of the launch, ``cell``.
-    """
-    found: list[Source] = []
-    told = collective is not None or ranks is not None
-    for argument in arguments:
-        label, path = named_path(argument)
-        files = expanded(path) if label or told else []
-        if not label and all(isinstance(one, Run) or is_ours(one) for one in files):
-            found.append(path)
-            continue
-        runs = load_all(files, collective=collective, ranks=ranks)
-        for run in runs if label else ():
-            labels = {"cell": label, **_assigned(label), **run.labels}
-            run.header["spec"] = {**(run.header.get("spec") or {}), "labels": labels}
-        found += runs
-    if told:
-        check_told([one for one in found if isinstance(one, Run)], collective, ranks)
-    return found
-
-
-def check_told(runs: Iterable[Run], collective: str | None, ranks: int | None) -> None:
-    """Raises UsageError where what was told is of no use to any of these."""
-    told = [("collective", collective), ("ranks", ranks)]
-    name, value = next(((n, v) for n, v in told if v is not None), ("", None))
-    # What was imported and saved has a file of its own.
-    if name and not any(run.source and run.path is None for run in runs):
-        raise UsageError(name, value, "output of another tool: a result file tells its own")
-
-
-def _assigned(label: str) -> dict[str, str]:
-    """``NCCL_ALGO=Ring`` as a label of that name: what a launch was told to use."""
-    name, equals, value = label.partition("=")
-    return {name: value} if equals else {}
-
-
-def _without_traffic(
-    sources: Iterable[Source], collective: str | None = None, ranks: int | None = None
-) -> list[Run | str]:
-    """Our own files stay paths, those of other tools become Runs, traffic is left out."""
-    found: list[Run | str] = []
-    traffic: list[str] = []
-    foreign: dict[str, UnreadableError] = {}
-    for source in map(from_stdin, sources):
-        if isinstance(source, Run):
-            found.append(source)
-        elif not is_ours(source):
-            try:
-                found += _imported(source, collective, ranks)
-            except UnreadableError as error:
-                if not isinstance(source, Inside):
-                    raise
-                foreign[source] = error
-        else:
-            (traffic if is_traffic(source) else found).append(os.fspath(source))
-    others = [path for path, error in foreign.items() if isinstance(error, ForeignError)]
-    broken = [error for error in foreign.values() if not isinstance(error, ForeignError)]
-    if foreign and not found:
-        raise broken[0] if broken else _none_of(others, foreign)
-    for left in broken[:_NAMED]:
-        tell(f"torchcoll: note: left out: {left}")
-    if len(broken) > _NAMED:
-        tell(f"torchcoll: note: left out: {len(broken) - _NAMED} files more that could not be read")
-    if others:
-        tell(f"torchcoll: note: left out, for they are no results: {_first_of(others)}")
-    if traffic and all(isinstance(one, str) and is_manifest(one) for one in found):
-        more = f" and {len(traffic) - 1} more" * (len(traffic) > 1)
-        got = f"traffic alone: {traffic[0]}{more}"
-        raise UnreadableError("result files", got, "results", "torchcoll show FILE shows traffic.")
-    leave_out(traffic)
-    return found
-
-
-def _none_of(paths: Sequence[str], errors: Mapping[str, UnreadableError]) -> UnreadableError:
-    """What refuses files of folders and patterns of which none is a result."""
-    if len(paths) == 1:
-        return errors[paths[0]]
-    folders = {os.path.dirname(path) or "." for path in paths}
-    inside = [p for folder in folders for p in glob.glob(f"{glob.escape(folder)}/*/*.jsonl")]
-    below = list(dict.fromkeys(os.path.dirname(path) for path in sorted(inside)))
-    return UnreadableError(
-        "result files", _first_of(paths), "a torchcoll result file, or output of another tool",
-        f"Name a folder of them: {_first_of(below)}." if below else "",
-    )  # fmt: skip
-
-
-def _first_of(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
-
-
-def with_results(arguments: Sequence[str], least: int = 1) -> list[str]:
-    """Where each argument is a side: without those of ``DIR/*.jsonl`` that are traffic, named on
-    stderr, or a manifest. Fewer than ``least`` left: all, so that reading them says what they are.
-    """
-    traffic = [path for path in arguments if os.path.isfile(path) and is_traffic(path)]
-    found = [path for path in arguments if not (path in traffic or is_manifest(path))]
-    if len(found) < least:
-        return list(arguments)
-    leave_out(traffic)
-    return found
-
-
-def leave_out(traffic: Sequence[str]) -> None:
-    """One line on stderr that names these traffic files; none where there are none."""
-    if traffic:
-        several = [*traffic[:3], f"... ({len(traffic)} files)"] if len(traffic) > 4 else traffic
-        text = f"{' '.join(', '.join(several).split())}; torchcoll show FILE shows what it holds"
-        tell(f"torchcoll: note: traffic is no result, left out: {text}")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -639,7 +429,7 @@ def _started(run: Run, data: dict[str, Any]) -> None:
 
 def _case(run: Run, data: dict[str, Any], line: bytes) -> None:
     data["case"] = _stated(run, data["case"])
-    run.results.append(CaseResult.from_json(data, line))
+    run.results.append(CaseResult.from_json(data, large=len(line) > _MANY_BYTES))
     run.in_flight = None
 
 

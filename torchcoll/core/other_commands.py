@@ -7,7 +7,7 @@ import shlex
 import zlib
 
 from torchcoll.core.bounds import GZIP
-from torchcoll.core.paths import is_stdin
+from torchcoll.core.stdin import is_stdin
 
 _BEGIN = 1 << 16  # bytes that are looked at
 # A profiler's trace (Kineto), or a dump of the Flight Recorder.

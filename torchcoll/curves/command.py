@@ -220,11 +220,12 @@ def _validate(options: argparse.Namespace) -> ExitCode:
 def _export(options: argparse.Namespace) -> ExitCode:
     import os
 
-    from torchcoll.core.file import is_traffic, load_one
+    from torchcoll.core.file import is_traffic
     from torchcoll.core.traffic import Traffic
     from torchcoll.core.units import counted
     from torchcoll.curves.astra_export import export_run, export_step
     from torchcoll.curves.model import load_model
+    from torchcoll.inputs import load_one
 
     model, folder = load_model(options.model), Path(options.astra_sim)
     if os.path.isdir(options.what) or is_traffic(options.what):

@@ -15,13 +15,13 @@ from typing import Any
 from torchcoll.comparison.matching import NAMES, value_of
 from torchcoll.comparison.sides import NOT_KNOWN, Measured, Side, side, value_of_fact
 from torchcoll.core.errors import UsageError, brief
-from torchcoll.core.paths import Source
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.units import counted
 from torchcoll.curves.model import BESIDE, KindModel, MachineModel, only_a_guess
 from torchcoll.curves.model_fit import facts_of, measured_times, run_ids
 from torchcoll.curves.transitions import size_points
 from torchcoll.curves.validation import NEW_RUN, HeldOut, ValidationRow, row_of
+from torchcoll.inputs import Source
 
 
 @dataclass(frozen=True)

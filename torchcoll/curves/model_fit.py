@@ -13,7 +13,6 @@ from torchcoll.comparison.differences import kept_separate
 from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.core.errors import UsageError
-from torchcoll.core.paths import Source
 from torchcoll.core.result import Beside, Run, hosts_of
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
@@ -37,6 +36,7 @@ from torchcoll.curves.size_law import (
     fit_size_law,
 )
 from torchcoll.curves.transitions import size_points
+from torchcoll.inputs import Source
 
 
 @dataclass(frozen=True)

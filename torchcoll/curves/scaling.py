@@ -18,11 +18,11 @@ from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
-from torchcoll.core.paths import Source
 from torchcoll.core.plausibility import LIKELY
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.units import counted, format_size
 from torchcoll.curves.growth import Growth, growths
+from torchcoll.inputs import Source
 from torchcoll.startup.cold import Cold, ColdRow, cold
 from torchcoll.startup.repeats import FIRST_TWO
 

@@ -32,7 +32,6 @@ from torchcoll.comparison.sides import (
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
-from torchcoll.core.paths import Source
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_size
@@ -45,6 +44,7 @@ from torchcoll.curves.ranges import (
     find_ranges,
 )
 from torchcoll.forcing.algorithms import algorithms
+from torchcoll.inputs import Source
 from torchcoll.libraries.known_variables import FORCING
 
 # -------------------------------------------------------------------------------------------------

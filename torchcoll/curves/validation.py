@@ -27,7 +27,6 @@ from torchcoll.comparison.compare import (
 )
 from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UsageError
-from torchcoll.core.paths import Source
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
 from torchcoll.curves.model import KindModel
@@ -35,6 +34,7 @@ from torchcoll.curves.model_fit import curves_of, fit_entries
 from torchcoll.curves.model_ranks import FEWEST_RANKS
 from torchcoll.curves.model_sizes import Curve, left_out, size_spreads
 from torchcoll.curves.size_law import FEWEST_SIZES, fit_size_law
+from torchcoll.inputs import Source
 
 OVER_SIZES, OVER_RANKS, NEW_RUN = "sizes", "ranks", "new run"
 

@@ -24,7 +24,6 @@ from torchcoll.comparison.sides import (
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.jsonl import read_objects
-from torchcoll.core.paths import MANIFEST, Source, is_manifest
 from torchcoll.core.result import Run
 from torchcoll.forcing.contest import (
     CellAt,
@@ -38,6 +37,7 @@ from torchcoll.forcing.contest import (
     tells_variables,
     varied_of,
 )
+from torchcoll.inputs import MANIFEST, Source, is_manifest
 from torchcoll.libraries.known_variables import FORCING
 
 _USUAL = ("communicator", "clock")  # a case that did not run has none

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.paths import MANIFEST
 from torchcoll.core.result import CaseResult, Choice, Run
 from torchcoll.forcing.contest import others_than, requested
+from torchcoll.inputs import MANIFEST
 from torchcoll.launches.axes import (
     AUTO,
     AXES_OF_LIBRARIES,

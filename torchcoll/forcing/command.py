@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, TorchcollError, UsageError, choice, printable, tell
-from torchcoll.core.paths import add_told
 from torchcoll.core.units import parse_share
+from torchcoll.inputs import add_told
 
 if TYPE_CHECKING:
     from torchcoll.core.result import Run
@@ -56,11 +56,11 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
-    from torchcoll.core.file import sources_of
     from torchcoll.core.result import Run
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.forcing.algorithms import algorithms
     from torchcoll.forcing.show import show_algorithms
+    from torchcoll.inputs import sources_of
     from torchcoll.report.formats import FORMATS, print_notes
 
     names = ("export_env", "export_oneccl", "export_tuner")

@@ -21,8 +21,8 @@ from typing import cast
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
 from torchcoll.core.file import MODEL_START, uncollected
 from torchcoll.core.other_commands import TRACE, reading_command
-from torchcoll.core.paths import is_stdin
 from torchcoll.core.result import Run
+from torchcoll.core.stdin import is_stdin
 from torchcoll.importers.base import Imported, Importer, ImportOptions, Line
 from torchcoll.importers.nccl_tests import repeats
 from torchcoll.importers.prefix import Unprefixed

@@ -24,7 +24,7 @@ from torchcoll.core.bounds import (
 )
 from torchcoll.core.errors import UnreadableError, nearest_file
 from torchcoll.core.opening import is_descriptor, open_to_read
-from torchcoll.core.paths import STDIN, from_stdin, is_stdin
+from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
 from torchcoll.importers.base import Line
 from torchcoll.importers.prefix import cleaned
 

@@ -15,7 +15,7 @@ from torchcoll.core.file import is_traffic
 from torchcoll.core.jsonl import chunks_of
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.other_commands import begin_of, reading_command
-from torchcoll.core.paths import from_stdin
+from torchcoll.core.stdin import from_stdin
 from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.chakra import read_chakra
@@ -44,7 +44,7 @@ def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
     """
     files: list[Path] = []
     parts: list[tuple[Traffic, int | None]] = []
-    for path in (Path(os.fspath(from_stdin(path))) for path in paths):  # type: ignore[arg-type]
+    for path in (Path(os.fspath(from_stdin(path))) for path in paths):
         found = _files(path)
         files += found
         read = [_read(file) for file in found if file.suffix != SUFFIX]

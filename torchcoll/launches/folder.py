@@ -21,7 +21,7 @@ from typing import IO, Any
 from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
 from torchcoll.core.jsonl import LineWriter, read_objects
 from torchcoll.core.opening import make_folder, move, open_to_write
-from torchcoll.core.paths import MANIFEST, MATRIX_SCHEMA
+from torchcoll.inputs import MANIFEST, MATRIX_SCHEMA
 from torchcoll.launches.blocks import PlannedLaunch
 
 # Of a launch. ok: every case is. failed: what ``reason`` says. timeout: ended by --cell-timeout.

@@ -14,7 +14,7 @@ from torchcoll.core.bounds import MOST_TEXT
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.jsonl import lines_of
 from torchcoll.core.other_commands import begin_of, reading_command
-from torchcoll.core.paths import from_stdin
+from torchcoll.core.stdin import from_stdin
 from torchcoll.core.units import format_ranges
 from torchcoll.core.variables import masked, masked_value
 from torchcoll.libraries.logged import LoggedCall, ranges
@@ -45,7 +45,7 @@ def files_of(paths: Iterable[str]) -> list[str]:
     found: list[str] = []
     for path in paths:
         if not os.path.isdir(path):
-            found.append(os.fspath(from_stdin(path)))  # type: ignore[arg-type]
+            found.append(os.fspath(from_stdin(path)))
             continue
         entries = sorted(os.scandir(path), key=_by_number)
         folders = [e for e in entries if e.is_dir() and e.name.endswith(_LOG_FOLDER)]

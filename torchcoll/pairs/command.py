@@ -22,7 +22,8 @@ def pairs_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_pairs(options: argparse.Namespace) -> ExitCode:
     """Exit code 1 where a suspect stands or a case failed, as when it was measured."""
-    from torchcoll.core.file import load_one, uncollected
+    from torchcoll.core.file import uncollected
+    from torchcoll.inputs import load_one
     from torchcoll.pairs.show import show_pairs
 
     threshold = None

@@ -11,7 +11,7 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
-from torchcoll.core.paths import TOLD, add_told
+from torchcoll.inputs import TOLD, add_told
 
 if TYPE_CHECKING:
     from torchcoll.core.result import Run
@@ -99,8 +99,8 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     for what in ("junit", "health"):
         if path := getattr(options, what):
             check_new(path, what, options.force)
-    from torchcoll.core.file import leave_out, load_all, sources_of
     from torchcoll.core.result import Run
+    from torchcoll.inputs import leave_out, load_all, sources_of
     from torchcoll.report.notes import note_lines
     from torchcoll.runs.show import SHOWN, Judging, has_verdict, show
 
@@ -149,9 +149,9 @@ def _shown(options: argparse.Namespace) -> ExitCode:
 def _by_kind(reported: Sequence[str]) -> tuple[list[str], list[str]]:
     """Result files, and traffic: a folder of nothing else stays one, since its ranks are joined."""
     from torchcoll.core.file import is_traffic
-    from torchcoll.core.paths import expanded
     from torchcoll.core.result import Run
     from torchcoll.core.traffic import RANK_FILE
+    from torchcoll.inputs import expanded
 
     results: list[str] = []
     traffic: list[str] = []
@@ -203,7 +203,7 @@ def _has_view(options: argparse.Namespace) -> bool:
 
 
 def _baseline(path: str) -> Run:
-    from torchcoll.core.file import load_all
+    from torchcoll.inputs import load_all
 
     runs = load_all([path])
     if len(runs) != 1:
@@ -248,7 +248,7 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
 
 
 def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
-    from torchcoll.core.file import load_all
+    from torchcoll.inputs import load_all
     from torchcoll.runs.reference import is_points, load_points, points_of, show_reference
 
     if options.format not in ("table", "markdown"):
@@ -289,8 +289,7 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plot(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.file import load_all, with_results
-    from torchcoll.core.paths import expanded
+    from torchcoll.inputs import expanded, load_all, named_path, with_results
     from torchcoll.report.destination import free_name
     from torchcoll.report.pictures import check_path
     from torchcoll.runs.plot import plot, print_curves
@@ -300,10 +299,8 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
         check_path(path, options.force)
     named: dict[str, list[str]] = {}
     for argument in with_results(options.sides):
-        label, found, file = argument.partition("=")
-        if os.path.exists(argument) or not (found and label and file):
-            label, file = _name(argument, named), argument
-        named.setdefault(label, []).append(file)
+        label, path_of_side = named_path(argument)
+        named.setdefault(label or _name(argument, named), []).append(path_of_side)
     sides = {
         name: load_all(file for path in paths for file in expanded(path))
         for name, paths in named.items()
@@ -351,7 +348,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.file import load_all
+    from torchcoll.inputs import load_all
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.runs.show import show
 
@@ -409,7 +406,7 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_explain(options: argparse.Namespace) -> ExitCode:
     from torchcoll.bench.output import RUNS_FOLDER
-    from torchcoll.core.file import load_all
+    from torchcoll.inputs import load_all
     from torchcoll.report.destination import Destination
     from torchcoll.report.grid import print_grids
     from torchcoll.runs.explain import asked, explained, general, newest

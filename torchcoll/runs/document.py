@@ -19,11 +19,11 @@ from torchcoll.comparison.matching import conditions
 from torchcoll.comparison.sides import Reading, Side
 from torchcoll.core.case import OWN
 from torchcoll.core.errors import UsageError, one_line
-from torchcoll.core.paths import named_path
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, facts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
+from torchcoll.inputs import named_path
 from torchcoll.pairs.matches import read_pairs
 from torchcoll.report.columns import values_of
 from torchcoll.report.formats import View

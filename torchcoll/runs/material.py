@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import UnreadableError, UsageError, one_line
-from torchcoll.core.file import is_ours, is_traffic, load_all, sources_of
-from torchcoll.core.paths import expanded, from_stdin, named_path
+from torchcoll.core.file import is_ours, is_traffic
 from torchcoll.core.result import Run
+from torchcoll.core.stdin import from_stdin
 from torchcoll.core.traffic import Traffic, join_folder
+from torchcoll.inputs import expanded, load_all, named_path, sources_of
 from torchcoll.libraries.nccl.topology import is_dump
 
 if TYPE_CHECKING:

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from torchcoll.core.paths import Source
     from torchcoll.curves.scaling import Scaling
     from torchcoll.curves.transitions import Transitions
+    from torchcoll.inputs import Source
     from torchcoll.startup.cold import Cold
     from torchcoll.verdict.rules import Limit
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import UsageError, choice, one_line, unknown
-from torchcoll.core.file import is_traffic, load_all
+from torchcoll.core.file import is_traffic
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
+from torchcoll.inputs import load_all
 from torchcoll.pairs.matches import is_pair
 from torchcoll.report.columns import (
     Column,

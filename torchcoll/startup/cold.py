@@ -16,7 +16,6 @@ from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
-from torchcoll.core.paths import Source
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import (
     SLOW_FIRST,
@@ -27,6 +26,7 @@ from torchcoll.core.summary import (
     median,
     over_ranks,
 )
+from torchcoll.inputs import Source
 from torchcoll.startup.repeats import (
     FIRST_TWO,
     LaunchPairs,

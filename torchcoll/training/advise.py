@@ -12,10 +12,10 @@ from torchcoll.comparison.sides import Side, side
 from torchcoll.core.display import Displayed
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
-from torchcoll.core.paths import Source
 from torchcoll.core.summary import Row
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size, whole_number
+from torchcoll.inputs import Source
 from torchcoll.training.backward import (
     AS_DEFAULT,
     COULD_BE_SENT,

@@ -24,12 +24,12 @@ from torchcoll.comparison.statistics import geometric
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import load
 from torchcoll.core.result import Run
 from torchcoll.core.spec import ExactCall, point_of
 from torchcoll.core.summary import Row, median, summarise
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, format_size, time_text
+from torchcoll.inputs import load
 from torchcoll.training.joined import (
     LATE,
     Joined,

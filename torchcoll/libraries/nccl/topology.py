@@ -17,7 +17,7 @@ from typing import NamedTuple
 from torchcoll.core.bounds import MOST_DEPTH, MOST_TEXT
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.jsonl import lines_of
-from torchcoll.core.paths import from_stdin
+from torchcoll.core.stdin import from_stdin
 
 # -------------------------------------------------------------------------------------------------
 # The XML that NCCL and RCCL write of themselves, as a tree of plain nodes.

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from torchcoll.cli import main
-from torchcoll.core import paths
+from torchcoll.core import stdin
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.metrics import check_metrics
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 RUN = ROOT / "examples/nccl_vs_oneccl/gloo-2ranks-cpu.jsonl"
 FOREIGN = ROOT / "examples/nccl_vs_oneccl/oneccl-2ranks-cpu.txt"
 LONG = "x" * 300
@@ -94,9 +94,9 @@ def test_a_pipe_of_another_tool(in_tmp_path, capsys, pipe, command):
 
 
 def test_a_pipe_without_an_end(pipe, monkeypatch):
-    monkeypatch.setattr(paths, "_MOST_COPIED_BYTES", 1000)
+    monkeypatch.setattr(stdin, "_MOST_COPIED_BYTES", 1000)
     path, file = pipe
     file.write(b"0" * 1001)
     file.flush()
     with pytest.raises(UnreadableError, match=r"at most .* from a pipe"):
-        paths.from_stdin(path)
+        stdin.from_stdin(path)

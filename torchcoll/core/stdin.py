@@ -1,0 +1,61 @@
+"""Standard input and pipes as files: readers look at a file twice, and a pipe gives it once."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from typing import Any
+
+from torchcoll.core.errors import UnreadableError, call
+from torchcoll.core.opening import is_descriptor, open_to_read
+from torchcoll.core.units import format_bytes
+
+STDIN = "standard input"  # its name in messages
+_stdin: list[str] = []  # the folder that it was put into
+_pipes: dict[int, str] = {}  # inode of a pipe -> what it was copied to
+_MOST_COPIED_BYTES = 4 << 30
+
+
+def from_stdin(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Of ``-`` a file with all of stdin, which is read once; of ``<(COMMAND)``, which a shell makes
+    the path of a pipe, likewise; anything else as it is.
+
+    Raises UnreadableError where there is no end in sight.
+    """
+    if is_descriptor(path) and not os.path.isfile(path):
+        name = os.fspath(path)
+        inode = os.stat(name).st_ino  # numbers of descriptors are used again
+        if inode not in _pipes:
+            with open_to_read(name) as source:
+                _pipes[inode] = _copied(source, name)
+        return _pipes[inode]
+    if path != "-":
+        return path
+    if not _stdin:
+        _stdin.append(os.path.dirname(_copied(sys.stdin.buffer, STDIN)))
+    return os.path.join(_stdin[0], "stdin")
+
+
+def _copied(source: Any, name: str) -> str:
+    """A file with what a pipe gives, in a folder of its own; messages call it ``name``."""
+    folder = tempfile.mkdtemp(prefix="torchcoll-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path, size_bytes = os.path.join(folder, "stdin"), 0
+    call(path, name)
+    with open(path, "wb") as file:
+        while piece := source.read1(1 << 20):
+            size_bytes += len(piece)
+            if size_bytes > _MOST_COPIED_BYTES:
+                most = format_bytes(_MOST_COPIED_BYTES)
+                action = "Where it has an end: write it to a file, and name that."
+                raise UnreadableError("input", name, f"at most {most} from a pipe", action)
+            file.write(piece)
+    return path
+
+
+def is_stdin(path: str | os.PathLike[str]) -> bool:
+    """Whether it is stdin: ``-``, or what ``from_stdin`` wrote."""
+    return path == "-" or (bool(_stdin) and os.path.dirname(path) == _stdin[0])
