@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from handmade import Terminal
 from made_launches import given, measured, run
 from made_starts import MS, start
 
 from torchcoll.core.errors import UsageError
 from torchcoll.curves.scaling import scaling
-from torchcoll.curves.scaling_show import scaling_grids
+from torchcoll.curves.scaling_show import scaling_grids, show_scaling
 
 NOISE = (0.99, 1.01)
 
@@ -59,6 +60,24 @@ def test_a_spread_stands_behind_its_figure():
     table = scaling_grids(found(runs))[1]
     assert [head.text for head in table.heads][-2:] == ["time to first result", "of one launch"]
     assert table.rows[0][-1] == "3.00 ms to 5.00 ms"
+
+
+def test_rows_are_whole_in_80_columns(monkeypatch):
+    """No row is cut into several tables: what does not fit is left out, and named."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    runs = [*grown(lambda n: 2e9 + 3e8 * math.log2(n), ranks=(12, 96, 768), hosts=3)]
+    show_scaling([found(runs, link=0.5)], file=out)
+    lines = out.text().splitlines()
+    assert max(map(len, lines)) <= 80
+    heads = [line.split() for line in lines if line.strip().startswith("size ")]
+    assert len(heads) == 2  # of the curves and of their growth
+    assert heads[1][:4] == ["size", "figure", "ranks", "result"]
+    (row,) = (line for line in lines if line.split()[:3] == ["1K", "time", "12"])
+    # log2 12 is 3.585 and log2 768 is 9.585: 4.8755 s are 1.585 times 3.0755 s.
+    assert row.split()[3:7] == ["to", "768", "grows", "1.585"]
+    assert "not shown in 80 columns: why, best law of growth (95 % of b), off by" in out.text()
 
 
 def test_the_start_of_the_launch_is_a_curve_of_its_own():

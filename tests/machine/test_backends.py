@@ -222,6 +222,17 @@ MISSING = (
 )
 
 
+def test_bindings_whose_library_is_not_found_say_what_the_doctor_says(bindings):
+    text = "libccl.so.1: cannot open shared object file: No such file or directory"
+    bindings.fails = {CCL: ImportError(text)}
+    with pytest.raises(UnavailableError) as caught:
+        chosen((), ("gloo", "ccl"), "ccl")
+    assert str(caught.value) == (
+        f"backend ccl: got ImportError: {text}, expected {CCL} beside torch 2.99. Source oneCCL's "
+        "setvars.sh, so that the loader finds libccl.so.1."
+    )
+
+
 def test_bindings_that_are_not_installed(bindings):
     bindings.fails = {CCL: ModuleNotFoundError(f"No module named '{CCL}'")}
     with pytest.raises(UnavailableError) as caught:

@@ -138,7 +138,14 @@ def test_nothing_is_known_and_nothing_breaks():
 
 # -- each trap, on and off -------------------------------------------------------------------
 
-BAD_CCL = {"version": "2.8.0", "registers": False, "error": "ImportError: libmpi.so.12"}
+NOT_FOUND = "ImportError: libccl.so.1: cannot open shared object file: No such file or directory"
+BAD_CCL = {"version": "2.8.0", "registers": False, "error": NOT_FOUND}
+# As torch-ccl's issue 59 has it; its README names one version of torch for each release.
+FOREIGN_CCL = {"version": "2.1.400", "registers": False, "error": "Mismatch in kernel signatures"}
+LIBCCL = {
+    **{"name": "libccl.so.1.0", "path": "/opt/ccl/libccl.so.1.0", "version": "2021.14.0"},
+    "how": "LD_LIBRARY_PATH",
+}
 BAD_IPEX = {"version": "2.8.0", "registers": False, "error": "AttributeError: no attribute 'exit'"}
 PRELOADED = {"name": "libnccl.so.2", "path": "/x/libnccl.so.2", "version": "2.32.3"}
 RDMA = [{"name": "mlx5_0", "port": "1", "state": "active", "rate": "400", "link": "InfiniBand"}]
@@ -239,6 +246,7 @@ ON = [
     (plain(cpu=cpu(governor="powersave")), "cpu_governor", "note", "only under load"),
     (nvidia(cpu=cpu(numa_nodes=[1])), "other_numa_node", "warning", "sits on node 0"),
     (plain(modules={IPEX: BAD_IPEX}), "ipex", "warning", "Install it again"),
+    (plain(torch=torch_of("2.13.0")), "bindings_version", "note", "2.8.0 beside torch 2.13.0"),
     (nvidia(modules={IPEX: BAD_IPEX}), "ipex", "warning", "torch here is 2.12"),
     (nvidia(commands=FOREIGN), "foreign_torchrun", "warning", "/usr/bin/torchrun"),
     (nvidia({"NCCL_DEBG": "INFO"}), "unknown_variable", "note", "did you mean NCCL_DEBUG?"),
@@ -429,10 +437,29 @@ def test_why_a_device_cannot_be_used(facts, name, reason, action):
         ),
         (intel(torch=none_of(intel(), "xpu")), "xccl", "no device", "xpu-smi"),
         (nvidia(), "ccl", "is not installed", "up to 2.8"),
-        (plain(modules={BINDINGS: BAD_CCL}), "ccl", "libmpi.so.12", "setvars.sh"),
+        (
+            plain(modules={BINDINGS: BAD_CCL}),
+            *("ccl", "libccl.so.1", "source oneCCL's setvars.sh, so that the loader finds libccl"),
+        ),
+        (
+            plain(modules={BINDINGS: FOREIGN_CCL}, torch=torch_of("2.13.0+cpu")),
+            *(
+                "ccl",
+                "Mismatch in kernel signatures",
+                "bindings_for_pytorch 2.1.400 is built for torch 2.1",
+            ),
+        ),
+        (
+            plain(modules={BINDINGS: BAD_CCL}, torch=torch_of("2.13.0+cpu")),
+            *(
+                "ccl",
+                "libccl.so.1",
+                "bindings_for_pytorch 2.8.0 is built for torch 2.8, not for 2.13",
+            ),
+        ),
         (
             plain(modules={BINDINGS: {"version": "2.8.0", "registers": False, "error": ""}}),
-            *("ccl", "registers no backend", "made for this torch"),
+            *("ccl", "registers no backend", "of the same minor version as torch"),
         ),
         (plain(torch=torch_of(built=())), "gloo", "built without", "another build"),
         (
@@ -447,6 +474,21 @@ def test_why_a_backend_cannot_be_used(facts, name, reason, action):
     assert not item.usable
     assert reason in item.reason
     assert action in item.action
+
+
+def test_the_libraries_that_the_bindings_load_are_listed():
+    """They are imported in a child: this process maps none of them."""
+    module = {"version": "2.8.0", "registers": True, "error": "", "mapped": [LIBCCL]}
+    stated = report(plain(modules={BINDINGS: module}))
+    assert [library["name"] for library in stated["libraries"]] == ["libccl.so.1.0"]
+    assert stated["versions"]["oneCCL"] == "2021.14.0"
+    assert by_name(backends(plain(modules={BINDINGS: module})))["ccl"].detail == (
+        "cpu; oneCCL 2021.14.0, bindings 2.8.0"
+    )
+
+
+def test_bindings_of_torchs_own_minor_version_are_no_note():
+    assert findings(plain(torch=torch_of("2.8.1+cpu"))) == []
 
 
 def test_further_backends_are_told_where_built():
@@ -640,7 +682,8 @@ def test_modules_are_imported_by_a_child(tmp_path, monkeypatch):
     for name in (IPEX, BINDINGS):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('not in this process')")
     monkeypatch.syspath_prepend(tmp_path)
-    good = json.dumps({"version": "2.8.0+cpu", "registers": True, "error": ""})
+    found_there = {"version": "2.8.0+cpu", "registers": True, "error": "", "mapped": [LIBCCL]}
+    good = json.dumps(found_there)
     answers = {
         IPEX: (1, "noise\n", "Traceback ...\nAttributeError: module 'os' has no attribute\n\n"),
         BINDINGS: (0, f"[W] noise\n{good}\n", "more noise"),
@@ -652,7 +695,7 @@ def test_modules_are_imported_by_a_child(tmp_path, monkeypatch):
         return answers[next(name for name in answers if name in command[-1])]
 
     found = module_facts(run)
-    assert found[BINDINGS] == {"version": "2.8.0+cpu", "registers": True, "error": ""}
+    assert found[BINDINGS] == found_there
     assert found[IPEX]["error"] == "AttributeError: module 'os' has no attribute"
     assert all(limit > 20 for limit in asked)
     answers[IPEX] = (-1, "", "no answer within 60 s")

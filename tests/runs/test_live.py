@@ -70,7 +70,7 @@ END = """\
 first call 5.00 ms, settled after 2 calls
 """
 VERDICT = "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN);"
-FACTS = " 1 case correct; first result after 5.00 ms\n"
+FACTS = " 1 case correct, 1 unsupported; first result after 5.00 ms\n"
 
 
 def two() -> list[CaseResult]:
@@ -155,7 +155,7 @@ def test_unknown_format_before_anything_is_measured():
         reporter("xml")
 
 
-HIDDEN = "not shown in 80 columns: p99 (use a wider terminal, or --format csv)"
+HIDDEN = "not shown in 80 columns: p99 (use a wider terminal, or --format json)"
 
 
 def terminals(monkeypatch, columns):

@@ -441,11 +441,11 @@ def test_what_does_not_fit_is_named(on_terminal):
         " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms   101 67.109 117.441 correct",
         " 64M        -         -        -        -     0      -       - unsupported [1]",
         "",
-        "not shown in 80 columns: p99 (use a wider terminal, or --format csv)",
+        "not shown in 80 columns: p99 (use a wider terminal, or --format json)",
         "[1] no avg",
         "* first call over 3 times the median",
         "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN);",
-        "  1 case correct; first result after 5.00 ms",
+        "  1 case correct, 1 unsupported; first result after 5.00 ms",
     ]
     # 4 + 9 + 8 + 5 + 6 + 7 + 15 characters and 6 gaps: 60 without low and high.
     narrow = on_terminal(rows, columns=60)

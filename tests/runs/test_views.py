@@ -137,7 +137,7 @@ def test_markdown(shown):
         "- [1] a \\| b\n"
         "- \\* first call over 3 times the median\n"
         "- NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN); "
-        "1 case correct; first result after 5.00 ms\n"
+        "1 case correct, 1 unsupported; first result after 5.00 ms\n"
     )
 
 

@@ -16,7 +16,7 @@ def own_host(rank):
 
 
 def test_ranks_of_one_host_do_not_cross_the_link(launch):
-    measured = launch("all_reduce", f"{SLOW} --gate", 2).ended(0)
+    measured = launch("all_reduce", SLOW, 2).ended(0)
     last = measured.stdout().splitlines()[-1]
     assert "; label link_gbps not used: all ranks share one host; first result after " in last
 
@@ -35,11 +35,21 @@ def test_the_verdict_ends_the_table_and_a_gate_the_run(launch):
 def test_without_a_gate_a_verdict_is_no_exit_code(launch):
     measured = launch("all_reduce", SLOW, 2, setup=own_host).ended(0)
     assert measured.stdout().splitlines()[-1].startswith("FAIL 1 of 1 case implausible: ")
-    measured = launch("all_reduce", "--sizes 64K -n 2 --gate", 2).ended(0)
+
+
+def test_a_gate_without_a_reference_is_a_usage_error_after_the_table(launch):
+    """As of ``show --gate``: nothing was judged, so nothing has passed."""
+    measured = launch("all_reduce", "--sizes 64K -n 2 --gate", 2).ended(2)
     last = measured.stdout().splitlines()[-1]
     assert last.startswith("NO REFERENCE for gloo on cpu within one host ")
     assert "; 1 case correct; first result after " in last
     assert measured.stdout(1) == ""
+    (error,) = measured.errors()
+    assert error.startswith("torchcoll: error: gate: got a run without a reference, expected ")
+    end = measured.records()[-1]
+    # Nothing that was measured is lost.
+    assert (end["status"], end["exit_code"]) == ("complete", 2)
+    assert [result.status for result in measured.run.results] == ["ok"]
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,25 @@ def test_a_pass_says_what_was_not_checked():
     assert line(unchecked, small).endswith("; 1 case correct, 1 unchecked")
 
 
+def test_cases_correct_without_a_reference_beside_what_was_not_checked_or_not_run():
+    """barrier puts out nothing to check; what a backend cannot do is counted, and no failure."""
+    case = Case("barrier", 0, None, None, None, False, "synchronized", "gloo", "cpu")
+    barrier = CaseResult(case, "ok", 8, time_ns={"host": [[9000] * 3] * 8})
+    lacking = case_of(3, "sendrecv", op=None, status="unsupported", time_ns={}, verification=None)
+    sums = case_of(3, backend="gloo", size_bytes=MIB)
+    assert line(sums, barrier, lacking).endswith("; 1 case correct, 1 unsupported")
+    assert line(sums, barrier).endswith("; 1 case correct")
+    unchecked = case_of(3, "all_gather", op=None, backend="gloo", verification=None)
+    assert line(sums, unchecked).endswith("; 1 case correct, 1 unchecked")
+
+
+def test_a_warning_of_the_machine_judges_nothing():
+    busy = {"kind": "machine", "message": "node1: other processes used 1.2 of 2 cores"}
+    of_gloo = launch(case_of(3, backend="gloo"), events=[busy])
+    assert (judge(of_gloo).word, judge(of_gloo).judged) == ("WARN", False)
+    assert judge(launch(case_of(365), **SXM)).judged
+
+
 def test_what_could_not_be_read_is_no_pass():
     lost = "a.jsonl:7: unusable record"
     found = judge(launch(case_of(360, "all_gather", op=None), problems=[lost], **SXM))

@@ -209,6 +209,17 @@ def test_a_gate_of_which_one_run_fails_and_another_has_no_reference(path, rules,
     assert capsys.readouterr().err.startswith("torchcoll: warning: gate: got 1 of 2 runs without")
 
 
+def test_a_warning_of_the_machine_is_no_reference(tmp_path, capsys):
+    """Nothing was measured by anything, whatever else there is to say of the run."""
+    busy = {"kind": "machine", "message": "node1: other processes used 1.2 of 2 cores"}
+    path, health = str(tmp_path / "busy.jsonl"), tmp_path / "health.jsonl"
+    save(launch(case_of(3, backend="gloo"), events=[busy]), path)
+    assert main(["show", path, "--gate", "--health", str(health)]) == 2
+    stated = capsys.readouterr()
+    assert "gate: got 1 of 1 run without a reference" in stated.err
+    assert json.loads(health.read_text())["healthy"] is None
+
+
 def test_a_gate_that_judged_nothing_says_so(path, tmp_path, capsys):
     out = tmp_path / "junit.xml"
     assert main(["show", path, "--gate", "--junit", str(out)]) == 2

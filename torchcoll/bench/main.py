@@ -177,19 +177,22 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
         with opened(torch, what) as session:
             session.progress.told = nobody
             told("")
-            failure = work(session, output)
-            session.finish(ExitCode.FAILED if failure else ExitCode.OK, failure or "")
+            failure, code = work(session, output), ExitCode.FAILED
+            if options.gate and not failure:
+                failure, code = session.control.decide(output and output.unjudged()), ExitCode.USAGE
+            session.finish(code if failure else ExitCode.OK, failure or "")
             # Before this rank leaves with the others: once one has failed torchrun ends the rest.
             if output:
                 output.close()
-                failure = failure or output.lost  # at the very end
+                if output.lost and not failure:  # at the very end
+                    failure, code = output.lost, ExitCode.FAILED
             if failure:
                 complain(f"torchcoll: error: {failure}", launch.rank, speaks=launch.rank == 0)
     finally:
         told("")
         if output:
             output.close()
-    return ExitCode.FAILED if failure else ExitCode.OK
+    return code if failure else ExitCode.OK
 
 
 def _terminal() -> Callable[[str], None]:

@@ -490,7 +490,10 @@ class _Measurement:
         sizing = self.sizing
         if not (self.spec.check and self.communicator.backend.communicates):
             return None
-        if not (sizing.size_bytes and sizing.case.verifiable):
+        if not sizing.size_bytes:
+            return None
+        if not sizing.case.verifiable:
+            samples["unverified"] = True
             return None
         session.progress.step(f"{name}: verification")
         checked = wrong = changed = 0

@@ -311,7 +311,12 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         help="phases of the start and cost of measuring too",
         **text,
     )
-    out.add_argument("--gate", action="store_true", help="exit 1 at a verdict of FAIL", **text)
+    out.add_argument(
+        "--gate",
+        action="store_true",
+        help="exit 1 at a verdict of FAIL, 2 where nothing can be judged",
+        **text,
+    )
     out.add_argument("--dry-run", action="store_true", help="print the cases, run nothing", **text)
     out.add_argument("--ranks", help="ranks to assume: --dry-run, or --backend fake", **text)
     return p

@@ -19,11 +19,12 @@ from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, tell
 from torchcoll.core.file import Writer, load_own, records_of
-from torchcoll.core.result import CaseResult, Run, stated_shortfall
+from torchcoll.core.result import CaseResult, stated_shortfall
 from torchcoll.core.spec import Spec
 
 if TYPE_CHECKING:
     from torchcoll.bench.session import Session
+    from torchcoll.verdict.judging import Verdict
 
 
 RUNS_FOLDER = "torchcoll-runs"
@@ -209,20 +210,31 @@ class Output:
         """What makes the exit code 1, as one text."""
         self._look_after()
         text = stated_shortfall([*self._earlier, *self.run.results])
-        text = text or self._gate(self.run) or ""
+        text = text or self._gate() or ""
         return ". ".join(filter(None, (self.lost, text))) or None
 
-    def _gate(self, run: Run) -> str | None:
+    def _gate(self) -> str | None:
         """With --gate the text of a verdict that is FAIL."""
         if not self.options.gate:
             return None
-        from torchcoll.verdict.judging import judge
-        from torchcoll.verdict.limits import FAIL, NO_REFERENCE
+        from torchcoll.verdict.limits import FAIL
 
-        verdict = judge(replace(run, end={"status": "complete"}))
-        if verdict.word == NO_REFERENCE:
-            tell("torchcoll: warning: --gate: no reference: nothing was judged")
+        verdict = self._verdict()
         return f"--gate: {verdict.line}" if verdict.word == FAIL else None
+
+    def unjudged(self) -> str | None:
+        """What makes the exit code 2: with --gate, that the run has no reference."""
+        if not self.options.gate or self._verdict().judged:
+            return None
+        action = "State its fabric (--label fabric=NAME), or judge the file by another run: "
+        action += "torchcoll show FILE --gate --against RUN."
+        expected = "one that can be judged"
+        return str(UsageError("gate", "a run without a reference", expected, action))
+
+    def _verdict(self) -> Verdict:
+        from torchcoll.verdict.judging import judge
+
+        return judge(replace(self.run, end={"status": "complete"}))
 
     def abandon(self) -> None:
         """The run ends at once: show what there is, whatever state the display is in."""

@@ -191,6 +191,10 @@ def _keep_traps(
 # -------------------------------------------------------------------------------------------------
 
 
+_UNVERIFIED = (
+    "not verified: the calls of a group reduce the same buffer in place, so the values depend on "
+    "their order"
+)
 _nobody = "no rank of the sub-group is there: a fake world has one"
 
 
@@ -265,6 +269,8 @@ def _result(
         if wrong:
             place, got, expected = wrong[1]["first_wrong"]
             result.reason += f"; first on rank {wrong[0]}, element {place}: {got} for {expected}"
+    if first.get("unverified"):
+        result.warnings.append(_UNVERIFIED)
     if result.settled is None:
         result.warnings.append(
             f"cold calls did not settle within {len(result.cold_ns[0])}, as rank 0 saw them"

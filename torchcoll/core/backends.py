@@ -8,6 +8,7 @@ of a backend (its name) is read off the ranks.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import re
 from dataclasses import dataclass, replace
@@ -379,12 +380,38 @@ def _import_bindings(torch: Any, entry: BackendEntry) -> None:
     try:
         importlib.import_module(entry.module)
     except Exception as error:
-        raise UnavailableError(
-            f"backend {entry.name}",
-            f"{type(error).__name__}: {error}",
-            f"{entry.module} beside torch {torch.__version__}",
-            entry.absent,
-        ) from None
+        text = f"{type(error).__name__}: {error}"
+        advice = bindings_advice(entry, text, installed_version(entry.module), torch.__version__)
+        expected = f"{entry.module} beside torch {torch.__version__}"
+        raise UnavailableError(f"backend {entry.name}", text, expected, advice) from None
+
+
+def installed_version(module: str) -> str | None:
+    try:
+        return importlib.metadata.version(module.replace("_", "-"))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def minor_version(version: str) -> str:
+    """``2.13`` of 2.13.0+cpu."""
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def bindings_advice(entry: BackendEntry, error: str, version: str | None, torch: str) -> str:
+    """What to do where the module of a backend cannot be imported, or registers nothing.
+
+    error: of the import. version: of the module, where it is known; torch-ccl's README names one
+    version of torch for each release. torch: its version.
+    """
+    advice = []
+    if missing := re.search(r"(\S+): cannot open shared object file", error):
+        advice.append(f"Source oneCCL's setvars.sh, so that the loader finds {missing[1]}.")
+    minor = minor_version(torch)
+    if version and minor_version(version) != minor:
+        built_for = minor_version(version)
+        advice.append(f"{entry.module} {version} is built for torch {built_for}, not for {minor}.")
+    return " ".join(advice if missing else [*advice, entry.absent])
 
 
 def found_backend(torch: Any, kind: str | None) -> str | None:

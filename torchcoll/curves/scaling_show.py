@@ -50,7 +50,7 @@ _VERDICTS = (
     "a law is named: growth is significant (t; Kendall's tau where no law fits; Holm over all), it "
     "fits, and no other does, alone or with half of the growth (A + B: two together; F, 5 %); "
     "where none fits: one that is off by at most 2 %, or a power law n^p; constant: "
-    "90 % of the growth within 10 %"
+    "90 % of the growth within 10 %; too few points: fewer than 3 numbers of ranks"
 )
 
 
@@ -180,13 +180,13 @@ def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
             (Head("size", repeat=True), lambda i: _size(i[0]) if _timed(i[0]) else "-"),
             (Head("ranks", repeat=True), lambda i: str(i[1].ranks)),
             (Head("hosts"), lambda i: ", ".join(map(str, i[1].hosts)) or "-"),
-            (Head("launches"), lambda i: str(i[1].launches)),
+            (Head("launches", drop=1), lambda i: str(i[1].launches)),
             (Head("time"), lambda i: format_time(i[1].time_ns)),
-            (Head("of one launch", left=True), lambda i: spread(i, of_time=True)),
+            (Head("of one launch", left=True, drop=2), lambda i: spread(i, of_time=True)),
             (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[1].busbw_gbps)),
             (Head("share"), share),
             (Head(first, "call" if first == "first" else ""), lambda i: format_time(i[1].first_ns)),
-            (Head("of one launch", left=True), lambda i: spread(i, of_time=False)),
+            (Head("of one launch", left=True, drop=2), lambda i: spread(i, of_time=False)),
         ],
         [(curve, point) for curve in curves for point in curve.points],
         above=above,
@@ -230,14 +230,12 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
             (Head("figure", left=True, repeat=True), lambda i: i[1].figure),
             (Head("on", left=True), lambda i: i[1].part or "-"),
             (Head("ranks", left=True), span),
-            (
-                Head("result", left=True),
-                lambda i: f"{i[1].growth.result} ({i[1].growth.reason})",
-            ),
+            (Head("result", left=True), lambda i: i[1].growth.result),
+            (Head("why", left=True, drop=3), lambda i: i[1].growth.reason),
             (Head("growth over the range", "(95 %)", left=True), ratio),
-            (Head("best law of growth", "(95 % of b)", left=True), law),
-            (Head("off by", "(at most)", left=True), off),
-            (Head("launches"), lambda i: str(i[1].growth.launches)),
+            (Head("best law of growth", "(95 % of b)", left=True, drop=2), law),
+            (Head("off by", "(at most)", left=True, drop=2), off),
+            (Head("launches", drop=1), lambda i: str(i[1].growth.launches)),
         ],
         [(curve, fit) for curve in curves for fit in curve.fits],
         above=[_FITS, _VERDICTS],

@@ -140,7 +140,7 @@ def report(facts: Facts) -> dict[str, Any]:
         "launchers": [asdict(item) for item in launchers(facts)],
         "interfaces": [asdict(item) for item in interfaces(facts)],
         "ranks": rank_map(facts),
-        "libraries": facts.mapped,
+        "libraries": facts.libraries,
         "findings": [asdict(finding) for finding in findings(facts)],
     }
 
@@ -161,7 +161,7 @@ def _weighed(finding: Finding, facts: Facts) -> Finding:
 
 def versions(facts: Facts) -> dict[str, str | None]:
     """Versions by name; None for what is not there."""
-    mapped = {m["name"].split(".so")[0]: m["version"] for m in facts.mapped}
+    mapped = {m["name"].split(".so")[0]: m["version"] for m in facts.libraries}
     torch = facts.torch
     gpu = {f"{vendor} driver": facts.gpus.get(vendor, {}).get("driver") for vendor in facts.gpus}
     return {

@@ -15,12 +15,11 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.backends import BACKENDS, NCCL
+from torchcoll.core.backends import BACKENDS, NCCL, installed_version
 from torchcoll.core.errors import UsageError
 from torchcoll.machine.launcher import BY_HAND, Launch, detect
 from torchcoll.machine.placement import (
@@ -109,7 +108,8 @@ def _exercise(torch: Any, device: str) -> str:
 
 
 def module_facts(run: Callable[..., tuple[int, str, str]]) -> dict[str, dict[str, Any]]:
-    """version and error of Intel's extensions, those installed alone. They are imported in a child:
+    """version and error of Intel's extensions, those installed alone; of one that can be imported
+    ``mapped`` too, the communication libraries of a process that has. They are imported in a child:
     that takes seconds, prints, and with a foreign torch dies with AttributeError.
     """
     found = {}
@@ -126,10 +126,12 @@ def module_facts(run: Callable[..., tuple[int, str, str]]) -> dict[str, dict[str
 def _imported(name: str, run: Callable[..., tuple[int, str, str]]) -> dict[str, Any]:
     names = [entry.name for entry in BACKENDS.values() if entry.module == name]
     program = (
-        f"import json, torch, {name} as module\n"
+        f"import json, sys\nsys.path = {sys.path}\nimport torch, {name} as module\n"
+        "from torchcoll.machine.provenance import mapped_libraries\n"
         f"registers = any(map(torch.distributed.is_backend_available, {names}))\n"
         "version = getattr(module, '__version__', None)\n"
-        "facts = {'version': version, 'registers': registers, 'error': ''}\n"
+        "mapped = mapped_libraries(torch)\n"
+        "facts = {'version': version, 'registers': registers, 'error': '', 'mapped': mapped}\n"
         "print('\\n' + json.dumps(facts))\n"
     )
     code, out, err = run([sys.executable, "-c", program], _IMPORT_LIMIT_S)
@@ -138,14 +140,7 @@ def _imported(name: str, run: Callable[..., tuple[int, str, str]]) -> dict[str, 
     except (ValueError, IndexError, TypeError):
         lines = [line.strip() for line in err.splitlines() if line.strip()]
         error = lines[-1] if lines else f"exit code {code}"
-        return {"version": _installed(name), "registers": False, "error": error}
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name.replace("_", "-"))
-    except metadata.PackageNotFoundError:
-        return None
+        return {"version": installed_version(name), "registers": False, "error": error}
 
 
 def _first_line(error: object) -> str:
@@ -202,6 +197,12 @@ class Facts:
 
     def devices(self, kind: str) -> list[dict[str, Any]]:
         return list(self.torch.get("devices", {}).get(kind, ()))
+
+    @property
+    def libraries(self) -> list[dict[str, Any]]:
+        """The communication libraries of this process, and those that the bindings load besides."""
+        of_modules = [one for module in self.modules.values() for one in module.get("mapped", ())]
+        return list({one["path"]: one for one in [*of_modules, *self.mapped]}.values())
 
     def built(self, backend: str) -> bool:
         return bool(self.torch.get("built", {}).get(backend))

@@ -81,7 +81,7 @@ def _lines(report: dict[str, Any], width: int | None) -> Iterator[Line]:
         yield from _items(report[key], width)
     yield from _title("Ranks and devices")
     yield from _ranks(report, width)
-    yield from _title("Communication libraries in this process")
+    yield from _title("Communication libraries")
     yield from _libraries(report["libraries"], width)
     yield from _findings(report["findings"], width)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, of_family
+from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, minor_version, of_family
 from torchcoll.core.plausibility import crowded
 from torchcoll.core.units import format_bytes
 from torchcoll.libraries.known_variables import unknown_variables
@@ -201,9 +201,29 @@ def ipex(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def bindings_version(facts: Facts) -> Iterator[Finding]:
+    # Those that cannot be imported are the backend's reason. A build from the bindings' source of
+    # 2.8 passed all tests beside torch 2.13.
+    for entry in BACKENDS.values():
+        module = facts.modules.get(entry.module or "")
+        if not module or not module["registers"] or not module["version"]:
+            continue
+        if minor_version(module["version"]) != minor_version(facts.torch["version"]):
+            yield Finding(
+                "bindings_version",
+                "note",
+                f"{entry.module} {module['version']} beside torch {facts.torch['version']}",
+                "Each release is made for one minor version of torch; with another its calls may "
+                "fail or crash, unless it was built from source for this torch.",
+                "Take the bindings of this torch, or build them for it.",
+                (entry.name,),
+            )
+
+
 HOST_CHECKS = (
     *(launcher_variables, foreign_torchrun, torch_without_gpu, more_ranks_than_devices),
-    *(more_ranks_than_cores, stolen_time, governor, other_numa_node, small_shm, memlock, ipex),
+    *(more_ranks_than_cores, stolen_time, governor, other_numa_node, small_shm, memlock),
+    *(ipex, bindings_version),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchcoll.core.backends import BACKENDS, DEFAULT, NCCL, BackendEntry
+from torchcoll.core.backends import BACKENDS, DEFAULT, NCCL, BackendEntry, bindings_advice
 from torchcoll.machine.doctor_facts import Facts
 
 _XPU_INDEX = "https://download.pytorch.org/whl/xpu"  # XPU builds are not on PyPI
@@ -176,9 +176,8 @@ def _by_bindings(facts: Facts, entry: BackendEntry, module: str) -> Usable:
         return no(entry.name, f"{module} is not installed", action)
     if bindings["error"] or not bindings["registers"]:
         why = bindings["error"] or "it registers no backend"
-        action = (
-            "install the bindings that were made for this torch, and source oneCCL's setvars.sh"
-        )
+        advice = bindings_advice(entry, why, bindings["version"], facts.torch["version"])
+        action = (advice[0].lower() + advice[1:]).removesuffix(".")
         return no(entry.name, f"{module} cannot be imported ({why})", action)
     # The CPU first: it is there.
     kinds = sorted(k for k in entry.devices if k == "cpu" or facts.devices(k))
@@ -187,7 +186,7 @@ def _by_bindings(facts: Facts, entry: BackendEntry, module: str) -> Usable:
 
 
 def _oneccl(facts: Facts) -> str:
-    mapped = [m["version"] for m in facts.mapped if m["name"].startswith("libccl")]
+    mapped = [m["version"] for m in facts.libraries if m["name"].startswith("libccl")]
     return f"oneCCL {next(filter(None, mapped), '') or ''}".rstrip()
 
 

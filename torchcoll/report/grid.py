@@ -145,7 +145,7 @@ def legends(heads: Iterable[Head]) -> list[str]:
 
 def hidden_note(heads: Sequence[Head], dropped: set[int], width: int) -> str:
     names = ", ".join(heads[i].text for i in sorted(dropped))
-    return f"not shown in {width} columns: {names} (use a wider terminal, or --format csv)"
+    return f"not shown in {width} columns: {names} (use a wider terminal, or --format json)"
 
 
 def aligned(text: str, head: Head, width: int) -> str:

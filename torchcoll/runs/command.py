@@ -219,7 +219,7 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.destination import write_file
     from torchcoll.runs.show import Judging
     from torchcoll.verdict.judging import health_text, junit_text
-    from torchcoll.verdict.limits import FAIL, NO_REFERENCE
+    from torchcoll.verdict.limits import FAIL
 
     judging = Judging(options.fabric, options.rules, options.against)
     verdicts = [judging.verdict(run) for run in runs]
@@ -231,7 +231,7 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
             write_file(path, text_of(runs, verdicts), what, options.force)
     if not options.gate:
         return ExitCode.OK
-    unjudged = sum(verdict.word == NO_REFERENCE for verdict in verdicts)
+    unjudged = sum(not verdict.judged for verdict in verdicts)
     refusal = UsageError(
         "gate",
         f"{unjudged} of {counted(len(runs), 'run')} without a reference",

@@ -16,6 +16,7 @@ from typing import Any
 from xml.sax.saxutils import quoteattr
 
 from torchcoll.core.case import OWN
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.plausibility import (
     IMPLAUSIBLE,
@@ -157,8 +158,13 @@ _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 
 @dataclass(frozen=True)
 class Verdict:
+    """judged: whether the run failed or was measured by anything. A warning about the machine or a
+    setting is no judgement: with one the ``word`` is WARN, whether there was a reference or not.
+    """
+
     phrases: tuple[Phrase, ...]
     fabric: str | None = None
+    judged: bool = True
 
     @property
     def word(self) -> str:
@@ -221,9 +227,10 @@ def judge(
     if reference and not nothing and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference += _not_bounded(run, good)
         taken = assumptions(good, run) if found is None else taken
-    phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, reference)]
+    judged = bool(failures) or any(p.word not in (NO_REFERENCE, "") for p in reference)
+    phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, judged)]
     plain = (Phrase(phrase.word, one_line(phrase.text)) for phrase in phrases)
-    return Verdict(tuple(plain), found.name if found else None)
+    return Verdict(tuple(plain), found.name if found else None, judged)
 
 
 def _fabric(
@@ -341,15 +348,17 @@ def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
 
 
 def _facts(
-    run: Run, rows: Sequence[Row], failures: Sequence[Phrase], reference: Sequence[Phrase]
+    run: Run, rows: Sequence[Row], failures: Sequence[Phrase], judged: bool
 ) -> Iterable[Phrase]:
-    ran = [row for row in rows if row.status == "ok"]
-    correct = sum(row.verified == "correct" for row in ran)
-    judged = any(phrase.word not in (NO_REFERENCE, "") for phrase in reference)  # the times alone
-    if ran and not failures and (judged or correct == len(ran)):
-        some = f"{counted(correct, 'case')} correct" if correct else "no values checked"
-        rest = len(ran) - correct
-        yield Phrase("", f"{some}, {rest} unchecked" if correct and rest else some)
+    with_data = [row for row in rows if row.status == "ok" and COLLECTIVES[row.collective].has_data]
+    correct = sum(row.verified == "correct" for row in with_data)
+    if not failures and correct:
+        counts = Counter(row.status for row in rows if row.status != "ok")
+        counts["unchecked"] = len(with_data) - correct
+        texts = [f"{count} {name}" for name, count in counts.items() if count]
+        yield Phrase("", ", ".join([f"{counted(correct, 'case')} correct", *texts]))
+    elif not failures and judged and with_data:
+        yield Phrase("", "no values checked")
     if unused := link_unused(run):
         yield Phrase("", unused)
     backends = backends_of(run.results)
@@ -378,7 +387,7 @@ def _suite(run: Run, verdict: Verdict) -> str:
     name = one_line(run.path or run.header.get("run_id") or "run")
     failed = [verdict.word == FAIL]
     # What nothing was held against has not passed.
-    skipped = int(verdict.word == NO_REFERENCE)
+    skipped = int(not verdict.judged)
     kind = "failure" if failed[0] else "skipped" if skipped else ""
     tests = [_test("verdict", kind, verdict.line)]
     names: Counter[str] = Counter()
@@ -428,7 +437,7 @@ def _test(name: str, kind: str, text: str, time_ns: float | None = None) -> str:
 def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
     """One JSON object a line and run: what a scheduler needs to drain a node.
 
-    healthy: False where the verdict is FAIL, None without a reference. verdict, message: its
+    healthy: False where the verdict is FAIL, None where nothing was judged. verdict, message: its
     word and its line. causes: why cases failed or are not possible. hosts: those of the run.
     suspects: the hosts that it accuses. start_utc, job: as recorded. file: its path.
     """
@@ -436,7 +445,7 @@ def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
     for run, verdict in zip(runs, verdicts, strict=True):
         event: dict[str, Any] = {
             "schema": HEALTH_SCHEMA,
-            "healthy": None if verdict.word == NO_REFERENCE else verdict.word != FAIL,
+            "healthy": verdict.word != FAIL if verdict.judged else None,
             "verdict": verdict.word,
             "message": verdict.line,
             "causes": _causes(run),
