@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from foreign_files import (
     DEEPSPEED,
+    IMB,
     ONECCL,
     OSU,
     PARAM,
@@ -38,6 +39,7 @@ FORMATS = {
     "nccl-tests": text(),
     "nccl-tests-json": json.dumps(nccl_json()),
     "oneccl": ONECCL.format(names="allreduce"),
+    "imb": IMB.format(name="Allreduce"),
     "osu": OSU.format(kind="", name="Allreduce"),
     "param": PARAM,
     "nccl-inspector": json.dumps(inspector(0, 1, 5.0)) + "\n" + json.dumps(inspector(1, 1, 6.0)),
