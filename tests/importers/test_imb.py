@@ -58,22 +58,22 @@ def table(name, ranks=4, rows=ROWS, heading=TIMES, more=""):
     return SECTION.format(name=name, ranks=ranks, more=more) + heading + rows
 
 
-def rows_of(found):
-    return [summarise(result) for run in found.runs for result in run.results]
+def rows_of(output):
+    return [summarise(result) for run in output.runs for result in run.results]
 
 
 def test_a_row_is_a_mean_over_ranks_of_a_mean_over_calls(imported):
-    found = imported(imb(table("Allreduce")))
-    assert (found.importer, found.rows, found.warnings) == ("imb", 1, [])
-    (run,) = found.runs
-    (result,), (row,) = run.results, rows_of(found)
+    output = imported(imb(table("Allreduce")))
+    assert (output.importer, output.rows, output.warnings) == ("imb", 1, [])
+    (run,) = output.runs
+    (result,), (row,) = run.results, rows_of(output)
     assert (row.collective, row.size_bytes, row.ranks, row.dtype, row.op) == (
         *("all_reduce", 4096, 4, "float32", "sum"),
     )
     assert (row.median_ns, row.calls) == (11250, 1000)
-    told = result.reported
-    assert (told.min_ns, told.max_ns) == (10200, 12300)
-    assert (told.statistic, told.over_ranks, told.clock) == ("mean", "mean", "host")
+    reported = result.reported
+    assert (reported.min_ns, reported.max_ns) == (10200, 12300)
+    assert (reported.statistic, reported.over_ranks, reported.clock) == ("mean", "mean", "host")
     assert (row.mode, row.backend, row.device, row.verified) == (
         *("synchronized", "mpi", "cpu", "unchecked"),
     )
@@ -86,7 +86,7 @@ def test_a_row_is_a_mean_over_ranks_of_a_mean_over_calls(imported):
         "file": "x.log",
     }
     assert run.complete
-    assert [(r.line, r.reason) for r in found.refused] == [(32, "0 bytes: nothing was sent")]
+    assert [(r.line, r.reason) for r in output.refused] == [(32, "0 bytes: nothing was sent")]
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_a_row_is_a_mean_over_ranks_of_a_mean_over_calls(imported):
     ],
 )
 def test_bytes_become_the_size_of_nccl_tests(imported, name, collective, size_bytes, basis):
-    found = imported(imb(table(name), name=name))
-    (row,) = rows_of(found)
-    (result,) = found.runs[0].results
+    output = imported(imb(table(name), name=name))
+    (row,) = rows_of(output)
+    (result,) = output.runs[0].results
     assert (row.collective, row.size_bytes) == (collective, size_bytes)
     printed = (4096, basis) if basis else (None, "")
     assert (result.reported.size_bytes, result.reported.size_basis) == printed
@@ -135,15 +135,15 @@ def test_bytes_become_the_size_of_nccl_tests(imported, name, collective, size_by
     ],
 )
 def test_reduce_scatter_was_counted_as_a_whole_until_2019(imported, version, size_bytes):
-    found = imported(imb(table("Reduce_scatter"), version=version))
-    assert [row.size_bytes for row in rows_of(found)] == [size_bytes]
-    assert found.runs[0].source["version"] == version
+    output = imported(imb(table("Reduce_scatter"), version=version))
+    assert [row.size_bytes for row in rows_of(output)] == [size_bytes]
+    assert output.runs[0].source["version"] == version
 
 
 def test_reduce_scatter_of_an_unknown_release_is_refused(imported):
-    found = imported(table("Reduce_scatter") + table("Allreduce"))
-    assert [row.collective for row in rows_of(found)] == ["all_reduce"]
-    assert "since 2019 Update 1 of one rank's part" in found.refused[1].reason
+    output = imported(table("Reduce_scatter") + table("Allreduce"))
+    assert [row.collective for row in rows_of(output)] == ["all_reduce"]
+    assert "since 2019 Update 1 of one rank's part" in output.refused[1].reason
 
 
 @pytest.mark.parametrize(
@@ -156,16 +156,16 @@ def test_reduce_scatter_of_an_unknown_release_is_refused(imported):
 )
 def test_older_titles(imported, title):
     text = imb(table("Allreduce"))
-    found = imported(text.replace("#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part", title))
-    assert found.runs[0].source["version"] == "3.2.2"
+    output = imported(text.replace("#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part", title))
+    assert output.runs[0].source["version"] == "3.2.2"
     # Before 2017 no barrier stood between the calls unless asked for.
-    assert rows_of(found)[0].mode == "unknown"
+    assert rows_of(output)[0].mode == "unknown"
 
 
 def test_no_barrier_between_calls_is_said(imported):
     for arguments, mode in (("-sync off", "back-to-back"), ("-sync on", "synchronized")):
-        found = imported(imb(table("Bcast"), arguments=arguments))
-        assert rows_of(found)[0].mode == mode
+        output = imported(imb(table("Bcast"), arguments=arguments))
+        assert rows_of(output)[0].mode == mode
 
 
 BARRIER = """\
@@ -189,12 +189,12 @@ UNIBAND = """\
 
 def test_barrier_and_sendrecv(imported):
     """Both are timed as a loop; the Mbytes/sec of Sendrecv count both directions."""
-    found = imported(
+    output = imported(
         imb(
             table("Barrier", heading="", rows=BARRIER), table("Sendrecv", rows=SENDRECV, heading="")
         )
     )
-    barrier, sendrecv = rows_of(found)
+    barrier, sendrecv = rows_of(output)
     assert (barrier.collective, barrier.size_bytes, barrier.median_ns) == ("barrier", 0, 1200)
     assert (sendrecv.collective, sendrecv.size_bytes) == ("sendrecv", 4096)
     assert sendrecv.busbw_gbps == pytest.approx(4096 / 11250)
@@ -209,9 +209,9 @@ def test_what_is_no_collective_is_named(imported):
         table("Gatherv"),
         table("Bcast"),
     ]
-    found = imported(imb(*tables))
-    assert [row.collective for row in rows_of(found)] == ["broadcast"]
-    reasons = [why for _, why in found.refusals()]
+    output = imported(imb(*tables))
+    assert [row.collective for row in rows_of(output)] == ["broadcast"]
+    reasons = [why for _, why in output.refusals()]
     assert reasons == [
         "PingPong: between pairs of ranks, no collective",
         "Biband: between pairs of ranks, no collective",
@@ -232,11 +232,11 @@ def test_pairs_alone_are_one_line(tmp_path, capsys):
 
 def test_numbers_of_processes_are_runs_of_their_own(imported):
     waiting = "# ( 2 additional processes waiting in MPI_Barrier)\n"
-    found = imported(
+    output = imported(
         imb(table("Allgather", 2, more=waiting), table("Allgather", 4), table("Bcast", 2))
     )
-    assert [(run.ranks, len(run.results)) for run in found.runs] == [(2, 2), (4, 1)]
-    assert [row.size_bytes for row in rows_of(found)] == [8192, 4096, 16384]
+    assert [(run.ranks, len(run.results)) for run in output.runs] == [(2, 2), (4, 1)]
+    assert [row.size_bytes for row in rows_of(output)] == [8192, 4096, 16384]
 
 
 GROUPS = """
@@ -261,31 +261,31 @@ MULTI = """\
 
 
 def test_groups_at_once(imported):
-    found = imported(imb(GROUPS.format(1, 2) + MULTI))
-    (run,) = found.runs
-    rows = rows_of(found)
+    output = imported(imb(GROUPS.format(1, 2) + MULTI))
+    (run,) = output.runs
+    rows = rows_of(output)
     assert (run.ranks, [(r.ranks, r.group, r.median_ns) for r in rows]) == (
         4,
         [(2, "div:2/0", 11000), (2, "div:2/1", 21000)],
     )
     # Ranks that -map has put elsewhere.
-    found = imported(imb(GROUPS.format(2, 1) + MULTI))
-    assert [row.group for row in rows_of(found)] == ["0,2;1,3/0", "0,2;1,3/1"]
+    output = imported(imb(GROUPS.format(2, 1) + MULTI))
+    assert [row.group for row in rows_of(output)] == ["0,2;1,3/0", "0,2;1,3/1"]
 
 
 def test_groups_in_one_row(imported):
-    found = imported(imb(GROUPS.format(1, 2) + TIMES + ROWS))
-    (row,) = rows_of(found)
+    output = imported(imb(GROUPS.format(1, 2) + TIMES + ROWS))
+    (row,) = rows_of(output)
     assert (row.ranks, row.group) == (2, "div:2")
-    (result,) = found.runs[0].results
+    (result,) = output.runs[0].results
     assert result.warnings == ["2 groups at once: the times are those of all groups"]
 
 
 def test_one_group_has_its_column_too(imported):
-    found = imported(
+    output = imported(
         imb(table("Allreduce", rows=MULTI.replace("            1 ", "\n#"), heading=""))
     )
-    assert [(row.ranks, row.group) for row in rows_of(found)] == [(4, None)]
+    assert [(row.ranks, row.group) for row in rows_of(output)] == [(4, None)]
 
 
 FAILED = {
@@ -298,39 +298,39 @@ FAILED = {
 @pytest.mark.parametrize("name", FAILED)
 def test_sizes_that_imb_did_not_measure(imported, name):
     rows = f"{ROWS}         8192 {name}; {FAILED[name]}\n"
-    found = imported(imb(table("Allgather", rows=rows)))
-    assert [row.size_bytes for row in rows_of(found)] == [16384]
-    line, reason = found.refused[1].line, found.refused[1].reason
+    output = imported(imb(table("Allgather", rows=rows)))
+    assert [row.size_bytes for row in rows_of(output)] == [16384]
+    line, reason = output.refused[1].line, output.refused[1].reason
     assert (line, reason) == (34, f"IMB did not measure this size: {name.strip('.')}")
 
 
 def test_output_that_was_cut(imported):
-    found = imported(imb(table("Allreduce"), end="        16384         1000  "))
-    assert found.refused[1].reason == "half a row: 2 fields, the heading has 5"
-    (run,) = found.runs
+    output = imported(imb(table("Allreduce"), end="        16384         1000  "))
+    assert output.refused[1].reason == "half a row: 2 fields, the heading has 5"
+    (run,) = output.runs
     assert run.end["status"] == "truncated" and "MPI_Finalize" in run.ending
 
 
 def test_the_output_of_several_programs(imported):
-    found = imported(f"+ mpirun\n{imb(table('Bcast'))}+ mpirun\n{imb(table('Bcast', 8), end='')}")
-    assert [(run.ranks, run.source["launch"]) for run in found.runs] == [(4, "1"), (8, "2")]
-    assert [run.end["status"] for run in found.runs] == ["complete", "truncated"]
-    assert "the output of 2 launches, one after the other" in found.warnings
+    output = imported(f"+ mpirun\n{imb(table('Bcast'))}+ mpirun\n{imb(table('Bcast', 8), end='')}")
+    assert [(run.ranks, run.source["launch"]) for run in output.runs] == [(4, "1"), (8, "2")]
+    assert [run.end["status"] for run in output.runs] == ["complete", "truncated"]
+    assert "the output of 2 launches, one after the other" in output.warnings
 
 
 def test_a_pasted_table_needs_its_name(imported):
     pasted = TIMES + ROWS
-    found = imported(pasted)
-    assert found.runs == []
-    assert found.refused[-1].reason == "the table names no benchmark: give --collective"
-    found = imported(pasted, collective="broadcast", ranks=4)
-    assert [(row.collective, row.ranks) for row in rows_of(found)] == [("broadcast", 4)]
-    assert found.runs[0].complete
+    output = imported(pasted)
+    assert output.runs == []
+    assert output.refused[-1].reason == "the table names no benchmark: give --collective"
+    output = imported(pasted, collective="broadcast", ranks=4)
+    assert [(row.collective, row.ranks) for row in rows_of(output)] == [("broadcast", 4)]
+    assert output.runs[0].complete
 
 
 def test_the_size_of_one_rank_needs_the_ranks(imported):
-    found = imported(f"# Benchmarking Allgather\n{TIMES}{ROWS}")
-    assert found.refused[-1].reason == (
+    output = imported(f"# Benchmarking Allgather\n{TIMES}{ROWS}")
+    assert output.refused[-1].reason == (
         "IMB's size of all_gather is for one rank, and the file has no ranks: give --ranks"
     )
 
@@ -338,16 +338,16 @@ def test_the_size_of_one_rank_needs_the_ranks(imported):
 def test_bytes_beyond_whole_elements_are_not_sent(imported):
     """IMB_allreduce: s_num = size / s_size."""
     rows = ROWS.replace("         4096", "         4099").replace("    0 ", "    3 ", 1)
-    found = imported(imb(table("Allreduce", rows=rows)))
-    assert [row.size_bytes for row in rows_of(found)] == [4096]
-    assert found.refused[0].reason == "less than one element: nothing was sent"
+    output = imported(imb(table("Allreduce", rows=rows)))
+    assert [row.size_bytes for row in rows_of(output)] == [4096]
+    assert output.refused[0].reason == "less than one element: nothing was sent"
 
 
 def test_types_and_reduction_of_the_title(imported):
     text = imb(table("Allreduce"), table("Bcast"))
     text = text.replace("MPI_FLOAT", "MPI_INT").replace("MPI_BYTE", "MPI_DOUBLE")
-    found = imported(text.replace("MPI_SUM", "MPI_MAX"))
-    assert [(row.dtype, row.op) for row in rows_of(found)] == [("int32", "max"), ("float64", None)]
+    output = imported(text.replace("MPI_SUM", "MPI_MAX"))
+    assert [(row.dtype, row.op) for row in rows_of(output)] == [("int32", "max"), ("float64", None)]
 
 
 def test_checked_results(imported):
@@ -357,22 +357,22 @@ def test_checked_results(imported):
         f"         4096         1000        10.20        12.30        11.25         {defects}\n"
         for defects in ("0.00", "1.00")
     )
-    found = imported(imb(table("Allreduce", rows=rows, heading=heading)))
-    assert [row.verified for row in rows_of(found)] == ["correct", "wrong"]
+    output = imported(imb(table("Allreduce", rows=rows, heading=heading)))
+    assert [row.verified for row in rows_of(output)] == ["correct", "wrong"]
 
 
 def test_two_benchmarks_of_one_collective_are_not_mixed(imported):
-    found = imported(imb(table("Reduce_scatter"), table("Reduce_scatter_block")))
-    assert len(rows_of(found)) == 1
-    assert found.refused[-1].reason == (
+    output = imported(imb(table("Reduce_scatter"), table("Reduce_scatter_block")))
+    assert len(rows_of(output)) == 1
+    assert output.refused[-1].reason == (
         "Reduce_scatter_block: reduce_scatter is read from Reduce_scatter of the same output"
     )
 
 
 def test_rows_behind_prefixes(imported):
     text = "".join(f"[1,0]<stdout>: {line}\n" for line in imb(table("Bcast")).splitlines())
-    found = imported(text)
-    assert [(row.collective, row.ranks) for row in rows_of(found)] == [("broadcast", 4)]
+    output = imported(text)
+    assert [(row.collective, row.ranks) for row in rows_of(output)] == [("broadcast", 4)]
     indented = "".join(f"    {line}\n" for line in imb(table("Allreduce")).splitlines())
     assert len(rows_of(imported(indented))) == 1
 

@@ -413,14 +413,14 @@ def runs_of_ranks(
     return [make_run(each, options, source, ranks=ranks, **more) for ranks, each in results.items()]
 
 
-def number_launches(found: Imported, launches: int) -> None:
+def number_launches(imported: Imported, launches: int) -> None:
     """What is said of a file with the output of so many processes, one after the other. The source
     of each run has the number of its launch, which is dropped where there is one alone.
     """
     if launches > 1:
-        found.warn(f"the output of {launches} launches, one after the other")
+        imported.warn(f"the output of {launches} launches, one after the other")
     else:
-        for run in found.runs:
+        for run in imported.runs:
             del run.header["source"]["launch"]
 
 

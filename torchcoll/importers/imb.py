@@ -86,17 +86,17 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
-    reader = _ImbReader(options, found)
+    imported = Imported()
+    reader = _ImbReader(options, imported)
     for line, text in lines:
         reader.line(line, text.strip())
     reader.end()
-    return found
+    return imported
 
 
 class _ImbReader:
-    def __init__(self, options: ImportOptions, found: Imported) -> None:
-        self.options, self.found = options, found
+    def __init__(self, options: ImportOptions, imported: Imported) -> None:
+        self.options, self.imported = options, imported
         self.launches = 0
         self.begin()
 
@@ -151,13 +151,13 @@ class _ImbReader:
         else:
             result = self.result(dict(zip(self.columns, fields, strict=True)))
         if isinstance(result, str):
-            self.found.refuse(line, result)
+            self.imported.refuse(line, result)
         else:
-            self.found.take()
+            self.imported.take()
             self.results.setdefault(result.ranks * self.groups, []).append(result)
 
     def result(self, record: dict[str, str]) -> CaseResult | str:
-        options, choose = self.options, self.found.choose
+        options, choose = self.options, self.imported.choose
         if _PAIRS.fullmatch(self.benchmark):
             return f"{self.benchmark}: between pairs of ranks, no collective"
         name = choose("collective", options.collective, collective_named(self.benchmark))
@@ -260,7 +260,7 @@ class _ImbReader:
 
     def end(self) -> None:
         self.finish()
-        number_launches(self.found, self.launches)
+        number_launches(self.imported, self.launches)
 
     def finish(self) -> None:
         """The output of a program has ended: a Run for each number of ranks."""
@@ -270,4 +270,4 @@ class _ImbReader:
             end = {"status": TRUNCATED, "reason": reason}
         source = {"tool": "Intel MPI Benchmarks", "version": self.version, "format": "text"}
         source["launch"] = str(self.launches)
-        self.found.runs += runs_of_ranks(self.results, self.options, source, end=end)
+        self.imported.runs += runs_of_ranks(self.results, self.options, source, end=end)
