@@ -75,6 +75,28 @@ reduction: sum
 """
 
 
+IMB = """\
+#----------------------------------------------------------------
+#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part
+#----------------------------------------------------------------
+# MPI_Datatype                   :   MPI_BYTE
+# MPI_Datatype for reductions    :   MPI_FLOAT
+# MPI_Op                         :   MPI_SUM
+
+#----------------------------------------------------------------
+# Benchmarking {name}
+# #processes = 4
+#----------------------------------------------------------------
+       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]
+            0         1000         0.03         0.05         0.04
+         4096         1000        10.20        12.30        11.25
+
+
+# All processes entering MPI_Finalize
+
+"""
+
+
 OSU = """\
 # OSU MPI{kind} {name} Latency Test v7.4
 # Datatype: MPI_FLOAT.

@@ -268,6 +268,43 @@ OSU = """
 1                         3.21                3.00                3.60        1000                Pass
 1024                      3.31                3.10                3.70        1000                Pass
 """
+IMB = """
+#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part
+# MPI_Datatype for reductions    :   MPI_FLOAT
+# Benchmarking Multi-Allreduce
+# ( 2 groups of 2 processes each running simultaneous )
+# Group  0:     0    1
+# Group  1:     2    3
+        Group       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]
+            0         4096           20        10.00        12.00        11.00
+            1         4096           20        20.00        22.00        21.00
+# Benchmarking Reduce_scatter
+# #processes = 4
+       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]
+         4096         1000        10.20        12.30        11.25
+         8192 out-of-mem.; needed X=   0.001 GB
+# All processes entering MPI_Finalize
+"""
+UCC = """
+Collective:             Allreduce
+Memory type:            cuda
+Datatype:               float32
+Reduction:              sum
+Inplace:                0
+Iterations:
+  small                 10
+  large                 10
+
+       Count        Size                Time, us                       Bus Bandwidth, GB/s
+                                 avg         min         max         avg         max         min
+     1048576     4194304      682.48      649.85      719.07       43.02       45.18       40.83
+"""
+HCCL = """
+# mpirun -n 8 ./bin/all_reduce_test -b 8K -e 64M -f 2 -d fp32 -o sum -p 8
+the minbytes is 8192, maxbytes is 67108864, iters is 20, warmup_iters is 5
+data_size(Bytes): |   aveg_time(us): | alg_bandwidth(GB/s): | check_result:
+8192              |     764.55    |       0.00998        | success
+"""
 PARAM = """\t PARAM COMM environment: {'world_size': 2, 'local_size': -1, 'global_rank': 0}
 \t backend: gloo nw-stack: pytorch-dist args.b: 8
 Hello from Rank 0: [Rank   0] host vm, device: cpu, local_rank: 0 world_size: 2
@@ -617,6 +654,9 @@ READERS = {
     "torchcoll text": Reader(_importer("torchcoll-text"), (EXPORTED,)),
     "oneCCL benchmark": Reader(_importer("oneccl"), (ONECCL_TEXT, ONECCL_CSV)),
     "OSU": Reader(_importer("osu"), (OSU,)),
+    "Intel MPI Benchmarks": Reader(_importer("imb"), (IMB,)),
+    "UCC perftest": Reader(_importer("ucc"), (UCC,)),
+    "hccl_test": Reader(_importer("hccl"), (HCCL,)),
     "PARAM": Reader(_importer("param"), (PARAM,)),
     "DeepSpeed": Reader(_importer("deepspeed"), (DEEPSPEED,)),
     "DeepSpeed JSON": Reader(_importer("deepspeed-json"), (DEEPSPEED_JSON,)),

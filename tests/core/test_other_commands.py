@@ -16,6 +16,7 @@ LOG = "node1:11:12 [0] NCCL INFO Using network IB\n" * 3
 TOPOLOGY = '<?xml version="1.0"?>\n<system version="1">\n <cpu numaid="0"/>\n</system>\n'
 DUMP = json.dumps({"version": "2.10", "pg_config": {}, "entries": []})
 TABLE = "# nThread 1 nGpus 8 minBytes 8 maxBytes 8\n# Avg bus bandwidth    : 21.6\n"
+IMB = "#---\n#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part\n#---\n"
 
 READERS = {
     "show": lambda path: import_file(path),
@@ -36,6 +37,7 @@ READERS = {
         ("trace", "all reduce.txt", TABLE, "show"),
         ("log", "dump.json", DUMP, "trace"),
         ("log", "table.txt", TABLE, "show"),
+        ("log", "imb.txt", IMB, "show"),
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])

@@ -10,9 +10,11 @@ import sys
 import tracemalloc
 from pathlib import Path
 
+import fuzz
 import pytest
 from foreign_files import (
     DEEPSPEED,
+    IMB,
     ONECCL,
     OSU,
     PARAM,
@@ -39,7 +41,10 @@ FORMATS = {
     "nccl-tests": text(),
     "nccl-tests-json": json.dumps(nccl_json()),
     "oneccl": ONECCL.format(names="allreduce"),
+    "imb": IMB.format(name="Allreduce"),
     "osu": OSU.format(kind="", name="Allreduce"),
+    "ucc": fuzz.UCC,
+    "hccl": fuzz.HCCL,
     "param": PARAM,
     "nccl-inspector": json.dumps(inspector(0, 1, 5.0)) + "\n" + json.dumps(inspector(1, 1, 6.0)),
     "rccl-tests": f"{RCCL}\n1,AllReduce,2,1048576,float,sum,0,24.31,43.13,43.13,0\n",

@@ -22,8 +22,8 @@ _READERS = (
     (
         "show",
         re.compile(
-            rb"# nThread \d+ nGpus |Avg bus bandwidth|# OSU MPI|# Benchmarking: |COMMS-RES"
-            rb'|---- Performance of |"coll_exec_time_us"'
+            rb"# nThread \d+ nGpus |Avg bus bandwidth|# OSU MPI|# Benchmarking: |MPI Benchmarks? "
+            rb'|COMMS-RES|---- Performance of |"coll_exec_time_us"'
         ),
     ),
     ("log", re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) |\d\)? ?\|CCL_[A-Z]+\|")),

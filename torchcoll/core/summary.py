@@ -409,7 +409,7 @@ def _bandwidths_of(reported: Reported, result: CaseResult) -> tuple[float | None
     of its source gives none either. Without the number of ranks there is S / t, and busbw where the
     factor is 1 whatever the number.
     """
-    entry, name = COLLECTIVES[result.case.collective], result.case.collective
+    entry = COLLECTIVES[result.case.collective]
     time, size_bytes, ranks = (
         reported.time_ns,
         result.size_bytes * result.case.coalesce,
@@ -420,10 +420,10 @@ def _bandwidths_of(reported: Reported, result: CaseResult) -> tuple[float | None
     if not time or reported.clock == "issue" or reported.contradictory:
         return reported.algbw_gbps, reported.busbw_gbps
     if ranks:
-        busbw = busbw_gbps(name, size_bytes, ranks, time)
-        if entry.has_splits:  # who sends how much to whom is the source's to know
+        algbw, busbw = bandwidths(result, time)
+        if busbw is None and entry.has_splits:  # who sends how much to whom only the source knows
             busbw = reported.busbw_gbps
-        return algbw_gbps(name, size_bytes, ranks, time), busbw
+        return algbw, busbw
     if not size_bytes or entry.moved(2) != 1:
         return reported.algbw_gbps, reported.busbw_gbps
     algbw = size_bytes / time

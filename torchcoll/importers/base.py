@@ -252,9 +252,42 @@ def itemsize(dtype: str | None) -> int | None:
     return _OTHER_SIZES.get(dtype or "")
 
 
+def mpi_dtype(text: str) -> str | None:
+    """torch's name of a type of MPI: ``MPI_FLOAT``, MPICH's ``MPIX_C_BF16``."""
+    plain = dtype_named(re.sub(r"^MPIX?_(?:C_)?", "", text.strip()))
+    return "uint8" if plain == "byte" else plain
+
+
 def basis(collective: str) -> str:
     """What a size that is not S is of, where a source counts by call arguments."""
     return "per peer" if collective.startswith("all_to_all") else "per rank"
+
+
+def host_mean(
+    collective: str, time_us: float, size_bytes: int, printed_bytes: int, **figures: Any
+) -> Reported:
+    """The figures of a benchmark that prints the mean over ranks of each rank's mean over calls, by
+    the host's clock. size_bytes: S; printed_bytes: the size as the source prints it; figures: more
+    fields of Reported.
+    """
+    same = size_bytes == printed_bytes
+    return Reported(
+        time_us * 1e3,
+        statistic="mean",
+        over_ranks="mean",
+        clock="host",
+        size_bytes=None if same else printed_bytes,
+        size_basis="" if same else basis(collective),
+        **figures,
+    )
+
+
+def half_row(fields: Sequence[str], heading: Sequence[str]) -> str:
+    """Why a row with another number of fields than its heading is refused."""
+    return f"half a row: {len(fields)} fields, the heading has {len(heading)}"
+
+
+NOTHING_SENT = "0 bytes: nothing was sent"
 
 
 def make_result(
@@ -276,12 +309,13 @@ def make_result(
     warnings: Sequence[str] = (),
     coalesce: int = 1,
     buffer_reuse: str = "unknown",
+    group: str | None = None,
 ) -> CaseResult:
     """A case of a source. ``size_bytes`` is S as nccl-tests defines it: importers convert to it.
 
     ``wrong``: elements that are wrong of ``checked``; None where the source did not check.
     """
-    known = (dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse)
+    known = (dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse, group)
     case, own_count, bytes_in, bytes_out = _case(collective, size_bytes, ranks, known)
     return CaseResult(
         case,
@@ -303,7 +337,7 @@ def _case(
     collective: str, size_bytes: int, ranks: int, known: tuple[Any, ...]
 ) -> tuple[Case, int, int, int]:
     """The case, its count, and the bytes in and out of a rank; 0 is unknown."""
-    dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse = known
+    dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse, group = known
     entry = COLLECTIVES[collective]
     case = Case(
         collective,
@@ -317,6 +351,7 @@ def _case(
         device,
         coalesce=coalesce,
         buffer_reuse=buffer_reuse,
+        group=group,
     )
     count = bytes_in = bytes_out = 0
     size = itemsize(dtype)
@@ -366,6 +401,27 @@ def make_run(
         ],
         end=dict(end or {"status": "complete"}),
     )
+
+
+def runs_of_ranks(
+    results: Mapping[int, Sequence[CaseResult]],
+    options: ImportOptions,
+    source: Mapping[str, str | None],
+    **more: Any,
+) -> list[Run]:
+    """A run for each number of ranks, the key of ``results``; more: as of ``make_run``."""
+    return [make_run(each, options, source, ranks=ranks, **more) for ranks, each in results.items()]
+
+
+def number_launches(imported: Imported, launches: int) -> None:
+    """What is said of a file with the output of so many processes, one after the other. The source
+    of each run has the number of its launch, which is dropped where there is one alone.
+    """
+    if launches > 1:
+        imported.warn(f"the output of {launches} launches, one after the other")
+    else:
+        for run in imported.runs:
+            del run.header["source"]["launch"]
 
 
 TRUNCATED = "truncated"

@@ -18,20 +18,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.result import CaseResult, Reported
+from torchcoll.core.result import CaseResult
 from torchcoll.importers.base import (
     Imported,
     ImportOptions,
     Line,
-    basis,
     collective_named,
     dtype_named,
+    half_row,
+    host_mean,
     itemsize,
     make_result,
-    make_run,
     ns_of_us,
     number,
+    number_launches,
     ranks_stated,
+    runs_of_ranks,
     whole,
 )
 from torchcoll.importers.source import without_log
@@ -140,8 +142,7 @@ class _OneCclReader:
         fields = next(csv.reader([text])) if self.csv else text.split()
         if len(fields) != len(self.names):
             if "," in text or len(fields) > 3:
-                why = f"half a row: {len(fields)} fields, the heading has {len(self.names)}"
-                self.found.refuse(line, why)
+                self.found.refuse(line, half_row(fields, self.names))
             return
         record = dict(zip(self.names, fields, strict=True))
         if not self.csv:
@@ -226,32 +227,30 @@ class _OneCclReader:
         if name == "reduce_scatter" and ranks and count < ranks:
             return EMPTY.format(count=count, ranks=ranks)
         remarks = []
-        printed: int | None = None
+        printed = size_bytes
         size = itemsize(dtype) or 1
         per_call = count
         if name in _PER_RANK:
             if not ranks:
                 return f"the size of {name} is for one rank: give --ranks"
-            printed, size_bytes = size_bytes, size_bytes * ranks
+            size_bytes *= ranks
         elif name == "reduce_scatter" and ranks:
             per_call = count // ranks
             if count % ranks:
                 remarks.append("the tail of the buffer is not sent (no whole share for each rank)")
-                size_bytes = per_call * ranks * size
+                printed = size_bytes = per_call * ranks * size
         if record.get("collective") in ("allgatherv", "alltoallv"):
             remarks.append(f"measured as {record['collective']} with equal parts")
         reduction = record.get("reduction") or None
-        reported = Reported(
-            time * 1e3,
-            statistic="mean",
-            over_ranks="mean",
-            clock="host",
+        reported = host_mean(
+            name,
+            time,
+            size_bytes,
+            printed,
             calls=whole(record.get("repetitions")),
             first_call_ns=ns_of_us(record.get("t_max[usec]")) if self.first_calls else None,
             min_ns=ns_of_us(record.get("t_min[usec]")),
             max_ns=ns_of_us(record.get("t_max[usec]")),
-            size_bytes=printed,
-            size_basis=basis(name) if printed else "",
         )
         if buffers > 1:
             remarks.append(f"{buffers} buffers in flight: the time is of all of them")
@@ -274,11 +273,7 @@ class _OneCclReader:
 
     def end(self) -> None:
         self.finish()
-        if self.launches > 1:
-            self.found.warn(f"the output of {self.launches} launches, one after the other")
-        else:
-            for run in self.found.runs:
-                del run.header["source"]["launch"]
+        number_launches(self.found, self.launches)
 
     def finish(self) -> None:
         """The launch that has ended, a Run for each number of ranks."""
@@ -287,20 +282,12 @@ class _OneCclReader:
         done: dict[str, Any] = {"status": "complete"}
         if not self.csv and not self.ended:
             done = {"status": "truncated", "reason": "the output stops before '# All done'"}
-        for ranks, results in self.results.items():
-            source = {"tool": "oneCCL benchmark", "format": "CSV" if self.csv else "text"}
-            source["launch"] = str(self.launches)
-            environment = {"libraries": {"ccl": "oneCCL"}}
-            self.found.runs.append(
-                make_run(
-                    results,
-                    self.options,
-                    source,
-                    ranks=ranks,
-                    environment=environment,
-                    end=done,
-                )
-            )
+        source = {"tool": "oneCCL benchmark", "format": "CSV" if self.csv else "text"}
+        source["launch"] = str(self.launches)
+        environment = {"libraries": {"ccl": "oneCCL"}}
+        self.found.runs += runs_of_ranks(
+            self.results, self.options, source, environment=environment, end=done
+        )
 
 
 def _same_timing(a: Mapping[str, str], b: Mapping[str, str]) -> bool:

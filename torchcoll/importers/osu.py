@@ -10,16 +10,18 @@ import re
 from collections.abc import Iterable, Sequence
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.result import CaseResult, Reported
+from torchcoll.core.result import CaseResult
 from torchcoll.importers.base import (
+    NOTHING_SENT,
     Imported,
     ImportOptions,
     Line,
-    basis,
     collective_named,
-    dtype_named,
+    half_row,
+    host_mean,
     make_result,
     make_run,
+    mpi_dtype,
     no_figure,
     ns_of_us,
     number,
@@ -47,8 +49,6 @@ _DATATYPE = re.compile(r"#\s*Datatype:\s*([\w]+)")
 _TIMES = ("Avg Latency(us)", "Latency (us)", "Latency(us)", "Overall(us)")
 _PER_RANK = ("all_gather", "all_to_all", "all_to_all_v", "gather", "scatter")
 _DEVICES = {"CUDA": "cuda", "ROCM": "cuda", "SYCL": "xpu", None: "cpu"}
-# Of MPI's types those that torch has; MPI_CHAR is bytes.
-_TYPES = {"char": "int8", "float": "float32", "int": "int32", "double": "float64"}
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -82,8 +82,7 @@ class _OsuReader:
             self.start(match[2], match[1], match[3])
             self.whole_title = text.strip("# \t")
         elif match := _DATATYPE.match(text):
-            plain = match[1].removeprefix("MPI_").lower()
-            self.dtype = _TYPES.get(plain) or dtype_named(plain)
+            self.dtype = mpi_dtype(match[1])
         elif text.startswith("#") and any(unit in text for unit in _UNITS):
             self.names = re.split(
                 r"\s{2,}", re.sub(r"^#\s*(Size)(?: \(B\))?\s*", r"\1  ", text).lstrip("# ")
@@ -97,8 +96,7 @@ class _OsuReader:
             named = f"the heading names {len(self.names)}"
             self.found.warn(f"rows have {len(fields)} fields, {named}: the others are not read")
         elif more or not self.names:
-            why = f"half a row: {len(fields)} fields, the heading has {len(self.names)}"
-            self.found.refuse(line, why)
+            self.found.refuse(line, half_row(fields, self.names))
             return
         result = self.result(dict(zip(self.names, fields, strict=False)))
         if isinstance(result, str):
@@ -126,7 +124,7 @@ class _OsuReader:
         if not time:
             return no_figure(column, record[column]) if column else "no column of times"
         if entry.has_data and not held:
-            return "0 bytes: nothing was sent"
+            return NOTHING_SENT
         if name in _PER_RANK and not ranks:
             return f"OSU's size of {name} is for one rank, and the file has no ranks: give --ranks"
         size_bytes = held * ranks if name in _PER_RANK else held
@@ -134,17 +132,15 @@ class _OsuReader:
         if "Overall(us)" in record:
             remarks.append("non-blocking: the time includes computation that overlaps")
         check = record.get("Validation")
-        reported = Reported(
-            time * 1e3,
-            statistic="mean",
-            over_ranks="mean",
-            clock="host",
+        reported = host_mean(
+            name,
+            time,
+            size_bytes,
+            held,
             calls=whole(record.get("Iterations")),
             min_ns=ns_of_us(record.get("Min Latency(us)")),
             max_ns=ns_of_us(record.get("Max Latency(us)")),
             p99_ns=ns_of_us(record.get("P99 Tail Lat(us)")),
-            size_bytes=held if size_bytes != held else None,
-            size_basis=basis(name) if size_bytes != held else "",
         )
         return make_result(
             name,

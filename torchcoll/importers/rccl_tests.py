@@ -21,11 +21,12 @@ from torchcoll.importers.base import (
     Line,
     collective_named,
     dtype_named,
+    half_row,
     itemsize,
-    make_run,
     number,
     ranks_stated,
     rounding,
+    runs_of_ranks,
     whole,
 )
 from torchcoll.importers.nccl_tests import Block, NcclTestsLaunch, NcclTestsRow, results_of
@@ -59,13 +60,10 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     for (name, ranks), rows in cases.items():
         results = results_of(rows, NcclTestsLaunch(name, ranks), found)
         by_ranks.setdefault(ranks, []).extend(results)
-    for ranks, results in by_ranks.items():
-        if results:
-            source = {"tool": "rccl-tests", "format": "table"}
-            libraries = {"libraries": {"nccl": "RCCL"}}
-            found.runs.append(
-                make_run(results, options, source, ranks=ranks, environment=libraries)
-            )
+    by_ranks = {ranks: results for ranks, results in by_ranks.items() if results}
+    source = {"tool": "rccl-tests", "format": "table"}
+    libraries = {"libraries": {"nccl": "RCCL"}}
+    found.runs += runs_of_ranks(by_ranks, options, source, environment=libraries)
     return found
 
 
@@ -93,7 +91,7 @@ def _records(lines: Iterable[Line], found: Imported) -> Iterable[tuple[int, Mapp
         elif not names or not fields:
             continue
         elif len(fields) != len(names):
-            found.refuse(line, f"half a row: {len(fields)} fields, the heading has {len(names)}")
+            found.refuse(line, half_row(fields, names))
         else:
             yield line, dict(zip(names, fields, strict=True))
     if opened:

@@ -32,13 +32,25 @@ GROUP = "torchcoll.importers"
 _PLAIN = "plain"
 # In the order in which they are asked: what is recognised by less comes later.
 BUILT_IN = (
-    *("nccl_tests_json", "inspector", "rccl_tests", "exported", "nccl_tests_text", "oneccl"),
-    *("param", "deepspeed_json", "deepspeed", "osu", "astra_sim", "plain"),
+    *("nccl_tests_json", "inspector", "rccl_tests", "exported", "nccl_tests_text", "imb"),
+    *("oneccl", "param", "deepspeed_json", "deepspeed", "osu", "ucc", "hccl", "astra_sim"),
+    "plain",
 )
 
 # Importers of text, and how JSON begins: logs of containers, notebooks and test runners hold the
 # text of a benchmark in their members, with every line end escaped.
-_TEXTS = ("torchcoll-text", "nccl-tests", "oneccl", "param", "deepspeed", "osu", "plain")
+_TEXTS = (
+    "torchcoll-text",
+    "nccl-tests",
+    "imb",
+    "oneccl",
+    "param",
+    "deepspeed",
+    "osu",
+    "ucc",
+    "hccl",
+    "plain",
+)
 _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[\[{"])')
 _AROUND = "the text of a benchmark; this is JSON around text"
 
