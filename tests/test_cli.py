@@ -22,8 +22,9 @@ from torchcoll.importers.registry import importers
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 NAMES = (
-    "algorithms, cold, compare, doctor, explain, export, gradients, import, limits, log, matrix, "
-    "model, pairs, plan, plot, replay, report, run, scaling, show, trace, transitions, versus"
+    "algorithms, check, cold, compare, doctor, explain, export, gradients, import, limits, log, "
+    "matrix, model, pairs, plan, plot, replay, report, run, scaling, show, trace, transitions, "
+    "versus"
 )
 MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce."
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}
@@ -66,10 +67,10 @@ def test_show_takes_every_choice(path, capsys):
     line = f"show {path} --format csv --columns median_ns --percentiles 0,100 --over-ranks min"
     assert main([*line.split(), "--clock", "host"]) == 0
     assert capsys.readouterr().out == "median_ns,p0_ns,p100_ns\n1000.0,1000.0,1000.0\n"
-    assert main(["show", str(path), "--pivot", "ranks", "--metric", "time"]) == 0
+    assert main(["show", str(path), "--view", "pivot:ranks", "--metric", "time"]) == 0
     assert capsys.readouterr().out.endswith("\nsize         2\n1000  2.000 us\n")
-    assert main(["show", str(path), "--per-rank"]) == 0
-    assert main(["show", str(path), "--calls"]) == 0
+    assert main(["show", str(path), "--view", "ranks"]) == 0
+    assert main(["show", str(path), "--view", "calls"]) == 0
     assert main(["show", str(path), str(path)]) == 0
 
 
@@ -118,7 +119,7 @@ def test_a_part_is_not_counted_beside_its_whole(path, capsys):
     ("words", "completed"),
     [
         (["comp"], ["compare"]),
-        (["show", "--per"], ["--per-rank", "--percentiles"]),
+        (["show", "--ve"], ["--verbose"]),
         (["show", "se"], ["setup.cfg"]),
         (["show", "--reference", "se"], ["setup.cfg"]),
         (["matrix", "--output", "exam"], ["examples"]),
@@ -204,7 +205,7 @@ def test_version_and_help(capsys):
             "export FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html.",
         ),
         (
-            "show FILE --health -",
+            "check FILE --health -",
             2,
             "health: got -, expected a file. What is shown goes to stdout.",
         ),
@@ -262,7 +263,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
     long = tmp_path / "long.jsonl"
     save(Run(results=[result(20_000)], end=COMPLETE), long)
     child = subprocess.Popen(
-        [sys.executable, "-m", "torchcoll", "show", str(long), "--calls"],
+        [sys.executable, "-m", "torchcoll", "show", str(long), "--view", "calls"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=ROOT,
@@ -304,7 +305,7 @@ def test_python_m_and_an_ascii_locale(path, tmp_path):
     assert "\nlabels: site=Z\\xfcrich\n" in done.stdout
 
 
-@pytest.mark.parametrize("view", ["", "--per-rank", "--pivot=ranks", "--format=json"])
+@pytest.mark.parametrize("view", ["", "--view ranks", "--view pivot:ranks", "--format=json"])
 def test_show_imports_nothing_heavy(path, view):
     program = (
         "import sys\nfrom torchcoll.cli import main\n"

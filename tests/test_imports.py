@@ -43,7 +43,7 @@ TABLE = {
     "bench": ({"core", "libraries", "machine"}, {"torch"}, {"runs.live", "report", "verdict"}),
     "inputs": ({"core"}, set(), {"importers.registry"}),
     "launches": ({"core", "libraries", "inputs"}, set(), {"machine"}),
-    "verdict": ({"core", "libraries", "pairs"}, set(), {"tomli", "tomllib"}),
+    "verdict": ({"core", "libraries", "inputs", "pairs"}, set(), {"tomli", "tomllib"}),
     "comparison": ({"core", "libraries", "inputs", "launches"}, SCIENCE, set()),
     "startup": ({"core", "libraries", "inputs", "comparison"}, SCIENCE, set()),
     "forcing": ({"core", "libraries", "inputs", "comparison", "launches"}, SCIENCE, set()),
@@ -277,7 +277,7 @@ def test_the_check_of_what_is_loaded_sees_it():
 
 
 PUBLIC = ["Case", "Run", "Spec", "TorchcollError", "Traffic"]
-PUBLIC += ["advise", "algorithms", "capture", "cold", "compare", "cost", "ddp_hook"]
+PUBLIC += ["advise", "algorithms", "capture", "check", "cold", "compare", "cost", "ddp_hook"]
 PUBLIC += [
     "gradient_buckets",
     "load",

@@ -15,6 +15,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.display import OneLine
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.verdict.judging import Verdict
 
 LONGEST = 200
 SIZES = [1 << k for k in range(10, 20)]
@@ -133,4 +134,5 @@ def test_no_result_brings_the_repr_of_all_that_it_holds_back():
                 classes.append(kind)
     assert len(set(classes)) > 10
     for kind in classes:
-        assert kind.__repr__ in (OneLine.__repr__, Run.__repr__, Traffic.__repr__), kind
+        of_their_own = (Run.__repr__, Traffic.__repr__, Verdict.__repr__)
+        assert kind.__repr__ in (OneLine.__repr__, *of_their_own), kind

@@ -22,6 +22,7 @@ _LAZY = {
     "save": "torchcoll.core.file",
     "run": "torchcoll.bench.session",
     "replay": "torchcoll.training.replay",
+    "check": "torchcoll.verdict.judging",
     "cold": "torchcoll.startup.cold",
     "compare": "torchcoll.comparison.compare",
     "cost": "torchcoll.training.cost",

@@ -24,6 +24,7 @@ from torchcoll.training.cost import cost as cost
 from torchcoll.training.hook import ddp_hook as ddp_hook
 from torchcoll.training.replay import replay as replay
 from torchcoll.training.shards import shard_traffic as shard_traffic
+from torchcoll.verdict.judging import check as check
 
 __version__: str
 __all__: list[str]

@@ -45,6 +45,16 @@ _WRITERS = (
 )
 
 
+# Options that ``show`` had, and what has them now.
+_JUDGING = ("--against", "--fabric", "--gate", "--health", "--junit", "--rules")
+_MOVED = {
+    **{option: f"check FILE {option}" for option in _JUDGING},
+    "--calls": "show FILE --view calls",
+    "--per-rank": "show FILE --view ranks",
+    "--pivot": "show FILE --view pivot:KEY",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse whose errors are UsageErrors: one line, no usage text before it."""
 
@@ -52,6 +62,9 @@ class _Parser(argparse.ArgumentParser):
         action = nearest_option(message, self._option_string_actions, f"{self.prog} --help")
         if _OUTPUT.search(message):  # of a command that has none
             action = f"{self.prog} prints. {_WRITERS}"
+        moved = [_MOVED[word] for word in re.split("[ =]", message) if word in _MOVED]
+        if moved and self.prog == "torchcoll show":
+            action = f"Write torchcoll {moved[0]}."
         raise UsageError(f"{message[:1].lower()}{message[1:]}", action=action)
 
 

@@ -45,8 +45,9 @@ def commands() -> list[str]:
             for option in (
                 "--verbose",
                 "--all",
-                "--per-rank",
-                "--pivot size",
+                "--view",
+                "ranks",
+                "--view pivot:size",
                 "--over-ranks mean",
                 "--percentiles 50,90",
                 "--columns collective,size,median,busbw",

@@ -103,7 +103,7 @@ def test_the_curve_of_the_a100_is_no_all_reduce(name, ranks, figures, law, times
         f"FAIL {len(figures)} of {len(figures)} cases implausible: busbw up to "
         f"{figures[-1] * factor:.0f} GB/s, see the footnotes"
     )
-    assert main(["show", path, "--gate"]) == 1
+    assert main(["check", path, "--gate"]) == 1
 
 
 def test_the_curve_of_the_a100_has_one_range_and_no_hand_over(capsys):
@@ -245,7 +245,7 @@ def commands():
     """Of files that are here: `torchcoll import` alone, and that of a reader's FILE, are words."""
     text = (RESULTS / "README.md").read_text()
     found = set(re.findall(r"`((?:torchcoll|python3 -c) [^`]+)`", text))
-    return sorted(found - {"torchcoll import", "torchcoll show FILE --calls"})
+    return sorted(found - {"torchcoll import", "torchcoll show FILE --view calls"})
 
 
 @pytest.mark.parametrize("command", commands())

@@ -58,7 +58,7 @@ def test_a_result_file_tells_its_own(folder, capsys):
 
 def test_labels_name_the_files(folder, capsys):
     argv = ["--collective", "all_reduce"]
-    assert main(["show", "a=one.txt", "b=other.txt", "--pivot", "label", *argv]) == 0
+    assert main(["show", "a=one.txt", "b=other.txt", "--view", "pivot:label", *argv]) == 0
     assert "cell=a" in capsys.readouterr().out
     found = rows(capsys, "compare", "one.txt", "other.txt", *argv)
     assert [row["ratio"] for row in found] == [pytest.approx(34.31 / 24.31), 1]

@@ -89,7 +89,7 @@ def _file(folder, name="run.jsonl"):
     "words",
     [
         *([], ["--format", "markdown"], ["--format", "csv"], ["--format", "nccl-tests"]),
-        *(["--per-rank"], ["--calls"], ["--pivot", "backend"]),
+        *(["--view", "ranks"], ["--view", "calls"], ["--view", "pivot:backend"]),
     ],
 )
 def test_what_a_file_holds(tmp_path, capsys, words):

@@ -58,7 +58,7 @@ def result(tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        *(["show", "--junit"], ["show", "--health"], ["export", "--format", "csv", "-o"]),
+        *(["check", "--junit"], ["check", "--health"], ["export", "--format", "csv", "-o"]),
         *(["plot", "-o"], ["transitions", "--plot"]),
     ],
 )

@@ -42,7 +42,7 @@ def test_the_table_names_the_source_and_calls_a_mean_a_mean(shown):
     assert lines[head].split() == ["size", "mean", "algbw", "busbw", "verified"]
     assert lines[-3].split() == ["1M", "100.0", "us", "10.486", "18.350", "unchecked"]
     assert lines[-1].startswith("NO REFERENCE for nccl on ")
-    assert lines[-1].endswith(" (torchcoll show has --fabric NAME and --against RUN)")
+    assert lines[-1].endswith(" (torchcoll check --fabric NAME or --against RUN)")
 
 
 def test_pivot_says_what_the_figures_of_the_source_are(shown):
@@ -50,7 +50,7 @@ def test_pivot_says_what_the_figures_of_the_source_are(shown):
     first.events = [{"kind": "import", "message": "rows are missing"}]
     first.header["source"]["file"] = "a.out"
     second = imported(over_ranks="unknown")
-    lines = shown(first, second, pivot="file", metric="time").splitlines()
+    lines = shown(first, second, view="pivot:file", metric="time").splitlines()
     stated = "mean over calls, mean over ranks or mean over calls, over ranks: unknown"
     assert lines[2].startswith(
         f"{stated} (imported figures: as their source has them); clock: host"
@@ -60,10 +60,10 @@ def test_pivot_says_what_the_figures_of_the_source_are(shown):
     assert lines[-1] == "a.out: import: rows are missing"
     # Beside our own samples both readings are told.
     own = run(result(case=case(mode="back-to-back")), ranks=8)
-    line = shown(first, own, pivot="file").splitlines()[2]
+    line = shown(first, own, view="pivot:file").splitlines()[2]
     assert line.startswith("period over calls, max over ranks or mean over calls, mean over ranks")
     own = run(result(case=case(mode="unknown")), ranks=8)
-    line = shown(first, own, pivot="file").splitlines()[2]
+    line = shown(first, own, view="pivot:file").splitlines()[2]
     assert line.startswith("median over calls, max over ranks or mean over calls, mean over ranks")
     assert "ranks are not aligned: the maximum over ranks" in line
 

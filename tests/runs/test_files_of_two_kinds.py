@@ -46,10 +46,9 @@ def test_show_has_the_results_and_then_the_traffic(runs, how, capsys):
     assert "1.000 ms" in below and "completion" not in below
 
 
-@pytest.mark.parametrize("asked", ["--per-rank", "--format csv", "--over-ranks mean", "--gate"])
+@pytest.mark.parametrize("asked", ["--view ranks", "--format csv", "--over-ranks mean"])
 def test_show_leaves_traffic_out_of_what_does_not_fit_it(runs, asked, capsys):
-    # No reference fits gloo: with --gate nothing is judged.
-    assert main(["show", *runs, *asked.split()]) == (2 if asked == "--gate" else 0)
+    assert main(["show", *runs, *asked.split()]) == 0
     stated = capsys.readouterr()
     assert LEFT_OUT in stated.err and "traffic" not in stated.out
 
@@ -57,8 +56,8 @@ def test_show_leaves_traffic_out_of_what_does_not_fit_it(runs, asked, capsys):
 def test_traffic_alone_is_shown_and_refuses_options_of_results(runs, capsys):
     assert main(["show", "runs/3-replay.jsonl"]) == 0
     assert capsys.readouterr().out.startswith("runs/3-replay.jsonl: capture, 2 ranks")
-    assert main(["show", "runs/3-replay.jsonl", "--per-rank"]) == 2
-    assert "per-rank: got True, expected none with Traffic" in capsys.readouterr().err
+    assert main(["show", "runs/3-replay.jsonl", "--view", "ranks"]) == 2
+    assert "view: got ranks, expected none with Traffic" in capsys.readouterr().err
 
 
 def test_a_folder_of_one_capture_is_joined(in_tmp_path, capsys):

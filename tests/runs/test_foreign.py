@@ -20,10 +20,10 @@ from torchcoll.runs.show import show
 
 VIEWS = (
     *({}, {"columns": "all"}, {"format": "markdown"}, {"format": "csv"}, {"format": "json"}),
-    *({"format": "nccl-tests"}, {"per_rank": True}, {"calls": True}, {"pivot": "collective"}),
-    *({"pivot": "label", "metric": "time"}, {"pivot": "ranks"}, {"percentiles": "50"}),
-    *({"over_ranks": "mean"}, {"clock": "issue"}, {"per_rank": True, "format": "csv"}),
-    *({"calls": True, "format": "json"}, {"pivot": "file", "format": "markdown"}),
+    *({"format": "nccl-tests"}, {"view": "ranks"}, {"view": "calls"}, {"view": "pivot:collective"}),
+    *({"view": "pivot:label", "metric": "time"}, {"view": "pivot:ranks"}, {"percentiles": "50"}),
+    *({"over_ranks": "mean"}, {"clock": "issue"}, {"view": "ranks", "format": "csv"}),
+    *({"view": "calls", "format": "json"}, {"view": "pivot:file", "format": "markdown"}),
 )
 EVIL = "\x1b[2J\x07a\nb\r\u202e\x9b|\u2028"
 

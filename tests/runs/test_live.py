@@ -69,8 +69,8 @@ END = """\
 * first call over 3 times the median
 first call 5.00 ms, settled after 2 calls
 """
-VERDICT = "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN);"
-FACTS = " 1 case correct, 1 unsupported; first result after 5.00 ms\n"
+VERDICT = "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN); 1"
+FACTS = " case correct, 1 unsupported; first result after 5.00 ms\n"
 
 
 def two() -> list[CaseResult]:

@@ -11,10 +11,10 @@ from handmade import MIB, Terminal, case, not_run, result, run
 from torchcoll.cli import main
 from torchcoll.core.file import save
 from torchcoll.report.grid import Answer
-from torchcoll.runs.many import over_all
 from torchcoll.runs.show import show
+from torchcoll.verdict.check_show import over_all
 
-NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN)"
+NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN)"
 
 
 def timed(ns: int, host: str, name: str, ranks: int = 2, **changed):
@@ -132,20 +132,20 @@ def many_ranks(ranks: int):
 
 
 def test_more_than_64_ranks_are_a_line_a_case():
-    text = printed(many_ranks(80), per_rank=True)
+    text = printed(many_ranks(80), view="ranks")
     lines = [" ".join(line.split()) for line in text.splitlines()]
     # median, shortest (rank), longest (rank), longest / median
     assert "all_reduce 64M 100.0 us 80.00 us 9 130.0 us 7 1.300" in lines
     assert "7 (n0) 1.300 9 (n1) 0.800" in lines
     assert any("the rank that arrives last has the shortest" in line for line in lines)
     assert len(lines) < 40
-    whole = printed(many_ranks(80), per_rank=True, every=True)
+    whole = printed(many_ranks(80), view="ranks", every=True)
     assert sum(line.split()[1:3] == ["n9", "cpu"] for line in whole.splitlines()) == 8
     assert len(whole.splitlines()) > 85
 
 
 def test_64_ranks_are_all_shown():
-    text = printed(many_ranks(64), per_rank=True)
+    text = printed(many_ranks(64), view="ranks")
     assert sum("cpu" in line.split() for line in text.splitlines()) >= 64
 
 

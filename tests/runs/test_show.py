@@ -21,7 +21,7 @@ each case until 5 % precision or 1 s; verification on; the same buffers in every
 first call 5.00 ms, settled after 2 calls
 low, high = p5, p95 within this launch
 """
-NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN)"
+NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN)"
 
 
 def body(text: str) -> str:
@@ -427,8 +427,8 @@ def test_a_full_table_fits_into_80_columns(on_terminal):
         " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms 1.098 ms   101 67.109 117.441 correct\n"
         "\n"
         "* first call over 3 times the median\n"
-        "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN);\n"
-        "  1 case correct; first result after 5.00 ms\n"
+        "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN); 1\n"
+        "  case correct; first result after 5.00 ms\n"
     )
 
 
@@ -444,8 +444,8 @@ def test_what_does_not_fit_is_named(on_terminal):
         "not shown in 80 columns: p99 (use a wider terminal, or --format json)",
         "[1] no avg",
         "* first call over 3 times the median",
-        "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN);",
-        "  1 case correct, 1 unsupported; first result after 5.00 ms",
+        "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN); 1",
+        "  case correct, 1 unsupported; first result after 5.00 ms",
     ]
     # 4 + 9 + 8 + 5 + 6 + 7 + 15 characters and 6 gaps: 60 without low and high.
     narrow = on_terminal(rows, columns=60)
@@ -618,49 +618,55 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
             "percentiles: got x, expected numbers from 0 to 100, such as 50,90,99.9",
         ),
         (
-            {"pivot": "ranks", "calls": True},
-            "view: got pivot and calls, expected one of pivot, per-rank, calls",
+            {"view": "call"},
+            "view: got call, expected one of cases, ranks, calls, pivot:KEY. Did you mean calls?",
         ),
         (
-            {"pivot": "ranks", "format": "csv"},
-            "format: got csv, expected one of table, markdown with --pivot",
+            {"view": "pivot:ranks", "format": "csv"},
+            "format: got csv, expected one of table, markdown with --view pivot:ranks",
         ),
         (
-            {"calls": True, "format": "nccl-tests"},
-            "format: got nccl-tests, expected one of table, markdown, csv, json with --calls",
+            {"view": "calls", "format": "nccl-tests"},
+            "format: got nccl-tests, expected one of table, markdown, csv, json with --view calls",
         ),
         (
             {"metric": "time"},
-            "metric: got time, expected --pivot with it. A table has --columns.",
+            "metric: got time, expected --view pivot:KEY with it. A table has --columns.",
         ),
         (
             {"metric": "time", "format": "csv"},
-            "metric: got time, expected --pivot with it. A table has --columns.",
+            "metric: got time, expected --view pivot:KEY with it. A table has --columns.",
         ),
         (
             {"columns": "size_bytes,calls", "format": "nccl-tests"},
             "columns: got size_bytes,calls, expected none with --format nccl-tests",
         ),
-        ({"columns": "all", "pivot": "ranks"}, "columns: got all, expected none with --pivot"),
         (
-            {"percentiles": "50,99.9", "calls": True},
-            "percentiles: got 50,99.9, expected none with --calls",
+            {"columns": "all", "view": "pivot:ranks"},
+            "columns: got all, expected none with --view pivot:ranks",
         ),
         (
-            {"over_ranks": "mean", "per_rank": True},
-            "over-ranks: got mean, expected none with --per-rank: ranks stay apart",
+            {"percentiles": "50,99.9", "view": "calls"},
+            "percentiles: got 50,99.9, expected none with --view calls",
         ),
         (
-            {"over_ranks": "mean", "calls": True, "format": "json"},
-            "over-ranks: got mean, expected none with --calls: ranks stay apart",
+            {"over_ranks": "mean", "view": "ranks"},
+            "over-ranks: got mean, expected none with --view ranks: ranks stay apart",
         ),
         (
-            {"pivot": "size"},
+            {"over_ranks": "mean", "view": "calls", "format": "json"},
+            "over-ranks: got mean, expected none with --view calls: ranks stay apart",
+        ),
+        (
+            {"view": "pivot:size"},
             "pivot: got size, expected one of collective, backend, implementation, device, ranks, "
             "dtype, op, root, in_place, group, buffers, buffer_reuse, asynchronous, coalesce, "
             "rehearsal, splits, communicator, mode, clock, label, label=KEY, file",
         ),
-        ({"pivot": "label=x"}, "pivot label: got x, expected a label, and the files have none"),
+        (
+            {"view": "pivot:label=x"},
+            "pivot label: got x, expected a label, and the files have none",
+        ),
     ],
 )
 def test_bad_choices_are_one_line(shown, choices, message):

@@ -136,7 +136,7 @@ def test_markdown(shown):
         "\n"
         "- [1] a \\| b\n"
         "- \\* first call over 3 times the median\n"
-        "- NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN); "
+        "- NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN); "
         "1 case correct, 1 unsupported; first result after 5.00 ms\n"
     )
 
@@ -147,7 +147,7 @@ THREE = [[50_000] * 3 + [90_000], [150_000] * 3 + [60_000], [60_000] * 3 + [90_0
 
 def test_per_rank_shows_each_rank_and_what_a_duration_is(shown):
     launch = run(result(3, time_ns={"host": THREE}), ranks=3)
-    above, tables = shown(launch, per_rank=True).split("\n\n", 1)
+    above, tables = shown(launch, view="ranks").split("\n\n", 1)
     assert above.endswith(
         "\neach rank's own time: waiting for the others as well as working; "
         "the rank that arrives last has the shortest"
@@ -168,10 +168,10 @@ def test_per_rank_and_calls_of_a_sub_group_name_the_ranks_of_the_launch(shown):
     part = result(2, time_ns={"host": THREE[:2]}, members=[1, 3], case=case(group="mod:2/1"))
     launch = run(part, ranks=4)
     launch.members[3]["host"] = "other"
-    text = shown(launch, per_rank=True)
+    text = shown(launch, view="ranks")
     assert "\nall_reduce 64M float32 sum on gloo, in place, sub-group mod:2/1, host clock\n" in text
     assert [line.split()[:2] for line in text.splitlines()[-2:]] == [["1", "vm"], ["3", "other"]]
-    (_, first, *_) = (li for li in shown(launch, calls=True).splitlines() if "steady" in li)
+    (_, first, *_) = (li for li in shown(launch, view="calls").splitlines() if "steady" in li)
     assert first.split()[-4:] == ["1", "150.0", "us", "3"]
 
 
@@ -183,7 +183,7 @@ def long_rows(text, **cells):
 
 def test_per_rank_for_machines(shown):
     launch = run(result(3, time_ns={"host": THREE}), not_run("oom", ranks=3), ranks=3)
-    rows = long_rows(shown(launch, per_rank=True, format="csv"))
+    rows = long_rows(shown(launch, view="ranks", format="csv"))
     assert [r["rank"] for r in rows] == ["0", "1", "2"]
     one = rows[1]
     assert (one["collective"], one["host"], one["rank_device"]) == ("all_reduce", "vm", "cpu")
@@ -192,7 +192,7 @@ def test_per_rank_for_machines(shown):
     )
     assert (one["longest_share"], one["run_id"]) == ("0.75", "r1")
     assert "over_ranks" not in one
-    document = json.loads(shown(launch, per_rank=True, format="json"))
+    document = json.loads(shown(launch, view="ranks", format="json"))
     assert document["rows"][1]["median_ns"] == 150_000
     assert document["schema"] == "torchcoll-rows/1"
 
@@ -209,7 +209,7 @@ def test_calls_for_machines_are_raw_and_of_all_clocks(shown):
         ),
         ranks=2,
     )
-    text = shown(launch, calls=True, format="csv")
+    text = shown(launch, view="calls", format="csv")
     names = ("clock", "kind", "call", "calls_per_sample", "ns")
     assert [tuple(r[n] for n in names) for r in long_rows(text, rank="1")] == [
         ("host", "cold", "0", "1", "51"),
@@ -221,18 +221,18 @@ def test_calls_for_machines_are_raw_and_of_all_clocks(shown):
         ("issue", "steady", "4", "1", "4"),
         ("issue", "steady", "5", "1", "6"),
     ]
-    text = shown(launch, calls=True, format="csv", clock="issue")
+    text = shown(launch, view="calls", format="csv", clock="issue")
     assert {r["clock"] for r in long_rows(text)} == {"issue"}
-    rows = json.loads(shown(launch, calls=True, format="json"))["rows"]
+    rows = json.loads(shown(launch, view="calls", format="json"))["rows"]
     assert [r["ns"] for r in rows if r["kind"] == "cold"] == [50, 40, 51, 41]
 
 
 def test_per_rank_of_a_case_that_failed_and_of_a_missing_clock_says_so(shown):
     launch = run(result(2, case=case(mode="back-to-back")), not_run("oom", ranks=2), ranks=2)
-    text = shown(launch, per_rank=True)
+    text = shown(launch, view="ranks")
     assert "\nall_reduce 64M float32 sum on gloo, in place\noom\n" in text
     assert "\nno calls on the device clock\n" in shown(
-        run(result(2), ranks=2), per_rank=True, clock="device"
+        run(result(2), ranks=2), view="ranks", clock="device"
     )
 
 
@@ -247,7 +247,7 @@ def test_calls_in_order(shown):
         ranks=2,
     )
     # The median of 25 and 30 us is 27.5 us: only the first call is over 3 times that.
-    assert shown(launch, calls=True).split("\n\n", 1)[1] == (
+    assert shown(launch, view="calls").split("\n\n", 1)[1] == (
         "all_reduce 64M float32 sum on gloo, in place, host clock\n"
         "\n"
         "call  kind     completion    fastest  rank   slowest  rank\n"
@@ -262,7 +262,7 @@ def test_calls_in_order(shown):
     )
     launch.results[0].connect_ns = [1_000_000, 2_000_000]
     line = "before call 0, its own communicator took 2.00 ms to make (the slowest rank)\n"
-    assert shown(launch, calls=True).endswith(line)
+    assert shown(launch, view="calls").endswith(line)
 
 
 def test_calls_stand_where_they_ran(shown):
@@ -277,12 +277,12 @@ def test_calls_stand_where_they_ran(shown):
         ),
         ranks=2,
     )
-    rows = shown(launch, calls=True).split("rank\n", 1)[1].splitlines()[:6]
+    rows = shown(launch, view="calls").split("rank\n", 1)[1].splitlines()[:6]
     assert [row.split()[:3] for row in rows] == [
         *(["0", "cold", "90.00"], ["1", "lead", "51.00"], ["2", "steady", "20.00"]),
         *(["3", "steady", "21.00"], ["4", "lead", "41.00"], ["5", "steady", "22.00"]),
     ]
-    found = list(csv.DictReader(io.StringIO(shown(launch, calls=True, format="csv"))))
+    found = list(csv.DictReader(io.StringIO(shown(launch, view="calls", format="csv"))))
     assert [(r["call"], r["kind"], r["ns"]) for r in found if r["rank"] == "1"] == [
         *(("0", "cold", "90000"), ("1", "lead", "51000"), ("2", "steady", "20000")),
         *(("3", "steady", "21000"), ("4", "lead", "41000"), ("5", "steady", "22000")),
@@ -306,14 +306,14 @@ def test_samples_of_several_calls_weigh_as_many(shown):
         ),
         ranks=2,
     )
-    first, second = long_rows(shown(launch, per_rank=True, format="csv"))
+    first, second = long_rows(shown(launch, view="ranks", format="csv"))
     assert (first["calls"], second["calls"]) == ("31", "31")
     assert float(first["median_ns"]) == pytest.approx(400_000 / 31)
     assert float(second["median_ns"]) == pytest.approx(390_000 / 31)
     # Rank 1 was the last in one call of 31.
     assert float(second["longest_share"]) == pytest.approx(1 / 31)
     names = ("kind", "call", "calls_per_sample")
-    rows = long_rows(shown(launch, calls=True, format="csv"), rank="1")
+    rows = long_rows(shown(launch, view="calls", format="csv"), rank="1")
     assert [tuple(r[n] for n in names) for r in rows if r["clock"] == "device"] == [
         *[("lead", "1", "1"), ("steady", "2", "10"), ("steady", "12", "10"), ("steady", "22", "1")],
         *[("lead", "23", "1"), ("steady", "24", "10")],
@@ -321,7 +321,7 @@ def test_samples_of_several_calls_weigh_as_many(shown):
     # Every call was issued by itself, and has the number that it has on the other clock.
     issued = [(r["call"], r["calls_per_sample"]) for r in rows if r["clock"] == "issue"]
     assert issued == [(str(n), "1") for n in (*range(2, 23), *range(24, 34))]
-    lines = shown(launch, calls=True).split("rank\n", 1)[1].splitlines()
+    lines = shown(launch, view="calls").split("rank\n", 1)[1].splitlines()
     assert [line.split()[:2] for line in lines[:7]] == [
         *(["0", "cold"], ["1", "lead"], ["2", "steady"], ["12", "steady"], ["22", "steady"]),
         *(["23", "lead"], ["24", "steady"]),
@@ -338,9 +338,9 @@ def test_per_rank_of_a_stream_has_each_ranks_period(shown):
         ),
         ranks=2,
     )
-    slow = shown(launch, calls=True)  # 5 ms against 22 us
+    slow = shown(launch, view="calls")  # 5 ms against 22 us
     assert "\n* over 3 times the period of the steady calls\n" in slow
-    lines = shown(launch, per_rank=True).splitlines()
+    lines = shown(launch, view="ranks").splitlines()
     (head,) = [n for n, line in enumerate(lines) if line.startswith("rank  host")]
     assert "period" in lines[head] and "median" not in lines[head]
     assert [line.split()[3:5] for line in lines[head + 2 : head + 4]] == [
@@ -350,7 +350,7 @@ def test_per_rank_of_a_stream_has_each_ranks_period(shown):
 
 
 def test_calls_of_a_stream_are_no_completions(shown):
-    text = shown(run(result(2, case=case(mode="back-to-back")), ranks=2), calls=True)
+    text = shown(run(result(2, case=case(mode="back-to-back")), ranks=2), view="calls")
     assert "completion " not in text.replace("not the completion", "")
     assert "\ncall  kind         max    fastest  rank   slowest  rank\n" in text
 
@@ -368,7 +368,7 @@ def test_pivot_by_collective(shown):
         not_run("skipped", ranks=2, size_bytes=1 << 20, **gather),
         ranks=2,
     )
-    assert shown(launch, pivot="collective") == (
+    assert shown(launch, view="pivot:collective") == (
         "torchcoll 0.1.0: all_reduce, all_gather, float32, sum\n"
         "backend: gloo of torch 2.13.0; 2 ranks on vm, cpu\n"
         "median over calls, max over ranks; clock: host; mode: synchronized\n"
@@ -398,7 +398,7 @@ def test_pivot_by_label_reads_launches_as_their_median_and_names_what_differs(sh
         launch("550", 2_000, "2.12"),
         launch("550", 4_000, "2.12"),
         launch("570", 1_000, "2.13"),
-        pivot="label=driver",
+        view="pivot:label=driver",
         metric="time",
     )
     assert text == (
@@ -422,7 +422,7 @@ def test_pivot_never_mixes_what_it_does_not_show(shown):
         timed(4_000, size_bytes=1000, ranks=4, dtype="float16"),
         ranks=2,
     )
-    text = shown(launch, pivot="ranks", metric="algbw")
+    text = shown(launch, view="pivot:ranks", metric="algbw")
     assert "\nalgbw in GB/s by ranks, dtype float32\n\nsize      2\n1000  1.000\n" in text
     assert (
         "\nalgbw in GB/s by ranks, dtype float16\n\nsize      2      4\n1000  0.500  0.250\n"
@@ -433,7 +433,7 @@ def test_pivot_names_the_file_of_a_problem(shown, tmp_path):
     whole, cut = run(timed(1_000), ranks=2), run(timed(1_000), ranks=2)
     cut.path = tmp_path / "cut.jsonl"
     cut.problems = ["truncated: the file has no end record"]
-    text = shown(whole, cut, pivot="ranks")
+    text = shown(whole, cut, view="pivot:ranks")
     assert text.endswith(f"\n{cut.path}: truncated: the file has no end record\n")
 
 
@@ -446,22 +446,22 @@ def test_pivot_tells_splits_and_communicators_apart(shown, tmp_path):
         made.path = tmp_path / name
         return made
 
-    text = shown(launch("a", "1,3"), launch("b", "1,1"), pivot="collective")
+    text = shown(launch("a", "1,3"), launch("b", "1,1"), view="pivot:collective")
     for splits in ("1,3", "1,1"):
         assert f"\nbusbw in GB/s by collective, splits {splits}\n" in text
     fresh = launch("c", "1,3", "new_group")
-    text = shown(launch("a", "1,3"), fresh, pivot="ranks")
+    text = shown(launch("a", "1,3"), fresh, view="pivot:ranks")
     assert "\nbusbw in GB/s by ranks, communicator shared\n" in text
     assert "\nbusbw in GB/s by ranks, communicator new_group\n" in text
-    text = shown(launch("a", "1,3"), launch("b", "1,1"), pivot="file")
+    text = shown(launch("a", "1,3"), launch("b", "1,1"), view="pivot:file")
     assert "\ndiffers between the columns: splits (1,3, 1,1)\n" in text
-    text = shown(launch("a", "1,3"), launch("b", "1,1"), pivot="splits")
+    text = shown(launch("a", "1,3"), launch("b", "1,1"), view="pivot:splits")
     assert "\nsize    1,3    1,1\n" in text
 
 
 def test_pivot_by_ranks_is_in_ascending_order(shown):
     launch = run(*(timed(1_000, ranks=n, size_bytes=1000) for n in (16, 2, 8)), ranks=16)
-    assert "\nsize      2      8     16\n" in shown(launch, pivot="ranks")
+    assert "\nsize      2      8     16\n" in shown(launch, view="pivot:ranks")
 
 
 def test_pivot_leaves_out_what_has_no_bandwidth(shown):
@@ -473,7 +473,7 @@ def test_pivot_leaves_out_what_has_no_bandwidth(shown):
         "in_place": False,
     }
     launch = run(timed(1_000, size_bytes=1000), timed(2_000, **barrier), ranks=2)
-    assert shown(launch, pivot="collective").split("\n\n", 1)[1] == (
+    assert shown(launch, view="pivot:collective").split("\n\n", 1)[1] == (
         "busbw in GB/s by collective\n"
         "\n"
         "size  all_reduce\n"
@@ -481,23 +481,23 @@ def test_pivot_leaves_out_what_has_no_bandwidth(shown):
         "\n"
         "barrier has no bandwidth and is left out (--metric time)\n"
     )
-    assert "\n   -           -  2.000 us\n" in shown(launch, pivot="collective", metric="time")
-    alone = shown(run(timed(2_000, **barrier), ranks=2), pivot="collective")
+    assert "\n   -           -  2.000 us\n" in shown(launch, view="pivot:collective", metric="time")
+    alone = shown(run(timed(2_000, **barrier), ranks=2), view="pivot:collective")
     assert alone.endswith("\n\nbarrier has no bandwidth and is left out (--metric time)\n")
 
 
 def test_pivot_of_a_stream_is_no_completion(shown):
-    text = shown(run(timed(1_000, mode="back-to-back"), ranks=2), pivot="ranks")
+    text = shown(run(timed(1_000, mode="back-to-back"), ranks=2), view="pivot:ranks")
     assert "period over calls, max over ranks; clock: host; mode: back-to-back\n" in text
     assert "median" not in text and "aligned" not in text
-    text = shown(run(timed(1_000, mode="unknown"), ranks=2), pivot="ranks")
+    text = shown(run(timed(1_000, mode="unknown"), ranks=2), view="pivot:ranks")
     assert "; mode: unknown; ranks are not aligned: the maximum over ranks is no call's" in text
 
 
 def test_a_wide_pivot_is_several_tables_on_a_terminal_and_one_in_a_pipe(shown, on_terminal):
     names = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "sendrecv")
     launch = run(*(timed(1_000, size_bytes=1000, collective=name) for name in names), ranks=2)
-    text = on_terminal(launch, columns=40, pivot="collective")
+    text = on_terminal(launch, columns=40, view="pivot:collective")
     tables = text.split("\n\n", 2)[2]
     assert max(map(len, tables.splitlines())) <= 40
     assert [line.split() for line in tables.splitlines() if line.startswith("size")] == [
@@ -506,7 +506,7 @@ def test_a_wide_pivot_is_several_tables_on_a_terminal_and_one_in_a_pipe(shown, o
     assert tables.count("\n1000 ") == 3
     assert (
         "size  all_reduce  reduce_scatter  all_gather  all_to_all  broadcast  sendrecv\n"
-        in shown(launch, pivot="collective")
+        in shown(launch, view="pivot:collective")
     )
 
 
@@ -545,10 +545,10 @@ def test_rows_of_several_launches_say_so_and_what_differs(shown, tmp_path):
 
 def test_a_part_that_is_named_too_is_not_counted_twice(shown, tmp_path):
     path = resumed(tmp_path)
-    text = shown(path, f"{path}.2", pivot="ranks", metric="time")
+    text = shown(path, f"{path}.2", view="pivot:ranks", metric="time")
     assert "median of" not in text
     assert f"\n{path}.2 is a part of {path}: it is shown once\n" in text
-    assert text == shown(f"{path}.2", path, pivot="ranks", metric="time")
+    assert text == shown(f"{path}.2", path, view="pivot:ranks", metric="time")
     assert f"\n{path} was named twice: it is shown once\n" in shown(path, path)
 
 
@@ -561,7 +561,7 @@ def test_a_subgroup_is_never_mixed_with_all_ranks(shown):
     """group None is all ranks, a value of its own; both have the same number of ranks."""
     halves = [result(2, case=case(group=f"mod:2/{k}")) for k in (0, 1)]
     world = result(2, time_ns={"host": [[4_000_000] * 3] * 2})
-    text = shown(run(*halves, ranks=4), run(world, ranks=2), pivot="ranks", metric="time")
+    text = shown(run(*halves, ranks=4), run(world, ranks=2), view="pivot:ranks", metric="time")
     tables = [line for line in text.splitlines() if line.startswith("median time by ranks")]
     assert tables == [
         "median time by ranks, group mod:2/0",
@@ -580,7 +580,7 @@ def test_what_fits_no_other_table_has_its_own(shown):
     results = [result(case=case(op=op)) for op in ("sum", "max")]
     results.append(result(case=case(collective="all_gather", op=None)))
     results += [result(case=case(collective="broadcast", op=None, root=root)) for root in (0, 1)]
-    text = shown(run(*results), pivot="collective", metric="time")
+    text = shown(run(*results), view="pivot:collective", metric="time")
     tables = text.split("median time by collective, ")[1:]
     assert [table.splitlines()[0] for table in tables] == [
         "op sum, root 0",

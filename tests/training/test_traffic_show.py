@@ -188,17 +188,13 @@ def test_chosen_columns(shown):
 @pytest.mark.parametrize(
     ("choices", "text"),
     [
-        ({"pivot": "ranks"}, "pivot: got ranks, expected none with Traffic"),
+        ({"view": "pivot:ranks"}, "view: got pivot:ranks, expected none with Traffic"),
         ({"metric": "time"}, "metric: got time, expected none with Traffic"),
         ({"clock": "host"}, "clock: got host, expected none with Traffic"),
         ({"percentiles": "50"}, "percentiles: got 50, expected none with Traffic"),
         ({"over_ranks": "min"}, "over-ranks: got min, expected none with Traffic"),
-        ({"per_rank": True}, "per-rank: got True, expected none with Traffic"),
-        ({"calls": True}, "calls: got True, expected none with Traffic"),
-        ({"fabric": "bogus"}, "fabric: got bogus, expected none with Traffic"),
-        ({"rules": ["a.toml", "b.toml"]}, "rules: got a.toml, b.toml, expected none with Traffic"),
-        ({"against": 5}, "against: got 5, expected none with Traffic"),
-        ({"against": Run()}, "against: got a run, expected none with Traffic"),
+        ({"view": "ranks"}, "view: got ranks, expected none with Traffic"),
+        ({"view": "calls"}, "view: got calls, expected none with Traffic"),
         ({"format": "nccl-tests"}, "format: got nccl-tests, expected one of table, markdown, csv"),
     ],
 )
@@ -232,8 +228,8 @@ def test_the_command_refuses_what_is_for_runs(tmp_path, capsys):
     assert "reference: got points.json, expected result files with it, not" in (
         capsys.readouterr().err
     )
-    assert main(["show", str(path), "--rules", "mine.toml"]) == 2
-    assert "rules: got mine.toml, expected none with Traffic" in capsys.readouterr().err
+    assert main(["check", str(path)]) == 3
+    assert "got traffic alone" in capsys.readouterr().err
     assert main(["show", str(path), str(tmp_path / "other.jsonl")]) == 3
     assert "result file: got" in capsys.readouterr().err
 

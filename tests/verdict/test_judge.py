@@ -263,18 +263,18 @@ def test_several_hosts():
 def test_without_a_fabric():
     none = {"nvlinks": None, "to_switch": None}
     assert line(case_of(300), **none) == (
-        "NO REFERENCE for nccl on cuda (torchcoll show has --fabric NAME and --against RUN); "
+        "NO REFERENCE for nccl on cuda (torchcoll check --fabric NAME or --against RUN); "
         # 300 of 370.8; the card on PCIe would carry 41.
         "assumed, no verdict: 81 % of the ring limit of nvswitch-h200 (--fabric NAME judges by "
         "one); 1 case correct"
     )
     host = case_of(2, device="cpu", backend="gloo")
     assert line(host, device="AMD EPYC", **none) == (
-        "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN); 1 case "
+        "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN); 1 case "
         "correct"
     )
     assert line(host, device="AMD EPYC", hosts=2, **none).startswith(
-        "NO REFERENCE for gloo on cpu (torchcoll show has --fabric NAME and --against RUN)"
+        "NO REFERENCE for gloo on cpu (torchcoll check --fabric NAME or --against RUN)"
     )
 
 
@@ -298,7 +298,7 @@ def test_what_an_import_lacks_to_be_judged():
         f"{UNKNOWN_RANKS}; {NOT_JUDGED} ranks unknown (torchcoll import FILE --ranks N -o RUN)"
     )
     assert imported() == (
-        "NO REFERENCE for nccl on cuda (torchcoll show has --fabric NAME and --against RUN); "
+        "NO REFERENCE for nccl on cuda (torchcoll check --fabric NAME or --against RUN); "
         f"{NOT_JUDGED} GPU unknown (torchcoll import FILE --label gpu=NAME -o RUN); assumed, no "
         # 300 of 370.8, and of eight rails of 50.
         "verdict: 81 % of the ring limit of nvswitch-h100 or nvswitch-h20 or nvswitch-h200, 75 % "

@@ -253,7 +253,7 @@ def test_show_has_the_columns_beside_the_bandwidth(host, capsys):
     assert row["best_share"] == pytest.approx(row["busbw_gbps"] / 370.8)
 
 
-@pytest.mark.parametrize("more", [["--pivot", "collective"], ["--format", "nccl-tests"]])
+@pytest.mark.parametrize("more", [["--view", "pivot:collective"], ["--format", "nccl-tests"]])
 def test_views_without_the_columns_refuse_the_files(host, capsys, more):
     assert main(["show", str(KERNELS), "--topology", host, *more]) == 2
     assert capsys.readouterr().err.startswith(

@@ -1,4 +1,4 @@
-"""``torchcoll show`` with the verdict: what it is measured by, gates, JUnit and health events."""
+"""``torchcoll check``: what it is measured by, gates, JUnit and health events."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 import pytest
 from judged import COMPLETE, GIB, case_of, launch
 
+import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.case import Case
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run, Verification
-from torchcoll.runs.show import show
 
 RULES = """\
 name = "lab"
@@ -43,20 +43,20 @@ def last(capsys):
 
 
 def test_fabric(path, capsys):
-    assert main(["show", path, "--fabric", "nvswitch-h200"]) == 0
+    assert main(["check", path, "--fabric", "nvswitch-h200"]) == 0
     assert last(capsys).startswith("WARN 300 GB/s busbw at 1G, 80.9 % of the ring limit of nvswi")
-    assert main(["show", path, "--fabric", "nvswitch-h200", "--format", "markdown"]) == 0
+    assert main(["check", path, "--fabric", "nvswitch-h200", "--format", "markdown"]) == 0
     assert last(capsys).startswith("- WARN 300 GB/s busbw at 1G, 80.9 % of the ring limit of nv")
-    assert main(["show", path, "--fabric", "nvswitch-h200", "--format", "json"]) == 0
+    assert main(["check", path, "--fabric", "nvswitch-h200", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["verdict"]["word"], document["verdict"]["fabric"]) == ("WARN", "nvswitch-h200")
-    assert list(document) == ["schema", "run", "verdict", "rows"]
+    assert list(document) == ["schema", "run", "verdict"]
 
 
 def test_own_rules(path, rules, capsys):
     expected = "WARN 300 GB/s busbw at 1G, 83.3 % of the ring limit of lab (our acceptance test)"
     for words in (["--rules", rules], ["--rules", rules, "--fabric", "lab"]):
-        assert main(["show", path, *words]) == 0
+        assert main(["check", path, *words]) == 0
         assert last(capsys).startswith(expected)
 
 
@@ -70,7 +70,7 @@ def test_rules_and_fabrics_that_are_not_there(path, rules, tmp_path, capsys):
         (["--rules", rules, "--rules", str(other)], "rules: got 2 fabrics, expected --fabric NAME"),
         (["--against", path, "--rules", rules], "against: got a run with a fabric or rules, "),
     ):
-        assert main(["show", path, *words]) == 2
+        assert main(["check", path, *words]) == 2
         out, err = capsys.readouterr()
         assert out == ""
         assert err.startswith(f"torchcoll: error: {message}") and err.count("\n") == 1
@@ -78,17 +78,17 @@ def test_rules_and_fabrics_that_are_not_there(path, rules, tmp_path, capsys):
 
 def test_against(path, tmp_path, capsys):
     save(launch(case_of(375)), tmp_path / "base.jsonl")
-    assert main(["show", path, "--against", str(tmp_path / "base.jsonl")]) == 0
+    assert main(["check", path, "--against", str(tmp_path / "base.jsonl")]) == 0
     assert last(capsys).startswith(
         "WARN 80.0 % of the speed of base.jsonl, the median of 1 case in"
     )
     save(launch(case_of(375), device="NVIDIA H100"), tmp_path / "h100.jsonl")
-    assert main(["show", path, "--against", str(tmp_path / "h100.jsonl")]) == 2
+    assert main(["check", path, "--against", str(tmp_path / "h100.jsonl")]) == 2
     assert capsys.readouterr().err == (
         "torchcoll: error: against: got devices NVIDIA H100, expected NVIDIA H200, as this run "
         "has\n"
     )
-    assert main(["show", path, "--against", str(tmp_path / "none.jsonl")]) == 3
+    assert main(["check", path, "--against", str(tmp_path / "none.jsonl")]) == 3
 
 
 def test_against_a_file_of_before(path, tmp_path, capsys):
@@ -100,14 +100,14 @@ def test_against_a_file_of_before(path, tmp_path, capsys):
             del line["case"]["buffer_reuse"]
     old = tmp_path / "old.jsonl"
     old.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert main(["show", path, "--against", str(old)]) == 0
+    assert main(["check", path, "--against", str(old)]) == 0
     assert last(capsys).startswith("PASS 100.0 % of the speed of old.jsonl")
 
 
 def test_against_a_file_of_several_runs(path, tmp_path, capsys):
     table = "Collective,Size,Time (us),Ranks\nall_reduce,1M,10,2\nall_reduce,1M,20,4\n"
     (tmp_path / "two.csv").write_text(table)
-    assert main(["show", path, "--against", str(tmp_path / "two.csv")]) == 2
+    assert main(["check", path, "--against", str(tmp_path / "two.csv")]) == 2
     assert capsys.readouterr().err == (
         f"torchcoll: error: against: got 2 runs in {tmp_path / 'two.csv'}, expected a file of one "
         "run\n"
@@ -115,30 +115,41 @@ def test_against_a_file_of_several_runs(path, tmp_path, capsys):
 
 
 def test_gate(path, rules, tmp_path, capsys):
-    assert main(["show", path, "--gate"]) == 2  # nothing was judged
-    assert main(["show", path, "--gate", "--fabric", "nvswitch-h200"]) == 0  # a warning
+    assert main(["check", path, "--gate"]) == 2  # nothing was judged
+    assert main(["check", path, "--gate", "--fabric", "nvswitch-h200"]) == 0  # a warning
     save(launch(case_of(200)), tmp_path / "slow.jsonl")
     slow = str(tmp_path / "slow.jsonl")
-    assert main(["show", slow, "--gate", "--rules", rules]) == 1
-    assert main(["show", path, slow, "--gate", "--rules", rules, "--format", "csv"]) == 1
-    assert main(["show", slow, "--gate", "--rules", rules, "--pivot", "ranks"]) == 1
-    assert main(["show", slow, "--rules", rules]) == 0
-    assert main(["show", slow, "--gate", "--rules", rules, "--reference", path]) == 1
+    assert main(["check", slow, "--gate", "--rules", rules]) == 1
+    assert main(["check", path, slow, "--gate", "--rules", rules, "--format", "json"]) == 1
+    assert main(["check", slow, "--rules", rules]) == 0
     capsys.readouterr()
 
 
+def test_several_runs_are_one_sentence_and_a_verdict_each(path, tmp_path, capsys):
+    save(launch(case_of(200)), tmp_path / "slow.jsonl")
+    assert main(["check", path, str(tmp_path / "slow.jsonl"), "--fabric", "nvswitch-h200"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    # 200 GB/s of the 370.8 of 18 links, each 20.6: 53.9 %.
+    assert lines[-1].startswith(f"2 runs: 1 FAIL, 1 WARN; {tmp_path / 'slow.jsonl'}: FAIL 200 GB/s")
+    assert lines[lines.index(path) + 3].startswith("WARN 300 GB/s busbw at 1G, 80.9 %")
+
+
+def test_a_folder_is_its_runs(path, tmp_path, capsys):
+    assert main(["check", str(tmp_path), "--fabric", "nvswitch-h200"]) == 0
+    assert last(capsys).startswith("WARN 300 GB/s")
+
+
 @pytest.mark.parametrize(
-    "view", [["--format", "csv"], ["--format", "nccl-tests"], ["--pivot", "ranks"], ["--per-rank"]]
+    ("option", "action"),
+    [
+        ("--fabric x", "Write torchcoll check FILE --fabric."),
+        ("--gate", "Write torchcoll check FILE --gate."),
+        ("--pivot ranks", "Write torchcoll show FILE --view pivot:KEY."),
+    ],
 )
-def test_what_shows_no_verdict_takes_no_reference(path, rules, view, capsys):
-    action = "expected a table, markdown or json. No verdict is shown here.\n"
-    for name, value in (("fabric", "nvswitch-h200"), ("rules", rules), ("against", path)):
-        assert main(["show", path, *view, f"--{name}", value]) == 2
-        assert capsys.readouterr().err == f"torchcoll: error: {name}: got {value}, {action}"
-    assert main(["show", path, "--reference", path, "--rules", rules]) == 2
-    assert capsys.readouterr().err.endswith("No verdict is shown with --reference.\n")
-    assert main(["show", path, "--per-rank", "--format", "json", "--fabric", "nvswitch-h200"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"]["word"] == "WARN"
+def test_show_names_what_judges_now(path, option, action, capsys):
+    assert main(["show", path, *option.split()]) == 2
+    assert capsys.readouterr().err.endswith(f"{action}\n")
 
 
 EVIL = '\x1b[2J\x07<&">\ud800'
@@ -155,7 +166,7 @@ def test_junit(tmp_path, capsys):
     )
     save(run, tmp_path / "a<b.jsonl")
     out = tmp_path / "junit.xml"
-    assert main(["show", str(tmp_path / "a<b.jsonl"), "--junit", str(out), "--gate"]) == 1
+    assert main(["check", str(tmp_path / "a<b.jsonl"), "--junit", str(out), "--gate"]) == 1
     (suite,) = ElementTree.parse(out).getroot()
     assert suite.tag == "testsuite" and suite.get("name") == str(tmp_path / "a<b.jsonl")
     counts = [suite.get(name) for name in ("tests", "failures", "skipped")]
@@ -194,7 +205,7 @@ def test_junit_names_tell_cases_apart(tmp_path):
     run = launch(*cases, cases[0])
     save(run, tmp_path / "a.jsonl")
     out = tmp_path / "junit.xml"
-    assert main(["show", str(tmp_path / "a.jsonl"), "--junit", str(out)]) == 0
+    assert main(["check", str(tmp_path / "a.jsonl"), "--junit", str(out)]) == 0
     names = [test.get("name") for test in ElementTree.parse(out).getroot()[0]]
     assert len(set(names)) == 6
     assert sum("out of place" in name for name in names) == 1
@@ -205,7 +216,7 @@ def test_a_gate_of_which_one_run_fails_and_another_has_no_reference(path, rules,
     save(launch(case_of(200)), tmp_path / "slow.jsonl")
     save(launch(case_of(200, backend="gloo")), tmp_path / "gloo.jsonl")
     files = [str(tmp_path / "slow.jsonl"), str(tmp_path / "gloo.jsonl")]
-    assert main(["show", *files, "--gate", "--fabric", "nvswitch-h200"]) == 1
+    assert main(["check", *files, "--gate", "--fabric", "nvswitch-h200"]) == 1
     assert capsys.readouterr().err.startswith("torchcoll: warning: gate: got 1 of 2 runs without")
 
 
@@ -214,7 +225,7 @@ def test_a_warning_of_the_machine_is_no_reference(tmp_path, capsys):
     busy = {"kind": "machine", "message": "node1: other processes used 1.2 of 2 cores"}
     path, health = str(tmp_path / "busy.jsonl"), tmp_path / "health.jsonl"
     save(launch(case_of(3, backend="gloo"), events=[busy]), path)
-    assert main(["show", path, "--gate", "--health", str(health)]) == 2
+    assert main(["check", path, "--gate", "--health", str(health)]) == 2
     stated = capsys.readouterr()
     assert "gate: got 1 of 1 run without a reference" in stated.err
     assert json.loads(health.read_text())["healthy"] is None
@@ -222,7 +233,7 @@ def test_a_warning_of_the_machine_is_no_reference(tmp_path, capsys):
 
 def test_a_gate_that_judged_nothing_says_so(path, tmp_path, capsys):
     out = tmp_path / "junit.xml"
-    assert main(["show", path, "--gate", "--junit", str(out)]) == 2
+    assert main(["check", path, "--gate", "--junit", str(out)]) == 2
     stated = capsys.readouterr()
     assert stated.err == (
         "torchcoll: error: gate: got 1 of 1 run without a reference, expected runs that can be "
@@ -246,7 +257,7 @@ def test_health(path, tmp_path, capsys):
     )
     save(run, tmp_path / "sick.jsonl")
     out = tmp_path / "health.jsonl"
-    assert main(["show", path, str(tmp_path / "sick.jsonl"), "--health", str(out)]) == 0
+    assert main(["check", path, str(tmp_path / "sick.jsonl"), "--health", str(out)]) == 0
     well, sick = map(json.loads, out.read_text().splitlines())
     assert well["healthy"] is None and well["verdict"] == "NO REFERENCE"  # nobody can tell
     assert well["hosts"] == ["node0"] and well["suspects"] == [] and well["job"] is None
@@ -265,18 +276,18 @@ def test_health(path, tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_the_causes_are_told_without_the_table(tmp_path, capsys):
+def test_causes_of_a_failure_are_in_the_health_event(tmp_path, capsys):
     save(launch(case_of(900)), tmp_path / "a.jsonl")
     out = tmp_path / "health.jsonl"
     path = str(tmp_path / "a.jsonl")
-    assert main(["show", path, "--health", str(out), "--columns", "size_bytes,busbw_gbps"]) == 0
+    assert main(["check", path, "--health", str(out)]) == 0
     # 450 GB/s of an H200's links, reduced by its switches: 787.5 on 8 ranks.
     cause = "busbw beyond all links of one H200 (450 GB/s in one direction): likely the time of"
     (stated,) = json.loads(out.read_text())["causes"]
     assert stated.startswith(cause)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].startswith(f"implausible: {cause}")
-    assert lines[-1] == "FAIL 1 of 1 case implausible: busbw up to 900 GB/s, see the footnotes"
+    assert last(capsys) == "FAIL 1 of 1 case implausible: busbw up to 900 GB/s, see the footnotes"
+    assert main(["show", path, "--columns", "size_bytes,busbw_gbps"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2].startswith(f"implausible: {cause}")
 
 
 def test_pairs_are_shown_as_pairs(path, tmp_path, capsys):
@@ -313,15 +324,17 @@ def _around(text, title):
 
 def test_a_file_that_cannot_be_written(path, tmp_path, capsys):
     for what in ("junit", "health"):
-        assert main(["show", path, f"--{what}", str(tmp_path)]) == 2
+        assert main(["check", path, f"--{what}", str(tmp_path)]) == 2
         assert capsys.readouterr().err == (
             f"torchcoll: error: {what}: got {tmp_path}, expected a file that can be written "
             "(Is a directory)\n"
         )
 
 
-def test_from_python(path, rules, capsys):
-    show(path, rules=[rules])
-    assert last(capsys).startswith("WARN 300 GB/s busbw at 1G, 83.3 % of the ring limit of lab")
-    show(path, against=launch(case_of(300)))
-    assert last(capsys).startswith("PASS 100.0 % of the speed of the baseline, ")
+def test_from_python(path, rules):
+    verdict = torchcoll.check(path, rules=[rules])
+    assert verdict.word == "WARN"
+    assert verdict.line.startswith("WARN 300 GB/s busbw at 1G, 83.3 % of the ring limit of lab")
+    assert repr(verdict).startswith("<WARN 300 GB/s busbw at 1G")
+    same = torchcoll.check(launch(case_of(300)), against=path)
+    assert same.line.startswith("PASS 100.0 % of the speed of a.jsonl")

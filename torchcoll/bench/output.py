@@ -227,7 +227,7 @@ class Output:
         if not self.options.gate or self._verdict().judged:
             return None
         action = "State its fabric (--label fabric=NAME), or judge the file by another run: "
-        action += "torchcoll show FILE --gate --against RUN."
+        action += "torchcoll check FILE --gate --against RUN."
         expected = "one that can be judged"
         return str(UsageError("gate", "a run without a reference", expected, action))
 

@@ -191,10 +191,10 @@ ROWS = Records(row_names, row_objects)
 
 
 def run_object(
-    run: Run, view: View, records: Records = ROWS, judging: Any = None
+    run: Run, view: View, records: Records = ROWS, verdict: Any = None
 ) -> dict[str, Any]:
     """One run with its rows, and what one must know to judge them."""
-    verdict = {"verdict": judging.verdict(run).to_json()} if judging else {}
+    judged = {"verdict": verdict.to_json()} if verdict else {}
     return {
         "schema": SCHEMA,
         "run": {
@@ -210,7 +210,7 @@ def run_object(
             "events": [_plain(event) for event in run.events],
             "problems": problems_of(run),
         },
-        **verdict,
+        **judged,
         "rows": _with_origins(run, view, records),
     }
 

@@ -38,21 +38,19 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     add("--over-ranks", default="max", metavar="HOW", help="max, mean, min or rank0")
     add("--clock", help="host, device or issue; default: the device's where it was read")
     add(
-        "--pivot",
-        metavar="KEY",
-        help="sizes down, a column for each collective, backend, ranks, label=KEY, file, ...",
+        "--view",
+        default="cases",
+        metavar="VIEW",
+        help="cases (the default); ranks: each rank's own times; calls: every call in order; "
+        "pivot:KEY: sizes down, a column for each collective, backend, label=NAME, file, ...",
     )
-    add("--metric", help="of --pivot: busbw (the default), algbw or time")
-    add("--per-rank", action="store_true", help="each rank's own times in each case")
+    add("--metric", help="of --view pivot:KEY: busbw (the default), algbw or time")
     add(
         "--all",
         dest="every",
         action="store_true",
         help="every table of more than 20 files, every rank of more than 64; else in short",
     )
-    add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
-    add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
-    add("--against", metavar="FILE", help="a run as the verdict's reference, in place of a fabric")
     add(
         "--topology",
         metavar="FILE",
@@ -74,15 +72,6 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="what others published of such machines, with the sources; without a file all of it",
     )
-    add(
-        "--gate",
-        action="store_true",
-        help="exit 1 where a verdict is FAIL, 2 where nothing can be judged",
-    )
-    add("--junit", metavar="FILE", help="the verdict and the cases as JUnit XML")
-    add("--health", metavar="FILE", help="the verdict as a health event for schedulers (JSON)")
-    add("--force", action="store_true", help="replace the files of --junit and --health")
-    add("--calls", action="store_true", help="every call of each case in order")
     add("--verbose", action="store_true", help="phases of the start and cost of measuring too")
 
 
@@ -94,15 +83,10 @@ def run_show(options: argparse.Namespace) -> ExitCode:
 
 
 def _shown(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.report.destination import check_new
-
-    for what in ("junit", "health"):
-        if path := getattr(options, what):
-            check_new(path, what, options.force)
     from torchcoll.core.result import Run
     from torchcoll.inputs import leave_out, load_all, sources_of
     from torchcoll.report.notes import note_lines
-    from torchcoll.runs.show import SHOWN, Judging, has_verdict, show
+    from torchcoll.runs.show import show
 
     sources = sources_of(options.files, options.collective, options.ranks)
     loaded = [one for one in sources if isinstance(one, Run)]
@@ -113,12 +97,6 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         leave_out(traffic)
         traffic = []
     runs = load_all([*loaded, *files])
-    if options.published and not options.files:
-        for name in ("gate", "junit", "health", "against"):
-            if value := getattr(options, name):
-                raise UsageError(name, value, "a result file with --published, to be judged")
-    if options.against:
-        options.against = _baseline(options.against)
     for name in ("topology", "nccl_log"):
         if options.reference and getattr(options, name):
             got = getattr(options, name)[0]
@@ -127,23 +105,17 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         from torchcoll.verdict.published_show import show_published
 
         show_published(runs, options.format)
-        return _judged(runs, options)
+        return ExitCode.OK
     if options.reference and runs:
-        asked = Judging(options.fabric, options.rules, options.against).asked
-        if asked and not _asks(options):
-            raise UsageError(*asked, SHOWN, "No verdict is shown with --reference.")
         _show_reference(runs, options)
-        return _judged(runs, options)
-    choices = _choices(options)
-    if _asks(options) and not has_verdict(options.format, _has_view(options)):
-        choices = {k: v for k, v in choices.items() if k not in _OF_VERDICT}  # theirs alone
-    show(*runs, **choices)
+        return ExitCode.OK
+    show(*runs, **_choices(options))
     for text in note_lines(options.format, runs):
         tell(f"torchcoll: {text}")
     if traffic:
         print()
         _show_traffic(options, traffic)
-    return _judged(runs, options)
+    return ExitCode.OK
 
 
 def _by_kind(reported: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -166,16 +138,13 @@ def _by_kind(reported: Sequence[str]) -> tuple[list[str], list[str]]:
 def _fits_both(options: argparse.Namespace) -> bool:
     """Whether tables of traffic can stand below those of results, under the same options."""
     own = {**_choices(options), "over_ranks": options.over_ranks != "max"}
-    own |= {"format": None, "every": None, "verbose": None}
-    asked = [*own.values(), options.reference, _asks(options)]
+    own |= {"format": None, "every": None, "verbose": None, "view": options.view != "cases"}
+    asked = [*own.values(), options.reference]
     return options.format in ("table", "markdown") and not any(asked)
 
 
-_OF_VERDICT = ("fabric", "rules", "against")
-
-
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
-    own = ("files", "run", "reference", "published", "gate", "junit", "health", "force", *TOLD)
+    own = ("files", "run", "reference", "published", *TOLD)
     return {k: v for k, v in vars(options).items() if k not in own}
 
 
@@ -183,67 +152,13 @@ def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode
     from torchcoll.core.traffic import Traffic
     from torchcoll.runs.show import show
 
-    for name in ("reference", "gate", "junit", "health"):
-        if value := getattr(options, name):
-            raise UsageError(name, value, "result files with it, not traffic")
+    if options.reference:
+        raise UsageError("reference", options.reference, "result files with it, not traffic")
     found = [Traffic.load(path) for path in paths]
     show(*found, **_choices(options))
     for traffic in found if options.format in ("csv", "json") else ():
         for problem in traffic.problems:
             tell(f"torchcoll: warning: {problem}")
-    return ExitCode.OK
-
-
-def _asks(options: argparse.Namespace) -> bool:
-    return bool(options.gate or options.junit or options.health)
-
-
-def _has_view(options: argparse.Namespace) -> bool:
-    return bool(options.pivot or options.per_rank or options.calls)
-
-
-def _baseline(path: str) -> Run:
-    from torchcoll.inputs import load_all
-
-    runs = load_all([path])
-    if len(runs) != 1:
-        raise UsageError("against", f"{len(runs)} runs in {path}", "a file of one run")
-    return runs[0]
-
-
-def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
-    """What --gate, --junit and --health ask for."""
-    if not _asks(options):
-        return ExitCode.OK
-    from torchcoll.core.units import counted
-    from torchcoll.report.destination import write_file
-    from torchcoll.runs.show import Judging
-    from torchcoll.verdict.judging import health_text, junit_text
-    from torchcoll.verdict.limits import FAIL
-
-    judging = Judging(options.fabric, options.rules, options.against)
-    verdicts = [judging.verdict(run) for run in runs]
-    for what, path, text_of in (
-        ("junit", options.junit, junit_text),
-        ("health", options.health, health_text),
-    ):
-        if path:
-            write_file(path, text_of(runs, verdicts), what, options.force)
-    if not options.gate:
-        return ExitCode.OK
-    unjudged = sum(not verdict.judged for verdict in verdicts)
-    refusal = UsageError(
-        "gate",
-        f"{unjudged} of {counted(len(runs), 'run')} without a reference",
-        "runs that can be judged",
-        "State what they are measured by: --fabric, --rules FILE or --against RUN.",
-    )
-    if any(verdict.word == FAIL for verdict in verdicts):
-        if unjudged:
-            tell(f"torchcoll: warning: {refusal}")
-        return ExitCode.FAILED
-    if unjudged:
-        raise refusal
     return ExitCode.OK
 
 
@@ -402,7 +317,7 @@ def run_explain(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.destination import Destination
     from torchcoll.report.grid import print_grids
     from torchcoll.runs.explain import asked, explained, general, newest
-    from torchcoll.runs.show import Judging
+    from torchcoll.verdict.judging import judge
 
     what = asked(options.words)
     files = what.files or [path for path in [newest(RUNS_FOLDER)] if path]
@@ -410,9 +325,7 @@ def run_explain(options: argparse.Namespace) -> ExitCode:
     if not files:
         print_grids([("", [general(what)])], "table", out)
         return ExitCode.OK
-    judging = Judging(options.fabric)
-    runs = load_all(files)
-    grids = [("", [explained(run, what, judging.verdict(run))]) for run in runs]
+    grids = [("", [explained(run, what, judge(run, options.fabric))]) for run in load_all(files)]
     print_grids(grids, "table", out)
     out.flush()
     return ExitCode.OK

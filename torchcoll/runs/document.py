@@ -31,16 +31,17 @@ from torchcoll.report.grid import Answer, Grid, Head, filled
 from torchcoll.report.notes import runs_lines
 from torchcoll.report.page import Illustration, Page, Section, Titled
 from torchcoll.report.pictures import check_drawn, svg_text
-from torchcoll.runs.many import MOST_RUNS, over_all, runs_grids
+from torchcoll.runs.many import MOST_RUNS, runs_grids
 from torchcoll.runs.material import Material, material_of
 from torchcoll.runs.once import said_once
-from torchcoll.runs.show import Judging, answer_of, further_grids, has_pairs, table_grid, title_of
+from torchcoll.runs.show import further_grids, has_pairs, table_grid, title_of
+from torchcoll.verdict.check_show import answer_of, over_all
+from torchcoll.verdict.judging import Verdict, judge
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from torchcoll.comparison.compare import Comparison
-    from torchcoll.verdict.judging import Verdict
 
 _OPEN = 3  # launches up to which their tables are open
 _TOLD = ("label=cell", "label=launch")  # the name of the side, and the number of its launch
@@ -52,9 +53,9 @@ _SIDES = 12  # cells of a matrix that are compared with its first
 class _Document:
     """Sections and sentences as they are found."""
 
-    def __init__(self, found: Material, judging: Judging, inline: bool) -> None:
+    def __init__(self, found: Material, fabric: str | None, inline: bool) -> None:
         self.found = found
-        self.judging = judging
+        self.fabric = fabric
         self.inline = inline
         self.sections: list[Section] = []
         self.answers: list[Answer] = []
@@ -125,7 +126,7 @@ def page_of(
     check_drawn()
     found = material_of(arguments)
     _filtered(found, filter)
-    document = _Document(found, Judging(fabric), inline)
+    document = _Document(found, fabric, inline)
     if found.runs:
         _about_runs(document)
     if found.traffic:
@@ -177,7 +178,8 @@ def _title(found: Material) -> str:
 def _about_runs(document: _Document) -> None:
     runs = document.found.runs
     verdicts = [
-        document.judging.verdict(run, rows) for run, rows in zip(runs, document.rows, strict=True)
+        judge(run, document.fabric, rows=rows)
+        for run, rows in zip(runs, document.rows, strict=True)
     ]
     _verdict_answer(document, verdicts)
     _peak_answer(document)
@@ -608,8 +610,8 @@ def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
         named = [(title_of(run), answer_of(verdict)) for run, verdict in own]
         section.parts.append(Titled("", runs_grids([run for run, _ in own], named, View())))
     else:
-        for run, _ in own:
-            grid = table_grid(run, judging=document.judging)
+        for run, verdict in own:
+            grid = table_grid(run, verdict=verdict)
             section.parts.append(Titled(title_of(run) if len(own) > 1 else "", [grid]))
     if own:
         document.sections.append(section)

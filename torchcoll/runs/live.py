@@ -41,14 +41,14 @@ from torchcoll.report.grid import (
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 from torchcoll.runs.show import (
-    Judging,
-    answer_of,
     further_grids,
     row_style,
     show,
     without_verdict,
 )
 from torchcoll.runs.views import pivot_grids
+from torchcoll.verdict.check_show import answer_of
+from torchcoll.verdict.judging import judge
 
 _PATIENCE_S = 2.0
 
@@ -222,7 +222,7 @@ class _Rows(Reporter):
         below += [*self.notes.lines(), *run_lines(self.run, rows)]
         below += [self.hidden] if self.hidden else []
         below += [] if self.quiet else first_lines(self.run, total=False, verbose=self.verbose)
-        verdict = Judging().verdict(self.run, rows)
+        verdict = judge(self.run, rows=rows)
         self.out.lines(["", *without_verdict(below, verdict)])
         further = further_grids(self.run)
         if len(values_of(rows, "backend")) > 1:

@@ -19,45 +19,12 @@ from torchcoll.report.grid import Answer, Grid, Head
 from torchcoll.report.header import header_lines, kind_texts, what_text
 from torchcoll.report.notes import run_lines, runs_lines
 from torchcoll.runs.views import WAITING, rank_values
+from torchcoll.verdict.check_show import WORDS
 
 MOST_RUNS, MOST_RANKS = 20, 64  # more are shown in short
 _MOST_CASES = 40  # rows; of more kinds and sizes the largest size of each
 _NAMED = 5  # of the slowest
-_REASONS = 3  # that several runs have, in one sentence
 _ALL = "--all shows every table"
-_WORDS = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
-_WORST = ("bad", "doubt", "good", "")
-
-
-def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
-    """One verdict of several runs, given as (name, its own): how many have which, and the worst."""
-    kinds = [answer.kind for _, answer in named]
-    counts = [f"{kinds.count(kind)} {_WORDS[kind]}" for kind in _WORST if kind in kinds]
-    worst = next(kind for kind in _WORST if kind in kinds)
-    own = [(name, answer) for name, answer in named if answer.kind == worst]
-    text = f"{len(named)} runs: {', '.join(counts)}" if worst else f"{len(named)} runs, none judged"
-    if worst == "good":
-        return Answer(text, worst)
-    reasons: dict[str, list[str]] = {}
-    for name, answer in own:
-        reasons.setdefault(_reason(answer), []).append(one_line(name))
-    if len(reasons) == 1 and (len(own) > 1 or not worst):
-        reason = next(iter(reasons))
-        return Answer(
-            f"{text}: {reason.removeprefix(_WORDS[worst] + ' ') if worst else reason}", worst
-        )
-    for reason, names in list(reasons.items())[:_REASONS]:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        text += f"; {names[0]}{more}: {reason}"
-    left = sum(len(names) for names in list(reasons.values())[_REASONS:])
-    return Answer(text + (f"; and {left} more" if left else ""), worst)
-
-
-def _reason(answer: Answer) -> str:
-    """The part of a verdict that says why it is no better: a WARN may begin with what is well."""
-    parts = answer.text.split("; ")
-    word = _WORDS[answer.kind]
-    return next((part for part in parts if part.startswith(f"{word} ")), parts[0])
 
 
 # -------------------------------------------------------------------------------------------------
@@ -92,7 +59,7 @@ def runs_grids(runs: Sequence[Run], named: Sequence[tuple[str, Answer]], view: V
         own = [(name, answer) for name, answer in named if answer.kind == kind]
         below += [f"{name}: {answer.text}" for name, answer in own[:_NAMED]]
         if len(own) > _NAMED:
-            below.append(f"and {len(own) - _NAMED} more with {_WORDS[kind]}")
+            below.append(f"and {len(own) - _NAMED} more with {WORDS[kind]}")
     speeds = _speeds(list(cases.values()))
     grids = [_spread(list(cases.values()), names)]
     if len(speeds) > 1 and any(len(case) > 2 for case in cases.values()):

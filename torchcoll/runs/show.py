@@ -7,8 +7,7 @@ import importlib
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError, choice, one_line, unknown
 from torchcoll.core.file import is_traffic
@@ -30,42 +29,21 @@ from torchcoll.report.formats import METRICS, RUN_FORMATS, View, texts_of
 from torchcoll.report.grid import Answer, Grid, print_grids
 from torchcoll.report.header import asked_cases, first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
+from torchcoll.verdict.check_show import answer_of, over_all
+from torchcoll.verdict.judging import Verdict, judge
 from torchcoll.verdict.published import published_line
-
-if TYPE_CHECKING:
-    from torchcoll.verdict.judging import Verdict
-
 
 Source = Run | str | os.PathLike[str]
 _RUNS = (Run, str, os.PathLike)
-SHOWN = "a table, markdown or json"  # what has a verdict
+VIEWS = ("cases", "ranks", "calls")
+_PIVOT = "pivot:"
 
 
-@dataclass(frozen=True)
-class Judging:
-    """What the verdict is measured by: see verdict/judging.py."""
+def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = None) -> Grid:
+    """The table of one run: header lines, one row a case, footnotes, and the verdict.
 
-    fabric: str | None = None
-    rules: Sequence[str | os.PathLike[str]] = ()
-    against: Run | None = None
-
-    @property
-    def asked(self) -> tuple[str, str] | None:
-        """The name of what is stated, and its value; None where nothing is."""
-        if self.against is not None:
-            return "against", str(self.against.path or "a run")
-        if self.rules:
-            return "rules", ", ".join(map(str, self.rules))
-        return ("fabric", self.fabric) if self.fabric else None
-
-    def verdict(self, run: Run, rows: Sequence[Row] | None = None) -> Verdict:
-        from torchcoll.verdict.judging import judge
-
-        return judge(run, self.fabric, self.rules, self.against, rows)
-
-
-def table_grid(run: Run, view: View | None = None, judging: Judging | None = None) -> Grid:
-    """The table of one run: header lines, one row a case, footnotes, and the verdict."""
+    verdict: default: by the fabric that the run is known to be of.
+    """
     view = view or View()
     notes = Notes()
     entries = view.entries(run, notes)
@@ -74,7 +52,7 @@ def table_grid(run: Run, view: View | None = None, judging: Judging | None = Non
     keys = {column.key for column in columns}
     columns = with_limits(with_percentiles(columns, view.extra_columns()), view.limit_columns())
     how, clocks = view.over_ranks, values_of(rows, "clock")
-    verdict = (judging or Judging()).verdict(run, rows if view.usual else None)
+    verdict = verdict or judge(run, rows=rows if view.usual else None)
     above = header_lines(run, rows or asked_cases(run), how, clocks, view.verbose)
     below = notes.lines() if "verified" in keys else reason_lines(rows)
     below += [] if rows else ["no case has ended"]
@@ -98,23 +76,11 @@ def reason_lines(rows: Sequence[Row]) -> list[str]:
     return [f"{status}: {one_line(reason)}" for status, reason in found if reason]
 
 
-def has_verdict(format: str, chosen: bool) -> bool:
-    """Whether a format shows the verdict; ``chosen``: in pivot, per-rank or calls."""
-    return format == "json" or (format in ("table", "markdown") and not chosen)
-
-
 def without_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
     """The lines below a table, without what the verdict that ends them says too."""
     said = {phrase.text for phrase in verdict.phrases}
     # Events begin with their kind.
     return [line for line in lines if line not in said and line.partition(": ")[2] not in said]
-
-
-def answer_of(verdict: Verdict) -> Answer:
-    return Answer(verdict.line, _KINDS.get(verdict.word, ""))
-
-
-_KINDS = {"PASS": "good", "WARN": "doubt", "FAIL": "bad"}
 
 
 def with_percentiles(columns: Sequence[Column], extra: Sequence[Column]) -> list[Column]:
@@ -147,13 +113,8 @@ def show(
     percentiles: str | Sequence[float] | None = None,
     over_ranks: str = "max",
     clock: str | None = None,
-    pivot: str | None = None,
+    view: str = "cases",
     metric: str | None = None,
-    per_rank: bool = False,
-    calls: bool = False,
-    fabric: str | None = None,
-    rules: Sequence[str | os.PathLike[str]] = (),
-    against: Run | None = None,
     topology: str | Sequence[str] | None = None,
     nccl_log: str | Sequence[str] | None = None,
     file: TextIO | None = None,
@@ -164,11 +125,12 @@ def show(
 
     format: table, markdown, csv, json, nccl-tests. columns: names of Row fields, or ``all``.
     percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the slowest rank of a
-    call), mean, min, rank0. clock: host, device, issue; None: each case's default. pivot: sizes
-    down and one column for each collective, ranks, backend, ... or ``label=KEY``, showing metric
-    (busbw, algbw, time). per_rank: each rank's own times. calls: every call in order; both are long
-    tables in csv and json. fabric, rules, against: what the verdict is measured by (a fabric of the
-    package or of rule files, or a run). topology: files of NCCL_TOPO_DUMP_FILE, and one of
+    call), mean, min, rank0. clock: host, device, issue; None: each case's default. view: ``cases``,
+    a row each; ``ranks``, each rank's own times; ``calls``, every call in order (both are long
+    tables in csv and json); ``pivot:KEY``, sizes down and one column for each value of KEY
+    (collective, ranks, backend, ... or ``label=NAME``), showing metric (busbw, algbw, time). The
+    table of cases ends with the verdict by the fabric that the run is known to be of; ``check``
+    judges by another one. topology: files of NCCL_TOPO_DUMP_FILE, and one of
     NCCL_GRAPH_DUMP_FILE; each row then has its share of what they allow. nccl_log: logs of NCCL,
     whose tuning table says what it expected. every: all tables of more than 20 runs, all ranks of
     more than 64, and all cases of a comparison, which are shown in short without it. verbose: the
@@ -179,12 +141,9 @@ def show(
     sources = tuple(map(_loaded, sources))
     others: list[Any] = [one for one in sources if not isinstance(one, _RUNS)]
     if others:
-        reported: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "pivot": pivot}
-        reported |= {"metric": metric, "per-rank": per_rank or None, "calls": calls or None}
+        reported: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "metric": metric}
+        reported |= {"view": None if view == "cases" else view}
         reported |= {"over-ranks": None if over_ranks == "max" else over_ranks}
-        reported |= {"fabric": fabric, "rules": ", ".join(map(str, texts_of(rules))) or None}
-        run = getattr(against, "path", against) or "a run"
-        reported |= {"against": None if against is None else run}
         reported |= {"nccl-log": ", ".join(texts_of(nccl_log)) or None}
         reported |= {"topology": ", ".join(texts_of(topology)) or None}
         _show_others(others, len(sources), format, columns, file, reported, every)
@@ -202,36 +161,31 @@ def show(
         from torchcoll.libraries.nccl.expected import TuningTables
 
         expected = TuningTables(texts_of(nccl_log)).filled
-    view = View(
+    readings = View(
         texts_of(columns), texts_of(percentiles), over_ranks, clock, limits, expected, verbose
     )
-    chosen = [n for n, on in (("pivot", pivot), ("per-rank", per_rank), ("calls", calls)) if on]
-    if len(chosen) > 1:
-        raise UsageError("view", " and ".join(chosen), "one of pivot, per-rank, calls")
-    _check_together(view, format, chosen[0] if chosen else "", metric)
-    judging = Judging(fabric, rules, against)
-    if judging.asked and not has_verdict(format, bool(chosen)):
-        raise UsageError(*judging.asked, SHOWN, "No verdict is shown here.")
+    if not view.startswith(_PIVOT) and view not in VIEWS:
+        raise unknown("view", view, (*VIEWS, f"{_PIVOT}KEY"))
+    _check_together(readings, format, view, metric)
     if not sources:
         raise UsageError("show", "no file", "at least one result file")
     runs = load_all(sources)
     out = Destination(file)
 
-    pairs = view == View(verbose=verbose) and not chosen and any(map(has_pairs, runs))
+    usual = readings == View(verbose=verbose) and view == "cases"
+    pairs = usual and any(map(has_pairs, runs))
     if pairs and format in ("table", "markdown"):
-        show_with_pairs(runs, format, judging, out)
+        show_with_pairs(runs, format, out)
     elif format in ("table", "markdown"):
-        titled, verdict = _titled_grids(
-            runs, view, pivot, metric or "busbw", per_rank, calls, judging, every
-        )
+        titled, verdict = _titled_grids(runs, readings, view, metric or "busbw", every)
         print_grids(titled, format, out, verdict)
     elif format in ("csv", "json"):
-        out.write(_machine_text(runs, view, format, per_rank, calls, judging))
+        out.write(_machine_text(runs, readings, format, view))
     else:
         from torchcoll.runs.export import run_text
 
         for run in runs:
-            out.write(run_text(run, view))
+            out.write(run_text(run, readings))
     out.flush()
 
 
@@ -291,79 +245,73 @@ def _loaded(source: Any) -> Any:
     return source
 
 
-def _check_together(view: View, format: str, chosen: str, metric: str | None) -> None:
+def _check_together(readings: View, format: str, view: str, metric: str | None) -> None:
     """Refuses what would have no effect."""
-    # --per-rank and --calls are long tables for machines too.
-    formats = {"": RUN_FORMATS, "pivot": RUN_FORMATS[:2]}.get(chosen, RUN_FORMATS[:4])
+    pivot = view.startswith(_PIVOT)
+    # Ranks and calls are long tables for machines too.
+    formats = RUN_FORMATS if view == "cases" else RUN_FORMATS[:2] if pivot else RUN_FORMATS[:4]
+    where = f"--view {view}"
     if format not in formats:
-        raise unknown("format", format, formats, f"one of {{}} with --{chosen}")
-    if metric and chosen != "pivot":
-        raise UsageError("metric", metric, "--pivot with it", "A table has --columns.")
-    where = f"--{chosen}" if chosen else "--format nccl-tests" if format == "nccl-tests" else ""
-    if where and view.columns:
-        raise UsageError("columns", ",".join(view.columns), f"none with {where}")
-    if where and view.percentiles:
-        percentiles = ",".join(f"{p:g}" for p in view.percentiles)
+        raise unknown("format", format, formats, f"one of {{}} with {where}")
+    if metric and not pivot:
+        raise UsageError("metric", metric, "--view pivot:KEY with it", "A table has --columns.")
+    if view == "cases":
+        where = "--format nccl-tests" if format == "nccl-tests" else ""
+    if where and readings.columns:
+        raise UsageError("columns", ",".join(readings.columns), f"none with {where}")
+    if where and readings.percentiles:
+        percentiles = ",".join(f"{p:g}" for p in readings.percentiles)
         raise UsageError("percentiles", percentiles, f"none with {where}")
-    for name, value in (("topology", view.limits), ("nccl-log", view.expected)):
+    for name, value in (("topology", readings.limits), ("nccl-log", readings.expected)):
         if where and value is not None:
             raise UsageError(name, "files", f"none with {where}")
-    each = chosen == "per-rank" or (chosen == "calls" and format in ("csv", "json"))
-    if each and view.over_ranks != "max":
-        raise UsageError("over-ranks", view.over_ranks, f"none with {where}: ranks stay apart")
+    each = view == "ranks" or (view == "calls" and format in ("csv", "json"))
+    if each and readings.over_ranks != "max":
+        raise UsageError("over-ranks", readings.over_ranks, f"none with {where}: ranks stay apart")
 
 
-def _machine_text(
-    runs: Sequence[Run], view: View, format: str, per_rank: bool, calls: bool, judging: Judging
-) -> str:
+def _machine_text(runs: Sequence[Run], readings: View, format: str, view: str) -> str:
     from torchcoll.report.formats import ROWS, csv_text, json_text, run_object
     from torchcoll.runs.views import CALLS, RANKS
 
-    records = RANKS if per_rank else CALLS if calls else ROWS
+    records = {"ranks": RANKS, "calls": CALLS}.get(view, ROWS)
     if format == "csv":
-        return csv_text(runs, view, records)
-    found = [{**run_object(run, view, records, judging), **_further_object(run)} for run in runs]
-    return json_text(found)
+        return csv_text(runs, readings, records)
+    return json_text(
+        [{**run_object(run, readings, records, judge(run)), **_further_object(run)} for run in runs]
+    )
 
 
 def _titled_grids(
-    runs: Sequence[Run],
-    view: View,
-    pivot: str | None,
-    metric: str,
-    per_rank: bool,
-    calls: bool,
-    judging: Judging,
-    every: bool,
+    runs: Sequence[Run], readings: View, view: str, metric: str, every: bool
 ) -> tuple[list[tuple[str, list[Grid]]], Answer | None]:
     """The tables to print, under the path of the file that they come from, and of several runs that
     are judged one verdict.
     """
-    if pivot:
-        from torchcoll.runs.views import pivot_grids
+    from torchcoll.runs.views import calls_grids, per_rank_grids, pivot_grids
 
-        return [("", pivot_grids(runs, view, pivot, metric))], None
-    from torchcoll.runs.many import MOST_RANKS, MOST_RUNS, over_all, ranks_grids, runs_grids
-    from torchcoll.runs.views import calls_grids, per_rank_grids
+    if view.startswith(_PIVOT):
+        return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], None
+    from torchcoll.runs.many import MOST_RANKS, MOST_RUNS, ranks_grids, runs_grids
 
     def make(run: Run) -> list[Grid]:
-        if per_rank:
+        if view == "ranks":
             short = run.ranks > MOST_RANKS and not every
-            return ranks_grids(run, view) if short else per_rank_grids(run, view)
-        if calls:
-            return calls_grids(run, view)
-        table, *further = grids = [table_grid(run, view, judging), *further_grids(run)]
+            return ranks_grids(run, readings) if short else per_rank_grids(run, readings)
+        if view == "calls":
+            return calls_grids(run, readings)
+        table, *further = grids = [table_grid(run, readings), *further_grids(run)]
         if further:  # the answer ends all of them
             table.answer, further[-1].answer = None, table.answer
         return grids
 
     titles = [title_of(run) if len(runs) > 1 else "" for run in runs]
-    if len(runs) > MOST_RUNS and not (every or per_rank or calls):
-        verdicts = [answer_of(judging.verdict(run)) for run in runs]
+    if len(runs) > MOST_RUNS and not every and view == "cases":
+        verdicts = [answer_of(judge(run)) for run in runs]
         named = list(zip(titles, verdicts, strict=True))
-        return [("", runs_grids(runs, named, view))], over_all(named)
+        return [("", runs_grids(runs, named, readings))], over_all(named)
     titled = [(title, make(run)) for title, run in zip(titles, runs, strict=True)]
-    if len(runs) < 2 or per_rank or calls:
+    if len(runs) < 2 or view != "cases":
         return titled, None
     if len(set(titles)) == 1:  # programs of one file
         titles = [", ".join(dict.fromkeys(r.case.collective for r in run.results)) for run in runs]
@@ -416,7 +364,7 @@ def has_pairs(run: Run) -> bool:
     return any(map(is_pair, run.results))
 
 
-def show_with_pairs(runs: Sequence[Run], format: str, judging: Judging, out: Destination) -> None:
+def show_with_pairs(runs: Sequence[Run], format: str, out: Destination) -> None:
     """Of pairs their matrix, what follows from it and the verdict; of other runs their table."""
     from torchcoll.pairs.show import show_pairs
 
@@ -424,14 +372,14 @@ def show_with_pairs(runs: Sequence[Run], format: str, judging: Judging, out: Des
         out.write("\n" if number else "")
         if has_pairs(run):
             rows = summarise_run(run)
-            verdict = judging.verdict(run, rows)  # raises before anything is printed
+            verdict = judge(run, rows=rows)  # raises before anything is printed
             show_pairs(run, format, file=out.file)
             doubts = [row for row in rows if row.status == IMPLAUSIBLE]
             grid = Grid([], [], below=reason_lines(doubts), answer=answer_of(verdict))
             print_grids([("", [grid])], format, out)
         else:
             title = title_of(run) if len(runs) > 1 else ""
-            print_grids([(title, [table_grid(run, judging=judging)])], format, out)
+            print_grids([(title, [table_grid(run)])], format, out)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from xml.sax.saxutils import quoteattr
 
 from torchcoll.core.case import OWN
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.plausibility import (
     IMPLAUSIBLE,
@@ -28,6 +29,7 @@ from torchcoll.core.plausibility import (
 from torchcoll.core.result import EXPECTED_STATUSES, Run, hosts_of
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, median, nothing_sent
 from torchcoll.core.units import counted, time_text
+from torchcoll.inputs import load_one
 from torchcoll.verdict.assumed import assumptions, by_names, by_names_text
 from torchcoll.verdict.limits import (
     FAIL,
@@ -156,8 +158,8 @@ def _check_alike(run: Run, base: Run) -> None:
 _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 
 
-@dataclass(frozen=True)
-class Verdict:
+@dataclass(frozen=True, repr=False)
+class Verdict(OneLine):
     """judged: whether the run failed or was measured by anything. A warning about the machine or a
     setting is no judgement: with one the ``word`` is WARN, whether there was a reference or not.
     """
@@ -166,9 +168,12 @@ class Verdict:
     fabric: str | None = None
     judged: bool = True
 
+    def __repr__(self) -> str:
+        return as_one_line(self.line)
+
     @property
     def word(self) -> str:
-        """The worst of its phrases."""
+        """The worst of its phrases: PASS, WARN, FAIL or NO REFERENCE."""
         words = {phrase.word for phrase in self.phrases}
         return next((word for word in (FAIL, WARN, PASS) if word in words), NO_REFERENCE)
 
@@ -179,6 +184,26 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         phrases = [vars(phrase) for phrase in self.phrases]
         return {"word": self.word, "line": self.line, "fabric": self.fabric, "phrases": phrases}
+
+
+def check(
+    source: Run | str | os.PathLike[str],
+    *,
+    fabric: str | None = None,
+    rules: Sequence[str | os.PathLike[str]] = (),
+    against: Run | str | os.PathLike[str] | None = None,
+) -> Verdict:
+    """The verdict on a run, or on that of a file: ``word`` is PASS, WARN, FAIL or NO REFERENCE.
+
+    fabric: what the run is measured by, such as ``nvswitch-h200`` or ``ib-ndr:8``; default: the
+    fabric that it is known to be of. rules: files with fabrics of your own (TOML). against: a run,
+    or its file, to be measured by in place of a fabric. Raises UsageError for a fabric that is not
+    known or cannot be the run's, UnreadableError for a file.
+    """
+    run = source if isinstance(source, Run) else load_one(source)
+    if against is not None and not isinstance(against, Run):
+        against = load_one(against)
+    return judge(run, fabric, rules, against)
 
 
 def judge(

@@ -1,0 +1,83 @@
+"""How verdicts are displayed: of one run, and of several in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.result import Run
+from torchcoll.report.destination import Destination
+from torchcoll.report.formats import View, json_text, run_object
+from torchcoll.report.grid import Answer, Grid, print_grids
+from torchcoll.report.header import asked_cases, header_lines
+from torchcoll.verdict.judging import Verdict
+
+FORMATS = ("table", "markdown", "json")
+WORDS = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
+_KINDS = {word: kind for kind, word in WORDS.items()}
+_WORST = ("bad", "doubt", "good", "")
+_REASONS = 3  # that several runs have, in one sentence
+_WHAT_RAN = 2  # lines of a run's header: the collective, and where it ran
+
+
+def show_verdicts(
+    runs: Sequence[Run], verdicts: Sequence[Verdict], format: str, file: TextIO | None = None
+) -> None:
+    """Print the verdict of each run, and of several one sentence over all of them.
+
+    In json an object for each run: ``schema``, ``run`` and ``verdict``.
+    """
+    out = Destination(file)
+    if format == "json":
+        objects = [run_object(r, View(), verdict=v) for r, v in zip(runs, verdicts, strict=True)]
+        for judged in objects:
+            del judged["rows"]
+        out.write(json_text(objects))
+        out.flush()
+        return
+    titles = [one_line(r.path or r.header.get("run_id") or "run") for r in runs]
+    titled, answers = [], [answer_of(verdict) for verdict in verdicts]
+    for run, title, answer in zip(runs, titles, answers, strict=True):
+        rows = summarise_run(run)
+        above = header_lines(run, rows or asked_cases(run), "max", [])[:_WHAT_RAN]
+        titled.append((title if len(runs) > 1 else "", [Grid([], [], above=above, answer=answer)]))
+    several = over_all(list(zip(titles, answers, strict=True))) if len(runs) > 1 else None
+    print_grids(titled, format, out, several)
+    out.flush()
+
+
+def answer_of(verdict: Verdict) -> Answer:
+    return Answer(verdict.line, _KINDS[verdict.word])
+
+
+def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
+    """One verdict of several runs, given as (name, its own): how many have which, and the worst."""
+    kinds = [answer.kind for _, answer in named]
+    counts = [f"{kinds.count(kind)} {WORDS[kind]}" for kind in _WORST if kind in kinds]
+    worst = next(kind for kind in _WORST if kind in kinds)
+    own = [(name, answer) for name, answer in named if answer.kind == worst]
+    text = f"{len(named)} runs: {', '.join(counts)}" if worst else f"{len(named)} runs, none judged"
+    if worst == "good":
+        return Answer(text, worst)
+    reasons: dict[str, list[str]] = {}
+    for name, answer in own:
+        reasons.setdefault(_reason(answer), []).append(one_line(name))
+    if len(reasons) == 1 and (len(own) > 1 or not worst):
+        reason = next(iter(reasons))
+        return Answer(
+            f"{text}: {reason.removeprefix(WORDS[worst] + ' ') if worst else reason}", worst
+        )
+    for reason, names in list(reasons.items())[:_REASONS]:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        text += f"; {names[0]}{more}: {reason}"
+    left = sum(len(names) for names in list(reasons.values())[_REASONS:])
+    return Answer(text + (f"; and {left} more" if left else ""), worst)
+
+
+def _reason(answer: Answer) -> str:
+    """The part of a verdict that says why it is no better: a WARN may begin with what is well."""
+    parts = answer.text.split("; ")
+    word = WORDS[answer.kind]
+    return next((part for part in parts if part.startswith(f"{word} ")), parts[0])
