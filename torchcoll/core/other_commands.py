@@ -29,13 +29,14 @@ _READERS = (
     ("log", re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) |\d\)? ?\|CCL_[A-Z]+\|")),
 )
 _EXECUTION_TRACE = (".et", ".et.gz")
+# What to do instead of reading figures of pairs of ranks.
+PAIRS = "torchrun -m torchcoll.pairs measures the links between ranks."
 # Tools whose output has no collectives, how it is recognised, and what to do instead.
-_PAIRS = "torchrun -m torchcoll.pairs measures the links between ranks."
 _WITHOUT_COLLECTIVES = (
     (
         "nvbandwidth, which copies between GPUs and hosts",
         re.compile(rb'^[ \t]*nvbandwidth Version:|"nvbandwidth"\s*:', re.MULTILINE),
-        _PAIRS,
+        PAIRS,
     ),
     (
         "perftest, which sends between two hosts",
@@ -44,7 +45,7 @@ _WITHOUT_COLLECTIVES = (
             rb"|^[ \t]*#bytes[ \t]+#iterations[ \t]",
             re.MULTILINE,
         ),
-        _PAIRS,
+        PAIRS,
     ),
     (
         "NCCL's RAS, which tells the state of a job",

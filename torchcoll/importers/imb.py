@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.other_commands import PAIRS
 from torchcoll.core.result import CaseResult
 from torchcoll.importers.base import (
     NOTHING_SENT,
@@ -45,14 +46,14 @@ from torchcoll.importers.base import (
 
 NAME = "imb"
 _TITLE = re.compile(
-    r"#\s*(?:Intel ?\(R\)|PALLAS) MPI Benchmarks?(?: Suite)? V?([^,]{1,60}), ((?:MPI|IMB)\S* part.*)"
+    r"#\s*(?:Intel ?\(R\)|PALLAS) MPI Bench\w+(?: Suite)? V?([^,]{1,60}), ((?:MPI|IMB)\S* part.*)"
 )
 _NO_BARRIERS = re.compile(r"#.* -sync +(?:off|0|no|disable)\b")  # the command line
 _BENCHMARK = re.compile(r"#\s*Benchmarking (?:Multi-)?(\w+)\s*$")
 _PROCESSES = re.compile(r"#\s*#processes = (\d+)")
 _GROUPS = re.compile(r"#\s*\( ?(\d+) groups of (\d+) processes each running simultaneous")
 _GROUP = re.compile(r"#\s*Group\s+(\d{1,9})\s*:((?:\s+\d+)+)\s*$")
-_TYPE = re.compile(r"#\s*MPI_(Datatype(?: for reductions)?|Op)\s*:\s*(MPI_\w+)")
+_TYPE = re.compile(r"#\s*MPI_(Datatype(?: for reductions)?|Op)\s*:\s*(MPIX?_\w+)")
 _HEADING = re.compile(r"(?:Group\s+)?(?:#bytes\s+)?#repetitions\s+(?:t\S*\[usec\]|Mbytes/sec)")
 _END = re.compile(r"#\s*All processes entering MPI_Finalize")
 _FAILED = re.compile(r"(?:\d+\s+){1,2}(out-of-mem|int-overflow|time-out)\b")
@@ -161,6 +162,7 @@ class _ImbReader:
     def result(self, record: dict[str, str]) -> CaseResult | str:
         options, choose = self.options, self.imported.choose
         if _PAIRS.fullmatch(self.benchmark):
+            self.imported.instead = PAIRS
             return f"{self.benchmark}: between pairs of ranks, no collective"
         name = choose("collective", options.collective, collective_named(self.benchmark))
         if name is None:

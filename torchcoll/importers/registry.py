@@ -206,4 +206,4 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
     name = "-" if is_stdin(path) else shlex.quote(path)
     way = f"torchcoll import {name} ... -o RUN.jsonl takes it." * (": give --" in why)
-    return UnreadableError(f"{where}: {why}{more}", action=way)
+    return UnreadableError(f"{where}: {why}{more}", action=way or imported.instead)
