@@ -38,6 +38,8 @@ READERS = {
         ("log", "dump.json", DUMP, "trace"),
         ("log", "table.txt", TABLE, "show"),
         ("log", "imb.txt", IMB, "show"),
+        ("log", "ucc.txt", "       Count        Size                Time, us\n", "show"),
+        ("log", "hccl.txt", "data_size(Bytes): | aveg_time(us):\n", "show"),
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])

@@ -228,6 +228,7 @@ def test_pairs_alone_are_one_line(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "PingPong: between pairs of ranks, no collective" in err
+    assert err.endswith("torchrun -m torchcoll.pairs measures the links between ranks.\n")
 
 
 def test_numbers_of_processes_are_runs_of_their_own(imported):
@@ -348,6 +349,11 @@ def test_types_and_reduction_of_the_title(imported):
     text = text.replace("MPI_FLOAT", "MPI_INT").replace("MPI_BYTE", "MPI_DOUBLE")
     output = imported(text.replace("MPI_SUM", "MPI_MAX"))
     assert [(row.dtype, row.op) for row in rows_of(output)] == [("int32", "max"), ("float64", None)]
+
+
+def test_the_half_types_of_mpich(imported):
+    text = imb(table("Allreduce")).replace("MPI_FLOAT", "MPIX_C_BF16")
+    assert [row.dtype for row in rows_of(imported(text))] == ["bfloat16"]
 
 
 def test_checked_results(imported):

@@ -23,12 +23,46 @@ _READERS = (
         "show",
         re.compile(
             rb"# nThread \d+ nGpus |Avg bus bandwidth|# OSU MPI|# Benchmarking: |MPI Benchmarks? "
-            rb'|COMMS-RES|---- Performance of |"coll_exec_time_us"'
+            rb'|COMMS-RES|---- Performance of |"coll_exec_time_us"|Time, us|data_size\(Bytes\)'
         ),
     ),
     ("log", re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) |\d\)? ?\|CCL_[A-Z]+\|")),
 )
 _EXECUTION_TRACE = (".et", ".et.gz")
+# What to do instead of reading figures of pairs of ranks.
+PAIRS = "torchrun -m torchcoll.pairs measures the links between ranks."
+# Tools whose output has no collectives, how it is recognised, and what to do instead.
+_WITHOUT_COLLECTIVES = (
+    (
+        "nvbandwidth, which copies between GPUs and hosts",
+        re.compile(rb'^[ \t]*nvbandwidth Version:|"nvbandwidth"\s*:', re.MULTILINE),
+        PAIRS,
+    ),
+    (
+        "perftest, which sends between two hosts",
+        re.compile(
+            rb"^[ \t]*(?:RDMA_(?:Read|Write)|Send|Atomic)\b[^\n]{0,60} (?:BW|Latency) Test"
+            rb"|^[ \t]*#bytes[ \t]+#iterations[ \t]",
+            re.MULTILINE,
+        ),
+        PAIRS,
+    ),
+    (
+        "NCCL's RAS, which tells the state of a job",
+        re.compile(rb"\bper node +per process +\(total\)"),
+        "torchcoll log reads NCCL's log of the job (NCCL_DEBUG=INFO).",
+    ),
+)
+
+
+def without_collectives(begin: bytes) -> tuple[str, str]:
+    """('perftest, which ...', next action) of output that has no collectives; '' where it is no
+    such output.
+    """
+    for tool, pattern, action in _WITHOUT_COLLECTIVES:
+        if pattern.search(begin):
+            return tool, action
+    return "", ""
 
 
 def reading_command(begin: bytes, path: str, command: str) -> str:

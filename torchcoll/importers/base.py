@@ -77,7 +77,8 @@ class Refused:
 class Imported:
     """What one file holds. ``rows``: rows read; a row of nccl-tests is two cases. parts: of a file
     of several tables the number of that which each run is of; part: of that which is being read;
-    about: the parts that a warning is about, where it is not about all.
+    about: the parts that a warning is about, where it is not about all. instead: the next action
+    where nothing was read.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -88,6 +89,7 @@ class Imported:
     parts: list[int] = field(default_factory=list)
     part: int | None = None
     about: dict[str, set[int]] = field(default_factory=dict)
+    instead: str = ""
 
     def refuse(self, line: int, reason: str) -> None:
         self.refused.append(Refused(line, reason))

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.other_commands import PAIRS
 from torchcoll.core.result import CaseResult
 from torchcoll.importers.base import (
     NOTHING_SENT,
@@ -45,14 +46,14 @@ from torchcoll.importers.base import (
 
 NAME = "imb"
 _TITLE = re.compile(
-    r"#\s*(?:Intel ?\(R\)|PALLAS) MPI Benchmarks?(?: Suite)? V?([^,]{1,60}), (MPI\S* part.*)"
+    r"#\s*(?:Intel ?\(R\)|PALLAS) MPI Bench\w+(?: Suite)? V?([^,]{1,60}), ((?:MPI|IMB)\S* part.*)"
 )
 _NO_BARRIERS = re.compile(r"#.* -sync +(?:off|0|no|disable)\b")  # the command line
 _BENCHMARK = re.compile(r"#\s*Benchmarking (?:Multi-)?(\w+)\s*$")
 _PROCESSES = re.compile(r"#\s*#processes = (\d+)")
 _GROUPS = re.compile(r"#\s*\( ?(\d+) groups of (\d+) processes each running simultaneous")
-_GROUP = re.compile(r"#\s*Group\s+\d+\s*:((?:\s+\d+)+)\s*$")
-_TYPE = re.compile(r"#\s*MPI_(Datatype(?: for reductions)?|Op)\s*:\s*(MPI_\w+)")
+_GROUP = re.compile(r"#\s*Group\s+(\d{1,9})\s*:((?:\s+\d+)+)\s*$")
+_TYPE = re.compile(r"#\s*MPI_(Datatype(?: for reductions)?|Op)\s*:\s*(MPIX?_\w+)")
 _HEADING = re.compile(r"(?:Group\s+)?(?:#bytes\s+)?#repetitions\s+(?:t\S*\[usec\]|Mbytes/sec)")
 _END = re.compile(r"#\s*All processes entering MPI_Finalize")
 _FAILED = re.compile(r"(?:\d+\s+){1,2}(out-of-mem|int-overflow|time-out)\b")
@@ -77,11 +78,12 @@ REDUCE_SCATTER = (
 
 
 def sniff(head: Sequence[str]) -> bool:
-    # oneCCL's benchmark has a colon behind 'Benchmarking', and a column more.
-    return any(
-        _TITLE.match(text.lstrip())
-        or (_HEADING.match(text.lstrip()) and "stddev" not in text and "elem_count" not in text)
-        for text in head
+    lines = [text.lstrip() for text in head]
+    if any(map(_TITLE.match, lines)):
+        return True
+    # oneCCL's benchmark has columns more, and a colon behind 'Benchmarking'.
+    return any(map(_HEADING.match, lines)) and not any(
+        "stddev" in text or "elem_count" in text or "Benchmarking:" in text for text in lines
     )
 
 
@@ -115,10 +117,13 @@ class _ImbReader:
         self.benchmark = benchmark
         self.columns: list[str] = []
         self.ranks, self.groups = 0, 1
-        self.members: list[list[int]] = []  # the ranks of each group
+        self.members: dict[int, list[int]] = {}  # the ranks of each group; IMB shortens long lists
 
     def line(self, line: int, text: str) -> None:
-        if match := _TITLE.match(text):
+        if text[:1].isdigit():
+            if self.columns:
+                self.row(line, text)
+        elif match := _TITLE.match(text):
             if self.version or self.results:
                 self.finish()
                 self.begin()
@@ -128,9 +133,9 @@ class _ImbReader:
         elif match := _PROCESSES.match(text):
             self.ranks = ranks_stated(match[1]) or 0
         elif match := _GROUPS.match(text):
-            self.groups, self.ranks = whole(match[1]) or 1, ranks_stated(match[2]) or 0
+            self.groups, self.ranks = ranks_stated(match[1]) or 1, ranks_stated(match[2]) or 0
         elif match := _GROUP.match(text):
-            self.members.append([whole(rank) or 0 for rank in match[1].split()])
+            self.members[int(match[1])] = [whole(rank) or 0 for rank in match[2].split()]
         elif match := _TYPE.match(text):
             self.types[match[1]] = match[2]
         elif _NO_BARRIERS.match(text):
@@ -139,8 +144,6 @@ class _ImbReader:
             self.columns = text.replace("#", "").split()
         elif _END.match(text):
             self.ended = True
-        elif self.columns and text[:1].isdigit():
-            self.row(line, text)
 
     def row(self, line: int, text: str) -> None:
         fields = text.split()
@@ -159,6 +162,7 @@ class _ImbReader:
     def result(self, record: dict[str, str]) -> CaseResult | str:
         options, choose = self.options, self.imported.choose
         if _PAIRS.fullmatch(self.benchmark):
+            self.imported.instead = PAIRS
             return f"{self.benchmark}: between pairs of ranks, no collective"
         name = choose("collective", options.collective, collective_named(self.benchmark))
         if name is None:
@@ -250,12 +254,10 @@ class _ImbReader:
         """The rule of the sub-groups as ``--groups`` takes it, with the number of the row's."""
         if self.groups < 2:
             return None
-        rule = f"div:{self.ranks}"
-        if any(
-            ranks != [*range(n * self.ranks, (n + 1) * self.ranks)]
-            for n, ranks in enumerate(self.members)
-        ):
-            rule = ";".join(",".join(map(str, ranks)) for ranks in self.members)
+        size, members = self.ranks, self.members
+        rule = f"div:{size}"
+        if any(ranks != [*range(n * size, (n + 1) * size)] for n, ranks in members.items()):
+            rule = ";".join(",".join(map(str, ranks)) for ranks in members.values())
         return rule if index is None else f"{rule}/{index}"
 
     def end(self) -> None:

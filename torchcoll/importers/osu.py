@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.other_commands import PAIRS
 from torchcoll.core.result import CaseResult
 from torchcoll.importers.base import (
     NOTHING_SENT,
@@ -110,6 +111,7 @@ class _OsuReader:
         asked = title.removeprefix("I") if title[:2] != "In" else title
         stated = collective_named(title) or collective_named(asked)
         if stated is None and self.whole_title and _PAIRS.fullmatch(title):
+            self.found.instead = PAIRS
             return f"{self.whole_title}: between pairs of ranks, no collective"
         name = self.found.choose("collective", self.options.collective, stated)
         if name is None:

@@ -20,7 +20,7 @@ from typing import cast
 
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
 from torchcoll.core.file import MODEL_START, uncollected
-from torchcoll.core.other_commands import TRACE, reading_command
+from torchcoll.core.other_commands import TRACE, reading_command, without_collectives
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import is_stdin
 from torchcoll.importers.base import Imported, Importer, ImportOptions, Line
@@ -37,20 +37,8 @@ BUILT_IN = (
     "plain",
 )
 
-# Importers of text, and how JSON begins: logs of containers, notebooks and test runners hold the
-# text of a benchmark in their members, with every line end escaped.
-_TEXTS = (
-    "torchcoll-text",
-    "nccl-tests",
-    "imb",
-    "oneccl",
-    "param",
-    "deepspeed",
-    "osu",
-    "ucc",
-    "hccl",
-    "plain",
-)
+# How JSON begins: logs of containers, notebooks and test runners hold the text of a benchmark in
+# their members, with every line end escaped.
 _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[\[{"])')
 _AROUND = "the text of a benchmark; this is JSON around text"
 
@@ -130,6 +118,10 @@ def _imported(
                 "a run."
             )
             raise UnreadableError("file", source.name, "results; this is a model", action)
+        tool, instead = without_collectives(source.start)
+        if tool:
+            expected = f"results of collectives; this is output of {tool}"
+            raise ForeignError("file", source.name, expected, instead)
         raise ForeignError(
             "file",
             source.name,
@@ -137,7 +129,7 @@ def _imported(
             command
             or "Force one with torchcoll import --from; --map names the columns of a table.",
         )
-    if not name and importer.NAME in _TEXTS and _JSON.match(source.start):
+    if not name and _reads_text(importer) and _JSON.match(source.start):
         raise UnreadableError("file", source.name, _AROUND, _unwrapping(source.start))
     options = options or ImportOptions()
     own = "stdin" if is_stdin(path) else os.path.basename(path)
@@ -164,6 +156,12 @@ def _imported(
         texts = _stated(found, source.name, number)
         run.events += [{"kind": "import", "message": text} for text in texts]
     return found
+
+
+def _reads_text(importer: Importer) -> bool:
+    """Whether its rows are lines of text: no JSON document holds them as they are."""
+    in_lines = hasattr(importer, "STARTS") and not getattr(importer, "LONG_LINES", False)
+    return in_lines or importer.NAME == _PLAIN
 
 
 def _unwrapping(start: bytes) -> str:
@@ -208,4 +206,4 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
     name = "-" if is_stdin(path) else shlex.quote(path)
     way = f"torchcoll import {name} ... -o RUN.jsonl takes it." * (": give --" in why)
-    return UnreadableError(f"{where}: {why}{more}", action=way)
+    return UnreadableError(f"{where}: {why}{more}", action=way or imported.instead)
