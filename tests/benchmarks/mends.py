@@ -267,8 +267,8 @@ MENDS = (
     Mend(
         "9",
         "samples of many ranks are kept in 8 bytes each",
-        "core/result.py",
-        {"if len(line) < _MANY_BYTES:": "if True:"},
+        "core/file.py",
+        {"large=len(line) > _MANY_BYTES": "large=False"},
         "core/test_packed.py",
     ),
     Mend(
@@ -522,9 +522,56 @@ MENDS = (
     Mend(
         "16",
         "a restarted job writes beside its first capture",
-        "training/capture.py",
-        {"while os.path.lexists(file):": "while False:"},
+        "training/capture_file.py",
+        {
+            "if not os.path.lexists(folder / name):": "if True:",
+            "if not isinstance(reason, FileExistsError) or not os.path.lexists(folder / name):": (
+                "if True:"
+            ),
+        },
         "training/test_capture.py",
+    ),
+    Mend(
+        "26",
+        "a link inside a folder that is written into is not followed",
+        "core/opening.py",
+        {'_NO_LINK = getattr(os, "O_NOFOLLOW", 0)': "_NO_LINK = 0"},
+        "core/test_opening.py",
+    ),
+    Mend(
+        "26",
+        "tokens with a prefix of their maker are masked under any name",
+        "core/variables.py",
+        {"    text = _prefixed().sub(MASK, text)\n": ""},
+        "core/test_secret_shapes.py",
+    ),
+    Mend(
+        "26",
+        "a FIFO on the command line is refused",
+        "core/opening.py",
+        {"    if stat.S_ISREG(mode):\n        return descriptor\n": "    return descriptor\n"},
+        "test_inputs.py",
+    ),
+    Mend(
+        "26",
+        "a law that is off by 2 % is named though the noise is smaller",
+        "curves/growth.py",
+        {"MARGIN = 0.02": "MARGIN = 0.0"},
+        "curves/test_growth.py",
+    ),
+    Mend(
+        "26",
+        "a setting that slows the library is in the verdict",
+        "verdict/judging.py",
+        {'        *_stated(run, "setting"),\n': ""},
+        "verdict/test_judge.py bench/test_bench_file.py machine",
+    ),
+    Mend(
+        "26",
+        "a gate that judged nothing exits with 2",
+        "verdict/command.py",
+        {"    if unjudged:\n        raise refusal\n": ""},
+        "verdict/test_verdict_command.py",
     ),
 )
 
