@@ -544,6 +544,8 @@ def _shares_grid(
     found: Comparison, table: Sequence[Compared], ours: Profile, theirs: Profile
 ) -> Grid:
     """Each side beside its own best: no ratio between machines that are not alike."""
+    from torchcoll.comparison.statistics import geometric
+
     heads = [Head("size", repeat=True)]
     for side in (found.base, found.new):
         heads += [Head(one_line(side.name)), Head("of its", "best")]
@@ -557,8 +559,9 @@ def _shares_grid(
             (row.base, row.pair.base, ours.best_gbps),
             (row.new, row.pair.new, theirs.best_gbps),
         ):
-            known = [m.row.busbw_gbps for m in items if m.row.busbw_gbps]
-            share = f"{100 * sum(known) / len(known) / best:.1f} %" if known and best else "-"
+            # Geometric as ``best`` is: an arithmetic mean would exceed 100 %.
+            mean = geometric(m.row.busbw_gbps for m in items)
+            share = f"{100 * mean / best:.1f} %" if mean and best else "-"
             line += [_figure(value, found.metric), share]
         own = [f"{row.result} ({one_line(row.reason)})"] if len(results) > 1 else []
         cells.append([*line, *own])
