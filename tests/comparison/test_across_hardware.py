@@ -55,9 +55,9 @@ def test_one_sentence_says_what_may_be_said():
     # Half of 52.4 lies above 26.2, half of 4.19 above 1.09 (64K in 60 us).
     assert answer_of(compare(base, new)).text == (
         "no ratio (different hardware: devices cuda and cpu); half-bandwidth size: nccl 1M to 16M, "
-        "oneccl 64K to 1M; share of its own best busbw at 16M: nccl 100.0 %, oneccl 50.0 %; "
-        "latency floor: nccl 10.00 us at 1K, oneccl 50.00 us at 1K; first call: nccl 3.00 ms, "
-        "oneccl not known"
+        "oneccl 64K to 1M; share of its own best busbw at 16M: nccl 100.0 % (its largest size), "
+        "oneccl 50.0 %; latency floor: nccl 10.00 us at 1K, oneccl 50.00 us at 1K; first call: "
+        "nccl 3.00 ms, oneccl not known"
     )
     assert answer_of(compare(base, new)).kind == "doubt"
 

@@ -380,9 +380,9 @@ def test_different_hardware_is_shown_side_by_side(folder, capsys):
     assert "3 cases: 3 incomparable" in lines
     assert lines[-1] == (
         "no ratio (different hardware: device names Xeon and PVC); half-bandwidth size: nccl 1K to "
-        "1M, oneccl 1K to 1M; share of its own best busbw at 4M: nccl 100.0 %, oneccl 100.0 %; "
-        "latency floor: nccl 10.00 us at 1K, oneccl 10.00 us at 1K; first call: nccl 30.0 us, "
-        "oneccl 30.0 us"
+        "1M, oneccl 1K to 1M; share of its own best busbw at 4M: nccl 100.0 % (its largest size), "
+        "oneccl 100.0 % (its largest size); latency floor: nccl 10.00 us at 1K, oneccl 10.00 us at "
+        "1K; first call: nccl 30.0 us, oneccl 30.0 us"
     )
 
 

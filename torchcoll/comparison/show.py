@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.comparison.across_hardware import (
+from torchcoll.comparison.across_hardware_show import (
     across_answer,
     alone_line,
     is_across_hardware,

@@ -124,6 +124,7 @@ def _shares_texts(comparison: Comparison) -> list[str]:
     tables = tables_of([row for row in comparison.rows if row.matched])
     shares: tuple[list[float], list[float]] = ([], [])
     sizes = set()
+    largest: tuple[list[bool], list[bool]] = ([], [])  # whether the best is of that very size
     for (_, base, new), table in zip(comparison.profiles, tables, strict=True):
         row = max(table, key=lambda row: row.pair.size_bytes)
         of_base = share_of(row.pair.base, base.best_gbps)
@@ -132,10 +133,16 @@ def _shares_texts(comparison: Comparison) -> list[str]:
             sizes.add(row.pair.size_bytes)
             shares[0].append(of_base)
             shares[1].append(of_new)
+            for profile, known in zip((base, new), largest, strict=True):
+                known.append(profile.best_bytes == profile.largest_bytes == row.pair.size_bytes)
     if not sizes:
         return []
     where = f"at {format_size(sizes.pop())}" if len(sizes) == 1 else "at the largest common sizes"
-    texts = [_range_text(f"{100 * share:.1f} %" for share in sorted(each)) for each in shares]
+    texts = [
+        _range_text(f"{100 * share:.1f} %" for share in sorted(each))
+        + " (its largest size)" * all(is_largest)
+        for each, is_largest in zip(shares, largest, strict=True)
+    ]
     return [f"share of its own best busbw {where}: {_of_sides(comparison, texts)}"]
 
 
@@ -159,7 +166,7 @@ def settings_grid(comparison: Comparison) -> Grid:
     rows = [
         [
             one_line(setting.name) + (f" ({setting.where})" if setting.where else ""),
-            *(_values_text(values) for values in (setting.base, setting.new)),
+            *(_values_text(setting.name, values) for values in (setting.base, setting.new)),
         ]
         for setting in comparison.settings
     ]
@@ -169,9 +176,15 @@ def settings_grid(comparison: Comparison) -> Grid:
 _MOST_VALUES = 4
 
 
-def _values_text(values: Sequence[str]) -> str:
+# As a value of a setting `same` would read as the result of a case.
+_REUSE = {"same": "reused buffers", "rotate": "rotating buffers"}
+
+
+def _values_text(name: str, values: Sequence[str]) -> str:
     if not values:
         return UNKNOWN
+    if name == "buffer_reuse":
+        values = [_REUSE.get(value, value) for value in values]
     if len(values) > _MOST_VALUES:
         return f"{one_line(', '.join(values[:2]))}, ... ({len(values)} values)"
     return one_line(", ".join(values))
@@ -191,6 +204,7 @@ def profile_grid(comparison: Comparison, base: Profile, new: Profile, title: str
         ("time to first result", lambda p: _time_text(p.first_result_ns)),
     ]
     rows = [[name, text_of(base), text_of(new)] for name, text_of in figures]
+    rows = [row for row in rows if set(row[1:]) - {UNKNOWN, "-"}]
     below = [
         f"{name}: the best is that of its largest size, {format_size(profile.best_bytes)}; larger "
         "sizes may reach more"
