@@ -139,6 +139,15 @@ def test_settings_are_in_json(in_tmp_path, capsys):
     assert profile["base"]["best_bytes"] == 16 * M and profile["new"]["ranks"] == [2]
 
 
+def test_settings_stand_beside_csv(in_tmp_path, capsys):
+    save(sides()[0].runs[0], "a.jsonl")
+    save(run(given(9_000, **CPU), source={"tool": "oneCCL benchmark"}), "b.jsonl")
+    assert main(["compare", "nccl=a.jsonl", "oneccl=b.jsonl", "--format", "csv"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert "torchcoll: differs: backend: nccl -> ccl" in lines
+    assert "torchcoll: differs: kernel: 6.1 -> not known" in lines
+
+
 def test_the_algorithm_stands_beside_each_size():
     ring = Choice("RING", "LL")
     base, new = sides()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torchcoll.comparison.cells import figure_cell, size_cell
+from torchcoll.comparison.sides import NOT_KNOWN
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
 from torchcoll.report.grid import Answer, Grid, Head
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from torchcoll.comparison.differences import Profile
     from torchcoll.comparison.results import Compared
     from torchcoll.comparison.sides import Measured
-
-UNKNOWN = "not known"
 
 
 def is_across_hardware(comparison: Comparison) -> bool:
@@ -45,7 +44,7 @@ def across_answer(comparison: Comparison) -> Answer:
     ):
         sides = [text_of([pair[side] for pair in _profiles(comparison)]) for side in (0, 1)]
         if any(sides):
-            texts.append(f"{what}: {_of_sides(comparison, [text or UNKNOWN for text in sides])}")
+            texts.append(f"{what}: {_of_sides(comparison, [text or NOT_KNOWN for text in sides])}")
         if text_of is _halves_text:
             texts += _shares_texts(comparison)
     for reason in others:
@@ -93,7 +92,7 @@ def _halves_text(profiles: Sequence[Profile]) -> str:
 def half_text(profile: Profile) -> str:
     """Between which two sizes busbw passes half of the best."""
     if not profile.half_bytes:
-        return UNKNOWN
+        return NOT_KNOWN
     if not profile.below_bytes:
         return f"{format_size(profile.half_bytes)} or less"
     return f"{format_size(profile.below_bytes)} to {format_size(profile.half_bytes)}"
@@ -182,7 +181,7 @@ _REUSE = {"same": "reused buffers", "rotate": "rotating buffers"}
 
 def _values_text(name: str, values: Sequence[str]) -> str:
     if not values:
-        return UNKNOWN
+        return NOT_KNOWN
     if name == "buffer_reuse":
         values = [_REUSE.get(value, value) for value in values]
     if len(values) > _MOST_VALUES:
@@ -195,16 +194,16 @@ def profile_grid(comparison: Comparison, base: Profile, new: Profile, title: str
     names = [one_line(side.name) for side in (comparison.base, comparison.new)]
     heads = [Head("each by its own measure", left=True), Head(names[0]), Head(names[1])]
     figures: list[tuple[str, Callable[[Profile], str]]] = [
-        ("ranks", lambda p: ", ".join(map(str, p.ranks)) or UNKNOWN),
+        ("ranks", lambda p: ", ".join(map(str, p.ranks)) or NOT_KNOWN),
         ("best busbw (GB/s)", lambda p: format_bandwidth(p.best_gbps)),
-        ("best busbw at", lambda p: format_size(p.best_bytes) if p.best_bytes else UNKNOWN),
+        ("best busbw at", lambda p: format_size(p.best_bytes) if p.best_bytes else NOT_KNOWN),
         ("half-bandwidth size", half_text),
         ("latency floor", _floor_text),
         ("first call", lambda p: _time_text(p.first_call_ns)),
         ("time to first result", lambda p: _time_text(p.first_result_ns)),
     ]
     rows = [[name, text_of(base), text_of(new)] for name, text_of in figures]
-    rows = [row for row in rows if set(row[1:]) - {UNKNOWN, "-"}]
+    rows = [row for row in rows if set(row[1:]) - {NOT_KNOWN, "-"}]
     below = [
         f"{name}: the best is that of its largest size, {format_size(profile.best_bytes)}; larger "
         "sizes may reach more"
@@ -215,7 +214,7 @@ def profile_grid(comparison: Comparison, base: Profile, new: Profile, title: str
 
 
 def _time_text(ns: float | None) -> str:
-    return UNKNOWN if ns is None else time_text(ns)
+    return NOT_KNOWN if ns is None else time_text(ns)
 
 
 def _floor_text(profile: Profile) -> str:
@@ -245,7 +244,7 @@ def shares_grid(
         algorithms = [_algorithms_text(items) for _, items in figures]
         if any(algorithms):
             heads.append(Head("algorithm", left=True))
-            columns.append([text or UNKNOWN for text in algorithms])
+            columns.append([text or NOT_KNOWN for text in algorithms])
     results = [f"{row.result} ({one_line(row.reason)})" for row in table]
     above = []
     if len(set(results)) > 1:  # what is the same for all sizes is said once

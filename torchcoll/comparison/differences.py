@@ -35,7 +35,7 @@ _OF_THE_PLACE = ("label=launch", "hosts", "device_name", "kernel", "cpu", "cores
 
 @dataclass(frozen=True)
 class Difference:
-    """What is not the same on both sides, with the values that each side has."""
+    """What is not the same on both sides, with the values that each side has; () is not known."""
 
     name: str
     base: tuple[str, ...]
@@ -259,7 +259,8 @@ def value_text(name: str, value: Any) -> str:
 
 
 def _several(values: Sequence[str]) -> str:
-    return ", ".join(values if len(values) < 6 else [*values[:4], f"... ({len(values)} values)"])
+    few = values if len(values) < 6 else [*values[:4], f"... ({len(values)} values)"]
+    return ", ".join(few) or NOT_KNOWN
 
 
 # -------------------------------------------------------------------------------------------------

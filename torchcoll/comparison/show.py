@@ -658,7 +658,8 @@ def notes_of_sides(found: Sequence[Comparison], format: str) -> list[str]:
     """As ``note_lines`` of all sides."""
     lines = []
     for one in found:
-        notes = [*(f"differs: {each}" for each in one.differences)]
+        differences = one.settings if is_across_hardware(one) else one.differences
+        notes = [f"differs: {each}" for each in differences]
         notes += [f"note: {text}" for text in one.notes] + [answer_of(one).text]
         lines += note_lines(format, [*one.base.runs, *one.new.runs], notes)
     return list(dict.fromkeys(lines))
