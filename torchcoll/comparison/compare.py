@@ -153,7 +153,7 @@ THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 class Comparison(Displayed):
     """What ``compare`` found. ``fitted`` is filled with fit=True, ``profiles`` on different
     hardware: (the first pair of the table, base, new) for each table, and ``settings``: what is not
-    the same on both sides, or known of one alone. ``left_out``: the launches
+    the same on both sides, or known of one alone, where no case has a ratio. ``left_out``: the launches
     that were outliers, by their files. ``starts``: base and new, where they are two backends.
     ``errors``: of a model, over all cases and over each scenario.
     """
@@ -289,7 +289,8 @@ def comparison_of(
         found.fitted = fit_pairs(settled, ours, theirs, threshold, both.metric, out)
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
-        found.settings = settings_of(ours, theirs, pairs)
+        if not found.ranked:
+            found.settings = settings_of(ours, theirs, pairs)
     found.errors = scenario_errors(ours, theirs, rows)
     found.starts = _starts(pairs, ours, theirs)
     named = zip(found.left_out, separate, strict=True)
@@ -356,7 +357,7 @@ def _starts(pairs: Sequence[Pair], base: Side, new: Side) -> tuple[Start, ...]:
 def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
     ratios = any(one.judged.ratio for one in found.fitted or found.rows)
     notes = taken_of(pairs)
-    if not found.settings or ratios:  # else they are a table
+    if not found.settings:  # else they are a table
         notes = [*separate_of(pairs, ratios), *notes, *unknown_of(found.base, found.new)]
     both = (found.base, found.new)
     alone = [r.reported for s in both for r in s.results if r.reported and not r.time_ns]
