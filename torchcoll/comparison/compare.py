@@ -154,8 +154,8 @@ class Comparison(Displayed):
     """What ``compare`` found. ``fitted`` is filled with fit=True, ``profiles`` on different
     hardware: (the first pair of the table, base, new) for each table, and ``settings``: what is not
     the same on both sides, or known of one alone, where no case has a ratio. ``left_out``: the
-    launches that were outliers, by their files. ``starts``: base and new, where they are two backends.
-    ``errors``: of a model, over all cases and over each scenario.
+    launches that were outliers, by their files. ``starts``: base and new, where they are two
+    backends. ``errors``: of a model, over all cases and over each scenario.
     """
 
     base: Side
