@@ -113,7 +113,8 @@ def sources_of(
             continue
         runs = load_all(files, collective=collective, ranks=ranks)
         for run in runs if label else ():
-            labels = {"cell": label, **_assigned(label), **run.labels}
+            # The name that was given counts more than what a matrix or versus called the launch.
+            labels = {**_assigned(label), **run.labels, "cell": label}
             run.header["spec"] = {**(run.header.get("spec") or {}), "labels": labels}
         found += runs
     if told:

@@ -9,7 +9,7 @@ from made_launches import given, in_turn, launches, measured, run
 
 import torchcoll
 from torchcoll.comparison.compare import compare
-from torchcoll.comparison.show import answer_of
+from torchcoll.comparison.show import answer_of, comparison_grids
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Reported, Verification
 from torchcoll.report.grid import Answer
@@ -301,3 +301,20 @@ def test_without_samples_the_sources_say_what_a_figure_is():
     assert compare(sides[0], run(measured(100))).reading == (
         "base: mean over calls, not known over ranks; new: mean over calls, mean over ranks"
     )
+
+
+def test_no_size_exceeds_the_best_of_its_side():
+    """Of 100 and 400 us the geometric mean is 200 us: the one size is its side's best."""
+    times_ns = [100_000, 400_000]
+    comparison = compare(launches(times_ns), launches(times_ns, device_name="PVC"))
+    cells = [cell for grid in comparison_grids(comparison) for row in grid.rows for cell in row]
+    assert [cell for cell in cells if cell.endswith("%")] == ["100.0 %", "100.0 %"]
+
+
+def test_the_identity_of_a_job_of_intel_mpi_is_no_difference():
+    base, new = in_turn(launches([100_000] * 2), launches([100_000] * 2))
+    for number, one in enumerate([*base, *new]):
+        one.environment["variables"] = {"I_MPI_HYDRA_UUID": str(number), "I_MPI_FABRICS": "shm"}
+    new[0].environment["variables"]["I_MPI_FABRICS"] = "ofi"
+    names = [difference.name for difference in compare(base, new).differences]
+    assert names == ["I_MPI_FABRICS"]

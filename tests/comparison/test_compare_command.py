@@ -358,11 +358,17 @@ def test_different_hardware_is_shown_side_by_side(folder, capsys):
     assert main(["compare", "nccl=a.jsonl", "oneccl=b.jsonl"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     start = lines.index("each by its own measure nccl oneccl")
-    assert lines[start + 1 : start + 12] == [
+    assert lines[start + 1 : start + 18] == [
+        "ranks 2 2",
         "best busbw (GB/s) 83.886 83.886",
+        "best busbw at 4M 4M",
         "half-bandwidth size 1K to 1M 1K to 1M",
         "latency floor 10.00 us at 1K 10.00 us at 1K",
+        "first call 30.00 us 30.00 us",
         "time to first result 30.00 us 30.00 us",
+        "",
+        "nccl: the best is that of its largest size, 4M; larger sizes may reach more",
+        "oneccl: the best is that of its largest size, 4M; larger sizes may reach more",
         "",
         "all sizes: incomparable (different hardware: device names Xeon and PVC)",
         "",
@@ -373,7 +379,10 @@ def test_different_hardware_is_shown_side_by_side(folder, capsys):
     ]
     assert "3 cases: 3 incomparable" in lines
     assert lines[-1] == (
-        "none of 3 cases can be compared: different hardware: device names Xeon and PVC"
+        "no ratio (different hardware: device names Xeon and PVC); half-bandwidth size: nccl 1K to "
+        "1M, oneccl 1K to 1M; share of its own best busbw at 4M: nccl 100.0 % (its largest size), "
+        "oneccl 100.0 % (its largest size); latency floor: nccl 10.00 us at 1K, oneccl 10.00 us at "
+        "1K; first call: nccl 30.0 us, oneccl 30.0 us"
     )
 
 

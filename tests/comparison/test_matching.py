@@ -9,10 +9,10 @@ import pytest
 from made_launches import given, launches, measured, run
 
 from torchcoll.comparison.compare import compare
-from torchcoll.comparison.show import comparison_grids, comparison_object
+from torchcoll.comparison.show import answer_of, comparison_grids, comparison_object
 from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import Reported
+from torchcoll.core.result import Reported, Verification
 
 
 def one(ns=100, **changed):
@@ -168,7 +168,13 @@ def test_a_clock_that_is_not_told_is_not_the_other_sides():
 
 def test_what_differs_without_a_ratio_is_not_called_compared():
     found = compare(one(ranks=2), run(measured(100, ranks=4), ranks=4))
-    assert "side by side although they differ: ranks (2 -> 4)" in found.notes
+    assert [(each.name, each.base, each.new) for each in found.settings] == [
+        ("ranks", ("2",), ("4",))
+    ]
+    assert not any(note.startswith("compared although") for note in found.notes)
+    wrong = run(measured(100, backend="ccl", verification=Verification(checked=9, wrong=1)))
+    found = compare(one(), wrong)
+    assert "side by side although they differ: backend (gloo -> ccl)" in found.notes
 
 
 def test_an_unknown_number_of_ranks_matches_any():
@@ -355,6 +361,9 @@ def test_two_backends_are_compared_by_their_first_calls_too():
         "first call: gloo 6.00 ms, ccl 1.00 s; time to first result: gloo 16.3 ms, ccl 1.00 s "
         "(geometric means over the launches)"
     ) in last.below
+    assert answer_of(found).text.endswith(
+        "; time to first result (connecting and first call): gloo 16.3 ms, ccl 1.00 s"
+    )
     assert comparison_object(found)["starts"][1]["first_result_ns"] == pytest.approx(1e9)
     assert compare(one(), one()).starts == ()  # one backend: its first calls are cases
 

@@ -23,7 +23,7 @@ from ranks import past
 
 from torchcoll.cli import main
 from torchcoll.comparison.versus import Versus
-from torchcoll.comparison.versus_show import answer, repeat_text, round_text
+from torchcoll.comparison.versus_show import answer, repeat_text, round_text, show_versus
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.launches import processes
@@ -505,6 +505,37 @@ def test_two_backends(capsys):
         ["gloo", "ccl", "ccl", "gloo", "gloo", "ccl"]
     )
     assert code == 0 and "ended after 3 rounds" in capsys.readouterr().out
+
+
+def test_the_first_calls_of_two_backends_are_in_the_answer(capsys):
+    """Of all calls they differ most, and no case shows them. gloo connects for 10 ms before."""
+    plan = LaunchPlan(command_of([sys.executable, str(FAKE)]), [Cell("gloo"), Cell("ccl")], 3, 0)
+    state = Versus(plan, Path(), 0.02, 3, 3)
+    first_ns = {"gloo": 500_000, "ccl": 652_000_000}
+    while (job := state.next(there)) is not None:
+        backend = job.cell.name
+        minute = len(list(Path().glob("*.jsonl")))
+        case = measured(
+            100_000 + 100 * minute, backend=backend, cold_ns=[[first_ns[backend], 100_000]] * 2
+        )
+        where = {"gloo": "init_process_group", "ccl": "first call"}[backend]
+        launch = run(
+            case,
+            labels={"cell": backend},
+            header={"start_utc": f"2026-03-01T00:0{minute}:00Z", "connects_of": {backend: where}},
+            phases={"init_process_group": [10_000_000] * 2},
+        )
+        save(launch, f"{job.stem}.jsonl")
+    comparisons = state.comparisons()
+    times = "gloo 10.5 ms, ccl 652 ms"
+    assert answer(state, comparisons, "D").text.endswith(
+        f"; time to first result (connecting and first call): {times}"
+    )
+    show_versus(state, comparisons, "D", "")
+    assert (
+        f"first call: gloo 500 us, ccl 652 ms; time to first result: {times} (geometric means over "
+        "the launches)\n"
+    ) in capsys.readouterr().out
 
 
 def test_implementations(capsys):

@@ -369,3 +369,18 @@ def test_pairs_traffic_and_a_log_in_one_page(tmp_path):
     assert "rank 3" in said
     assert "Every case" not in found
     assert html_text(page)
+
+
+def test_the_names_given_are_those_of_the_page(tmp_path):
+    """Also of files of a versus or a matrix, which have a name of their own."""
+    labels = {"spec": {"labels": {"cell": "auto"}}}
+    for number, name in enumerate(("first", "second")):
+        header = {**labels, "start_utc": f"2026-01-0{number + 1}T00:00:00Z"}
+        save(sweep(header=header), tmp_path / f"{name}.jsonl")
+    page = page_of([f"oneccl={tmp_path}/first.jsonl", f"gloo={tmp_path}/second.jsonl"])
+    texts = [answer.text for answer in page.answers]
+    assert any(text.startswith("Peak in oneccl on gloo cpu, 8 ranks: ") for text in texts)
+    assert any(text.startswith("Peak in gloo on gloo cpu, 8 ranks: ") for text in texts)
+    assert any(text.startswith("gloo against oneccl: ") for text in texts)
+    grids = [grid for section in page.sections for part in section.parts for grid in part.grids]
+    assert not any("auto" in cell for grid in grids for row in grid.rows for cell in row)

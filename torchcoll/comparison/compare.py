@@ -15,12 +15,21 @@ from torchcoll.comparison.differences import (
     hidden_of,
     profile,
     separate_of,
+    settings_of,
     start,
+    taken_of,
     unknown_of,
     ways_of,
 )
 from torchcoll.comparison.fits import Fitted, fit_pairs
-from torchcoll.comparison.matching import NAMES, Condition, Pair, conditions, pairs_of
+from torchcoll.comparison.matching import (
+    NAMES,
+    Condition,
+    Pair,
+    conditions,
+    pairs_of,
+    sizes_of_sides,
+)
 from torchcoll.comparison.results import (
     FIRST_CALLS,
     NO_STARTS,
@@ -143,9 +152,10 @@ THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 @dataclass(repr=False)
 class Comparison(Displayed):
     """What ``compare`` found. ``fitted`` is filled with fit=True, ``profiles`` on different
-    hardware: (the first pair of the table, base, new) for each table. ``left_out``: the launches
-    that were outliers, by their files. ``starts``: base and new, where they are two backends.
-    ``errors``: of a model, over all cases and over each scenario.
+    hardware: (the first pair of the table, base, new) for each table, and ``settings``: what is not
+    the same on both sides, or known of one alone, where no case has a ratio. ``left_out``: the
+    launches that were outliers, by their files. ``starts``: base and new, where they are two
+    backends. ``errors``: of a model, over all cases and over each scenario.
     """
 
     base: Side
@@ -159,6 +169,7 @@ class Comparison(Displayed):
     by: tuple[str, ...] = ()
     fitted: list[Fitted] = field(default_factory=list)
     profiles: list[tuple[Pair, Profile, Profile]] = field(default_factory=list)
+    settings: list[Difference] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     starts: tuple[Start, ...] = ()
     errors: list[ScenarioError] = field(default_factory=list)
@@ -278,6 +289,8 @@ def comparison_of(
         found.fitted = fit_pairs(settled, ours, theirs, threshold, both.metric, out)
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
+        if not found.ranked:
+            found.settings = settings_of(ours, theirs, pairs)
     found.errors = scenario_errors(ours, theirs, rows)
     found.starts = _starts(pairs, ours, theirs)
     named = zip(found.left_out, separate, strict=True)
@@ -329,10 +342,8 @@ def _profiles(
     found = []
     for table in tables_of([row for row in rows if row.pair.base and row.pair.new]):
         pair = table[0].pair
-        alike = [row.pair for row in rows if row.pair.common == pair.common]
-        ours = {p.size_bytes: p.base for p in alike if p.base and p.own[0] == pair.own[0]}
-        theirs = {p.size_bytes: p.new for p in alike if p.new and p.own[1] == pair.own[1]}
-        found.append((pair, profile(base, ours.values()), profile(new, theirs.values())))
+        ours, theirs = sizes_of_sides(pair, [row.pair for row in rows])
+        found.append((pair, profile(base, ours), profile(new, theirs)))
     return found
 
 
@@ -345,7 +356,9 @@ def _starts(pairs: Sequence[Pair], base: Side, new: Side) -> tuple[Start, ...]:
 
 def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
     ratios = any(one.judged.ratio for one in found.fitted or found.rows)
-    notes = [*separate_of(pairs, ratios), *unknown_of(found.base, found.new)]
+    notes = taken_of(pairs)
+    if not found.settings:  # else they are a table
+        notes = [*separate_of(pairs, ratios), *notes, *unknown_of(found.base, found.new)]
     both = (found.base, found.new)
     alone = [r.reported for s in both for r in s.results if r.reported and not r.time_ns]
     if any(reported.statistic == "mean" and not reported.one_cold_call for reported in alone):

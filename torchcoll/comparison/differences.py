@@ -35,7 +35,7 @@ _OF_THE_PLACE = ("label=launch", "hosts", "device_name", "kernel", "cpu", "cores
 
 @dataclass(frozen=True)
 class Difference:
-    """What is not the same on both sides, with the values that each side has."""
+    """What is not the same on both sides, with the values that each side has; () is not known."""
 
     name: str
     base: tuple[str, ...]
@@ -60,24 +60,51 @@ def differences_of(base: Side, new: Side) -> list[Difference]:
 
 def unknown_of(base: Side, new: Side) -> list[str]:
     """What only one side tells: it may differ or not."""
+    lines = []
+    for side, names in zip((base, new), _unknown_names(base, new), strict=True):
+        if names:
+            lines.append(f"{side.name} does not tell {', '.join(names)}: it may differ")
+    return lines
+
+
+def settings_of(base: Side, new: Side, pairs: Sequence[Pair]) -> list[Difference]:
+    """Everything that is not the same on both sides: in the cases, in how they were measured and in
+    the environments. What only one side records has no values on the other.
+    """
+    ours, theirs = values_by_name(base), values_by_name(new)
+    names = dict.fromkeys(name for several in _unknown_names(base, new) for name in several)
+    alone = [Difference(n, tuple(_values(ours, n)), tuple(_values(theirs, n))) for n in names]
+    found = sorted([*differences_of(base, new), *alone], key=lambda d: (_place(d.name), d.name))
+    cases = [d for d in [*dimensions_of(pairs), _libraries(pairs)] if d.base != d.new]
+    return [*cases, *ways_of(pairs), *found]
+
+
+def _libraries(pairs: Sequence[Pair]) -> Difference:
+    matched = [pair for pair in pairs if pair.base and pair.new]
+    sides = ([m for p in matched for m in p.base], [m for p in matched for m in p.new])
+    names = [sorted({m.row.library for m in items if m.row.library}) for items in sides]
+    return Difference("library", tuple(names[0]), tuple(names[1]))
+
+
+def _unknown_names(base: Side, new: Side) -> tuple[list[str], list[str]]:
+    """What base does not tell and new does, and the reverse."""
     ours, theirs = values_by_name(base), values_by_name(new)
     # A library belongs to its backend, and those are told apart elsewhere.
     libraries = {
         name
-        for s in (base, new)
-        for run in s.parts
+        for side in (base, new)
+        for run in side.parts
         for name in run.environment.get("libraries") or ()
     }
-    lines = []
-    for one, facts, others in ((base, ours, theirs), (new, theirs, ours)):
-        names = [
-            n
-            for n in others
-            if not _values(facts, n) and n not in libraries and not n.startswith("mapped ")
+
+    def unknown(facts: dict[str, list[str]], others: dict[str, list[str]]) -> list[str]:
+        return [
+            name
+            for name in others
+            if not _values(facts, name) and name not in libraries and not name.startswith("mapped ")
         ]
-        if names:
-            lines.append(f"{one.name} does not tell {', '.join(names)}: it may differ")
-    return lines
+
+    return unknown(ours, theirs), unknown(theirs, ours)
 
 
 def _values(facts: dict[str, list[str]], name: str) -> list[str]:
@@ -182,8 +209,8 @@ def _on_purpose(name: str) -> bool:
     return name.isupper()
 
 
-def separate_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
-    """What differs in matched cases, or what one side does not tell; ``ratios``: some have one."""
+def dimensions_of(pairs: Sequence[Pair]) -> list[Difference]:
+    """What differs in matched cases themselves; no values on a side that does not tell."""
     values: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for pair in pairs:
         if not (pair.base and pair.new):
@@ -192,19 +219,33 @@ def separate_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
             both = values.setdefault(name, ({}, {}))
             for own, found in zip(pair.own, both, strict=True):
                 found[value_text(name, own[name])] = None
-    lists = {name: (list(a), list(b)) for name, (a, b) in values.items()}
-    differ = [
-        f"{n} ({_several(a)} -> {_several(b)})"
-        for n, (a, b) in lists.items()
-        if ["-"] not in (a, b)
+    lists = {name: (tuple(a), tuple(b)) for name, (a, b) in values.items()}
+    return [
+        Difference(name, () if base == ("-",) else base, () if new == ("-",) else new)
+        for name, (base, new) in lists.items()
     ]
-    unknown = [n for n, both in lists.items() if ["-"] in both]
+
+
+def separate_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
+    """``dimensions_of`` in sentences; ``ratios``: some have one."""
+    dimensions = dimensions_of(pairs)
+    differ = [
+        f"{d.name} ({_several(d.base)} -> {_several(d.new)})"
+        for d in dimensions
+        if d.base and d.new
+    ]
+    unknown = [d.name for d in dimensions if not (d.base and d.new)]
     how = "compared" if ratios else "side by side"
     lines = [f"{how} although they differ: {'; '.join(differ)}"] if differ else []
     if unknown:
         lines.append(f"matched without {', '.join(unknown)}: one side does not tell")
+    return lines
+
+
+def taken_of(pairs: Sequence[Pair]) -> list[str]:
+    """What some launches do not tell, and was taken for what all others have."""
     taken = dict.fromkeys(one for pair in pairs if pair.base and pair.new for one in pair.taken)
-    return lines + [
+    return [
         f"some launches do not tell {name}: taken for {value_text(name, value)}, as all others"
         for name, value in taken
     ]
@@ -218,7 +259,8 @@ def value_text(name: str, value: Any) -> str:
 
 
 def _several(values: Sequence[str]) -> str:
-    return ", ".join(values if len(values) < 6 else [*values[:4], f"... ({len(values)} values)"])
+    few = values if len(values) < 6 else [*values[:4], f"... ({len(values)} values)"]
+    return ", ".join(few) or NOT_KNOWN
 
 
 # -------------------------------------------------------------------------------------------------
@@ -288,18 +330,23 @@ _HALF = 0.5
 class Profile:
     """What one side reaches in one table, by its own measure. None is unknown.
 
-    best_gbps: the highest busbw. half_bytes: the smallest size that reaches half of it, and
+    ranks: the numbers of them. best_gbps: the highest busbw, of best_bytes. largest_bytes: the
+    largest size that has a busbw. half_bytes: the smallest size that reaches half of it, and
     below_bytes the next smaller one: the true size lies between them. floor_ns: the time of the
     smallest size, floor_bytes; None where that reaches half of the best already, so that its time
-    is no latency. first_result_ns: connecting and the first call of the launch, geometric mean over
-    the launches.
+    is no latency. first_call_ns: the first call of the launch, and first_result_ns: that with
+    connecting before it, geometric means over the launches.
     """
 
+    ranks: tuple[int, ...]
     best_gbps: float | None
+    best_bytes: int | None
+    largest_bytes: int | None
     half_bytes: int | None
     below_bytes: int | None
     floor_bytes: int | None
     floor_ns: float | None
+    first_call_ns: float | None
     first_result_ns: float | None
 
 
@@ -382,7 +429,7 @@ def profile(side: Side, items: Collection[Sequence[Measured]]) -> Profile:
     ]
     timed = [(size_bytes, ns) for size_bytes, ns, _ in points if ns]
     bandwidths = [(size_bytes, gbps) for size_bytes, _, gbps in points if gbps]
-    best = max((gbps for _, gbps in bandwidths), default=None)
+    best, best_bytes = max(((gbps, size) for size, gbps in bandwidths), default=(None, None))
     reach = [size_bytes for size_bytes, gbps in bandwidths if best and gbps >= _HALF * best]
     half = min(reach, default=None)
     below = [size_bytes for size_bytes, _ in bandwidths if half and size_bytes < half]
@@ -390,10 +437,14 @@ def profile(side: Side, items: Collection[Sequence[Measured]]) -> Profile:
     begun = start(side, backends)
     floor = min(timed, default=None)
     return Profile(
+        tuple(sorted({m.row.ranks for launches in items for m in launches} - {0})),
         best,
+        best_bytes,
+        max((size_bytes for size_bytes, _ in bandwidths), default=None),
         half,
         max(below, default=None),
         floor[0] if floor else None,
         floor[1] if floor and floor[0] != half else None,
+        begun.first_call_ns if begun else None,
         begun.first_result_ns if begun else None,
     )

@@ -16,7 +16,7 @@ import numpy
 from scipy import optimize
 
 from torchcoll.comparison.differences import unlike, unlike_ranks
-from torchcoll.comparison.matching import Pair
+from torchcoll.comparison.matching import Pair, sizes_of_sides
 from torchcoll.comparison.results import (
     Judged,
     Orders,
@@ -108,9 +108,13 @@ def fit_pairs(
     found = []
     orders = Orders(pairs)
     for table in tables.values():
-        ours = _lines([pair.base for pair in table], metric)
-        theirs = _lines([pair.new for pair in table], metric)
-        both = [misfit_of([getattr(pair, name) for pair in table]) for name in ("base", "new")]
+        apart = different or unlike_ranks(table[0])
+        sizes: Sequence[Sequence[Sequence[Measured]]]
+        sizes = [pair.base for pair in table], [pair.new for pair in table]
+        if apart:  # no ratio: each side has a line through all of its own sizes
+            sizes = sizes_of_sides(table[0], pairs)
+        ours, theirs = (_lines(several, metric) for several in sizes)
+        both = [misfit_of(several) for several in sizes]
         worst = max(filter(None, both), key=lambda one: one.share, default=None)
         for figure in ("latency", "bandwidth"):
             own = [
@@ -125,7 +129,7 @@ def fit_pairs(
                 orders.of(start for *_, start in own),
             )
             base, new = figures.of(0), figures.of(1)
-            reason = different or unlike_ranks(table[0]) or other_clock(table[0])
+            reason = apart or other_clock(table[0])
             reason = reason or _uncounted(figure, table[0], metric)
             reason = reason or _why_not(figure, base, new)
             reason = reason or _unresolved(

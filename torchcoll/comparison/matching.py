@@ -91,6 +91,16 @@ def pairs_of(
     return sorted(pairs, key=lambda pair: (order[_table_key(pair)], pair.size_bytes))
 
 
+def sizes_of_sides(
+    pair: Pair, pairs: Iterable[Pair]
+) -> tuple[list[list[Measured]], list[list[Measured]]]:
+    """Every size that each side has in the table of ``pair``, ascending, those of one side too."""
+    alike = [other for other in pairs if other.common == pair.common]
+    base = {p.size_bytes: p.base for p in alike if p.base and p.own[0] == pair.own[0]}
+    new = {p.size_bytes: p.new for p in alike if p.new and p.own[1] == pair.own[1]}
+    return [base[size] for size in sorted(base)], [new[size] for size in sorted(new)]
+
+
 def _table_key(pair: Pair) -> tuple[Any, ...]:
     return (*pair.common.items(), *pair.own[0].items(), *pair.own[1].items())
 

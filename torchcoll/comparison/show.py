@@ -7,7 +7,16 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.comparison.across_hardware_show import (
+    across_answer,
+    alone_line,
+    is_across_hardware,
+    profile_grid,
+    ranks_texts,
+    settings_grid,
+    shares_grid,
+)
+from torchcoll.comparison.cells import figure_cell, size_cell
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import (
     counted,
@@ -26,7 +35,6 @@ from torchcoll.report.notes import note_lines, problems_of
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
-    from torchcoll.comparison.differences import Profile
     from torchcoll.comparison.fits import Fitted
     from torchcoll.comparison.matching import Pair
     from torchcoll.comparison.results import Compared, Judged
@@ -59,19 +67,21 @@ def comparison_grids(found: Comparison, only: str = "", every: bool = False) -> 
     tables = tables_of([r for r in found.rows if r.matched and r.reason != FIRST_CALLS])
     first = Grid([], [], above=_above(found))
     last = Grid([], [], below=_below(found), answer=answer_of(found))
+    across = is_across_hardware(found)
+    settings = [settings_grid(found)] if across else []
     if found.fitted:
-        return [first, _fit_grid(found), last]
+        return [first, *settings, _fit_grid(found), last]
     titles = titles_of([table[0].pair for table in tables])
     every = every or bool(found.errors and len(found.rows) <= _MOST_CASES and not only)
-    grids = [_errors_grid(found)] if found.errors else []
+    grids = [_errors_grid(found)] if found.errors else settings
     notes: dict[str, int] = {}
     changed: list[tuple[str, Compared]] = []
     folded: list[tuple[str, list[Compared]]] = []
     for table, title in zip(tables, titles, strict=True):
         known = next((both for pair, *both in found.profiles if pair is table[0].pair), None)
         if known and not any(row.ratio for row in table):  # other ranks, or another machine
-            grids.append(_profile_grid(found, known[0], known[1], title))
-            grids.append(_shares_grid(found, table, known[0], known[1]))
+            grids.append(profile_grid(found, known[0], known[1], title))
+            grids.append(shares_grid(found, table, known[0], known[1]))
         elif every or not any(row.ratio for row in table):
             grids.append(case_grid(found, table, title, notes))
         else:
@@ -85,7 +95,7 @@ def comparison_grids(found: Comparison, only: str = "", every: bool = False) -> 
     if folded:
         grids.append(Grid([], [], above=_folded_lines(folded)))
     last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
-    last.below += _unmatched(found)
+    last.below += _unmatched(found, every)
     return [first, *grids, last]
 
 
@@ -106,7 +116,7 @@ def _errors_grid(found: Comparison) -> Grid:
             name,
             str(one.found.count),
             *map(_off, (one.found.geomean, one.found.mean, one.found.worst)),
-            _size(one.worst),
+            size_cell(one.worst),
         ]
         for name, one in zip(names, scenarios, strict=True)
     ]
@@ -142,12 +152,38 @@ _FAULTS = ("wrong in new", "failed in new", "timeout in new", "oom in new")
 def answer_of(found: Comparison) -> Answer:
     """What changed; where nothing could be judged, what differs, and why that is no evidence.
 
-    A setting that slows one side is named: the difference may be that setting's.
+    The first calls of two backends are added. A setting that slows one side, or a side that was
+    called without torch, is named: the difference may be that setting's, or torch's.
     """
     answer = _judged_answer(found)
-    if notes := settings_notes(found):
-        return Answer("; ".join([answer.text, *notes]), "doubt")
-    return answer
+    across = is_across_hardware(found)  # its sentence has the first calls
+    texts = [answer.text, *([] if across else first_calls_notes(found))]
+    notes = [*settings_notes(found), *direct_notes(found)]
+    return Answer("; ".join([*texts, *notes]), "doubt" if notes else answer.kind)
+
+
+def first_calls_notes(found: Comparison) -> list[str]:
+    """``first call: gloo 1.97 ms, ccl 705 ms`` of two backends; with connecting, where both sides
+    tell that: one backend connects in its first call, another before it.
+    """
+    known = all(side.first_result_ns is not None for side in found.starts)
+    what, name = ("first call", "first_call_ns")
+    if known:
+        what, name = ("time to first result (connecting and first call)", "first_result_ns")
+    times = [f"{one_line(s.backend)} {time_text(getattr(s, name), 3)}" for s in found.starts]
+    return [f"{what}: {', '.join(times)}"] if times else []
+
+
+def direct_notes(found: Comparison) -> list[str]:
+    """Where a program of the library's own called it, and torch on the other side."""
+    sides = (found.base, found.new)
+    for direct, through_torch in (sides, sides[::-1]):
+        if direct.from_library_benchmark and through_torch.through_torch:
+            return [
+                f"{one_line(direct.name)} calls oneCCL from C++, {one_line(through_torch.name)} "
+                "goes through torch.distributed, which added about 9 us a call to ccl on 2 cores"
+            ]
+    return []
 
 
 def settings_notes(found: Comparison) -> list[str]:
@@ -162,6 +198,8 @@ def settings_notes(found: Comparison) -> list[str]:
 
 def _judged_answer(found: Comparison) -> Answer:
     items: Sequence[Compared | Fitted] = found.fitted or [r for r in found.rows if r.matched]
+    if is_across_hardware(found):
+        return across_answer(found)
     if not items:
         return Answer(
             f"no case is on both sides: {counted(len(found.rows), 'case')} on one", "doubt"
@@ -328,7 +366,7 @@ def _folded(title: str, rows: Sequence[Compared], told: str) -> str:
             text += f" ({reasons.pop()})"
         text += f", ratio {' to '.join(ends)}" if ends else ""
         words.append(text)
-    sizes = [_size(row) for row in rows if _size(row) != "-"]
+    sizes = [size_cell(row) for row in rows if size_cell(row) != "-"]
     several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1]]
     where = f" at {', '.join(several)}" if sizes else ""
     return f"  {title}{where}: {'; '.join(words)}"
@@ -337,7 +375,10 @@ def _folded(title: str, rows: Sequence[Compared], told: str) -> str:
 # -------------------------------------------------------------------------------------------------
 
 
-def _unmatched(found: Comparison) -> list[str]:
+_MOST_ALONE = 2  # tables of one side that have a line each
+
+
+def _unmatched(found: Comparison, every: bool) -> list[str]:
     """What only one side has, in short: rows of it would hide the others."""
     from torchcoll.comparison.results import tables_of
 
@@ -345,11 +386,13 @@ def _unmatched(found: Comparison) -> list[str]:
     tables = [
         t for has in ("base", "new") for t in tables_of([r for r in alone if getattr(r.pair, has)])
     ]
+    if len(tables) > _MOST_ALONE and not every:
+        return [alone_line(found)]
     lines = []
     # What tells them from the cases that both have is a part of the answer.
-    every = [*(table[0].pair for table in tables), *(r.pair for r in found.rows if r.matched)]
-    for table, title in zip(tables, titles_of(every), strict=False):
-        sizes = [_size(row) for row in table]
+    pairs = [*(table[0].pair for table in tables), *(r.pair for r in found.rows if r.matched)]
+    for table, title in zip(tables, titles_of(pairs), strict=False):
+        sizes = [size_cell(row) for row in table]
         several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1], f"({len(sizes)})"]
         side = found.base if table[0].pair.base else found.new
         what = title or table[0].row.collective
@@ -360,7 +403,12 @@ def _unmatched(found: Comparison) -> list[str]:
 def _above(found: Comparison) -> list[str]:
     lines = [f"{_side_text(found.base)} -> {_side_text(found.new)}", what_text(_shared(found))]
     lines += _in_common(found)
-    if found.differences:
+    if is_across_hardware(found):
+        lines += [
+            f"{text}: time and busbw change with the number of ranks, whatever the library"
+            for text in ranks_texts(found)
+        ]
+    elif found.differences:
         lines += ["what differs:", *(f"  {one_line(str(d))}" for d in found.differences)]
     else:
         lines.append("what differs: nothing that is known of the environments")
@@ -433,10 +481,6 @@ def _word(name: str, value: Any) -> str:
     return one_line(value) if isinstance(value, str) else f"{name} {value}"
 
 
-def _figure(value: float | None, metric: str) -> str:
-    return format_time(value) if metric == "time" else format_bandwidth(value)
-
-
 def interval_text(judged: Judged) -> str:
     ratio = judged.ratio
     if ratio is None or ratio.low is None:
@@ -452,10 +496,6 @@ def _points_aligned(cells: list[list[str]], column: int) -> None:
             cell[column] += " " * (max(behind) - own)
 
 
-def _size(row: Compared) -> str:
-    return format_size(row.pair.size_bytes) if COLLECTIVES[row.row.collective].has_data else "-"
-
-
 def case_grid(
     found: Comparison,
     cases: Sequence[Compared],
@@ -467,7 +507,7 @@ def case_grid(
     sides = [one_line(side.name) for side in (found.base, found.new)]
     above = [title] if title else []
     heads = [Head("size", repeat=True), Head(sides[0]), Head(sides[1])]
-    cells = [[_size(row), *_figures(found, row)] for row in cases]
+    cells = [[size_cell(row), *_figures(found, row)] for row in cases]
     if any(names):
         heads.insert(0, Head("case", left=True, repeat=True))
         cells = [[name, *line] for name, line in zip(names, cells, strict=True)]
@@ -501,7 +541,7 @@ def _error_cell(found: Comparison, row: Compared) -> str:
 
 
 def _figures(found: Comparison, row: Compared) -> list[str]:
-    return [_figure(value, found.metric) for value in (row.base, row.new)]
+    return [figure_cell(value, found.metric) for value in (row.base, row.new)]
 
 
 def _result_text(row: Compared, notes: dict[str, int]) -> str:
@@ -510,79 +550,33 @@ def _result_text(row: Compared, notes: dict[str, int]) -> str:
     return f"{row.result} ({one_line(row.reason)}){marks}"
 
 
-def _profile_grid(found: Comparison, ours: Profile, theirs: Profile, title: str) -> Grid:
-    names = [one_line(side.name) for side in (found.base, found.new)]
-    heads = [Head("each by its own measure", left=True), Head(names[0]), Head(names[1])]
-
-    def floor(one: Profile) -> str:
-        if not one.floor_bytes:
-            return time_text(one.floor_ns)
-        if one.floor_ns is None:
-            return f"not seen, from {format_size(one.floor_bytes)} on"
-        return f"{time_text(one.floor_ns)} at {format_size(one.floor_bytes)}"
-
-    def half(one: Profile) -> str:
-        if not one.half_bytes:
-            return "-"
-        if not one.below_bytes:
-            return f"{format_size(one.half_bytes)} or less"
-        return f"{format_size(one.below_bytes)} to {format_size(one.half_bytes)}"
-
-    rows = [
-        ["best busbw (GB/s)", *(format_bandwidth(p.best_gbps) for p in (ours, theirs))],
-        ["half-bandwidth size", *(half(p) for p in (ours, theirs))],
-        ["latency floor", *(floor(p) for p in (ours, theirs))],
-        [
-            "time to first result",
-            *(time_text(p.first_result_ns) for p in (ours, theirs)),
-        ],
-    ]
-    return Grid(heads, rows, above=[title] if title else [])
-
-
-def _shares_grid(
-    found: Comparison, table: Sequence[Compared], ours: Profile, theirs: Profile
-) -> Grid:
-    """Each side beside its own best: no ratio between machines that are not alike."""
-    heads = [Head("size", repeat=True)]
-    for side in (found.base, found.new):
-        heads += [Head(one_line(side.name)), Head("of its", "best")]
-    results = {f"{row.result} ({one_line(row.reason)})" for row in table}
-    if len(results) > 1:  # what is the same for all sizes is said once
-        heads.append(Head("result", left=True))
-    cells = []
-    for row in table:
-        line = [_size(row)]
-        for value, items, best in (
-            (row.base, row.pair.base, ours.best_gbps),
-            (row.new, row.pair.new, theirs.best_gbps),
-        ):
-            known = [m.row.busbw_gbps for m in items if m.row.busbw_gbps]
-            share = f"{100 * sum(known) / len(known) / best:.1f} %" if known and best else "-"
-            line += [_figure(value, found.metric), share]
-        own = [f"{row.result} ({one_line(row.reason)})"] if len(results) > 1 else []
-        cells.append([*line, *own])
-    return Grid(heads, cells, above=[f"all sizes: {results.pop()}"] if len(results) == 1 else [])
-
-
 def _fit_grid(found: Comparison) -> Grid:
     names = [one_line(side.name) for side in (found.base, found.new)]
     titles = titles_of([one.pair for one in found.fitted])
     heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
-    heads += [Head(names[0]), Head(names[1]), Head("ratio"), Head("95 %")]
+    heads += [Head(names[0]), Head(names[1])]
+    across = is_across_hardware(found)
+    heads += [Head("off by,", "at most")] if across else [Head("ratio"), Head("95 %")]
     heads.append(Head("result", left=True))
     rows = [
         [
             title or str(one.pair.common.get("collective")),
             one.figure,
             *(_fit_figure(one, value) for value in (one.base, one.new)),
-            format_ratio(one.judged.ratio.ratio if one.judged.ratio else None),
-            interval_text(one.judged),
+            *(
+                ["-" if one.misfit is None else f"{100 * one.misfit:.0f} %"]
+                if across
+                else [
+                    format_ratio(one.judged.ratio.ratio if one.judged.ratio else None),
+                    interval_text(one.judged),
+                ]
+            ),
             f"{one.judged.result} ({one_line(one.judged.reason)})",
         ]
         for one, title in zip(found.fitted, titles, strict=True)
     ]
-    _points_aligned(rows, 4)
+    if not across:
+        _points_aligned(rows, 4)
     return Grid(heads, rows, styles=[_STYLES.get(one.judged.result, "") for one in found.fitted])
 
 
@@ -592,7 +586,7 @@ def _fit_figure(one: Fitted, value: float | None) -> str:
     return "-" if value is None else f"{format_bandwidth(value)} GB/s"
 
 
-def _start_lines(found: Comparison) -> list[str]:
+def start_lines(found: Comparison) -> list[str]:
     """``first call: gloo 14.9 ms, ccl 963 ms; time to first result: ... (geometric means ...)``"""
     words = []
     for what, name in (
@@ -618,7 +612,7 @@ def _below(found: Comparison) -> list[str]:
     lines = [f"{counted(len(judged), 'fit' if found.fitted else 'case')}: {words}"]
     if cold:
         lines.append(f"{counted(cold, 'case')} not shown: {FIRST_CALLS}")
-    lines += _start_lines(found)
+    lines += start_lines(found)
     if any("needs" in one.reason for one in judged):
         lines.append(NEEDS)
     lines += p_note(judged)
@@ -664,7 +658,8 @@ def notes_of_sides(found: Sequence[Comparison], format: str) -> list[str]:
     """As ``note_lines`` of all sides."""
     lines = []
     for one in found:
-        notes = [*(f"differs: {each}" for each in one.differences)]
+        differences = one.settings if is_across_hardware(one) else one.differences
+        notes = [f"differs: {each}" for each in differences]
         notes += [f"note: {text}" for text in one.notes] + [answer_of(one).text]
         lines += note_lines(format, [*one.base.runs, *one.new.runs], notes)
     return list(dict.fromkeys(lines))
@@ -697,6 +692,7 @@ def comparison_object(found: Comparison) -> dict[str, Any]:
         **picked(found, "metric threshold reading"),
         "differences": [vars(one) for one in found.differences],
         "answer": answer_of(found).text,
+        "settings": [vars(one) for one in found.settings],
         **picked(found, "left_out tally notes"),
         "profiles": [
             {**pair.common, "base": vars(ours), "new": vars(theirs)}

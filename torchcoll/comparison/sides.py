@@ -38,6 +38,7 @@ UNTIL_PRECISE = "until precise"  # without -n
 NOT_KNOWN = "not known"  # a variable of a launch that tells none
 _TELLING = 3  # so many figures of an imported run make it one that cannot be another
 _REHEARSALS = "rehearsals: ranks shared a GPU, and no time means anything"
+_ONECCL_BENCHMARK = "oneCCL benchmark"  # as importers/oneccl.py names it
 _PUBLISHED = "a published table"  # as importers/plain.py names the source of a table
 
 
@@ -105,6 +106,18 @@ class Side(OneLine):
     def reference(self) -> bool:
         """True where all figures are published ones, of a machine that is not here."""
         return bool(self.runs) and all(run.source.get("tool") == _PUBLISHED for run in self.runs)
+
+    @property
+    def from_library_benchmark(self) -> bool:
+        """True where oneCCL's own benchmark made all of it, which calls the library from C++."""
+        return bool(self.runs) and all(
+            run.source.get("tool") == _ONECCL_BENCHMARK for run in self.runs
+        )
+
+    @property
+    def through_torch(self) -> bool:
+        """True where torchcoll itself measured all of it."""
+        return bool(self.runs) and not any(run.source for run in self.runs)
 
     @property
     def slowing_settings(self) -> list[str]:

@@ -9,7 +9,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.comparison.show import case_grid, comparison_object, settings_notes, titles_of
+from torchcoll.comparison.show import (
+    case_grid,
+    comparison_object,
+    first_calls_notes,
+    settings_notes,
+    start_lines,
+    titles_of,
+)
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_percent, format_ratio, format_size
@@ -163,9 +170,10 @@ def answer(state: Versus, found: Sequence[Comparison], folder: str) -> Answer:
     unclear = [row.judged for one in found for row in one.rows if row.result == "unclear"]
     if any(case.needed for case in unclear):
         text += f". {_way_on(state, found, folder)}"
+    first_calls = dict.fromkeys(note for one in found for note in first_calls_notes(one))
     notes = dict.fromkeys(note for one in found for note in settings_notes(one))
     kind = "doubt" if notes else _KINDS.get(worst, "doubt")
-    return Answer("; ".join([text, *notes]), kind)
+    return Answer("; ".join([text, *first_calls, *notes]), kind)
 
 
 def _way_on(state: Versus, found: Sequence[Comparison], folder: str) -> str:
@@ -343,6 +351,7 @@ def _grids(found: Comparison) -> list[Grid]:
     below = [f"[{number}] {text}" for text, number in notes.items()]
     alone = sum(not row.matched for row in found.rows)
     below += [f"{counted(alone, 'case')} on one side only"] if alone else []
+    below += start_lines(found)
     below += [one_line(note) for note in found.notes]
     return [Grid([], [], above=above), *grids, Grid([], [], below=below)]
 

@@ -705,7 +705,18 @@ _APART = ("host", "libraries", "variables")  # of the environment, told in other
 _FEW_HOSTS = 4
 # Variables that differ from job to job and say nothing about what was measured.
 _OF_THE_JOB = (
-    *("HYDI_", "HYDRA_", "LSB_", "MASTER_", "OMPI_", "PALS_", "PBS_", "PMI", "SLURM_"),
+    *(
+        "HYDI_",
+        "HYDRA_",
+        "I_MPI_HYDRA_",
+        "LSB_",
+        "MASTER_",
+        "OMPI_",
+        "PALS_",
+        "PBS_",
+        "PMI",
+        "SLURM_",
+    ),
     "TORCHELASTIC_",
 )
 

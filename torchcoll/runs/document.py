@@ -204,7 +204,11 @@ def _about_runs(document: _Document) -> None:
 def _verdict_answer(document: _Document, verdicts: Sequence[Verdict]) -> None:
     answers = list(map(answer_of, verdicts))
     if len(answers) > 1:
-        names = map(title_of, document.found.runs)
+        runs = document.found.runs
+        sides = [run.labels.get("cell", "") for run in runs]
+        names = map(title_of, runs)
+        if all(sides) and len(set(sides)) == len(sides):
+            names = map(one_line, sides)
         answers = [over_all(list(zip(names, answers, strict=True)))]
     document.answers += answers
 
@@ -218,22 +222,25 @@ def _peak_answer(document: _Document) -> None:
     # How long a call takes to issue is no bandwidth, and a barrier's time none of data.
     # What a model predicts was reached by nobody.
     measured = [
-        own
+        (run.labels.get("cell", ""), own)
         for run, own in zip(document.found.runs, document.rows, strict=True)
         if run.labels.get("cell") != "model"
     ]
-    good = _good(row for own in measured for row in own)
-    rows = [row for row in good if row.size_bytes and row.clock != "issue"]
-    places: dict[tuple[str, str, str, int], list[Row]] = {}
-    for row in rows:
-        place = row.backend, row.implementation, row.device, row.ranks
-        places.setdefault(place, []).append(row)
+    sides = {side for side, _ in measured}
+    named = "" not in sides and 1 < len(sides) <= _MOST_PEAKS
+    places: dict[tuple[str, str, str, int, str], list[Row]] = {}
+    for side, own in measured:
+        for row in _good(own):
+            place = row.backend, row.implementation, row.device, row.ranks, side if named else ""
+            if row.size_bytes and row.clock != "issue":
+                places.setdefault(place, []).append(row)
     order = sorted(
         places, key=lambda place: max(r.busbw_gbps or 0.0 for r in places[place]), reverse=True
     )
     for place in order[:_MOST_PEAKS]:
         words = [one for one in place[:3] if one not in (OWN, "unknown")]
         where = f" on {' '.join(words)}, {place[3] or 'unknown'} ranks" if len(order) > 1 else ""
+        where = f" in {one_line(place[4])}{where}" if place[4] else where
         _peak_of(document, places[place], where)
     if len(order) > _MOST_PEAKS:
         document.answers.append(Answer(f"... and of {len(order) - _MOST_PEAKS} more, below."))
