@@ -153,14 +153,15 @@ def least_difference(what: Target, ratio: Ratio) -> float:
 
     The rule of ``versus`` ends as soon as a difference is shown, which leaves little room for that
     bound. Its interval holds at every look; where its near end is a difference that is nearly
-    always shown (``smallest_difference``), the choice of what is shown does not matter, and the
-    larger of both is taken.
+    always shown (``smallest_difference``, at the upper 90 % limit of the noise), the choice
+    of what is shown does not matter, and the larger of both is taken.
     """
     assert ratio.error is not None and ratio.spread is not None
     least = _least_shown(what, ratio, ratio.error, ratio.spread)
     if what.looks and ratio.low and ratio.high:
         end = max(math.log(ratio.low), -math.log(ratio.high))
-        if end >= math.log1p(smallest_difference(what, ratio) or 0.0):
+        factor = math.sqrt(ratio.degrees / float(special.chdtri(ratio.degrees, 1 - _HIGH)))
+        if end >= factor * math.log1p(smallest_difference(what, ratio) or 0.0):
             return max(least, end)
     return least
 
