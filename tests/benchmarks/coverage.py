@@ -2,13 +2,14 @@
 
     python tests/benchmarks/coverage.py [NAME=FILE,FILE,...] ...
 
-left out: each size between the ends, and each number of ranks, is left out in turn and predicted, on
-the result files in results/, on the V100 series of model.py and on NAME=FILES: files of one machine
-with several numbers of ranks, or tables and logs that are judged alone (``--each`` behind the name's
-files is not needed: files of one number of ranks have only sizes to leave out). simulated: times of
-a law that the model has, with normal noise of the logarithm, of each call (noise) and of each number
-of ranks (shared); predicted are times with the same noise at sizes and ranks between those of the
-model and beyond them. width: half of the interval over that of a law that is known, 1.645 x noise.
+left out: each size between the ends, and each number of ranks, is left out in turn and predicted,
+on the result files in results/, on the V100 series of model.py and on NAME=FILES, the files of one
+machine with several numbers of ranks (of one number only sizes are left out).
+
+simulated: times of a law that the model has, with normal noise of the logarithm, of each call
+(noise) and of each number of ranks (shared); predicted are times with the same noise at sizes and
+ranks between those of the model and beyond them. width: half of the interval over that of a law
+that is known, 1.645 x noise.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from model import HEAD, RESULTS, SERIES
 from torchcoll.core.errors import TorchcollError
 from torchcoll.curves.model_fit import fit_entries
 from torchcoll.curves.model_sizes import Curve
-from torchcoll.curves.validation import OVER_RANKS, OVER_SIZES, validate
+from torchcoll.curves.validation import OVER_RANKS, validate
 
 SIZES = numpy.array([1024.0 * 4**k for k in range(8)])
 NOISES = ((0.02, 0.0), (0.1, 0.0), (0.03, 0.05))

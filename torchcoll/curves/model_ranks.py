@@ -36,6 +36,7 @@ from torchcoll.curves.size_law import (
 from torchcoll.curves.step_laws import StepLaw, step_laws
 
 FEWEST_RANKS = 2
+_INNER = 3  # numbers of ranks: of more the errors of those between the ends are taken
 _TWO = 2  # numbers of ranks: leaving one out leaves no law
 _AHEAD = 3  # doublings of the ranks, at which the laws that remain are asked how far they disagree
 
@@ -176,13 +177,14 @@ def ranks_spread(
     """
     up, down = [], []
     errors = best.missed if len(curves) > _TWO else best.within
-    for one, missed in zip(best.without, errors, strict=True):
+    inner = slice(1, -1) if len(curves) > _INNER else slice(None)
+    for one, missed in zip(best.without[inner], errors[inner], strict=True):
         error = numpy.abs(missed)
         for curve in curves:
             moved = (one.logs(curve) - best.fit.logs(curve)).mean() if len(curves) > _TWO else 0.0
             up.append(error + moved)
             down.append(error - moved)
-    points = sum(len(missed) for missed in best.missed)
+    points = sum(len(missed) for missed in errors[inner])
     # The errors of one number of ranks go together: there are as many as numbers of ranks. Within
     # them the errors of those left out at the ends, which are extrapolated, make up for that.
     few = float(stats.t.ppf((1 + LEVEL) / 2, len(curves)) / stats.norm.ppf((1 + LEVEL) / 2))
