@@ -213,14 +213,14 @@ def test_what_has_not_changed_is_a_line_a_collective(sizes, choices, shown, hidd
     folded = [line for line in lines if line.startswith("  all_reduce at")]
     assert [line[: len(hidden)] for line in folded] == ([hidden] if hidden else [])
     assert lines[-1] == (
-        "1 of 4 cases slower in new: 8 1.2x (at least 1.2x); 1 of 4 cases faster: 64 0.9x "
+        "1 of 4 cases slower in new: 8 1.2x (at least 1.19x); 1 of 4 cases faster: 64 0.9x "
         "(at most 0.902x); 1 same, 1 unclear"
     )
 
 
 def test_the_answer_comes_first_on_a_terminal_and_is_coloured(sizes, monkeypatch):
     answer = (
-        "1 of 4 cases slower in new: 8 1.2x (at least 1.2x); 1 of 4 cases faster: 64 0.9x "
+        "1 of 4 cases slower in new: 8 1.2x (at least 1.19x); 1 of 4 cases faster: 64 0.9x "
         "(at most 0.902x); 1 same, 1 unclear"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy
@@ -13,14 +14,17 @@ from torchcoll.comparison.needed import (
     launches_needed,
     launches_range,
     launches_to_bound,
+    least_difference,
     power,
+    smallest_difference,
 )
-from torchcoll.comparison.sequential import bounds
+from torchcoll.comparison.sequential import bounds, least_t
 from torchcoll.comparison.statistics import (
     ONE_NOISE,
     ORDERED,
     PAIRED,
     Ratio,
+    holm_levels,
     paired_ratio,
     ratio_of,
 )
@@ -183,3 +187,108 @@ def test_launches_that_bring_the_upper_end_below_the_threshold():
     assert shares[1] < 0.91
     assert launches_to_bound(Ratio(1.03, spread=0.01), 0.02) is None
     assert launches_to_bound(Ratio(1.0), 0.02) is None
+
+
+# -- the bound of a difference -----------------------------------------------------------------
+
+
+def shown_by_t(rng, change, noise, launches=6):
+    """(estimate, bound) of 2,000 differences that one comparison by t has shown, in logarithms, in
+    the direction of the truth.
+    """
+    degrees = 2 * launches - 2
+    difference = rng.normal(math.log1p(change), noise * math.sqrt(2 / launches), 100_000)
+    spread = noise * numpy.sqrt(rng.chisquare(degrees, 100_000) / degrees)
+    error = spread * math.sqrt(2 / launches)
+    shown = (abs(difference) > stats.t.isf(0.025, degrees) * error) & (abs(difference) > LIMIT)
+    what = asked(0.02, 1)
+    every = zip(difference[shown][:2000], error[shown], spread[shown], strict=False)
+    return [
+        (d, math.copysign(least_difference(what, ratio_of(d, e, degrees, s)), d))
+        for d, e, s in every
+    ]
+
+
+@pytest.mark.parametrize(("change", "noise"), [(0.03, 0.2), (0.1, 0.2), (0.1, 0.05), (0.3, 0.05)])
+def test_of_differences_that_are_shown_at_most_one_in_twenty_has_a_bound_beyond_the_truth(
+    change, noise
+):
+    found = shown_by_t(numpy.random.default_rng(3), change, noise)
+    estimates, limits = numpy.array(found).T
+    assert len(found) == 2000
+    # A bound in the wrong direction, below 0, is beyond the truth too.
+    wrong = (limits > math.log1p(change)) | (limits < 0)
+    assert wrong.mean() <= 0.05
+    # The estimates themselves would not do.
+    assert (estimates > math.log1p(change)).mean() > 0.4
+
+
+def test_a_bound_is_worth_stating_where_the_noise_is_small():
+    """30 % at 5 % noise with 6 launches a side: the error of the ratio is 2.9 %, and 2.23 times
+    that (t of 10 degrees) below the estimate is 22 %.
+    """
+    found = shown_by_t(numpy.random.default_rng(4), 0.3, 0.05)
+    assert math.expm1(numpy.median([bound for _, bound in found])) == pytest.approx(0.22, abs=0.01)
+
+
+def test_where_a_difference_is_shown_whatever_the_noise_the_bound_is_the_end_of_its_interval():
+    """By hand: t of 10 degrees at 97.5 % is 2.22814."""
+    ratio = ratio_of(math.log(1.3), 0.005, 10, 0.005 * math.sqrt(3))
+    expected = math.log(1.3) - 2.22814 * 0.005
+    assert least_difference(asked(0.02, 1), ratio) == pytest.approx(expected, abs=1e-4)
+
+
+def test_in_equal_sides_a_difference_that_is_shown_has_no_bound():
+    found = shown_by_t(numpy.random.default_rng(5), 0.0, 0.1)
+    assert numpy.mean([bound != 0 for _, bound in found]) <= 0.05
+
+
+@pytest.mark.parametrize(("change", "noise", "useful"), [(0.1, 0.2, 0.0), (0.3, 0.02, 0.1)])
+def test_the_bound_holds_where_every_round_is_looked_at(change, noise, useful):
+    """As versus: of 3 to 30 rounds the first that shows a difference. useful: the median bound."""
+    rng = numpy.random.default_rng(1)
+    logs = rng.normal(0, noise, (4000, 2, 30))
+    logs[:, 1] += math.log1p(change)
+    what = asked(0.02, 1, looks=True)
+    limits, estimates = [], []
+    still_open = numpy.ones(len(logs), bool)
+    for rounds in range(3, 31):
+        part = logs[:, :, :rounds]
+        difference = part[:, 1].mean(1) - part[:, 0].mean(1)
+        spread = numpy.sqrt(part.var(2, ddof=1).mean(1))
+        error = spread * math.sqrt(2 / rounds)
+        degrees = 2 * rounds - 2
+        half = least_t(numpy.array(degrees), numpy.array(rounds / 2), 0.05) * error
+        shown = still_open & (abs(difference) > half) & (abs(difference) > LIMIT)
+        still_open &= ~shown
+        for d, e, s, h in numpy.column_stack((difference, error, spread, half))[shown]:
+            ratio = ratio_of(d, e, degrees, s)
+            ratio = dataclasses.replace(ratio, low=math.exp(d - h), high=math.exp(d + h))
+            limits.append(math.copysign(least_difference(what, ratio), d))
+            estimates.append(d)
+    assert len(limits) > 200
+    wrong = (numpy.array(limits) > math.log1p(change)) | (numpy.array(limits) < 0)
+    assert wrong.mean() <= 0.05
+    assert numpy.mean(numpy.array(estimates) > math.log1p(change)) > 0.4
+    assert math.expm1(numpy.median(limits)) >= useful
+
+
+def test_the_level_that_holm_leaves_to_each_given_the_others():
+    """By hand, of three: 0.05 / 3 for the first. Of 0.01, 0.02 and 0.5 each is given one of the
+    others where that is below 0.05 / 3 = 0.0167: 0.02 and 0.5 have 0.01, so that 0.05 / 2 is left
+    to 0.02; 0.5 has both, for 0.02 is below 0.05 / 2; 0.01 has neither.
+    """
+    assert holm_levels([0.01, 0.02, 0.5]) == pytest.approx([0.05 / 3, 0.05 / 2, 0.05])
+
+
+def test_the_smallest_difference_that_thirty_launches_show():
+    """By hand: (2.0017 + 0.8478) x 0.2 x sqrt(2 / 30) = 0.14715, of 58 degrees of freedom."""
+    ratio = ratio_of(0.0, 0.1, 58, 0.2, ONE_NOISE)
+    assert smallest_difference(asked(0.02, 1), ratio) == pytest.approx(
+        math.expm1(0.14715), rel=2e-3
+    )
+    # Holm over 25 cases and the rule of versus ask for more.
+    more = [
+        smallest_difference(one, ratio) for one in (asked(0.02, 25), asked(0.02, 1, looks=True))
+    ]
+    assert min(more) > 1.2 * math.expm1(0.14715)

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy
-from scipy import special
+from scipy import optimize, special
 
 from torchcoll.comparison.sequential import FIRST_LOOK, bounds, least_t
 from torchcoll.comparison.statistics import LEVEL, NO_SPREAD, Design, Ratio
@@ -136,6 +137,74 @@ def _quantile(degrees: float, share: float) -> float:
     return float(special.stdtrit(degrees, share))
 
 
+def least_difference(what: Target, ratio: Ratio) -> float:
+    """A lower bound, as a logarithm of 0 or more, of a difference that the test of ``what`` has
+    shown: the near end of a 95 % interval. Of all differences that are shown, at most LEVEL have a
+    bound beyond the truth; 0.0 where nothing above 0 can be stated.
+
+    A difference is shown only where the noise has made it large enough, so the estimate is too
+    large, and so is the end of an ordinary interval: of one case at 20 % noise whose true
+    difference is 3 %, the end of the 95 % interval exceeded the truth in 2 of 3. This bound is that
+    of Student's t given that the test has shown a difference in this direction (W. Fithian, D. Sun
+    and J. Taylor, Optimal Inference After Model Selection, arXiv:1410.2597). With ``off`` the
+    estimate less the truth and ``radius`` = sqrt(off^2 + degrees x error^2), the direction
+    off / radius does not depend on the radius nor on the noise, so that the radius can be taken as
+    it is, and what the test asks for is a limit to the direction alone.
+
+    The rule of ``versus`` ends as soon as a difference is shown, which leaves little room for that
+    bound. Its interval holds at every look; where its near end is a difference that is nearly
+    always shown (``smallest_difference``, at the upper 90 % limit of the noise), the choice
+    of what is shown does not matter, and the larger of both is taken.
+    """
+    assert ratio.error is not None and ratio.spread is not None
+    least = _least_shown(what, ratio, ratio.error, ratio.spread)
+    if what.looks and ratio.low and ratio.high:
+        end = max(math.log(ratio.low), -math.log(ratio.high))
+        factor = math.sqrt(ratio.degrees / float(special.chdtri(ratio.degrees, 1 - _HIGH)))
+        if end >= factor * math.log1p(smallest_difference(what, ratio) or 0.0):
+            return max(least, end)
+    return least
+
+
+def _least_shown(what: Target, ratio: Ratio, error: float, spread: float) -> float:
+    """The bound of Student's t given that the test has shown a difference in its direction."""
+    difference, degrees = abs(math.log(ratio.ratio)), ratio.degrees
+    if what.looks:
+        information = numpy.array((spread / error) ** 2)
+        critical = float(least_t(numpy.array(degrees), information, what.level))
+    else:
+        critical = _quantile(degrees, 1 - what.level / 2)
+    # A case of ``versus`` may have passed at an earlier look, and not pass any more.
+    if difference <= max(critical * error, what.limit):
+        return 0.0
+
+    def beyond(direction: float) -> float:
+        """The chance of a direction beyond this one."""
+        if abs(direction) >= 1:
+            return float(direction < 0)
+        t = direction * math.sqrt(degrees / (1 - direction**2))
+        return float(special.stdtr(degrees, -t))
+
+    def excess(truth: float) -> float:
+        """The chance of this estimate or a larger one among those that are shown, less half of
+        LEVEL.
+        """
+        off = difference - truth
+        radius = math.hypot(off, math.sqrt(degrees) * error)
+        share = truth / radius
+        # Shown: share + direction > what.limit / radius, and
+        # share + direction > critical x sqrt((1 - direction^2) / degrees), a quadratic equation.
+        least = what.limit / radius - share
+        root = critical**2 * (critical**2 + degrees * (1 - share**2))
+        if root > 0:
+            least = max(least, (math.sqrt(root) - degrees * share) / (degrees + critical**2))
+        return beyond(off / radius) / max(beyond(least), sys.float_info.min) - LEVEL / 2
+
+    if excess(0.0) >= 0:
+        return 0.0
+    return float(optimize.brentq(excess, 0.0, difference))
+
+
 def launches_needed(what: Target, design: Design, difference: float, spread: float) -> int | None:
     """The least number of launches a side (of pairs) with POWER, if that is the truth; None: more
     than MOST_LAUNCHES, for the ratio is at the threshold.
@@ -167,16 +236,17 @@ def launches_range(what: Target, ratio: Ratio, launches: int) -> tuple[int | Non
     return low, _least(lambda number: settled(number) >= 1 - _HIGH, low) if low else None
 
 
-def smallest_difference(ratio: Ratio) -> float | None:
-    """The least change (0.05 is 5 %) that SEARCH_LAUNCHES launches a side would show at level 5 %
-    with SEARCH_POWER, at the noise behind ``ratio``; None where that is not known.
+def smallest_difference(what: Target, ratio: Ratio) -> float | None:
+    """The smallest change (0.05 is 5 %) that SEARCH_LAUNCHES launches a side would show with
+    SEARCH_POWER by the test of ``what``, at the noise behind ``ratio``; None where that is not
+    known.
 
     By noncentral t: its noncentrality is the difference of logarithms over the error.
     """
     if ratio.spread is None:
         return None
     degrees = ratio.design.degrees(SEARCH_LAUNCHES)
-    critical = _quantile(degrees, 1 - LEVEL / 2)
+    critical = what.t_differs(ratio.design, SEARCH_LAUNCHES)
     far = special.nctdtrinc(degrees, 1 - SEARCH_POWER, critical)
     return math.expm1(float(far) * ratio.design.error(SEARCH_LAUNCHES) * ratio.spread)
 

@@ -12,8 +12,10 @@ from torchcoll.comparison.differences import unlike, unlike_ranks
 from torchcoll.comparison.matching import Pair
 from torchcoll.comparison.needed import (
     SEARCH_LAUNCHES,
+    Target,
     asked,
     launches_range,
+    least_difference,
     smallest_difference,
 )
 from torchcoll.comparison.sides import METRICS, Measured, Side
@@ -23,8 +25,10 @@ from torchcoll.comparison.statistics import (
     Outlier,
     Ratio,
     common_share,
+    exp,
     geometric,
     holm,
+    holm_levels,
     least_mann_whitney,
     mann_whitney,
     outliers,
@@ -43,6 +47,8 @@ NEEDS = (
     "needs: launches a side, alternating, that settle it 9 times in 10; so many with 80 %, as far "
     "as the launches tell"
 )
+NO_BOUND = "too noisy for a lower bound"  # of a difference that is shown
+LEAST_STATED = 0.001  # a smaller bound says nothing
 NO_STARTS = "start times are not known of all launches: a drift would look like a difference"
 ONE_AFTER_THE_OTHER = "measured one after the other: a step between the sides would look the same"
 
@@ -60,7 +66,8 @@ class Judged:
     mann_whitney: float | None = None  # adjusted alike; None where the order is in the way
     interleaved: bool = True  # False: one side was measured before the other
     needed: tuple[int | None, int | None] | None = None  # launches a side; None: over MOST_LAUNCHES
-    least: float | None = None  # of a difference: the ratio is at least so far from 1
+    resolution: float | None = None  # of an unclear case: see ``smallest_difference``
+    least: float | None = None  # of a difference: the ratio is at least so far from 1, if known
 
     @property
     def settled(self) -> bool:
@@ -118,8 +125,9 @@ def with_needs(judged: Sequence[Judged], threshold: float, looks: bool = False) 
         own = found - 1 if (case.p_value or 0) < LEVEL else found
         what = asked(threshold, len(tested), own, looks)
         needed = launches_range(what, case.ratio, max(len(case.base), len(case.new)))
-        text = f"{case.reason}, {_needs_text(needed, threshold, case.ratio)}"
-        return replace(case, needed=needed, reason=text)
+        resolution = smallest_difference(what, case.ratio)
+        text = f"{case.reason}, {_needs_text(needed, threshold, resolution)}"
+        return replace(case, needed=needed, resolution=resolution, reason=text)
 
     return [needing(case) for case in judged]
 
@@ -127,19 +135,23 @@ def with_needs(judged: Sequence[Judged], threshold: float, looks: bool = False) 
 def decide(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
     """The results alone."""
     tested = [i for i, case in enumerate(cases) if not case.settled]
-    adjusted = holm([case.ratio.p_value or 0.0 for i in tested if (case := cases[i]).ratio])
+    p_values = [case.ratio.p_value or 0.0 for i in tested if (case := cases[i]).ratio]
     judged = list(cases)
-    for i, p in zip(tested, adjusted, strict=True):
-        judged[i] = _result(replace(cases[i], p_value=p), threshold, more_is_faster)
-    # Of the cases that happened to be significant, the estimates are too large. Intervals at this
-    # level miss the truth in 5 % of them (Y. Benjamini, D. Yekutieli, JASA 100 (2005) 71).
-    differing = [i for i in tested if judged[i].result in ("faster", "slower")]
-    level = LEVEL * len(differing) / max(1, len(tested))
-    for i in differing:
-        ratio = judged[i].ratio
-        assert ratio is not None
-        judged[i] = replace(judged[i], least=ratio.widened(level).least)
+    for i, p, level in zip(tested, holm(p_values), holm_levels(p_values), strict=True):
+        result = _result(replace(cases[i], p_value=p), threshold, more_is_faster)
+        judged[i] = with_bound(result, Target(threshold, level))
     return judged
+
+
+def with_bound(case: Judged, what: Target) -> Judged:
+    """A case that ``what`` has shown to differ, with the bound of the difference."""
+    if case.result not in ("faster", "slower"):
+        return case
+    assert case.ratio is not None
+    least = least_difference(what, case.ratio)
+    if least < LEAST_STATED:
+        return case
+    return replace(case, least=exp(math.copysign(least, math.log(case.ratio.ratio))))
 
 
 def resolution_text(change: float) -> str:
@@ -147,9 +159,10 @@ def resolution_text(change: float) -> str:
     return f"{SEARCH_LAUNCHES} launches a side would show differences from {100 * change:.2g} % on"
 
 
-def _needs_text(needed: tuple[int | None, int | None], threshold: float, ratio: Ratio) -> str:
+def _needs_text(
+    needed: tuple[int | None, int | None], threshold: float, change: float | None
+) -> str:
     low, high = needed
-    change = smallest_difference(ratio)
     if low is None or (high is None and change is not None and change < threshold):
         return f"too near {format_percent(threshold)} to settle"
     if high is None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy
 from scipy import optimize, special
 
-from torchcoll.comparison.statistics import LEVEL, NO_SPREAD, holm
+from torchcoll.comparison.statistics import LEVEL, NO_SPREAD, holm, holm_levels
 
 # Launches a side before the first look: side, number and mean leave three degrees of freedom.
 FIRST_LOOK = 3
@@ -147,13 +147,15 @@ def shown_same(seen: Seen, limit: float, bound: float) -> numpy.ndarray:
 @dataclass(frozen=True)
 class Decided:
     """After a look, each case. differs: -1 and 1 beyond the threshold, 0 not; p: Holm's of
-    1 / the largest evidence; chance: of an open case to settle with ``most`` launches a side, nan
-    where another one has already shown that going on pays.
+    1 / the largest evidence; level: what that must stay below, given the other cases; chance: of
+    an open case to settle with ``most`` launches a side, nan where another one has already shown
+    that going on pays.
     """
 
     differs: numpy.ndarray
     same: numpy.ndarray
     p: numpy.ndarray
+    level: numpy.ndarray
     chance: numpy.ndarray
 
     @property
@@ -194,7 +196,8 @@ class Looks:
         self._best[cases] = numpy.maximum(self._best[cases], found)
         within = abs(seen.difference) < self.limit
         self._same[cases] |= shown_same(seen, self.limit, bound_at(launches, self.same_most))
-        p = numpy.array(holm((1 / self._best[cases]).tolist()))
+        p_values = (1 / self._best[cases]).tolist()
+        p, level = numpy.array(holm(p_values)), numpy.array(holm_levels(p_values))
         differs = numpy.where((p < LEVEL) & ~within, numpy.sign(seen.difference), 0).astype(int)
         same = self._same[cases] & within
         chance = numpy.full(len(cases), numpy.nan)
@@ -208,7 +211,7 @@ class Looks:
             chance[place] = self._chance(one, launches, most, enough)
             if chance[place] >= _LEAST_CHANCE:
                 break
-        return Decided(differs, same, p, chance)
+        return Decided(differs, same, p, level, chance)
 
     def _grow(self, number: int) -> None:
         more = number - len(self._best)

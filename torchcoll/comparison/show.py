@@ -285,10 +285,22 @@ def _furthest(found: Comparison, items: Sequence[Compared | Fitted]) -> list[str
 
 
 def _least_text(judged: Judged) -> str:
-    """`` (at least 28.1x)``: the estimate of a case that was found to differ is too large."""
-    if judged.least is None:
+    """`` (at least 28.1x)``: the estimate of a case that was shown to differ is too large."""
+    from torchcoll.comparison.results import NO_BOUND
+
+    if judged.result not in _CHANGED:
         return ""
-    return f" (at {'least' if judged.least > 1 else 'most'} {_times_text(judged.least)})"
+    if judged.least is None:
+        return f" ({NO_BOUND})"
+    least = rounded_toward_one(judged.least)
+    return f" (at {'least' if least > 1 else 'most'} {_times_text(least)})"
+
+
+def rounded_toward_one(ratio: float) -> float:
+    """A bound to as many digits as are shown: rounded up, it would state more than is known."""
+    digits = 4 if abs(math.log(ratio)) < 0.01 else 3
+    unit = 10.0 ** (math.floor(math.log10(ratio)) + 1 - digits)
+    return (math.floor(ratio / unit) if ratio > 1 else math.ceil(ratio / unit)) * unit
 
 
 def _ratio_of(one: Compared | Fitted) -> float:

@@ -21,7 +21,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy
 from scipy import special, stats
@@ -102,21 +102,6 @@ class Ratio:
     degrees: float = 0.0
     design: Design = ONE_NOISE
 
-    @property
-    def least(self) -> float | None:
-        """The end of the 95 % interval that is nearer to 1; None where it holds 1."""
-        if self.low is None or self.high is None or self.low <= 1 <= self.high:
-            return None
-        return self.low if self.low > 1 else self.high
-
-    def widened(self, level: float) -> Ratio:
-        """With an interval that misses the truth with probability ``level`` in place of 5 %."""
-        if self.error is None:
-            return self
-        half = float(stats.t.isf(level / 2, self.degrees)) * self.error
-        middle = math.log(self.ratio)
-        return replace(self, low=exp(middle - half), high=exp(middle + half))
-
     def beyond(self, error_rate: float) -> float | None:
         """What the ratio exceeds but for ``error_rate``; None where there is no interval."""
         if self.error is None:
@@ -183,6 +168,22 @@ def holm(p_values: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = highest
     return adjusted
+
+
+def holm_levels(p_values: Sequence[float]) -> list[float]:
+    """Of each p value the level that it must stay below to be rejected, given the others.
+
+    Holm rejects k of the others whatever this p value is, as far as they are below LEVEL / n,
+    LEVEL / (n - 1), ... in order; the level that is left is LEVEL / (n - k).
+    """
+    levels = []
+    for i in range(len(p_values)):
+        others = sorted([*p_values[:i], *p_values[i + 1 :]])
+        rejected = 0
+        while rejected < len(others) and others[rejected] < LEVEL / (len(p_values) - rejected):
+            rejected += 1
+        levels.append(LEVEL / (len(p_values) - rejected))
+    return levels
 
 
 def mann_whitney(base: Sequence[float], new: Sequence[float]) -> float:

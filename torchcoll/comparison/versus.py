@@ -18,7 +18,8 @@ import numpy
 
 from torchcoll.comparison.compare import Comparison, comparison_of, matched
 from torchcoll.comparison.matching import Pair, pairs_of
-from torchcoll.comparison.results import Judged, measured_cases, p_text, with_needs
+from torchcoll.comparison.needed import Target
+from torchcoll.comparison.results import Judged, measured_cases, p_text, with_bound, with_needs
 from torchcoll.comparison.sequential import FIRST_LOOK, Decided, Looks, Seen, due, half_width
 from torchcoll.comparison.sides import Measured, Reading, Side
 from torchcoll.comparison.statistics import Outlier, exp
@@ -286,7 +287,8 @@ class Versus:
             result, reason = "same", f"within {format_percent(self.threshold)}"
         elif found.futile and self.round < self.most:
             reason += f", {100 * found.chance[place]:.0f} % to settle"
-        return dataclasses.replace(case, ratio=known, p_value=p, result=result, reason=reason)
+        judged = dataclasses.replace(case, ratio=known, p_value=p, result=result, reason=reason)
+        return with_bound(judged, Target(self.threshold, float(found.level[place]), looks=True))
 
     # -- the end -------------------------------------------------------------------------------
 

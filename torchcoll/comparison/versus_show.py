@@ -13,6 +13,7 @@ from torchcoll.comparison.show import (
     case_grid,
     comparison_object,
     first_calls_notes,
+    rounded_toward_one,
     settings_notes,
     start_lines,
     titles_of,
@@ -177,13 +178,11 @@ def answer(state: Versus, found: Sequence[Comparison], folder: str) -> Answer:
 
 
 def _way_on(state: Versus, found: Sequence[Comparison], folder: str) -> str:
-    from torchcoll.comparison.needed import smallest_difference
     from torchcoll.comparison.results import resolution_text
 
     number, settles = state.launches_on(found)
     unclear = [row.judged for one in found for row in one.rows if row.result == "unclear"]
-    changes = [smallest_difference(case.ratio) for case in unclear if case.ratio]
-    change = max((one for one in changes if one is not None), default=0.0)
+    change = max((case.resolution or 0.0 for case in unclear), default=0.0)
     threshold = found[0].threshold
     doubt = f"it is too near the threshold of {format_percent(threshold)}"
     if change > threshold:
@@ -270,32 +269,41 @@ def _sentence(
 ) -> str:
     words = []
     for place, (result, where, own) in enumerate(parts):
-        by = f", by {_by_text(own)}" if result in ("slower", "faster") else ""
+        size = _size_of_difference(own) if result in ("slower", "faster") else ""
         what = {"same": f"the same within {within}"}.get(result, result)
         if place == 0 and result in ("slower", "faster"):
             what = f"{new} is {result} than {base}"
         elif place == 0:
             what = f"{new} and {base} are {what}"
-        words.append(f"{what} {where}".rstrip() + by)
+        words.append(f"{what} {where}".rstrip() + size)
     return "; ".join(words)
 
 
-def _by_text(rows: Sequence[Compared]) -> str:
-    """``at least 8.1 % at each (estimates 12 % to 31 %)``: of the base's time, or as often as long.
-
-    The bound is the end of a 95 % interval that is nearest to 1: estimates alone are too large,
-    for they are those of cases that happened to differ.
+def _size_of_difference(rows: Sequence[Compared]) -> str:
+    """``, by at least 8.1 % at each (estimates 12 % to 31 %)``: of the base's time, or as often as
+    long. Estimates alone are too large, for they are those of cases that happened to differ.
     """
+    from torchcoll.comparison.results import NO_BOUND
+
     ratios = sorted((row.ratio for row in rows if row.ratio), key=lambda one: abs(math.log(one)))
-    bounds = [row.judged.ratio.least for row in rows if row.judged.ratio]
+    bounds = [row.judged.least for row in rows if row.judged.least]
     texts = dict.fromkeys([_change_text(ratios[0]), _change_text(ratios[-1])])
     estimates = " to ".join(texts)
     named = "estimates" if len(texts) > 1 else "estimate"
-    if not all(bounds):
-        return f"{named} {estimates}, without a bound"
-    least = min((one for one in bounds if one), key=lambda one: abs(math.log(one)))
-    each = " at each" if len(rows) > 1 else ""
-    return f"at least {_change_text(least)}{each} ({named} {estimates})"
+    if not bounds:
+        return f" ({named} {estimates}; {NO_BOUND})"
+    least = min(bounds, key=lambda one: abs(math.log(one)))
+    where = f" in {len(bounds)} of {counted(len(rows), 'case')}"
+    if len(bounds) == len(rows):
+        where = " at each" if len(rows) > 1 else ""
+    return f", by at least {_bound_text(least)}{where} ({named} {estimates})"
+
+
+def _bound_text(ratio: float) -> str:
+    """As ``_change_text``, rounded down."""
+    if ratio >= _FAR:
+        return f"{rounded_toward_one(ratio):.3g}x"
+    return f"{math.floor(1000 * abs(ratio - 1)) / 10:.1f} %"
 
 
 def _change_text(ratio: float) -> str:

@@ -36,6 +36,7 @@ from torchcoll.curves.size_law import (
 from torchcoll.curves.step_laws import StepLaw, step_laws
 
 FEWEST_RANKS = 2
+_INNER = 3  # numbers of ranks: of more the errors of those between the ends are taken
 _TWO = 2  # numbers of ranks: leaving one out leaves no law
 _AHEAD = 3  # doublings of the ranks, at which the laws that remain are asked how far they disagree
 
@@ -172,34 +173,41 @@ def ranks_spread(
 ) -> Spread:
     """Within the numbers of ranks: the jackknife+ over the numbers left out. Beyond them: as the
     laws without the outermost numbers were wrong there, or as far as the laws that remain disagree.
+    Of two numbers, as ``LeftRanks.square`` has it: what the law leaves, and the disagreement.
     """
     up, down = [], []
-    for one, missed in zip(best.without, best.missed, strict=True):
+    errors = best.missed if len(curves) > _TWO else best.within
+    inner = slice(1, -1) if len(curves) > _INNER else slice(None)
+    for one, missed in zip(best.without[inner], errors[inner], strict=True):
         error = numpy.abs(missed)
         for curve in curves:
-            moved = (one.logs(curve) - best.fit.logs(curve)).mean()
+            moved = (one.logs(curve) - best.fit.logs(curve)).mean() if len(curves) > _TWO else 0.0
             up.append(error + moved)
             down.append(error - moved)
-    points = sum(len(missed) for missed in best.missed)
-    # The errors of one number of ranks go together: there are as many as numbers of ranks.
+    points = sum(len(missed) for missed in errors[inner])
+    # The errors of one number of ranks go together: there are as many as numbers of ranks. Within
+    # them the errors of those left out at the ends, which are extrapolated, make up for that.
     few = float(stats.t.ppf((1 + LEVEL) / 2, len(curves)) / stats.norm.ppf((1 + LEVEL) / 2))
-    high, low = (few * max(LEAST, quantile(numpy.concatenate(v), points)) for v in (up, down))
+    scale = few if len(curves) == _TWO else 1.0
+    high, low = (scale * max(LEAST, quantile(numpy.concatenate(v), points)) for v in (up, down))
     half = min(high, low)
-    above = max(
-        few * _ranks_widening(best, curves, -1),
-        _disagreement(collective, curves, best, remaining, half, 2.0),
-    )
-    below = max(
-        few * _ranks_widening(best, curves, 0),
-        _disagreement(collective, curves, best, remaining, half, 0.5),
+    below, above = (
+        max(
+            few * _ranks_widening(best, curves, end),
+            _disagreement(collective, curves, best, remaining, half, factor),
+        )
+        for end, factor in ((0, 0.5), (-1, 2.0))
     )
     return Spread(math.exp(-low), math.exp(high), math.exp(below), math.exp(above), points)
 
 
 def _ranks_widening(best: LeftRanks, curves: Sequence[Curve], end: int) -> float:
-    """A doubling: the error of the outermost number where it was left out, by its distance. Fewer
-    doublings were tried than predictions go: what grew there is taken to grow on.
+    """A doubling: by how much the error of the outermost number, where it was left out, is larger
+    than what that law leaves of the others, by its distance. Fewer doublings were tried than
+    predictions go: what grew there is taken to grow on.
     """
+    if len(curves) == _TWO:
+        return 0.0
     order = sorted(range(len(curves)), key=lambda i: curves[i].ranks)
     last = order[end]
     outer, inner = curves[last], curves[order[1 if end == 0 else -2]]
@@ -207,7 +215,9 @@ def _ranks_widening(best: LeftRanks, curves: Sequence[Curve], end: int) -> float
     if not distance:
         return 0.0
     away = numpy.abs(best.missed[last])
-    return quantile(away, len(away)) / distance
+    law, others = best.without[last], [curve for curve in curves if curve is not curves[last]]
+    rest = numpy.abs(numpy.concatenate([numpy.log(one.times) - law.logs(one) for one in others]))
+    return max(0.0, quantile(away, len(away)) - quantile(rest, len(rest))) / distance
 
 
 def _disagreement(
@@ -221,7 +231,7 @@ def _disagreement(
     """A doubling: what laws that remain, and the best one without one number of ranks, differ."""
     ends = sorted(curves, key=lambda curve: curve.ranks)
     outer = ends[-1] if factor > 1 else ends[0]
-    others = list(best.without)
+    others = list(best.without) if len(curves) > _TWO else []
     for steps in step_laws(collective):
         if steps.name in remaining and steps.name != best.fit.steps.name:
             share = 0.5 if best.fit.corrections else 0.0
