@@ -72,6 +72,18 @@ def stop_for(seconds: float):
     return action
 
 
+def stop_at_the_start(rank: int) -> None:
+    """Rank 0, before it serves a store and before it is watched."""
+    store_of = session.store_of
+
+    def stopped(*args):
+        stop_for(TIMEOUT_S + 2)(4, lambda: None)
+        return store_of(*args)
+
+    if rank == 0:
+        session.store_of = stopped
+
+
 def sleep_after(number, call):
     call()
     if number == 4:
@@ -195,6 +207,7 @@ WAITING = {
     "paused": {"setup": on(1, stop)},
     "paused 0": {"setup": on(0, stop)},
     "paused 0 shortly": {"setup": on(0, stop_for(TIMEOUT_S + 2))},
+    "paused 0 at the start": {"setup": stop_at_the_start},
     "paused, and ended": {"setup": on(1, stop)},
     "all paused": {"setup": lambda rank: around_calls("all_reduce", stop_for(TIMEOUT_S + 2))},
     "paused 0 while waiting": {"setup": stop_in_the_exchange(0)},
@@ -781,7 +794,13 @@ def test_all_leave_in_time(waiting, name):
         rank: -signal.SIGKILL if rank in killed else expected for rank in ended
     }
     assert max(e.seconds for e in ended.values()) < (TIMEOUT_S + 10 + 30) * busy()
-    told_by_several = ("killed 0", *PAUSED, "paused 0 shortly", "all paused")
+    told_by_several = (
+        "killed 0",
+        *PAUSED,
+        "paused 0 shortly",
+        "paused 0 at the start",
+        "all paused",
+    )
     if name not in told_by_several:  # before the hello the ranks do not know who is to speak
         assert len(waiting[name].errors()) == 1
 
@@ -845,6 +864,16 @@ def test_a_paused_rank_0_says_so(waiting, name):
     assert event_of(measured)["kind"] == "hang"
     for line in measured.errors():
         assert f"rank 0 ({HOST})" in line and "rank 1" not in line and "rank 2" not in line, line
+
+
+def test_a_rank_0_that_was_paused_before_it_was_watched_says_so(waiting):
+    """The others found no store, and left: it cannot hear from them, and does not accuse them."""
+    measured = waiting["paused 0 at the start"]
+    (line,) = [line for line in measured.stderr(0).splitlines() if "torchcoll: error" in line]
+    text = r"torchcoll: error: rank 0 stood still for \d+ s in rendezvous; no word from rank 1, "
+    assert re.match(text, line) and "lost" not in line, line
+    for rank in (1, 2):
+        assert "expected rank 0 listening there" in measured.stderr(rank)
 
 
 @pytest.mark.parametrize("name", ["paused", "paused, and ended"])

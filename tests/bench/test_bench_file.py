@@ -230,6 +230,27 @@ def test_a_restart_goes_on_with_the_file_of_its_own_launch_alone(launch, tmp_pat
     assert [path.name for path in tmp_path.glob("*.jsonl*")] == [measured.path.name]
 
 
+def test_a_soak_begins_anew_at_a_restart_in_a_file_of_its_own(launch, tmp_path):
+    """It cannot be resumed, but a file of the attempt before must not end all others."""
+    words = "--sizes 8 -n 2 --soak 0.2s"
+    measured = launch("all_reduce", words, 2).ended(0)
+    before = measured.path.read_text()
+    (tmp_path / "attempt_0").mkdir()
+    began_s = time.time() - 600
+    os.utime(tmp_path / "attempt_0", (began_s, began_s))
+    second = {
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "TORCHELASTIC_ERROR_FILE": f"{tmp_path}/attempt_1/0/error.json",
+    }
+    again = f"{words} -J {measured.path}"
+    done = launch("all_reduce", again, 2, output=False, environment=second).ended(0)
+    anew = measured.path.with_name(f"{measured.path.stem}-2.jsonl")
+    assert f"{measured.path} is of the attempt before; this one begins anew" in done.stderr(0)
+    assert f"result file: {anew}" in done.stderr(0)
+    assert measured.path.read_text() == before
+    assert load(anew).windows and not load(measured.path).continuations
+
+
 def test_resume_of_a_complete_run(launch):
     path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
     again = launch("all_reduce", f"--resume {path}", 2, output=False).ended(0)

@@ -257,12 +257,12 @@ class Output:
 
 def of_restart(options: Options) -> Options:
     """The options of a rank 0 that torchrun has started again (--max-restarts): where --output is
-    the file that an attempt before this one began, --resume of that file.
+    the file that an attempt before this one began, --resume of that file. What cannot be resumed,
+    a soak and pairs, begins anew in a file beside it.
     """
     path = Path(options.output or "")
-    repeats = options.soak is not None or options.other is not None  # which cannot be resumed
     began_s = _first_attempt_s()
-    if began_s is None or repeats or options.resume or not path.is_file():
+    if began_s is None or options.resume or not path.is_file():
         return options
     try:
         start_utc = datetime.fromisoformat(load_own(path).header["start_utc"])
@@ -270,7 +270,13 @@ def of_restart(options: Options) -> Options:
         return options
     if start_utc.timestamp() < int(began_s):  # a file that was there before this launch
         return options
-    return replace(options, resume=str(path), output=None)
+    if options.soak is None and options.other is None:
+        return replace(options, resume=str(path), output=None)
+    from torchcoll.report.destination import free_name
+
+    anew = free_name(str(path))
+    tell(f"{path} is of the attempt before; this one begins anew in {anew}")
+    return replace(options, output=anew)
 
 
 def _first_attempt_s() -> float | None:

@@ -228,6 +228,8 @@ class Meeting:
         participants, limit_s = 1 if fake else self.launch.ranks, options.spec.timeout_s
         with self.phase("rendezvous"):
             store = store_of(torch, self.launch, limit_s, self.found_group, fake)
+        # Until here rank 0 waits for nobody; the others wait for it, and leave where it is away.
+        start_up_s = max(time.monotonic() - self._began, self.phases.get("import_torch", 0) / 1e9)
         own, client = own_part(dist, store, participants > 1)
         self.control = Control(own, self.launch.rank, participants, limit_s)
         try:
@@ -238,6 +240,7 @@ class Meeting:
                 self._last_words,
                 signals=options.on_leaving is not None,
                 stops=options.soak_s is not None,
+                pause_s=start_up_s if self.launch.rank == 0 else 0.0,
             )
         except RuntimeError as error:
             if participants > 1:

@@ -185,8 +185,8 @@ class Watchdog:
     signals that end a launch (the command does; inside somebody's training they are not ours), but
     for those that are ignored. ``stops``: take
     SIGUSR1 too, with which Slurm warns (--signal): ``asked_to_stop`` is then True, and where the
-    run has not ended a while later it is left as at a SIGTERM. Raises RuntimeError where this
-    process can have no more threads.
+    run has not ended a while later it is left as at a SIGTERM. pause_s: how long nobody has looked
+    before. Raises RuntimeError where this process can have no more threads.
     """
 
     def __init__(
@@ -197,6 +197,7 @@ class Watchdog:
         last_words: LastWords,
         signals: bool = False,
         stops: bool = False,
+        pause_s: float = 0.0,
     ) -> None:
         self.control = control
         self.progress = progress
@@ -214,7 +215,7 @@ class Watchdog:
         self._where = Whereabouts()
         self._late_s: deque[float] = deque(maxlen=_LATENESSES)
         self._looked = time.monotonic()  # the last look of the thread that watches
-        self._pause_s, self._pause_end = 0.0, self._looked  # the longest time without a look
+        self._pause_s, self._pause_end = pause_s, self._looked  # the longest time without a look
         self._closed = False
         self._asker = _Asker()
         self._read, self._write = os.pipe()
