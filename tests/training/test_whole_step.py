@@ -365,7 +365,7 @@ def test_many_ranks_are_not_all_drawn_but_the_late_one_is():
         (["--step", "-1"], "step: got -1, expected a number from 0 on, or typical"),
         (["--step", "²"], "step: got ², expected a number from 0 on, or typical"),
         (["--step", "9" * 5000], ", expected a number from 0 on, or typical"),
-        (["--plot", "s.txt"], "picture: got .txt, expected one of"),
+        (["--plot", "s.txt"], "picture: got s.txt, expected a name that ends in"),
     ],
 )
 def test_bad_options_are_one_line(tmp_path, capsys, arguments, text):

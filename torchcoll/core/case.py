@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
@@ -39,7 +38,15 @@ class NotRun(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True)
+def fields_of(thing: Any) -> dict[str, Any]:
+    """``dataclasses.asdict`` of what holds no dataclass and no list, ten times as fast: a file of
+    another tool may have a million cases.
+    """
+    return {name: getattr(thing, name) for name in thing.__dataclass_fields__}
+
+
+# Slots: a large file of another tool has a million of them.
+@dataclass(frozen=True, slots=True)
 class Case:
     """One point of the sweep: hashable, equal on all ranks, the grouping key of every analysis.
 
@@ -82,7 +89,7 @@ class Case:
     implementation: str = OWN
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return fields_of(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:

@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.case import Case
+from torchcoll.core.case import Case, fields_of
 from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import counted
@@ -422,9 +422,9 @@ class CaseResult:
         data["time_ns"] = {clock: _listed(matrix) for clock, matrix in self.time_ns.items()}
         data["case"] = self.case.to_json()
         if self.verification:
-            data["verification"] = dataclasses.asdict(self.verification)
+            data["verification"] = fields_of(self.verification)
         if self.reported:
-            data["reported"] = dataclasses.asdict(self.reported)
+            data["reported"] = fields_of(self.reported)
             if not self.reported.contradictory:
                 del data["reported"]["contradictory"]
         else:

@@ -119,11 +119,18 @@ class Imported:
             self.warn(f"--{option} {asked}, but the file tells {stated}")
         return asked or stated
 
-    def warnings_of(self, number: int) -> list[str]:
-        """Those about the run of this number; of a part that has no run all are told."""
-        part = self.parts[number] if self.parts else None
-        told = ((text, self.about.get(text, set()) & set(self.parts)) for text in self.warnings)
-        return [text for text, parts in told if not parts or part in parts]
+    def warnings_by_run(self) -> list[list[str]]:
+        """Of each run the warnings about it; those about a part that has no run are about all."""
+        known = set(self.parts)
+        everywhere: list[int] = []  # numbers of warnings, so that they keep their order
+        by_part: dict[int, list[int]] = {}
+        for number, text in enumerate(self.warnings):
+            about = self.about.get(text, set()) & known
+            for numbers in [by_part.setdefault(part, []) for part in about] or [everywhere]:
+                numbers.append(number)
+        parts = self.parts or [-1] * len(self.runs)
+        numbered = (sorted([*everywhere, *by_part.get(part, ())]) for part in parts)
+        return [[self.warnings[number] for number in numbers] for numbers in numbered]
 
     def refusals(self) -> list[tuple[str, str]]:
         """(lines in short, reason), each reason once."""

@@ -151,10 +151,13 @@ def _imported(
             found.warn(text)
     if source.problem:
         found.warn(source.problem)
-    for number, run in enumerate(found.runs):
+    refusals = [
+        f"refused: {source.name}{f':{lines}' if lines else ''}: {why}"
+        for lines, why in found.refusals()
+    ]
+    for run, warnings in zip(found.runs, found.warnings_by_run(), strict=True):
         # Events are kept in the file, problems are not.
-        texts = _stated(found, source.name, number)
-        run.events += [{"kind": "import", "message": text} for text in texts]
+        run.events += [{"kind": "import", "message": text} for text in (*warnings, *refusals)]
     return found
 
 
@@ -179,11 +182,6 @@ def _sniffed(source: Source) -> Importer | None:
         return importer_of(windows)
     finally:
         source.rewind()
-
-
-def _stated(found: Imported, name: str, number: int) -> list[str]:
-    refused = [f"{name}{f':{lines}' if lines else ''}: {why}" for lines, why in found.refusals()]
-    return [*found.warnings_of(number), *(f"refused: {text}" for text in refused)]
 
 
 def runs_in(path: str, collective: str | None = None, ranks: int | None = None) -> list[Run]:

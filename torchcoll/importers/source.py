@@ -40,6 +40,7 @@ _MARKS = ("NCCL", "|CCL_")
 _HEAD = 1 << 16
 _WINDOW = 2000  # lines
 _LONGEST = 1 << 24  # a line beyond this is no text
+_CONTROLS = bytes([*range(9), *range(14, 27)])  # what no text has
 
 
 class _Unpacked(io.RawIOBase):
@@ -144,7 +145,7 @@ class Source:
         """No text: null bytes that are not UTF-16, or mostly control characters."""
         if self.start.startswith((b"\xff\xfe", b"\xfe\xff")):
             return False
-        odd = sum(byte < 9 or 13 < byte < 27 for byte in self.start)
+        odd = len(self.start) - len(self.start.translate(None, _CONTROLS))
         return b"\0" in self.start or odd > len(self.start) // 10
 
     def windows(self) -> Iterator[list[str]]:

@@ -26,7 +26,6 @@ from torchcoll.core.units import counted, format_bandwidth, format_size, time_te
 from torchcoll.inputs import named_path
 from torchcoll.pairs.matches import read_pairs
 from torchcoll.report.columns import values_of
-from torchcoll.report.formats import View
 from torchcoll.report.grid import Answer, Grid, Head, filled
 from torchcoll.report.notes import runs_lines
 from torchcoll.report.page import Illustration, Page, Section, Titled
@@ -611,13 +610,15 @@ def _published(document: _Document) -> None:
 
 def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
     """Every case of every launch; of many launches each case over all of them."""
-    own = [(r, v) for r, v in zip(document.found.runs, verdicts, strict=True) if not has_pairs(r)]
+    judged = zip(document.found.runs, document.rows, verdicts, strict=True)
+    own = [(run, rows, verdict) for run, rows, verdict in judged if not has_pairs(run)]
     section = Section("Every case", commands=[document.command("show")], folded=len(own) > _OPEN)
     if len(own) > MOST_RUNS:
-        named = [(title_of(run), answer_of(verdict)) for run, verdict in own]
-        section.parts.append(Titled("", runs_grids([run for run, _ in own], named, View())))
+        named = [(title_of(run), answer_of(verdict)) for run, _, verdict in own]
+        runs, rows_of = [run for run, _, _ in own], [rows for _, rows, _ in own]
+        section.parts.append(Titled("", runs_grids(runs, rows_of, named)))
     else:
-        for run, verdict in own:
+        for run, _, verdict in own:
             grid = table_grid(run, verdict=verdict)
             section.parts.append(Titled(title_of(run) if len(own) > 1 else "", [grid]))
     if own:

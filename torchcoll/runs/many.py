@@ -37,19 +37,24 @@ class _Measured:
     row: Row
 
 
-def runs_grids(runs: Sequence[Run], named: Sequence[tuple[str, Answer]], view: View) -> list[Grid]:
-    """The spread of each case over the runs, and the runs and hosts that are slowest. named: name
-    and verdict of each.
+def runs_grids(
+    runs: Sequence[Run],
+    rows_of: Sequence[Sequence[Row]],
+    named: Sequence[tuple[str, Answer]],
+    over_ranks: str = "max",
+) -> list[Grid]:
+    """The spread of each case over the runs, and the runs and hosts that are slowest. rows_of: the
+    rows of each run; named: its name and verdict.
     """
     names = [name for name, _ in named]
-    found = [_Measured(n, entry.row) for n, run in enumerate(runs) for entry in view.entries(run)]
+    found = [_Measured(number, row) for number, rows in enumerate(rows_of) for row in rows]
     good = [one for one in found if one.row.status == "ok" and one.row.median_ns]
     cases: dict[str, list[_Measured]] = {}
     for one in good:
         cases.setdefault(repr((_kind(one.row), one.row.size_bytes_requested)), []).append(one)
     rows = [one.row for one in found]
     above = [f"{len(runs)} runs, in short ({_ALL}): {what_text(rows)}", _where(runs, rows)]
-    above.append(f"time: {view.over_ranks} over ranks; the median, least and most of the runs")
+    above.append(f"time: {over_ranks} over ranks; the median, least and most of the runs")
     failed = [one for one in found if one.row.status not in ("ok", "unsupported", "skipped")]
     below = []
     if failed:

@@ -307,9 +307,13 @@ def _titled_grids(
 
     titles = [title_of(run) if len(runs) > 1 else "" for run in runs]
     if len(runs) > MOST_RUNS and not every and view == "cases":
-        verdicts = [answer_of(judge(run)) for run in runs]
-        named = list(zip(titles, verdicts, strict=True))
-        return [("", runs_grids(runs, named, readings))], over_all(named)
+        rows_of = [[entry.row for entry in readings.entries(run)] for run in runs]
+        verdicts = [
+            judge(run, rows=rows if readings.usual else None)
+            for run, rows in zip(runs, rows_of, strict=True)
+        ]
+        named = list(zip(titles, map(answer_of, verdicts), strict=True))
+        return [("", runs_grids(runs, rows_of, named, readings.over_ranks))], over_all(named)
     titled = [(title, make(run)) for title, run in zip(titles, runs, strict=True)]
     if len(runs) < 2 or view != "cases":
         return titled, None

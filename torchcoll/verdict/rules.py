@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,15 @@ def load_fabric(stated: str, own: Mapping[str, Rule] | None = None) -> Fabric:
 
 def guessable(own: Mapping[str, Rule]) -> list[Fabric]:
     """The fabrics that a run can be known to be of, the user's own first."""
-    rules = [*own.values(), *(_packaged(name) for name in packaged())]
+    return [*_with_devices(own.values()), *_guessable_packaged()]
+
+
+@cache  # a thousand runs would read the files a thousand times
+def _guessable_packaged() -> list[Fabric]:
+    return _with_devices(_packaged(name) for name in packaged())
+
+
+def _with_devices(rules: Iterable[Rule]) -> list[Fabric]:
     seen = (rule for rule in rules if rule.table.get("devices") and not rule.table.get("parameter"))
     return [rule.fabric() for rule in seen]
 
