@@ -203,7 +203,8 @@ def over_ranks_of(result: CaseResult, how: str) -> str | None:
     return None if result.reported.over_ranks == "unknown" else result.reported.over_ranks
 
 
-@dataclass(frozen=True)
+# Slots: see CaseResult, whose fields are as many.
+@dataclass(frozen=True, slots=True)
 class Row:
     """One line of a table; the names are those of JSON.
 
