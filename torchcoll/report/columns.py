@@ -187,12 +187,11 @@ def values_of(items: Collection[Any], name: str) -> list[Any]:
 def statistics_of(items: Iterable[Row | Case]) -> list[str]:
     """What the figures of Rows are of the calls; of Cases, what they will be."""
 
-    def of(item: Row | Case) -> str | None:
-        if isinstance(item, Row):
-            return item.statistic
-        return PERIOD if item.back_to_back else "median"
-
-    return list(dict.fromkeys(one for item in items if (one := of(item))))
+    statistics = dict.fromkeys(
+        item.statistic if isinstance(item, Row) else (PERIOD if item.back_to_back else "median")
+        for item in items
+    )
+    return [statistic for statistic in statistics if statistic]
 
 
 def default_columns(

@@ -262,13 +262,16 @@ def _judged(
     usable = [row for row in rows if _usable(row, fabric)]
     for collective in dict.fromkeys(row.collective for row in usable):
         own = [row for row in usable if row.collective == collective]
-        own = [row for row in own if _held_by_any(fabric, row)]
-        if not own:
-            continue
-        largest = max(row.size_bytes for row in own)
-        row = max((r for r in own if r.size_bytes == largest), key=lambda r: r.busbw_gbps or 0)
-        limit = _limit_of(row, fabric, device)
-        yield (row.busbw_gbps or 0.0) / limit.busbw_gbps, row, limit
+        by_size: dict[int, list[Row]] = {}
+        for row in own:
+            by_size.setdefault(row.size_bytes, []).append(row)
+        for size_bytes in sorted(by_size, reverse=True):
+            held = [row for row in by_size[size_bytes] if _held_by_any(fabric, row)]
+            if held:
+                row = max(held, key=lambda r: r.busbw_gbps or 0)
+                limit = _limit_of(row, fabric, device)
+                yield (row.busbw_gbps or 0.0) / limit.busbw_gbps, row, limit
+                break
 
 
 def _usable(row: Row, fabric: Fabric) -> bool:
