@@ -166,6 +166,8 @@ def stop_lines(rows: Iterable[Row]) -> list[str]:
     """
     found: dict[str, list[Row]] = {}
     for row in rows:
+        if not row.stop:
+            continue
         found.setdefault("precision" if row.stop == "precision" else stop_text(row), []).append(row)
     found.pop("", None)
     if not set(found) - {"count"}:  # a number of calls that was asked for
