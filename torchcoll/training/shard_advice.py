@@ -20,7 +20,7 @@ from torchcoll.training.choices import (
     judged,
     with_times,
 )
-from torchcoll.training.plan_curves import CurveUsed, PlanCurves
+from torchcoll.training.plan_curves import CurveUsed, MeasuredCallTime
 from torchcoll.training.sharded import BACKWARD, FORWARD, ShardPlan, spent
 
 
@@ -72,24 +72,24 @@ def advise_shards(
     if any(plan.ranks != ranks for plan in plans):
         got = " and ".join(map(str, dict.fromkeys(plan.ranks for plan in plans)))
         raise UsageError("plans", f"{got} ranks", "plans of as many ranks")
-    curves = PlanCurves(measured)
-    read = [[curves.read(plan, call) for call in plan.calls[0]] for plan in plans]
+    curves = MeasuredCallTime(measured)
+    read = [[curves.of_call(plan, call) for call in plan.calls[0]] for plan in plans]
     launches, hides, count = curves.launches, curves.hides, curves.count
     passes = None if backward_ns is None else {FORWARD: backward_ns / 2, BACKWARD: backward_ns}
     rows, ends, beyond = [], [], 0
     for plan, times in zip(plans, read, strict=True):
         each = [
-            spent(plan, [one.times_ns[k] for one in times], passes or {}, hides)
+            spent(plan, [time.each_ns[k] for _, time in times], passes or {}, hides)
             for k in range(count)
         ]
         row = ShardRow(
             choice=plan.choice,
             calls=len(plan.calls[0]),
-            largest_bytes=max(one.size_bytes for one in times),
+            largest_bytes=max(size for size, _ in times),
             sharded_bytes=plan.sharded_bytes,
             peak_bytes=plan.peak_bytes,
         )
-        out = [one.size_bytes for one in times if one.beyond]
+        out = [size for size, time in times if time.extrapolated]
         beyond = max([beyond, *out])
         exposed = [one.exposed_ns for one in each]
         known = passes is not None or not hides
