@@ -144,9 +144,6 @@ def _stops(steps: Sequence[PlannedStep], kind: str, end: int) -> int | None:
     return None
 
 
-# -- one step ------------------------------------------------------------------------------------
-
-
 def acts_of(
     parts: Sequence[StepPart],
     time_ns: Callable[[Sent], float],
@@ -266,9 +263,6 @@ def _placed(name: str, ranks: int, apart: int, most: float | None) -> PlannedGro
     if most is not None and hosts is not None and hosts > 1:
         hosts, beside = min(ranks, hosts), max(1, min(apart, round(most)))
     return PlannedGroup(name, ranks, hosts, beside)
-
-
-# -- over ranks ----------------------------------------------------------------------------------
 
 
 def plan_shape(
