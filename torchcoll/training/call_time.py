@@ -43,7 +43,7 @@ class CallTime(Protocol):
         """Raises UsageError for what cannot be told."""
 
 
-class ModelCallTime:
+class ModelCallTime(CallTime):
     """By the model of a machine. each_ns: the prediction, low, high."""
 
     def __init__(self, model: MachineModel) -> None:

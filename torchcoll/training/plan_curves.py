@@ -10,7 +10,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import point_of
 from torchcoll.core.summary import Row
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.training.call_time import Duration
+from torchcoll.training.call_time import CallTime, Duration
 from torchcoll.training.measured_curves import MeasuredCurves, Wanted, curves_of
 
 _WHOLE = "all_reduce"  # what the curves of its two halves follow from
@@ -33,7 +33,7 @@ class CurveUsed:
     share: float | None = None
 
 
-class MeasuredCallTime:
+class MeasuredCallTime(CallTime):
     """By the curves of a side, each of which is looked for once. each_ns: centre, then launches.
 
     Where an all_gather or a reduce_scatter was not measured, its time is that of an all_reduce of
