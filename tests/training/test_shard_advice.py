@@ -80,6 +80,16 @@ def test_on_cpus_nothing_is_hidden():
     assert found.best is None
 
 
+def test_without_a_backward_time_communication_is_known():
+    """6 all_gathers of 2 ms and 3 reduce_scatters of 3 ms, kept 3 and 3. What of them is hidden
+    depends on the passes.
+    """
+    found = torchcoll.advise([plan(True), plan(False)], both())
+    assert [row.communication_ns for row in found.rows] == [ms(21), ms(15)]
+    assert [row.exposed_ns for row in found.rows] == [None, None]
+    assert found.best is None
+
+
 def test_from_all_reduce_alone():
     """4 ms: half of it for each. Kept: reduce_scatter 9 to 11, 11 to 13, 13 to 15."""
     halves = curve(line(3), backend="nccl")

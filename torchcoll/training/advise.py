@@ -1,4 +1,16 @@
-"""``advise``: which bucket_cap_mb, from what DDP sends and a measured curve."""
+"""``advise``: which bucket_cap_mb, from what DDP sends and a measured curve.
+
+The model, as simple as it can be said. A backward pass takes a time that is given or taken from the
+traffic. Gradients become ready in proportion to their bytes, or as captured. An all_reduce starts
+when its bucket is ready and the one before it has ended: one communicator, one after the other. It
+takes what the curve says, as if nothing else ran. *Exposed* is what is left after the pass: end of
+the last all_reduce - end of the pass. Not in it: communication that slows the computation down, and
+ranks that wait for each other.
+
+On CPUs all of it is exposed: what moves and adds the bytes takes the cores that compute. With the
+overlap of a GPU the model proposed the smallest buckets there, whose real steps were 9 and 15 %
+slower than the best (gloo, 2 ranks on 2 cores, results/benchmarks/).
+"""
 
 from __future__ import annotations
 
@@ -29,14 +41,17 @@ from torchcoll.training.backward import (
 )
 from torchcoll.training.choices import (
     BEST,
+    BEYOND,
     MODEL_NOTE,
     RESULTS,
     UNCLEAR,
     WORSE,
+    AdviceRow,
     Interval,
-    best_of,
+    beyond_note,
     interval,
-    judge,
+    judged,
+    with_times,
 )
 from torchcoll.training.measured_curves import MeasuredCurve, MeasuredCurves, Wanted, curves_of
 from torchcoll.training.plans import MIB, BucketPlan
@@ -44,54 +59,22 @@ from torchcoll.training.shard_advice import ShardAdvice, advise_shards
 from torchcoll.training.sharded import ShardPlan
 from torchcoll.training.timeline import Act, Compute, Send, step_ns
 
-# -------------------------------------------------------------------------------------------------
-# The model of ``advise``: what DDP's all_reduce calls cost beside a backward pass, on a curve.
-#
-# As simple as it can be said. A backward pass takes a time that is given or taken from the traffic.
-# Gradients become ready in proportion to their bytes, or as captured. An all_reduce starts when its
-# bucket is ready and the one before it has ended: one communicator, one after the other. It takes
-# what the curve says, as if nothing else ran. *Exposed* is what is left after the pass: end of the
-# last all_reduce - end of the pass. Not in it: communication that slows the computation down, and
-# ranks that wait for each other.
-#
-# On CPUs all of it is exposed: what moves and adds the bytes takes the cores that compute. With the
-# overlap of a GPU the model proposed the smallest buckets there, whose real steps were 9 and 15 %
-# slower than the best (gloo, 2 ranks on 2 cores, results/benchmarks/).
 
-BEYOND = "beyond the curve"
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """One bucket_cap_mb. Times in ns, of one backward pass.
+@dataclass(frozen=True, kw_only=True)
+class Proposal(AdviceRow):
+    """One bucket_cap_mb.
 
     setting: ``cap`` (bucket_cap_mb), ``caps`` (bucket_cap_mb_list), ``default`` (neither is set: a
     first bucket of 1 MiB, then 25) or ``sent`` (as in the traffic). buckets: how many all_reduce
-    calls; largest_bytes of them. communication_ns: all of them one after the other. exposed_ns:
-    see above; None without a backward time. low, high: least and most over the launches of the
-    curve; of one launch on the 5th and 95th percentile of its calls. ratio: of backward + exposed
-    to that of the best; its interval is 95 % over the launches, of one launch the range over its
-    median and these two. result: best, ``within noise`` of it, ``within 2 %``, ``unclear`` (see
-    MODEL_NOTE), worse, that of the Setting where it has one (``unknown``: its buckets and all times
-    are None; ``could be as sent``: buckets is the least and the rest is None), or BEYOND, where a
-    bucket is larger than what was measured: there low, high and interval are None, since each curve
-    would go on by its own last piece, to anywhere. exposed_16bit_ns: with 16 bits an element.
+    calls; largest_bytes of them. result: as of every row, or that of the Setting where it has one
+    (``unknown``: its buckets and all times are None; ``could be as sent``: buckets is the
+    least and the rest is None). exposed_16bit_ns: with 16 bits an element.
     """
 
     setting: str
     caps_mb: tuple[float, ...]
     buckets: int | None = None
     largest_bytes: int | None = None
-    communication_ns: float | None = None
-    communication_low_ns: float | None = None
-    communication_high_ns: float | None = None
-    exposed_ns: float | None = None
-    exposed_low_ns: float | None = None
-    exposed_high_ns: float | None = None
-    ratio: float | None = None
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    result: str = ""
     exposed_16bit_ns: float | None = None
 
     @property
@@ -144,32 +127,28 @@ def proposals(
     rows: list[Proposal] = []
     ends: list[list[float]] = []
     for one in settings:
+        row = Proposal(
+            setting=one.kind,
+            caps_mb=one.caps_mb,
+            buckets=len(one.messages) or None,
+            result=one.result,
+        )
         if one.result in (COULD_BE_SENT, UNKNOWN):
-            count = len(one.messages) or None
-            rows.append(Proposal(one.kind, one.caps_mb, count, result=one.result))
+            rows.append(row)
             ends.append([])
             continue
         sums = [sum(c.time_ns(m.size_bytes) for m in one.messages) for c in curves.every]
-        row = Proposal(one.kind, one.caps_mb, len(one.messages), round(one.largest), sums[0])
-        row = replace(row, result=one.result)
-        beyond = curves.centre.beyond(one.largest)
-        if beyond:
-            row = replace(row, result=one.result or BEYOND)
-        elif curves.others:
-            low, high = min(sums[1:]), max(sums[1:])
-            row = replace(row, communication_low_ns=low, communication_high_ns=high)
+        row = replace(row, buckets=len(one.messages), largest_bytes=round(one.largest))
+        exposed = None
         if backward_ns is not None:
-            each = [exposed_ns(c, one.messages, found, backward_ns) for c in curves.every]
-            row = replace(row, exposed_ns=each[0])
-            if curves.others and not beyond:
-                row = replace(row, exposed_low_ns=min(each[1:]), exposed_high_ns=max(each[1:]))
+            exposed = [exposed_ns(c, one.messages, found, backward_ns) for c in curves.every]
             if halves and not halves.curves.centre.beyond(halves.scale * one.largest):
                 centre, scale = halves.curves.centre, halves.scale
                 less = exposed_ns(centre, one.messages, found, backward_ns, scale)
                 row = replace(row, exposed_16bit_ns=less)
-            ends.append([backward_ns + value for value in each])
-        rows.append(row)
-    return rows if backward_ns is None else _judged(rows, ends, curves.launches)
+            ends.append([backward_ns + value for value in exposed])
+        rows.append(with_times(row, sums, exposed, curves.centre.beyond(one.largest)))
+    return rows if backward_ns is None else judged(rows, ends, curves.launches)
 
 
 def compression(
@@ -185,29 +164,6 @@ def compression(
     ]
     return interval(ratios, curves.launches)
 
-
-def _judged(
-    rows: Sequence[Proposal], ends: Sequence[Sequence[float]], launches: int
-) -> list[Proposal]:
-    """The rows with results. ends: backward + exposed of each row on each curve."""
-    able = [i for i, row in enumerate(rows) if not row.result]
-    if not able:
-        return list(rows)
-    best = able[best_of([ends[i] for i in able], launches)]
-    judged = []
-    for i, row in enumerate(rows):
-        if not ends[i]:
-            judged.append(row)
-            continue
-        spread = row.exposed_low_ns is not None
-        found = judge(ends[i], ends[best], launches, len(able) - 1, spread=spread)
-        result = BEST if i == best else row.result or found.result
-        ratio, low, high, _ = found
-        judged.append(replace(row, ratio=ratio, ratio_low=low, ratio_high=high, result=result))
-    return judged
-
-
-# -------------------------------------------------------------------------------------------------
 
 CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
 _MOST_BUCKETS = 200_000
@@ -289,7 +245,7 @@ def advise(
     all_gather and reduce_scatter are taken where they are, else they follow from all_reduce, marked
     as an assumption.
 
-    The model: the comment above ``Proposal``. Caps that differ from bucket to bucket
+    The model stands above the table. Caps that differ from bucket to bucket
     (bucket_cap_mb_list) are looked at where a plan has them. Raises UsageError for FSDP's traffic,
     for traffic without marked steps, for another number of ranks than the curve has, for no curve
     that could be meant, and for numbers out of range; UnreadableError for a file.
@@ -461,8 +417,8 @@ def _assumed(
     base = advice.present or advice.rows[0]
     for times in _ASSUMED:
         backward_ns = times * (base.communication_ns or 0)
-        judged = proposals(settings, curves, None, found, backward_ns)
-        stated += [(backward_ns, row.name) for row in judged if row.result == BEST]
+        rows = proposals(settings, curves, None, found, backward_ns)
+        stated += [(backward_ns, row.name) for row in rows if row.result == BEST]
     return stated
 
 
@@ -484,12 +440,8 @@ def _notes(advice: Advice, curves: MeasuredCurves, halved: str, smallest: float)
     beyond = [one for one in advice.rows if one.result == BEYOND]
     if beyond:
         largest = max(one.largest_bytes or 0 for one in beyond)
-        yield (
-            f"{BEYOND}: buckets above {format_size(most)}, the largest size measured; their times "
-            "go on as its last piece does, without low, high and range, and they are not chosen "
-            f"from. Measure with -e "
-            f"{format_size(1 << (largest - 1).bit_length())}"
-        )
+        calls = f"buckets above {format_size(most)}, the largest size measured"
+        yield beyond_note(calls, largest)
     if smallest < least:
         yield (
             f"buckets below {format_size(least)}, the smallest size measured, are taken to cost as "

@@ -1,14 +1,20 @@
-"""Which of several choices is best, by what a model says of each on the curves of some launches."""
+"""The table of choices of an advice, for DDP and FSDP2 alike: what each costs, and which is best.
+
+``with_times`` fills a row from what a model says on each curve, ``judged`` sets the rows against
+the best of them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 from scipy import stats
 
 from torchcoll.core.summary import paired_ratio
+from torchcoll.core.units import format_size
 
 THRESHOLD = 0.02  # as in a comparison: a change below it is nothing that anyone would act on
 # Real steps of one model differ from what the model says, cap by cap, and no launch of the curve
@@ -24,6 +30,7 @@ MODEL_ERROR = 0.03
 SHARD_MODEL_ERROR = 0.20
 BEST, WITHIN_NOISE, CLOSE, WORSE = "best", "within noise", "within 2 %", "worse"
 UNCLEAR = "unclear"
+BEYOND = "beyond the curve"
 RESULTS = ("", BEST, WITHIN_NOISE, CLOSE, UNCLEAR, WORSE)  # of a choice that is judged
 _MODEL_NOTE = (
     f"{UNCLEAR}: slower on these curves, but perhaps by no more than {{:.0f}} %, as far as real "
@@ -33,6 +40,105 @@ MODEL_NOTE = _MODEL_NOTE.format(100 * MODEL_ERROR)
 SHARD_MODEL_NOTE = _MODEL_NOTE.format(100 * SHARD_MODEL_ERROR)
 FINE = (BEST, WITHIN_NOISE, CLOSE, UNCLEAR)  # not called worse
 Interval = tuple[float, float | None, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviceRow:
+    """What one choice costs. Times in ns: of one backward pass (DDP), of one step without the
+    optimiser (FSDP2).
+
+    communication_ns: all of its calls one after the other. exposed_ns: what
+    of it nothing hides; None where the time of a backward pass is not known. low, high: least and
+    most over the launches of the curve; of one launch on the 5th and 95th percentile of its calls.
+    ratio: of the passes + exposed to that of the best; its interval is 95 % over the launches, of
+    one launch the range over its median and these two. result: best, ``within noise`` of it,
+    ``within 2 %``, ``unclear`` (see MODEL_NOTE), worse; '' where nothing is judged; or BEYOND,
+    where a call is larger than what was measured: there low, high and interval are None, since each
+    curve would go on by its own last piece, to anywhere.
+    """
+
+    communication_ns: float | None = None
+    communication_low_ns: float | None = None
+    communication_high_ns: float | None = None
+    exposed_ns: float | None = None
+    exposed_low_ns: float | None = None
+    exposed_high_ns: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    result: str = ""
+
+    @property
+    def hidden_ns(self) -> float | None:
+        if self.communication_ns is None or self.exposed_ns is None:
+            return None
+        return self.communication_ns - self.exposed_ns
+
+
+AnyRow = TypeVar("AnyRow", bound=AdviceRow)
+
+
+def with_times(
+    row: AnyRow,
+    communication_ns: Sequence[float],
+    exposed_ns: Sequence[float] | None,
+    beyond: bool,
+) -> AnyRow:
+    """The row with its times, of which there is one for each of ``MeasuredCurves.every``. beyond:
+    a call is larger than what was measured.
+    """
+    row = replace(row, communication_ns=communication_ns[0])
+    if exposed_ns is not None:
+        row = replace(row, exposed_ns=exposed_ns[0])
+    if beyond:
+        return replace(row, result=row.result or BEYOND)
+    if len(communication_ns) > 1:
+        low, high = min(communication_ns[1:]), max(communication_ns[1:])
+        row = replace(row, communication_low_ns=low, communication_high_ns=high)
+        if exposed_ns is not None:
+            low, high = min(exposed_ns[1:]), max(exposed_ns[1:])
+            row = replace(row, exposed_low_ns=low, exposed_high_ns=high)
+    return row
+
+
+def judged(
+    rows: Sequence[AnyRow],
+    ends: Sequence[Sequence[float]],
+    launches: int,
+    model_error: float | None = None,
+) -> list[AnyRow]:
+    """The rows with ratios and results. ends: passes + exposed of each row on each curve, () where
+    that is not known. Rows that have a result already are not chosen from. model_error: how far the
+    model may be off, MODEL_ERROR if None.
+    """
+    able = [i for i, row in enumerate(rows) if not row.result]
+    if not able:
+        return list(rows)
+    best = able[best_of([ends[i] for i in able], launches)]
+    results = []
+    for i, row in enumerate(rows):
+        if ends[i]:
+            ratio, low, high, result = judge(
+                ends[i],
+                ends[best],
+                launches,
+                len(able) - 1,
+                spread=row.exposed_low_ns is not None,
+                model_error=MODEL_ERROR if model_error is None else model_error,
+            )
+            result = BEST if i == best else row.result or result
+            row = replace(row, ratio=ratio, ratio_low=low, ratio_high=high, result=result)
+        results.append(row)
+    return results
+
+
+def beyond_note(calls: str, largest_bytes: int) -> str:
+    """calls: which of them lie beyond the curve. largest_bytes: of all of them."""
+    return (
+        f"{BEYOND}: {calls}; their times go on as its last piece does, without low, high and "
+        "range, and they are not chosen from. Measure with -e "
+        f"{format_size(1 << (largest_bytes - 1).bit_length())}"
+    )
 
 
 class Against(NamedTuple):

@@ -41,7 +41,7 @@ from torchcoll.training.joined import (
     late_ranks,
     not_split,
 )
-from torchcoll.training.plan_curves import PlanCurves
+from torchcoll.training.plan_curves import MeasuredCallTime
 from torchcoll.training.steps import steps_of
 from torchcoll.training.traffic_table import group_text
 
@@ -394,7 +394,7 @@ class _Alone:
 
     def __init__(self, traffic: Traffic, runs: Sequence[Run]) -> None:
         self._traffic, self._runs = traffic, runs
-        self._curves = PlanCurves(Side("run", list(runs)))
+        self._curves = MeasuredCallTime(Side("run", list(runs)))
         self._rows: dict[str | None, list[Candidate]] = {}
         self._known: dict[tuple[object, ...], Isolated] = {}
 
@@ -429,17 +429,20 @@ class _Alone:
     def _between(self, call: TrafficCall, size_bytes: int, ranks: int, exact: Isolated) -> Isolated:
         """From the sizes that were measured around it, or from an all_reduce of as many bytes."""
         try:
-            curves, used = self._curves.of(call, ranks)
+            kind = call.dtype, call.op, call.group
+            time = self._curves.of(call.collective, size_bytes, ranks, *kind)
+            _, used = self._curves.curve(call.collective, ranks, *kind)
         except UsageError:
             return exact
-        if curves.centre.beyond(size_bytes):
-            return Isolated(None, reason=f"{format_size(size_bytes)} is above the sizes measured")
+        if time.extrapolated:
+            return Isolated(None, reason=f"{format_size(size_bytes)} is {time.extrapolated}")
         words = "between measured sizes"
         if used.share is not None:
             half = "half of " * (used.share < 1)
             words = f"assumption: {half}{used.row.collective} between measured sizes"
-        time_ns = (used.share or 1) * curves.centre.time_ns(size_bytes)
-        return Isolated(time_ns, f"{words}, {used.row.mode}, {used.row.dtype}", used.row.clock)
+        return Isolated(
+            time.value_ns, f"{words}, {used.row.mode}, {used.row.dtype}", used.row.clock
+        )
 
 
 def _queued(traffic: Traffic) -> dict[int, bool | None]:

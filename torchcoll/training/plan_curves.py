@@ -10,6 +10,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import point_of
 from torchcoll.core.summary import Row
 from torchcoll.core.traffic import Traffic, TrafficCall
+from torchcoll.training.call_time import CallTime, Duration
 from torchcoll.training.measured_curves import MeasuredCurves, Wanted, curves_of
 
 _WHOLE = "all_reduce"  # what the curves of its two halves follow from
@@ -32,18 +33,8 @@ class CurveUsed:
     share: float | None = None
 
 
-@dataclass(frozen=True)
-class ReadCall:
-    """One call: its size S as nccl-tests counts it, and its time on each curve."""
-
-    size_bytes: int
-    times_ns: tuple[float, ...]
-    beyond: bool
-    curve: CurveUsed
-
-
-class PlanCurves:
-    """Curves of a side, each found once.
+class MeasuredCallTime(CallTime):
+    """By the curves of a side, each of which is looked for once. each_ns: centre, then launches.
 
     Where an all_gather or a reduce_scatter was not measured, its time is that of an all_reduce of
     as many bytes, divided by 2: a ring does one after the other, each in half of the steps.
@@ -54,13 +45,29 @@ class PlanCurves:
         self._found: dict[tuple[object, ...], tuple[MeasuredCurves, CurveUsed]] = {}
         self._others = {m.case.collective for m in measured.results}
 
-    def read(self, plan: Traffic, call: TrafficCall) -> ReadCall:
+    def of(
+        self,
+        collective: str,
+        size_bytes: int,
+        ranks: int,
+        dtype: str | None = None,
+        op: str | None = None,
+        group: str = "",
+    ) -> Duration:
+        """dtype and op: those measured are preferred. group: named in what refuses it."""
+        curves, used = self.curve(collective, ranks, dtype, op, group)
+        share = used.share or 1
+        return Duration(
+            tuple(share * curve.time_ns(size_bytes) for curve in curves.every),
+            "above the sizes measured" if curves.centre.beyond(size_bytes) else "",
+        )
+
+    def of_call(self, plan: Traffic, call: TrafficCall) -> tuple[int, Duration]:
+        """The size S of a call of a plan, and its time."""
         ranks = len(plan.members(call))
-        curves, used = self.of(call, ranks)
         point, _ = point_of(call, ranks)
         size = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
-        times = tuple((used.share or 1) * curve.time_ns(size) for curve in curves.every)
-        return ReadCall(size, times, curves.centre.beyond(size), used)
+        return size, self.of(call.collective, size, ranks, call.dtype, call.op, call.group)
 
     @property
     def used(self) -> list[CurveUsed]:
@@ -115,29 +122,31 @@ class PlanCurves:
             )
         return notes
 
-    def of(self, call: TrafficCall, ranks: int) -> tuple[MeasuredCurves, CurveUsed]:
+    def curve(
+        self, collective: str, ranks: int, dtype: str | None, op: str | None, group: str
+    ) -> tuple[MeasuredCurves, CurveUsed]:
         """Raises UsageError where there is none that could be meant."""
-        key = (call.collective, ranks, call.dtype)
+        key = (collective, ranks, dtype)
         if key not in self._found:
-            name = call.collective if call.collective in self._others else _WHOLE
+            name = collective if collective in self._others else _WHOLE
             if name not in self._others:
-                got = f"no case of {call.collective}, nor of {_WHOLE}"
-                action = Wanted(call.collective, call.dtype, ranks=ranks).action
-                raise UsageError("curve", got, f"{call.collective} over sizes", action)
-            wanted = Wanted(name, call.dtype, call.op or "sum", False, ranks)
+                got = f"no case of {collective}, nor of {_WHOLE}"
+                action = Wanted(collective, dtype, ranks=ranks).action
+                raise UsageError("curve", got, f"{collective} over sizes", action)
+            wanted = Wanted(name, dtype, op or "sum", False, ranks)
             curves = curves_of(self._side, wanted)
             if curves.row.ranks and curves.row.ranks != ranks:
-                expected = f"{ranks}, as {call.collective} has in the group {call.group}"
+                expected = f"{ranks}, as {collective} has in the group {group}"
                 raise UsageError("ranks of the curve", curves.row.ranks, expected, wanted.action)
             share = None
-            if name != call.collective:
-                whole = call.op and backend_of(curves.row.backend).whole_reduce_scatter
+            if name != collective:
+                whole = op and backend_of(curves.row.backend).whole_reduce_scatter
                 share = 1.0 if whole else 0.5
             sizes = curves.centre.sizes
             used = CurveUsed(
-                call.collective,
+                collective,
                 ranks,
-                call.dtype,
+                dtype,
                 curves.row,
                 (sizes[0], sizes[-1]),
                 curves.launches,

@@ -166,9 +166,6 @@ def _ends(ends: Ends) -> str:
     return f"{time_text(ends[0], 3)} ({time_text(ends[1], 3)} to {time_text(ends[2], 3)})"
 
 
-# -- csv and json ----------------------------------------------------------------------------------
-
-
 def _flat(name: str, ends: Ends | None) -> dict[str, float | None]:
     value, low, high = ends or (None, None, None)
     return {f"{name}_ns": value, f"{name}_low_ns": low, f"{name}_high_ns": high}
@@ -223,9 +220,6 @@ def _document(found: Projection) -> dict[str, Any]:
         },
         "notes": found.notes,
     }
-
-
-# -- a picture -------------------------------------------------------------------------------------
 
 
 def draw_projection(found: Projection, path: str | os.PathLike[str]) -> None:

@@ -25,8 +25,9 @@ from pathlib import Path
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.curves.model import TOO_SHORT, WIDEST, MachineModel, Prediction, too_wide
+from torchcoll.curves.model import TOO_SHORT, WIDEST, MachineModel, too_wide
 from torchcoll.training import timeline
+from torchcoll.training.call_time import ModelCallTime
 from torchcoll.training.shapes import Sent, Shape, StepPart, parts_of
 from torchcoll.training.sharded import BACKWARD, FORWARD
 from torchcoll.training.steps import steps_of
@@ -143,9 +144,6 @@ def _stops(steps: Sequence[PlannedStep], kind: str, end: int) -> int | None:
     return None
 
 
-# -- one step ------------------------------------------------------------------------------------
-
-
 def acts_of(
     parts: Sequence[StepPart],
     time_ns: Callable[[Sent], float],
@@ -185,14 +183,25 @@ def planned_step(
         for sent in (*part.needs, *part.stops, *part.leaves):
             if groups[sent.group].ranks > 1 and sent.size_bytes:
                 counts[sent] = counts.get(sent, 0) + 1
-    known = {sent: _predicted(model, sent, groups[sent.group]) for sent in counts}
+    call_time = ModelCallTime(model)
+    known = {}
+    for sent in counts:
+        place = groups[sent.group]
+        size_bytes = sent.size_bytes * place.beside
+        known[sent] = call_time.of(sent.collective, size_bytes, place.ranks, place.hosts)
 
     def row(sent: Sent, calls: int) -> PlannedRow:
         one = known[sent]
-        own = (calls * one.time_ns, calls * one.low_ns, calls * one.high_ns)
+        value, low, high = (calls * time_ns for time_ns in one.each_ns)
         place = groups[sent.group]
         return PlannedRow(
-            sent.group, sent.collective, place.ranks, sent.size_bytes, calls, own, one.beyond
+            sent.group,
+            sent.collective,
+            place.ranks,
+            sent.size_bytes,
+            calls,
+            (value, low, high),
+            one.extrapolated,
         )
 
     rows = tuple(row(sent, calls) for sent, calls in counts.items())
@@ -209,17 +218,13 @@ def planned_step(
     def step_at(end: int) -> float:
         def time_ns(sent: Sent) -> float:
             one = known.get(sent)
-            return (one.time_ns, one.low_ns, one.high_ns)[end] if one else 0.0
+            return one.each_ns[end] if one else 0.0
 
         return timeline.step_ns(acts_of(parts, time_ns, passes))
 
     step = step_at(0), step_at(1), step_at(2)
     exposed = step[0] - compute, step[1] - compute, step[2] - compute
     return PlannedStep(ranks, degrees, rows, comm, compute, exposed, step)
-
-
-def _predicted(model: MachineModel, sent: Sent, place: PlannedGroup) -> Prediction:
-    return model.predict(sent.collective, sent.size_bytes * place.beside, place.ranks, place.hosts)
 
 
 def _summed(each: Sequence[Ends]) -> Ends:
@@ -258,9 +263,6 @@ def _placed(name: str, ranks: int, apart: int, most: float | None) -> PlannedGro
     if most is not None and hosts is not None and hosts > 1:
         hosts, beside = min(ranks, hosts), max(1, min(apart, round(most)))
     return PlannedGroup(name, ranks, hosts, beside)
-
-
-# -- over ranks ----------------------------------------------------------------------------------
 
 
 def plan_shape(

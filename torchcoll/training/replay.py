@@ -111,9 +111,6 @@ def play(
         return found
 
 
-# -- before anything is sent -------------------------------------------------------------------
-
-
 def _agreed(
     session: Session, read: Callable[[], Traffic], compute: bool
 ) -> tuple[Traffic, Part, Step]:
@@ -184,9 +181,6 @@ def _player(session: Session, part: Part, compute: bool) -> Player:
     return player
 
 
-# -- the steps ---------------------------------------------------------------------------------
-
-
 def _played(session: Session, player: Player, steps: int) -> list[tuple[int, int]]:
     """(start, end) of each step on this rank's clock; a first play stands before them."""
     align = session.communicators.align(session.entries[0].name)
@@ -215,9 +209,6 @@ def _first(session: Session, player: Player) -> None:
     refused = first_call(session, "replay", play)
     if refused:
         raise UnavailableError("replay", refused.text, f"what {session.entries[0].name} can do")
-
-
-# -- what comes back ---------------------------------------------------------------------------
 
 
 def _traffic(gathered: Sequence[dict[str, Any]], clock: str, backend: str) -> Traffic:

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 SCHEMA = "torchcoll-shard-advice/1"
 _STYLES = {"best": "green", "worse": "dim", "beyond the curve": "yellow"}
+_FIELDS = (
+    "choice calls largest_bytes sharded_bytes peak_bytes communication_ns communication_low_ns "
+    "communication_high_ns exposed_ns exposed_low_ns exposed_high_ns hidden_ns ratio ratio_low "
+    "ratio_high result"
+)
 _MODEL = (
     "model: an all_gather runs beside the computation of the unit before, a reduce_scatter beside "
     "that of the unit after; calls of one group run one after the other",
@@ -152,5 +157,5 @@ def _object(advice: ShardAdvice) -> dict[str, Any]:
         **picked(advice, "ranks forward_ns backward_ns hides launches"),
         "curves": curves,
         **picked(advice, "best=best.choice least_memory=least.choice notes"),
-        "rows": [vars(row) for row in advice.rows],
+        "rows": [picked(row, _FIELDS) for row in advice.rows],
     }

@@ -75,7 +75,9 @@ class Spent(NamedTuple):
 def spent(
     plan: ShardPlan, times_ns: Sequence[float], passes_ns: Mapping[str, float], hides: bool
 ) -> Spent:
-    """The model above. times_ns: of each call. passes_ns: of FORWARD and BACKWARD."""
+    """The model above. times_ns: of each call. passes_ns: of FORWARD and BACKWARD; empty where
+    they are not known, and then only communication_ns means anything.
+    """
     together = sum(times_ns)
     if not hides:
         return Spent(together, together)
@@ -87,8 +89,9 @@ def spent(
     reduced: int | None = None  # the reduce_scatter whose input buffer is still in use
     gathered: dict[int, int] = {}  # unit -> its all_gather
     for act in plan.acts:
-        if act.kind in passes_ns:
-            acts.append(Compute(passes_ns[act.kind] * act.elements / whole[act.kind]))
+        if act.kind in (FORWARD, BACKWARD):
+            if act.kind in passes_ns:
+                acts.append(Compute(passes_ns[act.kind] * act.elements / whole[act.kind]))
         elif act.kind == UNSHARD:
             gathered[act.unit] = place = act.calls[0]
             acts.append(Send(place, calls[place].group, times_ns[place], after=_COPIED_OUT))

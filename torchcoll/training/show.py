@@ -20,7 +20,7 @@ from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, Bucket, B
 
 if TYPE_CHECKING:
     from torchcoll.training.advise import Advice, Proposal
-    from torchcoll.training.shard_advice import ShardRow
+    from torchcoll.training.choices import AdviceRow
 
 
 ADVICE_SCHEMA = "torchcoll-advice/1"
@@ -35,6 +35,11 @@ _MODEL_OF_CPUS = (
     "model: every all_reduce takes what the curve says, and on CPUs none of it is hidden: it takes "
     "the cores that compute",
     "exposed = all all_reduce calls of a backward pass; not in it: ranks that wait for each other",
+)
+_FIELDS = (
+    "name setting caps_mb buckets largest_bytes communication_ns communication_low_ns "
+    "communication_high_ns exposed_ns exposed_low_ns exposed_high_ns ratio ratio_low ratio_high "
+    "result exposed_16bit_ns"
 )
 _NO_WORSE = ("within noise", "within 2 %", "unclear")
 _FAR = 2  # a model that is further from what was measured says so
@@ -86,7 +91,7 @@ def advice_grid(advice: Advice) -> Grid:
     return Grid(heads, rows, _above(advice, spread), below, styles, answer)
 
 
-def result_text(row: Proposal | ShardRow, rows: Sequence[Proposal | ShardRow]) -> str:
+def result_text(row: AdviceRow, rows: Sequence[AdviceRow]) -> str:
     """The result, and of the best why a smaller ratio may stand in another row."""
     smaller = any(one.ratio is not None and one.ratio < 1 for one in rows)
     return row.result + " of the sizes measured" * (smaller and row.result == "best")
@@ -254,7 +259,7 @@ def advice_object(advice: Advice) -> dict[str, Any]:
         "compression": {"ratio": ratio, "ratio_low": low, "ratio_high": high},
         "assumed": [{"backward_ns": ns, "best": name} for ns, name in advice.assumed],
         "notes": advice.notes,
-        "rows": [{"name": row.name, **vars(row)} for row in advice.rows],
+        "rows": [picked(row, _FIELDS) for row in advice.rows],
     }
 
 
