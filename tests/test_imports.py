@@ -37,7 +37,7 @@ DRAWN = {"rich", "matplotlib", "pandas", "jinja2", "markupsafe"}
 TABLE = {
     "core": (set(), set(), set()),
     "libraries": ({"core"}, {"defusedxml"}, set()),
-    "report": ({"core"}, set(), {"verdict", "numpy", *DRAWN}),
+    "report": ({"core"}, set(), {"libraries", "verdict", "numpy", *DRAWN}),
     "importers": ({"core", "libraries"}, set(), set()),
     "machine": ({"core", "libraries"}, {"torch"}, set()),
     "bench": ({"core", "libraries", "machine"}, {"torch"}, {"runs.live", "report", "verdict"}),
