@@ -12,7 +12,7 @@ from typing import Any
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.variables import masked_variables, masked_words
-from torchcoll.launches.axes import (
+from torchcoll.matrix.axes import (
     AXES_OF_LIBRARIES,
     Cell,
     Command,
@@ -26,7 +26,7 @@ from torchcoll.launches.axes import (
     option_dimension,
     variable_dimension,
 )
-from torchcoll.launches.presets import PresetOptions, preset
+from torchcoll.matrix.presets import PresetOptions, preset
 from torchcoll.libraries.known_variables import FORCING, unknown_variables
 
 

@@ -14,7 +14,7 @@ from importlib import metadata
 from torchcoll.core.backends import only_device
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.plausibility import device_named
-from torchcoll.launches.axes import AUTO, SUITE, Cell, Command, Dimension, split_values
+from torchcoll.matrix.axes import AUTO, SUITE, Cell, Command, Dimension, split_values
 from torchcoll.libraries.known_variables import Forcing
 from torchcoll.libraries.nccl import algorithms as nccl
 from torchcoll.libraries.nccl.algorithms import FACTORS
