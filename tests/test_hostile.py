@@ -197,6 +197,13 @@ def test_a_table_of_too_many_rows(tmp_path, capsys, monkeypatch):
     assert "got more than 100 rows, expected less. Split it." in capsys.readouterr().err
 
 
+def test_a_table_of_300_000_rows_is_not_refused():
+    """A sweep of every size, in both placements, at 2 KB of memory a row."""
+    imported = base.Imported()
+    imported.take(300_000)
+    assert imported.rows == 300_000
+
+
 def test_a_line_of_text_that_is_too_long_is_said(tmp_path, capsys):
     path = tmp_path / "all_reduce.csv"
     path.write_text("size,time (us)\n1024,3.5\n" + "9" * 20_000 + ",3\n")

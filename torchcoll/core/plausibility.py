@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
@@ -170,6 +172,7 @@ SWEEP = (
     *("backend", "implementation", "buffers", "buffer_reuse", "asynchronous", "coalesce"),
     "splits",
 )
+_sweep_of = operator.attrgetter(*SWEEP)
 
 
 def summarise_run(run: Run, how: str = "max", clock: str | None = None) -> list[Row]:
@@ -236,6 +239,7 @@ def _causes(run: Run, link_gbps: float | None) -> str:
     return ", ".join(words[:-1]) + (" or " if len(words) > 1 else "") + words[-1]
 
 
+@lru_cache(maxsize=256)  # the rows of a run have few
 def ceiling_gbps(collective: str, ranks: int, link_gbps: float, multicast: bool) -> float:
     """busbw that links of so many GB/s in one direction allow. Where a switch reduces (multicast)
     each rank sends and receives S once: algbw is bounded by the link, and busbw by the factor more.
@@ -337,7 +341,7 @@ def _sweeps(timed: Sequence[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
     for key, row in timed:
         one = row.coalesce == 1 and row.device != "cpu" and row.communicates
         if one and row.median_ns and row.ranks > 1 and row.size_bytes >= _COPIED_BYTES:
-            sweeps.setdefault(tuple(getattr(row, name) for name in SWEEP), []).append((key, row))
+            sweeps.setdefault(_sweep_of(row), []).append((key, row))
     return [s for s in sweeps.values() if len({row.size_bytes for _, row in s}) >= _SIZES_OF_LAW]
 
 

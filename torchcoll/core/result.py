@@ -381,35 +381,44 @@ class CaseResult:
     def again(self, reported: Reported) -> CaseResult:
         """Another row of the same case, of a source that tells figures and keeps no samples.
 
-        What else a result has is made when it is first asked for: rows are many, and of each the
-        empty lists took 0.7 kB and more time than reading it. One list for all was rejected: what
-        is added to it would be in all.
+        Its lists are made when they are first asked for: rows are many, and of each the empty lists
+        took 0.7 kB and more time than reading it. One list for all was rejected: what is added to
+        it would be in all.
         """
         made = CaseResult.__new__(CaseResult)
         made.case = self.case
         made.status = self.status
         made.ranks = self.ranks
+        made.reason = self.reason
         made.count = self.count
         made.size_bytes = self.size_bytes
         made.bytes_in = self.bytes_in
         made.bytes_out = self.bytes_out
+        made.busiest_bytes = self.busiest_bytes
+        made.start_ns = None
+        made.start_wall_us = None
+        made.calls_per_sample = 1
         made.ordinal = self.ordinal
+        made.communicator = self.communicator
+        made.settled = None
+        made.stop = ""
+        made.steady_ns = None
         made.verification = self.verification
-        made.warnings = []
         made.reported = reported
+        made.beside = None
+        made.expected_ns = None
         return made
 
     if not TYPE_CHECKING:  # which would take any name for a field
 
         def __getattr__(self, name: str) -> Any:
-            """A field that ``again`` left out: Python asks here for a slot without value."""
-            if name in _FACTORIES:
-                setattr(self, name, _FACTORIES[name]())
-            elif name in _CONSTANTS:
-                setattr(self, name, _CONSTANTS[name])
-            else:
+            """A list that ``again`` left out: Python asks here for a slot without value."""
+            make = _FACTORIES.get(name)
+            if make is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return getattr(self, name)
+            value = make()
+            setattr(self, name, value)
+            return value
 
     @property
     def expected(self) -> bool:
@@ -507,7 +516,6 @@ _FACTORIES = {
     for f in dataclasses.fields(CaseResult)
     if f.default_factory is not MISSING
 }
-_CONSTANTS = {f.name: f.default for f in dataclasses.fields(CaseResult) if f.default is not MISSING}
 
 
 def shortfall(results: Sequence[CaseResult]) -> tuple[str, CaseResult] | None:
@@ -750,6 +758,8 @@ def is_hosts(text: str) -> bool:
 
 def launch_numbers(run: Run) -> list[int]:
     """Which of ``run.launches()`` measured each of its results: 0 is the first."""
+    if not run.continuations:
+        return [0] * len(run.results)
     # What a later launch measured again is in place of what was there.
     of_others = {r.case: n for n, other in enumerate(run.continuations, 1) for r in other.results}
     return [of_others.get(result.case, 0) for result in run.results]

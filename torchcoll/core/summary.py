@@ -203,7 +203,9 @@ def over_ranks_of(result: CaseResult, how: str) -> str | None:
     return None if result.reported.over_ranks == "unknown" else result.reported.over_ranks
 
 
-@dataclass(frozen=True, slots=True)
+# Slots: see CaseResult, whose fields are as many. Nothing changes a Row, but it is not frozen: with
+# so many fields that took 8 us a row, four times as long, and was most of making a table.
+@dataclass(slots=True, unsafe_hash=True)
 class Row:
     """One line of a table; the names are those of JSON.
 
@@ -323,12 +325,13 @@ def summarise(
     stated_ns = reported.time_ns if reported else None
     middle = _figure_of(result, clock, times) if steady else stated_ns
     case = result.case
-    algbw, busbw = bandwidths(result, middle or 0)
-    p99 = quantile(steady, 0.99) if len(steady) >= P99_CALLS else None
-    calls = sum(result.batches) if result.calls_per_sample > 1 else len(steady)
     if reported:
         algbw, busbw = _bandwidths_of(reported, result)
         p99, calls = reported.p99_ns, reported.calls or 0
+    else:
+        algbw, busbw = bandwidths(result, middle or 0)
+        p99 = quantile(steady, 0.99) if len(steady) >= P99_CALLS else None
+        calls = sum(result.batches) if result.calls_per_sample > 1 else len(steady)
     stated = (
         COLD_CALL
         if reported and reported.one_cold_call
@@ -336,7 +339,10 @@ def summarise(
         if reported
         else None
     )
-    channels = {choice.channels for choice in result.choices}
+    algorithm, channels = None, set()
+    if result.choices:
+        algorithm = ", ".join(dict.fromkeys(c.label for c in result.choices)) or None
+        channels = {choice.channels for choice in result.choices}
     return Row(
         collective=case.collective,
         backend=case.backend,
@@ -373,7 +379,7 @@ def summarise(
         calls=calls,
         stop=result.stop,
         steady_ns=result.steady_ns,
-        algorithm=", ".join(dict.fromkeys(c.label for c in result.choices)) or None,
+        algorithm=algorithm,
         channels=channels.pop() if len(channels) == 1 else None,
         expected_ns=result.expected_ns,
         algbw_gbps=algbw,

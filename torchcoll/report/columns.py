@@ -6,7 +6,8 @@ Keys are the fields of core.summary.Row, which are the names of ``--columns`` an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ _INTERVALS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One line of the table: the row, the result it was read from, and its footnote marks. limit:
     what a topology allows it, where one is shown.
@@ -174,20 +175,23 @@ def _yes_no(value: bool | None) -> str:
     return "-" if value is None else "yes" if value else "no"
 
 
-def values_of(items: Iterable[Any], name: str) -> list[Any]:
+def values_of(items: Collection[Any], name: str) -> list[Any]:
     """The different values of a dimension in order; None, 'has no such thing', is not one."""
-    return list(dict.fromkeys(v for i in items if (v := getattr(i, name, None)) is not None))
+    try:
+        values = dict.fromkeys(map(operator.attrgetter(name), items))
+    except AttributeError:  # Cases lack some fields of a Row
+        values = dict.fromkeys(getattr(item, name, None) for item in items)
+    return [value for value in values if value is not None]
 
 
 def statistics_of(items: Iterable[Row | Case]) -> list[str]:
     """What the figures of Rows are of the calls; of Cases, what they will be."""
 
-    def of(item: Row | Case) -> str | None:
-        if isinstance(item, Row):
-            return item.statistic
-        return PERIOD if item.back_to_back else "median"
-
-    return list(dict.fromkeys(one for item in items if (one := of(item))))
+    statistics = dict.fromkeys(
+        item.statistic if isinstance(item, Row) else (PERIOD if item.back_to_back else "median")
+        for item in items
+    )
+    return [statistic for statistic in statistics if statistic]
 
 
 def default_columns(

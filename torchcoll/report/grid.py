@@ -70,10 +70,10 @@ class Grid:
     answer: Answer | None = None
 
     def widths(self) -> list[int]:
-        return [
-            max([len(head.first), len(head.second), *(len(row[i]) for row in self.rows)])
-            for i, head in enumerate(self.heads)
-        ]
+        widths = [max(len(head.first), len(head.second)) for head in self.heads]
+        columns = zip(*self.rows, strict=True)
+        longest = [max(map(len, column)) for column in columns] or widths
+        return list(map(max, widths, longest))
 
     def only(self, columns: Sequence[int]) -> Grid:
         return replace(
@@ -161,16 +161,22 @@ def head_lines(heads: Sequence[Head], widths: Sequence[int], gap: int) -> Iterat
 
 
 def row_line(cells: Sequence[str], heads: Sequence[Head], widths: Sequence[int], gap: int) -> str:
-    parts = [aligned(c, h, w) for c, h, w in zip(cells, heads, widths, strict=True)]
-    return (" " * gap).join(parts).rstrip()
+    return (row_template(heads, widths, gap) % tuple(cells)).rstrip()
+
+
+def row_template(heads: Sequence[Head], widths: Sequence[int], gap: int) -> str:
+    """What ``%`` makes a line of, given the cells as a tuple: worked out once for many rows."""
+    pairs = zip(heads, widths, strict=True)
+    return (" " * gap).join(f"%{'-' * head.left}{width}s" for head, width in pairs)
 
 
 def plain_lines(grid: Grid, gap: int = 2) -> Iterator[str]:
     """The table in ASCII, each column as wide as its widest cell."""
     widths = grid.widths()
     yield from head_lines(grid.heads, widths, gap)
+    template = row_template(grid.heads, widths, gap)
     for row in grid.rows:
-        yield row_line(row, grid.heads, widths, gap)
+        yield (template % tuple(row)).rstrip()
 
 
 def rich_table(grid: Grid, gap: int = 2, widths: Sequence[int] | None = None) -> Any:

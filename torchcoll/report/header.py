@@ -141,7 +141,11 @@ def given_text(run: Run) -> str:
     if not reported or len(reported) < sum(bool(result.time_ns) for result in run.results):
         return ""
     words = []
-    for text, derived in dict.fromkeys((given_reading(g), g.derived) for g in reported):
+    # Rows are many, and what their figures are is the same for most.
+    kinds: dict[tuple[object, ...], Reported] = {}
+    for g in reported:
+        kinds.setdefault((g.statistic, g.over_ranks, g.derived, g.one_cold_call), g)
+    for text, derived in dict.fromkeys((given_reading(g), g.derived) for g in kinds.values()):
         words.append(f"{text}, computed from the bandwidth given" if derived else text)
     return f"time = {' or '.join(words)}: figures of the source, which has no samples"
 

@@ -49,6 +49,8 @@ class Notes:
 
     def mark(self, *texts: str) -> str:
         """In the order of their numbers: an earlier row may have given a later text a smaller."""
+        if not texts:
+            return ""
         numbers = {self._numbers.setdefault(text, len(self._numbers) + 1) for text in texts}
         return "".join(f"[{number}]" for number in sorted(numbers))
 
@@ -58,6 +60,8 @@ class Notes:
         times: its ``steady_times`` over all ranks on the clock that is shown, where they are known.
         """
         texts = list(_remarks(result))
+        if not result.time_ns:  # without samples there is nothing to say about single calls
+            return self.mark(*texts, *more)
         times = _judged_times(result, times)
         if modes := two_modes(times):
             self._modes[result.case] = modes
@@ -162,6 +166,8 @@ def stop_lines(rows: Iterable[Row]) -> list[str]:
     """
     found: dict[str, list[Row]] = {}
     for row in rows:
+        if not row.stop:
+            continue
         found.setdefault("precision" if row.stop == "precision" else stop_text(row), []).append(row)
     found.pop("", None)
     if not set(found) - {"count"}:  # a number of calls that was asked for

@@ -259,22 +259,36 @@ def _judged(
     rows: Sequence[Row], fabric: Fabric, device: DeviceLimits | None
 ) -> Iterator[tuple[float, Row, Limit]]:
     """For each collective its best row of the largest size, and the limit it comes under."""
-    usable = [row for row in rows if _usable(row, fabric)]
+    connected: dict[tuple[object, ...], bool] = {}  # rows are many, and of few kinds
+    usable = []
+    for row in rows:
+        kind = (row.backend, row.device, row.group)
+        if kind not in connected:
+            connected[kind] = fabric.connects(row)
+        if connected[kind] and _has_bandwidth(row):
+            usable.append(row)
     for collective in dict.fromkeys(row.collective for row in usable):
         own = [row for row in usable if row.collective == collective]
-        own = [row for row in own if _held_by_any(fabric, row)]
-        if not own:
-            continue
-        largest = max(row.size_bytes for row in own)
-        row = max((r for r in own if r.size_bytes == largest), key=lambda r: r.busbw_gbps or 0)
-        limit = _limit_of(row, fabric, device)
-        yield (row.busbw_gbps or 0.0) / limit.busbw_gbps, row, limit
+        by_size: dict[int, list[Row]] = {}
+        for row in own:
+            by_size.setdefault(row.size_bytes, []).append(row)
+        for size_bytes in sorted(by_size, reverse=True):
+            held = [row for row in by_size[size_bytes] if _held_by_any(fabric, row)]
+            if held:
+                row = max(held, key=lambda r: r.busbw_gbps or 0)
+                limit = _limit_of(row, fabric, device)
+                yield (row.busbw_gbps or 0.0) / limit.busbw_gbps, row, limit
+                break
 
 
 def _usable(row: Row, fabric: Fabric) -> bool:
-    """Whether its bandwidth is that of the fabric: enqueueing alone moves nothing."""
-    timed = row.busbw_gbps and row.ranks > 1 and row.clock != "issue"
-    return bool(timed) and fabric.connects(row)
+    """Whether its bandwidth is that of the fabric."""
+    return _has_bandwidth(row) and fabric.connects(row)
+
+
+def _has_bandwidth(row: Row) -> bool:
+    """Enqueueing alone moves nothing."""
+    return bool(row.busbw_gbps) and row.ranks > 1 and row.clock != "issue"
 
 
 def _held_by_any(fabric: Fabric, row: Row) -> bool:

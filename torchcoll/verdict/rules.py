@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,14 @@ class Rule:
 
 def packaged() -> list[str]:
     """The names of the fabrics that torchcoll knows."""
+    return list(_packaged_names())
+
+
+@cache  # the package does not change while it runs, and every verdict asks
+def _packaged_names() -> tuple[str, ...]:
     files = resources.files("torchcoll").joinpath("rules").iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    names = (file.name for file in files)
+    return tuple(sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml")))
 
 
 def read_rules(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Rule]:
@@ -142,23 +148,19 @@ def load_fabric(stated: str, own: Mapping[str, Rule] | None = None) -> Fabric:
         if name not in known:
             names = dict.fromkeys([*(own or {}), *known])
             raise unknown("fabric", name, names, action="Or add a file: --rules FILE.")
-        rule = _packaged(name)
+        return _packaged_fabric(name, _parameter(_packaged(name), stated, text if colon else None))
     return rule.fabric(_parameter(rule, stated, text if colon else None))
 
 
 def guessable(own: Mapping[str, Rule]) -> list[Fabric]:
     """The fabrics that a run can be known to be of, the user's own first."""
-    return [*_with_devices(own.values()), *_guessable_packaged()]
+    local = [rule.fabric() for rule in own.values() if _is_guessable(rule)]
+    names = (name for name in packaged() if _is_guessable(_packaged(name)))
+    return [*local, *(_packaged_fabric(name, None) for name in names)]
 
 
-@cache  # a thousand runs would read the files a thousand times
-def _guessable_packaged() -> list[Fabric]:
-    return _with_devices(_packaged(name) for name in packaged())
-
-
-def _with_devices(rules: Iterable[Rule]) -> list[Fabric]:
-    seen = (rule for rule in rules if rule.table.get("devices") and not rule.table.get("parameter"))
-    return [rule.fabric() for rule in seen]
+def _is_guessable(rule: Rule) -> bool:
+    return bool(rule.table.get("devices")) and not rule.table.get("parameter")
 
 
 def capped(limit: Limit, device: DeviceLimits | None) -> tuple[float, str]:
@@ -170,8 +172,14 @@ def capped(limit: Limit, device: DeviceLimits | None) -> tuple[float, str]:
     return device.ring_gbps, f"the NVLinks of a {device.name}, less than the interfaces of a node"
 
 
+@cache  # 2,000 runs that are judged are not 36,000 readings of the same 18 files
 def _packaged(name: str) -> Rule:
     return _rule(resources.files("torchcoll").joinpath("rules").joinpath(f"{name}.toml"))
+
+
+@lru_cache(maxsize=256)
+def _packaged_fabric(name: str, number: float | None) -> Fabric:
+    return _packaged(name).fabric(number)
 
 
 def _parameter(rule: Rule, stated: str, text: str | None) -> float | None:
