@@ -327,9 +327,9 @@ def _launched(
 ) -> int | None:
     """What is missing, with a live line; the number of the signal that stopped it, else None."""
     from torchcoll.comparison.versus_show import Live
+    from torchcoll.machine.environment import variables
     from torchcoll.matrix.folder import Folder
     from torchcoll.matrix.run import run
-    from torchcoll.machine.environment import variables
 
     with Folder(asked.folder, asked.spec) as folder:
         live = Live(state, str(asked.folder), quiet)

@@ -16,6 +16,9 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.result import CaseResult, Choice, Run
 from torchcoll.forcing.contest import others_than, requested
 from torchcoll.inputs import MANIFEST
+from torchcoll.libraries.known_variables import FORCING
+from torchcoll.libraries.nccl.algorithms import FUNCTIONS, TunerRule
+from torchcoll.libraries.oneccl.algorithms import algorithm_at, variables_of
 from torchcoll.matrix.axes import (
     AUTO,
     AXES_OF_LIBRARIES,
@@ -30,9 +33,6 @@ from torchcoll.matrix.axes import (
 from torchcoll.matrix.blocks import LaunchPlan
 from torchcoll.matrix.folder import is_plan
 from torchcoll.matrix.obeyed import OF_RANKS, Recorded, unverified
-from torchcoll.libraries.known_variables import FORCING
-from torchcoll.libraries.nccl.algorithms import FUNCTIONS, TunerRule
-from torchcoll.libraries.oneccl.algorithms import algorithm_at, variables_of
 
 # -------------------------------------------------------------------------------------------------
 # Whether an exported setting did what it says, by the library's log of its launches.

@@ -12,6 +12,7 @@ from typing import Any
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.variables import masked_variables, masked_words
+from torchcoll.libraries.known_variables import FORCING, unknown_variables
 from torchcoll.matrix.axes import (
     AXES_OF_LIBRARIES,
     Cell,
@@ -27,7 +28,6 @@ from torchcoll.matrix.axes import (
     variable_dimension,
 )
 from torchcoll.matrix.presets import PresetOptions, preset
-from torchcoll.libraries.known_variables import FORCING, unknown_variables
 
 
 @dataclass(frozen=True)

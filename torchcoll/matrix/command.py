@@ -175,8 +175,8 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
 
 def tell_notes(plan: LaunchPlan, notes: Sequence[str]) -> None:
     """Before the first launch."""
-    from torchcoll.matrix.obeyed import unverified
     from torchcoll.machine.environment import variables
+    from torchcoll.matrix.obeyed import unverified
 
     lost = [
         f"{name}: result files do not keep it, so whether it reaches the ranks is not checked"
@@ -194,10 +194,10 @@ def launch(
     table: bool = True,
 ) -> ExitCode | int:
     """What is missing in the folder, with its progress; then the table of cells."""
+    from torchcoll.machine.environment import variables
     from torchcoll.matrix.folder import Folder
     from torchcoll.matrix.run import run as run_plan
     from torchcoll.matrix.run import summary
-    from torchcoll.machine.environment import variables
 
     with Folder(path, plan.to_json()) as folder:
         watcher = _Watcher(plan, folder, quiet)
@@ -227,9 +227,9 @@ def _below(plan: LaunchPlan, folder: Folder, number: int | None) -> list[str]:
 
 def dry_run(plan: LaunchPlan, folder: Any) -> ExitCode:
     """Every launch as it could be typed."""
+    from torchcoll.machine.environment import variables
     from torchcoll.matrix.blocks import command_line
     from torchcoll.matrix.run import labels_of
-    from torchcoll.machine.environment import variables
 
     cells, launches = len(plan.cells), plan.launches
     counts = f"{cells} cell{'s' * (cells > 1)} x {launches} launch{'es' * (launches > 1)}"
