@@ -33,13 +33,13 @@ from torchcoll.core.traffic import Traffic
 from torchcoll.importers.registry import import_file
 from torchcoll.importers.traces import read_traffic
 from torchcoll.inputs import load
-from torchcoll.launches.blocks import make_plan
-from torchcoll.launches.command import show_summary
-from torchcoll.launches.folder import Folder
-from torchcoll.launches.run import summary
 from torchcoll.libraries.dumps import read_dump
 from torchcoll.libraries.job_logs import file_rows, job_log, jobs_of, read_log
 from torchcoll.libraries.show import show_logs
+from torchcoll.matrix.blocks import make_plan
+from torchcoll.matrix.command import show_summary
+from torchcoll.matrix.folder import Folder
+from torchcoll.matrix.run import summary
 from torchcoll.runs.reference import load_points
 from torchcoll.runs.show import show
 from torchcoll.verdict.rules import read_rules

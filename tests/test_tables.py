@@ -34,7 +34,7 @@ EXCEPTIONS = {
         {"all_reduce", "all_gather", "reduce_scatter"},
         "the table of what makes a collective in a backend's place",
     ),
-    "launches/presets.py": ({"mpi"}, "a value of oneCCL's CCL_ATL_TRANSPORT"),
+    "matrix/presets.py": ({"mpi"}, "a value of oneCCL's CCL_ATL_TRANSPORT"),
     "machine/setting_traps.py": ({"mpi"}, "a value of oneCCL's CCL_ATL_TRANSPORT"),
     "report/header.py": ({"barrier"}, "a label: the cost of the barrier between calls"),
     "curves/astra_export.py": ({"all_to_all"}, "the one that ASTRA-sim sends directly"),

@@ -101,9 +101,9 @@ MENDS = (
     Mend(
         "4",
         "a manifest that is not ours stays",
-        "launches/folder.py",
+        "matrix/folder.py",
         {"if number == 0 and not ours:": "if False:"},
-        "launches/test_run.py",
+        "matrix/test_run.py",
     ),
     Mend(
         "5",
@@ -398,13 +398,13 @@ MENDS = (
     Mend(
         "12",
         "seconds of a manifest that are none",
-        "launches/folder.py",
+        "matrix/folder.py",
         {
             "return value is None or (type(value) in (int, float) and 0 <= value < 1e9)": (
                 "return True"
             )
         },
-        "launches/test_run.py",
+        "matrix/test_run.py",
     ),
     Mend(
         "12",

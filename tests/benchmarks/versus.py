@@ -38,8 +38,8 @@ from torchcoll.comparison.statistics import (
 )
 from torchcoll.comparison.versus import Versus
 from torchcoll.core.file import save
-from torchcoll.launches.axes import Cell, command_of
-from torchcoll.launches.blocks import LaunchPlan
+from torchcoll.matrix.axes import Cell, command_of
+from torchcoll.matrix.blocks import LaunchPlan
 
 CASES = 25
 CHANGED = 12  # the number of the case that changes, where one does

@@ -26,9 +26,9 @@ from torchcoll.comparison.versus import Versus
 from torchcoll.comparison.versus_show import answer, repeat_text, round_text, show_versus
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
-from torchcoll.launches import processes
-from torchcoll.launches.axes import Cell, command_of
-from torchcoll.launches.blocks import LaunchPlan
+from torchcoll.matrix import processes
+from torchcoll.matrix.axes import Cell, command_of
+from torchcoll.matrix.blocks import LaunchPlan
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
 K, M = 1 << 10, 1 << 20

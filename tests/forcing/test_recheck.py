@@ -17,8 +17,8 @@ import pytest
 from torchcoll import load
 from torchcoll.cli import main
 from torchcoll.forcing.check import recheck
-from torchcoll.launches import processes
-from torchcoll.launches.axes import Cell
+from torchcoll.matrix import processes
+from torchcoll.matrix.axes import Cell
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
 RING, TREE = "allreduce:ring", "allreduce:tree"

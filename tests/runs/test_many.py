@@ -12,7 +12,7 @@ from torchcoll.cli import main
 from torchcoll.core.file import save
 from torchcoll.report.grid import Answer
 from torchcoll.runs.show import show
-from torchcoll.verdict.check_show import over_all
+from torchcoll.verdict.show import over_all
 
 NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN)"
 

@@ -214,7 +214,7 @@ def _compare_versus(state: Versus, options: argparse.Namespace, gate: dict[str, 
 
 
 def versus_arguments(parser: argparse.ArgumentParser) -> None:
-    from torchcoll.launches.command import add_around
+    from torchcoll.matrix.command import add_around
 
     add = parser.add_argument
     parser.usage = (
@@ -268,7 +268,7 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.comparison.versus import Versus
     from torchcoll.comparison.versus_plan import Sides, asked_of
     from torchcoll.comparison.versus_show import show_versus
-    from torchcoll.launches.command import dry_run, estimated_s, number_of, tell_notes
+    from torchcoll.matrix.command import dry_run, estimated_s, number_of, tell_notes
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
@@ -327,9 +327,9 @@ def _launched(
 ) -> int | None:
     """What is missing, with a live line; the number of the signal that stopped it, else None."""
     from torchcoll.comparison.versus_show import Live
-    from torchcoll.launches.folder import Folder
-    from torchcoll.launches.run import run
     from torchcoll.machine.environment import variables
+    from torchcoll.matrix.folder import Folder
+    from torchcoll.matrix.run import run
 
     with Folder(asked.folder, asked.spec) as folder:
         live = Live(state, str(asked.folder), quiet)

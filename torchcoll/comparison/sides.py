@@ -374,7 +374,7 @@ def as_sides(folder: str, cells: Iterable[str]) -> str:
 
 def _cells(folder: Path) -> list[str]:
     """Those of a matrix that have a result; of any other path none."""
-    from torchcoll.launches.folder import stored
+    from torchcoll.matrix.folder import stored
 
     with contextlib.suppress(TorchcollError, OSError):
         if (found := stored(folder)) is not None:

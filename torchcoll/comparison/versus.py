@@ -28,8 +28,8 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load_own
 from torchcoll.core.result import Run
 from torchcoll.core.units import duration_text, format_percent
-from torchcoll.launches.blocks import LaunchPlan, PlannedLaunch
-from torchcoll.launches.folder import Folder
+from torchcoll.matrix.blocks import LaunchPlan, PlannedLaunch
+from torchcoll.matrix.folder import Folder
 
 ATTEMPTS = 2  # at one launch, in a row: a node may fail once
 _METRIC = "time"

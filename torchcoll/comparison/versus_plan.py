@@ -17,9 +17,9 @@ from torchcoll.comparison.statistics import MOST_OUTLIERS
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.variables import MASK
 from torchcoll.inputs import MANIFEST
-from torchcoll.launches.axes import Cell, command_of
-from torchcoll.launches.blocks import LaunchPlan, make_plan, plan_of_commands, stored_plan
-from torchcoll.launches.folder import Stored, check_same, stored
+from torchcoll.matrix.axes import Cell, command_of
+from torchcoll.matrix.blocks import LaunchPlan, make_plan, plan_of_commands, stored_plan
+from torchcoll.matrix.folder import Stored, check_same, stored
 
 MOST = 30  # launches a side: 3 % are found at 2 % noise with 18 in the mean
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torchcoll.comparison.matching import Pair
     from torchcoll.comparison.results import Compared
     from torchcoll.comparison.versus import Repeat, Standing, Versus
-    from torchcoll.launches.blocks import PlannedLaunch
+    from torchcoll.matrix.blocks import PlannedLaunch
 
 SCHEMA = "torchcoll-versus/1"
 _MOST_NAMED = 5

@@ -16,7 +16,10 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.result import CaseResult, Choice, Run
 from torchcoll.forcing.contest import others_than, requested
 from torchcoll.inputs import MANIFEST
-from torchcoll.launches.axes import (
+from torchcoll.libraries.known_variables import FORCING
+from torchcoll.libraries.nccl.algorithms import FUNCTIONS, TunerRule
+from torchcoll.libraries.oneccl.algorithms import algorithm_at, variables_of
+from torchcoll.matrix.axes import (
     AUTO,
     AXES_OF_LIBRARIES,
     SUITE,
@@ -27,12 +30,9 @@ from torchcoll.launches.axes import (
     file_safe,
     joined,
 )
-from torchcoll.launches.blocks import LaunchPlan
-from torchcoll.launches.folder import is_plan
-from torchcoll.launches.obeyed import OF_RANKS, Recorded, unverified
-from torchcoll.libraries.known_variables import FORCING
-from torchcoll.libraries.nccl.algorithms import FUNCTIONS, TunerRule
-from torchcoll.libraries.oneccl.algorithms import algorithm_at, variables_of
+from torchcoll.matrix.blocks import LaunchPlan
+from torchcoll.matrix.folder import is_plan
+from torchcoll.matrix.obeyed import OF_RANKS, Recorded, unverified
 
 # -------------------------------------------------------------------------------------------------
 # Whether an exported setting did what it says, by the library's log of its launches.

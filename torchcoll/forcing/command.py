@@ -157,7 +157,7 @@ def check(found: Algorithms, exported: Exported, options: argparse.Namespace) ->
     from torchcoll.forcing.check import what_ran
     from torchcoll.forcing.exports import TUNER_PLUGIN, check_command
     from torchcoll.forcing.show import ran_lines
-    from torchcoll.launches.command import launch
+    from torchcoll.matrix.command import launch
 
     before = "" if exported.rules else "# "
     matrix = Path(options.files[0])

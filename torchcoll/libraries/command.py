@@ -1,14 +1,18 @@
-"""``torchcoll log``: what NCCL, RCCL and oneCCL say of themselves, in logs and in XML."""
+"""``torchcoll log``: what NCCL, RCCL and oneCCL say of themselves, in logs and in XML. ``torchcoll
+limits``: what the links of a machine allow, from NCCL's topology and graph files.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, UnreadableError, choice, tell
 
 if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
+    from torchcoll.libraries.shares import Machine
 
 
 def log_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,10 +65,52 @@ def _fabrics(dump: Dump) -> list[str]:
     return [f.name for f in guessable({}) if dump.is_of(f.nvlinks, f.to_switch, f.devices)]
 
 
+def limits_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="what NCCL writes to NCCL_TOPO_DUMP_FILE, for several hosts one of each; and to "
+        "NCCL_GRAPH_DUMP_FILE, for what its search expects; without: of this machine, whose NCCL "
+        "is made to write both for all GPUs that it sees",
+    )
+    add("--format", default="table", help="table, markdown, csv or json")
+
+
+def run_limits(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.libraries.limits_show import show_limits
+    from torchcoll.libraries.shares import read_machine
+    from torchcoll.report.formats import FORMATS
+
+    choice(options.format, "format", FORMATS)
+    show_limits(read_machine(options.files) if options.files else _of_this(), options.format)
+    return ExitCode.OK
+
+
+def _of_this() -> Machine:
+    import os
+    import tempfile
+    from pathlib import Path
+
+    from torchcoll.libraries.shares import read_machine
+    from torchcoll.machine.topology_dump import dump_topology
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = read_machine(dump_topology(Path(folder)))
+    found.hosts = [dataclasses.replace(one, file=os.uname().nodename) for one in found.hosts]
+    return found
+
+
 COMMANDS = {
     "log": (
         "what NCCL, RCCL and oneCCL say of themselves: logs, topology and graph files",
         log_arguments,
         run_log,
+    ),
+    "limits": (
+        "what the links of a machine allow each algorithm, from NCCL's topology files",
+        limits_arguments,
+        run_limits,
     ),
 }

@@ -21,7 +21,7 @@ from torchcoll.report.grid import Head
 from torchcoll.report.notes import stop_text
 
 if TYPE_CHECKING:
-    from torchcoll.verdict.shares import RowLimit
+    from torchcoll.libraries.shares import RowLimit
 
 ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 

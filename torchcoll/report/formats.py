@@ -39,7 +39,7 @@ from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.notes import Notes, note_lines, problems_of
 
 if TYPE_CHECKING:
-    from torchcoll.verdict.shares import RowLimit
+    from torchcoll.libraries.shares import RowLimit
 
 
 @dataclass(frozen=True)

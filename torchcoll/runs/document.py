@@ -34,8 +34,8 @@ from torchcoll.runs.many import MOST_RUNS, runs_grids
 from torchcoll.runs.material import Material, material_of
 from torchcoll.runs.once import said_once
 from torchcoll.runs.show import further_grids, has_pairs, table_grid, title_of
-from torchcoll.verdict.check_show import answer_of, over_all
 from torchcoll.verdict.judging import Verdict, judge
+from torchcoll.verdict.show import answer_of, over_all
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -47,8 +47,8 @@ from torchcoll.runs.show import (
     without_verdict,
 )
 from torchcoll.runs.views import pivot_grids
-from torchcoll.verdict.check_show import answer_of
 from torchcoll.verdict.judging import judge
+from torchcoll.verdict.show import answer_of
 
 _PATIENCE_S = 2.0
 

@@ -19,7 +19,7 @@ from torchcoll.report.grid import Answer, Grid, Head
 from torchcoll.report.header import header_lines, kind_texts, what_text
 from torchcoll.report.notes import run_lines, runs_lines
 from torchcoll.runs.views import WAITING, rank_values
-from torchcoll.verdict.check_show import WORDS
+from torchcoll.verdict.show import WORDS
 
 MOST_RUNS, MOST_RANKS = 20, 64  # more are shown in short
 _MOST_CASES = 40  # rows; of more kinds and sizes the largest size of each

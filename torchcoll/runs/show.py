@@ -29,9 +29,9 @@ from torchcoll.report.formats import METRICS, RUN_FORMATS, View, texts_of
 from torchcoll.report.grid import Answer, Grid, print_grids
 from torchcoll.report.header import asked_cases, first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
-from torchcoll.verdict.check_show import answer_of, over_all
 from torchcoll.verdict.judging import Verdict, judge
 from torchcoll.verdict.published import published_line
+from torchcoll.verdict.show import answer_of, over_all
 
 Source = Run | str | os.PathLike[str]
 _RUNS = (Run, str, os.PathLike)
@@ -153,7 +153,7 @@ def show(
         choice(metric, "metric", METRICS)
     limits = None
     if topology:
-        from torchcoll.verdict.shares import limits_for
+        from torchcoll.libraries.shares import limits_for
 
         limits = limits_for(texts_of(topology))
     expected = None

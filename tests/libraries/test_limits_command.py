@@ -16,7 +16,7 @@ from made_topologies import graph, graphs, hgx
 import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.verdict.shares import read_machine, shares_of
+from torchcoll.libraries.shares import read_machine, shares_of
 
 KERNELS = Path(__file__).parents[2] / "results" / "h200-8gpu-kernels" / "nvidia.jsonl"
 

@@ -18,8 +18,8 @@ from torchcoll.cli import main
 from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UnreadableError
 from torchcoll.inputs import load_all
-from torchcoll.launches import processes
-from torchcoll.launches.folder import _is_launch
+from torchcoll.matrix import processes
+from torchcoll.matrix.folder import _is_launch
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
 
@@ -510,7 +510,7 @@ def test_another_folder(name, text, code, line, capsys):
 
 
 def test_the_reason_is_not_what_torchrun_says_of_all_tracebacks():
-    from torchcoll.launches.run import _last_error
+    from torchcoll.matrix.run import _last_error
 
     footer = (
         "traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"

@@ -14,11 +14,11 @@ from importlib import metadata
 from torchcoll.core.backends import only_device
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.plausibility import device_named
-from torchcoll.launches.axes import AUTO, SUITE, Cell, Command, Dimension, split_values
 from torchcoll.libraries.known_variables import Forcing
 from torchcoll.libraries.nccl import algorithms as nccl
 from torchcoll.libraries.nccl.algorithms import FACTORS
 from torchcoll.libraries.oneccl import algorithms as oneccl
+from torchcoll.matrix.axes import AUTO, SUITE, Cell, Command, Dimension, split_values
 
 _NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 _RANKS, _NODES = ("nproc", "ranks"), ("nnodes", "nodes")

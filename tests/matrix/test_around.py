@@ -13,8 +13,8 @@ from torchcoll import load
 from torchcoll.cli import main
 from torchcoll.comparison.versus_plan import Sides, asked_of
 from torchcoll.core.errors import UsageError
-from torchcoll.launches import processes
-from torchcoll.launches.blocks import make_plan
+from torchcoll.matrix import processes
+from torchcoll.matrix.blocks import make_plan
 
 FAKE = [sys.executable, "-S", str(Path(__file__).parents[1] / "fake_launch.py")]
 

@@ -15,9 +15,9 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.file import load_own
 from torchcoll.core.result import Run, shortfall
 from torchcoll.core.units import counted
-from torchcoll.launches.axes import AXES_OF_LIBRARIES, Cell
-from torchcoll.launches.blocks import PlannedLaunch
 from torchcoll.libraries.nccl import algorithms as nccl
+from torchcoll.matrix.axes import AXES_OF_LIBRARIES, Cell
+from torchcoll.matrix.blocks import PlannedLaunch
 
 # Variables as result files keep them: without those of no prefix, secrets masked.
 Recorded = Callable[[Mapping[str, str]], dict[str, str]]

@@ -22,7 +22,7 @@ from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
 from torchcoll.core.jsonl import LineWriter, read_objects
 from torchcoll.core.opening import make_folder, move, open_to_write
 from torchcoll.inputs import MANIFEST, MATRIX_SCHEMA
-from torchcoll.launches.blocks import PlannedLaunch
+from torchcoll.matrix.blocks import PlannedLaunch
 
 # Of a launch. ok: every case is. failed: what ``reason`` says. timeout: ended by --cell-timeout.
 # unavailable: the library says that this machine lacks what was forced. interrupted: by Ctrl-C or a

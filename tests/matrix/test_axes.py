@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from torchcoll.cli import main
-from torchcoll.launches.axes import axis_dimension, combined, split_values, variable_dimension
-from torchcoll.launches.blocks import command_line, make_plan
+from torchcoll.matrix.axes import axis_dimension, combined, split_values, variable_dimension
+from torchcoll.matrix.blocks import command_line, make_plan
 
 MODULE = [sys.executable, "-m", "torchcoll.allreduce"]
 

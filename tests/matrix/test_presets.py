@@ -7,8 +7,8 @@ from importlib import metadata
 import pytest
 
 from torchcoll.core.errors import UsageError
-from torchcoll.launches import presets
-from torchcoll.launches.blocks import make_plan
+from torchcoll.matrix import presets
+from torchcoll.matrix.blocks import make_plan
 
 THREE = ("ll", "ll128", "simple")
 

@@ -18,15 +18,15 @@ from torchcoll.core.errors import (
     tell,
 )
 from torchcoll.core.units import duration_text
-from torchcoll.launches.axes import SUITE, command_of
+from torchcoll.matrix.axes import SUITE, command_of
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, print_grid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torchcoll.launches.blocks import LaunchPlan, PlannedLaunch
-    from torchcoll.launches.folder import Folder
+    from torchcoll.matrix.blocks import LaunchPlan, PlannedLaunch
+    from torchcoll.matrix.folder import Folder
 
 
 # -------------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def show_summary(
     rows: Sequence[Mapping[str, Any]], below: Sequence[str] = (), file: TextIO | None = None
 ) -> None:
-    """Print the rows of ``torchcoll.launches.run.summary``, and lines below them."""
+    """Print the rows of ``torchcoll.matrix.run.summary``, and lines below them."""
     out = Destination(file)
     print_grid(summary_grid(rows, below), out)
     out.flush()
@@ -150,7 +150,7 @@ def number_of(what: str, text: str | None, kind: type, least: float) -> Any:
 def run_matrix(options: argparse.Namespace) -> ExitCode | int:
     from pathlib import Path
 
-    from torchcoll.launches.blocks import make_plan
+    from torchcoll.matrix.blocks import make_plan
 
     if not options.output:
         raise UsageError("output", "none", "a folder for the results", "Name one with -o DIR.")
@@ -175,8 +175,8 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
 
 def tell_notes(plan: LaunchPlan, notes: Sequence[str]) -> None:
     """Before the first launch."""
-    from torchcoll.launches.obeyed import unverified
     from torchcoll.machine.environment import variables
+    from torchcoll.matrix.obeyed import unverified
 
     lost = [
         f"{name}: result files do not keep it, so whether it reaches the ranks is not checked"
@@ -194,10 +194,10 @@ def launch(
     table: bool = True,
 ) -> ExitCode | int:
     """What is missing in the folder, with its progress; then the table of cells."""
-    from torchcoll.launches.folder import Folder
-    from torchcoll.launches.run import run as run_plan
-    from torchcoll.launches.run import summary
     from torchcoll.machine.environment import variables
+    from torchcoll.matrix.folder import Folder
+    from torchcoll.matrix.run import run as run_plan
+    from torchcoll.matrix.run import summary
 
     with Folder(path, plan.to_json()) as folder:
         watcher = _Watcher(plan, folder, quiet)
@@ -215,7 +215,7 @@ def launch(
 
 
 def _below(plan: LaunchPlan, folder: Folder, number: int | None) -> list[str]:
-    from torchcoll.launches.run import pending
+    from torchcoll.matrix.run import pending
 
     left = len(pending(plan, folder))
     lines = [f"interrupted by {signal.Signals(number).name}"] if number else []
@@ -227,9 +227,9 @@ def _below(plan: LaunchPlan, folder: Folder, number: int | None) -> list[str]:
 
 def dry_run(plan: LaunchPlan, folder: Any) -> ExitCode:
     """Every launch as it could be typed."""
-    from torchcoll.launches.blocks import command_line
-    from torchcoll.launches.run import labels_of
     from torchcoll.machine.environment import variables
+    from torchcoll.matrix.blocks import command_line
+    from torchcoll.matrix.run import labels_of
 
     cells, launches = len(plan.cells), plan.launches
     counts = f"{cells} cell{'s' * (cells > 1)} x {launches} launch{'es' * (launches > 1)}"
@@ -303,7 +303,7 @@ class _Watcher:
     """Progress on stderr: a line that stays on a terminal, elsewhere one line a launch."""
 
     def __init__(self, plan: LaunchPlan, folder: Folder, quiet: bool) -> None:
-        from torchcoll.launches.run import pending
+        from torchcoll.matrix.run import pending
         from torchcoll.report.destination import Destination, ProgressLine, RunProgress, is_terminal
 
         todo = pending(plan, folder)

@@ -23,11 +23,11 @@ from torchcoll.core.variables import (
     masked_variables,
     masked_words,
 )
-from torchcoll.launches.blocks import LaunchPlan, PlannedLaunch
-from torchcoll.launches.folder import Folder, log_bytes, read_log
-from torchcoll.launches.obeyed import Recorded, check, unverified
-from torchcoll.launches.processes import Ended, LoadEnded, around, end_orphans, launch
 from torchcoll.libraries.nccl import algorithms as nccl
+from torchcoll.matrix.blocks import LaunchPlan, PlannedLaunch
+from torchcoll.matrix.folder import Folder, log_bytes, read_log
+from torchcoll.matrix.obeyed import Recorded, check, unverified
+from torchcoll.matrix.processes import Ended, LoadEnded, around, end_orphans, launch
 
 _LAST_LINES = 20
 _ERROR = "torchcoll: error: "

@@ -12,7 +12,8 @@ from typing import Any
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.variables import masked_variables, masked_words
-from torchcoll.launches.axes import (
+from torchcoll.libraries.known_variables import FORCING, unknown_variables
+from torchcoll.matrix.axes import (
     AXES_OF_LIBRARIES,
     Cell,
     Command,
@@ -26,8 +27,7 @@ from torchcoll.launches.axes import (
     option_dimension,
     variable_dimension,
 )
-from torchcoll.launches.presets import PresetOptions, preset
-from torchcoll.libraries.known_variables import FORCING, unknown_variables
+from torchcoll.matrix.presets import PresetOptions, preset
 
 
 @dataclass(frozen=True)
