@@ -29,9 +29,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcoll
-from torchcoll.comparison.statistics import geometric
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, paired_ratio
+from torchcoll.stats.statistics import geometric
 from torchcoll.training.plans import BucketPlan
 
 ROUNDS, STEPS = 3, 5

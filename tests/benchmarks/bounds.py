@@ -24,10 +24,10 @@ from compare_simulation import CHANGED, LEVEL, THRESHOLD, holm
 from scipy import special
 from versus import Scenario, seen_of, simulate
 
-from torchcoll.comparison.needed import Target
 from torchcoll.comparison.results import Judged, with_bound
-from torchcoll.comparison.sequential import half_width
-from torchcoll.comparison.statistics import (
+from torchcoll.stats.needed import Target
+from torchcoll.stats.sequential import half_width
+from torchcoll.stats.statistics import (
     ORDERED,
     exp,
     holm_levels,

@@ -27,14 +27,18 @@ from common import title
 from scipy import special, stats
 
 from torchcoll.cli import main
-from torchcoll.comparison.needed import (
+from torchcoll.core.case import Case
+from torchcoll.core.file import save
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.units import counted
+from torchcoll.stats.needed import (
     MOST_LAUNCHES,
     Target,
     asked,
     launches_needed,
     launches_range,
 )
-from torchcoll.comparison.statistics import (
+from torchcoll.stats.statistics import (
     LEVEL,
     ORDERED,
     least_squares,
@@ -45,10 +49,6 @@ from torchcoll.comparison.statistics import (
     ratio_of,
     side_error,
 )
-from torchcoll.core.case import Case
-from torchcoll.core.file import save
-from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.units import counted
 
 CASES = 25
 LAUNCHES = 6

@@ -29,9 +29,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import torchcoll
-from torchcoll.comparison.statistics import geometric
 from torchcoll.core.result import Run
 from torchcoll.core.summary import paired_ratio
+from torchcoll.stats.statistics import geometric
 
 ROUNDS, STEPS, SKIP = 3, 5, 2
 BLOCKS, WIDTH = 8, 256

@@ -387,13 +387,13 @@ MENDS = (
     Mend(
         "12",
         "exp of a figure that no float holds",
-        "comparison/statistics.py",
+        "stats/statistics.py",
         {
             "return sys.float_info.max if logarithm >= _LARGEST else math.exp(logarithm)": (
                 "return math.exp(logarithm)"
             )
         },
-        "comparison/test_statistics.py",
+        "stats/test_statistics.py",
     ),
     Mend(
         "12",

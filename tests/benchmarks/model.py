@@ -31,11 +31,11 @@ from common import title
 
 from torchcoll import load
 from torchcoll.comparison.compare import error_summary
-from torchcoll.comparison.sides import side
 from torchcoll.core.errors import TorchcollError
 from torchcoll.curves.model_fit import curves_of, fit_entries, fit_model
 from torchcoll.curves.model_sizes import Kinds
 from torchcoll.curves.validation import OVER_SIZES, HeldOut, validate, validate_predicted
+from torchcoll.stats.sides import side
 
 RESULTS = Path(__file__).parents[2] / "results"
 HEAD = "collective,ranks,size (B),time (us)\n"

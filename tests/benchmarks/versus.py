@@ -25,9 +25,13 @@ from common import title
 from compare_simulation import launch
 from scipy import stats
 
-from torchcoll.comparison.needed import asked, power
-from torchcoll.comparison.sequential import FIRST_LOOK, Decided, Looks, Seen, due
-from torchcoll.comparison.statistics import (
+from torchcoll.comparison.versus import Versus
+from torchcoll.core.file import save
+from torchcoll.matrix.axes import Cell, command_of
+from torchcoll.matrix.blocks import LaunchPlan
+from torchcoll.stats.needed import asked, power
+from torchcoll.stats.sequential import FIRST_LOOK, Decided, Looks, Seen, due
+from torchcoll.stats.statistics import (
     ORDERED,
     least_squares,
     model_of,
@@ -36,10 +40,6 @@ from torchcoll.comparison.statistics import (
     outlier_limit,
     side_error,
 )
-from torchcoll.comparison.versus import Versus
-from torchcoll.core.file import save
-from torchcoll.matrix.axes import Cell, command_of
-from torchcoll.matrix.blocks import LaunchPlan
 
 CASES = 25
 CHANGED = 12  # the number of the case that changes, where one does

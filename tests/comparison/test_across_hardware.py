@@ -10,9 +10,9 @@ from made_launches import given, launches, measured, run
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare
 from torchcoll.comparison.show import answer_of, comparison_grids
-from torchcoll.comparison.sides import side
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice, Verification
+from torchcoll.stats.sides import side
 
 K, M = 1 << 10, 1 << 20
 GPU = {"device": "cuda", "backend": "nccl"}

@@ -17,9 +17,9 @@ from made_launches import given, in_turn, launches, measured, run
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare
 from torchcoll.comparison.show import show_comparisons
-from torchcoll.comparison.sides import side
 from torchcoll.core.file import save
 from torchcoll.core.summary import Row
+from torchcoll.stats.sides import side
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = launches([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])

@@ -10,13 +10,13 @@ import pytest
 from made_launches import measured, run
 
 from torchcoll import cli
-from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.curves.model import load_model, model_object, model_text, predict_all
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.curves.model_sizes import jackknife, quantile
 from torchcoll.curves.step_laws import step_laws
 from torchcoll.curves.validation import OVER_RANKS, OVER_SIZES, validate
+from torchcoll.stats.sides import side
 
 SIZES = [1 << k for k in range(12, 26, 2)]  # 4K to 16M
 US = 1000

@@ -15,7 +15,6 @@ from made_launches import run
 
 import torchcoll
 from torchcoll.cli import main
-from torchcoll.comparison.statistics import Ratio
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice, Verification
@@ -23,6 +22,7 @@ from torchcoll.forcing.algorithms import algorithms
 from torchcoll.forcing.contest import CellAt, Forced, SizeFound, disobeyed, requested
 from torchcoll.forcing.exports import limits
 from torchcoll.forcing.show import show_algorithms
+from torchcoll.stats.statistics import Ratio
 
 _NUMBERS = itertools.count()
 measured = partial(measured_on, backend="nccl", device="cuda")

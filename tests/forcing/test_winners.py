@@ -8,7 +8,6 @@ import numpy
 import pytest
 from scipy import stats
 
-from torchcoll.comparison.statistics import Figures, side_ratio
 from torchcoll.forcing.contest import (
     drift_of,
     may_be_best,
@@ -16,6 +15,7 @@ from torchcoll.forcing.contest import (
     regret_interval,
     runs_of_winners,
 )
+from torchcoll.stats.statistics import Figures, side_ratio
 
 AUTO = [104.0, 101.0, 103.0, 105.0]
 CELLS = {"a": [100.0, 102.0, 99.0, 101.0], "b": [110.0, 108.0, 113.0, 109.0]}

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torchcoll.bench import measure
 from torchcoll.comparison.compare import compare
 from torchcoll.comparison.show import answer_of
-from torchcoll.comparison.sides import side
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.case import Case
 from torchcoll.libraries.oneccl.algorithms import refused_value
+from torchcoll.stats.sides import side
 from torchcoll.verdict.judging import judge
 
 WARNING = (

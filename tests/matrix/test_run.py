@@ -15,11 +15,11 @@ from ranks import past
 
 from torchcoll import load
 from torchcoll.cli import main
-from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UnreadableError
 from torchcoll.inputs import load_all
 from torchcoll.matrix import processes
 from torchcoll.matrix.folder import _is_launch
+from torchcoll.stats.sides import side
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
 

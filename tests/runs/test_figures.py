@@ -10,7 +10,6 @@ from made_launches import measured
 from made_launches import run as launch
 
 from torchcoll.comparison.compare import compare
-from torchcoll.comparison.sides import Side
 from torchcoll.contention.soaked import soaked
 from torchcoll.core.result import SoakCase, SoakWindow
 from torchcoll.report.pictures import new_figure, style_of, svg_text
@@ -21,6 +20,7 @@ from torchcoll.runs.figures import (
     ratio_figure,
     soak_figure,
 )
+from torchcoll.stats.sides import Side
 
 pytest.importorskip("matplotlib")
 

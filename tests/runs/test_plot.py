@@ -10,7 +10,6 @@ from handmade import MIB, case, result, run
 
 import torchcoll
 from torchcoll import cli
-from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.file import save
 from torchcoll.curves.transitions import transitions
@@ -18,6 +17,7 @@ from torchcoll.curves.transitions_show import ranges_figure
 from torchcoll.runs.plot import lines_figure, picture_of
 from torchcoll.startup.cold import cold
 from torchcoll.startup.show import cold_figure
+from torchcoll.stats.sides import side
 from torchcoll.verdict.rules import Limit
 
 pytest.importorskip("matplotlib")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from made_launches import given, launches, measured, run
 
-from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UsageError
 from torchcoll.runs.plot import picture_of
+from torchcoll.stats.sides import side
 
 
 def lines_of(*runs, **choices):

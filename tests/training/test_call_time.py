@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from made_curves import MIB, MS, curve, line
 
-from torchcoll.comparison.sides import side
+from torchcoll.stats.sides import side
 from torchcoll.training.plan_curves import MeasuredCallTime
 
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torchcoll.comparison.cells import figure_cell, size_cell
-from torchcoll.comparison.sides import NOT_KNOWN
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
 from torchcoll.report.grid import Answer, Grid, Head
+from torchcoll.stats.sides import NOT_KNOWN
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
-    from torchcoll.comparison.differences import Profile
     from torchcoll.comparison.results import Compared
-    from torchcoll.comparison.sides import Measured
+    from torchcoll.stats.differences import Profile
+    from torchcoll.stats.sides import Measured
 
 
 def is_across_hardware(comparison: Comparison) -> bool:
@@ -147,7 +147,7 @@ def _shares_texts(comparison: Comparison) -> list[str]:
 
 def share_of(items: Sequence[Measured], best_gbps: float | None) -> float | None:
     """Geometric as the best is: an arithmetic mean would exceed 100 %."""
-    from torchcoll.comparison.statistics import geometric
+    from torchcoll.stats.statistics import geometric
 
     mean = geometric(m.row.busbw_gbps for m in items)
     return mean / best_gbps if mean and best_gbps else None

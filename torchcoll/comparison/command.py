@@ -118,13 +118,14 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.comparison.arguments import sides_of
     from torchcoll.comparison.compare import compare
-    from torchcoll.comparison.differences import check_unmixed
     from torchcoll.comparison.show import ONLY, notes_of_sides, show_comparisons
-    from torchcoll.comparison.sides import side, sides_of
     from torchcoll.comparison.versus import read
     from torchcoll.inputs import check_told, with_results
     from torchcoll.report.formats import FORMATS
+    from torchcoll.stats.differences import check_unmixed
+    from torchcoll.stats.sides import side
 
     gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
     threshold = parse_share(options.threshold, "threshold")
@@ -185,9 +186,9 @@ def _compare_versus(state: Versus, options: argparse.Namespace, gate: dict[str, 
 
     Raises UsageError where it has not yet, and for options that would make other figures of it.
     """
-    from torchcoll.comparison.sequential import FIRST_LOOK
-    from torchcoll.comparison.sides import as_sides
+    from torchcoll.comparison.arguments import as_sides
     from torchcoll.comparison.versus_show import show_versus
+    from torchcoll.stats.sequential import FIRST_LOOK
 
     folder = options.sides[0]
     given = [name for name, unasked in _OTHERWISE.items() if getattr(options, name) != unasked]
@@ -264,12 +265,12 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_versus(options: argparse.Namespace) -> ExitCode | int:
-    from torchcoll.comparison.sequential import FIRST_LOOK
     from torchcoll.comparison.versus import Versus
     from torchcoll.comparison.versus_plan import Sides, asked_of
     from torchcoll.comparison.versus_show import show_versus
     from torchcoll.matrix.command import dry_run, estimated_s, number_of, tell_notes
     from torchcoll.report.formats import FORMATS
+    from torchcoll.stats.sequential import FIRST_LOOK
 
     choice(options.format, "format", FORMATS)
     budget_s = None if options.budget is None else parse_duration(options.budget, "budget")

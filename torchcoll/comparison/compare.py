@@ -7,29 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchcoll.comparison.differences import (
-    Difference,
-    Profile,
-    Start,
-    differences_of,
-    hidden_of,
-    profile,
-    separate_of,
-    settings_of,
-    start,
-    taken_of,
-    unknown_of,
-    ways_of,
-)
 from torchcoll.comparison.fits import Fitted, fit_pairs
-from torchcoll.comparison.matching import (
-    NAMES,
-    Condition,
-    Pair,
-    conditions,
-    pairs_of,
-    sizes_of_sides,
-)
 from torchcoll.comparison.results import (
     FIRST_CALLS,
     NO_STARTS,
@@ -44,7 +22,33 @@ from torchcoll.comparison.results import (
     outlier_text,
     tables_of,
 )
-from torchcoll.comparison.sides import (
+from torchcoll.core.display import Displayed
+from torchcoll.core.errors import UsageError, choice, did_you_mean
+from torchcoll.core.summary import OVER_RANKS
+from torchcoll.inputs import Source
+from torchcoll.stats.differences import (
+    Difference,
+    Profile,
+    Start,
+    differences_of,
+    hidden_of,
+    profile,
+    separate_of,
+    settings_of,
+    start,
+    taken_of,
+    unknown_of,
+    ways_of,
+)
+from torchcoll.stats.matching import (
+    NAMES,
+    Condition,
+    Pair,
+    conditions,
+    pairs_of,
+    sizes_of_sides,
+)
+from torchcoll.stats.sides import (
     METRICS,
     Reading,
     Side,
@@ -54,11 +58,7 @@ from torchcoll.comparison.sides import (
     start_of,
     values_by_name,
 )
-from torchcoll.comparison.statistics import Outlier
-from torchcoll.core.display import Displayed
-from torchcoll.core.errors import UsageError, choice, did_you_mean
-from torchcoll.core.summary import OVER_RANKS
-from torchcoll.inputs import Source
+from torchcoll.stats.statistics import Outlier
 
 # -------------------------------------------------------------------------------------------------
 # A side that is a prediction: how far it is from what was measured.

@@ -15,8 +15,6 @@ from typing import Any
 import numpy
 from scipy import optimize
 
-from torchcoll.comparison.differences import unlike, unlike_ranks
-from torchcoll.comparison.matching import Pair, sizes_of_sides
 from torchcoll.comparison.results import (
     Judged,
     Orders,
@@ -29,11 +27,13 @@ from torchcoll.comparison.results import (
     ratio_alone,
     record_of,
 )
-from torchcoll.comparison.sides import Measured, Side
-from torchcoll.comparison.statistics import Figures, geometric
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import format_size
+from torchcoll.stats.differences import unlike, unlike_ranks
+from torchcoll.stats.matching import Pair, sizes_of_sides
+from torchcoll.stats.sides import Measured, Side
+from torchcoll.stats.statistics import Figures, geometric
 
 FEWEST_SIZES = 3
 POOR = 0.25  # beyond, the sizes follow no line, and its figures are none of the collective's

@@ -8,9 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchcoll.comparison.differences import unlike, unlike_ranks
-from torchcoll.comparison.matching import Pair
-from torchcoll.comparison.needed import (
+from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
+from torchcoll.core.summary import COLD_CALL, Row, median, stated
+from torchcoll.core.units import counted, format_percent, format_ratio
+from torchcoll.stats.differences import unlike, unlike_ranks
+from torchcoll.stats.matching import Pair
+from torchcoll.stats.needed import (
     SEARCH_LAUNCHES,
     Target,
     asked,
@@ -18,8 +21,8 @@ from torchcoll.comparison.needed import (
     least_difference,
     smallest_difference,
 )
-from torchcoll.comparison.sides import METRICS, Measured, Side
-from torchcoll.comparison.statistics import (
+from torchcoll.stats.sides import METRICS, Measured, Side
+from torchcoll.stats.statistics import (
     LEVEL,
     Figures,
     Outlier,
@@ -35,9 +38,6 @@ from torchcoll.comparison.statistics import (
     plain_ratio,
     side_ratio,
 )
-from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
-from torchcoll.core.summary import COLD_CALL, Row, median, stated
-from torchcoll.core.units import counted, format_percent, format_ratio
 
 # -------------------------------------------------------------------------------------------------
 # From launches to a result on each case: start at unclear, and move only on evidence.

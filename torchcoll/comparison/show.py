@@ -36,10 +36,10 @@ from torchcoll.report.notes import note_lines, problems_of
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
     from torchcoll.comparison.fits import Fitted
-    from torchcoll.comparison.matching import Pair
     from torchcoll.comparison.results import Compared, Judged
-    from torchcoll.comparison.sides import Side
     from torchcoll.core.summary import Row
+    from torchcoll.stats.matching import Pair
+    from torchcoll.stats.sides import Side
 
 
 _WHAT = ("dtype", "op", "root", "in_place")
@@ -314,7 +314,7 @@ def _times_text(ratio: float) -> str:
 
 def _names(found: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
     """What tells each from the others: collective, size, what else varies in the comparison."""
-    from torchcoll.comparison.matching import NAMES
+    from torchcoll.stats.matching import NAMES
 
     every = [one.pair for one in (found.fitted or found.rows)]
     varying = [n for n in NAMES if len({_stated(pair, n) for pair in every}) > 1]
@@ -334,7 +334,7 @@ def _names(found: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
 
 
 def _stated(pair: Pair, name: str) -> str:
-    from torchcoll.comparison.differences import value_text
+    from torchcoll.stats.differences import value_text
 
     values = [pair.common.get(name), *(own.get(name) for own in pair.own)]
     texts = [value_text(name, value) for value in values if value is not None]

@@ -17,12 +17,7 @@ from pathlib import Path
 import numpy
 
 from torchcoll.comparison.compare import Comparison, comparison_of, matched
-from torchcoll.comparison.matching import Pair, pairs_of
-from torchcoll.comparison.needed import Target
 from torchcoll.comparison.results import Judged, measured_cases, p_text, with_bound, with_needs
-from torchcoll.comparison.sequential import FIRST_LOOK, Decided, Looks, Seen, due, half_width
-from torchcoll.comparison.sides import Measured, Reading, Side
-from torchcoll.comparison.statistics import Outlier, exp
 from torchcoll.comparison.versus_plan import begun
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load_own
@@ -30,6 +25,11 @@ from torchcoll.core.result import Run
 from torchcoll.core.units import duration_text, format_percent
 from torchcoll.matrix.blocks import LaunchPlan, PlannedLaunch
 from torchcoll.matrix.folder import Folder
+from torchcoll.stats.matching import Pair, pairs_of
+from torchcoll.stats.needed import Target
+from torchcoll.stats.sequential import FIRST_LOOK, Decided, Looks, Seen, due, half_width
+from torchcoll.stats.sides import Measured, Reading, Side
+from torchcoll.stats.statistics import Outlier, exp
 
 ATTEMPTS = 2  # at one launch, in a row: a node may fail once
 _METRIC = "time"

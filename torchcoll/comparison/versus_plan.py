@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.comparison.compare import THRESHOLD
-from torchcoll.comparison.sequential import FIRST_LOOK
-from torchcoll.comparison.statistics import MOST_OUTLIERS
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.variables import MASK
 from torchcoll.inputs import MANIFEST
 from torchcoll.matrix.axes import Cell, command_of
 from torchcoll.matrix.blocks import LaunchPlan, make_plan, plan_of_commands, stored_plan
 from torchcoll.matrix.folder import Stored, check_same, stored
+from torchcoll.stats.sequential import FIRST_LOOK
+from torchcoll.stats.statistics import MOST_OUTLIERS
 
 MOST = 30  # launches a side: 3 % are found at 2 % noise with 18 in the mean
 

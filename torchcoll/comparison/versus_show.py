@@ -27,10 +27,10 @@ from torchcoll.report.grid import Answer, Grid
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
-    from torchcoll.comparison.matching import Pair
     from torchcoll.comparison.results import Compared
     from torchcoll.comparison.versus import Repeat, Standing, Versus
     from torchcoll.matrix.blocks import PlannedLaunch
+    from torchcoll.stats.matching import Pair
 
 SCHEMA = "torchcoll-versus/1"
 _MOST_NAMED = 5

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.comparison.drift import drift_text
 from torchcoll.core.units import counted, format_bandwidth, format_size, format_time
 from torchcoll.report.formats import picked
 from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.stats.drift import drift_text
 
 if TYPE_CHECKING:
     from torchcoll.contention.overlap import Estimate, Overlap

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchcoll.comparison.drift import LEAST, STRETCHES, SURE, TimeDrift, drift_of
 from torchcoll.core.case import Case
+from torchcoll.stats.drift import LEAST, STRETCHES, SURE, TimeDrift, drift_of
 
 if TYPE_CHECKING:
     from torchcoll.core.result import Run, SoakWindow

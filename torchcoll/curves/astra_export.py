@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchcoll.comparison.sides import Measured, Reading, Side
 from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UsageError
 from torchcoll.core.opening import replace_file
@@ -51,6 +50,7 @@ from torchcoll.libraries.execution_trace import (
     Value,
     encoded,
 )
+from torchcoll.stats.sides import Measured, Reading, Side
 
 GIB_PER_GB = 1e9 / 2**30
 _MOST_FILES = 100_000

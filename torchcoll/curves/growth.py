@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from torchcoll.comparison.results import p_text
-from torchcoll.comparison.statistics import LEVEL, holm
 from torchcoll.core.units import format_percent
+from torchcoll.stats.statistics import LEVEL, holm
 
 Floats = NDArray[numpy.float64]
 

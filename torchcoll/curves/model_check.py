@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchcoll.comparison.matching import NAMES, value_of
-from torchcoll.comparison.sides import NOT_KNOWN, Measured, Side, side, value_of_fact
 from torchcoll.core.errors import UsageError, brief
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.units import counted
@@ -22,6 +20,8 @@ from torchcoll.curves.model_fit import facts_of, measured_times, run_ids
 from torchcoll.curves.transitions import size_points
 from torchcoll.curves.validation import NEW_RUN, HeldOut, ValidationRow, row_of
 from torchcoll.inputs import Source
+from torchcoll.stats.matching import NAMES, value_of
+from torchcoll.stats.sides import NOT_KNOWN, Measured, Side, side, value_of_fact
 
 
 @dataclass(frozen=True)

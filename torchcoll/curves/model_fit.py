@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy
 
-from torchcoll.comparison.differences import kept_separate
-from torchcoll.comparison.matching import kind_of
-from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Beside, Run, hosts_of
 from torchcoll.core.units import counted
@@ -37,6 +34,9 @@ from torchcoll.curves.size_law import (
 )
 from torchcoll.curves.transitions import size_points
 from torchcoll.inputs import Source
+from torchcoll.stats.differences import kept_separate
+from torchcoll.stats.matching import kind_of
+from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
 
 @dataclass(frozen=True)

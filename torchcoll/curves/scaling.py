@@ -11,11 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchcoll.comparison.differences import hidden_among, hidden_note, kept_separate
-from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.results import is_right, launches_of
-from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
-from torchcoll.comparison.statistics import geometric
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import LIKELY
@@ -25,6 +21,10 @@ from torchcoll.curves.growth import Growth, growths
 from torchcoll.inputs import Source
 from torchcoll.startup.cold import Cold, ColdRow, cold
 from torchcoll.startup.repeats import FIRST_TWO
+from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
+from torchcoll.stats.matching import kind_of
+from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
+from torchcoll.stats.statistics import geometric
 
 # -------------------------------------------------------------------------------------------------
 # Which cases and launches a curve over ranks leaves out, and why.

@@ -17,19 +17,7 @@ from typing import Any
 import numpy
 from scipy import stats
 
-from torchcoll.comparison.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.comparison.fits import counted_share
-from torchcoll.comparison.matching import NAMES, value_of
-from torchcoll.comparison.sides import (
-    NOT_KNOWN,
-    Measured,
-    Reading,
-    Side,
-    known_of,
-    side,
-    value_of_fact,
-)
-from torchcoll.comparison.statistics import geometric
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import IMPLAUSIBLE
@@ -46,6 +34,18 @@ from torchcoll.curves.ranges import (
 from torchcoll.forcing.algorithms import algorithms
 from torchcoll.inputs import Source
 from torchcoll.libraries.known_variables import FORCING
+from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
+from torchcoll.stats.matching import NAMES, value_of
+from torchcoll.stats.sides import (
+    NOT_KNOWN,
+    Measured,
+    Reading,
+    Side,
+    known_of,
+    side,
+    value_of_fact,
+)
+from torchcoll.stats.statistics import geometric
 
 # -------------------------------------------------------------------------------------------------
 # How uncertain the times of a curve are, as its launches or their calls tell it: the only witness

@@ -25,7 +25,6 @@ from torchcoll.comparison.compare import (
     error_summary,
     model_errors,
 )
-from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
@@ -35,6 +34,7 @@ from torchcoll.curves.model_ranks import FEWEST_RANKS
 from torchcoll.curves.model_sizes import Curve, left_out, size_spreads
 from torchcoll.curves.size_law import FEWEST_SIZES, fit_size_law
 from torchcoll.inputs import Source
+from torchcoll.stats.sides import side
 
 OVER_SIZES, OVER_RANKS, NEW_RUN = "sizes", "ranks", "new run"
 

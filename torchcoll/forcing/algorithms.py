@@ -9,18 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.comparison.compare import THRESHOLD
-from torchcoll.comparison.differences import hidden_note, kept_separate, varying_text
-from torchcoll.comparison.matching import NAMES, conditions, value_of
 from torchcoll.comparison.results import NO_STARTS, ONE_AFTER_THE_OTHER, launches_of, outlier_text
-from torchcoll.comparison.sides import (
-    Measured,
-    Reading,
-    Side,
-    known_of,
-    side,
-    value_of_fact,
-    values_of_facts,
-)
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.jsonl import read_objects
@@ -39,6 +28,17 @@ from torchcoll.forcing.contest import (
 )
 from torchcoll.inputs import MANIFEST, Source, is_manifest
 from torchcoll.libraries.known_variables import FORCING
+from torchcoll.stats.differences import hidden_note, kept_separate, varying_text
+from torchcoll.stats.matching import NAMES, conditions, value_of
+from torchcoll.stats.sides import (
+    Measured,
+    Reading,
+    Side,
+    known_of,
+    side,
+    value_of_fact,
+    values_of_facts,
+)
 
 _USUAL = ("communicator", "clock")  # a case that did not run has none
 

@@ -153,11 +153,11 @@ def check(found: Algorithms, exported: Exported, options: argparse.Namespace) ->
     """
     from torchcoll.comparison.compare import compare
     from torchcoll.comparison.show import show_comparisons
-    from torchcoll.comparison.sides import side
     from torchcoll.forcing.check import what_ran
     from torchcoll.forcing.exports import TUNER_PLUGIN, check_command
     from torchcoll.forcing.show import ran_lines
     from torchcoll.matrix.command import launch
+    from torchcoll.stats.sides import side
 
     before = "" if exported.rules else "# "
     matrix = Path(options.files[0])

@@ -1,7 +1,7 @@
 """Which forced algorithm wins at each size, and what AUTO loses to it.
 
 Launches are the replicates, and AUTO against a cell is judged as ``compare`` judges two sides
-(comparison/statistics.py): drift over the launches is in the model, launches that are outliers over
+(stats/statistics.py): drift over the launches is in the model, launches that are outliers over
 all of these comparisons are left out of all cases. Three questions with three answers:
 
 * Is AUTO beaten? The model's t of AUTO against every forced cell at every size, Holm over all of
@@ -26,9 +26,16 @@ from typing import Any
 import numpy
 from scipy import stats
 
-from torchcoll.comparison.needed import asked, launches_needed, launches_to_bound
 from torchcoll.comparison.results import p_text
-from torchcoll.comparison.statistics import (
+from torchcoll.core.backends import backend_of
+from torchcoll.core.result import Choice
+from torchcoll.core.units import format_percent, format_size
+from torchcoll.libraries.known_variables import FORCING
+from torchcoll.libraries.nccl import algorithms as nccl
+from torchcoll.libraries.nccl.algorithms import FUNCTIONS, canonical
+from torchcoll.libraries.oneccl.algorithms import variables_of
+from torchcoll.stats.needed import asked, launches_needed, launches_to_bound
+from torchcoll.stats.statistics import (
     LEVEL,
     NO_SPREAD,
     Figures,
@@ -40,13 +47,6 @@ from torchcoll.comparison.statistics import (
     outliers,
     side_ratio,
 )
-from torchcoll.core.backends import backend_of
-from torchcoll.core.result import Choice
-from torchcoll.core.units import format_percent, format_size
-from torchcoll.libraries.known_variables import FORCING
-from torchcoll.libraries.nccl import algorithms as nccl
-from torchcoll.libraries.nccl.algorithms import FUNCTIONS, canonical
-from torchcoll.libraries.oneccl.algorithms import variables_of
 
 # -------------------------------------------------------------------------------------------------
 # What each launch forced: its cell, and whether the library did as it was told.

@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.comparison.matching import conditions
-from torchcoll.comparison.sides import Reading, Side
 from torchcoll.core.case import OWN
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.plausibility import summarise_run
@@ -34,6 +32,8 @@ from torchcoll.runs.many import MOST_RUNS, runs_grids
 from torchcoll.runs.material import Material, material_of
 from torchcoll.runs.once import said_once
 from torchcoll.runs.show import further_grids, has_pairs, table_grid, title_of
+from torchcoll.stats.matching import conditions
+from torchcoll.stats.sides import Reading, Side
 from torchcoll.verdict.judging import Verdict, judge
 from torchcoll.verdict.show import answer_of, over_all
 

@@ -8,11 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.comparison.differences import hidden_among, hidden_note, kept_separate
-from torchcoll.comparison.matching import NAMES, conditions, value_of
 from torchcoll.comparison.results import is_right
-from torchcoll.comparison.sides import Measured, Reading, Side, known_of, value_of_fact
-from torchcoll.comparison.statistics import geometric
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.plausibility import device_of, summarise_run
 from torchcoll.core.result import Run
@@ -34,6 +30,10 @@ from torchcoll.report.pictures import (
     write_caption,
     write_figure,
 )
+from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
+from torchcoll.stats.matching import NAMES, conditions, value_of
+from torchcoll.stats.sides import Measured, Reading, Side, known_of, value_of_fact
+from torchcoll.stats.statistics import geometric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -325,13 +325,13 @@ def plot(
     Raises UnavailableError without matplotlib, UsageError for choices that do not exist and where
     there is nothing to draw, UnreadableError for a file.
     """
-    from torchcoll.comparison.sides import named_side
     from torchcoll.curves.scaling import Scaling
     from torchcoll.curves.scaling_show import scaling_figure
     from torchcoll.curves.transitions import Transitions
     from torchcoll.curves.transitions_show import ranges_figure
     from torchcoll.startup.cold import Cold
     from torchcoll.startup.show import cold_figure
+    from torchcoll.stats.sides import named_side
 
     path = free_name("torchcoll.png") if path is None else path
     check_path(path)

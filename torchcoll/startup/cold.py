@@ -10,10 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchcoll.comparison.differences import hidden_among, hidden_note, kept_separate
-from torchcoll.comparison.matching import kind_of
-from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
-from torchcoll.comparison.statistics import geometric
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Run
@@ -36,6 +32,10 @@ from torchcoll.startup.repeats import (
     pairs_of,
     places_of,
 )
+from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
+from torchcoll.stats.matching import kind_of
+from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
+from torchcoll.stats.statistics import geometric
 
 # -------------------------------------------------------------------------------------------------
 # What a launch does before its first call, phase by phase, and which rank took longest.

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchcoll.comparison.results import Judged, judge
-from torchcoll.comparison.statistics import geometric, paired_ratio
 from torchcoll.core.result import Run
+from torchcoll.stats.statistics import geometric, paired_ratio
 
 # A difference of two starts below it is none that anyone would act on.
 THRESHOLD = 0.1

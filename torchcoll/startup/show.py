@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.comparison.show import interval_text
-from torchcoll.comparison.statistics import geometric
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ratio, format_size, format_time, time_text
 from torchcoll.report.formats import Forms, known, picked, show_found
@@ -25,6 +24,7 @@ from torchcoll.report.pictures import (
     time_axis,
     write_caption,
 )
+from torchcoll.stats.statistics import geometric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

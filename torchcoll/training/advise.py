@@ -20,7 +20,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchcoll.comparison.sides import Side, side
 from torchcoll.core.display import Displayed
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
@@ -28,6 +27,7 @@ from torchcoll.core.summary import Row
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size, whole_number
 from torchcoll.inputs import Source
+from torchcoll.stats.sides import Side, side
 from torchcoll.training.backward import (
     AS_DEFAULT,
     COULD_BE_SENT,

@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torchcoll.comparison.sides import Side
-from torchcoll.comparison.statistics import geometric
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
@@ -30,6 +28,8 @@ from torchcoll.core.summary import Row, median, summarise
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, format_size, time_text
 from torchcoll.inputs import load
+from torchcoll.stats.sides import Side
+from torchcoll.stats.statistics import geometric
 from torchcoll.training.joined import (
     LATE,
     Joined,

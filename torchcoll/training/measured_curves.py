@@ -12,11 +12,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from torchcoll.comparison.sides import Measured, Reading, Side
-from torchcoll.comparison.statistics import geometric
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import Row
+from torchcoll.stats.sides import Measured, Reading, Side
+from torchcoll.stats.statistics import geometric
 
 # What all points of one curve share, beside the dtype and the op.
 _ALIKE = (

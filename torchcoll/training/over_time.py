@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torchcoll.comparison.drift import TimeDrift, drift_of
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic
+from torchcoll.stats.drift import TimeDrift, drift_of
 from torchcoll.training.joined import Joined, join_ranks, late_ranks, not_split
 
 MOST_ROWS = 24

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchcoll.comparison.sides import Side
 from torchcoll.core.backends import backend_of
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import point_of
 from torchcoll.core.summary import Row
 from torchcoll.core.traffic import Traffic, TrafficCall
+from torchcoll.stats.sides import Side
 from torchcoll.training.call_time import CallTime, Duration
 from torchcoll.training.measured_curves import MeasuredCurves, Wanted, curves_of
 

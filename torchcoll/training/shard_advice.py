@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchcoll.comparison.sides import Side
 from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
+from torchcoll.stats.sides import Side
 from torchcoll.training.choices import (
     BEST,
     FINE,

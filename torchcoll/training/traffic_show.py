@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.comparison.drift import LEAST, SURE, drift_text
 from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import (
@@ -22,9 +21,10 @@ from torchcoll.report.destination import clock_text
 from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.notes import Notes
+from torchcoll.stats.drift import LEAST, SURE, drift_text
 
 if TYPE_CHECKING:
-    from torchcoll.comparison.drift import TimeDrift
+    from torchcoll.stats.drift import TimeDrift
     from torchcoll.training.cost import Cost, CostRow
     from torchcoll.training.joined import LateRank
     from torchcoll.training.over_time import OverTime, Stretch

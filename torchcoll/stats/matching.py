@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchcoll.comparison.sides import Measured, value_of_fact
 from torchcoll.core.collectives import find_collective
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size, parse_size
+from torchcoll.stats.sides import Measured, value_of_fact
 
 # Other values here are another question: 2 GB of bfloat16 do not answer for 2 GB of float32.
 _SAME = ("collective", "dtype", "op", "root", "group", "coalesce", "splits")

@@ -8,7 +8,7 @@ import numpy
 import pytest
 from scipy import stats
 
-from torchcoll.comparison.sequential import (
+from torchcoll.stats.sequential import (
     Looks,
     Seen,
     bound_at,

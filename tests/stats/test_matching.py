@@ -10,9 +10,9 @@ from made_launches import given, launches, measured, run
 
 from torchcoll.comparison.compare import compare
 from torchcoll.comparison.show import answer_of, comparison_grids, comparison_object
-from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Reported, Verification
+from torchcoll.stats.sides import side
 
 
 def one(ns=100, **changed):

@@ -9,7 +9,7 @@ import numpy
 import pytest
 from scipy import stats
 
-from torchcoll.comparison.needed import (
+from torchcoll.stats.needed import (
     asked,
     launches_needed,
     launches_range,
@@ -18,8 +18,8 @@ from torchcoll.comparison.needed import (
     power,
     smallest_difference,
 )
-from torchcoll.comparison.sequential import bounds, least_t
-from torchcoll.comparison.statistics import (
+from torchcoll.stats.sequential import bounds, least_t
+from torchcoll.stats.statistics import (
     ONE_NOISE,
     ORDERED,
     PAIRED,

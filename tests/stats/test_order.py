@@ -11,8 +11,8 @@ from made_launches import given, in_turn, launches, measured, run
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare
 from torchcoll.comparison.show import show_comparisons
-from torchcoll.comparison.sides import start_of
 from torchcoll.core.file import save
+from torchcoll.stats.sides import start_of
 
 NOISE = (0, 400, -300, 200, -400, 100)
 STEP = "measured one after the other: a step between the sides would look the same"

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy
 from scipy import optimize, special
 
-from torchcoll.comparison.statistics import LEVEL, NO_SPREAD, holm, holm_levels
+from torchcoll.stats.statistics import LEVEL, NO_SPREAD, holm, holm_levels
 
 # Launches a side before the first look: side, number and mean leave three degrees of freedom.
 FIRST_LOOK = 3

@@ -30,7 +30,7 @@ from scipy import special, stats
 # Ratios of launches on logarithms: Student's t, pairs, Holm, Mann-Whitney.
 #
 # The model in which the launches stand in time is below; how many launches a result takes is in
-# comparison/needed.py.
+# stats/needed.py.
 #
 # The replicate is the launch: each gives one figure. The calls of one launch are no replicates;
 # taken for such they find a difference between identical systems four times in five. Logarithms,

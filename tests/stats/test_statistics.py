@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from torchcoll.comparison.statistics import (
+from torchcoll.stats.statistics import (
     exp,
     holm,
     least_mann_whitney,

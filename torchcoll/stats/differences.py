@@ -6,8 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchcoll.comparison.matching import Pair
-from torchcoll.comparison.sides import (
+from torchcoll.core.backends import NCCL, ONECCL, of_family
+from torchcoll.core.errors import UsageError
+from torchcoll.core.result import Run
+from torchcoll.core.summary import first_call_ns, first_result_ns, first_results
+from torchcoll.stats.matching import Pair
+from torchcoll.stats.sides import (
     NOT_KNOWN,
     Measured,
     Side,
@@ -16,11 +20,7 @@ from torchcoll.comparison.sides import (
     values_by_name,
     values_of_facts,
 )
-from torchcoll.comparison.statistics import geometric
-from torchcoll.core.backends import NCCL, ONECCL, of_family
-from torchcoll.core.errors import UsageError
-from torchcoll.core.result import Run
-from torchcoll.core.summary import first_call_ns, first_result_ns, first_results
+from torchcoll.stats.statistics import geometric
 
 # Told first: what an upgrade changes. Then the variables and the rest, by name.
 _FIRST: tuple[str, ...] = (
