@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
-from scipy import optimize
 
 from torchcoll.comparison.results import (
     Judged,
@@ -31,6 +30,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import format_size
 from torchcoll.stats.differences import unlike, unlike_ranks
+from torchcoll.stats.line import fit_line
 from torchcoll.stats.matching import Pair, sizes_of_sides
 from torchcoll.stats.sides import Measured, Side
 from torchcoll.stats.statistics import Figures, geometric
@@ -239,24 +239,18 @@ def _lines(
             line, bandwidth=line.bandwidth * share if line.bandwidth and share else None
         )
         for launch, own in points.items()
-        if (line := fit_line(own)) is not None
+        if (line := line_of(own)) is not None
     }
 
 
-def fit_line(points: Sequence[tuple[int, float]]) -> LatencyBandwidth | None:
-    """Least squares of the relative error, neither figure below 0.
-
-    Relative, because noise is: else the largest size alone would decide, and the latency would be
-    what is left over.
-    """
+def line_of(points: Sequence[tuple[int, float]]) -> LatencyBandwidth | None:
+    """Of (size in bytes, time in ns); None for too few sizes."""
     if len({size_bytes for size_bytes, _ in points}) < FEWEST_SIZES:
         return None
     sizes = numpy.array([size_bytes for size_bytes, _ in points], dtype=float)
     times = numpy.array([ns for _, ns in points])
-    largest = float(sizes.max())
-    matrix = numpy.column_stack((1 / times, sizes / largest / times))
-    (latency, slope), _ = optimize.nnls(matrix, numpy.ones(len(times)))
-    return LatencyBandwidth(float(latency) or None, largest / float(slope) if slope > 0 else None)
+    latency_ns, ns_per_byte = fit_line(sizes, times)
+    return LatencyBandwidth(latency_ns or None, 1 / ns_per_byte if ns_per_byte > 0 else None)
 
 
 def misfit_of(sizes: Sequence[Sequence[Measured]]) -> Misfit | None:
@@ -270,7 +264,7 @@ def misfit_of(sizes: Sequence[Sequence[Measured]]) -> Misfit | None:
         for m in items:
             if is_right(m) and m.row.median_ns and m.row.size_bytes:
                 times.setdefault(m.row.size_bytes, []).append(m.row.median_ns)
-    line = fit_line([(size_bytes, median(own)) for size_bytes, own in times.items()])
+    line = line_of([(size_bytes, median(own)) for size_bytes, own in times.items()])
     if line is None:
         return None
     off = {}

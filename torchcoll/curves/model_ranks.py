@@ -28,12 +28,9 @@ from torchcoll.curves.model_sizes import (
     quantile,
     resolved,
 )
-from torchcoll.curves.size_law import (
-    Floats,
-    factors,
-    fit_corrections,
-)
+from torchcoll.curves.size_law import factors, fit_corrections
 from torchcoll.curves.step_laws import StepLaw, step_laws
+from torchcoll.stats.line import Floats
 
 FEWEST_RANKS = 2
 _INNER = 3  # numbers of ranks: of more the errors of those between the ends are taken

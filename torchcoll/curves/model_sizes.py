@@ -22,15 +22,9 @@ from torchcoll.curves.model import (
     OverSizes,
     Spread,
 )
-from torchcoll.curves.size_law import (
-    FEWEST_SIZES,
-    TAIL,
-    Fit,
-    Floats,
-    fit_form,
-    fit_piece,
-)
+from torchcoll.curves.size_law import FEWEST_SIZES, TAIL, Fit, fit_form, fit_piece
 from torchcoll.curves.step_laws import step_laws
+from torchcoll.stats.line import Floats
 
 LEVEL = 0.9
 LEAST = 0.002  # nothing is known better: clocks and rounding reach it

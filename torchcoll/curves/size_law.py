@@ -19,12 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy
-from numpy.typing import NDArray
-from scipy import interpolate, optimize
+from scipy import interpolate
 
 from torchcoll.curves.ranges import find_ranges
-
-Floats = NDArray[numpy.float64]
+from torchcoll.stats.line import Floats, fit_line
 
 FEWEST_SIZES = 3
 TAIL = 3  # sizes that tell the slope beyond the largest one
@@ -121,12 +119,7 @@ class Form:
 
 
 def fit_piece(sizes: Floats, times: Floats) -> Piece:
-    """Least squares of the relative deviations, neither figure below 0."""
-    unit = float(sizes.max())
-    figures, _ = optimize.nnls(
-        numpy.column_stack((1 / times, sizes / unit / times)), numpy.ones(len(times))
-    )
-    return Piece(float(sizes.min()), unit, float(figures[0]), float(figures[1]) / unit)
+    return Piece(float(sizes.min()), float(sizes.max()), *fit_line(sizes, times))
 
 
 def fit_corrections(
