@@ -361,14 +361,6 @@ PLAIN = """# all_reduce of 8 GPUs
 | 16KB | 25.1 | 0.65 | 1.14 | 8 |
 | 16MB | 125.1 | 134.1 | 234.7 | 8 |
 """
-EXPORTED = (
-    """# torchcoll 0.1.0 in the text format of nccl-tests
-# torchcoll: torch.distributed gloo on cpu, mode synchronized
-# torchcoll: time is the median over calls of the slowest rank
-# torchcoll: calls a case: warmup 5, timed 20
-"""
-    + NCCL_TEXT
-)
 
 
 def _trace() -> str:
@@ -651,7 +643,6 @@ READERS = {
     "nccl-tests text": Reader(_importer("nccl-tests"), (NCCL_TEXT,)),
     "nccl-tests JSON": Reader(_importer("nccl-tests-json"), (NCCL_JSON,)),
     "rccl-tests": Reader(_importer("rccl-tests"), (RCCL,)),
-    "torchcoll text": Reader(_importer("torchcoll-text"), (EXPORTED,)),
     "oneCCL benchmark": Reader(_importer("oneccl"), (ONECCL_TEXT, ONECCL_CSV)),
     "OSU": Reader(_importer("osu"), (OSU,)),
     "Intel MPI Benchmarks": Reader(_importer("imb"), (IMB,)),

@@ -124,7 +124,7 @@ def row(name: str, path: str, known: ImportOptions, made: Found | None = None) -
         print(f"{name:70}  {'-':>7}  {0:>5}  {'-':>7}  {'-':>5}  {text[:150]}")
         return 0, 0
     by = by_hand(Path(path).read_text(errors="replace"))
-    nccl = found.importer in ("nccl-tests", "torchcoll-text")
+    nccl = found.importer == "nccl-tests"
     # The oldest has ms in place of us, -I and -S other columns: the small reader knows neither.
     head = Path(path).read_text(errors="replace")
     nccl = nccl and not re.search(r"busbw\s+res|i_min|timestamp", head)

@@ -29,6 +29,10 @@ _READERS = (
     ("log", re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) |\d\)? ?\|CCL_[A-Z]+\|")),
 )
 _EXECUTION_TRACE = (".et", ".et.gz")
+# What torchcoll prints with --format nccl-tests (runs/export.py), whatever stands before it.
+PRINTED = re.compile(
+    rb"# [^\n]{1,300} in the text format of nccl-tests\s*$|# torchcoll: time is the ", re.MULTILINE
+)
 # What to do instead of reading figures of pairs of ranks.
 PAIRS = "torchrun -m torchcoll.pairs measures the links between ranks."
 # Tools whose output has no collectives, how it is recognised, and what to do instead.

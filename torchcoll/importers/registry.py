@@ -20,7 +20,7 @@ from typing import cast
 
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
 from torchcoll.core.file import MODEL_START, uncollected
-from torchcoll.core.other_commands import TRACE, reading_command, without_collectives
+from torchcoll.core.other_commands import PRINTED, TRACE, reading_command, without_collectives
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import is_stdin
 from torchcoll.importers.base import Imported, Importer, ImportOptions, Line
@@ -32,7 +32,7 @@ GROUP = "torchcoll.importers"
 _PLAIN = "plain"
 # In the order in which they are asked: what is recognised by less comes later.
 BUILT_IN = (
-    *("nccl_tests_json", "inspector", "rccl_tests", "exported", "nccl_tests_text", "imb"),
+    *("nccl_tests_json", "inspector", "rccl_tests", "nccl_tests_text", "imb"),
     *("oneccl", "param", "deepspeed_json", "deepspeed", "osu", "ucc", "hccl", "astra_sim"),
     "plain",
 )
@@ -109,6 +109,10 @@ def _imported(
         raise UnreadableError("file", source.name, "text; this one is binary", command)
     if not name and TRACE.match(source.start):  # minutes before the last line were looked at
         raise UnreadableError("file", source.name, "results; this is what a training sent", command)
+    if PRINTED.search(source.start):
+        expected = "results; this is a table that torchcoll printed in the format of nccl-tests"
+        action = "Read the result file (.jsonl): its medians are not the means of nccl-tests."
+        raise ForeignError("file", source.name, expected, action)
     importer = importers()[name] if name else _sniffed(source)
     if importer is None:
         if MODEL_START.search(source.start):

@@ -242,8 +242,8 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="result files, or output of other tools")
     add(
         "--format",
-        help="csv, json and parquet are for other programs: torchcoll reads none of them back, the "
-        "result file (.jsonl) is the record; nccl-tests is text that torchcoll import reads",
+        help="csv, json, parquet and nccl-tests are for other programs: torchcoll reads none "
+        "of them back, the result file (.jsonl) is the record",
     )
     add(
         "--trace",
