@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import socket
@@ -73,6 +74,15 @@ def test_a_substituted_process_is_read(in_tmp_path, shown):
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) > 2
+
+
+def test_a_pipe_has_no_path_to_name(in_tmp_path, capsys, pipe):
+    """Nobody can open the copy that was made of it again."""
+    path, file = pipe
+    file.write(RUN.read_bytes())
+    file.close()
+    assert main(["show", path, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["path"] is None
 
 
 @pytest.fixture

@@ -57,5 +57,5 @@ def _copied(source: Any, name: str) -> str:
 
 
 def is_stdin(path: str | os.PathLike[str]) -> bool:
-    """Whether it is stdin: ``-``, or what ``from_stdin`` wrote."""
-    return path == "-" or (bool(_stdin) and os.path.dirname(path) == _stdin[0])
+    """Whether it is stdin or a pipe: ``-``, or what ``from_stdin`` wrote."""
+    return path == "-" or os.path.dirname(path) in (*_stdin, *map(os.path.dirname, _pipes.values()))
