@@ -59,7 +59,7 @@ def test_one_sentence_says_what_may_be_said():
         "oneccl 50.0 %; latency floor: nccl 10.00 us at 1K, oneccl 50.00 us at 1K; first call: "
         "nccl 3.00 ms, oneccl not known"
     )
-    assert answer_of(compare(base, new)).kind == "doubt"
+    assert answer_of(compare(base, new)).level == "doubt"
 
 
 def test_it_covers_all_collectives():
@@ -96,7 +96,7 @@ def test_faults_are_not_hidden_by_the_hardware():
     base, new = sides()
     new.runs[0].results[3].verification = Verification(checked=100, wrong=5)
     answer = answer_of(compare(base, new))
-    assert answer.text.endswith("; 1 case wrong in new: 5 of 100") and answer.kind == "bad"
+    assert answer.text.endswith("; 1 case wrong in new: 5 of 100") and answer.level == "bad"
 
 
 def test_the_best_at_the_largest_size_may_not_be_the_limit():

@@ -477,7 +477,9 @@ def test_formats(format, capsys):
     assert err == ""
     if format == "json":
         found = json.loads(out)
-        assert found["schema"] == "torchcoll-versus/1" and found["answer"].startswith("Ring is slo")
+        assert found["schema"] == "torchcoll-versus/1" and found["answer"]["headline"].startswith(
+            "Ring is slo"
+        )
         assert found["ended"] == "every case is settled"
         assert found["launches"] == {"auto": found["rounds"], "Ring": found["rounds"]}
         assert found["comparisons"][0]["rows"][0]["result"] == "slower"

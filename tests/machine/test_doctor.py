@@ -806,7 +806,7 @@ def test_json_of_this_process(jobs, tmp_path):
     found = json.loads(done.stdout)
     assert list(found) == [
         *("schema", "torchcoll", "usable", "versions", "launch", "devices", "backends"),
-        *("launchers", "interfaces", "ranks", "libraries", "findings"),
+        *("launchers", "interfaces", "ranks", "libraries", "findings", "answer"),
     ]
     assert (found["schema"], found["usable"]) == ("torchcoll-doctor/1", True)
     assert found["versions"]["torch"] == torch.__version__

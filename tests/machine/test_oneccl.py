@@ -127,7 +127,7 @@ def test_spinning_workers_are_named_by_the_run_and_by_what_compares_it(launch, c
     assert event["backends"] == ["ccl"]
     assert any(p.word == "WARN" and p.text.startswith(what) for p in judge(slow).phrases)
     assert answer(slow).text.count(f"in backend:ccl, {what}") == 1
-    assert answer(slow).kind == "doubt"
+    assert answer(slow).level == "doubt"
 
     assert not [event for event in fixed.events if event["kind"] == "setting"]
     assert "CCL_WORKER_OFFLOAD" not in answer(fixed).text

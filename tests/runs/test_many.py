@@ -10,7 +10,7 @@ from handmade import MIB, Terminal, case, not_run, result, run
 
 from torchcoll.cli import main
 from torchcoll.core.file import save
-from torchcoll.report.grid import Answer
+from torchcoll.report.answer import Answer
 from torchcoll.runs.show import show
 from torchcoll.verdict.show import over_all
 
@@ -104,7 +104,12 @@ def test_a_verdict_above_the_programs_of_one_file():
 )
 def test_one_verdict_of_several(kinds, text, kind):
     named = [(name, Answer(f"{k}-{name}; more", k)) for name, k in zip("abc", kinds, strict=False)]
-    assert over_all(named) == Answer(text, kind)
+    answer = over_all(named)
+    assert (answer.text, answer.level) == (text, kind)
+    of_kind = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
+    assert answer.counts == {of_kind[k]: kinds.count(k) for k in of_kind}
+    worst = tuple(name for name, k in zip("abc", kinds, strict=False) if k == kind != "good")
+    assert answer.worst == worst
 
 
 def test_the_reason_is_that_of_the_word_and_which_runs_have_it():

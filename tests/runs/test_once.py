@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torchcoll.report.grid import Answer, Grid
+from torchcoll.report.answer import Answer
+from torchcoll.report.grid import Grid
 from torchcoll.report.page import Section, Titled
 from torchcoll.runs.once import said_once
 

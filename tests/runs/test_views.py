@@ -62,7 +62,7 @@ NAMES = list(VALUES)
 
 def test_json_has_stable_names_and_base_units(shown):
     document = json.loads(shown(run(result(stop="time")), format="json"))
-    assert list(document) == ["schema", "run", "verdict", "rows"]
+    assert list(document) == ["schema", "run", "verdict", "rows", "answer"]
     assert document["verdict"]["word"] == "NO REFERENCE"
     assert document["schema"] == "torchcoll-rows/1"
     assert document["run"]["status"] == "complete"

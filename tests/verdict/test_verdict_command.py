@@ -50,7 +50,9 @@ def test_fabric(path, capsys):
     assert main(["check", path, "--fabric", "nvswitch-h200", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["verdict"]["word"], document["verdict"]["fabric"]) == ("WARN", "nvswitch-h200")
-    assert list(document) == ["schema", "run", "verdict"]
+    assert list(document) == ["schema", "run", "verdict", "answer"]
+    assert document["answer"]["level"] == "doubt"
+    assert document["answer"]["headline"].startswith("WARN 300 GB/s busbw at 1G, 80.9 %")
 
 
 def test_own_rules(path, rules, capsys):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from torchcoll.comparison.cells import figure_cell, size_cell
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
-from torchcoll.report.grid import Answer, Grid, Head
+from torchcoll.report.answer import Answer
+from torchcoll.report.grid import Grid, Head
 from torchcoll.stats.sides import NOT_KNOWN
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -27,9 +28,10 @@ from torchcoll.core.units import (
     format_time,
     time_text,
 )
+from torchcoll.report.answer import Answer
 from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS
 from torchcoll.report.formats import Forms, picked, show_found
-from torchcoll.report.grid import Answer, Grid, Head
+from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import what_text
 from torchcoll.report.notes import note_lines, problems_of
 
@@ -157,9 +159,19 @@ def answer_of(found: Comparison) -> Answer:
     """
     answer = _judged_answer(found)
     across = is_across_hardware(found)  # its sentence has the first calls
-    texts = [answer.text, *([] if across else first_calls_notes(found))]
+    first_calls = [] if across else first_calls_notes(found)
     notes = [*settings_notes(found), *direct_notes(found)]
-    return Answer("; ".join([*texts, *notes]), "doubt" if notes else answer.kind)
+    return dataclasses.replace(
+        answer,
+        level="doubt" if notes else answer.level,
+        counts=counts_of([found]),
+        caveats=(*answer.caveats, *first_calls, *notes),
+    )
+
+
+def counts_of(found: Sequence[Comparison]) -> dict[str, int]:
+    """How many cases that both sides have are slower, faster, the same, unclear, incomparable."""
+    return dict(Counter(row.result for one in found for row in one.rows if row.matched))
 
 
 def first_calls_notes(found: Comparison) -> list[str]:
@@ -219,10 +231,13 @@ def _judged_answer(found: Comparison) -> Answer:
     if not tested:
         return Answer(_untested_text(found, ratios, what) + aside, "doubt")
     words: list[str] = []
+    worst: list[str] = []
     for result in _CHANGED:
         own = [one for one in tested if one.judged.result == result]
         if own:
-            names = ", ".join(_furthest(found, own))
+            furthest = _furthest(found, own)
+            worst += furthest if result == "slower" else []
+            names = ", ".join(furthest)
             # Where the answer stands first, nothing has told yet which side is the new one.
             where = f" in {one_line(found.new.name)}" * (not words)
             of = counted(len(ratios), "case")
@@ -231,7 +246,8 @@ def _judged_answer(found: Comparison) -> Answer:
     if words:
         kind = "bad" if any(one.judged.result == "slower" for one in tested) else "good"
         rest = [f"{count} {name}" for name, count in counts.items() if count]
-        return Answer("; ".join([*words, *([", ".join(rest)] if rest else [])]) + aside, kind)
+        text = "; ".join([*words, *([", ".join(rest)] if rest else [])]) + aside
+        return Answer(text, kind, worst=tuple(worst))
     limit = format_percent(found.threshold)
     if not counts["unclear"]:
         every = "the one case is" if len(ratios) == 1 else f"all {len(ratios)} cases are"
@@ -703,9 +719,9 @@ def comparison_object(found: Comparison) -> dict[str, Any]:
         "new": _side_object(found.new),
         **picked(found, "metric threshold reading"),
         "differences": [vars(one) for one in found.differences],
-        "answer": answer_of(found).text,
         "settings": [vars(one) for one in found.settings],
         **picked(found, "left_out tally notes"),
+        "answer": answer_of(found).to_json(),
         "profiles": [
             {**pair.common, "base": vars(ours), "new": vars(theirs)}
             for pair, ours, theirs in found.profiles

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.comparison.show import (
     case_grid,
     comparison_object,
+    counts_of,
     first_calls_notes,
     rounded_toward_one,
     settings_notes,
@@ -21,9 +22,10 @@ from torchcoll.comparison.show import (
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_percent, format_ratio, format_size
+from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination, ProgressLine, clock_text
 from torchcoll.report.formats import Forms, show_found
-from torchcoll.report.grid import Answer, Grid
+from torchcoll.report.grid import Grid
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
@@ -174,7 +176,7 @@ def answer(state: Versus, found: Sequence[Comparison], folder: str) -> Answer:
     first_calls = dict.fromkeys(note for one in found for note in first_calls_notes(one))
     notes = dict.fromkeys(note for one in found for note in settings_notes(one))
     kind = "doubt" if notes else _KINDS.get(worst, "doubt")
-    return Answer("; ".join([text, *first_calls, *notes]), kind)
+    return Answer(text, kind, counts_of(found), caveats=(*first_calls, *notes))
 
 
 def _way_on(state: Versus, found: Sequence[Comparison], folder: str) -> str:
@@ -394,7 +396,6 @@ def _launches_text(state: Versus) -> str:
 def _object(state: Versus, found: Sequence[Comparison], folder: str, ended: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "answer": answer(state, found, folder).text,
         "ended": ended,
         "rounds": state.round,
         "launches": state.launches,

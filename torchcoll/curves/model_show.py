@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import busbw_gbps
 from torchcoll.core.units import counted, format_ratio, format_size, format_time, time_text
+from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Answer, Grid, Head, filled, print_grids
+from torchcoll.report.grid import Grid, Head, filled, print_grids
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import found_lines
 

@@ -17,8 +17,9 @@ from torchcoll.core.units import (
     format_time,
     time_text,
 )
+from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Answer, Grid, Head, filled
+from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.header import given_text, kind_texts, reading
 from torchcoll.report.notes import found_lines
 from torchcoll.report.pictures import (

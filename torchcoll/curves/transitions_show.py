@@ -16,8 +16,9 @@ from torchcoll.core.units import (
     format_time,
     time_text,
 )
+from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Answer, Grid, Head
+from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import found_lines
 from torchcoll.report.pictures import (

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_size, time_text
 from torchcoll.curves.validation import NEW_RUN
+from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Answer, Grid, Head, filled
+from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import found_lines
 from torchcoll.report.pictures import (

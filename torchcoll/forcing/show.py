@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_ratio, format_size, format_time
+from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Answer, Grid, Head
+from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import found_lines
 

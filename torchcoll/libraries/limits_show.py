@@ -12,8 +12,9 @@ from torchcoll.libraries.nccl.ceilings import AlgorithmLimit, Reach, limits_of
 from torchcoll.libraries.nccl.topology import Gpu, Topology
 from torchcoll.libraries.nccl.ways import Rail, Way, nearest, rails, tree_lines, way
 from torchcoll.libraries.shares import Machine
+from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
-from torchcoll.report.grid import Answer, Grid, Head, filled
+from torchcoll.report.grid import Grid, Head, filled
 
 SCHEMA = "torchcoll-limits/1"
 _LIKE = (2, 4)  # hosts like the one that is given

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_bandwidth, format_size, format_time, time_text
+from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
-from torchcoll.report.grid import Answer, Grid, Head, filled
+from torchcoll.report.grid import Grid, Head, filled
 
 if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump

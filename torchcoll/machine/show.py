@@ -9,8 +9,9 @@ from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line, printable
 from torchcoll.core.units import counted
+from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
-from torchcoll.report.grid import Answer, Grid, Head, plain_lines, print_answer
+from torchcoll.report.grid import Grid, Head, plain_lines, print_answer
 
 _STYLES = {"no": "yellow", "error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -19,7 +20,7 @@ def show_doctor(report: dict[str, Any], as_json: bool = False, file: TextIO | No
     """Print the report as text for people, or as one JSON object."""
     out = Destination(file)
     if as_json:
-        out.write(json.dumps(report, indent=1) + "\n")
+        out.write(json.dumps({**report, "answer": answer_of(report).to_json()}, indent=1) + "\n")
     else:
         for style, line in _lines(report, out.width):
             _print(out, style, line)
@@ -55,7 +56,8 @@ def answer_of(report: dict[str, Any]) -> Answer:
     text = "; ".join(words) + (f": {worst}" if worst else "")
     severities = {severity for _, severity in counts}
     bad = not names or "error" in severities
-    return Answer(one_line(text), "bad" if bad else "doubt" if "warning" in severities else "good")
+    level = "bad" if bad else "doubt" if "warning" in severities else "good"
+    return Answer(one_line(text), level, {s: n for n, s in counts}, (worst,) if worst else ())
 
 
 Line = tuple[str, str]  # style, text

@@ -36,9 +36,10 @@ from torchcoll.pairs.suspects import (
     suspects,
     without,
 )
+from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, picked, show_found
-from torchcoll.report.grid import Answer, Grid, Head
+from torchcoll.report.grid import Grid, Head
 
 # -------------------------------------------------------------------------------------------------
 # The pairs of a run as a matrix: figures where units are few, else shades of how fast each is.

@@ -348,9 +348,15 @@ def show_found(found: Sequence[Forms], format: str, file: TextIO | None) -> None
     grids = [grid for one in found for grid in one.grids]
     own = [one.thing["rows"] if one.records is None else one.records for one in found]
     records = [record for rows in own for record in rows]
-    things = [one.thing for one in found]
+    things = [{**one.thing, **answer_object(one.grids)} for one in found]
     thing = things[0] if len(things) == 1 else things
     print_forms([("", grids)], records, thing, format, file)
+
+
+def answer_object(grids: Sequence[Grid]) -> dict[str, Any]:
+    """``answer`` of JSON: the last one of these tables; {} where they have none."""
+    answers = [grid.answer.to_json() for grid in grids if grid.answer]
+    return {"answer": answers[-1]} if answers else {}
 
 
 def print_forms(
@@ -367,6 +373,8 @@ def print_forms(
     choice(format, "format", FORMATS)
     out = Destination(file)
     if format == "json":
+        if isinstance(thing, dict):
+            thing = {**answer_object([grid for _, grids in titled for grid in grids]), **thing}
         out.write(json.dumps(thing, indent=1) + "\n")
     elif format == "csv":
         out.write(records_csv(records, names))

@@ -13,20 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torchcoll.core.errors import printable
+from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
 
 T = TypeVar("T")
 _ANSWERS = {"good": "bold green", "bad": "bold red", "doubt": "bold yellow"}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a command found, in one sentence. kind: good, bad or doubt, its colour; '' where nothing
-    was judged.
-    """
-
-    text: str
-    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -256,7 +247,7 @@ def print_grid(grid: Grid, out: Destination) -> None:
 
 def print_answer(answer: Answer, out: Destination) -> None:
     """As a line of its own, coloured where the terminal shows colours."""
-    out.styled(answer.text, _ANSWERS.get(answer.kind, "bold"))
+    out.styled(answer.text, _ANSWERS.get(answer.level, "bold"))
 
 
 def print_grids(

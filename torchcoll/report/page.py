@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import UnavailableError, one_line, printable
-from torchcoll.report.grid import Answer, Grid, escaped, legends, markdown_text
+from torchcoll.report.answer import Answer
+from torchcoll.report.grid import Grid, escaped, legends, markdown_text
 
 _STYLES = {"green": "good", "red": "bad", "yellow": "doubt", "dim": "dim"}
 

@@ -23,8 +23,9 @@ from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
 from torchcoll.inputs import named_path
 from torchcoll.pairs.matches import read_pairs
+from torchcoll.report.answer import Answer
 from torchcoll.report.columns import values_of
-from torchcoll.report.grid import Answer, Grid, Head, filled
+from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.notes import runs_lines
 from torchcoll.report.page import Illustration, Page, Section, Titled
 from torchcoll.report.pictures import check_drawn, svg_text
@@ -78,7 +79,9 @@ class _Document:
         for name, draw in figures:
             self.draw(section, name, draw)
         self.sections.append(section)
-        self.answers += [replace(one, text=f"{title}: {one.text}") for one in answers_of(section)]
+        self.answers += [
+            replace(one, headline=f"{title}: {one.headline}") for one in answers_of(section)
+        ]
         return section
 
     def draw(self, section: Section, name: str, draw: Callable[[], Figure | None]) -> None:

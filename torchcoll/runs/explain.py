@@ -14,7 +14,8 @@ from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import PERIOD, Row
 from torchcoll.core.units import format_bandwidth, format_size, parse_size, time_text
-from torchcoll.report.grid import Answer, Grid
+from torchcoll.report.answer import Answer
+from torchcoll.report.grid import Grid
 from torchcoll.report.header import given_text, reading
 from torchcoll.verdict.judging import Verdict
 from torchcoll.verdict.limits import fabric_of, limit_of

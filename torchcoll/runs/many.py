@@ -13,9 +13,10 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_ratio, format_size, format_time
+from torchcoll.report.answer import Answer
 from torchcoll.report.columns import DIMENSIONS, values_of
 from torchcoll.report.formats import View
-from torchcoll.report.grid import Answer, Grid, Head
+from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import header_lines, kind_texts, what_text
 from torchcoll.report.notes import run_lines, runs_lines
 from torchcoll.runs.views import WAITING, rank_values
@@ -61,7 +62,7 @@ def runs_grids(
         texts = dict.fromkeys(f"{names[one.run]} ({one.row.status})" for one in failed)
         below.append(f"{counted(len(failed), 'case')} without a result: {_several(texts)}")
     for kind in ("bad", "doubt"):
-        own = [(name, answer) for name, answer in named if answer.kind == kind]
+        own = [(name, answer) for name, answer in named if answer.level == kind]
         below += [f"{name}: {answer.text}" for name, answer in own[:_NAMED]]
         if len(own) > _NAMED:
             below.append(f"and {len(own) - _NAMED} more with {WORDS[kind]}")

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchcoll.core.plausibility import LIKELY
-from torchcoll.report.grid import Answer, Grid
+from torchcoll.report.answer import Answer
+from torchcoll.report.grid import Grid
 from torchcoll.report.page import Section, Titled
 
 _LONG = 110  # characters from which a repetition is in the way
@@ -38,7 +39,7 @@ def _of_part(part: Titled, said: list[str]) -> Titled:
 def _of_grid(grid: Grid, said: list[str]) -> Grid:
     answer = grid.answer
     if answer and answer.text.startswith(_DOUBTED):
-        answer = replace(answer, text=_lines([answer.text], said)[0])
+        answer = replace(answer, headline=_lines([answer.text], said)[0], caveats=())
     return replace(grid, below=_lines(grid.below, said), answer=answer)
 
 

@@ -16,6 +16,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
 from torchcoll.inputs import load_all
 from torchcoll.pairs.matches import is_pair
+from torchcoll.report.answer import Answer
 from torchcoll.report.columns import (
     Column,
     Entry,
@@ -26,7 +27,7 @@ from torchcoll.report.columns import (
 )
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import METRICS, RUN_FORMATS, View, texts_of
-from torchcoll.report.grid import Answer, Grid, print_grids
+from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.header import asked_cases, first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 from torchcoll.verdict.judging import Verdict, judge
@@ -277,9 +278,13 @@ def _machine_text(runs: Sequence[Run], readings: View, format: str, view: str) -
     records = {"ranks": RANKS, "calls": CALLS}.get(view, ROWS)
     if format == "csv":
         return csv_text(runs, readings, records)
-    return json_text(
-        [{**run_object(run, readings, records, judge(run)), **_further_object(run)} for run in runs]
-    )
+    objects = []
+    for run in runs:
+        verdict = judge(run)
+        rows = run_object(run, readings, records, verdict)
+        answer = {"answer": answer_of(verdict).to_json()}
+        objects.append({**rows, **_further_object(run), **answer})
+    return json_text(objects)
 
 
 def _titled_grids(

@@ -9,8 +9,9 @@ from typing import Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bytes, time_text
 from torchcoll.curves.model import MORE_DATA
+from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
-from torchcoll.report.grid import Answer, Grid, Head, filled
+from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.training.projection import (
     GAIN,
     HALF,

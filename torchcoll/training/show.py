@@ -14,8 +14,9 @@ from torchcoll.core.units import (
     format_time,
     time_text,
 )
+from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, picked, show_found
-from torchcoll.report.grid import Answer, Grid, Head
+from torchcoll.report.grid import Grid, Head
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, Bucket, BucketPlan, Trial
 
 if TYPE_CHECKING:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
+from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import View, json_text, run_object
-from torchcoll.report.grid import Answer, Grid, print_grids
+from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.header import asked_cases, header_lines
 from torchcoll.verdict.judging import Verdict
 
@@ -32,8 +33,9 @@ def show_verdicts(
     out = Destination(file)
     if format == "json":
         objects = [run_object(r, View(), verdict=v) for r, v in zip(runs, verdicts, strict=True)]
-        for judged in objects:
+        for judged, verdict in zip(objects, verdicts, strict=True):
             del judged["rows"]
+            judged["answer"] = answer_of(verdict).to_json()
         out.write(json_text(objects))
         out.flush()
         return
@@ -49,35 +51,37 @@ def show_verdicts(
 
 
 def answer_of(verdict: Verdict) -> Answer:
-    return Answer(verdict.line, _KINDS[verdict.word])
+    first, *others = [str(phrase) for phrase in verdict.phrases] or [""]
+    return Answer(first, _KINDS[verdict.word], caveats=tuple(others))
 
 
 def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
     """One verdict of several runs, given as (name, its own): how many have which, and the worst."""
-    kinds = [answer.kind for _, answer in named]
+    kinds = [answer.level for _, answer in named]
     counts = [f"{kinds.count(kind)} {WORDS[kind]}" for kind in _WORST if kind in kinds]
     worst = next(kind for kind in _WORST if kind in kinds)
-    own = [(name, answer) for name, answer in named if answer.kind == worst]
+    own = [(name, answer) for name, answer in named if answer.level == worst]
     text = f"{len(named)} runs: {', '.join(counts)}" if worst else f"{len(named)} runs, none judged"
+    facts: dict[str, Any] = {"counts": {WORDS[kind]: kinds.count(kind) for kind in _WORST}}
     if worst == "good":
-        return Answer(text, worst)
+        return Answer(text, worst, **facts)
+    facts["worst"] = tuple(name for name, _ in own)
     reasons: dict[str, list[str]] = {}
     for name, answer in own:
         reasons.setdefault(_reason(answer), []).append(one_line(name))
     if len(reasons) == 1 and (len(own) > 1 or not worst):
         reason = next(iter(reasons))
-        return Answer(
-            f"{text}: {reason.removeprefix(WORDS[worst] + ' ') if worst else reason}", worst
-        )
+        text += f": {reason.removeprefix(WORDS[worst] + ' ') if worst else reason}"
+        return Answer(text, worst, **facts)
     for reason, names in list(reasons.items())[:_REASONS]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         text += f"; {names[0]}{more}: {reason}"
     left = sum(len(names) for names in list(reasons.values())[_REASONS:])
-    return Answer(text + (f"; and {left} more" if left else ""), worst)
+    return Answer(text + (f"; and {left} more" if left else ""), worst, **facts)
 
 
 def _reason(answer: Answer) -> str:
     """The part of a verdict that says why it is no better: a WARN may begin with what is well."""
     parts = answer.text.split("; ")
-    word = WORDS[answer.kind]
+    word = WORDS[answer.level]
     return next((part for part in parts if part.startswith(f"{word} ")), parts[0])
