@@ -9,6 +9,7 @@ test that lie far apart.
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 import time
 
@@ -130,7 +131,8 @@ IN_TURN = "call()\n        event.record()"
         ("stream", "event.record()", 2, "pass", REFUSED),
         ("stream", IN_TURN, 1, "event.record()\n        call()", "an event does not stand"),
         ("graph", CAPTURE, 1, "if True:", "the replay does nothing"),
-        ("together", "self.synchronize()", 1, "pass", "the work waited for the calls"),
+        # On a busy machine what was queued before has ended by then, and the next step shows it.
+        ("together", "self.synchronize()", 1, "pass", "the work waited|what begins later did not"),
         ("together", "self.synchronize()", 2, "pass", REFUSED),
         ("together", "with self._module.stream(self._side):", 1, "if True:", "the work waited"),
         ("together", "time.sleep(after_ns / 1e9)", 1, "pass", "what begins later did not"),
@@ -145,7 +147,7 @@ def test_without_the_line_a_figure_is_wrong(
 ):
     changed = rewritten(getattr(Accelerator, way), line, number, instead)
     monkeypatch.setattr(Accelerator, way, changed)
-    assert WAYS[way](device).startswith(stated)
+    assert re.match(stated, WAYS[way](device))
 
 
 def rewritten(method, line, number, instead):
