@@ -1,4 +1,4 @@
-"""Who is the odd one out of what the ranks say of themselves: stories by hand, no process."""
+"""What a thread is seen to do, from inside and from outside of its process."""
 
 from __future__ import annotations
 
@@ -11,120 +11,10 @@ import pytest
 from ranks import past
 
 from torchcoll.bench.whereabouts import (
-    SAME,
     Whereabouts,
-    odd_one,
-    other_buffers,
-    other_world,
     place_of,
     seen_from_outside,
 )
-
-
-def names(ranks):
-    return "+".join(map(str, ranks))
-
-
-def word(place="collective", steps=7, calls=20, how="waits", **more):
-    return {
-        **{"place": place, "text": "f, x.py:1", "how": how, "steps": steps, "calls": calls},
-        **{"doing": f"step {steps}", "part": 0, **more},
-    }
-
-
-WAITS = word()
-STORIES = [
-    # One sleeps, spins or is stuck in code of its own; behind or not.
-    ([WAITS, WAITS, word("code", how="sleeps")],
-     "2 is in user code (f, x.py:1: sleeps), 0+1 wait in the collective"),
-    ([word("code", steps=9, how="spins"), WAITS],
-     "0 is in user code (f, x.py:1: spins), 1 waits in the collective"),
-    ([word("code", how=""), word("exchange"), WAITS],
-     "0 is in user code (f, x.py:1), 1 waits in the control exchange, 2 waits in the collective"),
-    # Somebody else's code before torchcoll's, which may be busy with what it ought to do.
-    ([word("busy"), word("code"), WAITS],
-     "1 is in user code (f, x.py:1), 2 waits in the collective"),
-    ([word("busy"), WAITS, WAITS], "0 is in torchcoll (f, x.py:1), 1+2 wait in the collective"),
-    # A skipped call: past the others, with fewer calls of the library, in the exchange...
-    ([WAITS, word("exchange", steps=8, calls=19), WAITS],
-     "1 left out a call of the library: past it, with fewer calls made; "
-     "0+2 wait in the collective"),
-    # ... or in the next call, which then has the number of the one that it left out.
-    ([WAITS, word(steps=8, calls=20), WAITS],
-     "1 left out a call of the library: past it, with fewer calls made; "
-     "0+2 wait in the collective"),
-    # One too many: the others are past it with no more calls.
-    ([word(steps=8), word(steps=7), word(steps=8)],
-     "1 made a call of the library too many; 0+2 are past it"),
-    # Of two nobody can tell.
-    ([word(steps=8), word(steps=7)],
-     "0 left out a call of the library: past it, with fewer calls made, or 1 made a call of the "
-     "library too many"),
-    # In order: the one that is further has made the next call too.
-    ([word(steps=8, calls=21), WAITS, word(steps=8, calls=21)], "behind: 1, in step 7"),
-    # Sub-groups count for themselves.
-    ([word(steps=8, calls=3, part=0), word(steps=7, calls=20, part=1)], "behind: 1, in step 7"),
-    # A backend that counts no calls.
-    ([word(calls=None), word("exchange", steps=8, calls=None)], "behind: 0, in step 7"),
-    # Rank 0 waits for a word that its owner believes to have given.
-    ([word("exchange", lacks=[2]), word("exchange"), word("exchange")],
-     "2 did not give its word to rank 0"),
-    # The same place in Python, and the kernel sees another thing.
-    ([WAITS, word(how="spins"), WAITS], "1 spins in the collective, 0+2 wait in the collective"),
-    ([word(text="all_reduce"), word(text="broadcast"), word(text="all_reduce")],
-     "1 is in broadcast, 0+2 are in all_reduce"),
-    # Libraries that poll: all of them spin.
-    ([word(how="spins"), word(how="spins"), word(how="spins")], SAME),
-    ([WAITS, WAITS, WAITS], SAME),
-    ([word("exchange"), WAITS],
-     "0 waits in the control exchange, 1 waits in the collective: cannot tell who is late"),
-    ([{"steps": 1, "doing": "a"}, {"steps": 1, "doing": "a"}], SAME),  # nothing could be seen
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("words", "text"), STORIES)
-def test_stories(words, text):
-    assert odd_one(words, names) == text
-
-
-def gave(*last):
-    return {"last": [*last]}
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        # Who received it is lost. Others gave the same, or say nothing, or cannot know.
-        ([gave("a", "a", "b"), gave("a", "a", "a"), None], "0 gave another buffer (b, before a)"),
-        ([None, gave("a", "a", "b"), {}], "1 gave another buffer (b, before a)"),
-        ([{}, gave("a", "a", "b"), {"last": []}], "1 gave another buffer (b, before a)"),
-        # Roots give what others do not, each the same again.
-        ([gave("a", "a", "a"), gave("c", "c", "c"), None], ""),
-        # All change: somebody's loop wants it so.
-        ([gave("a", "a", "b"), gave("a", "a", "b"), None], ""),
-        # One that has never given the same twice, or not yet twice.
-        ([gave("a", "b", "c"), gave("a", "a", "a")], ""),
-        ([gave("b"), gave("a"), None], ""),
-        ([None, {}, None], ""),
-    ],
-)
-def test_who_gave_another_buffer(words, text):
-    assert other_buffers(words, names) == text
-
-
-@pytest.mark.parametrize(
-    ("counts", "text"),
-    [
-        ([3, 4, 3, None], "1 counts 4 ranks, 0+2 count 3 ranks"),
-        ([4, 3, None], "0 counts 4 ranks, 1 counts 3 ranks"),
-        ([3, 3, None], ""),
-        ([3, None, None], ""),
-    ],
-)
-def test_who_counts_other_ranks(counts, text):
-    words = [{"ranks": count} if count else None for count in counts]
-    assert other_world(words, names) == text
-
 
 # -- what a thread is seen to do -------------------------------------------------------------------
 

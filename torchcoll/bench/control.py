@@ -153,6 +153,7 @@ def second_client(dist: Any, store: Any) -> Any:
     return store  # a FileStore opens its file for each step
 
 
+NO_WORD = "no word from"  # the start of what is said of ranks that an exchange waits for
 _NAMED = 16  # ranks, in a message
 
 
@@ -311,7 +312,7 @@ class Control:
         except RuntimeError as error:
             if "timeout" not in _first_line(error):
                 raise
-            raise HangError(f"no word from {self._missing(keys)} within {limit_s:g} s") from None
+            raise HangError(f"{NO_WORD} {self._missing(keys)} within {limit_s:g} s") from None
 
     def _look(self, keys: list[str], limit_s: float) -> None:
         """Tell who has come, whenever another has, until all have. Of many ranks a look takes

@@ -34,16 +34,8 @@ from torchcoll.bench.control import (
     survey,
     tells_first,
 )
-from torchcoll.bench.whereabouts import (
-    STILL,
-    Whereabouts,
-    last_calls,
-    odd_one,
-    other_buffers,
-    other_world,
-    seen_from_outside,
-    stood_still,
-)
+from torchcoll.bench.culprit import ECHO, Why, Witness, find, other_buffers, pause, stood_still
+from torchcoll.bench.whereabouts import Whereabouts, last_calls, seen_from_outside
 from torchcoll.core.errors import ExitCode, tell
 
 _POLL_S = 0.25
@@ -55,8 +47,6 @@ _QUIET_S = 1.0  # without progress for so long, the store is asked whether anoth
 _LINGER_S = 0.3
 _AFTERMATH_S = 10.0  # after a pause calls of the others may still come to their end
 _SHOWING_S = 10.0  # how long a signal waits for the table of a run that is over
-_BY_OTHERS = ("by peer", "broken pipe")
-_ECHO = "another rank reports trouble"
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # as torchrun forwards
 
 
@@ -276,7 +266,7 @@ class Watchdog:
             elif now - since > _QUIET_S and (
                 self._alarmed() or (not self.parting.is_set() and self._neighbour_ended())
             ):
-                self.trouble(_ECHO)
+                self.trouble(None)
 
     def _signalled(self) -> bool:
         """Whether a signal that ends this rank has come: its thread may be here and not read it."""
@@ -356,11 +346,11 @@ class Watchdog:
         if self.over is None and control.ranks > 1:
             lost, buffers, still = self._lost_before(name)
             if still and number == signal.SIGTERM:
-                text = self._story_of_pause(still, doing, name)
+                text = pause(still, name).text(doing, control.names)
                 self.leave(ExitCode.HANG, "failed", "hang", text, True)
             if lost and number == signal.SIGTERM:
                 speaks = control.rank == min({*range(control.ranks)} - {*lost})
-                text = f"{f'{buffers}; ' if buffers else ''}{self._lost(lost, doing)}"
+                text = f"{f'{buffers}; ' if buffers else ''}lost {control.names(lost)} in {doing}"
                 self.leave(ExitCode.HANG, "failed", "lost_rank", text, speaks)
         text, speaks = f"{name} in {doing}{self._not_come()}", control.rank == 0
         self.leave(128 + number, "interrupted", "signal", text, speaks)
@@ -404,23 +394,21 @@ class Watchdog:
         except RuntimeError:
             return here, other_buffers(alone, control.names), still
 
-    def _lost(self, ranks: list[int], doing: str) -> str:
-        return f"lost {self.control.names(ranks)} in {doing}"
-
     def trouble(
-        self, symptom: str, kind: str = "lost_rank", code: ExitCode | None = None
+        self, symptom: str | None, kind: str = "lost_rank", code: int | None = None
     ) -> NoReturn:
         """Ask who lives, name who is lost or the odd one out, and leave with exit code 5. Never
         returns.
 
-        code: of a mistake of the user's, which one rank alone has met: all ranks leave with this
-        code and the text of that rank.
+        symptom: None where another rank has raised the alarm or has ended. code: of a mistake of
+        the user's, which one rank alone has met: all ranks leave with this code and the text of
+        that rank.
         """
         if not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
         self.progress.halted = True
         control, doing = self.control, self.progress.stated()
-        text = f"{symptom} in {doing}"
+        text = f"{symptom or ECHO} in {doing}"
         speaks, answers = control.rank == 0, []
         if control.ranks > 1 and self.over is None:
             hang = symptom if kind == "hang" else ""
@@ -430,7 +418,7 @@ class Watchdog:
             word |= {"last": self.progress.last(), "ranks": control.ranks}
             if kind == "store":
                 word["damaged"] = symptom
-            elif not hang and symptom != _ECHO:
+            elif not hang and symptom is not None:
                 word["cause"] = symptom
             word["hang"] = hang
             if "still_s" in word:
@@ -438,24 +426,19 @@ class Watchdog:
             word["code"] = code
             try:
                 answers = self._asker.ask(lambda: self._survey(word), 2 * self._grace_s + 1)
-                hangs = [answer["hang"] for answer in answers if answer and answer.get("hang")]
-                # Another rank's patience ended first, maybe with this one, whose errors come of it.
-                if hangs and (symptom == _ECHO or "still_s" in word):
-                    symptom, kind = hangs[0], "hang"
-                if any(answer and answer.get("damaged") for answer in answers):
-                    kind = "store"
-                text = self._verdict(symptom, doing, answers)
-                mistake = next((a for a in answers if a and a.get("code")), None)
-                if mistake:
-                    text, code, kind = mistake["cause"], mistake["code"], "error"
+                witness = self._witness(symptom, kind, "still_s" in word)
+                culprit = find(witness, answers, control.names)
+                seen = self._seen(culprit.lost) if culprit.why is Why.LOST else ""
+                text = culprit.text(doing, control.names, seen)
+                kind, code = culprit.kind, culprit.code or code
                 speaks = all(answer is None for answer in answers[: control.rank])
-                speaks = self._part(text.partition(f" in {doing}")[0], speaks)
+                speaks = self._part(culprit.story(control.names), speaks)
             except RuntimeError as error:
                 alone: list[dict[str, Any]] = [{}] * control.rank + [word]
                 buffers = other_buffers(alone, control.names)
                 lost = self._without_store(error)
                 if still := stood_still(alone, control.names):
-                    text = self._story_of_pause(still, doing, symptom)
+                    text = pause(still, symptom).text(doing, control.names)
                 else:
                     text = f"{f'{buffers}; ' if buffers else ''}{lost}{text}"
                 # Rank 0 may live without a store.
@@ -548,57 +531,20 @@ class Watchdog:
             return self.control.rank
         return min((rank for rank in self._here() if rank), default=self.control.rank)
 
-    def _verdict(self, symptom: str, doing: str, answers: list[dict[str, Any] | None]) -> str:
-        control = self.control
-        causes: list[tuple[int, str]] = []
-        # What a rank met itself explains more than that another reports trouble; where one had
-        # waited too long, errors of others come of its leaving.
-        if not any(a and a.get("hang") for a in answers):
-            for kind in ("cause", "signal"):
-                causes += [(rank, a[kind]) for rank, a in enumerate(answers) if a and a.get(kind)]
-        causes.sort(key=lambda cause: str(cause[0]).encode() != self._first)
-        if causes:
-            symptom = f"{control.name(causes[0][0])}: {causes[0][1]}"
-        silent = [rank for rank, answer in enumerate(answers) if answer is None]
-        for answer in filter(None, answers):
-            if damaged := answer.get("damaged"):
-                return str(damaged)
-        if world := other_world(answers, control.names):
-            return f"{symptom} in {doing}; {world}. Start all ranks with the same number of ranks"
-        if buffers := other_buffers(answers, control.names):
-            lost = f"lost {control.names(silent)}, " if silent else ""
-            return f"{buffers} in {doing} ({lost}{symptom})"
-        # A connection that others have closed is no cause; before any other one, that a busy rank
-        # did not answer in time is no news. Where it is gone it is.
-        own = [
-            text
-            for rank, text in causes
-            if not any(word in text.lower() for word in _BY_OTHERS)
-            and not (answers[rank] or {}).get("still_s")
-        ]
-        if not own and (still := stood_still(answers, control.names)):
-            return self._story_of_pause(still, doing, symptom)
-        gone = dead_ranks(control.members, control.rank)
-        if silent and not (own and {*gone}.isdisjoint(silent)):
-            cut_off = ""
-            here = self._here()
-            if len(silent) == control.ranks - 1 > 1 and here == [control.rank]:
-                cut_off = f"{control.name(control.rank)} is cut off from all others, or "
-            return (
-                f"{cut_off}{self._lost(silent, doing)} (no answer; {self._seen(silent)}{symptom})"
-            )
-        if causes:
-            return f"{symptom} in {doing}"
-        if symptom.startswith("no word from"):  # who waits for rank 0, which waits itself
-            symptom = f"no progress for {control.timeout_s:g} s"
-        return f"{symptom} in {doing}; {odd_one([a for a in answers if a], control.names)}"
+    def _witness(self, symptom: str | None, kind: str, still: bool) -> Witness:
+        control, first = self.control, self._first.decode(errors="replace")
+        return Witness(
+            control.rank,
+            symptom,
+            kind,
+            control.timeout_s,
+            still,
+            self._here(),
+            dead_ranks(control.members, control.rank),
+            int(first) if first.isdecimal() else None,
+        )
 
-    @staticmethod
-    def _story_of_pause(still: str, doing: str, symptom: str) -> str:
-        more = "" if symptom == _ECHO else f"; {symptom}"
-        return f"{still} in {doing}{more}. {STILL}"
-
-    def _seen(self, silent: list[int]) -> str:
+    def _seen(self, silent: Sequence[int]) -> str:
         """What the processes of silent ranks of this host do."""
         here = {*self._here()} if self.control.members else set()
         pids = [self.control.members[rank]["pid"] for rank in silent if rank in here][:4]

@@ -1,0 +1,340 @@
+"""Who is to blame, from what all ranks said when nothing moved any more: a pure function of that.
+
+A rank is named for a difference that can be told: it is in code that waits for nobody, it has made
+another number of calls than its place asks for, it owes the word that rank 0 waits for, its thread
+spins or sleeps where those of the others wait, it is behind. Else nobody is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from torchcoll.bench.control import NO_WORD
+from torchcoll.bench.whereabouts import BUSY, CODE, COLLECTIVE, EXCHANGE
+
+# What libraries say of a connection that another rank has closed.
+_BY_OTHERS = ("by peer", "broken pipe")
+ECHO = "another rank reports trouble"
+
+# What a rank says of itself. steps: how far it is; doing: in words. place, text, how, s: see
+# Whereabouts.stated. part, calls: the sub-group, and the calls that torch has counted in it. lacks:
+# ranks for whose word rank 0 waits. last: see last_calls. ranks: how many there are. still_s: how
+# long its process stood still. cause, signal, hang, damaged: what it met, by kind. code: the exit
+# code of a cause that is a mistake of the user's. Unknown ones are not there.
+Word = dict[str, Any]
+Names = Callable[[Sequence[int]], str]
+
+_STILL = "A stopped process, swapping, a paused machine or native code with Python's lock does that"
+SAME = "all ranks wait at the same place"
+_PLACES = {
+    CODE: "user code",
+    BUSY: "torchcoll",
+    COLLECTIVE: "the collective",
+    EXCHANGE: "the control exchange",
+}
+
+
+class Why(Enum):
+    """What is named as the reason."""
+
+    DAMAGED = "a value in the store that no rank has written"
+    MISTAKE = "a mistake of the user's that one rank met"
+    WORLD = "ranks that were told of different numbers of ranks"
+    BUFFERS = "ranks that gave another buffer"
+    PAUSE = "ranks that stood still"
+    LOST = "ranks that do not answer"
+    MET = "what a rank met itself"
+    ODD = "the odd one out, if any"
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What the rank that asks knows itself.
+
+    symptom: what it met, None where it has only heard the alarm. kind: of the event, if nothing
+    that others say makes it another. still: whether this rank stood still. here, gone: the ranks of
+    this host, as far as they are known, and those of them whose process has ended. first: the rank
+    that raised the alarm before all others.
+    """
+
+    rank: int
+    symptom: str | None
+    kind: str
+    timeout_s: float
+    still: bool = False
+    here: Sequence[int] = ()
+    gone: Sequence[int] = ()
+    first: int | None = None
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """Why a launch ends. kind: of the event in the result file; code: an exit code other than that
+    of a hang; clause: who did what, where the reason has no other field; lost: ranks that did not
+    answer; alone: the one that hears of nobody, which may be cut off itself.
+    """
+
+    why: Why
+    kind: str
+    symptom: str | None
+    clause: str = ""
+    lost: Sequence[int] = ()
+    alone: int | None = None
+    code: int | None = None
+
+    def story(self, names: Names) -> str:
+        """What happened, without the step in which a rank was when it heard of it."""
+        if self.why in (Why.BUFFERS, Why.PAUSE):
+            return self.clause
+        if self.why is Why.LOST:
+            cut_off = ""
+            if self.alone is not None:
+                cut_off = f"{names([self.alone])} is cut off from all others, or "
+            return f"{cut_off}lost {names(self.lost)}"
+        return self.symptom or ECHO
+
+    def text(self, doing: str, names: Names, seen: str = "") -> str:
+        """The message of a rank that was in ``doing``; seen: what the processes of lost ranks do,
+        each clause with its ``; ``.
+        """
+        if self.why in (Why.DAMAGED, Why.MISTAKE):
+            return self.story(names)
+        symptom, more = self.symptom or ECHO, ""
+        if self.why is Why.WORLD:
+            more = f"; {self.clause}. Start all ranks with the same number of ranks"
+        elif self.why is Why.BUFFERS:
+            more = f" ({f'lost {names(self.lost)}, ' if self.lost else ''}{symptom})"
+        elif self.why is Why.PAUSE:
+            more = f"{f'; {self.symptom}' if self.symptom else ''}. {_STILL}"
+        elif self.why is Why.LOST:
+            more = f" (no answer; {seen}{symptom})"
+        elif self.why is Why.ODD:
+            more = f"; {self.clause}"
+        return f"{self.story(names)} in {doing}{more}"
+
+
+def find(witness: Witness, words: Sequence[Word | None], names: Names) -> Culprit:
+    """The reason that explains most; ``words`` of all ranks, in order: None for one that did not
+    answer, {} for one that was not asked.
+    """
+    symptom, kind = witness.symptom, witness.kind
+    hangs = [word["hang"] for word in words if word and word.get("hang")]
+    # Another rank's patience ended first, maybe with this one, whose errors come of it.
+    if hangs and (symptom is None or witness.still):
+        symptom, kind = hangs[0], "hang"
+    damaged = next((word["damaged"] for word in words if word and word.get("damaged")), None)
+    if damaged:
+        kind = "store"
+    if mistake := next((word for word in words if word and word.get("code")), None):
+        return Culprit(Why.MISTAKE, "error", mistake["cause"], code=mistake["code"])
+    if damaged:
+        return Culprit(Why.DAMAGED, kind, str(damaged))
+    causes: list[tuple[int, str]] = []
+    # What a rank met itself explains more than that another reports trouble; where one had waited
+    # too long, errors of others come of its leaving.
+    if not hangs:
+        for key in ("cause", "signal"):
+            causes += [(rank, word[key]) for rank, word in enumerate(words)
+                       if word and word.get(key)]  # fmt: skip
+    causes.sort(key=lambda cause: cause[0] != witness.first)
+    if causes:
+        symptom = f"{names([causes[0][0]])}: {causes[0][1]}"
+    silent = [rank for rank, word in enumerate(words) if word is None]
+    culprit = Culprit(Why.MET, kind, symptom)
+    if world := other_world(words, names):
+        return replace(culprit, why=Why.WORLD, clause=world)
+    if buffers := other_buffers(words, names):
+        return replace(culprit, why=Why.BUFFERS, clause=buffers, lost=silent)
+    # A connection that others have closed is no cause; before any other one, that a busy rank did
+    # not answer in time is no news. Where it is gone it is.
+    own = [
+        text
+        for rank, text in causes
+        if not any(part in text.lower() for part in _BY_OTHERS)
+        and not (words[rank] or {}).get("still_s")
+    ]
+    if not own and (still := stood_still(words, names)):
+        return replace(culprit, why=Why.PAUSE, clause=still)
+    if silent and not (own and {*witness.gone}.isdisjoint(silent)):
+        no_answer = len(silent) == len(words) - 1 > 1 and [*witness.here] == [witness.rank]
+        alone = witness.rank if no_answer else None
+        return replace(culprit, why=Why.LOST, lost=silent, alone=alone)
+    if causes:
+        return culprit
+    if symptom and symptom.startswith(NO_WORD):  # who waits for rank 0, which waits itself
+        symptom = f"no progress for {witness.timeout_s:g} s"
+    clause = odd_one([word for word in words if word], names)
+    return replace(culprit, why=Why.ODD, symptom=symptom, clause=clause)
+
+
+def pause(clause: str, symptom: str | None) -> Culprit:
+    """Of a rank that stood still itself, where the others cannot be asked."""
+    return Culprit(Why.PAUSE, "hang", symptom, clause)
+
+
+def odd_one(words: Sequence[Word], names: Names) -> str:
+    """One clause; ``words`` of all ranks, in order."""
+    found = _not_waiting(words, names) or _out_of_step(words, names) or _owing(words, names)
+    found = found or _other_call(words, names)
+    return found or _unlike(words, names) or _behind(words, names) or _nobody(words, names)
+
+
+def other_world(words: Sequence[Word | None], names: Names) -> str:
+    """Ranks that were told of another number of ranks; None and {} for those that say nothing."""
+    told = [rank for rank, word in enumerate(words) if word and word.get("ranks")]
+    counts = _grouped(told, lambda rank: str((words[rank] or {})["ranks"]))
+    counts.sort(key=lambda count: len(count[1]))
+    if len(counts) < 2:
+        return ""
+    return ", ".join(
+        f"{names(own)} count{'s' if len(own) == 1 else ''} {count} ranks" for count, own in counts
+    )
+
+
+def stood_still(words: Sequence[Word | None], names: Names) -> str:
+    """Ranks whose clock has jumped: they were away themselves, whatever they see of the others."""
+    ranks = [rank for rank, word in enumerate(words) if word and word.get("still_s")]
+    seconds = [(words[rank] or {})["still_s"] for rank in ranks]
+    return f"{names(ranks)} stood still for {max(seconds)} s" if ranks else ""
+
+
+def other_buffers(words: Sequence[Word | None], names: Names) -> str:
+    """Ranks that gave their last call another buffer than the calls before, within one case, where
+    not all that are there did.
+
+    Compared with its own past, not with the others: roots give what others do not. What it sends is
+    too much for who receives it, and gloo ends the receiver: that that one is lost is no news.
+    """
+    known = {rank: last for rank, word in enumerate(words) if (last := (word or {}).get("last"))}
+    odd = [rank for rank, last in known.items() if len({*last[:-1]}) == 1 and last[-1] != last[-2]]
+    if len(odd) == len(known) > 1:
+        return ""
+    return ", ".join(
+        f"{names(ranks)} gave another buffer ({text})"
+        for text, ranks in _grouped(odd, lambda rank: f"{known[rank][-1]}, before {known[rank][0]}")
+    )
+
+
+def _not_waiting(words: Sequence[Word], names: Names) -> str:
+    """Ranks in code of their own while others wait: somebody else's code before torchcoll's."""
+    for kind in (CODE, BUSY):
+        odd = [rank for rank, word in enumerate(words) if word.get("place") == kind]
+        waiting = [
+            rank for rank, word in enumerate(words) if word.get("place") in (COLLECTIVE, EXCHANGE)
+        ]
+        if odd and waiting:
+            clauses = [
+                f"{names(ranks)} {_be(ranks)} in {_PLACES[kind]} ({text})"
+                for text, ranks in _grouped(odd, lambda rank: _thread(words[rank]))
+            ]
+            return ", ".join([*clauses, _waits(words, waiting, names)])
+    return ""
+
+
+def _thread(word: Word) -> str:
+    how = word.get("how")
+    stated = f": {how}" if how in ("sleeps", "spins") else ""
+    return f"{word.get('text')}{stated}"
+
+
+def _waits(words: Sequence[Word], ranks: Sequence[int], names: Names) -> str:
+    """``rank 0 (a), rank 1 (a) wait in the collective``, by place."""
+    by_place = _grouped(ranks, lambda rank: _PLACES.get(words[rank].get("place", ""), "?"))
+    return ", ".join(
+        f"{names(own)} wait{'s' if len(own) == 1 else ''} in {place}" for place, own in by_place
+    )
+
+
+def _be(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _grouped(ranks: Iterable[int], key: Callable[[int], str]) -> list[tuple[str, list[int]]]:
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for rank in ranks:
+        found[key(rank)].append(rank)
+    return list(found.items())
+
+
+def _out_of_step(words: Sequence[Word], names: Names) -> str:
+    """Who is further must have made more calls of the library, as torch counts them. Where that is
+    not so one has left a call out, or made one too many: the fewer who contradict the more.
+    """
+    kinds: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for rank, word in enumerate(words):
+        if word.get("calls") is not None:
+            inside = word.get("place") == COLLECTIVE
+            kinds[(word.get("part"), word["steps"], word["calls"], inside)].append(rank)
+    further: set[tuple[Any, ...]] = set()
+    nearer: set[tuple[Any, ...]] = set()
+    for ahead in kinds:
+        for back in kinds:
+            same = ahead[0] == back[0] and ahead[1] > back[1] and back[3]
+            if same and ahead[2] < back[2] + ahead[3]:
+                further.add(ahead)
+                nearer.add(back)
+    if not further:
+        return ""
+    left_out, too_many = (sorted(r for kind in side for r in kinds[kind]) for side in
+                          (further, nearer))  # fmt: skip
+    skipped = f"{names(left_out)} left out a call of the library: past it, with fewer calls made"
+    added = f"{names(too_many)} made a call of the library too many"
+    if len(left_out) == len(too_many):
+        return f"{skipped}, or {added}"
+    if len(left_out) < len(too_many):
+        return f"{skipped}; {_waits(words, too_many, names)}"
+    return f"{added}; {names(left_out)} {_be(left_out)} past it"
+
+
+def _owing(words: Sequence[Word], names: Names) -> str:
+    """Rank 0 waits for the words of some, which wait for rank 0 as if they had given theirs."""
+    lacks = words[0].get("lacks") or []
+    owing = [rank for rank in lacks if words[rank].get("place") == EXCHANGE]
+    if not owing or len(owing) == len(words) - 1:
+        return ""
+    return f"{names(owing)} did not give {'its' if len(owing) == 1 else 'their'} word to rank 0"
+
+
+def _other_call(words: Sequence[Word], names: Names) -> str:
+    """Equally far, and in different calls of the library: the fewer are named, of two both."""
+    if len({(word["steps"], word.get("part"), word.get("place")) for word in words}) > 1:
+        return ""
+    if words[0].get("place") != COLLECTIVE:
+        return ""
+    calls = _grouped(range(len(words)), lambda rank: str(words[rank].get("text")))
+    calls.sort(key=lambda call: len(call[1]))
+    if len(calls) == 1:
+        return ""
+    return ", ".join(f"{names(own)} {_be(own)} in {text}" for text, own in calls)
+
+
+def _unlike(words: Sequence[Word], names: Names) -> str:
+    """Threads that sleep or spin in a place where most of those of the others wait."""
+    calm = [rank for rank, word in enumerate(words) if word.get("how") == "waits"]
+    odd = [rank for rank, word in enumerate(words) if word.get("how") in ("sleeps", "spins")]
+    if not odd or len(odd) > len(calm):
+        return ""
+    clauses = [
+        f"{names(ranks)} {text}"
+        for text, ranks in _grouped(
+            odd,
+            lambda rank: f"{words[rank]['how']} in {_PLACES.get(words[rank].get('place', ''))}",
+        )
+    ]
+    return ", ".join([*clauses, _waits(words, calm, names)])
+
+
+def _behind(words: Sequence[Word], names: Names) -> str:
+    done = [word["steps"] for word in words]
+    behind = [rank for rank, steps in enumerate(done) if steps < max(done)]
+    return f"behind: {names(behind)}, in {words[behind[0]]['doing']}" if behind else ""
+
+
+def _nobody(words: Sequence[Word], names: Names) -> str:
+    if len({word.get("place") for word in words}) == 1:
+        return SAME
+    return f"{_waits(words, range(len(words)), names)}: cannot tell who is late"
