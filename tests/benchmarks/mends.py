@@ -37,7 +37,7 @@ REFUSED = "bench/test_nothing_lost.py"
 SUMS = "core/test_checksums.py"
 LEAVING = "bench/test_leaving.py"
 FAULTS = "bench/test_bench_faults.py"
-PLACES = "bench/test_whereabouts.py"
+PLACES = "bench/test_culprit.py bench/test_whereabouts.py"
 SECRETS = "core/test_secrets.py"
 HOSTILE = "test_hostile.py"
 ODD = "found = _not_waiting(words, names) or _out_of_step(words, names) or _owing(words, names)"
@@ -133,35 +133,35 @@ MENDS = (
     Mend(
         "6",
         "who sleeps or spins in code of its own is named",
-        "bench/whereabouts.py",
+        "bench/culprit.py",
         {ODD: ODD.replace("_not_waiting(words, names) or ", "")},
         f"{PLACES} {FAULTS}",
     ),
     Mend(
         "6",
         "who left a call out is named, not who waits for it",
-        "bench/whereabouts.py",
+        "bench/culprit.py",
         {ODD: ODD.replace("_out_of_step(words, names) or ", "")},
         f"{PLACES} {FAULTS}",
     ),
     Mend(
         "6",
         "who hangs in the control exchange is named",
-        "bench/whereabouts.py",
+        "bench/culprit.py",
         {ODD: ODD.replace(" or _owing(words, names)", "")},
         f"{PLACES} {FAULTS}",
     ),
     Mend(
         "6",
         "who is in another call is named",
-        "bench/whereabouts.py",
+        "bench/culprit.py",
         {"found = found or _other_call(words, names)\n": "pass\n"},
         f"{PLACES} {FAULTS}",
     ),
     Mend(
         "6",
         "who sleeps or spins inside of the collective is named",
-        "bench/whereabouts.py",
+        "bench/culprit.py",
         {"return found or _unlike(words, names) or _behind": "return found or _behind"},
         f"{PLACES} {FAULTS}",
     ),
