@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -159,18 +160,30 @@ def share_of(items: Sequence[Measured], best_gbps: float | None) -> float | None
 
 
 def settings_grid(comparison: Comparison) -> Grid:
-    """What is known of each side where it is not the same on both."""
+    """What both sides record where it is not the same; below it what only one of them records."""
     names = [one_line(side.name) for side in (comparison.base, comparison.new)]
     heads = [Head("settings that differ", left=True, repeat=True)]
     heads += [Head(name, left=True) for name in names]
-    rows = [
-        [
-            one_line(setting.name) + (f" ({setting.where})" if setting.where else ""),
-            *(_values_text(setting.name, values) for values in (setting.base, setting.new)),
-        ]
-        for setting in comparison.settings
+    rows: list[list[str]] = []
+    alone: tuple[list[str], list[str]] = ([], [])
+    for setting in comparison.settings:
+        name = one_line(setting.name) + (f" ({setting.where})" if setting.where else "")
+        texts = [_values_text(setting.name, values) for values in (setting.base, setting.new)]
+        if setting.base and setting.new:
+            short = (textwrap.shorten(text, _WIDEST, placeholder=" ...") for text in texts)
+            rows.append([name, *short])
+        else:
+            side = 0 if setting.base else 1
+            alone[side].append(f"{name} {texts[side]}")
+    below = [
+        f"recorded for {names[side]} only: {', '.join(alone[side])}"
+        for side in (0, 1)
+        if alone[side]
     ]
-    return Grid(heads, rows) if rows else Grid([], [])
+    return Grid(heads if rows else [], rows, below=below) if rows or below else Grid([], [])
+
+
+_WIDEST = 28  # characters of a value, so that both sides fit into 80 columns
 
 
 _MOST_VALUES = 4
