@@ -8,6 +8,7 @@ are read between cases, so that a choice belongs to the case whose calls were ma
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import FOLDER_ENDING
-from torchcoll.bench.stdout import flush_c
 from torchcoll.core.backends import NCCL, ONECCL, BackendEntry, of_family
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UnavailableError, UsageError, brief
@@ -256,3 +256,9 @@ def _check_own(name: str, value: str) -> None:
 def _refusal(name: str, value: str, expected: str) -> UsageError:
     action = "--library-log sets it: unset it, or leave --library-log out."
     return UsageError(f"library-log: {name}", value, expected, action)
+
+
+def flush_c() -> None:
+    """What C's stdio still holds: it keeps more where descriptor 1 is a file."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).fflush(None)

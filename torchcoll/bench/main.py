@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 import sys
@@ -12,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import Options, parse
-from torchcoll.bench.stdout import own_stdout
 from torchcoll.bench.watchdog import complain, nobody
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import (
@@ -57,6 +58,31 @@ def main(
         return (action or partial(_run_cases, collective))(launch, arguments)
 
     sys.exit(on_ranks(act))
+
+
+def own_stdout() -> None:
+    """Python's stdout becomes a descriptor of its own, and descriptor 1 another name of stderr.
+
+    oneCCL logs on stdout, from C++ and on every rank, gloo of older torch too: in the middle of the
+    table, or of a JSON document. Kept in a file until the table has ended, such lines would be lost
+    where the rank is killed, which is when they are wanted. Nothing happens where one of the
+    descriptors is closed or is no file (a test that captures it).
+    """
+    with contextlib.suppress(AttributeError, OSError, io.UnsupportedOperation):
+        old = sys.stdout
+        if old.fileno() != 1:
+            return
+        old.flush()
+        kept = os.dup(1)
+        try:
+            os.dup2(2, 1)
+        except OSError:
+            os.close(kept)
+            return
+        buffering = 1 if old.line_buffering else -1
+        sys.stdout = open(  # noqa: SIM115
+            kept, "w", buffering, encoding=old.encoding, errors=old.errors
+        )
 
 
 def on_ranks(action: Callable[[Launch], int]) -> int:
