@@ -60,8 +60,8 @@ def commands() -> list[str]:
         lines += [f"report {run} -o page.md", f"model fit {run} -o machine.json", f"trace {run}"]
         lines += [f"log {run}", f"limits {run}", f"algorithms {run}", f"pairs {run}"]
     for fabric in ("nvswitch-h200", "nvswitch-a100", "ib-ndr:8", "nonsense"):
-        lines += [f"show {H200}/generic.jsonl --fabric {fabric}"]
-        lines += [f"show {A100} --fabric {fabric} --gate"]
+        lines += [f"check {H200}/generic.jsonl --fabric {fabric}"]
+        lines += [f"check {A100} --fabric {fabric} --gate"]
     gloo, ccl = f"backend:gloo={GLOO}", f"backend:ccl={GLOO}"
     kernels = f"generic={H200}/generic.jsonl nvidia={H200}/nvidia.jsonl"
     for style in FORMATS:

@@ -81,7 +81,7 @@ _PERIODS = {
     "rank0": "period = time of the batches on rank 0 / calls",
 }
 NOT_ALIGNED = "ranks are not aligned: the maximum over ranks is no call's time"
-_FEW_HOSTS = 4  # more are named by the first and the last; --per-rank names them all
+_FEW_HOSTS = 4  # more are named by the first and the last; --view ranks names them all
 
 
 def header_lines(

@@ -258,7 +258,7 @@ def _read_as(points: Sequence[_Point], view: View) -> list[str]:
 
 
 # -------------------------------------------------------------------------------------------------
-# Two views of the samples of each case: its ranks (``--per-rank``), and every call in order.
+# Two views of the samples of each case: its ranks (``--view ranks``), and every call in order.
 
 # A duration says nothing of when a rank arrived: only that the last one to arrive waits least.
 WAITING = (
