@@ -870,7 +870,8 @@ def test_a_rank_0_that_was_paused_before_it_was_watched_says_so(waiting):
     """The others found no store, and left: it cannot hear from them, and does not accuse them."""
     measured = waiting["paused 0 at the start"]
     (line,) = [line for line in measured.stderr(0).splitlines() if "torchcoll: error" in line]
-    text = r"torchcoll: error: rank 0 stood still for \d+ s in rendezvous; no word from rank 1, "
+    # What follows depends on how long the others take to leave.
+    text = r"torchcoll: error: rank 0 stood still for \d+ s in rendezvous; no (word from|progress) "
     assert re.match(text, line) and "lost" not in line, line
     for rank in (1, 2):
         assert "expected rank 0 listening there" in measured.stderr(rank)

@@ -32,6 +32,13 @@ def settle(least: int, durations: list[int]) -> tuple[int, int | None]:
     raise AssertionError("not done")
 
 
+def test_a_case_has_a_batch_however_late_it_is():
+    rule = StoppingRule(2, None, 0.05, max_time_s=1e-6)
+    assert rule.next_batch(1e9) > 0
+    rule.add([1000])
+    assert (rule.next_batch(1e9), rule.reason) == (0, "time")
+
+
 @pytest.mark.parametrize(
     ("durations", "expected"),
     [

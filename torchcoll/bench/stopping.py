@@ -119,7 +119,8 @@ class StoppingRule:
             return "count" if self.calls >= self.iters else ""
         if self._precise_looks >= LOOKS_IN_A_ROW:
             return "precision"
-        late = elapsed_ns >= self.max_time_ns
+        # However late it is, a case has a batch: one without calls has no time.
+        late = self.calls > 0 and elapsed_ns >= self.max_time_ns
         if late and (self.calls >= MIN_CALLS or elapsed_ns >= PATIENCE * self.max_time_ns):
             return "time"
         return "cap" if self.calls >= self.cap else ""
