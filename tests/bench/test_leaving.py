@@ -15,8 +15,7 @@ import pytest
 from rank_faults import HANG, around_calls
 
 from torchcoll.bench import communicators, session, watchdog
-from torchcoll.bench.session import append_end
-from torchcoll.core.file import Writer
+from torchcoll.core.file import Writer, append_end
 from torchcoll.inputs import load
 
 pytestmark = pytest.mark.usefixtures("less_patience")
@@ -115,7 +114,7 @@ def test_another_rank_ends_the_file(launch):
 
 def test_no_other_rank_ends_the_file_of_one_that_lives(tmp_path, monkeypatch):
     """One that has lost its connection may take it for lost; both would write at the same place."""
-    monkeypatch.setattr(session, "_TRIES", 2)
+    monkeypatch.setattr("torchcoll.core.file._LOCK_TRIES", 2)
     path = tmp_path / "run.jsonl"
     writer = Writer(path)
     writer.write("header", {"schema": "torchcoll/2", "run_id": "1", "ranks": 2})

@@ -7,10 +7,9 @@ import socket
 
 import pytest
 
-from torchcoll.bench.session import append_end
 from torchcoll.bench.watchdog import write_error_file
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Writer
+from torchcoll.core.file import Writer, append_end
 from torchcoll.core.metrics import Metric, write_metrics
 from torchcoll.core.opening import (
     NotRegularError,

@@ -7,7 +7,6 @@ and adds a file and a table.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 import traceback
@@ -316,12 +315,15 @@ class Meeting:
                 self.finish(status, code, text)
         elif speaks and self.file and self.watchdog.rank_0_ended:
             wall_s = round(time.monotonic() - self._began, 3)
-            append_end(
-                Path(self.file[0]),
-                self.file[1],
-                {"kind": kind, "message": text, "utc": environment.utc_now()},
-                {"status": status, "exit_code": code, "wall_s": wall_s, "reason": text},
-            )
+            with contextlib.suppress(ImportError):
+                from torchcoll.core.file import append_end
+
+                append_end(
+                    Path(self.file[0]),
+                    self.file[1],
+                    {"kind": kind, "message": text, "utc": environment.utc_now()},
+                    {"status": status, "exit_code": code, "wall_s": wall_s, "reason": text},
+                )
         if self._on_leaving:
             self._on_leaving()
             complain(f"torchcoll: error: {text}", self.launch.rank, speaks)
@@ -621,46 +623,3 @@ class Sweep:
                 recorder.phase(name, [costs[name] for costs in gathered])
 
         session.on_rank_0(keep)
-
-
-# -------------------------------------------------------------------------------------------------
-# The end of a result file whose writer, rank 0, is gone: another rank that reaches it appends it.
-
-
-_TRIES = 20  # tenths of a second
-
-
-def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, Any]) -> bool:
-    """Whether the event and the end were written: not where the file is another's or not to be
-    reached from here, not where it has its end already, and not where the rank that writes it lives
-    after all (this one has lost its connection alone).
-    """
-    try:
-        import fcntl
-
-        from torchcoll.core.file import Writer
-        from torchcoll.core.opening import open_to_write
-
-        with open_to_write(path, "r+b") as file:
-            # Of several hosts each has a rank that comes here: one after the other.
-            for tried in range(_TRIES):
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                if tried + 1 == _TRIES:
-                    return False
-                time.sleep(0.1)
-            if json.loads(file.readline()).get("run_id") != run_id:
-                return False
-            cases = 0
-            for line in file:
-                if line.startswith(b'{"record":"end"'):
-                    return False
-                cases += line.startswith(b'{"record":"case"')
-            writer = Writer(path, further=True)
-            writer.write("event", event)
-            writer.write("end", {**end, "cases": cases}, durable=True)
-            writer.close()
-    except (ImportError, OSError, ValueError, AttributeError, TorchcollError):
-        return False
-    return True

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -41,6 +43,7 @@ from torchcoll.core.result import (
 SCHEMA = "torchcoll/2"
 _MANY_BYTES = 1 << 17  # of a line: from there on its samples are packed
 _ENDINGS = ("signal", "hang", "lost_rank", "store")  # events that end a launch
+_LOCK_TRIES = 20  # tenths of a second
 
 
 class Writer:
@@ -138,6 +141,41 @@ class Writer:
 
     def close(self) -> None:
         self._file.close()
+
+
+def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, Any]) -> bool:
+    """End the file of rank 0 that is gone, from another rank that reaches it.
+
+    Whether the event and the end were written: not where the file is another's or not to be
+    reached from here, not where it has its end already, and not where the rank that writes it lives
+    after all (this one has lost its connection alone).
+    """
+    try:
+        import fcntl
+
+        with open_to_write(path, "r+b") as file:
+            # Of several hosts each has a rank that comes here: one after the other.
+            for tried in range(_LOCK_TRIES):
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                if tried + 1 == _LOCK_TRIES:
+                    return False
+                time.sleep(0.1)
+            if json.loads(file.readline()).get("run_id") != run_id:
+                return False
+            cases = 0
+            for line in file:
+                if line.startswith(b'{"record":"end"'):
+                    return False
+                cases += line.startswith(b'{"record":"case"')
+            writer = Writer(path, further=True)
+            writer.write("event", event)
+            writer.write("end", {**end, "cases": cases}, durable=True)
+            writer.close()
+    except (ImportError, OSError, ValueError, AttributeError, TorchcollError):
+        return False
+    return True
 
 
 def records_of(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
