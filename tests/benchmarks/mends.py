@@ -200,7 +200,7 @@ MENDS = (
     Mend(
         "7",
         "and of none that lives",
-        "bench/session.py",
+        "core/file.py",
         {
             "                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n": (
                 "                    pass\n"
