@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from torchcoll.bench.verify import Checker, allocate, turns_of
 from torchcoll.core.case import Case, size_case
-from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.dtypes import DTYPES
+from torchcoll.core.collectives import COLLECTIVES, DTYPES
 
 ELEMENTS = 37  # a block, of no type's row
 SPLITS = {2: "1,2", 3: "1,2,3", 4: "1,2,3,1"}

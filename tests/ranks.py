@@ -34,7 +34,7 @@ from torchcoll.bench.main import main
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.machine import devices, state
 from torchcoll.machine.devices import Cpu, FakeClock
-from torchcoll.pairs.sweep import run_pairs
+from torchcoll.pairs.pairs_run import run_pairs
 
 Target = Callable[[], object]
 

@@ -539,7 +539,7 @@ def test_replay_of_a_rehearsal(tmp_path):
 CAPTURED = """
 import json, sys, torch, torch.distributed as dist, torchcoll
 from torch.nn.parallel import DistributedDataParallel
-from torchcoll.bench.communicators import rehearse
+from torchcoll.bench.rehearsal import rehearse
 rank, ranks = int(sys.argv[1]), int(sys.argv[2])
 if ranks > 1:
     rehearse("nccl", "cuda", rank)

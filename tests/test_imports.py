@@ -68,7 +68,7 @@ TABLE = {
 }
 # Files that run on ranks, in rooms of questions.
 ON_RANKS = {
-    *("pairs.__main__", "pairs.bisect", "pairs.sweep"),
+    *("pairs.__main__", "pairs.bisect", "pairs.pairs_run"),
     *(
         f"training.{name}"
         for name in (
@@ -174,7 +174,7 @@ def test_every_room_is_in_the_table():
         ("bench/x.py", "from torchcoll.runs.live import reporter", True),
         ("bench/x.py", "def f():\n    from torchcoll.runs.live import reporter", False),
         ("bench/x.py", "def f():\n    from torchcoll.runs.show import show", True),
-        ("bench/x.py", "def f():\n    from torchcoll.pairs.sweep import run_pairs", True),
+        ("bench/x.py", "def f():\n    from torchcoll.pairs.pairs_run import run_pairs", True),
         ("bench/x.py", "class A:\n    from torchcoll.runs.live import reporter", True),
         ("bench/x.py", "try:\n    import rich\nexcept ImportError:\n    pass", True),
         ("bench/x.py", "def f():\n    import rich", True),

@@ -24,7 +24,7 @@ import pytest
 from rank_faults import HANG, around_calls, running
 from ranks import Measured, busy, command, past
 
-from torchcoll.bench import communicators, control, measure, session, watchdog
+from torchcoll.bench import control, measure, session, watchdog
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
 from torchcoll.machine import environment
@@ -308,22 +308,24 @@ def test_rank_0_is_killed(launch):
         ("decide", 4, True),
         ("decide", 9, True),
         ("decide", 5, False),
-        ("_init", 0, False),
-        ("_init", 0, True),
+        ("init_process_group", 0, False),
+        ("init_process_group", 0, True),
     ],
 )
 def test_rank_0_is_killed_in_an_exchange(launch, where, number, after):
     """Whichever step of the others finds the store gone, it is one line."""
 
     def setup(rank: int) -> None:
-        owner = communicators.Communicators if where == "_init" else control.Control
+        import torch.distributed
+
+        owner = torch.distributed if where == "init_process_group" else control.Control
         original, numbers = getattr(owner, where), itertools.count()
 
-        def killed(self, *args):
+        def killed(*args, **options):
             last = next(numbers) == number
             if last and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
-            value = original(self, *args)
+            value = original(*args, **options)
             if last:
                 os.kill(os.getpid(), signal.SIGKILL)
             return value

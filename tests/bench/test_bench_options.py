@@ -11,7 +11,7 @@ from torchcoll.bench import options
 from torchcoll.bench.options import parse
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
-from torchcoll.pairs import sweep
+from torchcoll.pairs import pairs_run
 
 # nccl-tests' letters, and what torchcoll adds.
 OPTIONS = (
@@ -38,7 +38,7 @@ SWITCHES += ("--async", "--gate", "--bisect", "--verbose")
 
 def all_options() -> set[str]:
     parsers = [options._parser("torchcoll.suite", several) for several in (True, False)]
-    parsers.append(sweep._parser())
+    parsers.append(pairs_run._parser())
     return {name for p in parsers for action in p._actions for name in action.option_strings}
 
 

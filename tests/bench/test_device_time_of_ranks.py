@@ -17,7 +17,8 @@ from simulated_device import BACKEND, BARRIER_S, CALL_S, WORK_S, SimulatedTorch
 
 from torchcoll.bench import beside, calls
 from torchcoll.bench.communicators import Communicators
-from torchcoll.bench.session import SessionOptions, Sweep, opened
+from torchcoll.bench.session import SessionOptions, opened
+from torchcoll.bench.sweep import Sweep
 from torchcoll.core.spec import Spec
 from torchcoll.machine.devices import Accelerator
 

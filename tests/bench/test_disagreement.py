@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 import torchcoll
-from torchcoll.bench.control import odd_ranks
+from torchcoll.bench.admission import odd_ranks
 
 HOST = socket.gethostname()
 

@@ -14,7 +14,8 @@ from ranks import Job
 from simulated_device import BACKEND, CALL_S
 from simulated_memory import Operators, SymmetricMemory, torch_with
 
-from torchcoll.bench.session import SessionOptions, Sweep, opened
+from torchcoll.bench.session import SessionOptions, opened
+from torchcoll.bench.sweep import Sweep
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.spec import Spec
 

@@ -5,11 +5,10 @@ are in tests/test_cuda.py.
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
 
 import pytest
 
-from torchcoll.bench.communicators import VARIABLES, begin, rehearse
+from torchcoll.bench.rehearsal import VARIABLES, begin, rehearse
 from torchcoll.core.errors import UnavailableError, UsageError
 
 
@@ -34,14 +33,13 @@ def test_only_nccl_rehearses(backend, kind):
 
 
 @pytest.mark.parametrize(
-    ("found_group", "hosts", "line"),
+    ("in_group", "hosts", "line"),
     [
         (True, "a", "inside a process group, expected a launch of its own"),
         (False, "abb", "ranks on 2 hosts, expected one host, one GPU"),
     ],
 )
-def test_what_is_no_rehearsal(found_group, hosts, line):
-    control = SimpleNamespace(members=[{"host": host} for host in hosts])
+def test_what_is_no_rehearsal(in_group, hosts, line):
     with pytest.raises(UsageError) as caught:
-        begin(SimpleNamespace(found_group=found_group, control=control), "nccl", "cuda")
+        begin(in_group, hosts, "nccl", "cuda", rank=0)
     assert str(caught.value) == f"rehearse: got {line}"

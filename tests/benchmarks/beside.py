@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from common import fork_ranks, free_port, interval, tcp_store, title
 
-from torchcoll.bench.session import SessionOptions, Sweep, opened
+from torchcoll.bench.session import SessionOptions, opened
+from torchcoll.bench.sweep import Sweep
 from torchcoll.contention.overlap import overlap
 from torchcoll.core.spec import Spec
 from torchcoll.machine.launcher import Launch

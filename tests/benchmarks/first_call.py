@@ -34,7 +34,8 @@ from common import fork_ranks, free_port, interval, tcp_store, title
 
 import torchcoll
 from torchcoll.bench.control import Control
-from torchcoll.bench.session import SessionOptions, Sweep, opened
+from torchcoll.bench.session import SessionOptions, opened
+from torchcoll.bench.sweep import Sweep
 from torchcoll.core.spec import Spec
 from torchcoll.core.summary import over_ranks, summarise
 from torchcoll.machine.launcher import Launch

@@ -53,7 +53,7 @@ MENDS = (
         "1",
         "a refusal and an end of patience are told apart: the same outcome for each --timeout",
         "bench/measure.py",
-        {"limit_s = min(REFUSAL_S, session.control.timeout_s / 2)": "limit_s = None"},
+        {"limit_s = min(REFUSAL_S, local.control.timeout_s / 2)": "limit_s = None"},
         REFUSED,
     ),
     Mend(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common import fork_ranks, title
 
-from torchcoll.core.dtypes import DTYPES
+from torchcoll.core.collectives import DTYPES
 
 _path = Path(__file__).parents[1] / "mutations.py"
 _spec = importlib.util.spec_from_file_location("faults", _path)

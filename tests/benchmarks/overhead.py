@@ -68,7 +68,7 @@ def compared(session: Session, rank: int, size_bytes: int, same: bool) -> list[t
             if arm or same:
                 bare_block(tensor, samples, CALLS)
             else:
-                session.device.synchronized(call, align, CALLS, {"host": samples})
+                session.local.device.synchronized(call, align, CALLS, {"host": samples})
             medians[arm] = statistics.median(samples)
         pairs.append((medians[0], medians[1]))
     return pairs

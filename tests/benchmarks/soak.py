@@ -23,8 +23,9 @@ from pathlib import Path
 import torch
 from common import beside_noise, fork_ranks, free_port, title
 
-from torchcoll.bench.session import Session, SessionOptions, Sweep, opened
+from torchcoll.bench.session import Session, SessionOptions, opened
 from torchcoll.bench.soak import soak
+from torchcoll.bench.sweep import Sweep
 from torchcoll.contention.soaked import soaked
 from torchcoll.core.spec import Spec
 from torchcoll.inputs import load

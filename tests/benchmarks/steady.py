@@ -27,7 +27,8 @@ import torch.distributed as dist
 from common import beside_noise, fork_ranks, free_port, title
 
 from torchcoll.bench.measure import LEAD_CALLS
-from torchcoll.bench.session import Session, SessionOptions, Sweep, opened
+from torchcoll.bench.session import Session, SessionOptions, opened
+from torchcoll.bench.sweep import Sweep
 from torchcoll.core.spec import Spec
 from torchcoll.core.summary import over_ranks, summarise
 from torchcoll.machine.launcher import Launch
@@ -48,7 +49,7 @@ class Arms:
         """A case of torchcoll's own with so many steady calls: its result on rank 0."""
         session = self.session
         spec = replace(session.spec, iters=calls, mode=mode)
-        Sweep(session, spec).one_case(spec.sizings(session.ranks)[0])
+        Sweep(session, spec).one_case(spec.sizings(session.local.ranks)[0])
         run = session.run
         return run.results.pop() if run else None
 
@@ -60,7 +61,7 @@ class Arms:
         """A bare loop with the pacing of a case: before each batch a gather, a refill and lead
         calls.
         """
-        control, now = self.session.control, time.perf_counter_ns
+        control, now = self.session.local.control, time.perf_counter_ns
         samples: list[int] = []
         for calls in batches:
             control.decide(control.gather([0] * calls) and 1)
@@ -82,7 +83,7 @@ class Arms:
 
     def bare_period(self, calls: int) -> float | None:
         """A wall clock around a bare loop, on the slowest rank, with the pacing of a case."""
-        control, now = self.session.control, time.perf_counter_ns
+        control, now = self.session.local.control, time.perf_counter_ns
         control.decide(control.gather([0] * calls) and 1)
         self.tensor.fill_(1)
         dist.barrier()

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from common import fork_ranks, free_port, interval, title
 
-from torchcoll.bench.session import SessionOptions, Sweep, opened
+from torchcoll.bench.session import SessionOptions, opened
+from torchcoll.bench.sweep import Sweep
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
 from torchcoll.core.summary import over_ranks, summarise

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchcoll.core.dtypes import COMMON_DTYPES, DTYPES, find_dtype
+from torchcoll.core.collectives import COMMON_DTYPES, DTYPES, find_dtype
 from torchcoll.core.errors import UsageError
 
 

@@ -20,6 +20,7 @@ from fake_machine import Machine
 from torchcoll.bench.buffers import allocate_in_pool, deregister, register
 from torchcoll.bench.communicators import Communicator, Communicators
 from torchcoll.bench.options import parse
+from torchcoll.bench.session import Rank
 from torchcoll.bench.watchdog import Progress
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.case import Case, size_case
@@ -34,7 +35,7 @@ from torchcoll.machine.devices import (
     refuse_shared,
 )
 from torchcoll.machine.launcher import Launch
-from torchcoll.pairs.sweep import parse_pairs
+from torchcoll.pairs.pairs_run import parse_pairs
 
 # -- which device ------------------------------------------------------------------------------
 
@@ -390,33 +391,19 @@ def communicators(dist, backends="nccl", parts=((0, 1),), kind="cuda", found=Fal
     if kind != "cpu":
         device.index, device.name = 2, f"{kind}:2"
         device.synchronize = lambda: dist.log.append("synchronize")
-    session = SimpleNamespace(
-        dist=dist,
-        torch=SimpleNamespace(device=lambda name: name, distributed=dist, cuda=None, xpu=None),
-        device=device,
-        progress=Progress(),
-        entries=tuple(BACKENDS[name] for name in backends.split(",")),
-        spec=Spec(**spec),
-        parts=parts,
-        part=parts[0],
-        rank=0,
-        ranks=2,
-        control=SimpleNamespace(store=None),
-        found_group=found,
-        sizings=[SimpleNamespace(ranks=max(map(len, parts)))],
-    )
-    session.phases = []
+    torch = SimpleNamespace(device=lambda name: name, distributed=dist, cuda=None, xpu=None)
+    local = Rank(torch, 0, 2, SimpleNamespace(store=None), Progress(), device, None)
+    entries = tuple(BACKENDS[name] for name in backends.split(","))
 
     @contextlib.contextmanager
     def phase(name):
-        session.phases.append(name)
         dist.log.append(f"[{name}")
         yield
         dist.log.append(f"{name}]")
 
-    made = Communicators(session)
+    made = Communicators(local, Spec(**spec), parts, entries, found)
     made.open(phase)
-    return made, session
+    return made
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -484,7 +471,7 @@ def test_eager_where_connecting_does_nothing(backend, kind):
 
 def test_a_fresh_group_is_connected_as_asked_and_destroyed():
     dist = Dist(lazy=True)
-    made, _ = communicators(dist, init="eager")
+    made = communicators(dist, init="eager")
     del dist.log[:]
     with made.of("nccl", ((0, 1),)) as fresh:
         assert (fresh.how, fresh.calls, fresh.ranks) == ("new_group", 0, (0, 1))
@@ -507,14 +494,14 @@ def test_a_fresh_group_is_connected_as_asked_and_destroyed():
     ],
 )
 def test_a_split_is_no_cold_start_and_is_called_so(lazy, bound, how):
-    made, _ = communicators(Dist(lazy, bound), found=True)
+    made = communicators(Dist(lazy, bound), found=True)
     with made.of("nccl", ((0, 1),)) as fresh:
         assert fresh.how == how
 
 
 def test_align_ends_with_an_idle_device():
     dist = Dist()
-    made, _ = communicators(dist)
+    made = communicators(dist)
     del dist.log[:]
     made.align("nccl")()
     assert dist.log == ["barrier None [2]", "synchronize"]
@@ -522,12 +509,12 @@ def test_align_ends_with_an_idle_device():
 
 def test_barrier_is_told_the_device_on_nccl_only():
     dist = Dist()
-    made, _ = communicators(dist, "xccl", kind="xpu")
+    made = communicators(dist, "xccl", kind="xpu")
     del dist.log[:]
     made.align("xccl")()
     assert dist.log == ["barrier None None", "synchronize"]
     dist = Dist()
-    made, _ = communicators(dist, "gloo", kind="cpu")
+    made = communicators(dist, "gloo", kind="cpu")
     del dist.log[:]
     made.align("gloo")()
     assert dist.log == ["barrier None None"]
@@ -535,7 +522,7 @@ def test_barrier_is_told_the_device_on_nccl_only():
 
 def test_groups_are_destroyed_in_order():
     dist = Dist()
-    made, _ = communicators(dist, "nccl,gloo")
+    made = communicators(dist, "nccl,gloo")
     assert dist.log[3:] == ["[new_group_gloo", "new_group gloo None lazy=None", "new_group_gloo]"]
     del dist.log[:]
     made.close()
@@ -543,7 +530,7 @@ def test_groups_are_destroyed_in_order():
 
 
 def test_a_group_that_was_found_has_had_calls():
-    made, _ = communicators(Dist(), found=True)
+    made = communicators(Dist(), found=True)
     with made.of("nccl") as shared:
         assert isinstance(shared, Communicator)
         assert (shared.calls, shared.group, shared.how) == (None, None, "shared")

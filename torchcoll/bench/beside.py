@@ -26,7 +26,8 @@ from torchcoll.core.units import format_size, parse_duration, parse_size
 from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
-    from torchcoll.bench.session import Session, Sweep
+    from torchcoll.bench.session import Rank
+    from torchcoll.bench.sweep import Sweep
     from torchcoll.machine.devices import Device
 
 BLOCKS = 12  # a multiple of 3 and of 4: each kind is first, second, ... equally often
@@ -80,13 +81,13 @@ def collective(sweep: Sweep, sizing: Sizing, prepare: Callable[..., Call]) -> It
     to come. prepare: measure's own, which makes the call of a case. Raises RuntimeError where
     there is no memory.
     """
-    session, case = sweep.session, sizing.case
+    local, case = sweep.local, sizing.case
     found = other_collective(str(sweep.spec.beside))
     assert found is not None
     name, rule, size_bytes = found
     name = case.collective if name == SAME else name
-    entry, parts = COLLECTIVES[name], partition(rule, session.ranks)
-    part = next(part for part in parts if session.rank in part)
+    entry, parts = COLLECTIVES[name], partition(rule, local.ranks)
+    part = next(part for part in parts if local.rank in part)
     other = dataclasses.replace(
         case,
         collective=name,
@@ -98,14 +99,14 @@ def collective(sweep: Sweep, sizing: Sizing, prepare: Callable[..., Call]) -> It
         group=rule,
         implementation=OWN,
     )
-    made, place = size_case(other, len(part)), part.index(session.rank)
-    progress = session.progress
+    made, place = size_case(other, len(part)), part.index(local.rank)
+    progress = local.progress
     groups, first = progress.groups, progress.part
-    with session.communicators.of(case.backend, parts) as communicator:
+    with sweep.communicators.of(case.backend, parts) as communicator:
         progress.groups, progress.part = groups, first
-        buffers = allocate(session.torch, made, place, session.device.name)
-        checker = Checker(session.torch, made, place, buffers, progress.beat)
-        once = prepare(session, made, place, buffers, communicator.group)
+        buffers = allocate(local.torch, made, place, local.device.name)
+        checker = Checker(local.torch, made, place, buffers, progress.beat)
+        once = prepare(local, made, place, buffers, communicator.group)
         text = f"{name}:{rule}:{format_size(other.size_bytes)}"
         yield Work(text, once, bus_bytes=made.bus_bytes, refill=checker.refill)
     progress.groups, progress.part = groups, first
@@ -134,13 +135,13 @@ def _copy(torch: Any, size_bytes: int, device: str) -> Call:
 
 
 def measure_beside(
-    session: Session, once: Call, work: Work, refill: Call, align: Call, name: str
+    local: Rank, once: Call, work: Work, refill: Call, align: Call, name: str
 ) -> dict[str, Any]:
     """This rank's part of the result's ``beside``; and ``all_calls``, those of finding out too.
 
     refill: what puts the buffers right before a block: sums in place grow with every call.
     """
-    device, step, all_calls = session.device, session.progress.step, 0
+    device, step, all_calls = local.device, local.progress.step, 0
 
     def block(calls: int, repeats: int) -> tuple[int, int, int]:
         nonlocal all_calls
@@ -151,7 +152,7 @@ def measure_beside(
         return device.together(once, calls, work, repeats)[:3]
 
     def longest(calls: int, repeats: int) -> int:
-        return max(session.control.all_gather(block(calls, repeats)[2]))
+        return max(local.control.all_gather(block(calls, repeats)[2]))
 
     step(f"{name}: how long {work.name} takes")
     longest(LEAST_CALLS, 1)  # the first of each is slow
@@ -166,7 +167,7 @@ def measure_beside(
         _TRIES
     ):  # the work slows the calls down, and has to last as long as they then do
         of_calls, of_work, _ = block(calls, repeats)
-        lasts = max(session.control.all_gather(of_calls / max(of_work, 1)))
+        lasts = max(local.control.all_gather(of_calls / max(of_work, 1)))
         if lasts <= 1:
             break
         repeats = min(MOST_REPEATS, math.ceil(repeats * lasts * COVER))
@@ -195,7 +196,7 @@ def measure_beside(
 
 
 def measure_offset(
-    session: Session,
+    local: Rank,
     once: Call,
     work: Work,
     refill: Call,
@@ -209,7 +210,7 @@ def measure_offset(
     Every pair waits for the offset, also where nothing comes after it: a call that follows a pause
     is slower than one in a row, and by more than the work makes it.
     """
-    device, step, all_calls = session.device, session.progress.step, 0
+    device, step, all_calls = local.device, local.progress.step, 0
     offset_ns = round(1e9 * parse_duration(offset, "offset"))
 
     def block(pairs: int, calls: int, other: Call, after_ns: int) -> list[int]:
@@ -229,7 +230,7 @@ def measure_offset(
 
     step(f"{name}: how long {work.name} takes")
     block(LEAST_CALLS, 1, work, 0)  # the first of each is slow
-    took = max(session.control.all_gather(block(LEAST_CALLS, 1, work, 0)[2])) / LEAST_CALLS
+    took = max(local.control.all_gather(block(LEAST_CALLS, 1, work, 0)[2])) / LEAST_CALLS
     pairs = round(max(min(BLOCK_NS / max(took, 1), OFFSETS_NS / offset_ns, MOST_CALLS), 1))
     kinds: dict[str, tuple[int, Call, int]] = {
         "alone": (1, nothing, offset_ns),

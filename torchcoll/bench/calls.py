@@ -15,14 +15,14 @@ from torchcoll.machine.devices import Call
 
 if TYPE_CHECKING:
     from torchcoll.bench.communicators import Communicator
-    from torchcoll.bench.session import Session
+    from torchcoll.bench.session import Rank
 
 
-def called(session: Session, case: Case, once: Call, communicator: Communicator) -> Call:
+def called(local: Rank, case: Case, once: Call, communicator: Communicator) -> Call:
     """``once`` as the case makes it; what cannot be made so is refused in the first call."""
     if case.asynchronous:
         return _asynchronous(case, once)
-    return _coalesced(session, case, once, communicator) if case.coalesce > 1 else once
+    return _coalesced(local, case, once, communicator) if case.coalesce > 1 else once
 
 
 def _asynchronous(case: Case, once: Call) -> Call:
@@ -32,20 +32,20 @@ def _asynchronous(case: Case, once: Call) -> Call:
     return lambda: issue().wait()
 
 
-def _coalesced(session: Session, case: Case, once: Call, communicator: Communicator) -> Call:
+def _coalesced(local: Rank, case: Case, once: Call, communicator: Communicator) -> Call:
     entry = COLLECTIVES[case.collective]
     if not entry.has_data:
         return _refuse(f"a {case.collective} waits on the host, so several are no group")
     if not isinstance(once, partial):
         return _refuse(f"{case.collective} is a group of calls itself")
     group = communicator.group
-    device: Any = session.torch.device(session.device.name)
+    device: Any = local.torch.device(local.device.name)
     if case.device in communicator.backend.groups_alone:
         if not entry.collected:
             # They would be made one by one, which a row of a group must not tell.
             return _refuse(f"{case.backend} has no group of {case.collective} on {case.device}")
         device = None
-    manage = session.dist._coalescing_manager
+    manage = local.dist._coalescing_manager
     calls = range(case.coalesce)
 
     def coalesced() -> None:
@@ -55,7 +55,7 @@ def _coalesced(session: Session, case: Case, once: Call, communicator: Communica
                     once()
         except BaseException:
             # torch leaves the group open: it would keep all calls to come, and make none of them.
-            world = session.dist.distributed_c10d
+            world = local.dist.distributed_c10d
             whole = group or world._get_default_group()
             world._world.pg_coalesce_state.pop(whole, None)
             if device:

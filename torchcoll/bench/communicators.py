@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.backends import BACKENDS, BackendEntry, backend_of, found_backend, group_store
-from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.backends import BackendEntry, backend_of, found_backend, group_store
+from torchcoll.core.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from torchcoll.bench.session import Parts, Session
+    from torchcoll.bench.session import Parts, Rank
+    from torchcoll.core.spec import Spec
 
 
 @dataclass
@@ -38,11 +39,26 @@ class Communicator:
 
 
 class Communicators:
-    """All of one session. ``align`` is a barrier over all ranks on the backend of the case."""
+    """All of one session. ``align`` is a barrier over all ranks on the backend of the case.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._dist = session.dist
+    parts: the ranks of each sub-group. in_group: the program had a default group before.
+    """
+
+    def __init__(
+        self,
+        local: Rank,
+        spec: Spec,
+        parts: Parts,
+        entries: Sequence[BackendEntry],
+        in_group: bool,
+    ) -> None:
+        self._local, self._dist = local, local.dist
+        self._spec, self._parts, self._entries = spec, parts, entries
+        self._in_group = in_group
+        # Registering buffers needs a communicator that has connected.
+        self._eager = spec.init == "eager" or spec.buffers != "default"
+        # Ours comes first and can name the ranks; this one is the last resort.
+        self._timeout = timedelta(seconds=2 * spec.timeout_s + 30)
         self._whole: dict[str, Any] = {}  # backend -> group of all ranks
         self._made: list[Any] = []  # groups to destroy, None for the default one
         self._shared: dict[str, Communicator] = {}
@@ -50,15 +66,24 @@ class Communicators:
 
     def open(self, phase: Callable[[str], Any]) -> None:
         """Make the groups; ``phase`` times each step."""
-        session, there = self._session, None
-        for size in {len(part) for part in session.parts} - {session.sizings[0].ranks}:
-            session.spec.sizings(size)  # refuses a root or splits that a sub-group cannot have
-        if session.found_group:
-            there = found_backend(session.torch, session.device.kind)
-        for place, entry in enumerate(session.entries):
-            if place == 0 and not session.found_group:
-                with phase("init_process_group"):
-                    self._init(entry)
+        local, there = self._local, None
+        sizes = {len(part) for part in self._parts}
+        for size in sizes - {max(sizes)}:
+            self._spec.sizings(size)  # refuses a root or splits that a sub-group cannot have
+        if self._in_group:
+            there = found_backend(local.torch, local.device.kind)
+        for index, entry in enumerate(self._entries):
+            if index == 0 and not self._in_group:
+                with phase("init_process_group"), self._device_stated():
+                    self._dist.init_process_group(
+                        entry.name,
+                        store=group_store(local.torch, entry.name, local.control.store),
+                        rank=local.rank,
+                        world_size=local.ranks,
+                        timeout=self._timeout,
+                        pg_options=self._lazy_options(entry),
+                    )
+                self._made.append(None)
                 self._whole[entry.name] = None
             elif entry.name == there:
                 self._whole[entry.name] = None
@@ -66,33 +91,9 @@ class Communicators:
                 with phase(f"new_group_{entry.name}"):
                     self._whole[entry.name] = self._new(entry, None)
         with phase("communicator") if self._eager else contextlib.nullcontext():
-            for entry in session.entries:
+            for entry in self._entries:
                 self._connect(entry, self._whole[entry.name])
-                self._shared[entry.name] = self._over_parts(entry, session.parts, fresh=False)
-
-    @property
-    def _eager(self) -> bool:
-        """Registering buffers needs a communicator that has connected."""
-        spec = self._session.spec
-        return spec.init == "eager" or spec.buffers != "default"
-
-    @property
-    def _timeout(self) -> timedelta:
-        # Ours comes first and can name the ranks; this one is the last resort.
-        return timedelta(seconds=2 * self._session.spec.timeout_s + 30)
-
-    def _init(self, entry: BackendEntry) -> None:
-        session = self._session
-        with self._device_stated():
-            self._dist.init_process_group(
-                entry.name,
-                store=group_store(session.torch, entry.name, session.control.store),
-                rank=session.rank,
-                world_size=session.ranks,
-                timeout=self._timeout,
-                pg_options=self._lazy_options(entry),
-            )
-        self._made.append(None)
+                self._shared[entry.name] = self._over_parts(entry, self._parts, fresh=False)
 
     @contextlib.contextmanager
     def _device_stated(self) -> Iterator[None]:
@@ -100,7 +101,7 @@ class Communicators:
         such variable, and may deal ranks out over the hosts otherwise. A device_id would tell it
         too, and makes older ones connect.
         """
-        index, before = self._session.device.index, os.environ.get("LOCAL_RANK")
+        index, before = self._local.device.index, os.environ.get("LOCAL_RANK")
         if index is not None:
             os.environ["LOCAL_RANK"] = str(index)
         try:
@@ -125,16 +126,15 @@ class Communicators:
 
     def _connect(self, entry: BackendEntry, group: Any) -> None:
         """With --init eager: connect now what would connect in the first call."""
-        session = self._session
         if not self._eager or entry.connects != "first call":
             return
         if not entry.eager:
-            if session.spec.init == "lazy":
+            if self._spec.init == "lazy":
                 return  # asked for buffers that it does not have: its rows say so
             raise UnavailableError(
                 "init", f"eager with {entry.name}", "lazy", f"{entry.name} has no eager connect."
             )
-        device = session.torch.device(session.device.name)
+        device = self._local.torch.device(self._local.device.name)
         backend = self._object(group)._get_backend(device)
         backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
         options: Any = getattr(backend, "options", None)
@@ -150,17 +150,16 @@ class Communicators:
                 backend=entry.name,
                 pg_options=self._lazy_options(entry),
             )
-        if ranks is None or self._session.rank in ranks:
+        if ranks is None or self._local.rank in ranks:
             self._made.append(group)
         return group
 
     def _over_parts(self, entry: BackendEntry, parts: Parts, fresh: bool) -> Communicator:
         """The communicator of this rank: all ranks, or its sub-group of ``--groups``."""
-        session = self._session
         whole = len(parts) == 1
         if whole and not fresh:
             group = self._whole[entry.name]
-            used = session.found_group and group is None
+            used = self._in_group and group is None
             return Communicator(entry, group, parts[0], None if used else 0)
         how = "shared"
         if fresh:
@@ -168,7 +167,7 @@ class Communicators:
         own: Communicator | None = None
         for part in parts:  # every rank takes part in the making of every group
             group = self._new(entry, None if whole else list(part))
-            if session.rank in part:
+            if self._local.rank in part:
                 own = Communicator(entry, group, part, how=how)
         assert own is not None
         self._connect(entry, own.group)
@@ -178,7 +177,7 @@ class Communicators:
         """A group of these ranks of the launch; None for the default one. All ranks must call it;
         what those that are not in it get is of no use.
         """
-        if len(ranks) == self._session.ranks:
+        if len(ranks) == self._local.ranks:
             return self._whole[entry.name]
         return self._new(entry, list(ranks))
 
@@ -205,7 +204,7 @@ class Communicators:
             with self._watched(fresh):
                 yield fresh
         finally:
-            self._session.progress.groups = ()
+            self._local.progress.groups = ()
             for group in self._made[made:]:
                 self._dist.destroy_process_group(group)
             del self._made[made:]
@@ -215,7 +214,7 @@ class Communicators:
         """The watchdog may ask how many calls torch has counted, barriers of ``align`` too; after
         an error still, for it may be about a hang.
         """
-        progress = self._session.progress
+        progress = self._local.progress
         own, whole = self._object(communicator.group), self.whole(communicator.backend.name)
         progress.groups = (own,) if own is whole else (own, whole)
         progress.part = communicator.ranks[0]
@@ -237,10 +236,10 @@ class Communicators:
         a barrier on another group leaves the threads of this one asleep.
         """
         group = self._whole[backend]
-        if communicator and len(communicator.ranks) == self._session.ranks:
+        if communicator and len(communicator.ranks) == self._local.ranks:
             group = communicator.group
         barrier = self.barrier(group, backend)
-        device = self._session.device
+        device = self._local.device
         if device.kind == "cpu":
             return barrier
 
@@ -252,64 +251,15 @@ class Communicators:
 
     def barrier(self, group: Any, backend: str) -> Callable[[], object]:
         if backend_of(backend).guesses_device:
-            return partial(self._dist.barrier, group, device_ids=[self._session.device.index])
+            return partial(self._dist.barrier, group, device_ids=[self._local.device.index])
         return partial(self._dist.barrier, group)
 
     def close(self) -> None:
         """Destroy what was made here, the default group last."""
-        self._session.progress.groups = ()
+        self._local.progress.groups = ()
         default = None in self._made
         for group in reversed([group for group in self._made if group is not None]):
             self._dist.destroy_process_group(group)
         if default:
             self._dist.destroy_process_group()
         self._made.clear()
-
-
-# -------------------------------------------------------------------------------------------------
-# --rehearse: several ranks on one GPU, which shows that it works and not how fast it is.
-
-# Each rank looks like a host of its own, so that NCCL accepts several on one GPU. P2P and shared
-# memory would be chosen on one host; few channels, because all ranks share the GPU's processors.
-# Source: hostHash in NCCL's init.cc, and recipes in public use.
-VARIABLES = {
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_SHM_DISABLE": "1",
-    "NCCL_NET": "Socket",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_NVLS_ENABLE": "0",
-    "NCCL_MAX_CTAS": "2",
-}
-MEANINGLESS = "several ranks share one GPU, so bandwidth and time mean nothing"
-
-
-def begin(session: Session, backend: str, kind: str) -> Callable[[], None]:
-    """``rehearse`` for this rank, where the launch is one that can be. Raises UsageError."""
-    if session.found_group:
-        raise UsageError("rehearse", "inside a process group", "a launch of its own")
-    hosts = {member["host"] for member in session.control.members}
-    if len(hosts) > 1:
-        raise UsageError("rehearse", f"ranks on {len(hosts)} hosts", "one host, one GPU")
-    return rehearse(backend, kind, session.rank)
-
-
-def rehearse(backend: str, kind: str, rank: int) -> Callable[[], None]:
-    """Set NCCL's variables for several ranks on one GPU, before its first call; what is returned
-    puts them back. Raises UnavailableError for other backends and devices.
-    """
-    if not backend_of(backend).shares_device or kind != "cuda":
-        able = " or ".join(e.name for e in BACKENDS.values() if e.shares_device)
-        raise UnavailableError("rehearse", f"{backend} on {kind}", f"{able} on cuda")
-    changed = {**VARIABLES, "NCCL_HOSTID": f"torchcoll-rehearsal-{rank}"}
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-
-    def over() -> None:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-    return over

@@ -12,15 +12,11 @@ import json
 import os
 import socket
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from torchcoll.core.case import NotRun, Sizing, fingerprint
-from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UsageError
-from torchcoll.core.spec import Spec
-from torchcoll.core.units import format_bytes
+from torchcoll.core.errors import ExitCode, HangError, TorchcollError
 from torchcoll.machine.launcher import Launch
 
 GRACE_S = 3.0  # how long a rank that suspects trouble waits for the others to say they live
@@ -500,139 +496,3 @@ def _lives(pid: int) -> bool:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:160]
-
-
-# -------------------------------------------------------------------------------------------------
-# Ranks that are about to do something else than the others: who they are, and what to do.
-
-_LONG = 60  # characters of a value
-# Each rank may have made its Spec of what it sent itself.
-_SAME_TRAFFIC = (
-    "The ranks sent different calls: save the traffic of each, and measure all of it with "
-    "torchcoll.suite --traffic FOLDER."
-)
-
-
-def odd_ranks(words: Sequence[str]) -> list[int]:
-    """The ranks whose word is not that of the most."""
-    usual = Counter(words).most_common(1)[0][0]
-    return [rank for rank, word in enumerate(words) if word != usual]
-
-
-def of_arguments(control: Control, spec: Spec) -> UsageError:
-    """By the ``asked`` and ``argv`` of the hello. Every rank calls it, for Specs that programs made
-    are told here alone.
-    """
-    members = control.members
-    odd = odd_ranks([member["asked"] for member in members])
-    like = next(rank for rank in range(len(members)) if rank not in odd)
-    got, expected = members[odd[0]]["argv"], members[like]["argv"]
-    if not got and not expected:
-        got, expected = _fields(control.all_gather(_stated(spec)), odd[0], like)
-    return UsageError(
-        f"arguments of {control.names(odd)}",
-        got or "no arguments",
-        f"as on {control.name(like)}: {expected or 'no arguments'}",
-        _SAME_TRAFFIC if spec.points else "Start all ranks with the same arguments.",
-    )
-
-
-def _stated(spec: Spec) -> dict[str, list[str]]:
-    """Each field: what tells whether it is the same, and its text."""
-    fields = spec.to_json()
-    texts = {name: json.dumps(value) for name, value in fields.items()}
-    texts["points"] = f"{len(spec.points)} calls"
-    return {
-        name: [fingerprint(value), f"{texts[name][:_LONG]}{'...' * (len(texts[name]) > _LONG)}"]
-        for name, value in fields.items()
-    }
-
-
-def _fields(stated: Sequence[dict[str, list[str]]], odd: int, like: int) -> tuple[str, str]:
-    """``sizes [1024]`` of both ranks, for the fields that differ."""
-    names = [name for name in stated[like] if stated[odd].get(name) != stated[like][name]]
-    got, expected = (
-        ", ".join(f"{name} {stated[rank].get(name, ['', 'unknown'])[1]}" for name in names)
-        for rank in (odd, like)
-    )
-    return got or "another Spec", expected or "another Spec"
-
-
-def of_case(control: Control, hashes: Sequence[str], described: str) -> list[str]:
-    """The arguments of a UsageError; ``described``: the case of rank 0."""
-    return [
-        f"case on {control.names(odd_ranks(hashes))}",
-        "another case than the other ranks",
-        f"the same on all ranks (rank 0: {described})",
-        "Start all ranks with the same arguments, files and torchcoll version.",
-    ]
-
-
-# -------------------------------------------------------------------------------------------------
-# May a case run? Rank 0 decides for all ranks from what each says before the case.
-
-FREE_SHARE = 0.8  # of the free memory of a host; the rest is for what else lives there
-
-
-def admit(
-    sizing: Sizing, parts: Sequence[Sequence[int]], words: list[dict[str, Any]], check: bool
-) -> NotRun | None:
-    """None to run it.
-
-    ``sizing`` is that of the largest of the sub-groups ``parts``. ``words``: from each rank the
-    hash of its case, where its buffers live and the free bytes there.
-    """
-    from torchcoll.bench.plan import impossible  # on rank 0 alone
-
-    sizes = sorted({len(part) for part in parts})
-    refused = next(filter(None, (impossible(sizing.case, size) for size in sizes)), None)
-    return refused or _too_large(sizing, parts, words, check)
-
-
-def disagreement(sizing: Sizing, words: list[dict[str, Any]], control: Control) -> list[str] | None:
-    """The arguments of a UsageError where the ranks are not about to run the same case.
-
-    ``words``: as of ``admit``.
-    """
-    hashes = [word["case"] for word in words]
-    if len(set(hashes)) == 1:
-        return None
-    return of_case(control, hashes, sizing.case.describe())
-
-
-def _too_large(
-    sizing: Sizing,
-    parts: Sequence[Sequence[int]],
-    words: list[dict[str, Any]],
-    check: bool,
-) -> NotRun | None:
-    """``words``: where each rank's buffers live, and how much is free there."""
-    from torchcoll.bench.plan import needs_bytes
-
-    needs = needs_bytes(sizing, check)
-    # With the fake backend this process is the only one of all ranks.
-    of_rank = {
-        rank: needs[place] for part in parts for place, rank in enumerate(part) if rank < len(words)
-    }
-    text = lacks_memory(of_rank, words)
-    return NotRun("skipped", text) if text else None
-
-
-def lacks_memory(needs: Mapping[int, int], words: Sequence[Mapping[str, Any]]) -> str:
-    """Where the ranks together need more bytes than may be taken; '' where there is enough."""
-    need: defaultdict[str, int] = defaultdict(int)
-    free: dict[str, int] = {}
-    ranks: Counter[str] = Counter()
-    for rank, size_bytes in needs.items():
-        where = words[rank]["where"]
-        need[where] += size_bytes
-        free[where] = min(free.get(where, words[rank]["free"]), words[rank]["free"])
-        ranks[where] += 1
-    for where, size_bytes in need.items():
-        if size_bytes > FREE_SHARE * free[where]:
-            return (
-                f"needs {format_bytes(size_bytes)} ({size_bytes} bytes, {ranks[where]} ranks) on "
-                f"{where}, "
-                f"80 % of the free {format_bytes(free[where])} ({free[where]} bytes) is less"
-            )
-    return ""

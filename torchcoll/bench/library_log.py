@@ -24,7 +24,8 @@ from torchcoll.libraries.logged import LoggedCall
 if TYPE_CHECKING:
     from torchcoll.bench.communicators import Communicator
     from torchcoll.bench.recorder import Recorder
-    from torchcoll.bench.session import Session, Sweep
+    from torchcoll.bench.session import Rank, Session
+    from torchcoll.bench.sweep import Sweep
     from torchcoll.core.result import CaseResult
 
 
@@ -55,6 +56,7 @@ class LibraryLog:
         self._logs: dict[str, _Tail] = {}
         self._estimates = True
         self._stdout: int | None = None  # where descriptor 1 was before oneCCL's went to a file
+        self._recorder: Recorder | None = None  # rank 0's
 
     def ask_for(self, entries: Sequence[BackendEntry]) -> None:
         """Set the variables, before the library's first call. Raises what stands against it."""
@@ -80,12 +82,13 @@ class LibraryLog:
             if os.environ.get(_FILES[library]):
                 raise _refusal(_FILES[library], os.environ[_FILES[library]], "it unset")
 
-    def start(self, session: Session) -> None:
+    def start(self, local: Rank, recorder: Recorder | None) -> None:
         """After the header: agree on the folder and send the log there. Collective."""
         from torchcoll.core.opening import check_folder
 
-        result = session.run and session.run.path
-        folder = session.control.decide(result and str(Path(result).absolute()) + FOLDER_ENDING)
+        self._recorder = recorder
+        result = recorder and recorder.run.path
+        folder = local.control.decide(result and str(Path(result).absolute()) + FOLDER_ENDING)
         if not folder:  # --resume of a file that is complete: nothing will run
             self._libraries = {}
             return
@@ -94,20 +97,20 @@ class LibraryLog:
             os.makedirs(folder, exist_ok=True)  # another host may have another file system
             check_folder(Path(folder))
             for library in set(self._libraries.values()):
-                self._open(library, os.path.join(folder, f"{library}-rank{session.rank}.log"))
+                self._open(library, os.path.join(folder, f"{library}-rank{local.rank}.log"))
         except OSError as error:
             failure = error.strerror or str(error)
-        failures = session.control.all_gather(failure)
+        failures = local.control.all_gather(failure)
         if any(failures):
             rank, text = next((r, text) for r, text in enumerate(failures) if text)
-            where = f"a folder that {session.control.name(rank)} can write ({text})"
+            where = f"a folder that {local.control.name(rank)} can write ({text})"
             raise UsageError("library-log", folder, where)
-        if session.recorder:
+        if recorder:
             for library in sorted(set(self._libraries.values())):
                 text = _PERTURBED[library].format(os.path.basename(folder))
-                session.recorder.event("library_log", text)
+                recorder.event("library_log", text)
             if self._kept:
-                session.recorder.event("library_log", f"kept as set: {', '.join(self._kept)}")
+                recorder.event("library_log", f"kept as set: {', '.join(self._kept)}")
 
     def _open(self, library: str, path: str) -> None:
         self._logs[library] = _Tail(path, library)
@@ -130,15 +133,15 @@ class LibraryLog:
         library = self._libraries.get(case.backend)
         if library is None:
             return
-        session = sweep.session
-        calls = self._logs[library].calls() if session.rank == sweep.part[0] else ()
-        stated = session.control.gather([list(call) for call in calls])
+        local = sweep.local
+        calls = self._logs[library].calls() if local.rank == sweep.part[0] else ()
+        stated = local.control.gather([list(call) for call in calls])
         _, choices_of = _known(library)
         for result, part in zip(results, sweep.parts, strict=False):
             result.choices = choices_of(result, [LoggedCall(*call) for call in stated[part[0]]])
 
     def expected_ns(
-        self, session: Session, call: Callable[[], object], communicator: Communicator
+        self, local: Rank, call: Callable[[], object], communicator: Communicator
     ) -> int | None:
         """What NCCL's own model expects of this call: torch's private ``_time_estimator`` (2.8),
         which runs nothing (ncclGroupSimulateEnd, NCCL 2.22). None where there is none.
@@ -146,7 +149,7 @@ class LibraryLog:
         On all ranks alike: it needs the communicator, and what one lacks all lack. After the calls
         are timed and checked, so that a failure costs this figure alone.
         """
-        estimator = getattr(session.dist.distributed_c10d, "_time_estimator", None)
+        estimator = getattr(local.dist.distributed_c10d, "_time_estimator", None)
         own = self._libraries.get(communicator.backend.name) == NCCL
         if not own or estimator is None or not self._estimates:
             return None
@@ -159,16 +162,17 @@ class LibraryLog:
             return None
         except Exception as error:  # private: another torch may have another one
             self._estimates = False
-            if session.recorder:
+            if self._recorder:
                 text = f"NCCL's estimate is not to be had here ({brief(error)})"
-                session.recorder.event("library_log", text)
+                self._recorder.event("library_log", text)
             return None
 
     def keep_timings(self, session: Session) -> None:
         """NCCL's 'Init timings' of the launch's first communicator as phases. Collective."""
         if NCCL not in self._libraries.values():
             return
-        gathered = session.control.gather(self._logs[NCCL].timings(session.ranks))
+        local = session.local
+        gathered = local.control.gather(self._logs[NCCL].timings(local.ranks))
 
         def keep(recorder: Recorder) -> None:
             for name in gathered[0] if all(gathered) else ():

@@ -139,9 +139,10 @@ Work = Callable[["Session", "Output | None"], "str | None"]
 
 
 def _sweep_cases(session: Session, output: Output | None) -> str | None:
-    from torchcoll.bench.session import Sweep
+    from torchcoll.bench.sweep import Sweep
 
-    missing = session.control.decide(output and output.begin(session))
+    control = session.local.control
+    missing = control.decide(output and output.begin(session))
     sweep = Sweep(session, on_case=output.on_case if output else None)
     if session.soak_s is None:
         sweep.run(missing)
@@ -152,7 +153,7 @@ def _sweep_cases(session: Session, output: Output | None) -> str | None:
         stop = soak(sweep, session.soak_s, *told)
         if stop:
             return stop
-    failure: str | None = session.control.decide(output and output.failure())
+    failure: str | None = control.decide(output and output.failure())
     return failure
 
 
@@ -201,11 +202,12 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
     )
     try:
         with opened(torch, what) as session:
-            session.progress.told = nobody
+            session.local.progress.told = nobody
             told("")
             failure, code = work(session, output), ExitCode.FAILED
             if options.gate and not failure:
-                failure, code = session.control.decide(output and output.unjudged()), ExitCode.USAGE
+                failure = session.local.control.decide(output and output.unjudged())
+                code = ExitCode.USAGE
             session.finish(code if failure else ExitCode.OK, failure or "")
             # Before this rank leaves with the others: once one has failed torchrun ends the rest.
             if output:

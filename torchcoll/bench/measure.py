@@ -21,7 +21,8 @@ from torchcoll.machine.devices import Call, nothing
 if TYPE_CHECKING:
     from torchcoll.bench.beside import Work
     from torchcoll.bench.buffers import Rotation
-    from torchcoll.bench.session import Session, Sweep
+    from torchcoll.bench.session import Rank
+    from torchcoll.bench.sweep import Sweep
     from torchcoll.core.result import CaseResult
 
 
@@ -49,7 +50,7 @@ class Refusal(NamedTuple):
     unsupported: bool
 
 
-def first_call(session: Session, what: str, call: Callable[[], object] | None) -> Refusal | None:
+def first_call(local: Rank, what: str, call: Callable[[], object] | None) -> Refusal | None:
     """The first call of its kind, in which a backend says what it cannot do. Collective; None: this
     rank has none to make.
 
@@ -66,13 +67,13 @@ def first_call(session: Session, what: str, call: Callable[[], object] | None) -
         refusal = Refusal(brief(error), _is_unsupported(error))
     try:
         word = None if call is None else refusal or ""
-        limit_s = min(REFUSAL_S, session.control.timeout_s / 2)
-        words = session.control.all_gather(word, limit_s if refusal else None)
+        limit_s = min(REFUSAL_S, local.control.timeout_s / 2)
+        words = local.control.all_gather(word, limit_s if refusal else None)
     except HangError:
         if not refusal:
             raise
         mistake = _refused_value(refusal.text)
-        session.trouble(str(mistake or refusal.text), mistake.exit_code if mistake else None)
+        local.abort(str(mistake or refusal.text), mistake.exit_code if mistake else None)
     refused = {rank: Refusal(*word) for rank, word in enumerate(words) if word}
     if not refused:
         return None
@@ -81,7 +82,7 @@ def first_call(session: Session, what: str, call: Callable[[], object] | None) -
         raise mistake
     if all(word for word in words if word is not None):
         return first
-    names = session.control.names([*refused])
+    names = local.control.names([*refused])
     raise TorchcollError(f"{what} failed on {names} alone: {first.text}")
 
 
@@ -109,14 +110,14 @@ def measure_case(sweep: Sweep, asked: Sizing, not_run: NotRun | None) -> list[Ca
     try:
         return _measured(sweep, sizing)
     finally:
-        sweep.session.device.release()  # when nothing holds the buffers any more
+        sweep.local.device.release()  # when nothing holds the buffers any more
 
 
 def _measured(sweep: Sweep, sizing: Sizing) -> list[CaseResult]:
     backend, fresh = sizing.case.backend, sweep.parts if sweep.spec.fresh_group else ()
     # The communicator first: buffers are registered with it.
     with (
-        sweep.session.communicators.of(backend, fresh) as communicator,
+        sweep.communicators.of(backend, fresh) as communicator,
         _buffers(sweep, sizing, communicator.group) as buffers,
     ):
         if isinstance(buffers, NotRun):
@@ -128,12 +129,12 @@ def _cannot_run(sweep: Sweep, case: Case) -> NotRun | None:
     """What torch has no way to do, and what a backend that never connected cannot do; equal on all
     ranks.
     """
-    session = sweep.session
-    if reason := session.communicators.unusable.get(case.backend):
+    local = sweep.local
+    if reason := sweep.communicators.unusable.get(case.backend):
         return NotRun("failed", reason)
     reason = ""
-    if case.mode == "graph" and not session.device.captures:
-        reason = f"graphs are captured on cuda, not on {session.device.kind}"
+    if case.mode == "graph" and not local.device.captures:
+        reason = f"graphs are captured on cuda, not on {local.device.kind}"
     elif case.mode == "graph" and not COLLECTIVES[case.collective].has_data:
         reason = f"a {case.collective} waits on the host, which no graph can capture"
     elif case.buffers != "default" and not backend_of(case.backend).buffers:
@@ -147,11 +148,11 @@ def _cannot_run(sweep: Sweep, case: Case) -> NotRun | None:
 @contextlib.contextmanager
 def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | NotRun]:
     """The buffers, or why not where some rank has none: then no rank goes on."""
-    session = sweep.session
-    torch, device = session.torch, session.device.name
+    local = sweep.local
+    torch, device = local.torch, local.device.name
     buffers, failure = None, ""
-    place = sweep.part.index(session.rank)
-    group = group or session.communicators.whole(sizing.case.backend)
+    place = sweep.part.index(local.rank)
+    group = group or sweep.communicators.whole(sizing.case.backend)
     plain = sizing.case.buffers == "default" and sizing.case.implementation == OWN
     try:
         if plain:
@@ -159,14 +160,14 @@ def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | Not
         elif sizing.case.implementation != OWN:
             from torchcoll.bench.symmetric import allocate_mapped
 
-            buffers = allocate_mapped(torch, sizing, place, session.device)
+            buffers = allocate_mapped(torch, sizing, place, local.device)
         else:
             from torchcoll.bench.buffers import allocate_in_pool, register
 
             buffers = allocate_in_pool(torch, sizing, place, device, group)
     except (RuntimeError, MemoryError) as error:
         failure = brief(error)
-    lacking = session.control.failed(failure)
+    lacking = local.control.failed(failure)
     if sizing.case.implementation != OWN and buffers is not None and not lacking:
         from torchcoll.bench.symmetric import map_together
 
@@ -174,13 +175,13 @@ def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | Not
             map_together(sizing.case, buffers, group)
         except RuntimeError as error:
             failure = brief(error)
-        lacking = session.control.failed(failure)
+        lacking = local.control.failed(failure)
     elif buffers is not None and buffers.pool is not None and not lacking:
         try:
             register(torch, buffers, sizing.case.buffers, device, group)
         except RuntimeError as error:
             failure = brief(error)
-        lacking = session.control.failed(failure)
+        lacking = local.control.failed(failure)
     if lacking:
         names, text = lacking
         memory = plain or _is_memory(text)
@@ -200,36 +201,36 @@ class _Measurement:
         self, sweep: Sweep, sizing: Sizing, buffers: Buffers, communicator: Communicator
     ) -> None:
         self.sweep = sweep
-        self.session = session = sweep.session
+        self.local = local = sweep.local
         self.sizing = sizing
         self.spec = sweep.spec
-        self.device = session.device
+        self.device = local.device
         self.communicator = communicator
-        self.place = sweep.part.index(session.rank)
+        self.place = sweep.part.index(local.rank)
         case = sizing.case
-        beat = session.progress.beat
+        beat = local.progress.beat
         self.rotation: Rotation | None = None
-        self.checker = Checker(session.torch, sizing, self.place, buffers, beat)
+        self.checker = Checker(local.torch, sizing, self.place, buffers, beat)
         self.refill = self.checker.refill
 
         def made() -> Call:
-            call = prepared(session, sizing, self.place, buffers, communicator.group)
+            call = prepared(local, sizing, self.place, buffers, communicator.group)
             if case.asynchronous or case.coalesce > 1:
                 from torchcoll.bench.calls import called
 
-                return called(session, case, call, communicator)
+                return called(local, case, call, communicator)
             return call
 
         if sizing.places > 1:
             from torchcoll.bench.buffers import Rotation
 
-            self.rotation = Rotation(session.torch, sizing, self.place, buffers, made, beat)
+            self.rotation = Rotation(local.torch, sizing, self.place, buffers, made, beat)
             self.refill = self.rotation.refill
         self.call = self.rotation or made()
         self.timed = self.call  # or its captured graph: what is timed is what is verified
         self.align: Call = nothing
-        if not session.alone:
-            self.align = session.communicators.align(case.backend, communicator)
+        if not sweep.alone:
+            self.align = sweep.communicators.align(case.backend, communicator)
         self.cold: list[int] = []
         self.cold_starts: list[int] = []
         self.warmup: list[int] = []
@@ -244,41 +245,42 @@ class _Measurement:
         self.calls_beside = 0
 
     def measure(self) -> list[CaseResult]:
-        session, case = self.session, self.sizing.case
+        local, case = self.local, self.sizing.case
         name = case.describe()
         ordinal = self.communicator.calls if case.implementation == OWN else None
         samples: dict[str, Any] = {"cold": self.cold, "cold_start": self.cold_starts}
         samples |= {"warmup": self.warmup, "lead": self.lead}
         samples["connect"] = self.communicator.connect_ns
-        session.progress.step(f"{name}: filling the buffers")
+        local.progress.step(f"{name}: filling the buffers")
         # Poison touches the receive buffer: else call 0 would pay for its page faults.
         self.checker.prepare()
         if self.rotation:
             self.rotation.refill()
-        session.progress.step(f"{name}: first call", self.cold)
+        local.progress.step(f"{name}: first call", self.cold)
         # A barrier would pay for connecting. Where that is done, barriers take the place of lead
         # calls: after one alone the first call is 1.3 to 1.4 of the others.
         align = self._aligned_awake if self.communicator.used else nothing
         if align is nothing:
-            session.control.start_together()
-        refusal = first_call(session, name, lambda: self._timed_alone(self.cold, 1, align))
+            local.control.start_together()
+        refusal = first_call(local, name, lambda: self._timed_alone(self.cold, 1, align))
         if refusal:
             not_run = self._not_run(refusal)
             return _results(self.sweep, self.sizing, samples, **not_run._asdict())
         try:
             self._cold(name)
-            session.progress.step(f"{name}: warm-up calls", self.warmup)
+            local.progress.step(f"{name}: warm-up calls", self.warmup)
             self._timed_alone(self.warmup, self.spec.warmup)
             refused = self._measure_steady(name) or self._beside(samples, name)
         except RuntimeError as error:
-            session.trouble(brief(error))
+            local.abort(brief(error))
         self.sweep.has_called = self.communicator.used = True
         failed = refused or self._check(samples, name)
         expected_ns = None
         alone = not (case.asynchronous or case.coalesce > 1 or self.rotation)
-        if session.library_log and alone and case.implementation == OWN:
-            session.progress.step(f"{name}: what the library expects")
-            expected_ns = session.library_log.expected_ns(session, self.call, self.communicator)
+        library_log = self.sweep.library_log
+        if library_log and alone and case.implementation == OWN:
+            local.progress.step(f"{name}: what the library expects")
+            expected_ns = library_log.expected_ns(local, self.call, self.communicator)
         calls = len(self.cold) + len(self.warmup) + len(self.lead) + sum(self.batches)
         calls += self.calls_beside
         self._count(calls * case.coalesce)
@@ -315,7 +317,7 @@ class _Measurement:
         if refusal.unsupported or connected or reason != refusal.text:
             return NotRun("unsupported", reason)
         reason = f"{backend.name} did not connect: {refusal.text}"
-        self.session.communicators.unusable[backend.name] = reason
+        self.sweep.communicators.unusable[backend.name] = reason
         return NotRun("failed", reason)
 
     def _count(self, calls: int) -> None:
@@ -349,14 +351,14 @@ class _Measurement:
         Barriers lie between an exchange through the store, during which threads fall asleep, and
         the next call: a call directly after it takes 1.4 of the steady ones, in a bare loop 1.2.
         """
-        session, cold, rule = self.session, self.cold, None
-        if session.rank == 0:
+        local, cold, rule = self.local, self.cold, None
+        if local.rank == 0:
             from torchcoll.bench.stopping import SettlingRule
 
             rule = SettlingRule(self.spec.cold)
             rule.add(cold)
-        while calls := session.control.decide(rule and rule.next_block()):
-            session.progress.step(f"{name}: cold calls", cold)
+        while calls := local.control.decide(rule and rule.next_block()):
+            local.progress.step(f"{name}: cold calls", cold)
             self._timed_alone(cold, 1, self._aligned_awake)
             self._timed_alone(cold, calls - 1)
             if rule:
@@ -367,25 +369,25 @@ class _Measurement:
     def _captured(self, name: str) -> tuple[Call, NotRun | None]:
         """The replay of the captured call, or why not where some rank has none."""
         replay, failure = self.call, ""
-        self.session.progress.step(f"{name}: graph capture")
+        self.local.progress.step(f"{name}: graph capture")
         try:
             replay = self.device.graph(self.call)
         except RuntimeError as error:
             failure = brief(error)
-        failed = self.session.control.failed(failure)
+        failed = self.local.control.failed(failure)
         return replay, NotRun("unsupported", f"graph capture: {failed[1]}") if failed else None
 
     def _measure_steady(self, name: str) -> NotRun | None:
         """Batches until rank 0's stopping rules are content with the times of the calls; why not
         where no rank began.
         """
-        session, spec, rule = self.session, self.spec, None
-        if session.rank == 0:
+        local, spec, rule = self.local, self.spec, None
+        if local.rank == 0:
             from torchcoll.bench.stopping import StoppingRules, present
 
             rule = StoppingRules(
-                [part for part in self.sweep.parts if present(part, session.control.ranks)],
-                *(session.ranks, spec.iters, spec.precision, spec.max_time_s),
+                [part for part in self.sweep.parts if present(part, local.control.ranks)],
+                *(local.ranks, spec.iters, spec.precision, spec.max_time_s),
                 expected_ns=self.cold[-1],
                 means=self.sizing.case.back_to_back,
             )
@@ -394,16 +396,16 @@ class _Measurement:
             self.timed, refused = self._captured(name)
             if refused:
                 return refused
-        leads = session.control.decide(max(1, min(LEAD_CALLS, LEAD_NS // max(1, self.cold[-1]))))
+        leads = local.control.decide(max(1, min(LEAD_CALLS, LEAD_NS // max(1, self.cold[-1]))))
         began = stated = now()
-        while size := session.control.decide(rule and rule.next_batch(now() - began)):
+        while size := local.control.decide(rule and rule.next_batch(now() - began)):
             decided = now()
             self.refill()
             self.batch_starts.append((now(), time.time_ns() // 1000))
             clocks = self._batch(name, leads, size)
             ended = now()
             self.batches.append(size)
-            everyone = session.control.gather(clocks)
+            everyone = local.control.gather(clocks)
             if rule:
                 rule.add(everyone, case.back_to_back, size)
                 self.gathered.append(everyone)
@@ -415,7 +417,7 @@ class _Measurement:
 
     def _batch(self, name: str, leads: int, size: int) -> dict[str, list[int]]:
         """The samples of ``size`` steady calls, after the lead calls."""
-        case, device, progress = self.sizing.case, self.device, self.session.progress
+        case, device, progress = self.sizing.case, self.device, self.local.progress
         clocks, lead = device.clocks(case.mode), list[int]()
         live = clocks["issue"] if "issue" in clocks else clocks["host"]
         if case.back_to_back:
@@ -452,28 +454,28 @@ class _Measurement:
             measure_offset,
         )
 
-        session, failure = self.session, ""
+        local, failure = self.local, ""
         with contextlib.ExitStack() as stack:
             work: Work | None = None
             try:
                 if self.spec.beside_collective:
                     work = stack.enter_context(collective(self.sweep, self.sizing, prepared))
                 else:
-                    work = computation(session.torch, str(self.spec.beside), self.device)
+                    work = computation(local.torch, str(self.spec.beside), self.device)
             except (RuntimeError, MemoryError) as error:
                 failure = brief(error)
-            failed = session.control.failed(failure)
+            failed = local.control.failed(failure)
             if failed or work is None:
                 names, text = failed or ("", "")
                 return NotRun("oom", f"no memory for {self.spec.beside} on {names}: {text}")
             if self.spec.beside_collective:
                 # Connecting two groups at the same time may never end, so this one connects alone.
-                session.progress.step(f"{name}: first call of {work.name}")
-                refusal = first_call(session, work.name, work)
+                local.progress.step(f"{name}: first call of {work.name}")
+                refusal = first_call(local, work.name, work)
                 self.device.synchronize()
                 if refusal:
                     return NotRun("unsupported", f"{work.name}: {refusal.text}")
-            blocks = (session, self.timed, work, self.refill, self.align, name)
+            blocks = (local, self.timed, work, self.refill, self.align, name)
             if self.spec.offset is None:
                 found = measure_beside(*blocks)
             else:
@@ -486,7 +488,7 @@ class _Measurement:
         """One more call on fresh data, two where one cannot tell; why not where some rank could
         not check.
         """
-        session, failure = self.session, ""
+        local, failure = self.local, ""
         sizing = self.sizing
         if not (self.spec.check and self.communicator.backend.communicates):
             return None
@@ -495,7 +497,7 @@ class _Measurement:
         if not sizing.case.verifiable:
             samples["unverified"] = True
             return None
-        session.progress.step(f"{name}: verification")
+        local.progress.step(f"{name}: verification")
         checked = wrong = changed = 0
         for turn in self.checker.turns:
             if self.rotation:  # which goes on with each call
@@ -506,7 +508,7 @@ class _Measurement:
                 self.timed()
                 self.device.synchronize()
             except RuntimeError as error:
-                session.trouble(brief(error))
+                local.abort(brief(error))
             self._count(sizing.case.coalesce)
             try:
                 elements, differing = self.checker.count_wrong()
@@ -519,7 +521,7 @@ class _Measurement:
                 failure = failure or brief(error)
             else:
                 checked, wrong = checked + elements, wrong + differing
-        failed = session.control.failed(failure)
+        failed = local.control.failed(failure)
         if failed is None:
             samples.update(checked=checked, wrong=wrong, changed=changed)
             return None
@@ -528,18 +530,18 @@ class _Measurement:
         return NotRun(status, f"verification on {names}: {text}")
 
 
-def prepared(session: Session, sizing: Sizing, place: int, buffers: Buffers, group: Any) -> Call:
+def prepared(local: Rank, sizing: Sizing, place: int, buffers: Buffers, group: Any) -> Call:
     """The call of the case on that rank of the group."""
     case, op = sizing.case, None
     if case.implementation != OWN:
         from torchcoll.bench.symmetric import called_on
 
-        return called_on(session, case, buffers, group)
+        return called_on(local, case, buffers, group)
     if case.op:
         name = "PRODUCT" if case.op == "prod" else case.op.upper()
-        op = getattr(session.dist.ReduceOp, name)
+        op = getattr(local.dist.ReduceOp, name)
     prepare = COLLECTIVES[case.collective].prepare
-    return prepare(session.dist, sizing.layout(place), buffers.send, buffers.recv, op, group)
+    return prepare(local.dist, sizing.layout(place), buffers.send, buffers.recv, op, group)
 
 
 def _results(
@@ -553,10 +555,10 @@ def _results(
 
     ``steady`` [batch][rank][clock] has been gathered already. facts: as of results_of.
     """
-    session = sweep.session
-    session.progress.step(f"{sizing.case.describe()}: samples to rank 0")
-    gathered = sweep.gathered = session.control.gather(samples)
-    if session.rank:
+    local = sweep.local
+    local.progress.step(f"{sizing.case.describe()}: samples to rank 0")
+    gathered = sweep.gathered = local.control.gather(samples)
+    if local.rank:
         return []
     from torchcoll.bench.recorder import results_of
 

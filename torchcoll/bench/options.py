@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from torchcoll.core.collectives import COLLECTIVES, OPS
-from torchcoll.core.dtypes import DTYPES
+from torchcoll.core.collectives import COLLECTIVES, DTYPES, OPS
 from torchcoll.core.errors import UsageError, choice, nearest_option
 from torchcoll.core.spec import ORDERS, Spec
 from torchcoll.core.units import format_size, parse_duration, whole_number

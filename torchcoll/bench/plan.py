@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torchcoll.core.case import CHECK_CHUNK_BYTES, OWN, Case, NotRun, Sizing, need_bytes
-from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.dtypes import DTYPES
+from torchcoll.core.collectives import COLLECTIVES, DTYPES
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import duration_text, format_bytes, format_size, whole_number
 

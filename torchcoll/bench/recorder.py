@@ -101,7 +101,7 @@ class Recorder:
 
 def header(session: Session, argv: list[str] | None) -> dict[str, Any]:
     """The data of the record ``header``."""
-    spec, entries = session.spec, session.entries
+    spec, entries, local = session.spec, session.entries, session.local
     # Buffers are registered with a communicator, so it is connected before.
     early = spec.init == "eager" or spec.buffers != "default"
 
@@ -116,12 +116,12 @@ def header(session: Session, argv: list[str] | None) -> dict[str, Any]:
         "start_utc": environment.utc_now(),
         "spec": spec.to_json(),
         "argv": argv,
-        "ranks": session.ranks,
+        "ranks": local.ranks,
         "launcher": session.launch.launcher,
         "job_id": session.launch.job_id,
         "connects": connects(entries[0]),
         **several,
-        "environment": environment.environment(session.torch, entries, session.device.name),
+        "environment": environment.environment(local.torch, entries, local.device.name),
     }
 
 
@@ -153,7 +153,7 @@ def keep_members(
         # A program that has a group of its own has worked on the device until now.
         keep_before(recorder, states, looks_busy=not session.found_group)
     if session.spec.rehearse:
-        from torchcoll.bench.communicators import MEANINGLESS
+        from torchcoll.bench.rehearsal import MEANINGLESS
 
         recorder.event("rehearsal", MEANINGLESS)
 
@@ -168,7 +168,7 @@ def _keep_traps(
     from torchcoll.machine.setting_traps import Settings, setting_traps
 
     names = {entry.name for entry in session.entries}
-    on_cpu = session.device.kind == "cpu"
+    on_cpu = session.local.device.kind == "cpu"
     bindings = on_cpu and any(entry.module and entry.family for entry in session.entries)
     found: dict[tuple[str, str], tuple[Finding, list[str]]] = {}
     for host, here in plausibility.by_host(members).items():

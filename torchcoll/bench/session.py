@@ -1,4 +1,4 @@
-"""One launch: set up, run the cases, collect the samples on rank 0.
+"""One launch from its start to its end: the ranks meet, agree, open devices and groups, and leave.
 
 ``run`` is the public function; the command (bench/main.py) runs the same Sweep on the same Session
 and adds a file and a table.
@@ -24,91 +24,64 @@ from torchcoll.bench.control import (
     own_part,
     store_of,
 )
-from torchcoll.bench.measure import measure_case
+from torchcoll.bench.sweep import OnCase, Sweep
 from torchcoll.bench.watchdog import Progress, Watchdog, complain, nobody
 from torchcoll.core import backends
-from torchcoll.core.case import NotRun, Sizing, fingerprint
+from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import (
     ExitCode,
     HangError,
     TorchcollError,
     UnavailableError,
-    UsageError,
     tell,
 )
 from torchcoll.core.spec import Spec
 from torchcoll.core.variables import masked_words
 from torchcoll.machine import environment
-from torchcoll.machine.devices import cost_of_measuring, open_device, refuse_shared
+from torchcoll.machine.devices import open_device, refuse_shared
 from torchcoll.machine.launcher import Launch, detect
 
 if TYPE_CHECKING:
     from torchcoll.bench.library_log import LibraryLog
     from torchcoll.bench.recorder import Recorder
     from torchcoll.core.backends import BackendEntry
-    from torchcoll.core.result import CaseResult, Run
+    from torchcoll.core.result import Run
     from torchcoll.machine.devices import Device
     from torchcoll.machine.state import Watch
 
 _HOSTS_NAMED = 4  # of those that have come, on the terminal
 Places = list[tuple[str, str | None]]  # host and device of each rank
+Parts = tuple[tuple[int, ...], ...]  # ranks of the launch in each sub-group
 
 
-# -------------------------------------------------------------------------------------------------
-# The state of the machines before and after a run: one rank of each host looks, all hear of it.
+@dataclass(frozen=True)
+class Rank:
+    """This rank among the others: what code on the ranks needs of an open session.
 
-
-class Hosts:
-    """The first rank of each host looks at it; ``before`` is what it saw, None on other ranks.
-
-    places: host and device of each rank. Collective. Raises UnavailableError on all ranks with
-    ``require_idle`` where others use a host.
+    torch: the module. rank, ranks: this rank's number and how many there are. control: agreement
+    with the other ranks through the store. progress: what the watchdog sees of this rank. device:
+    where its buffers are. watchdog: ends the launch.
     """
 
-    def __init__(self, session: Session, places: Places, require_idle: bool) -> None:
-        self._session = session
-        self._watch: Watch | None = None
-        self.before: dict[str, Any] | None = None
-        here, _ = places[session.rank]
-        on_host = [rank for rank, (host, _) in enumerate(places) if host == here]
-        busy = None
-        if session.rank == on_host[0]:
-            from torchcoll.machine.state import Watch
+    torch: Any
+    rank: int
+    ranks: int
+    control: Control
+    progress: Progress
+    device: Device
+    watchdog: Watchdog
 
-            devices = [place for rank in on_host if (place := places[rank][1])]
-            pids = [session.control.members[rank]["pid"] for rank in on_host]
-            self._watch = Watch(session.device.kind, devices, pids)
-            self.before = self._watch.before()
-            busy = self._watch.why_busy(self.before) if require_idle else None
-        # Asked in any case: no phase is to begin with waiting for those who look.
-        found = [text for text in session.control.all_gather(busy) if text]
-        if found:
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            raise UnavailableError(
-                "require-idle",
-                f"{found[0]}{more}",
-                "a machine that nobody else uses",
-                "Wait, end that, or leave --require-idle out.",
-            )
+    @property
+    def dist(self) -> Any:
+        """torch.distributed."""
+        return self.torch.distributed
 
-    def look_again(self) -> None:
-        """Record the state after the run, and what has changed. Collective."""
-        session = self._session
-        session.progress.step("state of the machine")
-        states = session.control.gather(self._watch and [self.before, self._watch.after()])
+    def abort(self, text: str, code: ExitCode | None = None) -> NoReturn:
+        """End the launch for what this rank alone has met; the watchdogs say where each rank is.
 
-        def keep(recorder: Recorder) -> None:
-            from torchcoll.bench.recorder import keep_after
-
-            keep_after(recorder, list(filter(None, states)), session.device.kind)
-
-        session.on_rank_0(keep)
-
-
-# -------------------------------------------------------------------------------------------------
-
-OnCase = Callable[["CaseResult"], None]
-Parts = tuple[tuple[int, ...], ...]  # ranks of the launch in each sub-group
+        code: the exit code of a user's mistake, whose text is printed as it is.
+        """
+        self.watchdog.trouble(text, code=code)
 
 
 @dataclass(frozen=True)
@@ -261,20 +234,6 @@ class Meeting:
         yield
         self.phases[name] = time.perf_counter_ns() - start
 
-    def on_rank_0(self, action: Callable[[Recorder], object]) -> None:
-        """What may fail on rank 0 alone (opening the file): then every rank raises its error."""
-        failure = None
-        if self.recorder:
-            try:
-                action(self.recorder)
-            except TorchcollError as error:
-                failure = error
-        stated = self.control.decide(failure and [str(failure), int(failure.exit_code)])
-        if stated:
-            refusal = failure or TorchcollError(stated[0])
-            refusal.exit_code = ExitCode(stated[1])
-            raise refusal
-
     def finish(self, status: str, exit_code: int, reason: str = "") -> None:
         """The ``end`` record: nothing that comes after it is told any more."""
         self.code = int(exit_code)
@@ -335,59 +294,84 @@ class Session:
     """What is open on one rank: the launch, its device and its communicators.
 
     Made by ``opened``, complete from then on. Making it is collective: hello, device, header,
-    process groups, ranks and phases. ``recorder`` and ``run`` exist on rank 0 alone. spec, parts,
-    sizings: what was asked, as it is on this launch, its sub-groups and its cases.
+    process groups, ranks and phases. ``local`` is this rank. ``recorder`` and ``run`` exist on rank
+    0 alone. spec, parts, sizings: what was asked, as it is on this launch, its sub-groups and its
+    cases.
     """
 
     def __init__(self, meeting: Meeting, options: SessionOptions) -> None:
         self._meeting = meeting
-        self.torch, self.dist = meeting.torch, meeting.torch.distributed
         self.launch, self.found_group = meeting.launch, meeting.found_group
-        self.rank, self.ranks = meeting.launch.rank, meeting.launch.ranks
-        self.control, self.progress = meeting.control, meeting.progress
         self.recorder = meeting.recorder
+        self.soak_s = options.soak_s
+        torch, control = meeting.torch, meeting.control
 
         argv = None if options.argv is None else masked_words(list(options.argv))
         self._hello(options.asked or fingerprint(options.spec.to_json()), argv, options.spec)
-        spec = self._decided(options)
-        self.control.timeout_s = spec.timeout_s
-        self.library_log = _library_log() if options.library_log else None
-        self.soak_s = options.soak_s
-        self.entries, self.device, places = self._open_device(spec)
-        self.hosts: Hosts | None = None  # where ranks communicate
+        spec = options.spec  # rank 0's, on every rank
+
+        def read_spec(recorder: Recorder) -> None:
+            nonlocal spec
+            spec = options.earlier() if options.earlier else spec
+
+        self.on_rank_0(read_spec)
+        spec = Spec.from_json(control.decide(spec.to_json()))
+        control.timeout_s = spec.timeout_s
+        self.library_log: LibraryLog | None = None
+        if options.library_log:
+            from torchcoll.bench.library_log import LibraryLog
+
+            self.library_log = LibraryLog()
+        self.entries, device, places = self._open_device(spec)
+        number, ranks = self.launch.rank, self.launch.ranks
+        self.local = Rank(torch, number, ranks, control, meeting.progress, device, meeting.watchdog)
+        # On the first rank of each host, where ranks communicate: the state of the machine.
+        self.watch: Watch | None = None
+        state: dict[str, Any] | None = None
         if self.entries[0].communicates:
-            self.hosts = Hosts(self, places, options.require_idle)
+            state = self._watch_host(places, options.require_idle)
         names = ",".join(entry.name for entry in self.entries)
-        self.spec = replace(spec, backend=names, device=self.device.kind)
-        self.parts: Parts = self.spec.parts(self.ranks)
+        self.spec = replace(spec, backend=names, device=device.kind)
+        self.parts: Parts = self.spec.parts(ranks)
         self.sizings = self.spec.sizings(max(map(len, self.parts)))
-        self._write_header(argv)
+
+        def write_header(recorder: Recorder) -> None:
+            from torchcoll.bench.recorder import header
+
+            recorder.header(header(self, argv))
+            if path := recorder.run.path:
+                meeting.file = [os.path.abspath(path), recorder.run.header["run_id"]]
+
+        self.on_rank_0(write_header)
+        meeting.file = control.decide(meeting.file)
         if self.library_log:
             meeting.undo.callback(self.library_log.close)
-            self.library_log.start(self)
-        self.communicators = Communicators(self)
+            self.library_log.start(self.local, self.recorder)
+        self.communicators = Communicators(
+            self.local, self.spec, self.parts, self.entries, self.found_group
+        )
         meeting.undo.callback(self.communicators.close)
         self.communicators.open(meeting.phase)
-        self._exchange_members(places)
+        self._exchange_members(places, state)
 
     @property
     def run(self) -> Run | None:
         return self.recorder.run if self.recorder else None
 
-    @property
-    def alone(self) -> bool:
-        """Nothing is communicated: one rank, or the fake backend."""
-        return self.ranks == 1 or not self.entries[0].communicates
-
     def on_rank_0(self, action: Callable[[Recorder], object]) -> None:
-        """As of Meeting."""
-        self._meeting.on_rank_0(action)
-
-    def trouble(self, text: str, code: ExitCode | None = None) -> NoReturn:
-        """What this rank met it met alone: the launch ends, and the watchdogs say where. code: of a
-        mistake of the user's, which is the text alone.
-        """
-        self._meeting.watchdog.trouble(text, code=code)
+        """What may fail on rank 0 alone (opening the file): then every rank raises its error."""
+        failure = None
+        if self.recorder:
+            try:
+                action(self.recorder)
+            except TorchcollError as error:
+                failure = error
+        control = self._meeting.control
+        stated = control.decide(failure and [str(failure), int(failure.exit_code)])
+        if stated:
+            refusal = failure or TorchcollError(stated[0])
+            refusal.exit_code = ExitCode(stated[1])
+            raise refusal
 
     @property
     def asked_to_stop(self) -> bool:
@@ -409,101 +393,113 @@ class Session:
         reason = stated_shortfall(self.run.results)
         return (ExitCode.FAILED if reason else ExitCode.OK), reason
 
-    # -- set-up ------------------------------------------------------------------------------
-
     def _hello(self, asked: str, argv: list[str] | None, spec: Spec) -> None:
         """Every rank says who it is and what it was asked; the odd one is named."""
-        words = {
+        control, progress = self._meeting.control, self._meeting.progress
+        hello = {
             "host": environment.hostname(),
             "pid": os.getpid(),
-            "rank": self.rank,
+            "rank": control.rank,
             "asked": asked,
             "argv": " ".join(argv or []),
         }
-        self.control.came = self._came(words["host"])
-        self.control.members = self.control.all_gather(words)
-        self.control.came = None
-        self.progress.step("hello")
-        if len({member["asked"] for member in self.control.members}) > 1:
-            from torchcoll.bench.control import of_arguments
 
-            raise of_arguments(self.control, spec)
-
-    def _came(self, own: Any) -> Callable[[Sequence[Any]], None] | None:
-        """What tells a terminal which ranks have come; None where there is none."""
-        if self.progress.told is nobody or self.control.ranks == 1:
-            return None
-
-        def came(words: Sequence[Any]) -> None:
-            hosts = list(dict.fromkeys([own, *(word["host"] for word in words)]))
+        def report_arrivals(hellos: Sequence[Any]) -> None:
+            hosts = list(dict.fromkeys([hello["host"], *(other["host"] for other in hellos)]))
             more = ", ..." if len(hosts) > _HOSTS_NAMED else ""
             where = ", ".join(hosts[:_HOSTS_NAMED]) + more
-            count = f"{len(words) + 1} of {self.control.ranks}"
-            self.progress.told(f"waiting for ranks: {count} here ({where})")
+            count = f"{len(hellos) + 1} of {control.ranks}"
+            progress.told(f"waiting for ranks: {count} here ({where})")
 
-        return came
+        if progress.told is not nobody and control.ranks > 1:
+            control.came = report_arrivals
+        control.members = control.all_gather(hello)
+        control.came = None
+        progress.step("hello")
+        if len({member["asked"] for member in control.members}) > 1:
+            from torchcoll.bench.admission import of_arguments
 
-    def _decided(self, options: SessionOptions) -> Spec:
-        """Rank 0's Spec, on every rank."""
-        found = [options.spec]
-
-        def read(recorder: Recorder) -> None:
-            if options.earlier:
-                found.append(options.earlier())
-
-        self.on_rank_0(read)
-        return Spec.from_json(self.control.decide(found[-1].to_json()))
+            raise of_arguments(control, spec)
 
     def _open_device(self, spec: Spec) -> tuple[tuple[BackendEntry, ...], Device, Places]:
         """Backends, this rank's device, and where all are; what any lacks, every rank raises."""
+        meeting = self._meeting
+        torch, control = meeting.torch, meeting.control
         refusal, where = None, None
         try:
             names, kind = spec.backend, spec.device
             if self.found_group and names is None:
-                names = backends.found_backend(self.torch, kind)
-            entries, kind = backends.choose_backends(self.torch, names, kind)
+                names = backends.found_backend(torch, kind)
+            entries, kind = backends.choose_backends(torch, names, kind)
             if self.library_log:
                 self.library_log.ask_for(entries)
             if spec.rehearse:
-                from torchcoll.bench.communicators import begin
+                from torchcoll.bench.rehearsal import begin
 
-                self._meeting.undo.callback(begin(self, entries[0].name, kind))
+                hosts = [member["host"] for member in control.members]
+                undo = begin(self.found_group, hosts, entries[0].name, kind, control.rank)
+                meeting.undo.callback(undo)
             if any(entry.interfaces in os.environ for entry in entries):
                 from torchcoll.machine.placement import check_interfaces
 
                 check_interfaces(entries)
-            with self._meeting.phase("device"):
-                device = open_device(self.torch, kind, self.launch, spec.rehearse)
-            where = [environment.hostname(), environment.device_place(self.torch, device)]
+            with meeting.phase("device"):
+                device = open_device(torch, kind, self.launch, spec.rehearse)
+            where = [environment.hostname(), environment.device_place(torch, device)]
         except TorchcollError as error:
             refusal = error
-        places: Places = [tuple(place) for place in self.control.agree(refusal, where)]
+        places: Places = [tuple(place) for place in control.agree(refusal, where)]
         if device.kind != "cpu" and not spec.rehearse:
             refuse_shared(places, device.described)
         return entries, device, places
 
-    def _write_header(self, argv: list[str] | None) -> None:
-        def write(recorder: Recorder) -> None:
-            from torchcoll.bench.recorder import header
+    def _watch_host(self, places: Places, require_idle: bool) -> dict[str, Any] | None:
+        """The first rank of each host looks at it: the state before the run, None on other ranks.
 
-            recorder.header(header(self, argv))
-            if path := recorder.run.path:
-                self._meeting.file = [os.path.abspath(path), recorder.run.header["run_id"]]
+        places: host and device of each rank. Collective. Raises UnavailableError on all ranks with
+        ``require_idle`` where others use a host.
+        """
+        control, state, busy = self.local.control, None, None
+        host, _ = places[self.local.rank]
+        on_host = [rank for rank, (name, _) in enumerate(places) if name == host]
+        if self.local.rank == on_host[0]:
+            from torchcoll.machine.state import Watch
 
-        self.on_rank_0(write)
-        self._meeting.file = self.control.decide(self._meeting.file)
+            devices = [place for rank in on_host if (place := places[rank][1])]
+            pids = [control.members[rank]["pid"] for rank in on_host]
+            self.watch = Watch(self.local.device.kind, devices, pids)
+            state = self.watch.before()
+            busy = self.watch.why_busy(state) if require_idle else None
+        # Asked in any case: no phase is to begin with waiting for those who look.
+        reasons = [reason for reason in control.all_gather(busy) if reason]
+        if reasons:
+            more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+            raise UnavailableError(
+                "require-idle",
+                f"{reasons[0]}{more}",
+                "a machine that nobody else uses",
+                "Wait, end that, or leave --require-idle out.",
+            )
+        return state
 
-    def _exchange_members(self, places: Places) -> None:
-        own = environment.member(self.torch, self.launch, self.device)
+    def _exchange_members(self, places: Places, state: dict[str, Any] | None) -> None:
+        """Rank 0 records who the ranks are. state: that of this host, from its first rank."""
+        torch, device = self.local.torch, self.local.device
         made = {
             entry.name: backends.implementation(
-                self.torch, self.communicators.whole(entry.name), self.device.name
+                torch, self.communicators.whole(entry.name), device.name
             )
             for entry in self.entries
         }
-        words = {**own, "implementation": made, "variables": environment.variables()}
-        words |= {"phases": self._meeting.phases, "machine": self.hosts and self.hosts.before}
-        gathered = self.control.gather(words)
+        gathered = self.local.control.gather(
+            {
+                **environment.member(torch, self.launch, device),
+                "implementation": made,
+                "variables": environment.variables(),
+                "phases": self._meeting.phases,
+                "machine": state,
+            }
+        )
 
         def keep(recorder: Recorder) -> None:
             from torchcoll.bench.recorder import keep_members
@@ -511,115 +507,3 @@ class Session:
             keep_members(self, recorder, gathered, places)
 
         self.on_rank_0(keep)
-
-
-def _library_log() -> LibraryLog:
-    from torchcoll.bench.library_log import LibraryLog
-
-    return LibraryLog()
-
-
-# -------------------------------------------------------------------------------------------------
-
-
-class Sweep:
-    """What runs on an open session: cases, in sub-groups ``parts``, as ``spec`` says; where they
-    are left out, as the session was asked. ``on_case``: called on rank 0 with each result.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        spec: Spec | None = None,
-        parts: Parts | None = None,
-        on_case: OnCase | None = None,
-    ) -> None:
-        self.session = session
-        self.spec = spec or session.spec
-        self.parts = parts or session.parts
-        self.part = next(part for part in self.parts if session.rank in part)
-        self.has_called = False  # some case has made all of its calls
-        self._cost_known = False
-        self._on_case = on_case
-        self.digested = False  # --soak: what every checked call put out, bit by bit
-        self.gathered: list[dict[str, Any]] = []  # rank 0: what each rank said of the last case
-        self._weights = ""  # hash of the weights of uneven blocks
-        if self.spec.has_splits:
-            from torchcoll.core.splits import split_weights
-
-            weights = split_weights(self.spec.splits, max(map(len, self.parts)))
-            self._weights = fingerprint([list(row) for row in weights.rows])
-
-    def run(self, which: Sequence[int] | None = None) -> None:
-        """Run the session's cases of these indices (None: all)."""
-        for index in range(len(self.session.sizings)) if which is None else which:
-            self.one_case(self.session.sizings[index])
-        self.finish(look=which != [])
-
-    def finish(self, look: bool = True) -> None:
-        """After the last case: the library's own timings; and a look at the machine."""
-        session = self.session
-        if session.library_log:
-            session.library_log.keep_timings(session)
-        if look and session.hosts:
-            session.hosts.look_again()
-
-    def one_case(self, sizing: Sizing) -> None:
-        """Its results go to the recorder and ``on_case``."""
-        self.session.on_rank_0(lambda recorder: recorder.started(sizing.case))
-        results = self.measured(sizing)
-        self.session.on_rank_0(lambda recorder: self._keep(recorder, results))
-        if self.has_called and not self._cost_known:
-            self._cost_of_measuring(sizing.case.backend)
-            self._cost_known = True
-
-    def measured(self, sizing: Sizing) -> list[CaseResult]:
-        """Of each sub-group, on rank 0."""
-        session, case = self.session, sizing.case
-        start_ns, wall_us = time.perf_counter_ns(), time.time_ns() // 1000
-        session.progress.step(case.describe())
-        not_run = self.agree_on_case(sizing)
-        results = measure_case(self, sizing, not_run)
-        for result in results:
-            result.start_ns, result.start_wall_us = start_ns, wall_us
-            result.spent_ns["case"] = time.perf_counter_ns() - start_ns
-        if session.library_log:
-            session.library_log.join(self, case, results)
-        return results
-
-    def _keep(self, recorder: Recorder, results: list[CaseResult]) -> None:
-        for result in results:
-            recorder.case(result)
-            if self._on_case:
-                self._on_case(result)
-
-    def agree_on_case(self, sizing: Sizing) -> NotRun | None:
-        """None to run the case: decided by rank 0 for all. Raises UsageError where the ranks are
-        not about to run the same one.
-        """
-        session, control = self.session, self.session.control
-        seen = fingerprint([sizing.case.to_json(), sizing.count, self._weights])
-        words = control.gather({"case": seen, **environment.free_memory(session.device)})
-        decision: list[list[str] | None] = [None, None]
-        if session.recorder:
-            from torchcoll.bench.control import admit, disagreement
-
-            not_run = admit(sizing, self.parts, words, self.spec.check)
-            decision = [disagreement(sizing, words, control), list(not_run) if not_run else None]
-        refusal, found = control.decide(decision)
-        if refusal:
-            raise UsageError(*refusal)
-        return NotRun(*found) if found else None
-
-    def _cost_of_measuring(self, backend: str) -> None:
-        """Recorded after the first case that ran: a barrier before would pay for its connecting."""
-        session = self.session
-        align = None if session.alone else session.communicators.align(backend)
-        own = cost_of_measuring(session.device, align)
-        gathered = session.control.gather(own)
-
-        def keep(recorder: Recorder) -> None:
-            for name in own:
-                recorder.phase(name, [costs[name] for costs in gathered])
-
-        session.on_rank_0(keep)

@@ -22,7 +22,7 @@ from torchcoll.core.units import counted
 
 if TYPE_CHECKING:
     from torchcoll.bench.recorder import Recorder
-    from torchcoll.bench.session import Sweep
+    from torchcoll.bench.sweep import Sweep
     from torchcoll.core.case import Case
     from torchcoll.core.result import CaseResult, SoakWindow
 
@@ -41,7 +41,7 @@ def soak(
     tell: on rank 0, how far it is; metrics: a file for it, see core/metrics.py. Ends after the case
     in which the time is over, the first round aside, or a rank was asked to stop (SIGUSR1).
     """
-    session, began, number = sweep.session, time.monotonic(), 0
+    session, control, began, number = sweep.session, sweep.local.control, time.monotonic(), 0
     session.on_rank_0(lambda recorder: check_metrics(metrics) if metrics else None)
     account = _Account(sweep, seconds, metrics) if session.recorder else None
     sweep.digested = True
@@ -60,9 +60,9 @@ def soak(
 
     def ends() -> bool:
         """Rank 0's clock alone, but anybody's signal."""
-        stops = session.control.gather(session.asked_to_stop)
+        stops = control.gather(session.asked_to_stop)
         over = number > 1 and time.monotonic() - began >= seconds
-        return bool(session.control.decide(account and (over or any(stops))))
+        return bool(control.decide(account and (over or any(stops))))
 
     ended, short = False, None
     while not (ended or short):
@@ -83,10 +83,10 @@ def soak(
             if took >= seconds:
                 text = f"soak: got {seconds:g} s, expected more than one round, which took"
                 text += f" {took:.2g} s"
-            short = session.control.decide(account and text)
+            short = control.decide(account and text)
     sweep.finish()
     session.on_rank_0(lambda recorder: account.close() if account else None)
-    failure: str | None = session.control.decide(account and (short or account.failure()))
+    failure: str | None = control.decide(account and (short or account.failure()))
     return failure
 
 

@@ -17,7 +17,7 @@ from torchcoll.core.implementations import MEMORY, call_of, kernel_of, lacking
 from torchcoll.machine.devices import Call, Device
 
 if TYPE_CHECKING:
-    from torchcoll.bench.session import Session
+    from torchcoll.bench.session import Rank
 
 
 def allocate_mapped(torch: Any, sizing: Sizing, place: int, device: Device) -> Buffers:
@@ -54,9 +54,9 @@ def map_together(case: Case, buffers: Buffers, group: Any) -> None:
         raise RuntimeError(f"{case.implementation} {text}")
 
 
-def called_on(session: Session, case: Case, buffers: Buffers, group: Any) -> Call:
-    """The call of the case."""
+def called_on(local: Rank, case: Case, buffers: Buffers, group: Any) -> Call:
+    """The call of the case. group: None is the default one."""
     kernel = kernel_of(case)
     assert kernel is not None
-    whole = group or session.communicators.whole(case.backend)
-    return call_of(session.torch, kernel, buffers.send, buffers.recv, whole.group_name)
+    group = group or local.dist.distributed_c10d._get_default_group()
+    return call_of(local.torch, kernel, buffers.send, buffers.recv, group.group_name)

@@ -19,8 +19,7 @@ from functools import cache
 from typing import Any
 
 from torchcoll.core.case import CHECK_CHUNK_BYTES, CHECK_ELEMENT_BYTES, Case, Sizing, fingerprint
-from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.dtypes import DTYPES, Dtype
+from torchcoll.core.collectives import COLLECTIVES, DTYPES, Dtype
 
 # A pattern row is repeated to at least so many elements: long rows copy faster.
 ROW_ELEMENTS = 4096

@@ -10,8 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.collectives import COLLECTIVES, Layout, busbw_gbps
-from torchcoll.core.dtypes import DTYPES
+from torchcoll.core.collectives import COLLECTIVES, DTYPES, Layout, busbw_gbps
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import format_size
 

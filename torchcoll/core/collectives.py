@@ -1,4 +1,6 @@
-"""THE table of collectives. Adding one is an entry here and a stub ``torchcoll/<module>.py``.
+"""THE table of collectives, with the reductions and element types that they take.
+
+Adding a collective is an entry here and a stub ``torchcoll/<module>.py``.
 
 An entry says what one rank holds, what its output must be (``segments``), and how torch is called
 (``prepare``, which receives ``torch.distributed`` as an argument, so that this module stays
@@ -7,7 +9,8 @@ can be called with async_op too). Buffers are flat: one to send from and one to 
 
 Sizes and bus factors follow nccl-tests (doc/PERFORMANCE.md and ``*GetBw``, ``*GetCollByteCount`` of
 each src/*.cu). One difference: nccl-tests rounds the count per rank down to 16 bytes, torchcoll
-does not, so a requested size is kept where it divides evenly.
+does not, so a requested size is kept where it divides evenly. algbw and busbw follow its
+doc/PERFORMANCE.md; GB = 10**9 bytes, so bytes per nanosecond are GB/s.
 """
 
 from __future__ import annotations
@@ -589,10 +592,60 @@ def find_op(name: str) -> str:
     return plain
 
 
-# -------------------------------------------------------------------------------------------------
-# algbw and busbw: each formula once.
-#
-# Source: nccl-tests doc/PERFORMANCE.md. GB = 10**9 bytes, so bytes per nanosecond are GB/s.
+@dataclass(frozen=True)
+class Dtype:
+    """One element type.
+
+    ``exact`` is the largest n so that 0, 1, ... n are all held exactly; verification patterns stay
+    below it. Sources: IEEE 754 for the floats (2**(mantissa bits + 1)); OCP 8-bit floating point
+    specification 1.0 for float8 (3 mantissa bits for e4m3: 16; 2 for e5m2: 8).
+    """
+
+    name: str
+    itemsize: int  # bytes
+    kind: str  # 'float', 'int' or 'uint'
+    exact: int
+    aliases: tuple[str, ...] = ()
+
+
+DTYPES: dict[str, Dtype] = {
+    d.name: d
+    for d in (
+        Dtype("float32", 4, "float", 1 << 24, ("float", "fp32")),
+        Dtype("float64", 8, "float", 1 << 53, ("double", "fp64")),
+        Dtype("float16", 2, "float", 1 << 11, ("half", "fp16")),
+        Dtype("bfloat16", 2, "float", 1 << 8, ("bf16",)),
+        Dtype("int8", 1, "int", 127, ("char",)),
+        Dtype("uint8", 1, "uint", 255, ()),
+        Dtype("int16", 2, "int", (1 << 15) - 1, ("short",)),
+        Dtype("int32", 4, "int", (1 << 31) - 1, ("int",)),
+        Dtype("int64", 8, "int", (1 << 63) - 1, ("long",)),
+        Dtype("float8_e4m3fn", 1, "float", 16, ("f8e4m3", "fp8_e4m3")),
+        Dtype("float8_e5m2", 1, "float", 8, ("f8e5m2", "fp8_e5m2")),
+    )
+}
+
+# What `--dtype all` means: the types that every backend has; the rest is asked for by name.
+COMMON_DTYPES = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "uint8",
+    "int32",
+    "int64",
+)
+
+_DTYPE_BY_ALIAS = {alias: d for d in DTYPES.values() for alias in (d.name, *d.aliases)}
+
+
+def find_dtype(name: str) -> Dtype:
+    """The type of that name; torch's, nccl-tests' and short spellings. Raises UsageError."""
+    dtype = _DTYPE_BY_ALIAS.get(str(name).removeprefix("torch.").lower())
+    if dtype is None:
+        raise unknown("dtype", name, DTYPES)
+    return dtype
 
 
 def algbw_gbps(collective: str, size_bytes: int, ranks: int, time_ns: float) -> float | None:

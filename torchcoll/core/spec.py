@@ -25,15 +25,17 @@ from torchcoll.core.case import (
 from torchcoll.core.collectives import (
     BOTH,
     COLLECTIVES,
+    COMMON_DTYPES,
     DEFAULT_COLLECTIVE,
+    DTYPES,
     OPS,
     Collective,
     Layout,
     find_collective,
+    find_dtype,
     find_op,
     has_splits,
 )
-from torchcoll.core.dtypes import COMMON_DTYPES, DTYPES, find_dtype
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.units import counted, format_size, parse_duration, parse_size
 

@@ -26,8 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 from torchcoll.core.bounds import MOST_RANKS, MOST_ROWS, MOST_TOLD
 from torchcoll.core.case import Case
-from torchcoll.core.collectives import COLLECTIVES, Layout, find_collective
-from torchcoll.core.dtypes import DTYPES, find_dtype
+from torchcoll.core.collectives import COLLECTIVES, DTYPES, Layout, find_collective, find_dtype
 from torchcoll.core.errors import UnreadableError, UsageError, choice
 from torchcoll.core.result import CaseResult, Reported, Run, Verification
 from torchcoll.core.traffic import TrafficCall

@@ -469,15 +469,20 @@ class Watch:
         self._proc, self._sysfs, self._library = proc, sysfs, library
         self._cpus = allowed_cpus(self._pids, proc)
         self._first: Sample | None = None
+        self._before: dict[str, Any] = {}
 
     def before(self) -> dict[str, Any]:
         """The record ``machine`` before the run: when, host, utc, took_ns, cpu (of host.settings),
         devices (of nvml.gpus or intel.gpus, with ``others``: processes that are not of this
         launch, None where that is not known), network (of network.counters).
         """
-        state = self._look("before")
+        self._before = self._look("before")
         self._first = sample(self._proc)
-        return state
+        return self._before
+
+    def both(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The states before and after the run; ``before`` has been called."""
+        return self._before, self.after()
 
     def after(self) -> dict[str, Any]:
         """As before; ``cpu`` tells also who used the cores since then (host.shares)."""

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.session import Session, Sweep
+from torchcoll.bench.session import Session
+from torchcoll.bench.sweep import Sweep
 from torchcoll.core.case import size_case
 from torchcoll.core.errors import (
     brief,
@@ -105,7 +106,7 @@ def bisect(
         nonlocal step
         step += 1
         parts = [ranks_of(units, first), ranks_of(units, second)]
-        rest = {*range(session.ranks)} - {rank for part in parts for rank in part}
+        rest = {*range(session.local.ranks)} - {rank for part in parts for rank in part}
         parts += [tuple(sorted(rest))] if rest else []
         sweep = Sweep(session, spec, tuple(parts))
         own = replace(case, group=f"bisect {step}")
@@ -117,11 +118,11 @@ def bisect(
                 sweep.one_case(sizing)
             except RuntimeError as error:
                 sizes = " and ".join(str(len(part)) for part in parts)
-                session.trouble(f"groups of {sizes} ranks: {brief(error)}")
-            seen.append(session.control.decide(_speeds(session, len(parts))))
+                session.local.abort(f"groups of {sizes} ranks: {brief(error)}")
+            seen.append(session.local.control.decide(_speeds(session, len(parts))))
         return max(one[0] for one in seen), max(one[1] for one in seen)
 
-    hosts = [member["host"] for member in session.control.members]
+    hosts = [member["host"] for member in session.local.control.members]
 
     def comparable(first: Group, second: Group) -> bool:
         """As many ranks on as many nodes: else one half has slower ways, and no fault."""

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torchcoll.core.collectives import find_dtype
 from torchcoll.core.display import Displayed
-from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import Row
 from torchcoll.core.traffic import Traffic

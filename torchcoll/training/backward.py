@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from torchcoll.core.backends import backend_of
-from torchcoll.core.dtypes import find_dtype
+from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall

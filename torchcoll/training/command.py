@@ -575,7 +575,7 @@ def _planned_traffic(
 def _planned_shape(
     options: argparse.Namespace, model: Any, ranks: Sequence[int], backward_ns: float | None
 ) -> Any:
-    from torchcoll.core.dtypes import find_dtype
+    from torchcoll.core.collectives import find_dtype
     from torchcoll.training.projection import plan_shape
     from torchcoll.training.shapes import degrees_of, shape_of
 

@@ -16,7 +16,8 @@ from torchcoll.core.units import format_size
 from torchcoll.training.playback import Part, Play
 
 if TYPE_CHECKING:
-    from torchcoll.bench.session import Session
+    from torchcoll.bench.session import Rank
+    from torchcoll.core.backends import BackendEntry
     from torchcoll.machine.devices import Device
 
 
@@ -156,15 +157,20 @@ class Player:
     """
 
     def __init__(
-        self, session: Session, part: Part, groups: dict[Members, Any], compute: bool
+        self,
+        local: Rank,
+        entry: BackendEntry,
+        part: Part,
+        groups: dict[Members, Any],
+        compute: bool,
     ) -> None:
-        self._session = session
+        self._local = local
         self._part = part
         self._groups = groups
         self._compute = compute
-        self._entry = session.entries[0]
-        streams = session.device.kind != "cpu" and not self._entry.on_host
-        self._stamps = DeviceStamps(session.torch, session.device) if streams else HostStamps()
+        self._entry = entry
+        streams = local.device.kind != "cpu" and not self._entry.on_host
+        self._stamps = DeviceStamps(local.torch, local.device) if streams else HostStamps()
         self.clock = self._stamps.clock
         self._received: dict[int, list[int]] = {}  # place of an uneven all_to_all: bytes from each
         self._items = _items(part)
@@ -205,20 +211,20 @@ class Player:
             entry.placements[0],
             "synchronized",
             self._entry.name,
-            self._session.device.kind,
+            self._local.device.kind,
         )
-        return size_case(case, len(play.members)), play.members.index(self._session.rank)
+        return size_case(case, len(play.members)), play.members.index(self._local.rank)
 
     def exchange_splits(self) -> None:
         """What each rank receives in an uneven all_to_all, which only the senders know.
 
         Group by group in one order on all ranks, so that no two wait for each other.
         """
-        torch, dist = self._session.torch, self._session.dist
+        torch, dist = self._local.torch, self._local.dist
         plays = sorted(enumerate(self._part.plays), key=lambda pair: (pair[1].members, pair[0]))
         for place, play in plays:
             if play.call.splits:
-                sent = torch.tensor(play.call.splits, device=self._session.device.name)
+                sent = torch.tensor(play.call.splits, device=self._local.device.name)
                 received = torch.empty_like(sent)
                 dist.all_to_all_single(received, sent, group=self._groups[play.members])
                 self._received[place] = received.tolist()
@@ -238,26 +244,26 @@ class Player:
                 if key not in made:
                     made[key] = self._collective(sizing, rank, play.members)
                 item.issue = _issue(made[key])
-        self._session.device.synchronize()
+        self._local.device.synchronize()
 
     def _collective(self, sizing: Sizing, rank: int, members: Members) -> Any:
-        session, case = self._session, sizing.case
-        buffers = allocate(session.torch, sizing, rank, session.device.name)
+        case = sizing.case
+        buffers = allocate(self._local.torch, sizing, rank, self._local.device.name)
         for side, buffer in (("sent", buffers.send), ("received", buffers.recv)):
             self._buffers[side, case, members] = buffer.zero_()
-        return prepared(session, sizing, rank, buffers, self._groups[members])
+        return prepared(self._local, sizing, rank, buffers, self._groups[members])
 
     def _bytes(self, side: str, size_bytes: int) -> Any:
-        torch, key = self._session.torch, (side, size_bytes)
+        torch, key = self._local.torch, (side, size_bytes)
         if key not in self._buffers:
-            device = self._session.device.name
+            device = self._local.device.name
             self._buffers[key] = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
         return self._buffers[key]
 
     def _uneven(self, play: Play, received: list[int]) -> Any:
         sent = list(play.call.splits)
         return partial(
-            self._session.dist.all_to_all_single,
+            self._local.dist.all_to_all_single,
             self._bytes("received", sum(received)),
             self._bytes("sent", sum(sent)),
             received,
@@ -266,7 +272,7 @@ class Player:
         )
 
     def _messages(self, item: _Item) -> Issue:
-        dist, group, messages = self._session.dist, self._groups[item.play.members], []
+        dist, group, messages = self._local.dist, self._groups[item.play.members], []
         for place in item.places:
             call = self._part.plays[place].call
             sends = call.collective == "send"
@@ -303,8 +309,8 @@ class Player:
                 work.wait()
                 stamps.end(marks[place])
 
-        self._session.progress.step(name, started)
-        self._session.device.synchronize()
+        self._local.progress.step(name, started)
+        self._local.device.synchronize()
         begin = now()
         for item in self._items:
             if self._compute:
@@ -327,7 +333,7 @@ class Player:
             wait(place)
         if self._compute:
             _pause(self._part.rest_ns)
-        self._session.device.synchronize()
+        self._local.device.synchronize()
         end = now()
         self.started.append(started)
         self.times.append([stamps.ns(mark) for mark in marks])

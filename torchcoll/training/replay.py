@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
 from typing import Any
 
-from torchcoll.bench.control import lacks_memory
+from torchcoll.bench.admission import lacks_memory
 from torchcoll.bench.measure import first_call
 from torchcoll.bench.session import Session, SessionOptions, opened
 from torchcoll.core.case import fingerprint
@@ -83,7 +83,7 @@ def play(
         traffic, part, step = _agreed(session, read, compute)
         player = _player(session, part, compute)
         spans = _played(session, player, steps)
-        session.progress.step("replay: times to rank 0")
+        session.local.progress.step("replay: times to rank 0")
         words = {
             "calls": [
                 replaced(play.call, asynchronous=play.asynchronous).to_json() for play in part.plays
@@ -96,7 +96,7 @@ def play(
             "span": part.span_ns,
             "notes": part.notes,
         }
-        gathered = session.control.gather(words)
+        gathered = session.local.control.gather(words)
         player.release()
         if session.run is None:
             return None
@@ -119,25 +119,25 @@ def _agreed(
     usual: list[Step] = []
     try:
         traffic = read()
-        _check_ranks(traffic, session.ranks)
-        usual = usual_steps(traffic, session.rank)[-_LAST:]
+        _check_ranks(traffic, session.local.ranks)
+        usual = usual_steps(traffic, session.local.rank)[-_LAST:]
     except TorchcollError as error:
         refusal = error
-    offers = [set(steps) for steps in session.control.agree(refusal, usual) if steps]
+    offers = [set(steps) for steps in session.local.control.agree(refusal, usual) if steps]
     common: set[Step] = set.intersection(*offers) if offers else set()
     if not common:
         got = "no step that all ranks have" if offers else "no calls"
         raise UsageError("traffic", got, "a captured step", _next_action(traffic))
     step = max(common, key=lambda number: -1 if number is None else number)
     try:
-        part = part_of(traffic, session.rank, step)
+        part = part_of(traffic, session.local.rank, step)
         if compute and part.plays and all(play.gap_ns is None for play in part.plays):
             raise UsageError("compute", "calls without times", "a traffic that was captured")
     except TorchcollError as error:
         refusal = error
-    session.control.agree(refusal)
-    digests = session.control.gather(digest(part, session.rank))
-    text = session.control.decide(mismatch(digests))
+    session.local.control.agree(refusal)
+    digests = session.local.control.gather(digest(part, session.local.rank))
+    text = session.local.control.decide(mismatch(digests))
     if text:
         raise UsageError("traffic", text, "parts that fit together", _next_action(traffic))
     return traffic, part, step
@@ -158,17 +158,19 @@ def _check_ranks(traffic: Traffic, ranks: int) -> None:
 
 def _player(session: Session, part: Part, compute: bool) -> Player:
     """Groups and buffers. Every rank takes part in the making of every group."""
-    gathered = session.control.gather(sorted({play.members for play in part.plays}))
+    gathered = session.local.control.gather(sorted({play.members for play in part.plays}))
     found = sorted({tuple(members) for own in gathered for members in own})
     groups: dict[Members, Any] = {}
-    for members in map(tuple, session.control.decide(found)):
-        session.progress.step(f"replay: group {','.join(map(str, members))}")
+    for members in map(tuple, session.local.control.decide(found)):
+        session.local.progress.step(f"replay: group {','.join(map(str, members))}")
         groups[members] = session.communicators.over(session.entries[0], members)
-    player = Player(session, part, groups, compute)
-    session.progress.step("replay: buffers")
-    words = session.control.gather({"need": player.need_bytes, **free_memory(session.device)})
+    player = Player(session.local, session.entries[0], part, groups, compute)
+    session.local.progress.step("replay: buffers")
+    words = session.local.control.gather(
+        {"need": player.need_bytes, **free_memory(session.local.device)}
+    )
     needs = {rank: word["need"] for rank, word in enumerate(words)}
-    text = session.control.decide(lacks_memory(needs, words))
+    text = session.local.control.decide(lacks_memory(needs, words))
     if text:
         raise UnavailableError("memory", f"a step that {text}", "one whose buffers fit")
     refusal = None
@@ -177,7 +179,7 @@ def _player(session: Session, part: Part, compute: bool) -> Player:
         player.prepare()
     except (RuntimeError, MemoryError) as error:
         refusal = UnavailableError("memory", brief(error), "room for the buffers of the step")
-    session.control.agree(refusal)
+    session.local.control.agree(refusal)
     return player
 
 
@@ -188,12 +190,12 @@ def _played(session: Session, player: Player, steps: int) -> list[tuple[int, int
     _first(session, player)
     spans = []
     for number in range(steps):
-        session.progress.step(f"replay: before step {number}")
+        session.local.progress.step(f"replay: before step {number}")
         align()
         try:
             spans.append(player.play(f"replay: step {number}"))
         except RuntimeError as error:
-            session.trouble(f"{player.doing}: {brief(error)}")
+            session.local.abort(f"{player.doing}: {brief(error)}")
     return spans
 
 
@@ -206,7 +208,7 @@ def _first(session: Session, player: Player) -> None:
         except Exception as error:
             raise RuntimeError(f"{player.doing}: {brief(error)}") from error
 
-    refused = first_call(session, "replay", play)
+    refused = first_call(session.local, "replay", play)
     if refused:
         raise UnavailableError("replay", refused.text, f"what {session.entries[0].name} can do")
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torchcoll.core.dtypes import find_dtype
+from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError, unknown
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
 from torchcoll.training.sharded import BACKWARD, FORWARD

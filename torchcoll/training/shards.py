@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from torchcoll.core.dtypes import find_dtype
+from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, TrafficCall
 from torchcoll.core.units import whole_number

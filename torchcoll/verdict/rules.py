@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.backends import backend_of
-from torchcoll.core.collectives import OPS, find_collective
-from torchcoll.core.dtypes import DTYPES
+from torchcoll.core.collectives import DTYPES, OPS, find_collective
 from torchcoll.core.errors import TorchcollError, UsageError, did_you_mean, unknown
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.plausibility import DeviceLimits

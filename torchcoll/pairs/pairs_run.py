@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.bench.main import measure
 from torchcoll.bench.measure import first_call
 from torchcoll.bench.options import Options, Other, Parser, number, parse
-from torchcoll.bench.session import Session, Sweep
+from torchcoll.bench.session import Session
+from torchcoll.bench.sweep import Sweep
 from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import Case, Sizing, size_case
@@ -162,9 +163,10 @@ class PairsRun:
     def __init__(
         self, session: Session, options: PairOptions, stated: Callable[[str], None]
     ) -> None:
-        self.session, self.options, self._stated = session, options, stated
+        self.session, self.local = session, session.local
+        self.options, self._stated = options, stated
         self._all = Sweep(session)
-        self.units = units_of(options.by, [m["host"] for m in session.control.members])
+        self.units = units_of(options.by, [m["host"] for m in self.local.control.members])
         check_units(self.units, options.by)
         first = session.sizings[0].case
         rule = "pair" if options.by == "rank" else "node"
@@ -176,64 +178,65 @@ class PairsRun:
 
     def sweep(self) -> None:
         """Rounds, the slow pairs alone, all ranks together; events of the suspects. Collective."""
-        session = self.session
         self._prepare()
         count = len(self.units)
         for turn, met in enumerate(rounds(count), 1):
             self._round(met, f"round {turn} of {rounds_of(count)}", self._rule, self._cases)
         for turn in range(1, PASSES + 1):
-            again, places = session.control.decide(self._again())
+            again, places = self.local.control.decide(self._again())
             cases = [self._cases[place] for place in places]
             for pair in again:
                 self._round(
                     [(pair[0], pair[1])], f"pass {turn} alone", f"{self._rule} alone", cases
                 )
         self._buffers.clear()
-        session.device.release()
+        self.local.device.release()
         self._stated("all ranks together")
         self._all.run()
         if self.options.bisect:
-            bisect(session, self.units, self.options.threshold, self._stated)
+            bisect(self.session, self.units, self.options.threshold, self._stated)
         self._on_rank_0(self._events)
 
     # -- before -----------------------------------------------------------------------------
 
     def _prepare(self) -> None:
         """Memory on every rank, and a connected group."""
-        session, failure = self.session, ""
+        failure = ""
         for case in self._cases:
-            sizing = size_case(case, session.ranks)
+            sizing = size_case(case, self.local.ranks)
             if refused := self._all.agree_on_case(sizing):
                 raise TorchcollError(f"pairs: {case.describe()}: {refused.reason}")
         try:
             for case in self._cases:
                 sizing = size_case(case, 2)
                 if case.size_bytes not in self._buffers:
-                    buffers = allocate(session.torch, sizing, 0, session.device.name)
+                    buffers = allocate(self.local.torch, sizing, 0, self.local.device.name)
                     self._buffers[case.size_bytes] = buffers
-                    Checker(session.torch, sizing, 0, buffers, session.progress.beat).prepare()
+                    Checker(
+                        self.local.torch, sizing, 0, buffers, self.local.progress.beat
+                    ).prepare()
         except (RuntimeError, MemoryError) as error:
             failure = brief(error)
-        failed = session.control.failed(failure)
+        failed = self.local.control.failed(failure)
         if failed:
             raise TorchcollError("pairs: no memory on {}: {}".format(*failed))
-        session.progress.step("connecting all ranks")
+        self.local.progress.step("connecting all ranks")
         # torch: all ranks take part in the first call on a group, if it is a send or a receive.
-        self._or_trouble(session.communicators.align(self._cases[0].backend), "a barrier")
+        self._or_trouble(self.session.communicators.align(self._cases[0].backend), "a barrier")
 
     def _or_trouble(self, call: Callable[[], object], what: str) -> None:
         try:
             call()
         except RuntimeError as error:
-            self.session.trouble(f"{what}: {brief(error)}")
+            self.local.abort(f"{what}: {brief(error)}")
 
     # -- one round --------------------------------------------------------------------------
 
     def _own(self, met: Sequence[Pair]) -> _Own | None:
         for pair in met:
             for low, high in members_of(self.units, pair):
-                if self.session.rank in (low, high):
-                    first = self.session.rank == low
+                if self.local.rank in (low, high):
+                    first = self.local.rank == low
                     return _Own(pair, high if first else low, 0 if first else 1)
         return None
 
@@ -259,9 +262,9 @@ class PairsRun:
         kind = f"{text}: {case.describe()}"
         cold: list[int] = []
         steady: list[int] = []
-        session.progress.step(kind, steady if own else range(iters))
+        self.local.progress.step(kind, steady if own else range(iters))
         self._began = (time.perf_counter_ns(), time.time_ns() // 1000)
-        session.control.align()
+        self.local.control.align()
         checked: tuple[int, int] | None = None
         if own is None:
             self._first(None, case)
@@ -277,10 +280,10 @@ class PairsRun:
             if session.spec.check and case.root is None:
                 self._or_trouble(align, who)
                 checked = self._verified(sizing, own, buffers, call)
-        return session.control.gather([cold, steady, checked])
+        return self.local.control.gather([cold, steady, checked])
 
     def _timed(self, call: Any, align: Any, calls: int, durations: list[int]) -> None:
-        self.session.device.synchronized(call, align, calls, {"host": durations, "issue": []})
+        self.local.device.synchronized(call, align, calls, {"host": durations, "issue": []})
 
     def _first(self, call: Callable[[], None] | None, case: Case, own: _Own | None = None) -> None:
         """The first call of all: a backend that cannot send says so here, on all ranks alike."""
@@ -289,7 +292,7 @@ class PairsRun:
                 self._or_trouble(call, f"pair {own.pair[0]}-{own.pair[1]}")
             return
         self._tried = True
-        refused = first_call(self.session, "pairs: sending", call)
+        refused = first_call(self.local, "pairs: sending", call)
         if refused:
             (entry, *_) = self.session.entries
             raise UnavailableError(
@@ -301,7 +304,7 @@ class PairsRun:
 
     def _call(self, own: _Own, buffers: Buffers, root: int | None) -> Callable[[], None]:
         """Send and receive (root None), or one of them: the unit in place ``root`` sends."""
-        dist = self.session.dist
+        dist = self.local.dist
         group = self.session.communicators.whole(self._cases[0].backend)
         steps = []
         if root is None or root == own.place:
@@ -321,11 +324,10 @@ class PairsRun:
         self, sizing: Sizing, own: _Own, buffers: Buffers, call: Callable[[], None]
     ) -> tuple[int, int]:
         """(elements checked, elements wrong) of one more exchange."""
-        session = self.session
-        checker = Checker(session.torch, sizing, own.place, buffers, session.progress.beat)
+        checker = Checker(self.local.torch, sizing, own.place, buffers, self.local.progress.beat)
         checker.prepare()
         self._or_trouble(call, f"pair {own.pair[0]}-{own.pair[1]}")
-        session.device.synchronize()
+        self.local.device.synchronize()
         return checker.count_wrong()
 
     # -- rank 0 -----------------------------------------------------------------------------
@@ -335,7 +337,7 @@ class PairsRun:
         return self.session.recorder
 
     def _on_rank_0(self, action: Callable[[], object]) -> None:
-        if self.session.rank == 0:
+        if self.local.rank == 0:
             action()
 
     def _keep(self, case: Case, gathered: list[Any], met: Sequence[Pair], rule: str) -> None:
@@ -353,7 +355,7 @@ class PairsRun:
         """The pairs of the next pass alone, and the places of the cases in which they were slow:
         of the suspects that no pass so far has cleared, between usual ones.
         """
-        if self.session.rank:
+        if self.local.rank:
             return None
         from torchcoll.pairs.matches import key_of, read_pairs
         from torchcoll.pairs.suspects import again_alone, kinds_of, suspects
@@ -411,7 +413,7 @@ def _sweep(
     """
     stated: Callable[[str], None] = nothing_stated
     line = None
-    if session.rank == 0 and not options.quiet:
+    if session.local.rank == 0 and not options.quiet:
         from torchcoll.report.destination import ProgressLine
 
         line = ProgressLine(sys.stderr, 80)
@@ -423,7 +425,7 @@ def _sweep(
             line.clear()
         output.show(lambda: _show(output.run, options, pairs))
         failure = output.failure() or _accused(output.run)
-    agreed: str | None = session.control.decide(failure)
+    agreed: str | None = session.local.control.decide(failure)
     return agreed
 
 

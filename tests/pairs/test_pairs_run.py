@@ -16,11 +16,11 @@ from torchcoll.bench.options import Options
 from torchcoll.cli import main as torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.machine import environment
-from torchcoll.pairs import sweep
+from torchcoll.pairs import pairs_run
 from torchcoll.pairs.bisect import Halving, Step
 from torchcoll.pairs.bisect import _record as record_bisection
 from torchcoll.pairs.matches import EXCHANGE, LATENCY, SEND, read_pairs
-from torchcoll.pairs.sweep import parse_pairs
+from torchcoll.pairs.pairs_run import parse_pairs
 
 # On a busy machine any rank may be slow for a while: with this threshold nobody is a suspect.
 CALM = "--sizes 1K,4K -n 2 --threshold 0.9999"
@@ -131,16 +131,16 @@ def test_nodes_meet_all_ranks_at_once(launch):
 def test_a_slow_rank_ends_with_1_and_its_node(launch):
     def sluggish(rank):
         on_hosts(1)(rank)
-        sweep.LATENCY_ITERS = 2
+        pairs_run.LATENCY_ITERS = 2
         clock = ticking()
         if rank == 2:
-            made = sweep.PairsRun._call
+            made = pairs_run.PairsRun._call
 
             def slow(*args):
                 call, wait = made(*args), clock.call(itertools.repeat(20_000_000))
                 return lambda: (call(), wait())
 
-            sweep.PairsRun._call = slow
+            pairs_run.PairsRun._call = slow
 
     job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5", 4, setup=sluggish).ended(1)
     (error,) = job.errors()
@@ -160,8 +160,13 @@ def test_a_slow_rank_ends_with_1_and_its_node(launch):
 def test_who_is_slow_only_beside_the_others_is_cleared_by_one_pass(launch):
     def sluggish(rank):
         on_hosts(1)(rank)
-        sweep.LATENCY_ITERS = 2
-        clock, made, went, rules = ticking(), sweep.PairsRun._call, sweep.PairsRun._round, [""]
+        pairs_run.LATENCY_ITERS = 2
+        clock, made, went, rules = (
+            ticking(),
+            pairs_run.PairsRun._call,
+            pairs_run.PairsRun._round,
+            [""],
+        )
 
         def stated(self, met, text, rule, cases):
             rules[0] = rule
@@ -171,7 +176,7 @@ def test_who_is_slow_only_beside_the_others_is_cleared_by_one_pass(launch):
             call, wait = made(*args), clock.call(itertools.repeat(20_000_000))
             return lambda: (call(), rank == 2 and rules[0] == "pair" and wait())
 
-        sweep.PairsRun._round, sweep.PairsRun._call = stated, slow
+        pairs_run.PairsRun._round, pairs_run.PairsRun._call = stated, slow
 
     job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5", 4, setup=sluggish).ended(0)
     assert "not alone: rank 2 (node2): of the others' speed" in job.stdout()
@@ -184,11 +189,11 @@ def test_ranks_that_share_a_core_accuse_nobody(launch):
 
     def sluggish(rank):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        made = sweep.PairsRun._call
-        sweep.PairsRun._call = lambda *args: (
+        made = pairs_run.PairsRun._call
+        pairs_run.PairsRun._call = lambda *args: (
             lambda call: lambda: (call(), time.sleep(0.01 * (rank == 2)))
         )(made(*args))
-        sweep.LATENCY_ITERS = 2
+        pairs_run.LATENCY_ITERS = 2
 
     job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5 --bisect", 4, setup=sluggish).ended(
         0
@@ -210,7 +215,7 @@ def test_reading_a_failed_case_ends_with_1(measured, tmp_path, capsys):
 def test_a_lost_rank_names_the_pair(launch):
     def dies(rank):
         if rank == 2:
-            sweep.PairsRun._verified = lambda *args: os._exit(9)
+            pairs_run.PairsRun._verified = lambda *args: os._exit(9)
 
     job = launch("pairs", "--sizes 1K -n 1", 3, setup=dies)
     ended = job.job.wait()
@@ -260,7 +265,7 @@ def test_ranks_that_alone_cannot_send_are_named(launch):
 def test_wrong_data_is_a_failure(launch):
     def setup(rank):
         if rank == 1:
-            sweep.Checker._fill = lambda self, source: self._buffers.send.zero_()
+            pairs_run.Checker._fill = lambda self, source: self._buffers.send.zero_()
 
     job = launch("pairs", "--sizes 1K -n 1 --threshold 0.9999", 2, setup=setup).ended(1)
     wrong = [r for r in job.run.results if r.status == "wrong"]
@@ -288,9 +293,9 @@ def test_bad_input_ends_with_2(launch, arguments, text):
 
 def test_a_backend_that_sends_nothing():
     with pytest.raises(UsageError, match=r"backend: got fake, expected one that communicates"):
-        sweep.refuse_lone("fake", 4)
+        pairs_run.refuse_lone("fake", 4)
     with pytest.raises(UsageError, match=r"backend: got gloo,ccl, expected one backend"):
-        sweep.refuse_lone("gloo,ccl", 4)
+        pairs_run.refuse_lone("gloo,ccl", 4)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,142 @@
+"""The cases of a launch one after the other: agreed on, measured, and given to rank 0's account."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.bench.measure import measure_case
+from torchcoll.core.case import NotRun, Sizing, fingerprint
+from torchcoll.core.errors import UsageError
+from torchcoll.machine import environment
+from torchcoll.machine.devices import cost_of_measuring
+
+if TYPE_CHECKING:
+    from torchcoll.bench.communicators import Communicators
+    from torchcoll.bench.recorder import Recorder
+    from torchcoll.bench.session import Parts, Rank, Session
+    from torchcoll.core.result import CaseResult
+    from torchcoll.core.spec import Spec
+
+OnCase = Callable[["CaseResult"], None]
+
+
+class Sweep:
+    """The cases that run on an open session.
+
+    spec, parts: where they differ from the session's own. on_case: called on rank 0 with each
+    result.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        spec: Spec | None = None,
+        parts: Parts | None = None,
+        on_case: OnCase | None = None,
+    ) -> None:
+        self.session = session
+        self.local: Rank = session.local
+        self.communicators: Communicators = session.communicators
+        self.library_log = session.library_log
+        self.spec: Spec = spec or session.spec
+        self.parts: Parts = parts or session.parts
+        self.part: tuple[int, ...] = next(part for part in self.parts if self.local.rank in part)
+        # Nothing is communicated: one rank, or the fake backend.
+        self.alone: bool = self.local.ranks == 1 or not session.entries[0].communicates
+        self.has_called = False  # some case has made all of its calls
+        self.digested = False  # --soak: what every checked call put out, bit by bit
+        self.gathered: list[dict[str, Any]] = []  # rank 0: what each rank said of the last case
+        self._cost_known = False
+        self._on_case = on_case
+        self._weights = ""  # hash of the weights of uneven blocks
+        if self.spec.has_splits:
+            from torchcoll.core.splits import split_weights
+
+            weights = split_weights(self.spec.splits, max(map(len, self.parts)))
+            self._weights = fingerprint([list(row) for row in weights.rows])
+
+    def run(self, which: Sequence[int] | None = None) -> None:
+        """Run the session's cases of these indices (None: all)."""
+        sizings = self.session.sizings
+        for index in range(len(sizings)) if which is None else which:
+            self.one_case(sizings[index])
+        self.finish(look=which != [])
+
+    def finish(self, look: bool = True) -> None:
+        """After the last case: the library's own timings; and a look at the machine."""
+        session, local = self.session, self.local
+        if session.library_log:
+            session.library_log.keep_timings(session)
+        if not (look and session.entries[0].communicates):
+            return
+        local.progress.step("state of the machine")
+        states = local.control.gather(session.watch and session.watch.both())
+
+        def keep(recorder: Recorder) -> None:
+            from torchcoll.bench.recorder import keep_after
+
+            keep_after(recorder, list(filter(None, states)), local.device.kind)
+
+        session.on_rank_0(keep)
+
+    def one_case(self, sizing: Sizing) -> None:
+        """Its results go to the recorder and ``on_case``."""
+        self.session.on_rank_0(lambda recorder: recorder.started(sizing.case))
+        results = self.measured(sizing)
+
+        def keep(recorder: Recorder) -> None:
+            for result in results:
+                recorder.case(result)
+                if self._on_case:
+                    self._on_case(result)
+
+        self.session.on_rank_0(keep)
+        if self.has_called and not self._cost_known:
+            self._record_cost_of_measuring(sizing.case.backend)
+            self._cost_known = True
+
+    def measured(self, sizing: Sizing) -> list[CaseResult]:
+        """Of each sub-group, on rank 0."""
+        case = sizing.case
+        start_ns, wall_us = time.perf_counter_ns(), time.time_ns() // 1000
+        self.local.progress.step(case.describe())
+        not_run = self.agree_on_case(sizing)
+        results = measure_case(self, sizing, not_run)
+        for result in results:
+            result.start_ns, result.start_wall_us = start_ns, wall_us
+            result.spent_ns["case"] = time.perf_counter_ns() - start_ns
+        if self.library_log:
+            self.library_log.join(self, case, results)
+        return results
+
+    def agree_on_case(self, sizing: Sizing) -> NotRun | None:
+        """None to run the case: decided by rank 0 for all. Raises UsageError where the ranks are
+        not about to run the same one.
+        """
+        control = self.local.control
+        seen = fingerprint([sizing.case.to_json(), sizing.count, self._weights])
+        words = control.gather({"case": seen, **environment.free_memory(self.local.device)})
+        decision: list[list[str] | None] = [None, None]
+        if self.session.recorder:
+            from torchcoll.bench.admission import admit, disagreement
+
+            not_run = admit(sizing, self.parts, words, self.spec.check)
+            decision = [disagreement(sizing, words, control), list(not_run) if not_run else None]
+        refusal, reason = control.decide(decision)
+        if refusal:
+            raise UsageError(*refusal)
+        return NotRun(*reason) if reason else None
+
+    def _record_cost_of_measuring(self, backend: str) -> None:
+        """Recorded after the first case that ran: a barrier before would pay for its connecting."""
+        align = None if self.alone else self.communicators.align(backend)
+        costs = cost_of_measuring(self.local.device, align)
+        gathered = self.local.control.gather(costs)
+
+        def keep(recorder: Recorder) -> None:
+            for name in costs:
+                recorder.phase(name, [of_rank[name] for of_rank in gathered])
+
+        self.session.on_rank_0(keep)
