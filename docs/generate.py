@@ -26,7 +26,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size
-from torchcoll.pairs import sweep
+from torchcoll.pairs import pairs_run
 from torchcoll.report.columns import COLUMNS
 from torchcoll.verdict.rules import _packaged, packaged
 
@@ -89,7 +89,7 @@ def commands() -> Iterator[str]:
     yield from ("### torchcoll.pairs", "")
     yield "Of the options above those of a plain all_reduce that name sizes, dtype, calls, backend,"
     yield from ("device, time limit and output, and its own:", "")
-    pairs = sweep._parser()
+    pairs = pairs_run._parser()
     yield from _options(pairs, pairs._actions)
     known = cli.commands()
     yield from ("## The console command", "")
