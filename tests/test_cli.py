@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from error_form import error_line, error_text
 
 from torchcoll import __version__
 from torchcoll.cli import main
@@ -153,12 +154,12 @@ def test_completion_of_other_shells(capsys, monkeypatch):
     assert capsys.readouterr().out.startswith("#compdef torchcoll")
     assert main(["--print-completion", "fish"]) == 2
     assert capsys.readouterr().err == (
-        "torchcoll: error: print-completion: got fish, expected one of bash, zsh, tcsh\n"
+        error_line("print-completion", "fish", "one of bash, zsh, tcsh\n")
     )
     monkeypatch.setitem(sys.modules, "shtab", None)  # an image that lacks it
     assert main(["--print-completion", "bash"]) == 4
     assert capsys.readouterr().err == (
-        "torchcoll: error: shtab: got none, expected it installed. python -m pip install shtab.\n"
+        error_line("shtab", "none", "it installed. python -m pip install shtab.\n")
     )
 
 
@@ -179,9 +180,9 @@ def test_version_and_help(capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        ("reduce", 2, f"command: got reduce, expected one of {NAMES}. {MEASURE}"),
+        ("reduce", 2, error_text("command", "reduce", f"one of {NAMES}. {MEASURE}")),
         ("--x", 2, "the following arguments are required: COMMAND. See torchcoll --help."),
-        ("show", 2, "show: got no file, expected at least one result file"),
+        ("show", 2, error_text("show", "no file", "at least one result file")),
         (
             "show FILE --form csv",
             2,
@@ -207,38 +208,41 @@ def test_version_and_help(capsys):
         (
             "check FILE --health -",
             2,
-            "health: got -, expected a file. What is shown goes to stdout.",
+            error_text("health", "-", "a file. What is shown goes to stdout."),
         ),
         (
             "compair",
             2,
-            f"command: got compair, expected one of {NAMES}. Did you mean compare? {MEASURE}",
+            error_text("command", "compair", f"one of {NAMES}. Did you mean compare? {MEASURE}"),
         ),
         (
             "show fail.jsonl",
             3,
-            "result file: got fail.jsonl, expected a file that exists. Did you mean file.jsonl?",
+            error_text("result file", "fail.jsonl", "a file that exists. Did you mean file.jsonl?"),
         ),
         (
             "show DIRR/a.jsonl",
             3,
-            "result file: got DIRR/a.jsonl, expected a file that exists. Did you mean DIR?",
+            error_text("result file", "DIRR/a.jsonl", "a file that exists. Did you mean DIR?"),
         ),
         (
             "show FILE --format",
             2,
             "argument --format: expected one argument. See torchcoll show --help.",
         ),
-        ("show FILE --metric gbps", 2, "metric: got gbps, expected one of time, algbw, busbw"),
-        ("show /no/such", 3, "result file: got /no/such, expected a file that exists"),
-        ("show FILE /no/such", 3, "result file: got /no/such, expected a file that exists"),
-        ("show DIR", 3, "folder: got DIR, expected a folder with result files"),
+        ("show FILE --metric gbps", 2, error_text("metric", "gbps", "one of time, algbw, busbw")),
+        ("show /no/such", 3, error_text("result file", "/no/such", "a file that exists")),
+        ("show FILE /no/such", 3, error_text("result file", "/no/such", "a file that exists")),
+        ("show DIR", 3, error_text("folder", "DIR", "a folder with result files")),
         (
             f"show {ROOT}/pyproject.toml",
             3,
-            f"file: got {ROOT}/pyproject.toml, expected a torchcoll result file, or output of "
-            f"{', '.join(importers())}. Force one with torchcoll import --from; --map names the "
-            "columns of a table.",
+            error_text(
+                "file",
+                f"{ROOT}/pyproject.toml",
+                f"a torchcoll result file, or output of {', '.join(importers())}"
+                ". Force one with torchcoll import --from; --map names the columns of a table.",
+            ),
         ),
     ],
 )
@@ -323,8 +327,7 @@ def test_a_library_that_an_image_lacks(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "defusedxml.common", None)
     assert main(["log", str(tmp_path / "graph.xml")]) == 4
     assert capsys.readouterr().err == (
-        "torchcoll: error: defusedxml: got none, expected it installed. "
-        "python -m pip install defusedxml.\n"
+        error_line("defusedxml", "none", "it installed. python -m pip install defusedxml.\n")
     )
     monkeypatch.setitem(
         sys.modules, "torchcoll.libraries.show", None

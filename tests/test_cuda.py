@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from error_form import error_line
 
 from torchcoll import load
 from torchcoll.core.collectives import COLLECTIVES
@@ -472,7 +473,7 @@ def test_a_busy_gpu_is_noticed(tmp_path):
     print(*stated, *refused.stderr, sep="\n")
     assert any("% busy" in text and " before the run" in text for text in stated)
     assert refused.codes == [4]
-    assert "torchcoll: error: require-idle: got GPU " in refused.stderr[0]
+    assert error_line("require-idle", "GPU ") in refused.stderr[0]
 
 
 # -- several ranks -----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from error_form import error_line, error_text
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = (
@@ -51,8 +52,9 @@ def test_an_unknown_collective_is_one_line_before_anything_is_installed(checkout
     assert answer.returncode == 2
     assert answer.stdout == ""
     assert answer.stderr == (
-        f"torchcoll: error: collective: got '{word}', expected one of: {MODULES}. "
-        "Put it first, its arguments after it\n"
+        error_line(
+            "collective", f"'{word}'", f"one of: {MODULES}. Put it first, its arguments after it\n"
+        )
     )
     assert not (checkout / ".venv").exists()
 
@@ -73,8 +75,7 @@ def test_a_wrong_nproc_is_one_line_before_anything_is_installed(checkout, value)
     answer = launch(script=checkout / "launch/local.sh", NPROC=value)
     assert answer.returncode == 2
     assert answer.stderr == (
-        f"torchcoll: error: NPROC: got '{value}', expected a whole number from 1. "
-        "Correct or unset it\n"
+        error_line("NPROC", f"'{value}'", "a whole number from 1. Correct or unset it\n")
     )
     assert not (checkout / ".venv").exists()
 
@@ -88,8 +89,11 @@ def test_a_python_that_is_too_old_is_one_line(checkout, tmp_path_factory):
     answer = launch("all_reduce", script=script, PATH=f"{folder}:{os.environ['PATH']}")
     assert answer.returncode == 1
     assert answer.stderr == (
-        f"torchcoll: error: python: got 3.9 {folder}/python3, expected 3.10 or newer. "
-        f"Install one, or name one: PYTHON=/path/to/python3 bash {script}\n"
+        error_line(
+            "python",
+            f"3.9 {folder}/python3",
+            f"3.10 or newer. Install one, or name one: PYTHON=/path/to/python3 bash {script}\n",
+        )
     )
     assert not (checkout / ".venv").exists()
 
@@ -97,7 +101,7 @@ def test_a_python_that_is_too_old_is_one_line(checkout, tmp_path_factory):
 def test_python_of_the_environment_is_the_only_one_tried(checkout):
     answer = launch(script=checkout / "launch/local.sh", PYTHON="/nowhere/python3")
     assert answer.returncode == 1
-    assert "error: python: got PYTHON=/nowhere/python3, which does not run, expected 3.10" in (
+    assert error_text("error: python", "PYTHON=/nowhere/python3, which does not run", "3.10") in (
         answer.stderr
     )
 
@@ -108,8 +112,9 @@ def test_a_folder_of_someone_else_is_not_touched(checkout):
     answer = launch(script=checkout / "launch/local.sh")
     assert answer.returncode == 1
     assert answer.stderr == (
-        f"torchcoll: error: {checkout}/.venv: got a folder that this script did not make, "
-        "expected none. Move it away\n"
+        error_line(
+            f"{checkout}/.venv", "a folder that this script did not make", "none. Move it away\n"
+        )
     )
     assert (checkout / ".venv/precious").read_text() == "mine"
 
@@ -121,8 +126,12 @@ def test_an_old_torch_is_neither_used_nor_replaced(checkout, tmp_path_factory):
     answer = launch(script=checkout / "launch/local.sh", PYTHONPATH=str(site))
     assert answer.returncode == 1
     assert re.fullmatch(
-        r"torchcoll: error: torch of \S+: got 2\.5\.1, expected 2\.6 or newer\. Name a python "
-        r"that has a newer torch, or none: PYTHON=/path/to/python3 bash \S+\n",
+        error_line(
+            r"torch of \S+",
+            r"2\.5\.1",
+            r"2\.6 or newer\. Name a python that has a newer torch, or none: "
+            r"PYTHON=/path/to/python3 bash \S+\n",
+        ),
         answer.stderr,
     )
 

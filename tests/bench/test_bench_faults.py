@@ -21,6 +21,7 @@ from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
+from error_form import error_line, expecting
 from rank_faults import HANG, around_calls, running
 from ranks import Measured, busy, command, past
 
@@ -356,8 +357,12 @@ def test_a_damaged_value_in_the_store(launch, writer, key, text):
     measured = launch("all_reduce", "--sizes 8 -n 9 -T 60", 3, setup=setup).ended(HANG, 45)
     got = text if len(text) < 120 else text[:117] + "..."
     assert measured.errors() == [
-        f"torchcoll: error: key {key} of the store: got {got}, expected what a rank of this launch "
-        "writes there. Another program reaches the store's port: see docs/clusters.md."
+        error_line(
+            f"key {key} of the store",
+            got,
+            "what a rank of this launch writes there. Another program reaches the store's "
+            "port: see docs/clusters.md.",
+        )
     ]
     assert "Traceback" not in "".join(map(measured.stderr, range(3)))
     if measured.path.exists():
@@ -505,9 +510,11 @@ def test_different_arguments_are_named(jobs, tmp_path):
     ended = jobs(tmp_path, target, 4).wait(30)
     assert [e.code for e in ended.values()] == [2] * 4
     assert ended[0].stderr == (
-        f"torchcoll: error: arguments of rank 2 ({HOST}): got --sizes 16 -T 60, "
-        f"expected as on rank 0 ({HOST}): --sizes 8 -T 60. "
-        "Start all ranks with the same arguments.\n"
+        error_line(
+            f"arguments of rank 2 ({HOST})",
+            "--sizes 16 -T 60",
+            f"as on rank 0 ({HOST}): --sizes 8 -T 60. Start all ranks with the same arguments.\n",
+        )
     )
     assert [ended[rank].stderr for rank in (1, 2, 3)] == ["", "", ""]
     assert not (tmp_path / "torchcoll-runs").exists()
@@ -538,9 +545,12 @@ def test_another_case_on_one_rank(launch):
     measured = launch("all_reduce", "--sizes 8,16 -n 2 -T 60", 3, setup=setup).ended(2, 45)
     (line,) = measured.errors()
     assert line == (
-        f"torchcoll: error: case on rank 1 ({HOST}): got another case than the other ranks, "
-        "expected the same on all ranks (rank 0: all_reduce 16 float32 sum on gloo). "
-        "Start all ranks with the same arguments, files and torchcoll version."
+        error_line(
+            f"case on rank 1 ({HOST})",
+            "another case than the other ranks",
+            "the same on all ranks (rank 0: all_reduce 16 float32 sum on gloo). Start all "
+            "ranks with the same arguments, files and torchcoll version.",
+        )
     )
     run = measured.run
     assert [r.case.size_bytes for r in run.results] == [8]
@@ -876,7 +886,7 @@ def test_a_rank_0_that_was_paused_before_it_was_watched_says_so(waiting):
     text = r"torchcoll: error: rank 0 stood still for \d+ s in rendezvous; no (word from|progress) "
     assert re.match(text, line) and "lost" not in line, line
     for rank in (1, 2):
-        assert "expected rank 0 listening there" in measured.stderr(rank)
+        assert expecting("rank 0 listening there") in measured.stderr(rank)
 
 
 @pytest.mark.parametrize("name", ["paused", "paused, and ended"])
@@ -964,4 +974,4 @@ def test_rank_0_never_comes(waiting):
     """Host and port are named, by those that looked for it."""
     (line,) = waiting["absent 0"].errors()
     assert f"127.0.0.1:{waiting['absent 0'].job.port}" in line and f"within {TIMEOUT_S} s" in line
-    assert line.startswith(f"torchcoll: error: rendezvous of rank 1 ({HOST}): got no store at ")
+    assert line.startswith(error_line(f"rendezvous of rank 1 ({HOST})", "no store at "))

@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from error_form import error_line, error_text
 from ranks import of_enough_cores
 
 from torchcoll import load
@@ -223,7 +224,7 @@ def test_a_restart_goes_on_with_the_file_of_its_own_launch_alone(launch, tmp_pat
 
     (tmp_path / "attempt_0").mkdir()
     (line,) = again(time.time() + 60, 2).errors()
-    assert f"output: got {measured.path}, expected a file that does not exist" in line
+    assert error_text("output", measured.path, "a file that does not exist") in line
     done = again(time.time() - 600, 0)
     assert done.stderr(0) == f"{measured.path}: 2 of 2 cases are done; nothing is left to run\n"
     assert measured.path.read_text() == before
@@ -273,21 +274,24 @@ def test_resume_with_other_options(launch, asked):
     path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
     measured = launch("all_reduce", f"{asked} --resume {path}", 2, output=False).ended(2)
     assert measured.errors() == [
-        f"torchcoll: error: resume: got other options than {path} was measured with, expected "
-        "the same options or none. Leave them out: the file has them."
+        error_line(
+            "resume",
+            f"other options than {path} was measured with",
+            "the same options or none. Leave them out: the file has them.",
+        )
     ]
 
 
 def test_resume_by_another_collective(launch):
     path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
     measured = launch("broadcast", f"--resume {path}", 2, output=False).ended(2)
-    assert "resume: got other options" in measured.errors()[0]
+    assert error_text("resume", "other options") in measured.errors()[0]
 
 
 def test_resume_with_other_ranks(launch):
     path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
     measured = launch("all_reduce", f"--resume {path}", 3, output=False).ended(2)
-    assert measured.errors() == [f"torchcoll: error: resume: got 3 ranks, expected 2 as in {path}"]
+    assert measured.errors() == [error_line("resume", "3 ranks", f"2 as in {path}")]
 
 
 def test_resume_of_a_foreign_file(launch, tmp_path):

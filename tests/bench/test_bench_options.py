@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from error_form import error_line, error_tail, error_text
 from torch.distributed.run import get_args_parser
 
 from torchcoll.bench import options
@@ -114,59 +115,63 @@ NAMES = ", ".join(COLLECTIVES)
 WHOLE = "a whole number from 0 on"
 FORMATS = "table, markdown, csv, json, nccl-tests"
 BAD = [
-    ("--dtype float33", f"dtype: got float33, expected one of {DTYPES}. Did you mean float32?"),
-    ("--dtype=", f"dtype: got an empty text, expected one of {DTYPES}"),
-    ("-o mean", "op: got mean, expected one of sum, prod, min, max, avg, band, bor, bxor"),
-    ("--collectives allreduce,foo", f"collective: got foo, expected one of {NAMES}"),
-    ("--collectives=", f"collective: got an empty text, expected one of {NAMES}"),
+    ("--dtype float33", error_text("dtype", "float33", f"one of {DTYPES}. Did you mean float32?")),
+    ("--dtype=", error_text("dtype", "an empty text", f"one of {DTYPES}")),
+    ("-o mean", error_text("op", "mean", "one of sum, prod, min, max, avg, band, bor, bxor")),
+    ("--collectives allreduce,foo", error_text("collective", "foo", f"one of {NAMES}")),
+    ("--collectives=", error_text("collective", "an empty text", f"one of {NAMES}")),
     (
         "--sizes 1KB",
-        f"sizes: got 1KB, expected {SIZES}. Write 1K (1 x 1024 bytes) or 1000 (decimal).",
+        error_text("sizes", "1KB", f"{SIZES}. Write 1K (1 x 1024 bytes) or 1000 (decimal)."),
     ),
-    ("--sizes=", f"sizes: got an empty text, expected {SIZES}"),
-    ("--sizes 1K,", f"sizes: got an empty text, expected {SIZES}"),
-    ("--sizes 0", "sizes: got 0, expected at least 1 byte"),
-    (f"--sizes {10**30}", f"sizes: got {10**30}, expected 0 to {2**63 - 1} bytes"),
-    ("-b -1", f"min-bytes: got -1, expected {SIZES}"),
-    ("-b 0x10", f"min-bytes: got 0x10, expected {SIZES}"),
-    ("--min-bytes=", f"min-bytes: got an empty text, expected {SIZES}"),
-    ("-b 0", "min-bytes: got 0, expected at least 1 byte"),
-    ("-b 2K -e 1K", "min-bytes (-b): got 2K, expected at most max-bytes (-e), which is 1K"),
-    ("-e 1e3", f"max-bytes: got 1e3, expected {SIZES}"),
-    ("-f 1", "factor: got 1.0, expected a number above 1"),
-    ("-f 0.5", "factor: got 0.5, expected a number above 1"),
-    ("-f x", "factor: got x, expected a number"),
-    ("-i 0", "step-bytes: got 0, expected at least 1 byte"),
-    ("-r -1", f"root: got -1, expected {WHOLE}"),
-    ("-r x", f"root: got x, expected {WHOLE}"),
-    ("--in-place 2", "in-place: got 2, expected one of 0, 1, both"),
-    ("-c 2", "check: got 2, expected one of 0, 1"),
-    ("-n -1", f"iters: got -1, expected {WHOLE}"),
-    ("-n 1.5", f"iters: got 1.5, expected {WHOLE}"),
-    ("-w -1", f"warmup: got -1, expected {WHOLE}"),
-    ("--cold 0", "cold: got 0, expected a whole number from 1 on"),
-    ("--precision 0", "precision: got 0.0, expected above 0, at most 1e+07"),
-    ("--max-time 0", "max-time: got 0.0, expected above 0, at most 1e+07"),
-    ("-T 0", "timeout: got 0.0, expected above 0, at most 1e+07"),
-    ("--order backwards", "order: got backwards, expected one of size, shuffled, interleaved"),
-    ("--buffer-reuse cold", "buffer-reuse: got cold, expected one of same, rotate"),
-    ("--seed -1", f"seed: got -1, expected {WHOLE}"),
-    ("--label novalue", "label: got novalue, expected KEY=VALUE, such as kernel=6.8.0-generic"),
-    ("--label =x", "label: got =x, expected KEY=VALUE, such as kernel=6.8.0-generic"),
-    ("--format xml", f"format: got xml, expected one of {FORMATS}"),
+    ("--sizes=", error_text("sizes", "an empty text", SIZES)),
+    ("--sizes 1K,", error_text("sizes", "an empty text", SIZES)),
+    ("--sizes 0", error_text("sizes", "0", "at least 1 byte")),
+    (f"--sizes {10**30}", error_text("sizes", 10**30, f"0 to {2**63 - 1} bytes")),
+    ("-b -1", error_text("min-bytes", "-1", SIZES)),
+    ("-b 0x10", error_text("min-bytes", "0x10", SIZES)),
+    ("--min-bytes=", error_text("min-bytes", "an empty text", SIZES)),
+    ("-b 0", error_text("min-bytes", "0", "at least 1 byte")),
+    ("-b 2K -e 1K", error_text("min-bytes (-b)", "2K", "at most max-bytes (-e), which is 1K")),
+    ("-e 1e3", error_text("max-bytes", "1e3", SIZES)),
+    ("-f 1", error_text("factor", "1.0", "a number above 1")),
+    ("-f 0.5", error_text("factor", "0.5", "a number above 1")),
+    ("-f x", error_text("factor", "x", "a number")),
+    ("-i 0", error_text("step-bytes", "0", "at least 1 byte")),
+    ("-r -1", error_text("root", "-1", WHOLE)),
+    ("-r x", error_text("root", "x", WHOLE)),
+    ("--in-place 2", error_text("in-place", "2", "one of 0, 1, both")),
+    ("-c 2", error_text("check", "2", "one of 0, 1")),
+    ("-n -1", error_text("iters", "-1", WHOLE)),
+    ("-n 1.5", error_text("iters", "1.5", WHOLE)),
+    ("-w -1", error_text("warmup", "-1", WHOLE)),
+    ("--cold 0", error_text("cold", "0", "a whole number from 1 on")),
+    ("--precision 0", error_text("precision", "0.0", "above 0, at most 1e+07")),
+    ("--max-time 0", error_text("max-time", "0.0", "above 0, at most 1e+07")),
+    ("-T 0", error_text("timeout", "0.0", "above 0, at most 1e+07")),
+    ("--order backwards", error_text("order", "backwards", "one of size, shuffled, interleaved")),
+    ("--buffer-reuse cold", error_text("buffer-reuse", "cold", "one of same, rotate")),
+    ("--seed -1", error_text("seed", "-1", WHOLE)),
+    ("--label novalue", error_text("label", "novalue", "KEY=VALUE, such as kernel=6.8.0-generic")),
+    ("--label =x", error_text("label", "=x", "KEY=VALUE, such as kernel=6.8.0-generic")),
+    ("--format xml", error_text("format", "xml", f"one of {FORMATS}")),
     (
         "--ranks 4",
-        "ranks: got 4, expected --dry-run or --backend fake with it. "
-        "The launcher sets the number of ranks: torchrun --nproc-per-node N.",
+        error_text(
+            "ranks",
+            "4",
+            "--dry-run or --backend fake with it. The launcher sets the number of ranks: "
+            "torchrun --nproc-per-node N.",
+        ),
     ),
-    ("--ranks 0 --dry-run", "ranks: got 0, expected a whole number from 1 on"),
-    ("--ranks x --dry-run", "ranks: got x, expected a whole number from 1 on"),
-    ("--output a --no-output", "output: got --output a and --no-output, expected one of them"),
-    ("--output=", "output: got an empty text, expected a name"),
-    ("--resume=", "resume: got an empty text, expected a name"),
-    ("--backend=", "backend: got an empty text, expected a name"),
-    ("--device=", "device: got an empty text, expected a name"),
-    ("--traffic=", "traffic: got an empty text, expected a name"),
+    ("--ranks 0 --dry-run", error_text("ranks", "0", "a whole number from 1 on")),
+    ("--ranks x --dry-run", error_text("ranks", "x", "a whole number from 1 on")),
+    ("--output a --no-output", error_text("output", "--output a and --no-output", "one of them")),
+    ("--output=", error_text("output", "an empty text", "a name")),
+    ("--resume=", error_text("resume", "an empty text", "a name")),
+    ("--backend=", error_text("backend", "an empty text", "a name")),
+    ("--device=", error_text("device", "an empty text", "a name")),
+    ("--traffic=", error_text("traffic", "an empty text", "a name")),
     ("--bogus", "unrecognized arguments: --bogus. See python -m torchcoll.suite --help."),
     (
         "--siz 1K",
@@ -201,23 +206,28 @@ def test_an_option_that_is_no_such_one_is_told_the_nearest(line, hint):
 
 def test_the_mode_names_what_there_is():
     with pytest.raises(
-        UsageError, match=r"^mode: got busy, expected .*synchronized, back-to-back, graph$"
+        UsageError,
+        match=error_text("^mode", error_tail("busy", ".*synchronized, back-to-back, graph$")),
     ):
         parse(["--mode", "busy"], None, "x")
 
 
 # What only a launch finds: exit code, line.
 BAD_ON_RANKS = [
-    ("--root 2", 2, "root: got 2, expected 0 to 1 (2 ranks)"),
-    ("-i 1", 2, "sizes: got more than 100000 sizes, expected at most 100000. "),
-    ("--collectives all_to_all_v --splits 1,2,3", 2, "splits: got 1,2,3, expected 2 weights"),
-    ("--backend xccl", 4, "backend: got xccl, expected "),
-    ("--backend nonsense", 4, "backend: got nonsense, expected "),
-    ("--device cuda", 4, "device: got cuda, expected "),
-    ("--output /dev/null/x", 2, "output: got /dev/null/x, expected a file that can be written ("),
-    ("--output /dev/null", 2, "output: got /dev/null, expected a file that does not exist. "),
-    ("--resume /nonexistent", 3, "result file: got /nonexistent, expected a file that exists"),
-    ("--sizes 1KB", 2, "sizes: got 1KB, expected "),
+    ("--root 2", 2, error_text("root", "2", "0 to 1 (2 ranks)")),
+    ("-i 1", 2, error_text("sizes", "more than 100000 sizes", "at most 100000. ")),
+    ("--collectives all_to_all_v --splits 1,2,3", 2, error_text("splits", "1,2,3", "2 weights")),
+    ("--backend xccl", 4, error_text("backend", "xccl", "")),
+    ("--backend nonsense", 4, error_text("backend", "nonsense", "")),
+    ("--device cuda", 4, error_text("device", "cuda", "")),
+    (
+        "--output /dev/null/x",
+        2,
+        error_text("output", "/dev/null/x", "a file that can be written ("),
+    ),
+    ("--output /dev/null", 2, error_text("output", "/dev/null", "a file that does not exist. ")),
+    ("--resume /nonexistent", 3, error_text("result file", "/nonexistent", "a file that exists")),
+    ("--sizes 1KB", 2, error_text("sizes", "1KB", "")),
     ("--bogus", 2, "unrecognized arguments: --bogus. "),
 ]
 
@@ -253,8 +263,11 @@ def test_an_existing_output_is_kept(launch, tmp_path):
     (tmp_path / "old.jsonl").write_text("precious\n")
     measured = launch("barrier", f"-n 1 --output {tmp_path}/old.jsonl", 2, output=False).ended(2)
     assert measured.errors() == [
-        f"torchcoll: error: output: got {tmp_path}/old.jsonl, expected a file that does not exist. "
-        "Name another file or remove it."
+        error_line(
+            "output",
+            f"{tmp_path}/old.jsonl",
+            "a file that does not exist. Name another file or remove it.",
+        )
     ]
     assert (tmp_path / "old.jsonl").read_text() == "precious\n"
 
@@ -276,7 +289,7 @@ def test_contradictory_launchers_complain_once(launch):
 
     measured = launch("all_reduce", "", 2, output=False, environment=environment).ended(2)
     (line,) = measured.errors()
-    assert line.startswith("torchcoll: error: launcher variables: got rank 0 of 1 from torchrun")
+    assert line.startswith(error_line("launcher variables", "rank 0 of 1 from torchrun"))
     assert "rank 0 of 2 from MPI" in line
 
 

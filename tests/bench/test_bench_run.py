@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from error_form import error_text
 
 import torchcoll
 from torchcoll import Spec
@@ -151,7 +152,7 @@ def test_errors_are_raised(jobs, tmp_path):
     assert job.codes() == [0, 0], job.text(0) + job.text(1)
     first, second = reports(job, 2)
     assert first["lines"] == second["lines"]
-    assert first["lines"] == ["root: got 9", "backend: got nonsense"]
+    assert first["lines"] == [error_text("root", "9"), error_text("backend", "nonsense")]
     assert first["ran"] is True
 
 
@@ -227,6 +228,6 @@ def test_a_run_that_fails_says_so(jobs, tmp_path):
     ours, others = reports(job, 2)
     assert ours["ends"] == [
         ["complete", 1, "1 wrong of 1 case."],
-        ["failed", 4, "backend: got nonse"],
+        ["failed", 4, error_text("backend", "nonse")],
     ]
     assert others["ends"] == [None, None]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from error_form import error_line
 from ranks import NO_NAMES, free_port, without_names
 
 from torchcoll import load
@@ -107,9 +108,11 @@ def test_a_restart_goes_on_beside_the_file(tmp_path):
 def test_an_error_is_the_last_line(tmp_path):
     """torchrun buries what a rank prints under its own report, and repeats the error file last."""
     done = torchrun(tmp_path, "-m", "torchcoll.allreduce", "--sizes", "1KB")
-    line = (
-        "torchcoll: error: sizes: got 1KB, expected a number of bytes with an optional K, M, G or "
-        "T (binary), such as 8, 1K, 25M or 1.5G. Write 1K (1 x 1024 bytes) or 1000 (decimal)."
+    line = error_line(
+        "sizes",
+        "1KB",
+        "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K, 25M "
+        "or 1.5G. Write 1K (1 x 1024 bytes) or 1000 (decimal).",
     )
     assert done.returncode == 1  # torchrun's for whatever a rank returns
     assert done.stdout == ""

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch.distributed as dist
+from error_form import error_text
 
 from torchcoll.bench import watchdog
 from torchcoll.bench.control import Control, grace_s
@@ -91,7 +92,7 @@ def test_the_first_refusal_is_raised_on_all_ranks():
         return control.agree(refusal, control.rank)
 
     errors = on_ranks(3, action)
-    text = "device: got none, expected one"
+    text = error_text("device", "none", "one")
     assert [str(error) for error in errors] == [f"rank 1 (b): {text}", text, text]
     assert [error.exit_code for error in errors] == [4, 4, 4]
     assert on_ranks(3, lambda control: control.agree(None, 2 * control.rank)) == [[0, 2, 4]] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from error_form import error_text
 
 from torchcoll.bench.culprit import SAME, Why, Witness, find, odd_one, other_buffers, other_world
 
@@ -193,9 +194,15 @@ def found(words, symptom=None, kind="lost_rank", **view):
          "another rank reports trouble in warm-up; 0 counts 3 ranks, 1 counts 2 ranks. Start all "
          "ranks with the same number of ranks", "lost_rank", "another rank reports trouble"),
         # A value that no rank has written, and a mistake that one rank met: the text alone.
-        ([status(), {"damaged": "key k: got x"}], {}, "key k: got x", "store", "key k: got x"),
-        ([status(), status(cause="--size: got x", code=2), None], {}, "--size: got x", "error",
-         "--size: got x"),
+        ([status(), {"damaged": error_text("key k",
+"x")}], {}, error_text("key k",
+"x"), "store", error_text("key k",
+"x")),
+        ([status(), status(cause=error_text("--size",
+"x"), code=2), None], {}, error_text("--size",
+"x"), "error",
+         error_text("--size",
+"x")),
     ],
 )  # fmt: skip
 def test_what_all_ranks_say_comes_to_one_culprit(words, view, text, kind, story):
@@ -206,5 +213,5 @@ def test_a_culprit_has_its_parts():
     witness = Witness(0, None, "lost_rank", 60.0, here=[0])
     culprit = find(witness, [status(), None, None], names)
     assert (culprit.why, culprit.lost, culprit.alone) == (Why.LOST, [1, 2], 0)
-    mistake = find(witness, [status(), status(cause="--size: got x", code=2)], names)
+    mistake = find(witness, [status(), status(cause=error_text("--size", "x"), code=2)], names)
     assert (mistake.why, mistake.code) == (Why.MISTAKE, 2)

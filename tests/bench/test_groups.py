@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from error_form import error_line, error_text
 from ranks import past
 
 import torchcoll
@@ -146,15 +147,15 @@ def test_every_rank_alone(launch):
     [
         (
             *("all_reduce", "--groups col:2"),
-            "groups: got col:2, expected mod:N, div:N, or a list of ranks such as 0,1;2,3",
+            error_text("groups", "col:2", "mod:N, div:N, or a list of ranks such as 0,1;2,3"),
         ),
         (
             *("all_reduce", "--groups 0,1;1,2"),
-            "groups: got 0,1;1,2, expected each of the ranks 0 to 2 once",
+            error_text("groups", "0,1;1,2", "each of the ranks 0 to 2 once"),
         ),
         (
             *("broadcast", "--groups 0,1;2 -r 1"),
-            "root: got 1, expected 0 to 0 (1 rank)",
+            error_text("root", "1", "0 to 0 (1 rank)"),
         ),
     ],
 )
@@ -168,7 +169,7 @@ def test_splits_that_a_sub_group_cannot_have(launch):
         "all_to_all_v", "--groups 0,1;2 --splits 1,2 --sizes 64 -n 1", 3, output=False
     )
     (line,) = measured.ended(2).errors()
-    assert line.startswith("torchcoll: error: splits: got ")
+    assert line.startswith(error_line("splits", ""))
 
 
 # -- asynchronous ------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from error_form import error_line, error_text, expecting
 
 from torchcoll.bench import library_log
 from torchcoll.bench.library_log import LibraryLog, _Tail
@@ -220,8 +221,12 @@ def test_pairs_have_a_log_too(launch):
 def test_gloo_writes_no_such_log(launch):
     measured = launch("all_reduce", "--sizes 8 --library-log").ended(4)
     assert measured.errors() == [
-        "torchcoll: error: library-log: got gloo, expected a backend whose library writes a log: "
-        "nccl, xccl or ccl. gloo writes no such log: leave --library-log out."
+        error_line(
+            "library-log",
+            "gloo",
+            "a backend whose library writes a log: nccl, xccl or ccl. gloo writes no such "
+            "log: leave --library-log out.",
+        )
     ]
     assert not measured.path.exists()
 
@@ -247,15 +252,23 @@ SETS_IT = ". --library-log sets it: unset it, or leave --library-log out."
 @pytest.mark.parametrize(
     ("names", "environ", "stated"),
     [
-        ("nccl", {"NCCL_DEBUG": "WARN"}, "NCCL_DEBUG: got WARN, expected it unset, INFO or TRACE"),
+        (
+            "nccl",
+            {"NCCL_DEBUG": "WARN"},
+            error_text("NCCL_DEBUG", "WARN", "it unset, INFO or TRACE"),
+        ),
         (
             "nccl",
             {"NCCL_DEBUG_SUBSYS": "^TUNING"},
-            "NCCL_DEBUG_SUBSYS: got ^TUNING, expected it unset, ALL, or INIT and TUNING in it",
+            error_text("NCCL_DEBUG_SUBSYS", "^TUNING", "it unset, ALL, or INIT and TUNING in it"),
         ),
-        ("nccl", {"NCCL_DEBUG_FILE": "/x"}, "NCCL_DEBUG_FILE: got /x, expected it unset"),
-        ("ccl", {"CCL_LOG_LEVEL": "info"}, "CCL_LOG_LEVEL: got info, expected it unset, debug or"),
-        ("xccl", {"CCL_LOG_FILE": "/x"}, "CCL_LOG_FILE: got /x, expected it unset"),
+        ("nccl", {"NCCL_DEBUG_FILE": "/x"}, error_text("NCCL_DEBUG_FILE", "/x", "it unset")),
+        (
+            "ccl",
+            {"CCL_LOG_LEVEL": "info"},
+            error_text("CCL_LOG_LEVEL", "info", "it unset, debug or"),
+        ),
+        ("xccl", {"CCL_LOG_FILE": "/x"}, error_text("CCL_LOG_FILE", "/x", "it unset")),
     ],
 )
 def test_what_the_user_set_is_never_overwritten(monkeypatch, names, environ, stated):
@@ -276,8 +289,11 @@ def test_a_folder_of_an_earlier_run_is_not_written_into(launch, tmp_path):
     arguments = "--sizes 8 --library-log"
     measured = launch("all_reduce", arguments, setup=as_library("nccl")).ended(2)
     assert measured.errors() == [
-        f"torchcoll: error: library-log: got {folder}, expected a folder that does not exist. "
-        "Remove it, or name another file with --output."
+        error_line(
+            "library-log",
+            folder,
+            "a folder that does not exist. Remove it, or name another file with --output.",
+        )
     ]
     assert not measured.path.exists()
 
@@ -315,8 +331,8 @@ def test_a_rank_that_cannot_write_is_named(launch):
 
     measured = launch("all_reduce", "--sizes 8 --library-log", setup=setup).ended(2)
     (line,) = measured.errors()
-    assert "library-log: got " in line
-    assert "expected a folder that rank 1 (" in line
+    assert error_text("library-log", "") in line
+    assert expecting("a folder that rank 1 (") in line
     assert line.endswith("can write (Read-only file system)")
 
 
@@ -324,8 +340,11 @@ def test_no_output_and_library_log_exclude_each_other():
     with pytest.raises(TorchcollError) as caught:
         parse(["--library-log", "--no-output"], "all_reduce", "x")
     assert str(caught.value) == (
-        "library-log: got --library-log and --no-output, expected one of them. "
-        "The log lies next to the result file."
+        error_text(
+            "library-log",
+            "--library-log and --no-output",
+            "one of them. The log lies next to the result file.",
+        )
     )
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from error_form import error_text
 
 from torchcoll.bench import plan as module
 from torchcoll.bench.plan import (
@@ -242,9 +243,9 @@ def test_rows_are_the_cases_in_the_order_in_which_they_run():
 @pytest.mark.parametrize(
     ("ranks", "per_host", "line"),
     [
-        (0, None, "ranks: got 0, expected a whole number from 1 on"),
-        (-2, None, "ranks: got -2, expected a whole number from 1 on"),
-        (2, 0, "ranks per host: got 0, expected a whole number from 1 on"),
+        (0, None, error_text("ranks", "0", "a whole number from 1 on")),
+        (-2, None, error_text("ranks", "-2", "a whole number from 1 on")),
+        (2, 0, error_text("ranks per host", "0", "a whole number from 1 on")),
     ],
 )
 def test_refused(ranks, per_host, line):
@@ -256,7 +257,7 @@ def test_refused(ranks, per_host, line):
 def test_root_is_checked_as_in_a_run():
     with pytest.raises(UsageError) as caught:
         plan(Spec(roots=2), 2)
-    assert str(caught.value) == "root: got 2, expected 0 to 1 (2 ranks)"
+    assert str(caught.value) == error_text("root", "2", "0 to 1 (2 ranks)")
 
 
 def test_text_without_options():

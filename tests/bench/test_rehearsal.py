@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from error_form import error_tail, error_text
 
 from torchcoll.bench.rehearsal import VARIABLES, begin, rehearse
 from torchcoll.core.errors import UnavailableError, UsageError
@@ -29,17 +30,17 @@ def test_each_rank_is_a_host_of_its_own(monkeypatch):
 def test_only_nccl_rehearses(backend, kind):
     with pytest.raises(UnavailableError) as caught:
         rehearse(backend, kind, 0)
-    assert str(caught.value) == f"rehearse: got {backend} on {kind}, expected nccl on cuda"
+    assert str(caught.value) == error_text("rehearse", f"{backend} on {kind}", "nccl on cuda")
 
 
 @pytest.mark.parametrize(
     ("in_group", "hosts", "line"),
     [
-        (True, "a", "inside a process group, expected a launch of its own"),
-        (False, "abb", "ranks on 2 hosts, expected one host, one GPU"),
+        (True, "a", error_tail("inside a process group", "a launch of its own")),
+        (False, "abb", error_tail("ranks on 2 hosts", "one host, one GPU")),
     ],
 )
 def test_what_is_no_rehearsal(in_group, hosts, line):
     with pytest.raises(UsageError) as caught:
         begin(in_group, hosts, "nccl", "cuda", rank=0)
-    assert str(caught.value) == f"rehearse: got {line}"
+    assert str(caught.value) == error_text("rehearse", line)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from error_form import error_text
 from ranks import NO_NAMES, without_names
 
 from torchcoll import load
@@ -18,11 +19,11 @@ from torchcoll.cli import main
     [
         ("-n 2 allreduce --size 8", ("--size 8", "Did you mean --sizes?")),
         ("-n 2 allreduce --sizes 1KB", ("1KB",)),
-        ("-n 2 alreduce", ("collective: got alreduce", "all_reduce")),
-        ("-n 0 allreduce", ("n: got 0", "a whole number from 1 on")),
-        ("-n two allreduce", ("n: got two",)),
-        ("-n 2", ("collective: got none", "torchcoll run -n 2 allreduce")),
-        ("allreduce -n 2", ("n: got none", "before the collective")),
+        ("-n 2 alreduce", (error_text("collective", "alreduce"), "all_reduce")),
+        ("-n 0 allreduce", (error_text("n", "0"), "a whole number from 1 on")),
+        ("-n two allreduce", (error_text("n", "two"),)),
+        ("-n 2", (error_text("collective", "none"), "torchcoll run -n 2 allreduce")),
+        ("allreduce -n 2", (error_text("n", "none"), "before the collective")),
         ("-n 2 suite --collectives x", ("x",)),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
+from error_form import error_text
 from ranks import of_enough_cores
 
 import torchcoll
@@ -59,7 +60,7 @@ def test_resume_keeps_the_points(launch, tmp_path):
     assert run.spec.points == POINTS
     assert [r.case.collective for r in run.results] == ["all_reduce", "all_gather"]
     other = launch(None, f"--resume {whole.path} --traffic {path} -n 2", 2, output=False).ended(2)
-    assert "resume: got other options than" in other.errors()[0]
+    assert error_text("resume", "other options than") in other.errors()[0]
 
 
 def test_sub_groups(launch, tmp_path):
@@ -94,15 +95,18 @@ def test_dry_run(launch, tmp_path):
         (
             "--sizes 1K",
             2,
-            "spec: got sizes with a traffic, which says what is sent, "
-            "expected fields that say how to measure",
+            error_text(
+                "spec",
+                "sizes with a traffic, which says what is sent",
+                "fields that say how to measure",
+            ),
         ),
-        ("--groups 0;1,2,3", 2, "groups: got 0;1,2,3, expected groups='0,1;2,3'"),
-        ("", 2, "ranks: got 2, expected 4 as in FILE, for the sub-groups 0,1;2,3"),
+        ("--groups 0;1,2,3", 2, error_text("groups", "0;1,2,3", "groups='0,1;2,3'")),
+        ("", 2, error_text("ranks", "2", "4 as in FILE, for the sub-groups 0,1;2,3")),
         (
             "FILE.gz",
             3,
-            "traffic file: got FILE.gz, expected a file that exists. Did you mean FILE?",
+            error_text("traffic file", "FILE.gz", "a file that exists. Did you mean FILE?"),
         ),
     ],
 )

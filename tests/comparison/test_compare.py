@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from error_form import error_text, got
 from made_launches import given, in_turn, launches, measured, run
 
 import torchcoll
@@ -253,7 +254,7 @@ def test_over_ranks():
 
 def test_rehearsals_do_not_mix_with_real_launches():
     rehearsals = launches([100], rehearse=True)
-    with pytest.raises(UsageError, match=r"got 1 rehearsals \(--rehearse\) among 2 launches"):
+    with pytest.raises(UsageError, match=got(r"1 rehearsals \(--rehearse\) among 2 launches")):
         compare(rehearsals, launches([100]))
     event = launches([100], events=[{"kind": "rehearsal", "message": "one GPU"}])
     assert any("rehearsals" in note for note in compare(rehearsals, event).notes)
@@ -262,10 +263,10 @@ def test_rehearsals_do_not_mix_with_real_launches():
 @pytest.mark.parametrize(
     ("choices", "text"),
     [
-        ({"metric": "gbps"}, "metric: got gbps, expected one of time, algbw, busbw"),
-        ({"over_ranks": "p99"}, "over-ranks: got p99, expected one of max, mean, min, rank0"),
-        ({"threshold": 0}, "threshold: got 0, expected above 0 % and below 100 %"),
-        ({"by": "weather"}, "by: got weather, expected one of collective, dtype, op, "),
+        ({"metric": "gbps"}, error_text("metric", "gbps", "one of time, algbw, busbw")),
+        ({"over_ranks": "p99"}, error_text("over-ranks", "p99", "one of max, mean, min, rank0")),
+        ({"threshold": 0}, error_text("threshold", "0", "above 0 % and below 100 %")),
+        ({"by": "weather"}, error_text("by", "weather", "one of collective, dtype, op, ")),
     ],
 )
 def test_choices_that_do_not_exist(choices, text):

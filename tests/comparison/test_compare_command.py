@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from error_form import error_line, error_text
 from made_launches import given, in_turn, launches, measured, run
 
 from torchcoll.cli import main
@@ -104,9 +105,10 @@ def test_unnamed_files_of_two_sides_are_not_one(in_tmp_path, base, new, text, ca
         save(run(measured(100_000 + number), **changed), f"{number}.jsonl")
     files = [f"{number}.jsonl" for number in range(len(new) + 1)]
     assert main(["compare", *files]) == 2
-    error = (
-        f"torchcoll: error: new: got {len(new)} launches, {text}, expected those of one side. Name "
-        "both sides, quoted: a='...*' b='...*'.\n"
+    error = error_line(
+        "new",
+        f"{len(new)} launches, {text}",
+        "those of one side. Name both sides, quoted: a='...*' b='...*'.\n",
     )
     assert capsys.readouterr() == ("", error)
     # What is named is meant.
@@ -154,7 +156,7 @@ def test_two_backends_of_the_same_launches(folder, capsys):
     assert main([*line.split(), "--format", "json"]) == 0
     assert [r["result"] for r in rows(capsys)] == ["faster"]
     assert main(["compare", "speed:1=one", "speed:2=one"]) == 2
-    assert "filter name: got speed, expected one of size, " in capsys.readouterr().err
+    assert error_text("filter name", "speed", "one of size, ") in capsys.readouterr().err
 
 
 def test_three_sides_are_two_comparisons(folder, capsys):
@@ -416,40 +418,61 @@ def test_single_means_of_another_tool(folder, capsys):
         (
             "before",
             2,
-            "compare: got the side base alone, expected BASE and NEW, of two names. Files of one "
-            "name are launches of one side: before='a/*.jsonl' after='b/*.jsonl'.",
+            error_text("compare",
+"the side base alone",
+"BASE and NEW, of two names. Files of one name are launches of one side: "
+"before='a/*.jsonl' after='b/*.jsonl'."),
         ),
         (
             "before/0.jsonl before/1.jsonl after/0.jsonl",
             2,
-            "new: got files of 2 folders, one of them the folder of BASE, expected files of one "
-            "side. Name the folders (before ...), or each side: before=PATH after=PATH.",
+            error_text("new",
+"files of 2 folders, one of them the folder of BASE",
+"files of one side. Name the folders (before ...), or each side: before=PATH "
+"after=PATH."),
         ),
         (
             "before before/0.jsonl",
             2,
-            "new: got before/0.jsonl, expected files that are not in base too. Two backends of one "
-            "launch: backend:gloo=PATH backend:ccl=PATH.",
+            error_text("new",
+"before/0.jsonl",
+"files that are not in base too. Two backends of one launch: backend:gloo=PATH "
+"backend:ccl=PATH."),
         ),
-        ("before =after", 2, "file: got =after, expected a path, or label=PATH"),
-        ("before none/*.jsonl", 3, "result files: got none/*.jsonl, expected a pattern that some "
-         "file matches"),
-        ("before empty", 3, "folder: got empty, expected a folder with result files"),
-        ("before above", 3, "folder: got above, expected a folder with result files. Below it are "
-         "above/one/gpu (1 file), above/two (2 files): name what is meant, or 'above/**/*' for "
-         "all."),
-        ("before nowhere", 3, "result file: got nowhere, expected a file that exists"),
-        ("before after --threshold 2", 2, "threshold: got 2, expected a share above 0 and below 1, "
-         "such as 2% or 0.02"),
-        ("before after --fail-on faster", 2, "fail-on: got faster, expected slower, slower:5%, "
-         "unclear or incomparable"),
-        ("before after --fail-on slower:much", 2, "fail-on slower: got much, expected a share "
-         "above 0 and below 1, such as 2% or 0.02"),
-        ("before after --format html", 2, "format: got html, expected one of table, markdown, csv, "
-         "json"),
-        ("before after --metric speed", 2, "metric: got speed, expected one of time, algbw, busbw"),
-        ("before other", 2, "cases: got nothing in common in dtype (float32; bfloat16), expected "
-         "cases that both sides have"),
+        ("before =after", 2, error_text("file",
+"=after",
+"a path, or label=PATH")),
+        ("before none/*.jsonl", 3, error_text("result files",
+"none/*.jsonl",
+"a pattern that some file matches")),
+        ("before empty", 3, error_text("folder",
+"empty",
+"a folder with result files")),
+        ("before above", 3, error_text("folder",
+"above",
+"a folder with result files. Below it are above/one/gpu (1 file), above/two (2 "
+"files): name what is meant, or 'above/**/*' for all.")),
+        ("before nowhere", 3, error_text("result file",
+"nowhere",
+"a file that exists")),
+        ("before after --threshold 2", 2, error_text("threshold",
+"2",
+"a share above 0 and below 1, such as 2% or 0.02")),
+        ("before after --fail-on faster", 2, error_text("fail-on",
+"faster",
+"slower, slower:5%, unclear or incomparable")),
+        ("before after --fail-on slower:much", 2, error_text("fail-on slower",
+"much",
+"a share above 0 and below 1, such as 2% or 0.02")),
+        ("before after --format html", 2, error_text("format",
+"html",
+"one of table, markdown, csv, json")),
+        ("before after --metric speed", 2, error_text("metric",
+"speed",
+"one of time, algbw, busbw")),
+        ("before other", 2, error_text("cases",
+"nothing in common in dtype (float32; bfloat16)",
+"cases that both sides have")),
     ],
 )  # fmt: skip
 def test_errors_are_one_line(folder, arguments, code, line, capsys):

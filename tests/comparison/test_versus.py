@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from error_form import error_line, error_tail, error_text, got
 from made_launches import measured, run
 from ranks import past
 
@@ -256,14 +257,16 @@ def test_nothing_comparable_ends_after_one_launch_of_each():
     state = begun()
     for name, ranks in (("a", 2), ("b", 4)):
         save(run(measured(1000, ranks), ranks=ranks), f"{name}-1.jsonl")
-    with pytest.raises(UsageError, match=r"^cases: got none of b that can be compared with a: .*4"):
+    with pytest.raises(
+        UsageError, match=error_text("^cases", "none of b that can be compared with a: .*4")
+    ):
         state.next(there)
 
 
 def test_no_case_in_common_ends_after_one_launch_of_each():
     save(run(measured(1000, size_bytes=K)), "a-1.jsonl")
     save(run(measured(1000, size_bytes=M)), "b-1.jsonl")
-    with pytest.raises(UsageError, match=r"^cases: got nothing in common in size"):
+    with pytest.raises(UsageError, match=error_text("^cases", "nothing in common in size")):
         begun().next(there)
 
 
@@ -440,9 +443,12 @@ def test_compare_reads_the_folder(capsys):
     assert json.loads(capsys.readouterr().out)["schema"] == "torchcoll-versus/1"
     assert main(["compare", "D", "--metric", "busbw"]) == 2
     assert capsys.readouterr().err == (
-        "torchcoll: error: metric: got busbw with the folder of a versus, expected its two sides "
-        "by name, to be taken as they are. Such as: torchcoll compare 'auto=D/auto-[0-9]*.jsonl' "
-        "'Ring=D/Ring-[0-9]*.jsonl'.\n"
+        error_line(
+            "metric",
+            "busbw with the folder of a versus",
+            "its two sides by name, to be taken as they are. Such as: torchcoll compare "
+            "'auto=D/auto-[0-9]*.jsonl' 'Ring=D/Ring-[0-9]*.jsonl'.\n",
+        )
     )
 
 
@@ -451,8 +457,11 @@ def test_compare_of_a_folder_that_has_not_judged_yet(capsys):
     capsys.readouterr()
     assert main(["compare", "D"]) == 2
     assert capsys.readouterr().err == (
-        "torchcoll: error: compare: got D, without 3 launches of each side, expected the folder of "
-        "a versus that has judged. torchcoll versus --resume D goes on.\n"
+        error_line(
+            "compare",
+            "D, without 3 launches of each side",
+            "the folder of a versus that has judged. torchcoll versus --resume D goes on.\n",
+        )
     )
 
 
@@ -597,7 +606,7 @@ def test_killed_it_goes_on(capfd):
 def test_a_launch_that_fails_twice_ends_it(capsys):
     assert versus("-o", "D", words=["refuse"]) == 1
     err = capsys.readouterr().err.splitlines()
-    reason = "exit code 2: sizes: got 1KB, expected a number"
+    reason = error_text("exit code 2: sizes", "1KB", "a number")
     assert err[0] == "auto and Ring in turn, at most 30 launches of each, into D"
     assert err[1:3] == [f"auto-1: failed: {reason}"] * 2
     assert err[3] == (
@@ -608,29 +617,61 @@ def test_a_launch_that_fails_twice_ends_it(capsys):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--"], "command: got none, expected a launch of torchcoll behind --. Such as: -- torch"),
-        (["--", sys.executable, str(FAKE)], "versus: got one side, auto, expected two at least."),
+        (["--"], error_text("command",
+"none",
+"a launch of torchcoll behind --. Such as: -- torch")),
+        (["--", sys.executable, str(FAKE)], error_text("versus",
+"one side, auto",
+"two at least.")),
         (["--env", "NCCL_ALGO=Ring", "--", sys.executable, str(FAKE)],
-         "versus: got one side, Ring, expected two at least. Give two values: --env NCCL_AL"),
+         error_text("versus",
+"one side, Ring",
+"two at least. Give two values: --env NCCL_AL")),
         (["--backend", "gloo,", "--", sys.executable, str(FAKE)],
-         "backend: got gloo,, expected names with commas, such as gloo,ccl"),
+         error_text("backend",
+"gloo,",
+"names with commas, such as gloo,ccl")),
         (["--backend", "gloo,ccl", "--", sys.executable, str(FAKE), "--backend", "gloo"],
-         "command: got --backend gloo, expected no --backend with that of versus"),
-        (["--launches", "2", "--"], "launches: got 2, expected a whole number from 3 on"),
-        (["--budget", "10", "--"], "budget: got 10, expected a time above 0 with its unit: 90s,"),
-        (["--budget", "0m", "--"], "budget: got 0m, expected a time above 0 with its unit: 90s,"),
-        (["--threshold", "200%", "--"], "threshold: got 200%, expected a share above 0 and"),
-        (["--a", "x"], "b: got none, expected one command behind --a and one behind --b"),
+         error_text("command",
+"--backend gloo",
+"no --backend with that of versus")),
+        (["--launches", "2", "--"], error_text("launches",
+"2",
+"a whole number from 3 on")),
+        (["--budget", "10", "--"], error_text("budget",
+"10",
+"a time above 0 with its unit: 90s,")),
+        (["--budget", "0m", "--"], error_text("budget",
+"0m",
+"a time above 0 with its unit: 90s,")),
+        (["--threshold", "200%", "--"], error_text("threshold",
+"200%",
+"a share above 0 and")),
+        (["--a", "x"], error_text("b",
+"none",
+"one command behind --a and one behind --b")),
         (["--a", "x", "--b", "y"],
-         "command: got x, expected a module of torchcoll in it, or a script that passes its"),
+         error_text("command",
+"x",
+"a module of torchcoll in it, or a script that passes its")),
         (["--env", "A=1,2", "--a", "x", "--b", "y"],
-         "a: got --env, --axis, --backend, --implementation or --around too, expected two whole c"),
+         error_text("a",
+"--env, --axis, --backend, --implementation or --around too",
+"two whole c")),
         (["--implementation", "own", "--a", "x", "--b", "y"],
-         "a: got --env, --axis, --backend, --implementation or --around too, expected two whole c"),
+         error_text("a",
+"--env, --axis, --backend, --implementation or --around too",
+"two whole c")),
         (["--implementation", "own,", "--", sys.executable, str(FAKE)],
-         "implementation: got own,, expected names with commas, such as own,one_shot"),
-        (["--resume", "D", "-o", "E"], "resume: got D and --output, expected the folder alone: it"),
-        (["--resume", "D"], "resume: got D, expected the folder of a torchcoll versus"),
+         error_text("implementation",
+"own,",
+"names with commas, such as own,one_shot")),
+        (["--resume", "D", "-o", "E"], error_text("resume",
+"D and --output",
+"the folder alone: it")),
+        (["--resume", "D"], error_text("resume",
+"D",
+"the folder of a torchcoll versus")),
     ],
 )  # fmt: skip
 def test_refused(words, line, capsys):
@@ -645,9 +686,9 @@ def test_a_folder_begun_otherwise(capsys):
     for words, line in (
         (
             ["-o", "D", "--threshold", "5%"],
-            "threshold of D: got 5 %, expected 2 %, as it was begun",
+            error_text("threshold of D", "5 %", "2 %, as it was begun"),
         ),
-        (["-o", "D", "--backend", "gloo,ccl"], "cells of D: got "),
+        (["-o", "D", "--backend", "gloo,ccl"], error_text("cells of D", "")),
     ):
         capsys.readouterr()
         assert versus(*words) == 2
@@ -655,7 +696,7 @@ def test_a_folder_begun_otherwise(capsys):
     command = [sys.executable, "-S", str(FAKE)]
     capsys.readouterr()
     assert main(["matrix", "-o", "D", "--env", "NCCL_ALGO=,Ring", "--", *command]) == 2
-    assert "got those of a matrix, expected those of a versus" in capsys.readouterr().err
+    assert got(error_tail("those of a matrix", "those of a versus")) in capsys.readouterr().err
     assert main(["matrix", "-o", "E", "--launches", "1", "--", *command]) == 0
     capsys.readouterr()
     assert main(["versus", "--resume", "E"]) == 2
@@ -667,9 +708,9 @@ def test_a_command_with_a_secret_is_given_again(capsys):
     assert versus("-o", "D", "--launches", "3", words=words) == 0
     capsys.readouterr()
     assert main(["versus", "--resume", "D"]) == 2
-    assert "secrets that are not kept, expected the command again. Give it with -o D in place" in (
-        capsys.readouterr().err
-    )
+    assert error_tail(
+        "secrets that are not kept", "the command again. Give it with -o D in place"
+    ) in (capsys.readouterr().err)
     assert versus("-o", "D", words=words) == 0
 
 
@@ -715,4 +756,4 @@ def test_a_broken_manifest(capsys):
         path.write_text(json.dumps({**header, "spec": {**header["spec"], **broken}}) + "\n")
         assert main(["versus", "--resume", "D"]) == 3
         err = capsys.readouterr().err
-        assert "D/manifest.jsonl, expected one that torchcoll versus wrote" in err
+        assert error_tail("D/manifest.jsonl", "one that torchcoll versus wrote") in err

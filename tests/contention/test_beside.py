@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 import torch.distributed as dist
+from error_form import error_text
 from ranks import Measured
 
 from torchcoll.bench.beside import BLOCKS, computation
@@ -131,25 +132,40 @@ def test_the_collective_beside_connects_alone(tmp_path):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"mesh": "4by2"}, "mesh: got 4by2, expected ROWSxCOLUMNS of at least 2 each, such as 4x2"),
-        ({"mesh": "1x2"}, "mesh: got 1x2, expected ROWSxCOLUMNS of at least 2 each, such as 4x2"),
-        ({"mesh": "4x2", "groups": "div:2"}, "mesh: got 4x2 with --groups, expected one of them"),
-        ({"mesh": "4x2", "beside": "copy"}, "mesh: got 4x2 with --beside, expected one of them"),
-        ({"offset": "2ms"}, "offset: got 2ms with nothing beside, expected --beside COLLECTIVE:GR"),
-        ({"offset": "2ms", "beside": "copy"}, "offset: got 2ms with copy beside, expected --besi"),
+        (
+            {"mesh": "4by2"},
+            error_text("mesh", "4by2", "ROWSxCOLUMNS of at least 2 each, such as 4x2"),
+        ),
+        (
+            {"mesh": "1x2"},
+            error_text("mesh", "1x2", "ROWSxCOLUMNS of at least 2 each, such as 4x2"),
+        ),
+        (
+            {"mesh": "4x2", "groups": "div:2"},
+            error_text("mesh", "4x2 with --groups", "one of them"),
+        ),
+        ({"mesh": "4x2", "beside": "copy"}, error_text("mesh", "4x2 with --beside", "one of them")),
+        (
+            {"offset": "2ms"},
+            error_text("offset", "2ms with nothing beside", "--beside COLLECTIVE:GR"),
+        ),
+        (
+            {"offset": "2ms", "beside": "copy"},
+            error_text("offset", "2ms with copy beside", "--besi"),
+        ),
         (
             {"mesh": "4x2", "offset": "3m"},
-            "offset: got 3m, expected 1us to half of --timeout (300 s",
+            error_text("offset", "3m", "1us to half of --timeout (300 s"),
         ),
         (
             {"mesh": "4x2", "offset": "0.1us"},
-            "offset: got 0.1us, expected 1us to half of --timeout",
+            error_text("offset", "0.1us", "1us to half of --timeout"),
         ),
-        ({"mesh": "4x2", "offset": "2"}, "offset: got 2, expected a time above 0 with its unit"),
-        ({"beside": "all_gather:2"}, "beside: got all_gather:2, expected all_gather:mod:N or "),
+        ({"mesh": "4x2", "offset": "2"}, error_text("offset", "2", "a time above 0 with its unit")),
+        ({"beside": "all_gather:2"}, error_text("beside", "all_gather:2", "all_gather:mod:N or ")),
         (
             {"beside": "barrier:mod:2"},
-            "beside: got barrier:mod:2, expected a collective that moves",
+            error_text("beside", "barrier:mod:2", "a collective that moves"),
         ),
     ],
 )
@@ -164,7 +180,7 @@ def test_a_mesh_of_another_number_of_ranks():
     assert spec.parts(8) == ((0, 2, 4, 6), (1, 3, 5, 7))
     with pytest.raises(UsageError) as caught:
         spec.parts(4)
-    assert "mesh: got 4x2, which is 8 ranks, expected one of 4 ranks" in str(caught.value)
+    assert error_text("mesh", "4x2, which is 8 ranks", "one of 4 ranks") in str(caught.value)
 
 
 def test_a_collective_beside_that_has_nobody_to_talk_to():
@@ -172,7 +188,7 @@ def test_a_collective_beside_that_has_nobody_to_talk_to():
     assert spec.parts(4) == ((0, 1, 2, 3),)
     with pytest.raises(UsageError) as caught:
         spec.parts(3)
-    text = "beside: got all_gather:mod:3, where each of 3 ranks is alone, expected groups of"
+    text = error_text("beside", "all_gather:mod:3, where each of 3 ranks is alone", "groups of")
     assert text in str(caught.value)
 
 
@@ -246,11 +262,13 @@ def test_the_work():
     [
         (
             "gemm",
-            "beside: got gemm, expected matmul, copy, both, each with :SIZE, COLLECTIVE:GROUPS or ",
+            error_text(
+                "beside", "gemm", "matmul, copy, both, each with :SIZE, COLLECTIVE:GROUPS or "
+            ),
         ),
-        ("external:", "beside: got external:, expected matmul, copy, both"),
-        ("copy:12", "beside: got copy:12, expected a size of at least 1024 bytes"),
-        ("copy:1KB", "beside: got 1KB"),
+        ("external:", error_text("beside", "external:", "matmul, copy, both")),
+        ("copy:12", error_text("beside", "copy:12", "a size of at least 1024 bytes")),
+        ("copy:1KB", error_text("beside", "1KB")),
     ],
 )
 def test_what_is_no_work_is_refused(text, line):

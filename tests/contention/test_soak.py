@@ -11,6 +11,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from error_form import error_line, error_text
 from ranks import Measured
 
 from torchcoll.bench import soak, verify
@@ -210,7 +211,7 @@ def test_a_signal_in_the_first_round(tmp_path):
 
 def test_a_soak_shorter_than_a_round(tmp_path):
     job = Measured(tmp_path / "job", "all_reduce", "--sizes 1K,2K -n 50 --soak 0.001s", 2).ended(1)
-    line = "torchcoll: error: soak: got 0.001 s, expected more than one round, which took "
+    line = error_line("soak", "0.001 s", "more than one round, which took ")
     assert line in job.stderr()
     assert len(job.run.results) == 2  # what was measured is there
 
@@ -366,9 +367,9 @@ def test_a_wrong_first_round_is_no_measure_of_the_others(clock):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("--metrics a.prom", "metrics: got a.prom, expected --soak TIME with it"),
-        ("--soak 1s --metrics a.txt", "metrics: got a.txt, expected NAME.prom: node_exporter"),
-        ("--soak 1s --metrics no/a.prom", "metrics: got no/a.prom, expected a file in a folder"),
+        ("--metrics a.prom", error_text("metrics", "a.prom", "--soak TIME with it")),
+        ("--soak 1s --metrics a.txt", error_text("metrics", "a.txt", "NAME.prom: node_exporter")),
+        ("--soak 1s --metrics no/a.prom", error_text("metrics", "no/a.prom", "a file in a folder")),
     ],
 )
 def test_metrics_that_nobody_reads(tmp_path, words, line):
@@ -378,7 +379,9 @@ def test_metrics_that_nobody_reads(tmp_path, words, line):
 
 @pytest.mark.parametrize("text", ["30", "m", "", "0s", "-3h", "nans", "infh", "1w"])
 def test_what_is_no_time(text):
-    with pytest.raises(UsageError, match=r"^soak: got .*expected a time above 0 with its unit"):
+    with pytest.raises(
+        UsageError, match=error_text("^soak", ".*expected a time above 0 with its unit")
+    ):
         parse_duration(text, "soak")
 
 

@@ -9,6 +9,7 @@ import random
 import zlib
 
 import pytest
+from error_form import error_text
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.file import Writer, save
@@ -265,8 +266,12 @@ def test_two_files_in_one(tmp_path, text, packed):
         with pytest.raises(UnreadableError) as caught:
             load(path)
         assert str(caught.value) == (
-            f"result file: got {path}, expected one header, in the first line. Two files in one: "
-            f"split at line {number} (head -n {number - 1}, tail -n +{number})."
+            error_text(
+                "result file",
+                path,
+                f"one header, in the first line. Two files in one: split at line {number}"
+                f" (head -n {number - 1}, tail -n +{number}).",
+            )
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from error_form import error_text
 
 from torchcoll.core.collectives import COLLECTIVES, OPS, Layout, find_collective, find_op, uneven
 from torchcoll.core.errors import UsageError
@@ -308,9 +309,14 @@ def test_unknown_collective(text, got):
     with pytest.raises(UsageError) as caught:
         find_collective(text)
     assert str(caught.value) == (
-        f"collective: got {got}, expected one of all_reduce, all_gather, reduce_scatter, "
-        "all_to_all, all_to_all_v, reduce_scatter_v, all_gather_v, broadcast, reduce, gather, "
-        "scatter, sendrecv, hypercube, barrier" + (". Did you mean all_reduce?" if text else "")
+        error_text(
+            "collective",
+            got,
+            "one of all_reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, "
+            "reduce_scatter_v, all_gather_v, broadcast, reduce, gather, scatter, sendrecv, "
+            "hypercube, barrier",
+        )
+        + (". Did you mean all_reduce?" if text else "")
     )
 
 
@@ -324,7 +330,7 @@ def test_ops():
     with pytest.raises(UsageError) as caught:
         find_op("mean")
     assert str(caught.value) == (
-        "op: got mean, expected one of sum, prod, min, max, avg, band, bor, bxor"
+        error_text("op", "mean", "one of sum, prod, min, max, avg, band, bor, bxor")
     )
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from error_form import error_text
 
 from torchcoll.core.collectives import COMMON_DTYPES, DTYPES, find_dtype
 from torchcoll.core.errors import UsageError
@@ -74,7 +75,11 @@ def test_unknown(text, got):
     with pytest.raises(UsageError) as caught:
         find_dtype(text)
     assert str(caught.value) == (
-        f"dtype: got {got}, expected one of float32, float64, float16, bfloat16, int8, uint8, "
-        "int16, int32, int64, float8_e4m3fn, float8_e5m2"
+        error_text(
+            "dtype",
+            got,
+            "one of float32, float64, float16, bfloat16, int8, uint8, int16, int32, int64, "
+            "float8_e4m3fn, float8_e5m2",
+        )
         + (". Did you mean float32?" if text else "")
     )

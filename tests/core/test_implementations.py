@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from error_form import error_tail, error_text
 from handmade import case, result, run
 
 from torchcoll.core.case import Case
@@ -37,17 +38,20 @@ def test_a_backends_name_is_its_own(asked, backend, implementation, found):
         (
             "oneshot",
             None,
-            "oneshot, expected own, one_shot, two_shot, multimem, multimem_one_shot, or the "
-            "backend's name. Did you mean one_shot?",
+            error_tail(
+                "oneshot",
+                "own, one_shot, two_shot, multimem, multimem_one_shot, or the backend's name. "
+                "Did you mean one_shot?",
+            ),
         ),
-        ("nccl,one_shot", "gloo", "nccl, expected own, or a name of --backend gloo"),
-        ("nccl,gloo", None, "gloo, expected own, or a name of --backend nccl"),
+        ("nccl,one_shot", "gloo", error_tail("nccl", "own, or a name of --backend gloo")),
+        ("nccl,gloo", None, error_tail("gloo", "own, or a name of --backend nccl")),
     ],
 )
 def test_what_is_none(asked, backend, line):
     with pytest.raises(UsageError) as caught:
         Spec(implementation=asked, backend=backend)
-    assert str(caught.value) == f"implementation: got {line}"
+    assert str(caught.value) == error_text("implementation", line)
 
 
 def test_each_case_by_each_in_turn():

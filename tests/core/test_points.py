@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+from error_form import error_tail, error_text, expecting
 
 from torchcoll.bench.plan import plan
 from torchcoll.core.case import Case
@@ -109,17 +110,17 @@ EACH = "(collective, size_bytes, dtype, op, asynchronous)"
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        (7, f"points: got 7, expected a list of {EACH}"),
-        ("all_reduce", f"points: got all_reduce, expected a list of {EACH}"),
-        ([7], f"points: got 7, expected {EACH} each"),
-        ([("all_reduce",)], f"points: got ('all_reduce',), expected {EACH} each"),
-        ([{"size": 8}], "points: got {'size': 8}, expected " + f"{EACH} each"),
-        ([("all_reduce", 0)], "points: got all_reduce of 0 bytes, expected at least 1 byte"),
-        ([("all_reduce", 8, "float32", "sum", "no")], "expected True or False for asynchronous"),
-        ([("send", 8)], "collective: got send, expected one of all_reduce, "),
-        ([("all_reduce", 8, "float3")], "dtype: got float3, expected one of float32, "),
-        ([("all_reduce", 8, "float32", "mul")], "op: got mul, expected one of sum, "),
-        ([("all_reduce", "8KB")], "points: got 8KB, expected a number of bytes"),
+        (7, error_text("points", "7", f"a list of {EACH}")),
+        ("all_reduce", error_text("points", "all_reduce", f"a list of {EACH}")),
+        ([7], error_text("points", "7", f"{EACH} each")),
+        ([("all_reduce",)], error_text("points", "('all_reduce',)", f"{EACH} each")),
+        ([{"size": 8}], error_text("points", "{'size': 8}", "") + f"{EACH} each"),
+        ([("all_reduce", 0)], error_text("points", "all_reduce of 0 bytes", "at least 1 byte")),
+        ([("all_reduce", 8, "float32", "sum", "no")], expecting("True or False for asynchronous")),
+        ([("send", 8)], error_text("collective", "send", "one of all_reduce, ")),
+        ([("all_reduce", 8, "float3")], error_text("dtype", "float3", "one of float32, ")),
+        ([("all_reduce", 8, "float32", "mul")], error_text("op", "mul", "one of sum, ")),
+        ([("all_reduce", "8KB")], error_text("points", "8KB", "a number of bytes")),
     ],
 )
 def test_what_is_no_point(points, message):
@@ -129,7 +130,9 @@ def test_what_is_no_point(points, message):
 
 
 def test_coalesced_calls_are_not_asynchronous():
-    with pytest.raises(UsageError, match=r"^coalesce: got 2 with --async, expected one of them$"):
+    with pytest.raises(
+        UsageError, match=error_text("^coalesce", error_tail("2 with --async", "one of them$"))
+    ):
         Spec(points=POINTS, coalesce=2)
     assert Spec(points=POINTS[1:], coalesce=2).cases(2)[0].coalesce == 2
 
@@ -282,8 +285,11 @@ def test_changes_do_not_say_what(name):
     with pytest.raises(UsageError) as caught:
         sent(reduced(8)).spec(**{name: ()})
     assert str(caught.value) == (
-        f"spec: got {name} with a traffic, which says what is sent, "
-        "expected fields that say how to measure"
+        error_text(
+            "spec",
+            f"{name} with a traffic, which says what is sent",
+            "fields that say how to measure",
+        )
     )
 
 
@@ -318,7 +324,7 @@ def test_nothing_to_measure(traffic, stated):
     with pytest.raises(UsageError) as caught:
         traffic.spec()
     assert str(caught.value) == (
-        f"traffic: got no call that can be measured ({stated}), expected at least one"
+        error_text("traffic", f"no call that can be measured ({stated})", "at least one")
     )
 
 
@@ -361,9 +367,12 @@ def test_several_ways_need_a_choice():
     with pytest.raises(UsageError) as caught:
         mesh().spec()
     assert str(caught.value) == (
-        "groups: got calls on 3 ways to divide the ranks, expected one of them: "
-        "groups='0,1,2,3' or groups='0,1;2,3' or groups='0,2;1,3'. Measure each in a run of its "
-        "own: torchcoll.cost takes a list of runs."
+        error_text(
+            "groups",
+            "calls on 3 ways to divide the ranks",
+            "one of them: groups='0,1,2,3' or groups='0,1;2,3' or groups='0,2;1,3'. "
+            "Measure each in a run of its own: torchcoll.cost takes a list of runs.",
+        )
     )
 
 
@@ -377,7 +386,7 @@ def test_all_ranks_name_the_same_ways_in_the_same_order():
             sent(*calls, ranks=4, rank=rank, s=shard, r=replica).spec()
         said.add(str(caught.value))
     (text,) = said
-    assert "expected one of them: groups='0,1;2,3' or groups='0,2;1,3'. " in text
+    assert expecting("one of them: groups='0,1;2,3' or groups='0,2;1,3'. ") in text
 
 
 @pytest.mark.parametrize(
@@ -410,7 +419,7 @@ def test_a_choice_that_is_none():
     with pytest.raises(UsageError) as caught:
         mesh().spec(groups="0,3;1,2")
     assert str(caught.value) == (
-        "groups: got 0,3;1,2, expected groups='0,1,2,3' or groups='0,1;2,3' or groups='0,2;1,3'"
+        error_text("groups", "0,3;1,2", "groups='0,1,2,3' or groups='0,1;2,3' or groups='0,2;1,3'")
     )
 
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from error_form import error_text, expecting
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -284,7 +285,7 @@ def test_a_damaged_gz_is_one_line(tmp_path, at):
         try:
             run = reading(path)
         except UnreadableError as error:
-            assert str(error).startswith((f"{what}: got {path}, expected a", "result file: got"))
+            assert str(error).startswith((error_text(what, path, "a"), "result file: got"))
             assert str(error).count(str(path)) == 1
         else:
             assert run.problems
@@ -519,7 +520,7 @@ def test_foreign(tmp_path, content):
     path = tmp_path / "file"
     path.write_bytes(content)
     way = f". Where it is output of another tool: torchcoll import {path} -o RUN.jsonl"
-    assert refusal(path, load_own) == f"result file: got {path}, expected {FOREIGN}" + (
+    assert refusal(path, load_own) == error_text("result file", path, FOREIGN) + (
         "" if b'"record"' in content else way
     )
 
@@ -528,32 +529,36 @@ def test_empty(tmp_path):
     path = tmp_path / "file"
     path.touch()
     assert refusal(path, load_own) == (
-        f"result file: got {path}, expected a torchcoll result file, whose "
-        'first line holds "schema":"torchcoll/2"; this one is empty'
+        error_text(
+            "result file",
+            path,
+            'a torchcoll result file, whose first line holds "schema":"torchcoll/2"; this '
+            "one is empty",
+        )
     )
-    assert refusal(path) == f"file: got {path}, expected output of a benchmark; this one is empty"
+    assert refusal(path) == error_text("file", path, "output of a benchmark; this one is empty")
 
 
 def test_missing_and_folder(tmp_path):
     path = tmp_path / "none.jsonl"
-    assert refusal(path) == f"result file: got {path}, expected a file that exists"
+    assert refusal(path) == error_text("result file", path, "a file that exists")
     path = tmp_path / "folder.gz"
     path.mkdir()
-    assert refusal(path).startswith(f"folder: got {path}, expected a folder with result files")
-    with pytest.raises(UnreadableError, match=r"expected a file, not a folder$"):
+    assert refusal(path).startswith(error_text("folder", path, "a folder with result files"))
+    with pytest.raises(UnreadableError, match=expecting("a file, not a folder$")):
         load_own(path)
 
 
 def test_below_a_file(tmp_path):
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "run.jsonl"
-    assert refusal(path) == (f"result file: got {path}, expected a readable file (Not a directory)")
+    assert refusal(path) == (error_text("result file", path, "a readable file (Not a directory)"))
 
 
 def test_a_name_that_no_file_can_have(in_tmp_path):
     name = "x" * 300
     assert refusal(name) == (
-        f"result file: got {'x' * 117}..., expected a readable file (File name too long)"
+        error_text("result file", f"{'x' * 117}...", "a readable file (File name too long)")
     )
 
 
@@ -561,9 +566,7 @@ def test_a_name_that_no_file_can_have(in_tmp_path):
 def test_not_permitted(tmp_path):
     path = tmp_path / "run.jsonl"
     path.touch(mode=0)
-    assert refusal(path) == (
-        f"result file: got {path}, expected a readable file (Permission denied)"
-    )
+    assert refusal(path) == (error_text("result file", path, "a readable file (Permission denied)"))
 
 
 @pytest.mark.parametrize(("name", "packed"), [("run.jsonl.gz", False), ("run.jsonl", True)])
@@ -591,8 +594,9 @@ def test_another_major_schema(tmp_path, schema):
     path = tmp_path / "file"
     path.write_text(json.dumps({"record": "header", "schema": schema}))
     assert refusal(path) == (
-        f"schema of {path}: got {schema}, expected torchcoll/2. "
-        "Install the torchcoll version that wrote it."
+        error_text(
+            f"schema of {path}", schema, "torchcoll/2. Install the torchcoll version that wrote it."
+        )
     )
 
 
@@ -680,8 +684,12 @@ def test_a_continuation_cut_before_its_header_is_a_problem(tmp_path):
     assert run.results == first.results
     assert run.complete
     assert run.problems == [
-        f"result file: got {path}.2, expected a torchcoll result file, whose "
-        'first line holds "schema":"torchcoll/2"; this one is empty'
+        error_text(
+            "result file",
+            f"{path}.2",
+            'a torchcoll result file, whose first line holds "schema":"torchcoll/2"; this '
+            "one is empty",
+        )
     ]
 
 
@@ -720,8 +728,9 @@ def test_existing_output_is_refused_and_untouched(tmp_path, make):
         with pytest.raises(UsageError) as caught:
             write(path)
         assert str(caught.value) == (
-            f"output: got {path}, expected a file that does not exist. "
-            "Name another file or remove it."
+            error_text(
+                "output", path, "a file that does not exist. Name another file or remove it."
+            )
         )
     assert not path.is_file() or path.read_bytes() == b""
 
@@ -729,7 +738,7 @@ def test_existing_output_is_refused_and_untouched(tmp_path, make):
 def test_a_link_to_nowhere_is_there(tmp_path):
     path = tmp_path / "run.jsonl"
     path.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="expected a file that does not exist"):
+    with pytest.raises(UsageError, match=expecting("a file that does not exist")):
         Writer(path)
 
 
@@ -745,7 +754,7 @@ def test_the_parent_is_a_file(tmp_path):
         with pytest.raises(UsageError) as caught:
             Writer(path)
         assert str(caught.value) == (
-            f"output: got {path}, expected a file that can be written ({why}). {UNWRITABLE}"
+            error_text("output", path, f"a file that can be written ({why}). {UNWRITABLE}")
         )
 
 
@@ -753,7 +762,7 @@ def test_unwritable(in_tmp_path):
     with pytest.raises(UsageError) as caught:
         save(a_run(), "x" * 300)
     assert str(caught.value) == (
-        f"output: got {'x' * 117}..., expected a file that can be written (File name too long). "
+        error_text("output", f"{'x' * 117}...", "a file that can be written (File name too long). ")
         + UNWRITABLE
     )
 
@@ -763,7 +772,7 @@ def test_not_permitted_to_write():
     with pytest.raises(UsageError) as caught:
         Writer(Path("/proc/run.jsonl"))
     assert str(caught.value).startswith(
-        "output: got /proc/run.jsonl, expected a file that can be written ("
+        error_text("output", "/proc/run.jsonl", "a file that can be written (")
     )
 
 

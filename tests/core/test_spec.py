@@ -5,6 +5,7 @@ import json
 from decimal import Decimal
 
 import pytest
+from error_form import error_tail, error_text
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,7 +112,9 @@ def test_too_many_sizes(fields):
     with pytest.raises(UsageError) as caught:
         Spec(**fields).size_list()
     assert str(caught.value) == (
-        "sizes: got more than 100000 sizes, expected at most 100000. Use a larger factor or step."
+        error_text(
+            "sizes", "more than 100000 sizes", "at most 100000. Use a larger factor or step."
+        )
     )
 
 
@@ -199,7 +202,9 @@ def test_only_all_to_all_v_reads_splits():
     assert Spec(splits="nonsense", sizes="8").cases(2)[0].splits is None
     spec = Spec(collectives="all_to_all_v", splits="1,3", sizes="1K")
     assert spec.cases(2)[0].splits == "1,3"
-    with pytest.raises(UsageError, match=r"^splits: got 1,3, expected 3 weights, one a rank$"):
+    with pytest.raises(
+        UsageError, match=error_text("^splits", error_tail("1,3", "3 weights, one a rank$"))
+    ):
         spec.cases(3)
 
 
@@ -243,7 +248,7 @@ def test_sizings_are_the_cases_sized():
 def test_root_out_of_range(collective):
     with pytest.raises(UsageError) as caught:
         Spec(collectives=collective, roots=(0, 2)).cases(2)
-    assert str(caught.value) == "root: got 2, expected 0 to 1 (2 ranks)"
+    assert str(caught.value) == error_text("root", "2", "0 to 1 (2 ranks)")
 
 
 def test_backends_take_turns_over_all_points_not_only_over_sizes():
@@ -264,73 +269,76 @@ SIZES = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"min_bytes": "x"}, f"min-bytes: got x, expected {SIZES}"),
-        ({"max_bytes": ""}, f"max-bytes: got an empty text, expected {SIZES}"),
-        ({"step_bytes": "0x10"}, f"step-bytes: got 0x10, expected {SIZES}"),
-        ({"sizes": ""}, f"sizes: got an empty text, expected {SIZES}"),
-        ({"sizes": "1K,,2K"}, f"sizes: got an empty text, expected {SIZES}"),
-        ({"sizes": "1K,0"}, "sizes: got 0, expected at least 1 byte"),
-        ({"min_bytes": 0}, "min-bytes: got 0, expected at least 1 byte"),
+        ({"min_bytes": "x"}, error_text("min-bytes", "x", SIZES)),
+        ({"max_bytes": ""}, error_text("max-bytes", "an empty text", SIZES)),
+        ({"step_bytes": "0x10"}, error_text("step-bytes", "0x10", SIZES)),
+        ({"sizes": ""}, error_text("sizes", "an empty text", SIZES)),
+        ({"sizes": "1K,,2K"}, error_text("sizes", "an empty text", SIZES)),
+        ({"sizes": "1K,0"}, error_text("sizes", "0", "at least 1 byte")),
+        ({"min_bytes": 0}, error_text("min-bytes", "0", "at least 1 byte")),
         (
             {"min_bytes": "1M", "max_bytes": "1K"},
-            "min-bytes (-b): got 1M, expected at most max-bytes (-e), which is 1K",
+            error_text("min-bytes (-b)", "1M", "at most max-bytes (-e), which is 1K"),
         ),
-        ({"step_bytes": 0}, "step-bytes: got 0, expected at least 1 byte"),
-        ({"factor": 1}, "factor: got 1.0, expected a number above 1"),
-        ({"factor": -2}, "factor: got -2.0, expected a number above 1"),
-        ({"factor": float("inf")}, "factor: got inf, expected a number above 1"),
-        ({"factor": float("nan")}, "factor: got nan, expected a number"),
-        ({"factor": "x"}, "factor: got x, expected a number"),
+        ({"step_bytes": 0}, error_text("step-bytes", "0", "at least 1 byte")),
+        ({"factor": 1}, error_text("factor", "1.0", "a number above 1")),
+        ({"factor": -2}, error_text("factor", "-2.0", "a number above 1")),
+        ({"factor": float("inf")}, error_text("factor", "inf", "a number above 1")),
+        ({"factor": float("nan")}, error_text("factor", "nan", "a number")),
+        ({"factor": "x"}, error_text("factor", "x", "a number")),
         ({"factor": None}, "factor: expected a number"),
         (
             {"in_place": "maybe"},
-            "in-place: got maybe, expected one of True, False, both",
+            error_text("in-place", "maybe", "one of True, False, both"),
         ),
-        ({"mode": "fast"}, "mode: got fast, expected one of synchronized, back-to-back, graph"),
+        ({"mode": "fast"}, error_text("mode", "fast", "one of synchronized, back-to-back, graph")),
         (
             {"order": "random"},
-            "order: got random, expected one of size, shuffled, interleaved",
+            error_text("order", "random", "one of size, shuffled, interleaved"),
         ),
-        ({"init": "now"}, "init: got now, expected one of lazy, eager"),
+        ({"init": "now"}, error_text("init", "now", "one of lazy, eager")),
         (
             {"buffers": "pinned"},
-            "buffers: got pinned, expected one of default, registered, symmetric",
+            error_text("buffers", "pinned", "one of default, registered, symmetric"),
         ),
         (
             {"buffer_reuse": "none"},
-            "buffer-reuse: got none, expected one of same, rotate",
+            error_text("buffer-reuse", "none", "one of same, rotate"),
         ),
         (
             {"buffer_reuse": "rotate", "mode": "graph"},
-            "buffer-reuse: got rotate with --mode graph, expected one of them. "
-            "A captured graph keeps the buffers of the call that it captured.",
+            error_text(
+                "buffer-reuse",
+                "rotate with --mode graph",
+                "one of them. A captured graph keeps the buffers of the call that it captured.",
+            ),
         ),
-        ({"coalesce": 0}, "coalesce: got 0, expected a whole number from 1 on"),
+        ({"coalesce": 0}, error_text("coalesce", "0", "a whole number from 1 on")),
         (
             {"coalesce": 2, "asynchronous": True},
-            "coalesce: got 2 with --async, expected one of them",
+            error_text("coalesce", "2 with --async", "one of them"),
         ),
-        ({"iters": -1}, "iters: got -1, expected a whole number from 0 on"),
-        ({"iters": 2.5}, "iters: got 2.5, expected a whole number from 0 on"),
-        ({"iters": "many"}, "iters: got many, expected a whole number from 0 on"),
-        ({"iters": True}, "iters: got True, expected a whole number from 0 on"),
-        ({"warmup": -1}, "warmup: got -1, expected a whole number from 0 on"),
+        ({"iters": -1}, error_text("iters", "-1", "a whole number from 0 on")),
+        ({"iters": 2.5}, error_text("iters", "2.5", "a whole number from 0 on")),
+        ({"iters": "many"}, error_text("iters", "many", "a whole number from 0 on")),
+        ({"iters": True}, error_text("iters", "True", "a whole number from 0 on")),
+        ({"warmup": -1}, error_text("warmup", "-1", "a whole number from 0 on")),
         ({"warmup": None}, "warmup: expected a whole number from 0 on"),
-        ({"cold": 0}, "cold: got 0, expected a whole number from 1 on"),
-        ({"seed": -1}, "seed: got -1, expected a whole number from 0 on"),
-        ({"precision": 0}, "precision: got 0.0, expected above 0, at most 1e+07"),
-        ({"precision": float("inf")}, "precision: got inf, expected above 0, at most 1e+07"),
-        ({"max_time_s": -1}, "max-time: got -1.0, expected above 0, at most 1e+07"),
-        ({"max_time_s": "soon"}, "max-time: got soon, expected a number"),
-        ({"timeout_s": 0}, "timeout: got 0.0, expected above 0, at most 1e+07"),
-        ({"roots": -1}, "root: got -1, expected a whole number from 0 on"),
-        ({"roots": "0,x"}, "root: got x, expected a whole number from 0 on"),
-        ({"roots": 0.5}, "root: got 0.5, expected a whole number from 0 on"),
+        ({"cold": 0}, error_text("cold", "0", "a whole number from 1 on")),
+        ({"seed": -1}, error_text("seed", "-1", "a whole number from 0 on")),
+        ({"precision": 0}, error_text("precision", "0.0", "above 0, at most 1e+07")),
+        ({"precision": float("inf")}, error_text("precision", "inf", "above 0, at most 1e+07")),
+        ({"max_time_s": -1}, error_text("max-time", "-1.0", "above 0, at most 1e+07")),
+        ({"max_time_s": "soon"}, error_text("max-time", "soon", "a number")),
+        ({"timeout_s": 0}, error_text("timeout", "0.0", "above 0, at most 1e+07")),
+        ({"roots": -1}, error_text("root", "-1", "a whole number from 0 on")),
+        ({"roots": "0,x"}, error_text("root", "x", "a whole number from 0 on")),
+        ({"roots": 0.5}, error_text("root", "0.5", "a whole number from 0 on")),
         ({"roots": None}, "root: expected a whole number from 0 on"),
-        ({"roots": ()}, "roots: got none, expected at least one"),
-        ({"collectives": ()}, "collectives: got none, expected at least one"),
-        ({"dtypes": []}, "dtypes: got none, expected at least one"),
-        ({"ops": ()}, "ops: got none, expected at least one"),
+        ({"roots": ()}, error_text("roots", "none", "at least one")),
+        ({"collectives": ()}, error_text("collectives", "none", "at least one")),
+        ({"dtypes": []}, error_text("dtypes", "none", "at least one")),
+        ({"ops": ()}, error_text("ops", "none", "at least one")),
     ],
 )
 def test_bad_field(fields, line):
@@ -340,11 +348,11 @@ def test_bad_field(fields, line):
 @pytest.mark.parametrize(
     ("fields", "start"),
     [
-        ({"collectives": "all_reduce,foo"}, "collective: got foo, expected one of all_reduce, "),
-        ({"collectives": ""}, "collective: got an empty text, expected one of all_reduce, "),
-        ({"dtypes": "float31"}, "dtype: got float31, expected one of float32, "),
-        ({"ops": "mean"}, "op: got mean, expected one of sum, "),
-        ({"sizes": "1KB"}, "sizes: got 1KB, expected a number of bytes"),
+        ({"collectives": "all_reduce,foo"}, error_text("collective", "foo", "one of all_reduce, ")),
+        ({"collectives": ""}, error_text("collective", "an empty text", "one of all_reduce, ")),
+        ({"dtypes": "float31"}, error_text("dtype", "float31", "one of float32, ")),
+        ({"ops": "mean"}, error_text("op", "mean", "one of sum, ")),
+        ({"sizes": "1KB"}, error_text("sizes", "1KB", "a number of bytes")),
     ],
 )
 def test_bad_name(fields, start):

@@ -3,6 +3,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+from error_form import error_text
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,20 +59,20 @@ def test_matrix_file(tmp_path, text):
 @pytest.mark.parametrize(
     ("splits", "line"),
     [
-        ("seed:", f"splits: got seed:, expected {EXPECTED}"),
-        ("seed:x", f"splits: got seed:x, expected {EXPECTED}"),
-        ("seed:-1", f"splits: got seed:-1, expected {EXPECTED}"),
-        ("seed:\u00b2", f"splits: got seed:\u00b2, expected {EXPECTED}"),  # a digit, no number
-        ("seed:" + "9" * 5000, f"splits: got seed:{'9' * 112}..., expected {EXPECTED}"),
-        ("", f"splits: got an empty text, expected {EXPECTED}"),
-        ("no-such-file", f"splits: got no-such-file, expected {EXPECTED}"),
-        ("1,2", "splits: got 1,2, expected 3 weights, one a rank"),
-        ("1,2,3,4", "splits: got 1,2,3,4, expected 3 weights, one a rank"),
-        ("1,,3", f"splits: got 1,,3, expected {EXPECTED}"),
-        ("0,0,0", "splits: got 0,0,0, expected weights from 0 on, at least one above 0"),
-        ("1,-1,1", "splits: got 1,-1,1, expected weights from 0 on, at least one above 0"),
-        ("1,nan,1", "splits: got 1,nan,1, expected weights from 0 on, at least one above 0"),
-        ("1,inf,1", "splits: got 1,inf,1, expected weights from 0 on, at least one above 0"),
+        ("seed:", error_text("splits", "seed:", EXPECTED)),
+        ("seed:x", error_text("splits", "seed:x", EXPECTED)),
+        ("seed:-1", error_text("splits", "seed:-1", EXPECTED)),
+        ("seed:\u00b2", error_text("splits", "seed:²", EXPECTED)),  # a digit, no number
+        ("seed:" + "9" * 5000, error_text("splits", f"seed:{'9' * 112}...", EXPECTED)),
+        ("", error_text("splits", "an empty text", EXPECTED)),
+        ("no-such-file", error_text("splits", "no-such-file", EXPECTED)),
+        ("1,2", error_text("splits", "1,2", "3 weights, one a rank")),
+        ("1,2,3,4", error_text("splits", "1,2,3,4", "3 weights, one a rank")),
+        ("1,,3", error_text("splits", "1,,3", EXPECTED)),
+        ("0,0,0", error_text("splits", "0,0,0", "weights from 0 on, at least one above 0")),
+        ("1,-1,1", error_text("splits", "1,-1,1", "weights from 0 on, at least one above 0")),
+        ("1,nan,1", error_text("splits", "1,nan,1", "weights from 0 on, at least one above 0")),
+        ("1,inf,1", error_text("splits", "1,inf,1", "weights from 0 on, at least one above 0")),
     ],
 )
 def test_refused(splits, line, in_tmp_path):
@@ -86,12 +87,18 @@ def test_a_long_list_is_no_file_name():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("1 2\n3 x\n", "splits file: got {}, expected a matrix of numbers (could not convert"),
-        ("1 2\n", "splits file {}: got 1 row of [2] numbers, expected 2 rows of 2 numbers, one"),
-        ("1 2\n3\n", "splits file {}: got 2 rows of [1, 2] numbers, expected 2 rows of 2 numbers"),
-        ("", "splits file {}: got 0 rows of [] numbers, expected 2 rows of 2 numbers, one a rank"),
-        ("0 0\n0 0\n", "splits: got {}, expected weights from 0 on, at least one above 0"),
-        ("1 -2\n3 4\n", "splits: got {}, expected weights from 0 on, at least one above 0"),
+        ("1 2\n3 x\n", error_text("splits file", "{}", "a matrix of numbers (could not convert")),
+        ("1 2\n", error_text("splits file {}", "1 row of [2] numbers", "2 rows of 2 numbers, one")),
+        (
+            "1 2\n3\n",
+            error_text("splits file {}", "2 rows of [1, 2] numbers", "2 rows of 2 numbers"),
+        ),
+        (
+            "",
+            error_text("splits file {}", "0 rows of [] numbers", "2 rows of 2 numbers, one a rank"),
+        ),
+        ("0 0\n0 0\n", error_text("splits", "{}", "weights from 0 on, at least one above 0")),
+        ("1 -2\n3 4\n", error_text("splits", "{}", "weights from 0 on, at least one above 0")),
     ],
 )
 def test_refused_file(in_tmp_path, text, line):
@@ -101,7 +108,9 @@ def test_refused_file(in_tmp_path, text, line):
 
 def test_refused_binary_file(in_tmp_path):
     (in_tmp_path / "m").write_bytes(b"\xff\xfe\x00")
-    assert refusal("m", 2).startswith("splits file: got m, expected a matrix of numbers ('utf-8'")
+    assert refusal("m", 2).startswith(
+        error_text("splits file", "m", "a matrix of numbers ('utf-8'")
+    )
 
 
 def by_hand(weights, elements):

@@ -5,6 +5,7 @@ import dataclasses
 import numpy
 import pytest
 import scipy.stats
+from error_form import error_text
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,7 +111,7 @@ def test_over_ranks_refuses_other_words():
     for samples in (SAMPLES, []):
         with pytest.raises(UsageError) as caught:
             over_ranks(samples, "p99")
-        assert str(caught.value) == "over-ranks: got p99, expected one of max, mean, min, rank0"
+        assert str(caught.value) == error_text("over-ranks", "p99", "one of max, mean, min, rank0")
 
 
 def result(**fields):

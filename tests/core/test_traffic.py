@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from error_form import error_tail, error_text, got
 
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import is_traffic
@@ -99,7 +100,9 @@ def test_packed(tmp_path):
 
 def test_an_existing_file_is_kept(tmp_path):
     path = file(tmp_path, "precious")
-    with pytest.raises(UsageError, match=r"^output: got .*t.jsonl, expected a file that does not"):
+    with pytest.raises(
+        UsageError, match=error_text("^output", error_tail(".*t.jsonl", "a file that does not"))
+    ):
         traffic().save(path)
     assert path.read_text() == "precious\n"
 
@@ -181,8 +184,11 @@ def test_a_newer_schema(tmp_path):
     with pytest.raises(UnreadableError) as caught:
         Traffic.load(path)
     assert str(caught.value) == (
-        f"schema of {path}: got torchcoll-traffic/3, expected torchcoll-traffic/2. "
-        "Install the torchcoll version that wrote it."
+        error_text(
+            f"schema of {path}",
+            "torchcoll-traffic/3",
+            "torchcoll-traffic/2. Install the torchcoll version that wrote it.",
+        )
     )
     assert is_traffic(path)
 
@@ -212,8 +218,12 @@ def test_what_is_no_traffic_file(tmp_path, text):
         Traffic.load(path)
     empty = "; this one is empty" if not text else ""
     assert str(caught.value) == (
-        f"traffic file: got {path}, expected a torchcoll traffic file, whose first line holds "
-        f'"schema":"torchcoll-traffic/2"{empty}'
+        error_text(
+            "traffic file",
+            path,
+            "a torchcoll traffic file, whose first line holds "
+            f'"schema":"torchcoll-traffic/2"{empty}',
+        )
     )
 
 
@@ -232,7 +242,9 @@ def test_is_traffic_of_no_file(tmp_path):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(UnreadableError, match=r"^traffic file: got .*/x, expected a file that exi"):
+    with pytest.raises(
+        UnreadableError, match=error_text("^traffic file", error_tail(".*/x", "a file that exi"))
+    ):
         Traffic.load(tmp_path / "x")
 
 
@@ -240,7 +252,7 @@ def test_a_step_outside_of_a_capture():
     with pytest.raises(UsageError) as caught:
         Traffic().step()
     assert str(caught.value) == (
-        "step: got no capture, expected a step inside of `with torchcoll.capture()`"
+        error_text("step", "no capture", "a step inside of `with torchcoll.capture()`")
     )
 
 
@@ -315,10 +327,10 @@ def same_rank(part: Traffic) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (other_world, "got capture of 3 ranks in b, expected capture of 2 ranks as in a"),
-        (other_source, "got kineto of 2 ranks in b, expected capture of 2 ranks as in a"),
-        (other_group, "got group tp of ranks (1,) in b, expected ranks (0, 1)"),
-        (same_rank, "got rank 0 twice, again in b, expected once"),
+        (other_world, got(error_tail("capture of 3 ranks in b", "capture of 2 ranks as in a"))),
+        (other_source, got(error_tail("kineto of 2 ranks in b", "capture of 2 ranks as in a"))),
+        (other_group, got(error_tail("group tp of ranks (1,) in b", "ranks (0, 1)"))),
+        (same_rank, got(error_tail("rank 0 twice, again in b", "once"))),
     ],
 )
 def test_join_refuses(change, message):
@@ -353,7 +365,7 @@ def test_join_tells_groups_of_one_name_apart():
         assert set(found.groups) == {"1", "1@2"}
     # Rank 1 of another launch: it does not know the group in which it should be.
     parts[1] = of_group([1], "1", groups={"1": Group("1", (1, 2))})
-    with pytest.raises(UsageError, match="got group 1 of ranks"):
+    with pytest.raises(UsageError, match=got("group 1 of ranks")):
         join(parts)
 
 
@@ -372,7 +384,9 @@ def test_a_folder_of_two_captures_that_do_not_tell_when(tmp_path):
 
 
 def test_join_of_nothing():
-    with pytest.raises(UsageError, match=r"^traffic: got no file, expected at least one$"):
+    with pytest.raises(
+        UsageError, match=error_text("^traffic", error_tail("no file", "at least one$"))
+    ):
         join([])
 
 
@@ -387,7 +401,7 @@ def test_a_folder_of_files(tmp_path):
     with pytest.raises(UnreadableError) as caught:
         Traffic.load(tmp_path / "inner")
     assert str(caught.value) == (
-        f"traffic folder: got {tmp_path}/inner, expected a folder of traffic files; it has none"
+        error_text("traffic folder", f"{tmp_path}/inner", "a folder of traffic files; it has none")
     )
 
 
@@ -398,7 +412,7 @@ def test_a_folder_where_the_file_of_a_rank_is_empty(tmp_path):
     with pytest.raises(UnreadableError) as caught:
         Traffic.load(tmp_path)
     assert str(caught.value).startswith(
-        f"traffic file: got {empty}, expected a torchcoll traffic file"
+        error_text("traffic file", empty, "a torchcoll traffic file")
     )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from error_form import error_tail, error_text
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,50 +51,57 @@ def test_parse(text, size_bytes):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("1KB", f"size: got 1KB, expected {SET}. Write 1K (1 x 1024 bytes) or 1000 (decimal)."),
+        ("1KB", error_text("size", "1KB", f"{SET}. Write 1K (1 x 1024 bytes) or 1000 (decimal).")),
         (
             "25 mb",
-            f"size: got 25 mb, expected {SET}. Write 25M (25 x 1048576 bytes) or 25000000"
-            " (decimal).",
+            error_text(
+                "size", "25 mb", f"{SET}. Write 25M (25 x 1048576 bytes) or 25000000 (decimal)."
+            ),
         ),
         (
             "1.5GB",
-            f"size: got 1.5GB, expected {SET}. Write 1.5G (1.5 x 1073741824 bytes) or 1500000000"
-            " (decimal).",
+            error_text(
+                "size",
+                "1.5GB",
+                f"{SET}. Write 1.5G (1.5 x 1073741824 bytes) or 1500000000 (decimal).",
+            ),
         ),
-        ("1KiB", f"size: got 1KiB, expected {SET}. Write 1K (1 x 1024 bytes)."),
+        ("1KiB", error_text("size", "1KiB", f"{SET}. Write 1K (1 x 1024 bytes).")),
         # 1000.1 bytes are no way out.
-        ("1.0001KB", f"size: got 1.0001KB, expected {SET}. Write 1.0001K (1.0001 x 1024 bytes)."),
-        ("-1", f"size: got -1, expected {SET}"),
-        ("0x10", f"size: got 0x10, expected {SET}"),
-        ("", f"size: got an empty text, expected {SET}"),
-        ("   ", f"size: got an empty text, expected {SET}"),
-        ("10^30", f"size: got 10^30, expected {SET}"),
-        ("1e6", f"size: got 1e6, expected {SET}"),
-        ("1_000", f"size: got 1_000, expected {SET}"),
-        ("1 K", f"size: got 1 K, expected {SET}"),
-        ("8B", f"size: got 8B, expected {SET}"),
-        ("K", f"size: got K, expected {SET}"),
-        (".5K", f"size: got .5K, expected {SET}"),
-        ("nan", f"size: got nan, expected {SET}"),
-        ("\u0661K", f"size: got \u0661K, expected {SET}"),  # an Arabic one
-        ("1\n2", f"size: got 1 2, expected {SET}"),
-        (True, f"size: got True, expected {SET}"),
-        (None, f"size: got None, expected {SET}"),
-        ("1.5", "size: got 1.5, expected a whole number of bytes"),
-        ("0.3K", "size: got 0.3K, expected a whole number of bytes"),
+        (
+            "1.0001KB",
+            error_text("size", "1.0001KB", f"{SET}. Write 1.0001K (1.0001 x 1024 bytes)."),
+        ),
+        ("-1", error_text("size", "-1", SET)),
+        ("0x10", error_text("size", "0x10", SET)),
+        ("", error_text("size", "an empty text", SET)),
+        ("   ", error_text("size", "an empty text", SET)),
+        ("10^30", error_text("size", "10^30", SET)),
+        ("1e6", error_text("size", "1e6", SET)),
+        ("1_000", error_text("size", "1_000", SET)),
+        ("1 K", error_text("size", "1 K", SET)),
+        ("8B", error_text("size", "8B", SET)),
+        ("K", error_text("size", "K", SET)),
+        (".5K", error_text("size", ".5K", SET)),
+        ("nan", error_text("size", "nan", SET)),
+        ("\u0661K", error_text("size", "\u0661K", SET)),  # an Arabic one
+        ("1\n2", error_text("size", "1 2", SET)),
+        (True, error_text("size", "True", SET)),
+        (None, error_text("size", "None", SET)),
+        ("1.5", error_text("size", "1.5", "a whole number of bytes")),
+        ("0.3K", error_text("size", "0.3K", "a whole number of bytes")),
         (
             "1" + "0" * 30,
-            "size: got 1000000000000000000000000000000, expected 0 to 9223372036854775807 bytes",
+            error_text("size", "1000000000000000000000000000000", "0 to 9223372036854775807 bytes"),
         ),
         (
             "9223372036854775808",
-            "size: got 9223372036854775808, expected 0 to 9223372036854775807 bytes",
+            error_text("size", "9223372036854775808", "0 to 9223372036854775807 bytes"),
         ),
-        ("8388608T", "size: got 8388608T, expected 0 to 9223372036854775807 bytes"),
-        (-1, "size: got -1, expected 0 to 9223372036854775807 bytes"),
+        ("8388608T", error_text("size", "8388608T", "0 to 9223372036854775807 bytes")),
+        (-1, error_text("size", "-1", "0 to 9223372036854775807 bytes")),
         # Beyond the digits that Python converts; the value is cut in the message.
-        ("9" * 5000, f"size: got {'9' * 117}..., expected {SET}"),
+        ("9" * 5000, error_text("size", f"{'9' * 117}...", SET)),
     ],
 )
 def test_refused(text, line):
@@ -104,7 +112,9 @@ def test_refused(text, line):
 
 
 def test_refusal_names_what_was_read():
-    with pytest.raises(UsageError, match=r"^min-bytes: got 1\.5, expected a whole number of bytes"):
+    with pytest.raises(
+        UsageError, match=error_text("^min-bytes", error_tail(r"1\.5", "a whole number of bytes"))
+    ):
         parse_size("1.5", "min-bytes")
 
 
@@ -226,7 +236,7 @@ def test_format_bandwidth(gbps, text):
 def test_what_is_no_whole_number_from_2_on(value):
     with pytest.raises(UsageError) as caught:
         whole_number(value, "rounds", 2)
-    assert str(caught.value) == f"rounds: got {value}, expected a whole number from 2 on"
+    assert str(caught.value) == error_text("rounds", value, "a whole number from 2 on")
 
 
 def test_a_whole_number():
@@ -258,7 +268,7 @@ def test_what_is_no_share(text):
     with pytest.raises(UsageError) as caught:
         parse_share(text, "threshold")
     expected = "a share above 0 and below 1, such as 2% or 0.02"
-    assert str(caught.value).startswith(f"threshold: got {text}".rstrip())
+    assert str(caught.value).startswith(error_text("threshold", text).rstrip())
     assert expected in str(caught.value)
 
 

@@ -14,6 +14,7 @@ import subprocess
 import handmade
 import made_models
 import pytest
+from error_form import error_text
 from made_launches import measured
 from made_launches import run as made_run
 
@@ -320,7 +321,9 @@ def test_what_cannot_be_simulated_is_refused(model, tmp_path):
 
 def test_hosts_that_were_not_measured_are_not_exported(model):
     """The model is of one host: there is no link between hosts to give to a simulator."""
-    with pytest.raises(UsageError, match="hosts: got 2, expected 1: links between hosts were not"):
+    with pytest.raises(
+        UsageError, match=error_text("hosts", "2", "1: links between hosts were not")
+    ):
         links_of(model, "all_reduce", 16, 2)
 
 
@@ -387,12 +390,12 @@ def test_one_number_of_ranks_is_taken_for_a_ring():
 def test_a_model_without_a_bandwidth_is_not_exported():
     """As long at every size: nothing tells what a byte costs, and nothing is invented."""
     rows = [measured(50_000, 4, size_bytes=8 << k) for k in range(6)]
-    with pytest.raises(UsageError, match="model: got no bandwidth of all_reduce"):
+    with pytest.raises(UsageError, match=error_text("model", "no bandwidth of all_reduce")):
         links_of(fit_model([made_run(*rows, ranks=4)]).model, "all_reduce", 4, None)
 
 
 def test_one_rank_is_refused(model):
-    with pytest.raises(UsageError, match="astra-sim: got 1 rank, expected 2 ranks or more"):
+    with pytest.raises(UsageError, match=error_text("astra-sim", "1 rank", "2 ranks or more")):
         links_of(model, "all_reduce", 1, None)
 
 
@@ -417,7 +420,7 @@ def test_the_command_and_the_way_back(model, tmp_path, capsys):
     (tmp_path / "sim.log").write_text(said.stdout)
     none = subprocess.run(["sh", folder / "run.sh"], env={}, capture_output=True, text=True)
     assert (none.returncode, none.stdout) == (2, "")
-    assert none.stderr == "run.sh: ASTRA_SIM: got '', expected the whole path of the simulator\n"
+    assert none.stderr == error_text("run.sh: ASTRA_SIM", "''", "the whole path of the simulator\n")
     simulator.write_text("#!/bin/sh\nexit 3\n")  # as one that ends with an error
     assert (
         subprocess.run(["sh", folder / "run.sh"], env=environ, stdout=subprocess.DEVNULL).returncode

@@ -7,6 +7,7 @@ import math
 import random
 
 import pytest
+from error_form import error_tail, error_text, expecting, got
 from made_launches import measured, run
 
 from torchcoll import cli
@@ -264,17 +265,21 @@ def test_laws_that_cannot_be_told_apart_remain():
 
 def test_one_number_of_ranks_has_no_law_over_ranks():
     model = fitted(launch(4, ring))
-    text = (
-        "^ranks: got 8, expected 4, no other number was measured. Measure another: torchrun "
-        "--nproc-per-node 2 -m torchcoll.allreduce -b 4K -e 16M -J FILE; then torchcoll model fit"
+    text = error_text(
+        "^ranks",
+        error_tail(
+            "8",
+            "4, no other number was measured. Measure another: torchrun --nproc-per-node 2 "
+            "-m torchcoll.allreduce -b 4K -e 16M -J FILE; then torchcoll model fit",
+        ),
     )
     with pytest.raises(UsageError, match=text):
         model.predict("all_reduce", 1 << 20, 8)
-    with pytest.raises(UsageError, match="ranks: got 4 on 2 hosts, expected 4 on 1, no other"):
+    with pytest.raises(UsageError, match=error_text("ranks", "4 on 2 hosts", "4 on 1, no other")):
         model.predict("all_reduce", 1 << 20, 4, hosts=2)
     (rows,) = (predict_all(model, [4, 8], [1 << 20]),)
     assert rows[0].prediction and not rows[0].action
-    assert rows[1].reason == "ranks: got 8, expected 4, no other number was measured"
+    assert rows[1].reason == error_text("ranks", "8", "4, no other number was measured")
     assert rows[1].action.startswith("Measure another: torchrun --nproc-per-node 2 -m")
 
 
@@ -292,9 +297,13 @@ def test_a_prediction_that_is_no_more_than_a_guess_is_none():
     assert near.prediction
     assert far.prediction is None and far.reason.endswith("its 90 % interval is wider than 100x")
     assert "4194304x the most ranks (4): its 90 % interval" in far.reason
-    text = (
-        r"^prediction: got none: each 90 % interval is wider than 100x, expected what is nearer to "
-        r"the data \(2, 3, 4 ranks, 4K to 16M\). Measure nearer sizes, or more"
+    text = error_text(
+        "^prediction",
+        error_tail(
+            "none: each 90 % interval is wider than 100x",
+            r"what is nearer to the data \(2, 3, 4 ranks, 4K to 16M\). Measure nearer "
+            "sizes, or more",
+        ),
     )
     with pytest.raises(UsageError, match=text):
         predict_all(model, [1 << 24], [1 << 20])
@@ -322,17 +331,21 @@ def test_what_cannot_be_predicted_without_a_point_is_said_and_the_rest_validated
     own = SIZES[1:6]
     runs = [launch(n, ring, own) for n in (2, 4, 8)] + [launch(16, ring, own, hosts=2)]
     found = validate(runs)
-    assert any("all_reduce on 16 ranks left out: hosts: got 2" in note for note in found.notes)
+    assert any(
+        error_text("all_reduce on 16 ranks left out: hosts", "2") in note for note in found.notes
+    )
     assert {row.over: row.errors.count for row in found.totals}[OVER_RANKS] == 15
 
 
 def test_three_sizes_leave_nothing_out():
-    with pytest.raises(UsageError, match="left-out points: got 3 sizes and 1 number of ranks"):
+    with pytest.raises(
+        UsageError, match=error_text("left-out points", "3 sizes and 1 number of ranks")
+    ):
         validate([launch(4, ring, SIZES[:3])])
 
 
 def test_two_sizes_are_no_law():
-    with pytest.raises(UsageError, match="sizes: got 2 at most in a kind of case"):
+    with pytest.raises(UsageError, match=error_text("sizes", "2 at most in a kind of case")):
         fit_model([launch(4, ring, SIZES[:2])])
 
 
@@ -434,17 +447,21 @@ def test_predictions_as_json_and_as_a_table(model_path, capsys):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--ranks", "8..4"], "ranks: got 8..4, expected from above 0, and not down"),
-        (["--ranks", "eight"], "ranks: got eight, expected whole numbers from 2 to 16777216"),
-        (["--ranks", "1"], "ranks: got 1, expected whole numbers from 2"),
-        (["--sizes", "1MB"], "sizes: got 1MB"),
-        (["--sizes", "0"], "sizes: got 0, expected from above 0"),
+        (["--ranks", "8..4"], error_text("ranks", "8..4", "from above 0, and not down")),
+        (["--ranks", "eight"], error_text("ranks", "eight", "whole numbers from 2 to 16777216")),
+        (["--ranks", "1"], error_text("ranks", "1", "whole numbers from 2")),
+        (["--sizes", "1MB"], error_text("sizes", "1MB")),
+        (["--sizes", "0"], error_text("sizes", "0", "from above 0")),
         (
             ["--collective", "alltoall"],
-            "collective: got all_to_all, expected what the model has: all_reduce. Measure it, on "
-            "2, 4, 8 ranks: torchrun --nproc-per-node 8 -m torchcoll.alltoall",
+            error_text(
+                "collective",
+                "all_to_all",
+                "what the model has: all_reduce. Measure it, on 2, 4, 8 ranks: torchrun "
+                "--nproc-per-node 8 -m torchcoll.alltoall",
+            ),
         ),
-        (["--format", "yaml"], "format: got yaml"),
+        (["--format", "yaml"], error_text("format", "yaml")),
     ],
 )
 def test_what_cannot_be_predicted(model_path, capsys, words, expected):
@@ -457,11 +474,17 @@ def test_what_cannot_be_predicted(model_path, capsys, words, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"schema": "torchcoll-model/9"}', "got torchcoll-model/9, expected torchcoll-model/1"),
-        ('{"schema": "torchcoll-model/1"}', "got KeyError 'entries', expected all parameters"),
-        ("[]", "got none, expected torchcoll-model/1"),
-        ("time,size", "got no JSON, expected schema torchcoll-model/1"),
-        ('{"schema": "torchcoll-model/1", "entries": [{"kind": {}}]}', "expected all parameters"),
+        (
+            '{"schema": "torchcoll-model/9"}',
+            got(error_tail("torchcoll-model/9", "torchcoll-model/1")),
+        ),
+        (
+            '{"schema": "torchcoll-model/1"}',
+            got(error_tail("KeyError 'entries'", "all parameters")),
+        ),
+        ("[]", got(error_tail("none", "torchcoll-model/1"))),
+        ("time,size", got(error_tail("no JSON", "schema torchcoll-model/1"))),
+        ('{"schema": "torchcoll-model/1", "entries": [{"kind": {}}]}', expecting("all parameters")),
     ],
 )
 def test_files_that_are_no_model(tmp_path, text, expected):
@@ -553,14 +576,16 @@ def test_hosts_that_the_files_do_not_name(model_path):
     # 20 + 2 x 15 x 3 us, and 2 x 15 / 16 x 1M at 10 GB/s.
     found = model.predict("all_reduce", 1 << 20, 16)
     assert found.time_ns == pytest.approx(306.608 * US, rel=1e-3)
-    with pytest.raises(UsageError, match="hosts: got 2, expected 1: links between hosts were not"):
+    with pytest.raises(
+        UsageError, match=error_text("hosts", "2", "1: links between hosts were not")
+    ):
         model.predict("all_reduce", 1 << 20, 16, hosts=2)
 
 
 def test_a_model_is_not_written_over(model_path, capsys):
     source = model_path.replace("machine.json", "run.csv")
     assert cli.main(["model", "fit", source, "-o", model_path]) == 2
-    assert "expected a file that does not exist" in capsys.readouterr().err
+    assert expecting("a file that does not exist") in capsys.readouterr().err
     assert cli.main(["model", "fit", source, "-o", model_path, "--force"]) == 0
 
 

@@ -6,6 +6,7 @@ import json
 
 import made_models
 import pytest
+from error_form import error_tail, error_text, got
 from made_launches import measured, run
 
 from torchcoll import cli
@@ -120,11 +121,19 @@ def test_cases_that_it_does_not_know_are_said(files, capsys):
     [
         (
             "nccl",
-            "cases: got 7 cases of all_reduce: backend nccl, device cuda; the model has gloo, cpu, "
-            "expected some that ",
+            error_text(
+                "cases",
+                "7 cases of all_reduce: backend nccl, device cuda; the model has gloo, cpu",
+                "some that ",
+            ),
         ),
-        ("moved", "cases: got 7 cases of all_gather: not in the model, which has all_reduce, exp"),
-        ("nosuch", "result file: got "),
+        (
+            "moved",
+            error_text(
+                "cases", "7 cases of all_gather: not in the model, which has all_reduce, exp"
+            ),
+        ),
+        ("nosuch", error_text("result file", "")),
     ],
 )
 def test_runs_of_which_it_knows_nothing(files, capsys, name, expected):
@@ -135,7 +144,9 @@ def test_runs_of_which_it_knows_nothing(files, capsys, name, expected):
 
 def test_ranks_that_no_law_reaches():
     alone = fit_model([launch(4)]).model
-    with pytest.raises(UsageError, match=r"^ranks: got 8, expected 4, .*Measure another: torchrun"):
+    with pytest.raises(
+        UsageError, match=error_text("^ranks", error_tail("8", "4, .*Measure another: torchrun"))
+    ):
         check_model(alone, [launch(8)])
 
 
@@ -144,7 +155,10 @@ def test_a_model_of_another_schema(files, tmp_path, capsys):
     (tmp_path / "machine.json").write_text(text.replace("torchcoll-model/1", "torchcoll-model/9"))
     assert check(tmp_path, "slow") == 3
     error = capsys.readouterr().err
-    assert "got torchcoll-model/9, expected torchcoll-model/1" in error and error.count("\n") == 1
+    assert (
+        got(error_tail("torchcoll-model/9", "torchcoll-model/1")) in error
+        and error.count("\n") == 1
+    )
 
 
 def test_a_table_that_tells_less_is_of_the_only_kind_there_is(model, tmp_path):
@@ -189,7 +203,7 @@ def test_a_model_of_calls_beside_work():
     # About another run, its calls beside the same work: 1.5 / 2 - 1 is -25 %.
     checked = check_model(found, [worked(4, 2)])
     assert checked.totals[0].errors.mean == pytest.approx(0.25, abs=1e-3)
-    with pytest.raises(UsageError, match=r"got 7 cases without work beside it, .*--beside matmul"):
+    with pytest.raises(UsageError, match=got("7 cases without work beside it, .*--beside matmul")):
         check_model(found, [launch(4)])
     assert "beside matmul:1M" in kind_texts([entry.kind])[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import made_models
 import pytest
+from error_form import error_text
 
 from torchcoll import cli
 from torchcoll.core.errors import UsageError
@@ -36,7 +37,9 @@ def test_the_speed_up_is_of_the_fewest_ranks():
 
 
 def test_one_number_of_ranks_has_no_speed_up():
-    with pytest.raises(UsageError, match="picture: got no case with several numbers of ranks"):
+    with pytest.raises(
+        UsageError, match=error_text("picture", "no case with several numbers of ranks")
+    ):
         scaling_figure(scaling(made_models.runs(ranks=(4,))))
 
 

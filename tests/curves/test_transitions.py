@@ -7,6 +7,7 @@ import json
 
 import numpy
 import pytest
+from error_form import error_text
 from made_launches import given, launches, measured, run
 
 import torchcoll
@@ -417,7 +418,7 @@ def test_hypercubes_algbw_is_that_of_nccl_tests(capsys):
 
 def test_an_unknown_format(capsys, tmp_path):
     assert main(["transitions", str(tmp_path), "--format", "xml"]) == 2
-    assert "format: got xml, expected one of table" in capsys.readouterr().err
+    assert error_text("format", "xml", "one of table") in capsys.readouterr().err
 
 
 def test_where_the_best_forced_cell_changes(capsys):

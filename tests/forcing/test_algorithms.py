@@ -10,6 +10,7 @@ import random
 from functools import partial
 
 import pytest
+from error_form import error_tail, error_text, expecting, got
 from made_launches import measured as measured_on
 from made_launches import run
 
@@ -328,12 +329,14 @@ def test_no_right_result():
 
 def test_gloo_does_not_read_what_forces_nccl():
     runs = [run(measured_on(100), variables=v) for v in ({}, RING) for _ in range(2)]
-    with pytest.raises(UsageError, match="none that forces anything on gloo, expected launches"):
+    with pytest.raises(
+        UsageError, match=error_tail("none that forces anything on gloo", "launches")
+    ):
         algorithms(runs)
 
 
 def test_a_filter_that_nothing_fulfils():
-    with pytest.raises(UsageError, match="filter: got size>=1G, expected conditions"):
+    with pytest.raises(UsageError, match=error_text("filter", "size>=1G", "conditions")):
         algorithms(RUNS, filter="size>=1G")
 
 
@@ -441,17 +444,23 @@ def test_machines_read_it(folder, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--export-env", "--export-oneccl"], "got --export-env and --export-oneccl, expected one"),
-        (["--check"], "check: got no export, expected --export-env"),
-        (["--channels", "4"], "channels: got 4, expected --export-tuner with it"),
-        (["--export-tuner", "t.csv", "--channels", "x"], "channels: got x, expected a whole"),
-        (["--export-tuner", "t.csv", "--channels", "99"], "channels: got 99, expected 1 to 64"),
-        (["--export-tuner", "no/t.csv"], "expected a file that can be written"),
-        (["--export-tuner", "dir/auto-1.jsonl"], "expected a file that does not exist"),
-        (["--export-env"], "got tree at 1K, ring at 1M, expected one winner at all sizes. By size"),
-        (["--export-oneccl"], "export-oneccl: got tree, expected cells that set CCL_ALLREDUCE"),
-        (["--format", "xml"], "format: got xml"),
-        (["--over-ranks", "best"], "over-ranks: got best"),
+        (
+            ["--export-env", "--export-oneccl"],
+            got(error_tail("--export-env and --export-oneccl", "one")),
+        ),
+        (["--check"], error_text("check", "no export", "--export-env")),
+        (["--channels", "4"], error_text("channels", "4", "--export-tuner with it")),
+        (["--export-tuner", "t.csv", "--channels", "x"], error_text("channels", "x", "a whole")),
+        (["--export-tuner", "t.csv", "--channels", "99"], error_text("channels", "99", "1 to 64")),
+        (["--export-tuner", "no/t.csv"], expecting("a file that can be written")),
+        (["--export-tuner", "dir/auto-1.jsonl"], expecting("a file that does not exist")),
+        (
+            ["--export-env"],
+            got(error_tail("tree at 1K, ring at 1M", "one winner at all sizes. By size")),
+        ),
+        (["--export-oneccl"], error_text("export-oneccl", "tree", "cells that set CCL_ALLREDUCE")),
+        (["--format", "xml"], error_text("format", "xml")),
+        (["--over-ranks", "best"], error_text("over-ranks", "best")),
     ],
 )
 def test_one_line_for_each_mistake(folder, capsys, options, message):
@@ -550,10 +559,10 @@ def test_export_tuner(folder, capsys):
 def test_a_tuner_file_needs_protocol_and_channels(in_tmp_path, capsys):
     saved(in_tmp_path, *cell("ring", {K: 100_000}, RING))
     assert main(["algorithms", ".", "--export-tuner", "t.csv"]) == 2
-    assert "ring at 1K: got no known protocol, expected both" in capsys.readouterr().err
+    assert error_text("ring at 1K", "no known protocol", "both") in capsys.readouterr().err
     saved(in_tmp_path / "b", *cell("ring", {K: 100_000}, protocol("ring", "simple")))
     assert main(["algorithms", "b", "--export-tuner", "t.csv"]) == 2
-    assert "got no known number of channels" in capsys.readouterr().err
+    assert got("no known number of channels") in capsys.readouterr().err
     assert main(["algorithms", "b", "--export-tuner", "t.csv", "--channels", "16"]) == 0
     assert (
         "allreduce,0,9223372036854775807,ring,simple,16,1,2\n"
@@ -580,7 +589,7 @@ def test_two_dtypes_are_too_many_for_one_setting(in_tmp_path, capsys):
     saved(in_tmp_path, *cell("ring", {K: 100_000}, RING), *other)
     assert main(["algorithms", ".", "--export-env"]) == 2
     assert (
-        "got 2 tables that differ in dtype (float32, bfloat16), expected one"
+        got(error_tail("2 tables that differ in dtype (float32, bfloat16)", "one"))
         in capsys.readouterr().err
     )
 

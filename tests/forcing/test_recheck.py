@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from error_form import error_line, error_text, expecting
 
 from torchcoll import load
 from torchcoll.cli import main
@@ -209,7 +210,7 @@ def test_a_launch_that_fails(capsys):
     write_matrix("once=refuse")
     assert checked() == 1
     out, err = capsys.readouterr()
-    assert ": failed, " in err and "sizes: got 1KB, expected a number" in err
+    assert ": failed, " in err and error_text("sizes", "1KB", "a number") in err
     assert "ratio = new / base" in out  # what there is is compared
 
 
@@ -217,7 +218,7 @@ def test_no_launch_that_works(capsys):
     write_matrix("refuse")
     assert checked() == 1
     err = capsys.readouterr().err
-    assert f"check: got no result of auto, expected launches. See {folder()}/logs." in err
+    assert error_text("check", "no result of auto", f"launches. See {folder()}/logs.") in err
 
 
 # -- the tuner -------------------------------------------------------------------------------
@@ -230,8 +231,11 @@ def test_the_tuner_needs_a_plugin(capsys):
     write_matrix(choice=LOGGED)
     assert checked("--export-tuner", "t.csv") == 2
     assert (
-        "torchcoll: error: check: got no NCCL_TUNER_PLUGIN in the environment, expected the path "
-        "of the plugin that reads the file. Set it and start the same again."
+        error_line(
+            "check",
+            "no NCCL_TUNER_PLUGIN in the environment",
+            "the path of the plugin that reads the file. Set it and start the same again.",
+        )
     ) in capsys.readouterr().err
     assert not list(Path("D").glob("check-*"))
 
@@ -269,8 +273,12 @@ def test_files_without_a_matrix(capsys):
         "LAUNCHER ... -m MODULE ...\n"
     )
     assert err == (
-        "torchcoll: error: check: got D, expected the folder of one torchcoll matrix. "
-        "How these were launched is not known; the command printed checks it.\n"
+        error_line(
+            "check",
+            "D",
+            "the folder of one torchcoll matrix. How these were launched is not known; the "
+            "command printed checks it.\n",
+        )
     )
 
 
@@ -281,20 +289,22 @@ def test_a_tuner_file_from_files_without_a_matrix(capsys):
     out, err = capsys.readouterr()
     assert out.startswith(f"check: torchcoll matrix --env NCCL_TUNER_CONFIG_FILE={os.getcwd()}/t")
     assert " --env NCCL_TUNER_PLUGIN=,/path/of/libnccl-tuner-example.so --launches 6 " in out
-    assert "torchcoll: error: check: got D, expected the folder of one torchcoll matrix" in err
+    assert error_line("check", "D", "the folder of one torchcoll matrix") in err
 
 
 def test_two_matrices(capsys):
     write_matrix()
     shutil.copytree("D", "E")
     assert main(["algorithms", "D", "E", "--export-env", "--check"]) == 2
-    assert "check: got D E, expected the folder of one torchcoll matrix" in capsys.readouterr().err
+    assert (
+        error_text("check", "D E", "the folder of one torchcoll matrix") in capsys.readouterr().err
+    )
 
 
 def test_a_launcher_that_is_not_here(capsys):
     write_matrix(command=["no-such-launcher", "-m", "torchcoll.allreduce"])
     assert checked() == 2
-    assert "command: got no-such-launcher, expected a program in PATH" in capsys.readouterr().err
+    assert error_text("command", "no-such-launcher", "a program in PATH") in capsys.readouterr().err
 
 
 def test_a_manifest_of_other_cells(capsys):
@@ -302,18 +312,18 @@ def test_a_manifest_of_other_cells(capsys):
     record = {"record": "matrix", "schema": "torchcoll-matrix/1", "spec": {**spec, "cells": []}}
     Path("D/manifest.jsonl").write_text(json.dumps(record, separators=(",", ":")) + "\n")
     assert checked() == 3
-    assert "expected one that has the cells of its files" in capsys.readouterr().err
+    assert expecting("one that has the cells of its files") in capsys.readouterr().err
     del record["spec"]["command"]
     Path("D/manifest.jsonl").write_text(json.dumps(record, separators=(",", ":")) + "\n")
     assert checked() == 3
-    assert "manifest: got D/manifest.jsonl, expected one that torch" in capsys.readouterr().err
+    assert error_text("manifest", "D/manifest.jsonl", "one that torch") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("format", ["csv", "json"])
 def test_a_check_is_for_people(capsys, format):
     write_matrix()
     assert checked("--export-env", "--format", format) == 2
-    assert f"format: got {format}, expected one of table, markdown" in capsys.readouterr().err
+    assert error_text("format", format, "one of table, markdown") in capsys.readouterr().err
 
 
 # -- which cells -----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from error_form import expecting
 from foreign_files import NAMES, ROW, SMALL, text
 
 from torchcoll.core.errors import UnreadableError
@@ -116,5 +117,5 @@ def test_json_around_text_is_named(imported, content, action):
     with pytest.raises(UnreadableError) as caught:
         imported(content, "log.json")
     stated = str(caught.value)
-    assert "expected the text of a benchmark; this is JSON around text" in stated
+    assert expecting("the text of a benchmark; this is JSON around text") in stated
     assert action in stated

@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import pytest
+from error_form import error_tail, error_text
 from foreign_traces import CONFIG, entry
 
 from torchcoll.core.errors import UnreadableError
@@ -207,9 +208,12 @@ def test_without_entries(read):
     with pytest.raises(UnreadableError) as caught:
         read([])
     assert str(caught.value).endswith(
-        "nccl_trace_rank_0: got no entries, expected entries of collectives. Set "
-        "TORCH_FR_BUFFER_SIZE=2000 before the start (torch 2.6 to 2.8: "
-        "TORCH_NCCL_TRACE_BUFFER_SIZE)."
+        error_text(
+            "nccl_trace_rank_0",
+            "no entries",
+            "entries of collectives. Set TORCH_FR_BUFFER_SIZE=2000 before the start (torch "
+            "2.6 to 2.8: TORCH_NCCL_TRACE_BUFFER_SIZE).",
+        )
     )
 
 
@@ -217,7 +221,7 @@ def test_a_file_that_does_not_name_its_rank(read):
     with pytest.raises(UnreadableError) as caught:
         read([entry("all_reduce", 1)], names="dump{}x.json")
     assert str(caught.value).endswith(
-        "dump0x.json, expected a name that ends in the rank, such as fr_rank0.json"
+        error_tail("dump0x.json", "a name that ends in the rank, such as fr_rank0.json")
     )
 
 

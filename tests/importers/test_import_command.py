@@ -12,6 +12,7 @@ from pathlib import Path
 
 import fuzz
 import pytest
+from error_form import error_line, error_tail, error_text
 from foreign_files import (
     DEEPSPEED,
     IMB,
@@ -201,7 +202,7 @@ def test_several_runs_are_several_files_and_none_is_overwritten(tmp_path, capsys
     assert load(tmp_path / "run-2.jsonl").results[0].case.collective == "reduce"
     out.unlink()
     assert main(["import", str(path), "-o", str(out)]) == 2
-    assert "run-2.jsonl, expected a file that does not exist" in capsys.readouterr().err
+    assert error_tail("run-2.jsonl", "a file that does not exist") in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -216,11 +217,11 @@ def test_a_run_to_stdout(tmp_path, monkeypatch, capsys):
     assert err == "a.log: nccl-tests: 2 of 2 rows read, 4 cases\n"
     assert main(["export", "run.jsonl", "--format", "csv", "-o", "-"]) == 0
     assert capsys.readouterr().out.count("\n") == 5
-    with pytest.raises(UsageError, match="output: got -, expected a file"):
+    with pytest.raises(UsageError, match=error_text("output", "-", "a file")):
         save(load("run.jsonl"), "-")  # as a run or a trace would, whose tables go there
     Path("b.log").write_text(text() + text(program="reduce_perf"))
     assert main(["import", "b.log", "-o", "-"]) == 2
-    assert "output: got - for 2 runs, expected a file. " in capsys.readouterr().err
+    assert error_text("output", "- for 2 runs", "a file. ") in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"a.log", "b.log", "run.jsonl"}
 
 
@@ -308,12 +309,12 @@ def test_an_export_is_not_read_back(tmp_path, capsys):
 
 
 def test_forced_formats_and_wrong_words(imported):
-    with pytest.raises(UsageError, match="from: got xml, expected one of nccl-tests-json"):
+    with pytest.raises(UsageError, match=error_text("from", "xml", "one of nccl-tests-json")):
         imported(text(), importer="xml")
     assert imported(text(), importer="oneccl").runs == []
-    with pytest.raises(UsageError, match="ranks: got 0"):
+    with pytest.raises(UsageError, match=error_text("ranks", "0")):
         ImportOptions(ranks=0)
-    with pytest.raises(UsageError, match="collective: got all_reduced"):
+    with pytest.raises(UsageError, match=error_text("collective", "all_reduced")):
         ImportOptions(collective="all_reduced")
 
 
@@ -321,7 +322,7 @@ def test_map():
     assert columns_of("size=Size, algbw=Algbw (GB/s)") == {"size": "Size", "algbw": "Algbw (GB/s)"}
     assert columns_of(r"time=t\, mean") == {"time": "t, mean"}
     assert columns_of(None) == {}
-    with pytest.raises(UsageError, match="map: got size"):
+    with pytest.raises(UsageError, match=error_text("map", "size")):
         columns_of("size")
 
 
@@ -372,7 +373,7 @@ def test_a_third_party_adds_one_file_and_an_entry_point(third_party, imported, c
 def test_a_broken_third_party_is_named(third_party, imported):
     (third_party / "diary_importer.py").write_text("1 / 0")
     with pytest.raises(
-        UnreadableError, match=r"entry point diary of torchcoll\.importers: got Zero"
+        UnreadableError, match=error_text(r"entry point diary of torchcoll\.importers", "Zero")
     ):
         imported(text())
 
@@ -447,8 +448,11 @@ def test_what_a_training_sent_is_for_another_command(tmp_path, capsys, command, 
     assert main([command, str(path), str(path)]) == 3
     err = capsys.readouterr().err
     assert err == (
-        f"torchcoll: error: file: got {path}, expected results; this is what a training sent. "
-        f"torchcoll trace {path} reads it.\n"
+        error_line(
+            "file",
+            path,
+            f"results; this is what a training sent. torchcoll trace {path} reads it.\n",
+        )
     )
 
 

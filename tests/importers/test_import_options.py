@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from error_form import error_line, error_text
 from foreign_files import ONECCL, OSU, PARAM, RCCL, SMALL, text
 
 from torchcoll.cli import main
@@ -14,11 +15,14 @@ TABLE = "collective,Size,Zeit (us)\nreduce,1K,2.5\n"
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("--statistic typical", "statistic: got typical, expected one of mean, median, min, max"),
-        ("--label a", "label: got a, expected KEY=VALUE, such as kernel=6.8.0-generic"),
+        (
+            "--statistic typical",
+            error_text("statistic", "typical", "one of mean, median, min, max"),
+        ),
+        ("--label a", error_text("label", "a", "KEY=VALUE, such as kernel=6.8.0-generic")),
         (
             "--from osu --map size=Size",
-            "map: got columns for osu, expected them for --from plain alone",
+            error_text("map", "columns for osu", "them for --from plain alone"),
         ),
     ],
 )
@@ -43,7 +47,7 @@ def test_the_wrong_format_by_force(tmp_path, capsys):
     path.write_text(TABLE)
     assert main(["import", str(path), "--from", "oneccl"]) == 3
     assert capsys.readouterr().err == (
-        f"torchcoll: error: {path} (oneccl): got no rows, expected rows of results\n"
+        error_line(f"{path} (oneccl)", "no rows", "rows of results\n")
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from error_form import error_text
 from foreign_files import HEAD, NAMES, ROW, SMALL, text
 
 from torchcoll.core.errors import UnreadableError
@@ -258,8 +259,12 @@ def test_load_is_for_one_run(tmp_path):
     with pytest.raises(UnreadableError) as caught:
         load(path)
     assert str(caught.value) == (
-        f"file: got 2 runs in {path}, expected a file of one run. torchcoll import {path} -o "
-        "RUN.jsonl writes a file of each; compare, show, ... take all."
+        error_text(
+            "file",
+            f"2 runs in {path}",
+            f"a file of one run. torchcoll import {path}"
+            " -o RUN.jsonl writes a file of each; compare, show, ... take all.",
+        )
     )
     assert len(load_all([path])) == 2
 

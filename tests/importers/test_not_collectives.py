@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from error_form import error_tail, got
 from foreign_files import text
 
 from torchcoll.cli import main
@@ -77,7 +78,7 @@ def test_one_line_names_the_tool(tmp_path, capsys, command, before, content, too
     assert main([command, *[str(path)] * (1 + (command == "compare"))]) == 3
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert f"got {path}, expected results of collectives; this is output of {tool}" in err
+    assert got(error_tail(path, f"results of collectives; this is output of {tool}")) in err
     assert action in err
 
 

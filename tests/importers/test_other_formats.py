@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from error_form import error_text
 from foreign_files import ONECCL, OSU, PARAM, RCCL, inspector, nccl_json
 
 import torchcoll
@@ -74,21 +75,25 @@ def test_what_load_refuses(in_tmp_path):
         return str(caught.value)
 
     Path("bin").write_bytes(b"\x7fELF\x02\x01\x01\x00")
-    assert refused(UnreadableError, "bin") == "file: got bin, expected text; this one is binary"
+    assert refused(UnreadableError, "bin") == error_text("file", "bin", "text; this one is binary")
     Path("prose").write_text("no table at all\n")
     known = ", ".join(importers())
     assert refused(UnreadableError, "prose") == (
-        f"file: got prose, expected a torchcoll result file, or output of {known}. "
-        "Force one with torchcoll import --from; --map names the columns of a table."
+        error_text(
+            "file",
+            "prose",
+            f"a torchcoll result file, or output of {known}"
+            ". Force one with torchcoll import --from; --map names the columns of a table.",
+        )
     )
     ours = Path(__file__).parents[2] / "results" / "h200-8gpu-kernels" / "nvidia.jsonl"
     assert refused(UsageError, ours, ranks=8) == (
-        f"ranks: got 8, expected none with {ours}: a result file tells its own"
+        error_text("ranks", "8", f"none with {ours}: a result file tells its own")
     )
     assert refused(UsageError, "prose", collective="all_sums").startswith(
-        "collective: got all_sums"
+        error_text("collective", "all_sums")
     )
-    assert refused(UsageError, "prose", ranks=0).startswith("ranks: got 0, expected 1 to ")
+    assert refused(UsageError, "prose", ranks=0).startswith(error_text("ranks", "0", "1 to "))
 
 
 def test_oneccl_output_from_python(in_tmp_path):
@@ -616,7 +621,7 @@ def test_two_systems_side_by_side_need_a_map(imported):
 def test_a_map_that_no_table_has(imported):
     found = imported(MARKDOWN, importer="plain", columns={"size": "Size", "time": "Zeit"})
     assert found.refused[0].reason == "no table has the columns Size, Zeit"
-    with pytest.raises(UsageError, match="map: got speed, expected one of size, time"):
+    with pytest.raises(UsageError, match=error_text("map", "speed", "one of size, time")):
         imported(MARKDOWN, importer="plain", columns={"speed": "Size"})
 
 

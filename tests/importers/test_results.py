@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from error_form import error_line, expecting
 
 from torchcoll.cli import main
 from torchcoll.core.plausibility import summarise_run
@@ -207,7 +208,7 @@ def test_a_point_of_another_type_is_one_line(tmp_path, capsys, field, value, why
     path = tmp_path / "p.json"
     path.write_text(json.dumps({"points": [point]}))
     assert main(["show", str(TABLES / "generic.jsonl"), "--reference", str(path)]) == 3
-    assert capsys.readouterr().err.endswith(f"expected a file of points (p: {why})\n")
+    assert capsys.readouterr().err.endswith(expecting(f"a file of points (p: {why})\n"))
 
 
 def test_broken_points_are_one_line(tmp_path, capsys):
@@ -215,7 +216,7 @@ def test_broken_points_are_one_line(tmp_path, capsys):
     for content in ('{"points": [{"name": 1}]}', '{"points": [', '{"points": 3}'):
         path.write_text(content)
         assert main(["show", str(TABLES / "generic.jsonl"), "--reference", str(path)]) == 3
-        assert capsys.readouterr().err.startswith("torchcoll: error: reference: got ")
+        assert capsys.readouterr().err.startswith(error_line("reference", ""))
     text = json.dumps({"points": []})
     path.write_text(text)
     assert main(["show", str(TABLES / "generic.jsonl"), "--reference", str(path)]) == 0

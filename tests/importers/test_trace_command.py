@@ -7,6 +7,7 @@ import json
 import pickle
 
 import pytest
+from error_form import error_text
 from foreign_traces import CONFIG, INFO, entry, kernel, param, step
 from sent import call, ddp, traffic
 
@@ -55,7 +56,7 @@ def test_an_output_that_exists_is_kept(captured, tmp_path, capsys):
     output = tmp_path / "all.jsonl"
     output.write_text("mine")
     code, text = error(capsys, captured[0], "-o", output)
-    assert (code, text.startswith(f"output: got {output}, expected a file that does not")) == (2, 1)
+    assert (code, text.startswith(error_text("output", output, "a file that does not"))) == (2, 1)
     assert output.read_text() == "mine"
 
 
@@ -120,10 +121,12 @@ def test_a_pickle_is_never_read(tmp_path, capsys):
     path = tmp_path / "dumps" / "nccl_trace_rank_0"
     path.parent.mkdir()
     path.write_bytes(pickle.dumps(Evil(), protocol=2))
-    expected = (
-        f"trace {path}: got a pickle, expected JSON, for a pickle can run code when it is read. "
-        "Of a Flight Recorder write what torch._C._distributed_c10d._dump_nccl_trace_json() or, in "
-        "newer torch, _dump_fr_trace_json() returns."
+    expected = error_text(
+        f"trace {path}",
+        "a pickle",
+        "JSON, for a pickle can run code when it is read. Of a Flight Recorder write "
+        "what torch._C._distributed_c10d._dump_nccl_trace_json() or, in newer torch, "
+        "_dump_fr_trace_json() returns.",
     )
     for reported in (path, path.parent):
         assert error(capsys, reported) == (3, expected)
@@ -157,20 +160,20 @@ def test_other_files_are_one_line_and_exit_3(tmp_path, capsys, content, expected
 
 def test_missing_files_and_empty_folders(tmp_path, capsys):
     assert error(capsys, tmp_path / "no.json") == (
-        *(3, f"trace: got {tmp_path / 'no.json'}, expected a file that exists"),
+        *(3, error_text("trace", tmp_path / "no.json", "a file that exists")),
     )
     (tmp_path / "README").write_text("nothing")
     assert error(capsys, tmp_path) == (
         *(
             3,
-            f"folder: got {tmp_path}, expected files .json, .jsonl, .json.gz, .jsonl.gz, .et in it",
+            error_text("folder", tmp_path, "files .json, .jsonl, .json.gz, .jsonl.gz, .et in it"),
         ),
     )
 
 
 def test_an_unknown_format(tmp_path, capsys):
     assert error(capsys, tmp_path, "--format", "html") == (
-        *(2, "format: got html, expected one of table, markdown, csv, json"),
+        *(2, error_text("format", "html", "one of table, markdown, csv, json")),
     )
 
 
@@ -194,8 +197,11 @@ def test_traces_that_begin_with_other_steps(tmp_path):
     with pytest.raises(UsageError) as caught:
         read_traffic([tmp_path])
     assert str(caught.value) == (
-        f"first step of {tmp_path / '0.json'} and {tmp_path / '1.json'}: got 3 and 4, expected the "
-        "same of all ranks. Read one rank alone, or profile all with one schedule."
+        error_text(
+            f"first step of {tmp_path / '0.json'} and {tmp_path / '1.json'}",
+            "3 and 4",
+            "the same of all ranks. Read one rank alone, or profile all with one schedule.",
+        )
     )
     assert read_traffic([tmp_path / "1.json"]).calls[1][0].step == 0
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 
 import pytest
+from error_form import error_line, error_tail, got
 from foreign_files import ROW, SMALL, text
 
 from torchcoll.cli import main
@@ -51,8 +52,7 @@ def test_a_result_file_tells_its_own(folder, capsys):
     for command in (["show"], ["compare", "other.jsonl"]):
         assert main([*command, "one.jsonl", "--ranks", "2"]) == 2
         assert capsys.readouterr().err == (
-            "torchcoll: error: ranks: got 2, expected output of another tool: a result file tells "
-            "its own\n"
+            error_line("ranks", "2", "output of another tool: a result file tells its own\n")
         )
 
 
@@ -106,9 +106,12 @@ def test_a_folder_without_results(folder, capsys):
         (runs / f"{number}.md").write_text("# Notes\n")
     assert main(["cold", "runs"]) == 3
     assert capsys.readouterr().err == (
-        "torchcoll: error: result files: got runs/0.md, runs/1.md, runs/2.md, runs/3.md, runs/4.md "
-        "and 2 more, expected a torchcoll result file, or output of another tool. Name a folder of "
-        "them: runs/2026-12.\n"
+        error_line(
+            "result files",
+            "runs/0.md, runs/1.md, runs/2.md, runs/3.md, runs/4.md and 2 more",
+            "a torchcoll result file, or output of another tool. Name a folder of them: "
+            "runs/2026-12.\n",
+        )
     )
     # Beside a result they are one line, whatever there are.
     (runs / "a.log").write_text(text())
@@ -143,7 +146,7 @@ def test_messages_call_it_standard_input(folder, capsys, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"nothing of use\n")))
         assert main([command, "-"]) == 3
         err = capsys.readouterr().err
-        assert "got standard input, expected" in err and tempfile.gettempdir() not in err
+        assert got("standard input, expected") in err and tempfile.gettempdir() not in err
     monkeypatch.setattr(stdin, "_stdin", [])
     cut = text(rows=SMALL + ROW[:60] + "\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(cut.encode())))
@@ -156,9 +159,9 @@ def test_a_model_is_named_as_such(folder, capsys):
     (folder / "machine.json").write_text('{\n "schema": "torchcoll-model/1"\n}\n')
     for command in (["show"], ["model", "validate"]):
         assert main([*command, "machine.json"]) == 3
-        assert "got machine.json, expected results; this is a model. torchcoll model predict" in (
-            capsys.readouterr().err
-        )
+        assert got(
+            error_tail("machine.json", "results; this is a model. torchcoll model predict")
+        ) in (capsys.readouterr().err)
 
 
 def test_secrets_in_what_a_tool_printed_are_masked():

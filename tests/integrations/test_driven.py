@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 import torch.distributed as dist
+from error_form import error_tail, error_text
 from planned_models import on_ranks
 
 from torchcoll.core.errors import UnavailableError, UsageError
@@ -65,7 +66,9 @@ def test_without_a_process_group(capsys, in_tmp_path):
 
 
 def test_steps_below_one():
-    with pytest.raises(UsageError, match=r"^steps: got 0, expected a whole number from 1 on"):
+    with pytest.raises(
+        UsageError, match=error_text("^steps", error_tail("0", "a whole number from 1 on"))
+    ):
         DrivenCapture("x", 0)
 
 
@@ -77,11 +80,15 @@ def test_a_framework_without_the_hook(monkeypatch):
     with pytest.raises(UnavailableError) as caught:
         base_class(["some_framework"], "Callback", ["on_train_begin", "on_step_end"])
     assert str(caught.value) == (
-        "some_framework: got 0.1, expected one that has Callback with on_step_end"
+        error_text("some_framework", "0.1", "one that has Callback with on_step_end")
     )
     with pytest.raises(UnavailableError) as caught:
         base_class(["no_framework.at_all", "no_other"], "Callback", [])
     assert str(caught.value) == (
-        "integration: got no framework, expected no_framework or no_other installed. Install "
-        "torchcoll[integrations], or the framework itself."
+        error_text(
+            "integration",
+            "no framework",
+            "no_framework or no_other installed. Install torchcoll[integrations], or the "
+            "framework itself.",
+        )
     )

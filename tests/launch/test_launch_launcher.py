@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from error_form import error_text
 
 from torchcoll.core.errors import UsageError
 from torchcoll.machine.launcher import BY_HAND, Launch, detect
@@ -95,32 +96,47 @@ def test_local_ranks_of_an_uneven_step(node, local):
     [
         (
             PALS_PMIX,
-            "launcher variables: got PALS_RANKID without PALS_SIZE, expected both or neither. "
-            "Set WORLD_SIZE to the number of ranks, alike for all.",
+            error_text(
+                "launcher variables",
+                "PALS_RANKID without PALS_SIZE",
+                "both or neither. Set WORLD_SIZE to the number of ranks, alike for all.",
+            ),
         ),
         (
             {"PMIX_RANK": "1"},
-            "launcher variables: got PMIX_RANK without WORLD_SIZE, expected both or neither. "
-            "Set WORLD_SIZE to the number of ranks, alike for all.",
+            error_text(
+                "launcher variables",
+                "PMIX_RANK without WORLD_SIZE",
+                "both or neither. Set WORLD_SIZE to the number of ranks, alike for all.",
+            ),
         ),
         (
             {**OPEN_MPI, "WORLD_SIZE": "4"},
-            "launcher variables: got rank 1 of 2 from Open MPI and WORLD_SIZE=4, expected "
-            "launchers that agree. Unset WORLD_SIZE.",
+            error_text(
+                "launcher variables",
+                "rank 1 of 2 from Open MPI and WORLD_SIZE=4",
+                "launchers that agree. Unset WORLD_SIZE.",
+            ),
         ),
         (
             {**OPEN_MPI, "RANK": "1"},
-            "launcher variables: got RANK without WORLD_SIZE, expected both or neither. "
-            "Set WORLD_SIZE, or start with torchrun.",
+            error_text(
+                "launcher variables",
+                "RANK without WORLD_SIZE",
+                "both or neither. Set WORLD_SIZE, or start with torchrun.",
+            ),
         ),
         (
             {**PALS_PMIX, "WORLD_SIZE": "1"},
-            "launcher variables: got PALS_RANKID=1 with WORLD_SIZE=1, expected a rank below the "
-            "number of ranks",
+            error_text(
+                "launcher variables",
+                "PALS_RANKID=1 with WORLD_SIZE=1",
+                "a rank below the number of ranks",
+            ),
         ),
         (
             {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "many"},
-            "launcher variable SLURM_STEP_TASKS_PER_NODE: got many, expected a whole number",
+            error_text("launcher variable SLURM_STEP_TASKS_PER_NODE", "many", "a whole number"),
         ),
     ],
 )
@@ -135,4 +151,4 @@ def test_a_variable_that_is_no_number(text):
     """Python takes the first two for digits; of the first int() knows nothing."""
     with pytest.raises(UsageError) as caught:
         detect({"RANK": text, "WORLD_SIZE": "2"})
-    assert str(caught.value) == f"launcher variable RANK: got {text}, expected a whole number"
+    assert str(caught.value) == error_text("launcher variable RANK", text, "a whole number")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from error_form import error_text
 from launching import ROOT, need, run
 
 import torchcoll
@@ -75,12 +76,12 @@ def test_one_host_needs_no_address(tmp_path):
 @pytest.mark.parametrize(
     ("env", "line"),
     [
-        ({"NPROC": "two"}, "NPROC: got 'two', expected a whole number from 1"),
-        ({"PPN": "0"}, "PPN: got '0', expected a whole number from 1"),
-        ({"HOSTFILE": "/no/file"}, "HOSTFILE: got '/no/file', expected a file that can be read"),
-        ({"MPIEXEC": "true"}, "true --version: got '', expected Open MPI, Intel MPI or MPICH"),
-        ({"MPIEXEC": "false"}, "false --version: got an error: "),
-        ({"PYTHON": "/no/python"}, "PYTHON: got one that does not run, expected a python with"),
+        ({"NPROC": "two"}, error_text("NPROC", "'two'", "a whole number from 1")),
+        ({"PPN": "0"}, error_text("PPN", "'0'", "a whole number from 1")),
+        ({"HOSTFILE": "/no/file"}, error_text("HOSTFILE", "'/no/file'", "a file that can be read")),
+        ({"MPIEXEC": "true"}, error_text("true --version", "''", "Open MPI, Intel MPI or MPICH")),
+        ({"MPIEXEC": "false"}, error_text("false --version", "an error: ")),
+        ({"PYTHON": "/no/python"}, error_text("PYTHON", "one that does not run", "a python with")),
     ],
 )
 def test_bad_input(env, line):

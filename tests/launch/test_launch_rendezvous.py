@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from error_form import error_line, error_tail, error_text, expecting
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import free_port, past
@@ -150,45 +151,65 @@ def test_ranks_below_one_launcher_process(monkeypatch):
         (
             APART,
             {},
-            "MASTER_ADDR and MASTER_PORT of 8 ranks from Open MPI: got neither, expected the host "
-            "of rank 0 and a free port there. Give all ranks -x MASTER_ADDR=HOST -x "
-            "MASTER_PORT=29500, or --rendezvous-file PATH in a folder that all hosts share.",
+            error_text(
+                "MASTER_ADDR and MASTER_PORT of 8 ranks from Open MPI",
+                "neither",
+                "the host of rank 0 and a free port there. Give all ranks -x MASTER_ADDR=HOST "
+                "-x MASTER_PORT=29500, or --rendezvous-file PATH in a folder that all hosts "
+                "share.",
+            ),
         ),
         (
             APART,
             OMPI,
-            "MASTER_ADDR of 8 ranks from Open MPI: got none, expected the host of rank 0 and a "
-            "free port there. Give all ranks -x MASTER_ADDR=HOST, or --rendezvous-file PATH in a "
-            "folder that all hosts share.",
+            error_text(
+                "MASTER_ADDR of 8 ranks from Open MPI",
+                "none",
+                "the host of rank 0 and a free port there. Give all ranks -x MASTER_ADDR=HOST, "
+                "or --rendezvous-file PATH in a folder that all hosts share.",
+            ),
         ),
         (
             Launch("Intel MPI", 0, 8, 0, 2),
             {"MASTER_ADDR": "a"},
-            "MASTER_PORT of 8 ranks from Intel MPI: got none, expected the host of rank 0 and a "
-            "free port there. Give all ranks -genv MASTER_PORT 29500, or --rendezvous-file PATH "
-            "in a folder that all hosts share.",
+            error_text(
+                "MASTER_PORT of 8 ranks from Intel MPI",
+                "none",
+                "the host of rank 0 and a free port there. Give all ranks -genv MASTER_PORT "
+                "29500, or --rendezvous-file PATH in a folder that all hosts share.",
+            ),
         ),
         (
             Launch(BY_HAND, 0, 2, 0, 2),
             STEP,
-            "MASTER_ADDR and MASTER_PORT of 2 ranks from RANK and WORLD_SIZE: got neither, "
-            "expected the host of rank 0 and a free port there. Give all ranks MASTER_ADDR=HOST "
-            "MASTER_PORT=29500, or --rendezvous-file PATH in a folder that all hosts share.",
+            error_text(
+                "MASTER_ADDR and MASTER_PORT of 2 ranks from RANK and WORLD_SIZE",
+                "neither",
+                "the host of rank 0 and a free port there. Give all ranks MASTER_ADDR=HOST "
+                "MASTER_PORT=29500, or --rendezvous-file PATH in a folder that all hosts share.",
+            ),
         ),
         (
             SRUN,
             {**STEP, "SLURM_DISTRIBUTION": "arbitrary"},
-            "MASTER_ADDR of 8 ranks from srun: got none, and with SLURM_DISTRIBUTION=arbitrary "
-            "SLURM_STEP_NODELIST is in another order, expected",
+            error_text(
+                "MASTER_ADDR of 8 ranks from srun",
+                "none, and with SLURM_DISTRIBUTION=arbitrary SLURM_STEP_NODELIST is in another "
+                "order, expected",
+            ),
         ),
         (SRUN, {**STEP, "SLURM_HET_SIZE": "2"}, "of one component of a heterogeneous job"),
-        (APART, {"MASTER_ADDR": "a", "MASTER_PORT": "http"}, "MASTER_PORT: got http, expected a p"),
+        (
+            APART,
+            {"MASTER_ADDR": "a", "MASTER_PORT": "http"},
+            error_text("MASTER_PORT", "http", "a p"),
+        ),
         (
             APART,
             {"MASTER_PORT": "65536"},
-            "MASTER_PORT: got 65536, expected a port from 1 to 65535",
+            error_text("MASTER_PORT", "65536", "a port from 1 to 65535"),
         ),
-        (APART, {"MASTER_PORT": "-1"}, "MASTER_PORT: got -1, expected a port from 1 to 65535"),
+        (APART, {"MASTER_PORT": "-1"}, error_text("MASTER_PORT", "-1", "a port from 1 to 65535")),
     ],
 )
 def test_nothing_says_where(launch, environ, line):
@@ -246,11 +267,14 @@ def test_ranks_meet_in_a_file(tmp_path):
     path.write_text("left over")
     late, first = meet(launches, 0.5)
     assert str(first) == (
-        f"rendezvous-file: got {path}, left over from an earlier launch or used by another, "
-        "expected a file that does not exist. Remove it, or name another."
+        error_text(
+            "rendezvous-file",
+            f"{path}, left over from an earlier launch or used by another",
+            "a file that does not exist. Remove it, or name another.",
+        )
     )
-    assert (
-        str(late) == f"rendezvous-file: got {path}, which is no store, expected a new file's path"
+    assert str(late) == error_text(
+        "rendezvous-file", f"{path}, which is no store", "a new file's path"
     )
 
 
@@ -281,10 +305,13 @@ def test_a_file_that_cannot_be(tmp_path):
         [Launch(BY_HAND, r, 2, r, 2, rendezvous_file=str(path)) for r in (0, 1)], 0.3
     )
     assert str(first) == (
-        f"rendezvous-file: got {path} (No such file or directory), expected a path that can be "
-        "written"
+        error_text(
+            "rendezvous-file", f"{path} (No such file or directory)", "a path that can be written"
+        )
     )
-    assert str(late).startswith(f"rendezvous-file: got no {path} on {socket.gethostname()} within ")
+    assert str(late).startswith(
+        error_text("rendezvous-file", f"no {path} on {socket.gethostname()} within ")
+    )
     assert "all hosts share the folder" in str(late)
 
 
@@ -302,8 +329,10 @@ def test_nobody_listens(monkeypatch):
     port = free_port()
     text = unreachable(monkeypatch, "127.0.0.1", port, 0.4)
     assert text.startswith(
-        f"rendezvous of rank 1 ({socket.gethostname()}): got no store at 127.0.0.1:{port} within "
-        "0.4 s (Connection "
+        error_text(
+            f"rendezvous of rank 1 ({socket.gethostname()})",
+            f"no store at 127.0.0.1:{port} within 0.4 s (Connection ",
+        )
     )
     stated = "Check MASTER_ADDR and MASTER_PORT of this rank, and that rank 0 was started."
     assert text.endswith(stated)
@@ -316,7 +345,9 @@ def test_who_told_this_rank_where_to_look_is_named(monkeypatch):
     monkeypatch.setenv("MASTER_PORT", str(port))
     with pytest.raises(HangError) as caught:
         open_store(torch, Launch("Open MPI", 1, 2, 0, 1), 0.2)
-    assert f": got no store at 127.0.0.1:{port} (of LSB_HOSTS) within 0.2 s (" in str(caught.value)
+    assert error_text("", f"no store at 127.0.0.1:{port} (of LSB_HOSTS) within 0.2 s (") in str(
+        caught.value
+    )
 
 
 def test_a_host_without_a_name(monkeypatch):
@@ -337,7 +368,7 @@ def test_a_port_in_use(monkeypatch):
         with pytest.raises(UnavailableError) as caught:
             open_store(torch, Launch("Open MPI", 0, 2, 0, 2), 0.5)
     assert str(caught.value).endswith("Set MASTER_PORT to one, alike for all ranks.")
-    assert " in use by another program, expected a free port" in str(caught.value)
+    assert error_tail(" in use by another program", "a free port") in str(caught.value)
 
 
 def test_rank_0_is_not_where_the_list_says(monkeypatch):
@@ -347,8 +378,11 @@ def test_rank_0_is_not_where_the_list_says(monkeypatch):
         open_store(torch, Launch("Open MPI", 0, 2, 0, 1), 0.5)
     own = socket.gethostname()
     assert str(caught.value) == (
-        f"MASTER_ADDR: got 192.0.2.77 from LSB_HOSTS, while rank 0 runs on {own}, expected the "
-        f"host of rank 0. Set MASTER_ADDR={own} for all ranks."
+        error_text(
+            "MASTER_ADDR",
+            f"192.0.2.77 from LSB_HOSTS, while rank 0 runs on {own}",
+            f"the host of rank 0. Set MASTER_ADDR={own} for all ranks.",
+        )
     )
 
 
@@ -363,7 +397,7 @@ def test_the_command_says_so(monkeypatch, capfd):
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     own = f"rank 1 ({socket.gethostname()})"
-    stated = f"torchcoll: error: rendezvous of {own}: got no store at 127.0.0.1:{port} within "
+    stated = error_line(f"rendezvous of {own}", f"no store at 127.0.0.1:{port} within ")
     assert err.startswith(stated)
 
 
@@ -407,6 +441,8 @@ def test_interfaces_of_this_host(monkeypatch):
     with pytest.raises(UnavailableError) as caught:
         check_interfaces(map(BACKENDS.get, ("gloo", "nccl")))
     text = str(caught.value)
-    assert text.startswith(f"NCCL_SOCKET_IFNAME: got =hsn7 on {socket.gethostname()} (it matches ")
-    assert "expected one of " in text and "lo" in text
+    assert text.startswith(
+        error_text("NCCL_SOCKET_IFNAME", f"=hsn7 on {socket.gethostname()} (it matches ")
+    )
+    assert expecting("one of ") in text and "lo" in text
     assert text.endswith("Correct or unset NCCL_SOCKET_IFNAME.")

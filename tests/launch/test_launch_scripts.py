@@ -8,6 +8,7 @@ import re
 import sys
 
 import pytest
+from error_form import error_text
 from launching import PATH, ROOT, need, run
 from ranks import Job
 
@@ -255,10 +256,14 @@ def test_a_launch_without_an_end_is_the_last(tmp_path, code, expected):
         (
             "slurm.sbatch",
             {},
-            "slurm.sbatch: got no Slurm job, expected one. Start it with: sbatch ",
+            error_text("slurm.sbatch", "no Slurm job", "one. Start it with: sbatch "),
         ),
-        ("slurm.sbatch", {"VARIANTS": "a"}, "VARIANTS: got 'a', expected NAME:OPTION[:OPTION...]"),
-        ("pbs.sh", {}, "pbs.sh: got no PBS job, expected one. Start it with: qsub "),
+        (
+            "slurm.sbatch",
+            {"VARIANTS": "a"},
+            error_text("VARIANTS", "'a'", "NAME:OPTION[:OPTION...]"),
+        ),
+        ("pbs.sh", {}, error_text("pbs.sh", "no PBS job", "one. Start it with: qsub ")),
     ],
 )
 def test_outside_a_job(script, env, line):

@@ -7,6 +7,7 @@ import io
 import json
 
 import pytest
+from error_form import error_line
 
 from torchcoll.cli import main
 
@@ -294,9 +295,7 @@ def test_beside_a_log_and_with_files_that_are_refused(here, capsys):
     (here / "bad.xml").write_text('<!DOCTYPE s [<!ENTITY a "b">]><system version="&a;"/>')
     assert main(["log", "bad.xml", "a.log", "topo.xml"]) == 3
     out = capsys.readouterr()
-    assert out.err == (
-        "torchcoll: error: XML: got bad.xml, expected a file without DTD and entities\n"
-    )
+    assert out.err == (error_line("XML", "bad.xml", "a file without DTD and entities\n"))
     lines = out.out.splitlines()
     assert (lines[0], lines.count("job 0: a.log")) == ("topo.xml", 1)
     assert lines[-1] == "a.log: 1 lines: 1 understood"

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
+from error_form import error_line, error_text
 from made_topologies import graph, graphs, hgx
 
 import torchcoll
@@ -114,12 +115,12 @@ def test_of_fewer_than_two_gpus_nccl_expects_nothing(tmp_path, capsys, gpus):
 @pytest.mark.parametrize(
     ("files", "error", "code"),
     [
-        (["graph"], "topology: got {graph} alone, a graph, expected a topology beside it", 2),
-        (["host", "graph", "graph"], "graph file: got {graph} and {graph}, expected one", 2),
-        (["host", "small"], "graph file: got rings of 4 GPUs in {small}, expected 8", 2),
-        (["none"], "XML: got {none}, expected a file that exists", 3),
-        (["text"], "XML: got {text}, expected well-formed XML", 3),
-        (["empty"], "topology: got no GPU in {empty}, expected one or more", 2),
+        (["graph"], error_text("topology", "{graph} alone, a graph", "a topology beside it"), 2),
+        (["host", "graph", "graph"], error_text("graph file", "{graph} and {graph}", "one"), 2),
+        (["host", "small"], error_text("graph file", "rings of 4 GPUs in {small}", "8"), 2),
+        (["none"], error_text("XML", "{none}", "a file that exists"), 3),
+        (["text"], error_text("XML", "{text}", "well-formed XML"), 3),
+        (["empty"], error_text("topology", "no GPU in {empty}", "one or more"), 2),
     ],
 )
 def test_what_is_refused_in_one_line(tmp_path, monkeypatch, capsys, files, error, code):
@@ -184,9 +185,12 @@ def test_this_machine_is_asked(gpus, host, capsys):
     gpus(0)
     assert main(["limits"]) == 4
     assert capsys.readouterr().err == (
-        "torchcoll: error: limits of this machine: got no GPU that torch can use, expected GPUs "
-        "and NCCL. Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a launch; then torchcoll "
-        "limits topo.xml.\n"
+        error_line(
+            "limits of this machine",
+            "no GPU that torch can use",
+            "GPUs and NCCL. Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a launch; "
+            "then torchcoll limits topo.xml.\n",
+        )
     )
 
 
@@ -256,6 +260,4 @@ def test_show_has_the_columns_beside_the_bandwidth(host, capsys):
 @pytest.mark.parametrize("more", [["--view", "pivot:collective"], ["--format", "nccl-tests"]])
 def test_views_without_the_columns_refuse_the_files(host, capsys, more):
     assert main(["show", str(KERNELS), "--topology", host, *more]) == 2
-    assert capsys.readouterr().err.startswith(
-        "torchcoll: error: topology: got files, expected none"
-    )
+    assert capsys.readouterr().err.startswith(error_line("topology", "files", "none"))

@@ -8,6 +8,7 @@ import io
 import json
 
 import pytest
+from error_form import error_line
 
 from torchcoll.cli import main
 
@@ -186,7 +187,7 @@ def test_the_folder_of_results(log, tmp_path, capsys):
     (tmp_path / "D" / "ring-1.jsonl.logs").mkdir(parents=True)
     (tmp_path / "D" / "ring-1.jsonl").write_text("{}\n")
     assert main(["log", "D"]) == 3
-    expected = "torchcoll: error: log: got D, expected a file, or a folder with logs. A run with "
+    expected = error_line("log", "D", "a file, or a folder with logs. A run with ")
     assert capsys.readouterr().err == f"{expected}--library-log writes such a log.\n"
     (tmp_path / log).rename(tmp_path / "D" / "ring-1.jsonl.logs" / "rank0.log")
     assert main(["log", "D"]) == 0
@@ -200,18 +201,19 @@ def test_files_that_are_no_log(log, tmp_path, capsys):
     assert main(["log", "b.txt", log, "none.log"]) == 3
     out = capsys.readouterr()
     assert out.err.splitlines() == [
-        "torchcoll: error: log: got b.txt, expected lines of NCCL, RCCL or oneCCL. A run with "
-        "--library-log writes such a log.",
-        "torchcoll: error: log: got none.log, expected a file that exists",
+        error_line(
+            "log",
+            "b.txt",
+            "lines of NCCL, RCCL or oneCCL. A run with --library-log writes such a log.",
+        ),
+        error_line("log", "none.log", "a file that exists"),
     ]
     assert "NCCL 2.27.5" in out.out  # the other is shown
     assert main(["log", "empty"]) == 3
-    expected = (
-        "torchcoll: error: log: got empty, expected a file, or a folder with logs. A run with "
-    )
+    expected = error_line("log", "empty", "a file, or a folder with logs. A run with ")
     assert capsys.readouterr().err == f"{expected}--library-log writes such a log.\n"
     assert main(["log", log, "--format", "xml"]) == 2
-    expected = "torchcoll: error: format: got xml, expected one of table, markdown, csv, json"
+    expected = error_line("format", "xml", "one of table, markdown, csv, json")
     assert capsys.readouterr().err.splitlines() == [expected]
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from error_form import error_line
 
 import torchcoll
 from torchcoll.cli import main
@@ -90,7 +91,5 @@ def test_a_log_without_a_table_is_refused(tmp_path, monkeypatch, capsys):
     Path("no.log").write_text(LOG.splitlines()[0] + "\n")
     assert main(["show", str(KERNELS), "--nccl-log", "no.log"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith(
-        "torchcoll: error: nccl-log: got no.log, expected a log with NCCL's tuning table"
-    )
+    assert err.startswith(error_line("nccl-log", "no.log", "a log with NCCL's tuning table"))
     assert err.count("\n") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 
 import pytest
+from error_form import error_text, expecting
 from made_topologies import cpu, gpu, nic, nvlink, pci, switches, system
 
 from torchcoll.core.errors import UnreadableError
@@ -353,16 +354,22 @@ def test_a_packed_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('<!DOCTYPE s [<!ENTITY a "b">]><system/>', "expected a file without DTD and entities"),
-        ("<!DOCTYPE system><system/>", "expected a file without DTD and entities"),
-        ("<system><cpu></system>", "expected well-formed XML (mismatched tag: line 1, column 15)"),
-        ("<system a='&b;'/>", "expected well-formed XML (undefined entity"),
-        ('<?xml version="1.0" encoding="no"?><system/>', "expected well-formed XML ("),
-        ("<!-- nothing", "expected well-formed XML ("),
+        ('<!DOCTYPE s [<!ENTITY a "b">]><system/>', expecting("a file without DTD and entities")),
+        ("<!DOCTYPE system><system/>", expecting("a file without DTD and entities")),
+        (
+            "<system><cpu></system>",
+            expecting("well-formed XML (mismatched tag: line 1, column 15)"),
+        ),
+        ("<system a='&b;'/>", expecting("well-formed XML (undefined entity")),
+        ('<?xml version="1.0" encoding="no"?><system/>', expecting("well-formed XML (")),
+        ("<!-- nothing", expecting("well-formed XML (")),
         (
             '<?xml version="1.0"?><svg/>',
-            "XML: got <svg> in {}, expected <system> (NCCL_TOPO_DUMP_FILE) or <graphs> "
-            "(NCCL_GRAPH_DUMP_FILE)",
+            error_text(
+                "XML",
+                "<svg> in {}",
+                "<system> (NCCL_TOPO_DUMP_FILE) or <graphs> (NCCL_GRAPH_DUMP_FILE)",
+            ),
         ),
     ],
 )

@@ -12,6 +12,7 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from error_form import error_line, error_tail, error_text
 from ranks import command
 from torch.overrides import TorchFunctionMode
 
@@ -136,23 +137,36 @@ def test_nccl_by_all_its_names():
 @pytest.mark.parametrize(
     ("there", "backend", "device", "stated"),
     [
-        ((), "ncl", None, "backend: got ncl, expected one that this torch has: gloo, fake"),
-        ((), "cpu:gloo", None, "backend: got cpu:gloo, expected one that this torch has: "),
-        ((), "undefined", None, "backend: got undefined, expected one that this torch has: "),
-        ((), "", None, "backend: got an empty text, expected one that this torch has: "),
+        ((), "ncl", None, error_text("backend", "ncl", "one that this torch has: gloo, fake")),
+        ((), "cpu:gloo", None, error_text("backend", "cpu:gloo", "one that this torch has: ")),
+        ((), "undefined", None, error_text("backend", "undefined", "one that this torch has: ")),
+        ((), "", None, error_text("backend", "an empty text", "one that this torch has: ")),
         (
             *((), "nccl", None),
-            "backend: got nccl, expected one that torch 2.99 was built with. It needs a CUDA (or "
-            "ROCm) build of torch: see pytorch.org.",
+            error_text(
+                "backend",
+                "nccl",
+                "one that torch 2.99 was built with. It needs a CUDA (or ROCm) build of torch: "
+                "see pytorch.org.",
+            ),
         ),
         (
             *((), "xccl", None),
-            "backend: got xccl, expected one that torch 2.99 was built with. It needs an XPU build "
-            "of torch 2.8 or newer: see pytorch.org.",
+            error_text(
+                "backend",
+                "xccl",
+                "one that torch 2.99 was built with. It needs an XPU build of torch 2.8 or "
+                "newer: see pytorch.org.",
+            ),
         ),
-        ((), None, "cuda", "device: got cuda, expected one that machine and torch have. torchcoll"),
-        ((), "gloo", "xpu", "device: got xpu, expected cpu or cuda for gloo"),
-        ((), "gloo", "gpu", "device: got gpu, expected cpu or cuda for gloo"),
+        (
+            (),
+            None,
+            "cuda",
+            error_text("device", "cuda", "one that machine and torch have. torchcoll"),
+        ),
+        ((), "gloo", "xpu", error_text("device", "xpu", "cpu or cuda for gloo")),
+        ((), "gloo", "gpu", error_text("device", "gpu", "cpu or cuda for gloo")),
     ],
 )
 def test_what_is_not_there(there, backend, device, stated):
@@ -168,20 +182,20 @@ def test_what_is_not_there(there, backend, device, stated):
     [
         (
             *("nccl,xccl", None, UnavailableError),
-            "device: got nccl,xccl, expected backends with a device in common",
+            error_text("device", "nccl,xccl", "backends with a device in common"),
         ),
         (
             *("gloo,nccl", "cpu", UnavailableError),
-            "device: got cpu, expected cuda for gloo,nccl",
+            error_text("device", "cpu", "cuda for gloo,nccl"),
         ),
-        ("gloo,gloo", None, UsageError, "backend: got gloo,gloo, expected each backend once"),
+        ("gloo,gloo", None, UsageError, error_text("backend", "gloo,gloo", "each backend once")),
         (
             *("gloo,fake", None, UsageError),
-            "backend: got gloo,fake, expected fake alone. It communicates with no other rank.",
+            error_text("backend", "gloo,fake", "fake alone. It communicates with no other rank."),
         ),
         (
             *("nccl", "cuda:1", UsageError),
-            "device: got cuda:1, expected cpu, cuda or xpu. Rank l of a host takes device l.",
+            error_text("device", "cuda:1", "cpu, cuda or xpu. Rank l of a host takes device l."),
         ),
     ],
 )
@@ -195,7 +209,7 @@ def test_torch_without_distributed():
     with pytest.raises(UnavailableError) as caught:
         chosen(distributed=False)
     assert str(caught.value) == (
-        "torch: got 2.99 without torch.distributed, expected a build that has it"
+        error_text("torch", "2.99 without torch.distributed", "a build that has it")
     )
 
 
@@ -228,8 +242,12 @@ def test_bindings_whose_library_is_not_found_say_what_the_doctor_says(bindings):
     with pytest.raises(UnavailableError) as caught:
         chosen((), ("gloo", "ccl"), "ccl")
     assert str(caught.value) == (
-        f"backend ccl: got ImportError: {text}, expected {CCL} beside torch 2.99. Source oneCCL's "
-        "setvars.sh, so that the loader finds libccl.so.1."
+        error_text(
+            "backend ccl",
+            f"ImportError: {text}",
+            f"{CCL} beside torch 2.99. Source oneCCL's setvars.sh, so that the loader finds "
+            "libccl.so.1.",
+        )
     )
 
 
@@ -238,14 +256,19 @@ def test_bindings_that_are_not_installed(bindings):
     with pytest.raises(UnavailableError) as caught:
         chosen((), ("gloo",), "ccl")
     assert str(caught.value) == (
-        f"backend ccl: got ModuleNotFoundError: No module named '{CCL}', "
-        f"expected {CCL} beside torch 2.99. {MISSING}"
+        error_text(
+            "backend ccl",
+            f"ModuleNotFoundError: No module named '{CCL}'",
+            f"{CCL} beside torch 2.99. {MISSING}",
+        )
     )
 
 
 def test_bindings_of_another_torch(bindings):
     bindings.fails = {CCL: OSError("undefined symbol: _ZN3c10\n  in libccl")}
-    with pytest.raises(UnavailableError, match=r"^backend ccl: got OSError: undefined symbol: "):
+    with pytest.raises(
+        UnavailableError, match=error_text("^backend ccl", "OSError: undefined symbol: ")
+    ):
         chosen((), ("gloo",), "ccl")
 
 
@@ -255,14 +278,19 @@ def test_ipex_of_another_torch_dies_with_an_attribute_error(bindings):
     with pytest.raises(UnavailableError) as caught:
         chosen(("xpu",), ("gloo", "ccl"), "ccl")
     assert str(caught.value) == (
-        f"{IPEX}: got AttributeError: module 'os' has no attribute 'exit', "
-        f"expected the version for torch 2.99, which ccl on xpu needs. {MISSING}"
+        error_text(
+            IPEX,
+            "AttributeError: module 'os' has no attribute 'exit'",
+            f"the version for torch 2.99, which ccl on xpu needs. {MISSING}",
+        )
     )
     assert CCL not in bindings
 
 
 def test_bindings_that_do_not_register_ccl(bindings):
-    with pytest.raises(UnavailableError, match=r"^backend: got ccl, expected one that torch 2\.99"):
+    with pytest.raises(
+        UnavailableError, match=error_text("^backend", error_tail("ccl", r"one that torch 2\.99"))
+    ):
         chosen((), ("gloo",), "ccl")
 
 
@@ -415,12 +443,12 @@ def test_two_backends_in_sub_groups(launch):
 @pytest.mark.parametrize(
     ("options", "code", "stated"),
     [
-        ("--backend gloo,fake", 2, "backend: got gloo,fake, expected fake alone. "),
-        ("--backend gloo,ncl", 4, "backend: got ncl, expected one that this torch has: "),
-        ("--backend gloo --device cpu:0", 2, "device: got cpu:0, expected cpu, cuda or xpu. "),
-        ("--backend gloo --device xpu", 4, "device: got xpu, expected cpu or cuda for gloo"),
-        ("--rehearse", 4, "rehearse: got gloo on cpu, expected nccl on cuda"),
-        ("--backend echo --init eager", 4, "init: got eager with echo, expected lazy. "),
+        ("--backend gloo,fake", 2, error_text("backend", "gloo,fake", "fake alone. ")),
+        ("--backend gloo,ncl", 4, error_text("backend", "ncl", "one that this torch has: ")),
+        ("--backend gloo --device cpu:0", 2, error_text("device", "cpu:0", "cpu, cuda or xpu. ")),
+        ("--backend gloo --device xpu", 4, error_text("device", "xpu", "cpu or cuda for gloo")),
+        ("--rehearse", 4, error_text("rehearse", "gloo on cpu", "nccl on cuda")),
+        ("--backend echo --init eager", 4, error_text("init", "eager with echo", "lazy. ")),
     ],
 )
 def test_refusals_are_one_line(launch, options, code, stated):
@@ -571,7 +599,7 @@ def test_ipex_that_dies(launch, tmp_path):
     measured = launch("all_reduce", "--backend ccl --sizes 64", 2, output=False, setup=setup)
     (line,) = measured.ended(4).errors()
     assert line.startswith(
-        f"torchcoll: error: {IPEX}: got AttributeError: module 'os' has no attribute 'exit', "
+        error_line(IPEX, "AttributeError: module 'os' has no attribute 'exit', ")
     )
     assert line.endswith(MISSING)
 
@@ -585,7 +613,7 @@ def test_two_ranks_on_one_xpu(launch, tmp_path):
 
     options = "--backend ccl --sizes 64 -n 1"
     (line,) = launch("all_reduce", options, 2, output=False, setup=same).ended(4).errors()
-    assert line.startswith("torchcoll: error: device: got ranks 0 and 1 on uuid-0 of ")
+    assert line.startswith(error_line("device", "ranks 0 and 1 on uuid-0 of "))
     assert line.endswith("or rehearse with several on one device: --rehearse.")
 
 
@@ -623,7 +651,7 @@ def test_torchcomms_as_a_backend(no_torchcomms, monkeypatch):
     with pytest.raises(UnavailableError) as caught:
         choose_backends(torch, "torchcomms", "cpu")
     expected = "a backend that it makes, such as nccl, under TORCH_DISTRIBUTED_USE_TORCHCOMMS=1"
-    assert str(caught.value) == f"backend: got torchcomms, expected {expected}. {INSTALL}"
+    assert str(caught.value) == error_text("backend", "torchcomms", f"{expected}. {INSTALL}")
     monkeypatch.delattr(dist.distributed_c10d, "_TORCHCOMM_AVAILABLE")
     with pytest.raises(UnavailableError, match=r"cannot use it: 2\.13 or newer can\.$"):
         choose_backends(torch, "torchcomms", "cpu")
@@ -638,7 +666,7 @@ def test_torchcomms_asked_of_a_torch_that_would_go_on_without(no_torchcomms, mon
         choose_backends(torch, "gloo", "cpu")
     expected = "torchcomms beside torch, which would go on without it"
     assert str(caught.value) == (
-        f"TORCH_DISTRIBUTED_USE_TORCHCOMMS: got 1, expected {expected}. {INSTALL}"
+        error_text("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1", f"{expected}. {INSTALL}")
     )
     monkeypatch.setattr(dist.distributed_c10d, "_TORCHCOMM_AVAILABLE", True)
     assert choose_backends(torch, "gloo", "cpu")[1] == "cpu"

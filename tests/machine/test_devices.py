@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from error_form import error_line, error_tail, error_text, expecting
 from fake_machine import Machine
 
 from torchcoll.bench.buffers import allocate_in_pool, deregister, register
@@ -73,17 +74,24 @@ HOST = os.uname().nodename
 @pytest.mark.parametrize(
     ("count", "local", "ranks", "stated"),
     [
-        (1, 1, 2, "2 with 1 cuda device, expected at most 1"),
-        (2, 3, 4, "4 with 2 cuda devices, expected at most 2"),
-        (2, 3, 1, "4 with 2 cuda devices, expected at most 2"),  # a launcher that gives no size
+        (1, 1, 2, error_tail("2 with 1 cuda device", "at most 1")),
+        (2, 3, 4, error_tail("4 with 2 cuda devices", "at most 2")),
+        (
+            2,
+            3,
+            1,
+            error_tail("4 with 2 cuda devices", "at most 2"),
+        ),  # a launcher that gives no size
     ],
 )
 def test_more_ranks_than_devices(count, local, ranks, stated):
     with pytest.raises(UnavailableError) as caught:
         open_device(Machine(count=count).torch, "cuda", launched(local, ranks), shared=False)
     assert str(caught.value) == (
-        f"ranks on {HOST}: got {stated}. "
-        "Start fewer ranks, or rehearse with several on one device: --rehearse."
+        error_text(
+            f"ranks on {HOST}",
+            f"{stated}. Start fewer ranks, or rehearse with several on one device: --rehearse.",
+        )
     )
     assert caught.value.exit_code == 4
 
@@ -106,8 +114,11 @@ def test_no_device():
     with pytest.raises(UnavailableError) as caught:
         open_device(Machine("xpu", count=0).torch, "xpu", launched(), shared=False)
     assert str(caught.value) == (
-        "device xpu: got none that torch 2.99 can use, expected at least one. "
-        "torchcoll doctor says why; --device cpu measures on the CPU."
+        error_text(
+            "device xpu",
+            "none that torch 2.99 can use",
+            "at least one. torchcoll doctor says why; --device cpu measures on the CPU.",
+        )
     )
 
 
@@ -118,8 +129,11 @@ def test_a_device_that_does_not_open():
     with pytest.raises(UnavailableError) as caught:
         open_device(Machine(set_device=refuse).torch, "cuda", launched(), shared=False)
     assert str(caught.value) == (
-        "device cuda:0: got CUDA error: all CUDA-capable devices are busy, "
-        "expected one that this process can use. torchcoll doctor says why."
+        error_text(
+            "device cuda:0",
+            "CUDA error: all CUDA-capable devices are busy",
+            "one that this process can use. torchcoll doctor says why.",
+        )
     )
 
 
@@ -147,8 +161,8 @@ def test_what_to_do_where_a_device_refuses(text, action):
 
     with pytest.raises(UnavailableError) as caught:
         open_device(Machine(set_device=refuse).torch, "cuda", launched(), shared=False)
-    expected = "expected one that this process can use"
-    assert str(caught.value) == f"device cuda:0: got {text}, {expected}. {action}"
+    expected = expecting("one that this process can use")
+    assert str(caught.value) == error_text("device cuda:0", f"{text}, {expected}. {action}")
 
 
 def test_a_driver_older_than_the_runtime():
@@ -163,9 +177,13 @@ def test_a_driver_older_than_the_runtime():
     with pytest.raises(UnavailableError) as caught:
         open_device(Machine(count=0, init=refuse).torch, "cuda", launched(), shared=False)
     assert str(caught.value) == (
-        "device cuda: got none that torch 2.99 can use (The NVIDIA driver on your system is too "
-        "old (found version 11040)), expected at least one. Update the driver, or install a torch "
-        "that was built for an older CUDA; --device cpu measures on the CPU."
+        error_text(
+            "device cuda",
+            "none that torch 2.99 can use (The NVIDIA driver on your system is too old "
+            "(found version 11040))",
+            "at least one. Update the driver, or install a torch that was built for an "
+            "older CUDA; --device cpu measures on the CPU.",
+        )
     )
 
 
@@ -175,7 +193,7 @@ def test_the_torch_that_is_here_says_why_it_has_no_gpu():
         pytest.skip("there is a GPU")
     with pytest.raises(UnavailableError) as caught:
         open_device(torch, "cuda", launched(), shared=False)
-    stated = f"device cuda: got none that torch {torch.__version__} can use ("
+    stated = error_text("device cuda", f"none that torch {torch.__version__} can use (")
     assert str(caught.value).startswith(stated) and "\n" not in str(caught.value)
 
 
@@ -185,8 +203,12 @@ def test_slices_of_one_gpu():
     with pytest.raises(UnavailableError) as caught:
         refuse_shared([("a", "0000:01:00.0")] * 2, device.described)
     assert str(caught.value) == (
-        "device: got ranks 0 and 1 on MIG slices of 0000:01:00.0 of a, expected a device for each "
-        "rank. NCCL connects no slices of one GPU: one rank alone, or GPUs without MIG."
+        error_text(
+            "device",
+            "ranks 0 and 1 on MIG slices of 0000:01:00.0 of a",
+            "a device for each rank. NCCL connects no slices of one GPU: one rank alone, "
+            "or GPUs without MIG.",
+        )
     )
 
 
@@ -206,8 +228,12 @@ def test_two_ranks_on_one_device_unasked():
     with pytest.raises(UnavailableError) as caught:
         refuse_shared([("a", "0000:01:00.0"), ("b", "0000:01:00.0"), ("a", "0000:01:00.0")])
     assert str(caught.value) == (
-        "device: got ranks 0 and 2 on 0000:01:00.0 of a, expected a device for each rank. "
-        "Start fewer ranks, or rehearse with several on one device: --rehearse."
+        error_text(
+            "device",
+            "ranks 0 and 2 on 0000:01:00.0 of a",
+            "a device for each rank. Start fewer ranks, or rehearse with several on one "
+            "device: --rehearse.",
+        )
     )
 
 
@@ -465,7 +491,7 @@ def test_eager_where_connecting_does_nothing(backend, kind):
     with pytest.raises(UnavailableError) as caught:
         communicators(Dist(), backend, kind=kind, init="eager")
     assert str(caught.value) == (
-        f"init: got eager with {backend}, expected lazy. {backend} has no eager connect."
+        error_text("init", f"eager with {backend}", f"lazy. {backend} has no eager connect.")
     )
 
 
@@ -644,9 +670,9 @@ def one_gpu(*arguments):
 def test_one_gpu_without_any():
     code, stated = one_gpu("-n", "4", "allreduce", "-b", "1K")
     assert code == 4
-    assert stated.startswith(f"torchcoll: error: GPU: got none that torch {torch.__version__} of ")
+    assert stated.startswith(error_line("GPU", f"none that torch {torch.__version__} of "))
     assert stated.count("\n") == 1
-    assert stated.endswith("expected one. python -m torchcoll doctor says why\n")
+    assert stated.endswith(expecting("one. python -m torchcoll doctor says why\n"))
 
 
 def test_one_gpu_without_torch(tmp_path, monkeypatch):
@@ -655,16 +681,16 @@ def test_one_gpu_without_torch(tmp_path, monkeypatch):
     code, stated = one_gpu()
     assert (code, stated.count("\n")) == (4, 1)
     assert stated.startswith("torchcoll: error: torch of ")
-    assert " got none, expected 2.6 or newer. Name a python that has it: PYTHON=" in stated
+    assert error_tail(" got none", "2.6 or newer. Name a python that has it: PYTHON=") in stated
 
 
 @pytest.mark.parametrize(
     ("arguments", "stated"),
     [
-        (("-n", "0"), "-n: got '0', expected a whole number from 1"),
-        (("-n",), "-n: got '', expected a whole number from 1"),
-        (("--all", "x"), "--all: got 'x' after it, expected nothing"),
-        (("bogus",), "collective: got 'bogus', expected one of: allreduce allgather "),
+        (("-n", "0"), error_text("-n", "'0'", "a whole number from 1")),
+        (("-n",), error_text("-n", "''", "a whole number from 1")),
+        (("--all", "x"), error_text("--all", "'x' after it", "nothing")),
+        (("bogus",), error_text("collective", "'bogus'", "one of: allreduce allgather ")),
     ],
 )
 def test_one_gpu_asked_wrongly(arguments, stated):

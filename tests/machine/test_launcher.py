@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from error_form import error_text
 
 from torchcoll.core.errors import UsageError
 from torchcoll.machine.launcher import Launch, detect
@@ -109,36 +110,47 @@ def test_a_contradiction_names_both(environ, names):
     [
         (
             {"RANK": "1"},
-            "launcher variables: got RANK without WORLD_SIZE, expected both or neither. "
-            "Set WORLD_SIZE, or start with torchrun.",
+            error_text(
+                "launcher variables",
+                "RANK without WORLD_SIZE",
+                "both or neither. Set WORLD_SIZE, or start with torchrun.",
+            ),
         ),
         (
             {"WORLD_SIZE": "2"},
-            "launcher variables: got WORLD_SIZE without RANK, expected both or neither. "
-            "Set RANK, or start with torchrun.",
+            error_text(
+                "launcher variables",
+                "WORLD_SIZE without RANK",
+                "both or neither. Set RANK, or start with torchrun.",
+            ),
         ),
         (
             {"PMI_RANK": "1"},
-            "launcher variables: got PMI_RANK without PMI_SIZE, expected both or neither. "
-            "Set PMI_SIZE, or start with torchrun.",
+            error_text(
+                "launcher variables",
+                "PMI_RANK without PMI_SIZE",
+                "both or neither. Set PMI_SIZE, or start with torchrun.",
+            ),
         ),
         (
             {"RANK": "2", "WORLD_SIZE": "2"},
-            "launcher variables: got RANK=2 with WORLD_SIZE=2, "
-            "expected a rank below the number of ranks",
+            error_text(
+                "launcher variables", "RANK=2 with WORLD_SIZE=2", "a rank below the number of ranks"
+            ),
         ),
         (
             {"RANK": "one", "WORLD_SIZE": "2"},
-            "launcher variable RANK: got one, expected a whole number",
+            error_text("launcher variable RANK", "one", "a whole number"),
         ),
         (
             {"RANK": "-1", "WORLD_SIZE": "2"},
-            "launcher variable RANK: got -1, expected a whole number",
+            error_text("launcher variable RANK", "-1", "a whole number"),
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "0"},
-            "launcher variables: got RANK=0 with WORLD_SIZE=0, "
-            "expected a rank below the number of ranks",
+            error_text(
+                "launcher variables", "RANK=0 with WORLD_SIZE=0", "a rank below the number of ranks"
+            ),
         ),
     ],
 )

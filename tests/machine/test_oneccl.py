@@ -16,6 +16,7 @@ import time
 
 import pytest
 import torch.distributed as dist
+from error_form import error_line, error_text
 
 from torchcoll.bench import measure
 from torchcoll.comparison.compare import compare
@@ -209,7 +210,7 @@ def test_a_mistyped_algorithm_is_a_usage_error(launch, ccl, monkeypatch, alone):
     measured = launch("all_reduce", "--backend ccl --sizes 64 -n 2", 2, setup=setup).ended(2)
     (error,) = measured.errors()
     assert error.startswith(
-        "torchcoll: error: CCL_ALLREDUCE: got bogus, expected an algorithm of this oneCCL: direct, "
+        error_line("CCL_ALLREDUCE", "bogus", "an algorithm of this oneCCL: direct, ")
     )
     assert measured.run.end["exit_code"] == 2
     assert measured.run.end["reason"] in error
@@ -220,12 +221,12 @@ def test_an_algorithm_that_only_other_devices_have():
         "unknown algorithm name 'topo'", {"CCL_BARRIER": "ring", "CCL_BCAST": "topo"}
     )
     assert str(error).startswith(
-        "CCL_BCAST: got topo, expected an algorithm of this oneCCL: direct"
+        error_text("CCL_BCAST", "topo", "an algorithm of this oneCCL: direct")
     )
     assert "naive, topo" not in str(error)
     assert refused_value(NO_PROVIDER, {"CCL_BCAST": "topo"}) is None
     assert str(refused_value(NO_ALGORITHM, {})).startswith(
-        "algorithm: got bogus, expected one that"
+        error_text("algorithm", "bogus", "one that")
     )
 
 

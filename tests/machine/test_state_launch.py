@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from error_form import error_line
 from nvml_fake import FakeNvml
 from ranks import command
 
@@ -135,9 +136,11 @@ def test_require_idle_names_the_process(launch):
     name = state.name_of(os.getpid())
     user = state.user_of(os.getpid())
     assert line == (
-        f"torchcoll: error: require-idle: got GPU 0 of {environment.hostname()}: {name} "
-        f"(pid {os.getpid()}, {user}, 34.2 GiB), expected a machine that nobody else uses. "
-        "Wait, end that, or leave --require-idle out."
+        error_line(
+            "require-idle",
+            f"GPU 0 of {environment.hostname()}: {name} (pid {os.getpid()}, {user}, 34.2 GiB)",
+            "a machine that nobody else uses. Wait, end that, or leave --require-idle out.",
+        )
     )
     assert not measured.path.exists()  # nothing has begun
 
@@ -176,7 +179,7 @@ def test_require_idle_on_busy_cores(launch, burner):
 
     measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=setup).ended(4)
     (line,) = measured.errors()
-    start = f"torchcoll: error: require-idle: got {environment.hostname()}: other processes used "
+    start = error_line("require-idle", f"{environment.hostname()}: other processes used ")
     assert line.startswith(start)
 
 

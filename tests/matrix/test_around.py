@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from error_form import error_tail, error_text
 
 from torchcoll import load
 from torchcoll.cli import main
@@ -100,13 +101,16 @@ def test_the_label_is_in_the_file(monkeypatch):
 @pytest.mark.parametrize(
     ("around", "line"),
     [
-        ("", "around: got an empty text, expected none or NAME=COMMAND, with commas"),
-        ("none,", "around: got none,, expected none or NAME=COMMAND, with commas"),
-        ("a=", "around: got a=, expected none or NAME=COMMAND, with commas"),
-        ("a=sleep 1,a=sleep 2", "around names: got a twice, expected each value once"),
-        ("none=sleep 1", "around: got none=sleep 1, expected another name: none is without a load"),
-        ("a=no-such-program 1", "around: got no-such-program, expected a program in PATH"),
-        ("a=sh -c 'x", "around: got a=sh -c 'x, expected a command (No closing quotation)"),
+        ("", error_text("around", "an empty text", "none or NAME=COMMAND, with commas")),
+        ("none,", error_text("around", "none,", "none or NAME=COMMAND, with commas")),
+        ("a=", error_text("around", "a=", "none or NAME=COMMAND, with commas")),
+        ("a=sleep 1,a=sleep 2", error_text("around names", "a twice", "each value once")),
+        (
+            "none=sleep 1",
+            error_text("around", "none=sleep 1", "another name: none is without a load"),
+        ),
+        ("a=no-such-program 1", error_text("around", "no-such-program", "a program in PATH")),
+        ("a=sh -c 'x", error_text("around", "a=sh -c 'x", "a command (No closing quotation)")),
     ],
 )
 def test_what_is_no_load(around, line):
@@ -116,7 +120,9 @@ def test_what_is_no_load(around, line):
 
 
 def test_one_mark_in_the_file():
-    with pytest.raises(UsageError, match=r"^command: got --beside copy, expected no --beside with"):
+    with pytest.raises(
+        UsageError, match=error_text("^command", error_tail("--beside copy", "no --beside with"))
+    ):
         make_plan([*FAKE, "--beside", "copy"], around="none,a=sleep 1")
 
 
@@ -126,14 +132,14 @@ def test_versus():
     assert [(cell.name, cell.load) for cell in asked.plan.cells] == [
         *(("none", ()), ("cpu", ("sh", "-c", "a,b")))
     ]
-    with pytest.raises(UsageError, match=r"--around too, expected two whole commands alone"):
+    with pytest.raises(UsageError, match=error_tail("--around too", "two whole commands alone")):
         asked_of(Sides(around="none", two=[*FAKE, "--b", *FAKE]), "V")
 
 
 def test_another_load_is_another_matrix(capsys):
     assert matrix("a=sleep 60") == 0
     assert matrix("a=sleep 50") == 2
-    assert "cell a of D: got --beside external:a sleep 50, expected " in capsys.readouterr().err
+    assert error_text("cell a of D", "--beside external:a sleep 50", "") in capsys.readouterr().err
 
 
 def test_secrets_of_a_load_are_not_in_the_manifest(capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from error_form import error_text
 
 from torchcoll.cli import main
 from torchcoll.matrix.axes import axis_dimension, combined, split_values, variable_dimension
@@ -186,120 +187,173 @@ ON_RANKS = "-m torchcoll.allreduce"
     [
         (
             f"-o D -- python {ON_RANKS} {{nproc}}",
-            "command: got {nproc}, expected placeholders that have an axis. --axis nproc=V1,V2",
+            error_text("command",
+"{nproc}",
+"placeholders that have an axis. --axis nproc=V1,V2"),
         ),
         (
             f"-o D --axis nproc=1 -- python {ON_RANKS}",
-            "axis nproc: got no {nproc} in the command, expected a placeholder for it. Without "
-            "one all its cells would measure the same.",
+            error_text("axis nproc",
+"no {nproc} in the command",
+"a placeholder for it. Without one all its cells would measure the same."),
         ),
         (
             f"-o D --axis n=1,1 -- python {ON_RANKS} {{n}}",
-            "axis n: got 1 twice, expected each value once: cells would be equal",
+            error_text("axis n",
+"1 twice",
+"each value once: cells would be equal"),
         ),
         (
             f"-o D --env A=,,1 -- python {ON_RANKS}",
-            "env A: got unset twice, expected each value once: cells would be equal",
+            error_text("env A",
+"unset twice",
+"each value once: cells would be equal"),
         ),
         (
             f"-o D --env A=1 --env A=2 -- python {ON_RANKS}",
-            "matrix: got A twice, expected each variable and each axis once",
+            error_text("matrix",
+"A twice",
+"each variable and each axis once"),
         ),
         (
             f"-o D --env NCCL_ALGO=ring --preset nccl-algorithms --nccl-version 2.27 "
             f"-- python {ON_RANKS}",
-            "matrix: got NCCL_ALGO twice, expected each variable and each axis once",
+            error_text("matrix",
+"NCCL_ALGO twice",
+"each variable and each axis once"),
         ),
         (
             f"-o D --env A -- python {ON_RANKS}",
-            "env: got A, expected NAME=V1,V2. NAME=,V1 leaves it unset first; \\, is a comma in a "
-            "value.",
+            error_text("env",
+"A",
+"NAME=V1,V2. NAME=,V1 leaves it unset first; \\, is a comma in a value."),
         ),
         (
             f"-o D --axis 2=A -- python {ON_RANKS}",
-            "axis: got 2=A, expected name=V1,V2. \\, is a comma in a value.",
+            error_text("axis",
+"2=A",
+"name=V1,V2. \\, is a comma in a value."),
         ),
         (
             f"-o D --axis n= -- python {ON_RANKS} {{n}}",
-            "axis n: got an empty text, expected values that are not empty",
+            error_text("axis n",
+"an empty text",
+"values that are not empty"),
         ),
         (
             f"-o D --axis cell=1 -- python {ON_RANKS} {{cell}}",
-            "axis: got cell, expected another name than cell and launch",
+            error_text("axis",
+"cell",
+"another name than cell and launch"),
         ),
         (
             f"-o D --axis library=x.so -- python {ON_RANKS}",
-            "axis library: got x.so, expected the absolute path of a shared library",
+            error_text("axis library",
+"x.so",
+"the absolute path of a shared library"),
         ),
         (
             f"-o D --axis venv=/nowhere -- python {ON_RANKS}",
-            "axis venv: got /nowhere, expected the absolute path of a folder with bin/python",
+            error_text("axis venv",
+"/nowhere",
+"the absolute path of a folder with bin/python"),
         ),
         (
             f"-o D --env NCCL_ALGO=Ring,Teer -- python {ON_RANKS}",
-            "env NCCL_ALGO: got Teer, expected words that NCCL knows. It does not know 'teer'.",
+            error_text("env NCCL_ALGO",
+"Teer",
+"words that NCCL knows. It does not know 'teer'."),
         ),
         (
             f"-o D --env NCCL_PROTO=allreduce:LL;x:LL -- python {ON_RANKS}",
-            "env NCCL_PROTO: got allreduce:LL;x:LL, expected words that NCCL knows. It does not "
-            "know 'x'.",
+            error_text("env NCCL_PROTO",
+"allreduce:LL;x:LL",
+"words that NCCL knows. It does not know 'x'."),
         ),
         (
             f"-o D --env NCCL_ALGO=,Ring -- python {ON_RANKS} -c 0",
-            "command: got -c 0, expected verification, where NCCL_ALGO is forced. A forced "
-            "algorithm may be wrong where the library would not have chosen it.",
+            error_text("command",
+"-c 0",
+"verification, where NCCL_ALGO is forced. A forced algorithm may be wrong "
+"where the library would not have chosen it."),
         ),
         (
             f"-o D --env CCL_ALLREDUCE=ring -- python {ON_RANKS} --check=0",
-            "command: got -c 0, expected verification, where CCL_ALLREDUCE is forced. A forced "
-            "algorithm may be wrong where the library would not have chosen it.",
+            error_text("command",
+"-c 0",
+"verification, where CCL_ALLREDUCE is forced. A forced algorithm may be wrong "
+"where the library would not have chosen it."),
         ),
-        (f"-o D -- nosuchrun {ON_RANKS}", "command: got nosuchrun, expected a program in PATH"),
+        (f"-o D -- nosuchrun {ON_RANKS}", error_text("command",
+"nosuchrun",
+"a program in PATH")),
         (
             f"-o D -- /no/such/run {ON_RANKS}",
-            "command: got /no/such/run, expected a program that exists and can be run",
+            error_text("command",
+"/no/such/run",
+"a program that exists and can be run"),
         ),
         (
             "-o D -- sleep 1",
-            "command: got sleep 1, expected a module of torchcoll in it, or a script that passes "
-            "its arguments on to one. Such as: torchrun --nproc-per-node 2 -m torchcoll.allreduce",
+            error_text("command",
+"sleep 1",
+"a module of torchcoll in it, or a script that passes its arguments on to one. "
+"Such as: torchrun --nproc-per-node 2 -m torchcoll.allreduce"),
         ),
         (
             "-o D",
-            "command: got none, expected a launch of torchcoll behind --. Such as: -- torchrun "
-            "--nproc-per-node 2 -m torchcoll.allreduce",
+            error_text("command",
+"none",
+"a launch of torchcoll behind --. Such as: -- torchrun --nproc-per-node 2 -m "
+"torchcoll.allreduce"),
         ),
         (
             f"-- python {ON_RANKS}",
-            "output: got none, expected a folder for the results. Name one with -o DIR.",
+            error_text("output",
+"none",
+"a folder for the results. Name one with -o DIR."),
         ),
         (
             f"-o D -- python {ON_RANKS} -J x",
-            "command: got --output x, expected no --output: a matrix sets it",
+            error_text("command",
+"--output x",
+"no --output: a matrix sets it"),
         ),
         (
             f"-o D -- python {ON_RANKS} --no-output",
-            "command: got --no-output, expected no --no-output: a matrix sets it",
+            error_text("command",
+"--no-output",
+"no --no-output: a matrix sets it"),
         ),
         (
             f"-o D -- python {ON_RANKS} --label launch=3",
-            "command: got --label launch=3, expected other labels: a matrix sets these",
+            error_text("command",
+"--label launch=3",
+"other labels: a matrix sets these"),
         ),
         (
             f"-o D --launches 0 -- python {ON_RANKS}",
-            "launches: got 0, expected a whole number from 1 on",
+            error_text("launches",
+"0",
+"a whole number from 1 on"),
         ),
         (
             f"-o D --seed x -- python {ON_RANKS}",
-            "seed: got x, expected a whole number from 0 on",
+            error_text("seed",
+"x",
+"a whole number from 0 on"),
         ),
         (
             f"-o D --cell-timeout 0 -- python {ON_RANKS}",
-            "cell-timeout: got 0, expected a number from 0.1 on",
+            error_text("cell-timeout",
+"0",
+"a number from 0.1 on"),
         ),
         (
             f"-o /dev/null/D -- python {ON_RANKS}",
-            "output: got /dev/null/D, expected a folder that can be written (Not a directory)",
+            error_text("output",
+"/dev/null/D",
+"a folder that can be written (Not a directory)"),
         ),
     ],
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
+from error_form import error_text
 
 from torchcoll.core.errors import UsageError
 from torchcoll.matrix import presets
@@ -130,10 +131,12 @@ def test_the_nccl_of_this_python(monkeypatch):
     monkeypatch.setattr(presets.metadata, "version", version)
     found, _ = cells("-m torchcoll.allreduce", "nccl-algorithms")
     assert "tree-ll" in found and "nvls-simple" not in found
-    with pytest.raises(UsageError, match=r"^nccl-version: got none, and no NCCL"):
+    with pytest.raises(UsageError, match=error_text("^nccl-version", "none, and no NCCL")):
         cells("-m torchcoll.allreduce", "nccl-algorithms", axes=["library=/bin/sh"])
     installed["nvidia-nccl-cu13"] = "2.27.5"
-    with pytest.raises(UsageError, match=r"^nccl-version: got 2\.23\.4 and 2\.27\.5, expected"):
+    with pytest.raises(
+        UsageError, match=error_text("^nccl-version", r"2\.23\.4 and 2\.27\.5, expected")
+    ):
         cells("-m torchcoll.allreduce", "nccl-algorithms")
 
 
@@ -233,69 +236,96 @@ def test_network_is_one_factor_at_a_time():
             "-m torchcoll.allreduce",
             "nccl",
             {},
-            "preset: got nccl, expected one of nccl-algorithms, oneccl-algorithms, cold, scaling, "
-            "subsets, network",
+            error_text(
+                "preset",
+                "nccl",
+                "one of nccl-algorithms, oneccl-algorithms, cold, scaling, subsets, network",
+            ),
         ),
         (
             "-m torchcoll.allreduce",
             "nccl-algorithms",
             {"nccl_version": "new"},
-            "nccl-version: got new, expected a version such as 2.27.5",
+            error_text("nccl-version", "new", "a version such as 2.27.5"),
         ),
         (
             "-m torchcoll.alltoall",
             "nccl-algorithms",
             {},
-            "collective: got all_to_all, expected one of all_reduce, all_gather, reduce_scatter, "
-            "broadcast, reduce. For others NCCL has nothing to choose from.",
+            error_text(
+                "collective",
+                "all_to_all",
+                "one of all_reduce, all_gather, reduce_scatter, broadcast, reduce. For others "
+                "NCCL has nothing to choose from.",
+            ),
         ),
         (
             "-m torchcoll.allreduce",
             "oneccl-algorithms",
             {},
-            "preset oneccl-algorithms: got no --device in the command, expected --device cpu or "
-            "--device xpu. oneCCL chooses among other algorithms on each.",
+            error_text(
+                "preset oneccl-algorithms",
+                "no --device in the command",
+                "--device cpu or --device xpu. oneCCL chooses among other algorithms on each.",
+            ),
         ),
         (
             "-m torchcoll.allreduce --check 0",
             "nccl-algorithms",
             {"nccl_version": "2.27.5"},
-            "command: got -c 0, expected verification, where NCCL_ALGO is forced. A forced "
-            "algorithm may be wrong where the library would not have chosen it.",
+            error_text(
+                "command",
+                "-c 0",
+                "verification, where NCCL_ALGO is forced. A forced algorithm may be wrong "
+                "where the library would not have chosen it.",
+            ),
         ),
         (
             "-m torchcoll.allreduce",
             "scaling",
             {"up_to": 4},
-            "preset scaling: got no {nproc} or {nnodes}, expected one placeholder to scale in the "
-            "command, {nproc} or {nnodes}",
+            error_text(
+                "preset scaling",
+                "no {nproc} or {nnodes}",
+                "one placeholder to scale in the command, {nproc} or {nnodes}",
+            ),
         ),
         (
             "{nproc} {nnodes} -m torchcoll.allreduce",
             "scaling",
             {"up_to": 4},
-            "preset scaling: got {nproc} and {nnodes}, expected one placeholder to scale in the "
-            "command, {nproc} or {nnodes}. Give the other with --axis.",
+            error_text(
+                "preset scaling",
+                "{nproc} and {nnodes}",
+                "one placeholder to scale in the command, {nproc} or {nnodes}. Give the other "
+                "with --axis.",
+            ),
         ),
         (
             "{nproc} -m torchcoll.allreduce",
             "scaling",
             {},
-            "preset scaling: got no --up-to, expected the largest number, such as --up-to 8",
+            error_text("preset scaling", "no --up-to", "the largest number, such as --up-to 8"),
         ),
         (
             "-m torchcoll.allreduce",
             "subsets",
             {"up_to": 4},
-            "preset subsets: got no {nproc}, expected a placeholder for the number of ranks in the "
-            "command",
+            error_text(
+                "preset subsets",
+                "no {nproc}",
+                "a placeholder for the number of ranks in the command",
+            ),
         ),
         (
             "{nproc} -m torchcoll.allreduce",
             "subsets",
             {},
-            "preset subsets: got 0 devices (CUDA_VISIBLE_DEVICES=unset), expected at least 2. Say "
-            "how many there are: --up-to 8.",
+            error_text(
+                "preset subsets",
+                "0 devices (CUDA_VISIBLE_DEVICES=unset)",
+                "at least 2. Say how many there are: --up-to 8.",
+            ),
         ),
     ],
 )

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from error_form import error_line, error_tail, error_text, expecting
 from ranks import past
 
 from torchcoll import load
@@ -112,7 +113,7 @@ def test_readers_take_the_folder_and_the_glob(capsys):
     os.rename("D/auto-1.jsonl", "E/manifest.jsonl")
     assert len(load_all(["E/manifest.jsonl"])) == len(side("base", "E").runs) == 1
     os.remove("D/auto-2.jsonl")
-    with pytest.raises(UnreadableError, match="expected a folder with result files"):
+    with pytest.raises(UnreadableError, match=expecting("a folder with result files")):
         side("base", "D")
 
 
@@ -122,7 +123,7 @@ def test_readers_take_the_folder_and_the_glob(capsys):
 @pytest.mark.parametrize(
     ("word", "reason"),
     [
-        ("refuse", "exit code 2: sizes: got 1KB, expected a number"),
+        ("refuse", error_text("exit code 2: sizes", "1KB", "a number")),
         ("silent", "no result file"),
         ("cut", "exit code 1: fake launch of cell auto"),
         ("killed", "signal 6: fake launch of cell auto"),
@@ -162,8 +163,11 @@ def test_a_silent_signal():
 def test_a_folder_that_is_removed_meanwhile(capsys):
     assert matrix(words=["remove"], launches=2) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "torchcoll: error: folder D: got removed or replaced while its matrix ran, expected one "
-        "that stays. Start the matrix again."
+        error_line(
+            "folder D",
+            "removed or replaced while its matrix ran",
+            "one that stays. Start the matrix again.",
+        )
     )
     assert not Path("D").exists()
 
@@ -379,9 +383,9 @@ def test_one_matrix_at_a_time(capsys):
         process.send_signal(signal.SIGINT)
         process.wait()
     line = capsys.readouterr().err
-    assert line.startswith(f"torchcoll: error: output: got D, in which process {process.pid} on ")
+    assert line.startswith(error_line("output", f"D, in which process {process.pid} on "))
     assert line.endswith(
-        "works, expected one matrix at a time in a folder. Wait for it, or end it.\n"
+        error_tail("works", "one matrix at a time in a folder. Wait for it, or end it.\n")
     )
 
 
@@ -393,24 +397,33 @@ def test_one_matrix_at_a_time(capsys):
     [
         (
             {"words": ["other"]},
-            "command of D: got {fake} other, expected {fake}, as it was begun with. ",
+            error_text("command of D",
+"{fake} other",
+"{fake}, as it was begun with. "),
         ),
         (
             {"options": ["--seed", "3", "--env", "NCCL_ALGO=,Ring"]},
-            "seed of D: got 3, expected 0, as it was begun with. ",
+            error_text("seed of D",
+"3",
+"0, as it was begun with. "),
         ),
         (
             {"options": ["--env", "NCCL_ALGO=Tree,Ring"]},
-            "cells of D: got Tree added and auto missing, expected 2 cells, as it was begun with. ",
+            error_text("cells of D",
+"Tree added and auto missing",
+"2 cells, as it was begun with. "),
         ),
         (
             {"options": ["--env", "NCCL_ALGO=,Ring", "--env", "NCCL_PROTO=LL"]},
-            "cells of D: got unset added and auto missing, expected 2 cells, as it was begun "
-            "with. ",
+            error_text("cells of D",
+"unset added and auto missing",
+"2 cells, as it was begun with. "),
         ),
         (
             {"options": ["--env", "NCCL_ALGO=,Ring", "--env", "FOO=1"]},
-            "cell auto of D: got no NCCL_ALGO FOO=1, expected no NCCL_ALGO, as it was begun with. ",
+            error_text("cell auto of D",
+"no NCCL_ALGO FOO=1",
+"no NCCL_ALGO, as it was begun with. "),
         ),
     ],
 )  # fmt: skip
@@ -435,7 +448,7 @@ def test_a_manifest_whose_plan_was_edited(spec, capsys):
     header = {"record": "matrix", "schema": "torchcoll-matrix/1", "spec": spec}
     Path("D/manifest.jsonl").write_text(json.dumps(header) + "\n")
     assert matrix() == 3
-    line = "torchcoll: error: manifest: got D/manifest.jsonl, expected one of torchcoll-matrix/1"
+    line = error_line("manifest", "D/manifest.jsonl", "one of torchcoll-matrix/1")
     assert capsys.readouterr().err.startswith(line)
 
 
@@ -469,9 +482,11 @@ def test_a_manifest_that_was_cut_off():
         assert matrix("-o", folder) == 0
 
 
-NO_MANIFEST = (
-    "manifest: got D/manifest.jsonl, expected one of torchcoll-matrix/1. Name another folder "
-    "with -o, or remove the file where it is of no use."
+NO_MANIFEST = error_text(
+    "manifest",
+    "D/manifest.jsonl",
+    "one of torchcoll-matrix/1. Name another folder with -o, or remove the file "
+    "where it is of no use.",
 )
 
 
@@ -482,8 +497,11 @@ NO_MANIFEST = (
             "run.jsonl",
             "",
             2,
-            "output: got D, which holds run.jsonl, expected a new or empty folder, or that of the "
-            "same matrix",
+            error_text(
+                "output",
+                "D, which holds run.jsonl",
+                "a new or empty folder, or that of the same matrix",
+            ),
         ),
         (
             "manifest.jsonl",
@@ -521,7 +539,9 @@ def test_the_reason_is_not_what_torchrun_says_of_all_tracebacks():
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n" + footer
     )
     assert _last_error(text) == "RuntimeError: makeDeviceForHostname(): unsupported gloo device"
-    assert _last_error(f"torchcoll: error: device: got none\n{text}") == "device: got none"
+    assert _last_error(f"torchcoll: error: device: got none\n{text}") == error_text(
+        "device", "none"
+    )
     assert _last_error("nothing else\n") == "nothing else"
 
 

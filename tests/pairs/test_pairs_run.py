@@ -9,6 +9,7 @@ import socket
 import time
 
 import pytest
+from error_form import error_line, error_text
 from ranks import of_enough_cores, ticking
 
 from torchcoll import load, save
@@ -95,8 +96,16 @@ def test_torchcoll_pairs_reads_the_file(measured, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["--threshold", "2"], 2, "threshold: got 2, expected a share above 0 and below 1, such"),
-        (["--format", "html"], 2, "format: got html, expected one of table, markdown, csv, json"),
+        (
+            ["--threshold", "2"],
+            2,
+            error_text("threshold", "2", "a share above 0 and below 1, such"),
+        ),
+        (
+            ["--format", "html"],
+            2,
+            error_text("format", "html", "one of table, markdown, csv, json"),
+        ),
     ],
 )
 def test_reading_refuses(measured, capsys, arguments, code, text):
@@ -108,7 +117,7 @@ def test_a_file_without_pairs(launch, capsys):
     other = launch("all_reduce", "--sizes 8 -n 1", 1).ended(0)
     assert torchcoll(["pairs", str(other.path)]) == 2
     stated = capsys.readouterr().err
-    assert f"pairs: got {other.path}, expected a result file of torchcoll.pairs" in stated
+    assert error_text("pairs", other.path, "a result file of torchcoll.pairs") in stated
 
 
 def on_hosts(size):
@@ -238,8 +247,11 @@ def test_a_backend_that_cannot_send(launch):
     job = launch("pairs", "--sizes 1K -n 1", 3, setup=setup).ended(4)
     (error,) = job.errors()
     assert error == (
-        "torchcoll: error: pairs: got gloo on cpu: send isn't implemented on backend [cpu], "
-        "expected a backend that sends from rank to rank. Choose another with --backend."
+        error_line(
+            "pairs",
+            "gloo on cpu: send isn't implemented on backend [cpu]",
+            "a backend that sends from rank to rank. Choose another with --backend.",
+        )
     )
 
 
@@ -280,10 +292,10 @@ def test_wrong_data_is_a_failure(launch):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ("", "pairs: got 1 rank, expected 2 ranks or more. torchrun --nproc-per-node N."),
-        ("--by rack", "by: got rack, expected one of rank, node"),
-        ("--threshold x", "threshold: got x, expected a share above 0 and below 1, such as 2%"),
-        ("--dry-run", "pairs: got 1 rank, expected 2 ranks or more."),
+        ("", error_text("pairs", "1 rank", "2 ranks or more. torchrun --nproc-per-node N.")),
+        ("--by rack", error_text("by", "rack", "one of rank, node")),
+        ("--threshold x", error_text("threshold", "x", "a share above 0 and below 1, such as 2%")),
+        ("--dry-run", error_text("pairs", "1 rank", "2 ranks or more.")),
     ],
 )
 def test_bad_input_ends_with_2(launch, arguments, text):
@@ -292,25 +304,28 @@ def test_bad_input_ends_with_2(launch, arguments, text):
 
 
 def test_a_backend_that_sends_nothing():
-    with pytest.raises(UsageError, match=r"backend: got fake, expected one that communicates"):
+    with pytest.raises(UsageError, match=error_text("backend", "fake", "one that communicates")):
         pairs_run.refuse_lone("fake", 4)
-    with pytest.raises(UsageError, match=r"backend: got gloo,ccl, expected one backend"):
+    with pytest.raises(UsageError, match=error_text("backend", "gloo,ccl", "one backend")):
         pairs_run.refuse_lone("gloo,ccl", 4)
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ("--mode back-to-back", "mode: got back-to-back, expected none: torchcoll.pairs"),
-        ("--seed 1", "seed: got 1, expected none: torchcoll.pairs has no such choice"),
-        ("--resume x", "resume: got x, expected none: pairs are measured in one go"),
-        ("--format nccl-tests", "format: got nccl-tests, expected one of table, markdown, csv"),
-        ("--sizes 8", "sizes: got 8, expected more than 8 bytes. The latency is measured in any"),
-        ("--sizes 1001", "sizes: got 1001, expected a multiple of 8 bytes"),
-        ("-d float32,int32", "dtype: got float32,int32, expected one type"),
-        ("-n 0", "iters: got 0, expected a whole number from 1 on"),
-        ("--ranks-per-node 0", "ranks-per-node: got 0, expected a whole number from 1 on"),
-        ("--ranks-per-node 2", "ranks-per-node: got 2, expected --dry-run with it"),
+        ("--mode back-to-back", error_text("mode", "back-to-back", "none: torchcoll.pairs")),
+        ("--seed 1", error_text("seed", "1", "none: torchcoll.pairs has no such choice")),
+        ("--resume x", error_text("resume", "x", "none: pairs are measured in one go")),
+        ("--format nccl-tests", error_text("format", "nccl-tests", "one of table, markdown, csv")),
+        (
+            "--sizes 8",
+            error_text("sizes", "8", "more than 8 bytes. The latency is measured in any"),
+        ),
+        ("--sizes 1001", error_text("sizes", "1001", "a multiple of 8 bytes")),
+        ("-d float32,int32", error_text("dtype", "float32,int32", "one type")),
+        ("-n 0", error_text("iters", "0", "a whole number from 1 on")),
+        ("--ranks-per-node 0", error_text("ranks-per-node", "0", "a whole number from 1 on")),
+        ("--ranks-per-node 2", error_text("ranks-per-node", "2", "--dry-run with it")),
     ],
 )
 def test_options_that_are_refused(arguments, text):

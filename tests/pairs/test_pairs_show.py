@@ -7,6 +7,7 @@ import io
 import json
 
 import pytest
+from error_form import error_text
 from made_pairs import pairs_run, shown
 
 from torchcoll.core.errors import UsageError
@@ -78,7 +79,7 @@ def test_what_is_missing_is_said(small):
 
 
 def test_an_unknown_format(small):
-    with pytest.raises(UsageError, match="format: got html, expected one of table, markdown"):
+    with pytest.raises(UsageError, match=error_text("format", "html", "one of table, markdown")):
         show_pairs(small, "html")
 
 
@@ -111,8 +112,8 @@ def test_how_a_file_ends_is_said(small):
 
 def test_a_file_of_which_no_pair_can_be_read():
     run = Run(path="p.jsonl", problems=["p.jsonl:5: unusable record: time_ns"])
-    text = (
-        "pairs: got p.jsonl, expected a result file of torchcoll.pairs. p.jsonl:5: unusable record"
+    text = error_text(
+        "pairs", "p.jsonl", "a result file of torchcoll.pairs. p.jsonl:5: unusable record"
     )
     with pytest.raises(UsageError, match=text):
         show_pairs(run)

@@ -7,6 +7,7 @@ import time
 import tracemalloc
 
 import pytest
+from error_form import error_text
 
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
@@ -74,14 +75,18 @@ def test_what_a_pair_measures():
 
 
 def test_one_rank_or_node_is_no_pair():
-    with pytest.raises(UsageError, match=r"pairs: got 1 rank, expected 2 ranks or more. torchrun"):
+    with pytest.raises(
+        UsageError, match=error_text("pairs", "1 rank", "2 ranks or more. torchrun")
+    ):
         check_units(units_of("rank", ["a"]), "rank")
-    with pytest.raises(UsageError, match=r"pairs: got 1 node, expected 2 nodes or more. --by rank"):
+    with pytest.raises(
+        UsageError, match=error_text("pairs", "1 node", "2 nodes or more. --by rank")
+    ):
         check_units(units_of("node", ["a", "a"]), "node")
 
 
 def test_options_that_cannot_be():
-    with pytest.raises(UsageError, match="by: got rack, expected one of rank, node"):
+    with pytest.raises(UsageError, match=error_text("by", "rack", "one of rank, node")):
         PairOptions(by="rack")
 
 

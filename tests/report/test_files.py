@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from error_form import expecting
 from handmade import case, run
 from handmade import result as a_result
 
@@ -17,7 +18,7 @@ def test_a_new_file(tmp_path):
     write_file(path, "é", "output")
     assert path.read_text() == "é"
     with pytest.raises(
-        UsageError, match=r"expected a file that does not exist\. Name another file, or"
+        UsageError, match=expecting(r"a file that does not exist\. Name another file, or")
     ):
         write_file(path, "b", "output")
     write_file(path, "b", "output", force=True)
@@ -72,7 +73,7 @@ def test_commands(tmp_path, capsys, result, words):
     assert main(command) == 2
     stated = capsys.readouterr()
     assert (
-        "expected a file that does not exist. Name another file, or replace it with" in stated.err
+        expecting("a file that does not exist. Name another file, or replace it with") in stated.err
     )
     assert stated.out == ""  # before any work
     assert main([*command, "--force"]) == 0

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from error_form import error_tail, error_text
 from handmade import case, result, run
 
 from torchcoll.cli import main
@@ -105,11 +106,13 @@ def test_the_command(tmp_path, capsys):
     assert len(calls(out.read_text())[0]) == 7
     assert "note: clocks: " in capsys.readouterr().err
     assert main(["export", "--trace", "--format", "csv", str(tmp_path / "x.jsonl")]) == 2
-    assert "trace: got --format csv too, expected one of them" in capsys.readouterr().err
+    assert error_text("trace", "--format csv too", "one of them") in capsys.readouterr().err
 
 
 def test_nothing_to_trace():
-    with pytest.raises(UsageError, match=r"^trace: got no call, expected result files"):
+    with pytest.raises(
+        UsageError, match=error_text("^trace", error_tail("no call", "result files"))
+    ):
         trace_text([run()])
 
 

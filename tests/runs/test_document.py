@@ -9,6 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from error_form import error_tail, error_text, expecting
 from handmade import MIB, case, not_run, result, run
 from made_pairs import pairs_run
 from sent import ddp, traffic
@@ -264,7 +265,9 @@ def test_a_filter_leaves_cases_out(file):
     page = page_of([file], filter="size>=16M")
     every = next(section for section in page.sections if section.title == "Every case")
     assert len(every.parts[0].grids[0].rows) == 2
-    with pytest.raises(UsageError, match=r"^filter: got size>1G, expected conditions"):
+    with pytest.raises(
+        UsageError, match=error_text("^filter", error_tail("size>1G", "conditions"))
+    ):
         page_of([file], filter="size>1G")
 
 
@@ -276,16 +279,16 @@ def test_too_many_lines_say_how_to_filter(tmp_path):
     assert "Time and bandwidth over sizes" not in titles(page)
     (left,) = [section for section in page.sections if section.title == "What is not here"]
     text = " ".join(left.parts[0].grids[0].below)
-    assert "lines: got 41 in one panel, expected at most 16. --filter collective=" in text
+    assert error_text("lines", "41 in one panel", "at most 16. --filter collective=") in text
 
 
 def test_nothing_to_report(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UnreadableError, match="expected a folder with result files"):
+    with pytest.raises(UnreadableError, match=expecting("a folder with result files")):
         page_of([str(tmp_path / "empty")])
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("hello\n")
-    with pytest.raises(UnreadableError, match=r"^report: got nothing to report"):
+    with pytest.raises(UnreadableError, match=error_text("^report", "nothing to report")):
         page_of([str(tmp_path / "other")])
 
 
@@ -308,16 +311,16 @@ def test_markdown_has_its_pictures_beside_it(file, tmp_path, capsys):
     assert capsys.readouterr().out.rstrip().endswith("pictures: r-1.svg, r-2.svg, r-3.svg")
     out.unlink()
     assert main(["report", file, "-o", str(out)]) == 2
-    assert "r-1.svg, expected a file that does not exist" in capsys.readouterr().err
+    assert error_tail("r-1.svg", "a file that does not exist") in capsys.readouterr().err
     assert not out.exists()
 
 
 @pytest.mark.parametrize(
     ("output", "says"),
     [
-        ("r.txt", "r.txt, expected a file that ends in .html or .md"),
-        ("no/r.html", "expected a folder that exists"),
-        ("there.html", "expected a file that does not exist"),
+        ("r.txt", error_tail("r.txt", "a file that ends in .html or .md")),
+        ("no/r.html", expecting("a folder that exists")),
+        ("there.html", expecting("a file that does not exist")),
     ],
 )
 def test_where_it_cannot_be_written(output, says, file, tmp_path, capsys):

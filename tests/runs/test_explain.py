@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from error_form import error_text
 from handmade import MIB, case, result, run
 
 from torchcoll.cli import main
@@ -92,10 +93,15 @@ def test_the_newest_run_without_a_file_and_formulas_without_any(folder, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        ("busbv a.jsonl", 2, "explain: got busbv, expected a file, a size, or one of time, "),
-        ("all_gather a.jsonl", 2, "case: got all_gather, expected one of the file's: all_reduce "
-         "64M, broadcast 1M"),
-        ("busbw b.jsonl", 3, "result file: got b.jsonl, expected a file that exists"),
+        ("busbv a.jsonl", 2, error_text("explain",
+"busbv",
+"a file, a size, or one of time, ")),
+        ("all_gather a.jsonl", 2, error_text("case",
+"all_gather",
+"one of the file's: all_reduce 64M, broadcast 1M")),
+        ("busbw b.jsonl", 3, error_text("result file",
+"b.jsonl",
+"a file that exists")),
     ],
 )  # fmt: skip
 def test_errors(folder, capsys, words, code, text):

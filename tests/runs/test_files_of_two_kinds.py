@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from error_form import error_line, error_text
 from made_launches import measured, run
 from sent import call, traffic
 
@@ -17,9 +18,10 @@ LEFT_OUT = (
     "torchcoll: note: traffic is no result, left out: runs/3-replay.jsonl; torchcoll show FILE "
     "shows what it holds\n"
 )
-ALONE = (
-    "torchcoll: error: result files: got traffic alone: runs/3-replay.jsonl, expected results. "
-    "torchcoll show FILE shows traffic.\n"
+ALONE = error_line(
+    "result files",
+    "traffic alone: runs/3-replay.jsonl",
+    "results. torchcoll show FILE shows traffic.\n",
 )
 
 
@@ -57,7 +59,7 @@ def test_traffic_alone_is_shown_and_refuses_options_of_results(runs, capsys):
     assert main(["show", "runs/3-replay.jsonl"]) == 0
     assert capsys.readouterr().out.startswith("runs/3-replay.jsonl: capture, 2 ranks")
     assert main(["show", "runs/3-replay.jsonl", "--view", "ranks"]) == 2
-    assert "view: got ranks, expected none with Traffic" in capsys.readouterr().err
+    assert error_text("view", "ranks", "none with Traffic") in capsys.readouterr().err
 
 
 def test_a_folder_of_one_capture_is_joined(in_tmp_path, capsys):
@@ -68,7 +70,7 @@ def test_a_folder_of_one_capture_is_joined(in_tmp_path, capsys):
     assert capsys.readouterr().out.count("seen: capture, 2 ranks") == 1
     Path("seen/traffic-rank1.jsonl").write_text("")
     assert main(["show", "seen"]) == 3
-    assert "traffic file: got seen/traffic-rank1.jsonl" in capsys.readouterr().err
+    assert error_text("traffic file", "seen/traffic-rank1.jsonl") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["cold", "scaling", "transitions", "compare before.jsonl"])

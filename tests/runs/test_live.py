@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+from error_form import error_tail, error_text
 from handmade import Terminal, case, not_run, result, run
 
 from torchcoll.core.errors import UsageError
@@ -151,7 +152,9 @@ def test_nccl_tests_text_is_live_and_the_same_as_from_the_file(monkeypatch, show
 
 
 def test_unknown_format_before_anything_is_measured():
-    with pytest.raises(UsageError, match=r"^format: got xml, expected one of table, markdown"):
+    with pytest.raises(
+        UsageError, match=error_text("^format", error_tail("xml", "one of table, markdown"))
+    ):
         reporter("xml")
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from error_form import error_tail, error_text
 from handmade import MIB, case, result, run
 
 import torchcoll
@@ -269,12 +270,12 @@ def test_files_are_named_after_themselves(tmp_path):
     [
         (
             ["-o", "a.bmp"],
-            "picture: got a.bmp, expected a name that ends in",
+            error_text("picture", "a.bmp", "a name that ends in"),
         ),
-        (["-o", "no/such/a.png"], "picture: got no/such/a.png, expected a folder that exists"),
-        (["--over-ranks", "sum"], "over-ranks: got sum, expected one of max, mean, min, rank0"),
+        (["-o", "no/such/a.png"], error_text("picture", "no/such/a.png", "a folder that exists")),
+        (["--over-ranks", "sum"], error_text("over-ranks", "sum", "one of max, mean, min, rank0")),
         (["--filter", "dtype=int8"], "none with a time and a size with dtype=int8"),
-        (["--fabric", "nvlink"], "fabric: got nvlink, expected one of"),
+        (["--fabric", "nvlink"], error_text("fabric", "nvlink", "one of")),
     ],
 )
 def test_bad_input(tmp_path, monkeypatch, capsys, words, text):
@@ -288,16 +289,16 @@ def test_bad_input(tmp_path, monkeypatch, capsys, words, text):
 
 def test_a_picture_that_cannot_be_written(tmp_path):
     (tmp_path / "a.png").mkdir()
-    with pytest.raises(UsageError, match=r"a\.png, expected a file that can be written"):
+    with pytest.raises(UsageError, match=error_tail(r"a\.png", "a file that can be written")):
         torchcoll.plot(sweep(), tmp_path / "a.png")
 
 
 @pytest.mark.parametrize(
     ("choices", "text"),
     [
-        ({"fabric": "ib-ndr:8"}, "fabric: got ib-ndr:8, expected runs or files with it"),
-        ({"over_ranks": "mean"}, "over-ranks: got mean, expected runs or files with it"),
-        ({"over_ranks": "sum"}, "over-ranks: got sum, expected one of max, mean, min, rank0"),
+        ({"fabric": "ib-ndr:8"}, error_text("fabric", "ib-ndr:8", "runs or files with it")),
+        ({"over_ranks": "mean"}, error_text("over-ranks", "mean", "runs or files with it")),
+        ({"over_ranks": "sum"}, error_text("over-ranks", "sum", "one of max, mean, min, rank0")),
     ],
 )
 def test_what_was_found_is_drawn_as_it_was_read(tmp_path, choices, text):
@@ -315,5 +316,5 @@ def test_without_matplotlib(monkeypatch, tmp_path):
 
 def test_more_lines_than_can_be_told_apart_say_how_to_filter():
     results = [result(2, case=case(group=f"mod:{n}/0")) for n in range(2, 60)]
-    with pytest.raises(UsageError, match=r"lines: got 58 in one panel, expected at most 48"):
+    with pytest.raises(UsageError, match=error_text("lines", "58 in one panel", "at most 48")):
         figure_of(run(*results))

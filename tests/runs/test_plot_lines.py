@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from error_form import error_text
 from made_launches import given, launches, measured, run
 
 from torchcoll.core.errors import UsageError
@@ -91,7 +92,9 @@ def test_the_filter():
 
 def test_nothing_to_draw():
     failed = measured(1, status="unsupported", cold_ns=[], time_ns={})
-    with pytest.raises(UsageError, match="cases: got none with a time and a size, expected"):
+    with pytest.raises(
+        UsageError, match=error_text("cases", "none with a time and a size, expected")
+    ):
         lines_of(run(failed))
 
 

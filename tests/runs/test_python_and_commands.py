@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from error_form import error_tail, error_text, expecting, got
 from handmade import case, result, run
 
 import torchcoll
@@ -36,16 +37,20 @@ def test_compare_names_sides_and_takes_some_of_the_cases(folder):
     assert row.ratio == pytest.approx(2, rel=0.01)
     # Several of one side, and a glob whose name holds "=".
     several = [f"before={folder}/1.jsonl", f"before={folder}/2.jsonl"]
-    with pytest.raises(UsageError, match=r"expected files that are not in before too"):
+    with pytest.raises(UsageError, match=expecting("files that are not in before too")):
         torchcoll.compare(several, str(folder))
     (folder / "1.jsonl").rename(folder / "a=1.jsonl")
     assert torchcoll.compare(f"{folder}/a=*.jsonl", f"{folder}/2.jsonl").base.name == "base"
 
 
 def test_sides_of_two_names_are_no_side(folder):
-    with pytest.raises(UsageError, match=r"^base: got sides named a and b, expected runs of one"):
+    with pytest.raises(
+        UsageError, match=error_text("^base", error_tail("sides named a and b", "runs of one"))
+    ):
         torchcoll.compare([f"a={folder}/1.jsonl", f"b={folder}/2.jsonl"], str(folder))
-    with pytest.raises(UsageError, match=r"^file: got a=, expected a path, or label=PATH"):
+    with pytest.raises(
+        UsageError, match=error_text("^file", error_tail("a=", "a path, or label=PATH"))
+    ):
         torchcoll.compare("a=", str(folder))
 
 
@@ -54,7 +59,7 @@ def test_load_takes_a_folder_and_a_glob(folder):
         assert [one.header["run_id"] for one in runs] == ["run1", "run2"]
     assert len(torchcoll.table(torchcoll.load(folder))) == 4
     assert torchcoll.load(folder / "1.jsonl").header["run_id"] == "run1"
-    with pytest.raises(UnreadableError, match="expected a pattern that some file matches"):
+    with pytest.raises(UnreadableError, match=expecting("a pattern that some file matches")):
         torchcoll.load(f"{folder}/*.log")
 
 
@@ -85,14 +90,18 @@ def test_traffic_is_no_side(folder, make):
     with pytest.raises(TorchcollError) as error:
         make(folder)
     text = str(error.value)
-    assert "got Traffic, expected a Run, a file, a folder" in text
+    assert got(error_tail("Traffic", "a Run, a file, a folder")) in text
     assert "torchcoll.cost(traffic, run)" in text and "torchcoll trace PATH --plot FILE" in text
 
 
 def test_one_side_is_no_comparison(folder):
-    with pytest.raises(UsageError, match=r"^compare: got one side, expected two: base and new"):
+    with pytest.raises(
+        UsageError, match=error_text("^compare", error_tail("one side", "two: base and new"))
+    ):
         torchcoll.compare(str(folder))
-    with pytest.raises(UsageError, match=r"^base: got NoneType, expected a Run.* on rank 0 alone"):
+    with pytest.raises(
+        UsageError, match=error_text("^base", error_tail("NoneType", "a Run.* on rank 0 alone"))
+    ):
         torchcoll.compare(None, str(folder))
-    with pytest.raises(UsageError, match=r"^side: got int, expected a Run"):
+    with pytest.raises(UsageError, match=error_text("^side", error_tail("int", "a Run"))):
         torchcoll.plot(5)

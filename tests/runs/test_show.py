@@ -6,6 +6,7 @@ import io
 import sys
 
 import pytest
+from error_form import error_tail, error_text
 from handmade import Terminal, case, not_run, result, run
 
 from torchcoll.core.errors import UsageError
@@ -604,68 +605,76 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
     [
         (
             {"format": "xml"},
-            "format: got xml, expected one of table, markdown, csv, json, nccl-tests",
+            error_text("format", "xml", "one of table, markdown, csv, json, nccl-tests"),
         ),
-        ({"metric": "x"}, "metric: got x, expected one of time, algbw, busbw"),
-        ({"clock": "cpu"}, "clock: got cpu, expected one of host, device, issue"),
-        ({"over_ranks": "p"}, "over-ranks: got p, expected one of max, mean, min, rank0"),
+        ({"metric": "x"}, error_text("metric", "x", "one of time, algbw, busbw")),
+        ({"clock": "cpu"}, error_text("clock", "cpu", "one of host, device, issue")),
+        ({"over_ranks": "p"}, error_text("over-ranks", "p", "one of max, mean, min, rank0")),
         (
             {"percentiles": "50,101"},
-            "percentiles: got 101, expected numbers from 0 to 100, such as 50,90,99.9",
+            error_text("percentiles", "101", "numbers from 0 to 100, such as 50,90,99.9"),
         ),
         (
             {"percentiles": "x"},
-            "percentiles: got x, expected numbers from 0 to 100, such as 50,90,99.9",
+            error_text("percentiles", "x", "numbers from 0 to 100, such as 50,90,99.9"),
         ),
         (
             {"view": "call"},
-            "view: got call, expected one of cases, ranks, calls, pivot:KEY. Did you mean calls?",
+            error_text(
+                "view", "call", "one of cases, ranks, calls, pivot:KEY. Did you mean calls?"
+            ),
         ),
         (
             {"view": "pivot:ranks", "format": "csv"},
-            "format: got csv, expected one of table, markdown with --view pivot:ranks",
+            error_text("format", "csv", "one of table, markdown with --view pivot:ranks"),
         ),
         (
             {"view": "calls", "format": "nccl-tests"},
-            "format: got nccl-tests, expected one of table, markdown, csv, json with --view calls",
+            error_text(
+                "format", "nccl-tests", "one of table, markdown, csv, json with --view calls"
+            ),
         ),
         (
             {"metric": "time"},
-            "metric: got time, expected --view pivot:KEY with it. A table has --columns.",
+            error_text("metric", "time", "--view pivot:KEY with it. A table has --columns."),
         ),
         (
             {"metric": "time", "format": "csv"},
-            "metric: got time, expected --view pivot:KEY with it. A table has --columns.",
+            error_text("metric", "time", "--view pivot:KEY with it. A table has --columns."),
         ),
         (
             {"columns": "size_bytes,calls", "format": "nccl-tests"},
-            "columns: got size_bytes,calls, expected none with --format nccl-tests",
+            error_text("columns", "size_bytes,calls", "none with --format nccl-tests"),
         ),
         (
             {"columns": "all", "view": "pivot:ranks"},
-            "columns: got all, expected none with --view pivot:ranks",
+            error_text("columns", "all", "none with --view pivot:ranks"),
         ),
         (
             {"percentiles": "50,99.9", "view": "calls"},
-            "percentiles: got 50,99.9, expected none with --view calls",
+            error_text("percentiles", "50,99.9", "none with --view calls"),
         ),
         (
             {"over_ranks": "mean", "view": "ranks"},
-            "over-ranks: got mean, expected none with --view ranks: ranks stay apart",
+            error_text("over-ranks", "mean", "none with --view ranks: ranks stay apart"),
         ),
         (
             {"over_ranks": "mean", "view": "calls", "format": "json"},
-            "over-ranks: got mean, expected none with --view calls: ranks stay apart",
+            error_text("over-ranks", "mean", "none with --view calls: ranks stay apart"),
         ),
         (
             {"view": "pivot:size"},
-            "pivot: got size, expected one of collective, backend, implementation, device, ranks, "
-            "dtype, op, root, in_place, group, buffers, buffer_reuse, asynchronous, coalesce, "
-            "rehearsal, splits, communicator, mode, clock, label, label=KEY, file",
+            error_text(
+                "pivot",
+                "size",
+                "one of collective, backend, implementation, device, ranks, dtype, op, root, "
+                "in_place, group, buffers, buffer_reuse, asynchronous, coalesce, rehearsal, "
+                "splits, communicator, mode, clock, label, label=KEY, file",
+            ),
         ),
         (
             {"view": "pivot:label=x"},
-            "pivot label: got x, expected a label, and the files have none",
+            error_text("pivot label", "x", "a label, and the files have none"),
         ),
     ],
 )
@@ -677,13 +686,16 @@ def test_bad_choices_are_one_line(shown, choices, message):
 
 def test_unknown_column_lists_the_known(shown):
     with pytest.raises(
-        UsageError, match=r"^columns: got speed, expected all, or some of collective, "
+        UsageError,
+        match=error_text("^columns", error_tail("speed", "all, or some of collective, ")),
     ):
         shown(run(result()), columns="size_bytes,speed")
 
 
 def test_no_file_at_all(shown):
-    with pytest.raises(UsageError, match=r"^show: got no file, expected at least one result file$"):
+    with pytest.raises(
+        UsageError, match=error_text("^show", error_tail("no file", "at least one result file$"))
+    ):
         shown()
 
 

@@ -8,6 +8,7 @@ import json
 import math
 
 import pytest
+from error_form import error_tail, error_text
 
 import torchcoll
 from torchcoll.core.case import Case
@@ -107,7 +108,7 @@ def test_what_was_found_is_a_table(run):
     frame = table(compared)
     assert len(frame) == 1
     assert frame["size_bytes"][0] == 1000 and "ratio" in frame.columns
-    with pytest.raises(UsageError, match=r"^table: got rank0 of Comparison"):
+    with pytest.raises(UsageError, match=error_text("^table", "rank0 of Comparison")):
         table(compared, over_ranks="rank0")
-    with pytest.raises(UsageError, match=r"^table: got list, expected a Run"):
+    with pytest.raises(UsageError, match=error_text("^table", error_tail("list", "a Run"))):
         table([])

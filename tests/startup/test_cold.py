@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import pytest
+from error_form import error_text
 from made_launches import given, measured, run
 from made_starts import MS, start
 
@@ -113,7 +114,9 @@ def test_a_stream_is_not_read_on_the_clock_of_the_first_calls():
 
 
 def test_nothing_that_tells_a_first_call(tmp_path):
-    with pytest.raises(UsageError, match="first calls: got none in 1 file, expected launches with"):
+    with pytest.raises(
+        UsageError, match=error_text("first calls", "none in 1 file", "launches with")
+    ):
         cold(run(given(100)))
     found = cold([run(given(100)), start([3, 2, 1])])
     assert found.notes[0] == "1 of 2 launches tell no first call"

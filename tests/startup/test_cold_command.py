@@ -8,6 +8,7 @@ import json
 import re
 
 import pytest
+from error_form import error_text
 from made_launches import measured
 from made_starts import MS, benchmark, start
 
@@ -183,11 +184,11 @@ def test_a_scaling_table(tmp_path, capsys):
     ("arguments", "text", "code"),
     [
         (["cold", "EMPTY"], "a folder with result files", 3),
-        (["cold", "DIR", "--format", "xml"], "format: got xml, expected one of table", 2),
-        (["scaling", "DIR", "--link-gbps", "fast"], "link-gbps: got fast, expected a number", 2),
-        (["scaling", "DIR", "--sizes", "1KB"], "sizes: got 1KB", 2),
-        (["scaling", "DIR", "--sizes", "3K"], "sizes: got 3K, expected sizes that were", 2),
-        (["scaling", "DIR", "--format", "xml"], "format: got xml, expected one of table", 2),
+        (["cold", "DIR", "--format", "xml"], error_text("format", "xml", "one of table"), 2),
+        (["scaling", "DIR", "--link-gbps", "fast"], error_text("link-gbps", "fast", "a number"), 2),
+        (["scaling", "DIR", "--sizes", "1KB"], error_text("sizes", "1KB"), 2),
+        (["scaling", "DIR", "--sizes", "3K"], error_text("sizes", "3K", "sizes that were"), 2),
+        (["scaling", "DIR", "--format", "xml"], error_text("format", "xml", "one of table"), 2),
     ],
 )
 def test_bad_input_is_one_line(arguments, text, code, tmp_path, capsys):
@@ -205,4 +206,6 @@ def test_means_are_no_first_calls(tmp_path, capsys):
     path = tmp_path / "bench.txt"
     path.write_text(benchmark([900.0, 30.0], 4, iters=20, warmup=5))
     assert main(["cold", str(path)]) == 2
-    assert "first calls: got none in 1 file, expected launches with cold" in capsys.readouterr().err
+    assert (
+        error_text("first calls", "none in 1 file", "launches with cold") in capsys.readouterr().err
+    )

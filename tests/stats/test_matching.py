@@ -6,6 +6,7 @@ import math
 
 import numpy
 import pytest
+from error_form import error_text
 from made_launches import given, launches, measured, run
 
 from torchcoll.comparison.compare import compare
@@ -41,7 +42,7 @@ def test_nothing_in_common_names_what_keeps_them_apart(base, new, what):
     with pytest.raises(UsageError) as caught:
         compare(one(**base), one(**new))
     assert str(caught.value) == (
-        f"cases: got nothing in common in {what}, expected cases that both sides have"
+        error_text("cases", f"nothing in common in {what}", "cases that both sides have")
     )
 
 
@@ -251,15 +252,21 @@ def test_filter(text, cases):
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("size", "filter: got size, expected NAME=VALUE, NAME!=VALUE, size>=1M, ... with commas "),
-        ("speed=1", "filter name: got speed, expected one of size, collective, dtype, op, root"),
-        ("size>1KB", "filter size: got 1KB, expected a number of bytes with an optional K, M, G"),
-        ("collective=scan", "collective: got scan, expected one of all_reduce, "),
-        ("dtype>float", "filter: got dtype>float, expected = or != with dtype, or one number"),
-        ("size>=1M|2M", "filter: got size>=1M|2M, expected = or != with size, or one number"),
-        ("ranks=x", "filter ranks: got x, expected a whole number"),
-        ("in_place=maybe", "filter in_place: got maybe, expected yes or no"),
-        ("size>1G", "filter: got size>1G, expected conditions that some case fulfils"),
+        (
+            "size",
+            error_text("filter", "size", "NAME=VALUE, NAME!=VALUE, size>=1M, ... with commas "),
+        ),
+        ("speed=1", error_text("filter name", "speed", "one of size, collective, dtype, op, root")),
+        (
+            "size>1KB",
+            error_text("filter size", "1KB", "a number of bytes with an optional K, M, G"),
+        ),
+        ("collective=scan", error_text("collective", "scan", "one of all_reduce, ")),
+        ("dtype>float", error_text("filter", "dtype>float", "= or != with dtype, or one number")),
+        ("size>=1M|2M", error_text("filter", "size>=1M|2M", "= or != with size, or one number")),
+        ("ranks=x", error_text("filter ranks", "x", "a whole number")),
+        ("in_place=maybe", error_text("filter in_place", "maybe", "yes or no")),
+        ("size>1G", error_text("filter", "size>1G", "conditions that some case fulfils")),
     ],
 )
 def test_bad_filters(text, error):

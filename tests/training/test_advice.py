@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import pytest
+from error_form import error_tail, error_text, got
 from made_curves import MIB, MS, SIZES, curve, line, spread_curve, traffic
 from made_launches import given, launches, measured, run
 
@@ -420,30 +421,36 @@ def sharded():
 @pytest.mark.parametrize(
     ("runs", "text"),
     [
-        ([run()], "curve: got no case of all_reduce, expected all_reduce over sizes, on 2 ranks"),
-        ([run(measured(9, collective="broadcast"))], "curve: got no case of all_reduce"),
-        ([curve(ranks=1)], "got all_reduce on 1 rank, which communicates nothing, expected"),
-        ([curve(backend="fake")], "got all_reduce on the backend fake, which communicates nothing"),
-        ([curve(coalesce=4)], "got all_reduce coalesced, several timed together"),
-        ([curve(status="failed")], "got all_reduce failed, expected all_reduce over sizes"),
-        ([run(*(given(9, size_bytes=n) for n in SIZES), rehearse=True)], "got 1 rehearsals"),
+        (
+            [run()],
+            error_text("curve", "no case of all_reduce", "all_reduce over sizes, on 2 ranks"),
+        ),
+        ([run(measured(9, collective="broadcast"))], error_text("curve", "no case of all_reduce")),
+        ([curve(ranks=1)], got("all_reduce on 1 rank, which communicates nothing, expected")),
+        (
+            [curve(backend="fake")],
+            got("all_reduce on the backend fake, which communicates nothing"),
+        ),
+        ([curve(coalesce=4)], got("all_reduce coalesced, several timed together")),
+        ([curve(status="failed")], got(error_tail("all_reduce failed", "all_reduce over sizes"))),
+        ([run(*(given(9, size_bytes=n) for n in SIZES), rehearse=True)], got("1 rehearsals")),
         (
             [curve(sizes=SIZES[:1])],
-            "curve of all_reduce: got 1 size that its launch has, expected 2 or more",
+            error_text("curve of all_reduce", "1 size that its launch has", "2 or more"),
         ),
         (
             [curve(sizes=SIZES[:2]), curve(sizes=SIZES[2:])],
-            "curve of all_reduce: got 0 sizes that all of its 2 launches have",
+            error_text("curve of all_reduce", "0 sizes that all of its 2 launches have"),
         ),
         (
             [curve(), curve(backend="ccl")],
-            "curve: got all_reduce with backend gloo and ccl, expected one backend",
+            error_text("curve", "all_reduce with backend gloo and ccl", "one backend"),
         ),
         (
             [run(*curve(dtype="int8").results, *curve(dtype="int32").results)],
-            "curve: got all_reduce with dtype int8 and int32, expected one dtype",
+            error_text("curve", "all_reduce with dtype int8 and int32", "one dtype"),
         ),
-        ([curve(ranks=4)], "ranks of the curve: got 4, expected 2, as the gradients are summed"),
+        ([curve(ranks=4)], error_text("ranks of the curve", "4", "2, as the gradients are summed")),
     ],
 )
 def test_curves_that_are_refused(runs, text):
@@ -455,24 +462,53 @@ def test_curves_that_are_refused(runs, text):
 @pytest.mark.parametrize(
     ("gradients", "choices", "text"),
     [
-        (sharded(), {}, "traffic: got reduce_scatter of gradients (FSDP), expected all_reduce of "
-         "gradients (DDP). FSDP2 has no bucket_cap_mb"),
-        (traffic([], calls={}), {}, "traffic: got no all_reduce of floating-point numbers"),
-        ("a.jsonl", {}, "traffic file: got a.jsonl"),
-        ([], {}, "gradients: got list, expected a Traffic, plans of gradient_buckets, or a number"),
-        ({"a": 1}, {}, "gradients: got dict, expected a Traffic"),
-        ([plan(None, 8), plan(1, 4)], {}, "gradients: got plans of 8388608 and of 4194304 bytes"),
-        (plan(None, 8), {"caps_mb": [1]}, "caps_mb: got [1], expected none with plans"),
-        (plan(None, 8), {"dtype": "bf16"}, "dtype: got bf16, expected none: the gradients have"),
-        (0, {}, "parameters: got 0, expected a number from 1 to 1e12"),
-        (float("nan"), {}, "parameters: got nan, expected a number from 1 to 1e12"),
-        (9, {"dtype": "int32"}, "dtype: got int32, expected a floating-point type"),
-        (9, {"accumulate": 0}, "accumulate: got 0, expected a whole number from 1 on"),
-        (9, {"backward_ms": -1}, "backward-ms: got -1, expected 0 or more"),
-        (9, {"backward_ms": float("inf")}, "backward-ms: got inf, expected a number"),
-        (9, {"caps_mb": []}, "bucket-cap-mb: got none, expected 200000 buckets at most"),
-        (9, {"caps_mb": [0]}, "bucket-cap-mb: got 0, expected 9.53674e-07 or more"),
-        (9e9, {"caps_mb": [0.1, 9]}, "got 0.1 for 36000000000 bytes, expected 200000 buckets"),
+        (sharded(), {}, error_text("traffic",
+"reduce_scatter of gradients (FSDP)",
+"all_reduce of gradients (DDP). FSDP2 has no bucket_cap_mb")),
+        (traffic([], calls={}), {}, error_text("traffic",
+"no all_reduce of floating-point numbers")),
+        ("a.jsonl", {}, error_text("traffic file",
+"a.jsonl")),
+        ([], {}, error_text("gradients",
+"list",
+"a Traffic, plans of gradient_buckets, or a number")),
+        ({"a": 1}, {}, error_text("gradients",
+"dict",
+"a Traffic")),
+        ([plan(None, 8), plan(1, 4)], {}, error_text("gradients",
+"plans of 8388608 and of 4194304 bytes")),
+        (plan(None, 8), {"caps_mb": [1]}, error_text("caps_mb",
+"[1]",
+"none with plans")),
+        (plan(None, 8), {"dtype": "bf16"}, error_text("dtype",
+"bf16",
+"none: the gradients have")),
+        (0, {}, error_text("parameters",
+"0",
+"a number from 1 to 1e12")),
+        (float("nan"), {}, error_text("parameters",
+"nan",
+"a number from 1 to 1e12")),
+        (9, {"dtype": "int32"}, error_text("dtype",
+"int32",
+"a floating-point type")),
+        (9, {"accumulate": 0}, error_text("accumulate",
+"0",
+"a whole number from 1 on")),
+        (9, {"backward_ms": -1}, error_text("backward-ms",
+"-1",
+"0 or more")),
+        (9, {"backward_ms": float("inf")}, error_text("backward-ms",
+"inf",
+"a number")),
+        (9, {"caps_mb": []}, error_text("bucket-cap-mb",
+"none",
+"200000 buckets at most")),
+        (9, {"caps_mb": [0]}, error_text("bucket-cap-mb",
+"0",
+"9.53674e-07 or more")),
+        (9e9, {"caps_mb": [0.1, 9]}, got(error_tail("0.1 for 36000000000 bytes",
+"200000 buckets"))),
     ],
 )  # fmt: skip
 def test_what_is_refused(gradients, choices, text):
@@ -500,7 +536,9 @@ def test_sub_groups_that_ran_at_once_are_one_curve():
     found = torchcoll.advise(EIGHT, run(*both), caps_mb=[4], backward_ms=0)
     sums = 2 * math.sqrt(5 * 8.5)
     assert by_name(found)["4"].communication_ns == pytest.approx(sums * MS)
-    with pytest.raises(UsageError, match="got all_reduce with group mod:2 and None, expected one"):
+    with pytest.raises(
+        UsageError, match=got(error_tail("all_reduce with group mod:2 and None", "one"))
+    ):
         torchcoll.advise(EIGHT, [run(*both), curve()])
 
 
@@ -518,13 +556,15 @@ def test_a_curve_that_does_not_tell_its_ranks():
 
 
 def test_launches_of_one_size_are_no_curve():
-    with pytest.raises(UsageError, match="got 1 size that all of its 3 launches have"):
+    with pytest.raises(UsageError, match=got("1 size that all of its 3 launches have")):
         torchcoll.advise(EIGHT, launches([100, 101, 102]))
 
 
 def test_groups_are_named_in_the_traffic():
     sent = traffic([STEADY] * 2, groups={"0": Group("0", (0, 1, 2, 3), "gloo")}, ranks=8)
-    with pytest.raises(UsageError, match="got 2, expected 4, as the gradients are summed over"):
+    with pytest.raises(
+        UsageError, match=got(error_tail("2", "4, as the gradients are summed over"))
+    ):
         torchcoll.advise(sent, curve())
 
 
@@ -558,12 +598,19 @@ def test_calls_that_the_program_waits_for_are_said_to_be_no_ddp():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"curve": None}, "curve: got None, expected a Run, or files. torchcoll.run returns it on "
-         "rank 0 alone."),
-        ({"caps_mb": 25}, "caps_mb: got 25, expected a list of MiB, such as [10, 25, 100]"),
-        ({"caps_mb": "25"}, "caps_mb: got 25, expected a list of MiB, such as [10, 25, 100]"),
+        ({"curve": None}, error_text("curve",
+"None",
+"a Run, or files. torchcoll.run returns it on rank 0 alone.")),
+        ({"caps_mb": 25}, error_text("caps_mb",
+"25",
+"a list of MiB, such as [10, 25, 100]")),
+        ({"caps_mb": "25"}, error_text("caps_mb",
+"25",
+"a list of MiB, such as [10, 25, 100]")),
         ({"gradients": traffic([[(1 << 30, 5)]] * 2)},
-         "gradients: got 1125899906842624 bytes, expected 16T at most"),
+         error_text("gradients",
+"1125899906842624 bytes",
+"16T at most")),
     ],
 )  # fmt: skip
 def test_arguments_that_a_mistake_makes(arguments, said):

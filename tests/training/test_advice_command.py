@@ -9,6 +9,7 @@ import json
 import re
 
 import pytest
+from error_form import error_line, error_text
 from made_curves import MIB, curve, line, spread_curve, traffic
 
 import torchcoll
@@ -181,19 +182,38 @@ def test_proposals(folder, capsys, asked, last):
     ("asked", "text"),
     [
         ("--curve", "argument --curve: expected at least one argument"),
-        ("--curve nothing.jsonl --parameters 9", "file: got nothing.jsonl"),
-        ("--curve one.jsonl", "gradients: got neither a model nor --parameters, expected a model "
-         "or --parameters. The model stands before --curve."),
-        ("advised:make --parameters 9 --curve one.jsonl", "gradients: got both, expected a model"),
-        ("--parameters many --curve one.jsonl", "parameters: got many, expected a number"),
-        ("--parameters 9 --backward-ms soon --curve one.jsonl", "backward-ms: got soon, expected"),
-        ("--parameters 9 --dtype int8 --curve one.jsonl", "dtype: got int8, expected a floating-"),
-        ("advised:make --dtype bf16 --curve one.jsonl", "dtype: got bf16, expected none"),
-        ("advised:make --fsdp Linear --curve one.jsonl", "ranks of the curve: got 2, expected 64, "
-         "as all_gather has in the group shard. Measure it: torchrun --nproc-per-node 64 "),
-        ("--parameters 7e9", "parameters: got 7e9, expected --curve RUN with it"),
-        ("advised:make --backward-ms 9", "backward-ms: got 9, expected --curve RUN with it"),
-        ("", "model: got none, expected package.module:factory, such as train:make_model"),
+        ("--curve nothing.jsonl --parameters 9", error_text("file",
+"nothing.jsonl")),
+        ("--curve one.jsonl", error_text("gradients",
+"neither a model nor --parameters",
+"a model or --parameters. The model stands before --curve.")),
+        ("advised:make --parameters 9 --curve one.jsonl", error_text("gradients",
+"both",
+"a model")),
+        ("--parameters many --curve one.jsonl", error_text("parameters",
+"many",
+"a number")),
+        ("--parameters 9 --backward-ms soon --curve one.jsonl", error_text("backward-ms",
+"soon, expected")),
+        ("--parameters 9 --dtype int8 --curve one.jsonl", error_text("dtype",
+"int8",
+"a floating-")),
+        ("advised:make --dtype bf16 --curve one.jsonl", error_text("dtype",
+"bf16",
+"none")),
+        ("advised:make --fsdp Linear --curve one.jsonl", error_text("ranks of the curve",
+"2",
+"64, as all_gather has in the group shard. Measure it: torchrun "
+"--nproc-per-node 64 ")),
+        ("--parameters 7e9", error_text("parameters",
+"7e9",
+"--curve RUN with it")),
+        ("advised:make --backward-ms 9", error_text("backward-ms",
+"9",
+"--curve RUN with it")),
+        ("", error_text("model",
+"none",
+"package.module:factory, such as train:make_model")),
     ],
 )  # fmt: skip
 def test_errors(folder, capsys, asked, text):
@@ -212,6 +232,10 @@ def test_a_folder_of_captured_files(folder, capsys):
     assert "as sent" in capsys.readouterr().out
     assert main(["gradients", "sent"]) == 2  # without a curve
     assert capsys.readouterr().err == (
-        "torchcoll: error: model: got sent, expected package.module:factory. Traffic takes --curve "
-        "RUN with it; `torchcoll trace` shows what it sends.\n"
+        error_line(
+            "model",
+            "sent",
+            "package.module:factory. Traffic takes --curve RUN with it; `torchcoll trace` "
+            "shows what it sends.\n",
+        )
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from error_form import error_text
 
 from torchcoll.core.errors import UsageError
 from torchcoll.training.plans import Bucket, BucketPlan
@@ -41,4 +42,4 @@ def test_find_unused_sends_an_int32_for_each_parameter_too():
 def test_ranks(ranks):
     with pytest.raises(UsageError) as caught:
         PLAN.traffic(ranks)
-    assert str(caught.value) == f"ranks: got {ranks}, expected a whole number from 1 on"
+    assert str(caught.value) == error_text("ranks", ranks, "a whole number from 1 on")

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from error_form import error_text
 from planned_models import Mlp, Partial, Transformer, Watch, on_ranks, step
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -235,73 +236,90 @@ class Uncopied(Mlp):
 @pytest.mark.parametrize(
     ("model", "how", "line"),
     [
-        (7, {}, "model: got int, expected a torch.nn.Module"),
-        (nn.ReLU(), {}, "model: got no parameter with a gradient, expected one or more"),
+        (7, {}, error_text("model", "int", "a torch.nn.Module")),
+        (nn.ReLU(), {}, error_text("model", "no parameter with a gradient", "one or more")),
         (
             nn.Linear(2, 2).requires_grad_(False),
             {},
-            "model: got no parameter with a gradient, expected one or more",
+            error_text("model", "no parameter with a gradient", "one or more"),
         ),
         (
             nn.LazyLinear(3),
             {},
-            "model: got weight without a shape, expected shapes. Run one forward first: it is a "
-            "lazy module.",
+            error_text(
+                "model",
+                "weight without a shape",
+                "shapes. Run one forward first: it is a lazy module.",
+            ),
         ),
         (
             Sparse(),
             {},
-            "model: got sparse gradients of table, expected dense ones. The bytes of sparse ones "
-            "depend on the data: capture a step.",
+            error_text(
+                "model",
+                "sparse gradients of table",
+                "dense ones. The bytes of sparse ones depend on the data: capture a step.",
+            ),
         ),
         (
             ignoring(),
             {},
-            "model: got only parameters that DDP is to ignore, expected one or more others",
+            error_text("model", "only parameters that DDP is to ignore", "one or more others"),
         ),
-        (Mlp(), {"bucket_cap_mb": -1}, "bucket_cap_mb: got -1, expected 0 to 8796093022207 MiB"),
+        (Mlp(), {"bucket_cap_mb": -1}, error_text("bucket_cap_mb", "-1", "0 to 8796093022207 MiB")),
         (
             Mlp(),
             {"bucket_cap_mb": "25"},
-            "bucket_cap_mb: got 25, expected a number of MiB, or a list of them",
+            error_text("bucket_cap_mb", "25", "a number of MiB, or a list of them"),
         ),
         (
             Mlp(),
             {"bucket_cap_mb": True},
-            "bucket_cap_mb: got True, expected a number of MiB, or a list of them",
+            error_text("bucket_cap_mb", "True", "a number of MiB, or a list of them"),
         ),
         (
             Mlp(),
             {"bucket_cap_mb": []},
-            "bucket_cap_mb: got [], expected a number of MiB, or a list of them",
+            error_text("bucket_cap_mb", "[]", "a number of MiB, or a list of them"),
         ),
         (
             Mlp(),
             {"bucket_cap_mb": float("nan")},
-            "bucket_cap_mb: got nan, expected a number of MiB, or a list of them",
+            error_text("bucket_cap_mb", "nan", "a number of MiB, or a list of them"),
         ),
         (
             Partial(unused=True),
             {"step": step},
-            "step: got no gradient for unused.weight, unused.bias, expected one for every "
-            "parameter. Else DDP stops in its second step: use find_unused, or freeze them.",
+            error_text(
+                "step",
+                "no gradient for unused.weight, unused.bias",
+                "one for every parameter. Else DDP stops in its second step: use find_unused, "
+                "or freeze them.",
+            ),
         ),
         (
             Mlp(),
             {"step": lambda model: None},
-            "step: got no gradient for any parameter, expected a backward in it",
+            error_text("step", "no gradient for any parameter", "a backward in it"),
         ),
         (
             Mlp(),
             {"step": lambda model: 1 / 0},
-            "step: got ZeroDivisionError: division by zero, expected one forward and backward on "
-            "meta. Make its inputs inside of it, and read no values (item(), print).",
+            error_text(
+                "step",
+                "ZeroDivisionError: division by zero",
+                "one forward and backward on meta. Make its inputs inside of it, and read no "
+                "values (item(), print).",
+            ),
         ),
         (
             Uncopied(),
             {"step": step},
-            "model: got one that cannot be copied (TypeError: not this one), expected a model that "
-            "copy.deepcopy takes",
+            error_text(
+                "model",
+                "one that cannot be copied (TypeError: not this one)",
+                "a model that copy.deepcopy takes",
+            ),
         ),
     ],
 )
@@ -318,7 +336,7 @@ def test_a_wrapped_model_is_refused(tmp_path):
         return str(caught.value)
 
     assert on_ranks(tmp_path, 1, {"it": case})["it"] == (
-        "model: got DistributedDataParallel, expected the model inside. Pass model.module."
+        error_text("model", "DistributedDataParallel", "the model inside. Pass model.module.")
     )
 
 
@@ -330,6 +348,9 @@ def test_a_list_of_caps_where_ddp_takes_none(monkeypatch):
     with pytest.raises(UsageError) as caught:
         gradient_buckets(Mlp(), [1, 25])
     assert str(caught.value) == (
-        "bucket_cap_mb: got a list, which the DDP of torch 2.6.0 does not take, expected one "
-        "number of MiB"
+        error_text(
+            "bucket_cap_mb",
+            "a list, which the DDP of torch 2.6.0 does not take",
+            "one number of MiB",
+        )
     )

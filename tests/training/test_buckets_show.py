@@ -7,6 +7,7 @@ import io
 import json
 
 import pytest
+from error_form import error_tail, error_text
 
 from torchcoll import show
 from torchcoll.core.errors import UsageError
@@ -110,5 +111,7 @@ def test_show_takes_a_plan(capsys):
     show(PLAN, format="markdown")
     out = capsys.readouterr().out
     assert "| 1-3 | 1M | bfloat16 | 3 | 3 MiB | 100.0 % | 9 | 2.c ... 2.a |\n" in out
-    with pytest.raises(UsageError, match=r"^format: got text, expected one of table, markdown, "):
+    with pytest.raises(
+        UsageError, match=error_text("^format", error_tail("text", "one of table, markdown, "))
+    ):
         show(PLAN, format="text")

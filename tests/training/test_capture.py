@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from error_form import error_text, expecting
 from planned_models import on_ranks
 from ranks import Job
 from torch.profiler import ProfilerActivity, profile
@@ -23,8 +24,8 @@ from torchcoll.core.traffic import Traffic
 from torchcoll.importers.traces import read_traffic
 from torchcoll.training.capture import capture
 
-NO_GROUP = "capture: got no process group, expected init_process_group before it"
-NESTED = "capture: got one inside of another, expected one at a time"
+NO_GROUP = error_text("capture", "no process group", "init_process_group before it")
+NESTED = error_text("capture", "one inside of another", "one at a time")
 
 
 def refused(**arguments):
@@ -44,7 +45,7 @@ def test_outside_of_a_process_group():
 
 def test_a_torch_without_distributed(monkeypatch):
     monkeypatch.setattr(dist, "is_available", lambda: False)
-    expected = "capture: got torch without torch.distributed, expected one that has it"
+    expected = error_text("capture", "torch without torch.distributed", "one that has it")
     with pytest.raises(UnavailableError, match=f"^{expected}$"), capture():
         pass
 
@@ -242,19 +243,19 @@ def test_nested(alone):
 
 
 def test_paths_that_are_no_folder(alone):
-    folder = "expected a folder: each rank writes its own file"
-    made = "expected a folder that can be made (Not a directory)"
+    folder = expecting("a folder: each rank writes its own file")
+    made = expecting("a folder that can be made (Not a directory)")
     assert alone["paths"] == [
-        f"path: got HERE/step.jsonl, {folder}",
-        f"path: got HERE/file, {folder}",
-        f"path: got HERE/file/below, {made}",
-        f"path: got '', {folder}",
-        f"path: got 5, {folder}",
+        error_text("path", f"HERE/step.jsonl, {folder}"),
+        error_text("path", f"HERE/file, {folder}"),
+        error_text("path", f"HERE/file/below, {made}"),
+        error_text("path", f"'', {folder}"),
+        error_text("path", f"5, {folder}"),
     ]
 
 
 def test_a_step_after_the_end(alone):
-    assert alone["ended"].startswith("step: got no capture, expected a step inside of")
+    assert alone["ended"].startswith(error_text("step", "no capture", "a step inside of"))
 
 
 def test_nothing_is_written_without_a_path(alone):
@@ -388,7 +389,7 @@ def test_a_restarted_job_writes_beside_its_first_capture(tmp_path, capsys):
     assert "left out: traffic-rank0.jsonl, " in " ".join(capsys.readouterr().out.split())
     # A file that is named is read; two captures are no traffic.
     assert Traffic.load(into / "traffic-rank0.jsonl").calls[0][0].bytes_in == 4
-    with pytest.raises(UsageError, match=r"^capture in .*/traffic-rank1-2.jsonl: got 20"):
+    with pytest.raises(UsageError, match=error_text("^capture in .*/traffic-rank1-2.jsonl", "20")):
         read_traffic([into / "traffic-rank0.jsonl", into / "traffic-rank1-2.jsonl"])
     third = ["traffic-rank0-3.jsonl", "traffic-rank1-3.jsonl"]
     assert restarted(tmp_path / "three", into) == third

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from error_form import error_text
 from ranks import Job
 from sent import MIB, MS, call, ddp, traffic, world
 
@@ -447,11 +448,18 @@ NO_RUN = "a Run, its file, or a list of them"
 @pytest.mark.parametrize(
     ("reported", "run", "said"),
     [
-        (NOTHING, None, f"run: got NoneType, expected {NO_RUN}. torchcoll.run returns it on rank 0 "
-         "alone."),
-        (NOTHING, [measured(ALONE), 7], f"run: got int, expected {NO_RUN}"),
-        (NOTHING, [], f"run: got an empty list, expected {NO_RUN}"),
-        (7, measured(ALONE), "traffic: got int, expected a Traffic, its file or its folder"),
+        (NOTHING, None, error_text("run",
+"NoneType",
+f"{NO_RUN}. torchcoll.run returns it on rank 0 alone.")),
+        (NOTHING, [measured(ALONE), 7], error_text("run",
+"int",
+NO_RUN)),
+        (NOTHING, [], error_text("run",
+"an empty list",
+NO_RUN)),
+        (7, measured(ALONE), error_text("traffic",
+"int",
+"a Traffic, its file or its folder")),
     ],
 )  # fmt: skip
 def test_neither_traffic_nor_run(reported, run, said):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from error_form import error_text
 from planned_models import Mlp, Partial, Transformer, inputs, on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -169,10 +170,10 @@ def test_in_a_capture_no_bucket_is_counted_twice(found):
 
 def test_states_that_are_none():
     expected = "a Traffic, or (Traffic, process group)"
-    assert refused(None) == f"state of ddp_hook: got NoneType, expected {expected}"
-    assert refused((1, 2)) == f"state of ddp_hook: got int, expected {expected}"
+    assert refused(None) == error_text("state of ddp_hook", "NoneType", expected)
+    assert refused((1, 2)) == error_text("state of ddp_hook", "int", expected)
     assert torchcoll.ddp_hook is ddp_hook
     planned = Traffic(calls={0: []})
     assert refused(planned) == (
-        "state of ddp_hook: got a Traffic that holds calls, expected a new one, or a capture's"
+        error_text("state of ddp_hook", "a Traffic that holds calls", "a new one, or a capture's")
     )

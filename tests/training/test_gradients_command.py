@@ -8,6 +8,7 @@ import json
 import sys
 
 import pytest
+from error_form import error_line, error_text, expecting
 
 from torchcoll.cli import main
 
@@ -120,72 +121,100 @@ M = "made_here.train"
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "model: got none, expected package.module:factory, such as train:make_model"),
-        ("train", "model: got train, expected package.module:factory, such as train:make_model"),
-        ("train:", "model: got train:, expected package.module:factory, such as train:make_model"),
+        ("", error_text("model", "none", "package.module:factory, such as train:make_model")),
+        ("train", error_text("model", "train", "package.module:factory, such as train:make_model")),
+        (
+            "train:",
+            error_text("model", "train:", "package.module:factory, such as train:make_model"),
+        ),
         (
             "made_here/train.py:make_model",
-            "model: got made_here/train.py:make_model, expected package.module:factory, such as "
-            "train:make_model. Write made_here.train:make_model.",
+            error_text(
+                "model",
+                "made_here/train.py:make_model",
+                "package.module:factory, such as train:make_model. Write "
+                "made_here.train:make_model.",
+            ),
         ),
         (
             "/elsewhere/train.py:make_model",
-            "model: got /elsewhere/train.py:make_model, expected package.module:factory, such as "
-            "train:make_model. Write in /elsewhere train:make_model.",
+            error_text(
+                "model",
+                "/elsewhere/train.py:make_model",
+                "package.module:factory, such as train:make_model. Write in /elsewhere "
+                "train:make_model.",
+            ),
         ),
         (
             "made_here.nowhere:make",
-            "model: got made_here.nowhere:make, expected a module that can be imported from here "
-            "(No module named 'made_here.nowhere')",
+            error_text(
+                "model",
+                "made_here.nowhere:make",
+                "a module that can be imported from here (No module named 'made_here.nowhere')",
+            ),
         ),
         (
             "made_here.broken:make",
-            "model: got ModuleNotFoundError from the import of made_here.broken: No module named "
-            "'missing_here', expected a model on meta",
+            error_text(
+                "model",
+                "ModuleNotFoundError from the import of made_here.broken: No module named "
+                "'missing_here'",
+                "a model on meta",
+            ),
         ),
         (
             f"{M}:make",
-            "model: got made_here.train:make, expected a name in made_here.train: make is none",
+            error_text("model", "made_here.train:make", "a name in made_here.train: make is none"),
         ),
         (
             f"{M}:number",
-            "model: got made_here.train:number of type int, expected a function without arguments "
-            "that makes the model",
+            error_text(
+                "model",
+                "made_here.train:number of type int",
+                "a function without arguments that makes the model",
+            ),
         ),
-        (f"{M}:a_number", "model: got type int from made_here.train:a_number, expected a torch.nn"),
+        (
+            f"{M}:a_number",
+            error_text("model", "type int from made_here.train:a_number", "a torch.nn"),
+        ),
         (
             f"{M}:with_argument",
-            "model: got TypeError from made_here.train:with_argument: with_argument() missing 1 "
-            "required positional argument: 'size', expected a model on meta",
+            error_text(
+                "model",
+                "TypeError from made_here.train:with_argument: with_argument() missing 1 "
+                "required positional argument: 'size'",
+                "a model on meta",
+            ),
         ),
         (
             f"{M}:leaves",
-            "model: got SystemExit from made_here.train:leaves: 3, expected a model on",
+            error_text("model", "SystemExit from made_here.train:leaves: 3", "a model on"),
         ),
-        (f"{M}:frozen", "model: got no parameter with a gradient, expected one or more"),
+        (f"{M}:frozen", error_text("model", "no parameter with a gradient", "one or more")),
         (
             f"{M}:make_model --bucket-cap-mb 1,x",
-            "bucket-cap-mb: got 1,x, expected numbers of MiB, such as 10,25,100",
+            error_text("bucket-cap-mb", "1,x", "numbers of MiB, such as 10,25,100"),
         ),
         (
             f"{M}:make_model --ranks 8",
-            "ranks: got 8, expected --fsdp CLASSES with it. DDP's buckets are the same on any",
+            error_text("ranks", "8", "--fsdp CLASSES with it. DDP's buckets are the same on any"),
         ),
         (
             f"{M}:make_model --fsdp Linear --find-unused",
-            "fsdp: got Linear and --find-unused, expected one of them: the other is DDP's",
+            error_text("fsdp", "Linear and --find-unused", "one of them: the other is DDP's"),
         ),
         (
             f"{M}:make_model --fsdp Linear --bucket-cap-mb 1",
-            "fsdp: got Linear and --bucket-cap-mb, expected one of them: the other is DDP's",
+            error_text("fsdp", "Linear and --bucket-cap-mb", "one of them: the other is DDP's"),
         ),
         (
             f"{M}:make_model --fsdp Block",
-            "fsdp: got Block, expected classes of the model: Linear, ReLU, Sequential",
+            error_text("fsdp", "Block", "classes of the model: Linear, ReLU, Sequential"),
         ),
         (
             f"{M}:make_model --format text",
-            "format: got text, expected one of table, markdown, csv, json",
+            error_text("format", "text", "one of table, markdown, csv, json"),
         ),
     ],
 )
@@ -205,5 +234,5 @@ def test_without_torch(in_tmp_path, monkeypatch, capsys, options):
     assert main(["gradients", "train:make_model", *options.split()]) == 4
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("torchcoll: error: torch: got ")
-    assert err.endswith("expected torch 2.6 or newer in this Python. pip install torch\n")
+    assert err.startswith(error_line("torch", ""))
+    assert err.endswith(expecting("torch 2.6 or newer in this Python. pip install torch\n"))

@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+from error_form import error_line, error_text
 from made_curves import MIB, MS, SIZES, curve, timed, traffic
 
 import torchcoll
@@ -88,8 +89,11 @@ def test_sizes_that_repeat_while_calls_are_in_flight_are_one_pass():
 )
 def test_what_may_be_either_is_refused(step, count, times):
     assert refused(sent(*step)) == (
-        f"backward passes: got {count} all_reduce a step, whose sizes repeat {times} times, "
-        f"expected calls that tell how many they are. {SAY}"
+        error_text(
+            "backward passes",
+            f"{count} all_reduce a step, whose sizes repeat {times} times",
+            f"calls that tell how many they are. {SAY}",
+        )
     )
     size_bytes = sum(call[0] for call in step) * MIB
     assert advised(sent(*step), accumulate=1).size_bytes == size_bytes
@@ -171,8 +175,11 @@ def test_two_unlike_models_are_refused():
     # From the first issue to the last 50.5 ms, 50 of them with nothing in flight.
     step = ((2, 10, 6), (1, 10.25, 6), (4, 60.25, 6), (3, 60.5, 6))
     assert refused(sent(*step)) == (
-        "backward passes: got 4 all_reduce a step, 2 of them 50.00 ms before the others, expected "
-        f"the calls of one. {SAY}"
+        error_text(
+            "backward passes",
+            "4 all_reduce a step, 2 of them 50.00 ms before the others",
+            f"the calls of one. {SAY}",
+        )
     )
     assert advised(sent(*step), accumulate=1).size_bytes == 10 * MIB
 
@@ -223,6 +230,9 @@ def test_traffic_without_marks_is_refused(source, action, in_tmp_path, capsys):
     torchcoll.save(curve(), "curve.jsonl")
     assert main(["gradients", "sent.jsonl", "--curve", "curve.jsonl"]) == 2
     assert capsys.readouterr().err == (
-        "torchcoll: error: traffic: got calls that may be of many steps: no step is marked, "
-        f"expected marked steps. {action}\n"
+        error_line(
+            "traffic",
+            "calls that may be of many steps: no step is marked",
+            f"marked steps. {action}\n",
+        )
     )

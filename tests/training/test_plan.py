@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import made_models
 import pytest
+from error_form import error_text
 from made_launches import measured, run
 from made_models import ring_ns
 
@@ -256,7 +257,9 @@ def test_shards_that_are_not_gathered_again(model):
 
 def test_a_step_grows_where_a_group_has_all_ranks(model):
     pair = TrafficCall("all_reduce", 4096, 4096, "float32", "sum", group="pair", asynchronous=True)
-    with pytest.raises(UsageError, match="ranks: got groups pair of 2, expected one of all 4 ran"):
+    with pytest.raises(
+        UsageError, match=error_text("ranks", "groups pair of 2", "one of all 4 ran")
+    ):
         plan_traffic(model, planned([pair]), [4, 8], None)
 
 
@@ -292,26 +295,44 @@ def test_json_csv_and_a_picture(file, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ("", "plan: got nothing, expected --traffic PATH, --shape NAME or --parameters N"),
-        ("--parameters 8e9 --parallel dp=4,tp=2", "parallel: got tp, expected --shape NAME"),
-        ("--shape lama-8b --parallel dp=2", "shape: got lama-8b, expected one of llama-8b"),
-        ("--shape llama-8b --parameters 1e9 --parallel dp=2", "parameters: got 1e+09, expected"),
-        ("--shape llama-8b --parallel dp=64,tp=8 --ranks 500", "ranks: got 500, expected a mult"),
+        ("", error_text("plan", "nothing", "--traffic PATH, --shape NAME or --parameters N")),
+        ("--parameters 8e9 --parallel dp=4,tp=2", error_text("parallel", "tp", "--shape NAME")),
+        ("--shape lama-8b --parallel dp=2", error_text("shape", "lama-8b", "one of llama-8b")),
+        (
+            "--shape llama-8b --parameters 1e9 --parallel dp=2",
+            error_text("parameters", "1e+09, expected"),
+        ),
+        (
+            "--shape llama-8b --parallel dp=64,tp=8 --ranks 500",
+            error_text("ranks", "500", "a mult"),
+        ),
         (
             "--shape llama-8b --parallel dp=64,tp=8 --ranks 256",
-            "parallel: got dp=64 x tp=8 = 512 ranks, expected 256, as --ranks says",
+            error_text("parallel", "dp=64 x tp=8 = 512 ranks", "256, as --ranks says"),
         ),
-        ("--shape llama-8b --parallel tp=6 --ranks 8..64", "ranks: got 8, expected a multiple"),
-        ("--shape llama-8b --parallel dp=two", "parallel: got dp=two, expected degrees such as"),
-        ("--shape llama-8b --parallel pp=2", "parallel: got pp, expected one of dp, fsdp, tp"),
-        ("--shape llama-8b --parallel dp=2,dp=2", "parallel: got dp twice, expected each once"),
-        ("--shape llama-8b --parallel dp=2,fsdp=2", "parallel: got dp=2,fsdp=2, expected dp or f"),
-        ("--parameters 1e6 --ranks 8..2", "ranks: got 8..2, expected from above 0, and not down"),
-        ("--parameters 1e6 --ranks 4 --backward-ms 0", "backward-ms: got 0, expected a number ab"),
-        ("--parameters x --ranks 4", "parameters: got x, expected a number"),
-        ("--parameters 1e6 --ranks 4 --plot p.png", "plot: got p.png, expected --ranks with sev"),
-        ("--traffic nix", "trace: got nix, expected a file that exists"),
-        ("--traffic nix --shape llama-8b", "shape: got llama-8b beside --traffic, expected one"),
+        ("--shape llama-8b --parallel tp=6 --ranks 8..64", error_text("ranks", "8", "a multiple")),
+        ("--shape llama-8b --parallel dp=two", error_text("parallel", "dp=two", "degrees such as")),
+        ("--shape llama-8b --parallel pp=2", error_text("parallel", "pp", "one of dp, fsdp, tp")),
+        ("--shape llama-8b --parallel dp=2,dp=2", error_text("parallel", "dp twice", "each once")),
+        (
+            "--shape llama-8b --parallel dp=2,fsdp=2",
+            error_text("parallel", "dp=2,fsdp=2", "dp or f"),
+        ),
+        (
+            "--parameters 1e6 --ranks 8..2",
+            error_text("ranks", "8..2", "from above 0, and not down"),
+        ),
+        (
+            "--parameters 1e6 --ranks 4 --backward-ms 0",
+            error_text("backward-ms", "0", "a number ab"),
+        ),
+        ("--parameters x --ranks 4", error_text("parameters", "x", "a number")),
+        (
+            "--parameters 1e6 --ranks 4 --plot p.png",
+            error_text("plot", "p.png", "--ranks with sev"),
+        ),
+        ("--traffic nix", error_text("trace", "nix", "a file that exists")),
+        ("--traffic nix --shape llama-8b", error_text("shape", "llama-8b beside --traffic", "one")),
     ],
 )
 def test_what_is_refused_in_one_line(file, monkeypatch, tmp_path, capsys, arguments, error):
@@ -349,9 +370,11 @@ def told(capsys):
 
 def test_a_model_without_the_collective_is_refused():
     model = fit_model(made_models.runs()).model
-    text = (
-        "collective: got all_gather, expected what the model has: all_reduce. Measure it, on 2, 4, "
-        "8 ranks: torchrun --nproc-per-node 8 -m torchcoll.allgather"
+    text = error_text(
+        "collective",
+        "all_gather",
+        "what the model has: all_reduce. Measure it, on 2, 4, 8 ranks: torchrun "
+        "--nproc-per-node 8 -m torchcoll.allgather",
     )
     with pytest.raises(UsageError, match=f"^{text}"):
         plan_shape(model, SHAPES["llama-8b"], 8e9, {"fsdp": 8}, [], None, 8192, "bfloat16")

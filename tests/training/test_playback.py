@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from error_form import error_tail, error_text
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import ExactCall
@@ -122,11 +123,13 @@ def test_points_and_groups():
     [
         (
             reduced(group="other"),
-            "traffic: got rank 0 in a call of ranks (1,), expected its own group",
+            error_text("traffic", "rank 0 in a call of ranks (1,)", "its own group"),
         ),
         (
             recv(None),
-            "traffic: got recv of rank 0 with no peer, expected a rank to send to or receive from",
+            error_text(
+                "traffic", "recv of rank 0 with no peer", "a rank to send to or receive from"
+            ),
         ),
     ],
 )
@@ -142,7 +145,9 @@ def test_what_cannot_be_played(call, stated):
 def test_who_stands_in():
     traffic = Traffic(ranks=8, calls={1: [reduced()], 4: [reduced()], 6: []})
     assert [source_of(traffic, rank) for rank in range(8)] == [1, 1, 1, 1, 4, 4, 6, 4]
-    with pytest.raises(UsageError, match=r"^traffic: got no calls in it, expected a captured step"):
+    with pytest.raises(
+        UsageError, match=error_text("^traffic", error_tail("no calls in it", "a captured step"))
+    ):
         source_of(Traffic(ranks=2), 0)
 
 
@@ -186,7 +191,7 @@ ALL = "Put the files of all ranks into one folder."
 def test_where_no_rank_can_stand_in(call, got, expected):
     with pytest.raises(UsageError) as caught:
         part_of(world([call], size=3, odd=(0, 2)), 1, None)
-    assert str(caught.value) == f"traffic: got {got}, expected {expected}. {ALL}"
+    assert str(caught.value) == error_text("traffic", got, f"{expected}. {ALL}")
 
 
 # -- whether they fit together -----------------------------------------------------------------

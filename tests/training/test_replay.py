@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from error_form import error_line, error_text
 from torch.distributed.run import get_args_parser
 
 import torchcoll
@@ -308,52 +309,77 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
         (
             traffic([reduced()], size=4),
             *("", 2),
-            "ranks: got 2, expected 4, as the step was captured on. A group cannot be played "
-            "without its ranks; its sizes can be measured on 2: torchcoll.suite --traffic.",
+            error_text(
+                "ranks",
+                "2",
+                "4, as the step was captured on. A group cannot be played without its ranks; "
+                "its sizes can be measured on 2: torchcoll.suite --traffic.",
+            ),
         ),
         (
             traffic([reduced()]),
             *("", 2),
-            "ranks: got 2, expected 1, as the step was captured on. "
-            "Its sizes can be measured on 2: torchcoll.suite --traffic.",
+            error_text(
+                "ranks",
+                "2",
+                "1, as the step was captured on. Its sizes can be measured on 2: "
+                "torchcoll.suite --traffic.",
+            ),
         ),
         (
             traffic([message("send", 1)], [reduced()]),
             *("", 2),
-            "traffic: got rank 0 sends 1 message to rank 1, rank 1 receives 0 from it, expected "
-            "parts that fit together. Replay the files of one capture, of all its ranks.",
+            error_text(
+                "traffic",
+                "rank 0 sends 1 message to rank 1, rank 1 receives 0 from it",
+                "parts that fit together. Replay the files of one capture, of all its ranks.",
+            ),
         ),
         (
             traffic([reduced(step=0)], [reduced(step=1)]),
             *("", 2),
-            "traffic: got no step that all ranks have, expected a captured step. "
-            "Replay the files of one capture, of all its ranks.",
+            error_text(
+                "traffic",
+                "no step that all ranks have",
+                "a captured step. Replay the files of one capture, of all its ranks.",
+            ),
         ),
         (
             traffic([message("send", 1)], size=2),
             *("", 2),
-            "rank 1 (HOST): traffic: got no calls of rank 1, and rank 0 has send, expected calls "
-            "of all ranks, for this one differs from rank to rank. "
-            "Put the files of all ranks into one folder.",
+            error_text(
+                "rank 1 (HOST): traffic",
+                "no calls of rank 1, and rank 0 has send",
+                "calls of all ranks, for this one differs from rank to rank. Put the files of "
+                "all ranks into one folder.",
+            ),
         ),
-        (traffic([], []), *("", 2), "traffic: got no calls, expected a captured step. Replay"),
+        (traffic([], []), *("", 2), error_text("traffic", "no calls", "a captured step. Replay")),
         (
             traffic([reduced()], [reduced()]),
             *("--compute", 2),
-            "compute: got calls without times, expected a traffic that was captured",
+            error_text("compute", "calls without times", "a traffic that was captured"),
         ),
         (
             traffic([reduced(op="band")], [reduced(op="band")]),
             *("", 4),
-            "replay: got all_reduce 64 float32 band: ",
+            error_text("replay", "all_reduce 64 float32 band: "),
         ),
-        (traffic([], []), *("--backend fake", 2), "backend: got fake, expected one that commun"),
-        (traffic([], []), *("--backend gloo,mpi", 2), "backend: got gloo,mpi, expected one that"),
-        (traffic([], []), *("--backend none", 4), "backend: got none, expected one that this"),
-        (traffic([], []), *("--steps 0", 2), "steps: got 0, expected a whole number from 1 on"),
-        (traffic([], []), *("--format xml", 2), "format: got xml, expected one of table, markd"),
-        (traffic([], []), *("--timeout 0", 2), "timeout: got 0.0, expected above 0"),
-        (traffic([], []), *("-J t.jsonl", 2), "output: got t.jsonl, expected a file that does n"),
+        (traffic([], []), *("--backend fake", 2), error_text("backend", "fake", "one that commun")),
+        (
+            traffic([], []),
+            *("--backend gloo,mpi", 2),
+            error_text("backend", "gloo,mpi", "one that"),
+        ),
+        (traffic([], []), *("--backend none", 4), error_text("backend", "none", "one that this")),
+        (traffic([], []), *("--steps 0", 2), error_text("steps", "0", "a whole number from 1 on")),
+        (traffic([], []), *("--format xml", 2), error_text("format", "xml", "one of table, markd")),
+        (traffic([], []), *("--timeout 0", 2), error_text("timeout", "0.0", "above 0")),
+        (
+            traffic([], []),
+            *("-J t.jsonl", 2),
+            error_text("output", "t.jsonl", "a file that does n"),
+        ),
         (
             traffic([], []),
             *("--bogus", 2),
@@ -406,18 +432,19 @@ def test_a_file_that_was_cut_is_named_as_the_cause(jobs, tmp_path):
     job = jobs(tmp_path / "again", console("../cut.jsonl", "--steps", "1"), 2)
     assert job.codes() == [2, 2]
     assert errors(job) == [
-        "torchcoll: error: traffic: got rank 1 makes no call in the group of ranks 0,1, where rank "
-        "0 does, expected parts that fit together. ../cut.jsonl: truncated: the file has no end "
-        "record. Replay the files of one capture, of all its ranks."
+        error_line(
+            "traffic",
+            "rank 1 makes no call in the group of ranks 0,1, where rank 0 does",
+            "parts that fit together. ../cut.jsonl: truncated: the file has no end record. "
+            "Replay the files of one capture, of all its ranks.",
+        )
     ]
 
 
 def test_no_such_file(jobs, tmp_path):
     job = jobs(tmp_path, console("nothing.jsonl", "-J", "out.jsonl"), 2)
     assert job.codes() == [3, 3]
-    assert errors(job) == [
-        "torchcoll: error: traffic file: got nothing.jsonl, expected a file that exists"
-    ]
+    assert errors(job) == [error_line("traffic file", "nothing.jsonl", "a file that exists")]
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -515,10 +542,10 @@ def test_help_is_printed_once(jobs, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"timeout_s": -1}, "timeout: got -1.0, expected above 0"),
-        ({"steps": 0}, "steps: got 0, expected a whole number from 1 on"),
-        ({"steps": 2.0}, "steps: got 2.0, expected a whole number from 1 on"),
-        ({"backend": "fake"}, "backend: got fake, expected one that communicates"),
+        ({"timeout_s": -1}, error_text("timeout", "-1.0", "above 0")),
+        ({"steps": 0}, error_text("steps", "0", "a whole number from 1 on")),
+        ({"steps": 2.0}, error_text("steps", "2.0", "a whole number from 1 on")),
+        ({"backend": "fake"}, error_text("backend", "fake", "one that communicates")),
     ],
 )
 def test_what_replay_does_not_take(fields, message):
@@ -531,5 +558,5 @@ def test_a_file_in_place_of_a_traffic():
     with pytest.raises(UsageError) as caught:
         replay("traffic/")
     assert str(caught.value) == (
-        "traffic: got str, expected a Traffic. torchcoll.Traffic.load reads a file."
+        error_text("traffic", "str", "a Traffic. torchcoll.Traffic.load reads a file.")
     )

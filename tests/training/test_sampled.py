@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from error_form import error_text, expecting
 from planned_models import on_ranks
 
 import torchcoll
@@ -150,15 +151,15 @@ def test_what_is_refused(tmp_path):
     """By both ranks alike, also a folder that only rank 0 does not have."""
     (tmp_path / "job").mkdir()
     number = "a whole number of steps from 1 on"
-    ending = "expected NAME.prom: node_exporter reads no other file"
+    ending = expecting("NAME.prom: node_exporter reads no other file")
     expected = [
-        f"every: got 0, expected {number}",
-        f"every: got True, expected {number}",
-        f"every: got 2.5, expected {number}",
-        f"metrics: got x.txt, {ending}",
-        f"metrics: got 5, {ending}",
-        f"metrics: got '', {ending}",
-        "metrics: got none/a.prom, expected a file in a folder that is there and can be written",
+        error_text("every", "0", number),
+        error_text("every", "True", number),
+        error_text("every", "2.5", number),
+        error_text("metrics", f"x.txt, {ending}"),
+        error_text("metrics", f"5, {ending}"),
+        error_text("metrics", f"'', {ending}"),
+        error_text("metrics", "none/a.prom", "a file in a folder that is there and can be written"),
     ]
     assert on_ranks(tmp_path / "job", 2, {"refused": refused})["refused"] == [expected] * 2
 
@@ -350,7 +351,7 @@ def test_what_fails_leaves_no_file(tmp_path, monkeypatch, error):
 
 
 def test_a_file_that_cannot_be_written(tmp_path):
-    where = "expected a file in a folder that is there and can be written"
+    where = expecting("a file in a folder that is there and can be written")
     for name in ("none/a.prom", "folder.prom"):
         (tmp_path / "folder.prom").mkdir(exist_ok=True)
         with pytest.raises(UsageError, match=where):

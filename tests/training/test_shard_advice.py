@@ -6,6 +6,7 @@ import io
 import json
 
 import pytest
+from error_form import error_line, error_text
 from made_curves import MIB, MS, curve, line
 from made_launches import run
 from torch import nn
@@ -207,25 +208,35 @@ def test_beyond_the_curve():
         (
             lambda: curve(collective="broadcast"),
             {},
-            "curve: got no case of all_gather, nor of all_reduce, expected all_gather over sizes. "
-            "Measure it: torchrun --nproc-per-node 2 -m torchcoll.allgather -b 64K -e 256M -J "
-            "FILE.",
+            error_text(
+                "curve",
+                "no case of all_gather, nor of all_reduce",
+                "all_gather over sizes. Measure it: torchrun --nproc-per-node 2 -m "
+                "torchcoll.allgather -b 64K -e 256M -J FILE.",
+            ),
         ),
         (
             lambda: curve(ranks=4),
             {},
-            "ranks of the curve: got 4, expected 2, as all_gather has in the group shard. Measure "
-            "it: torchrun --nproc-per-node 2 -m torchcoll.allreduce -b 64K -e 256M -J FILE.",
+            error_text(
+                "ranks of the curve",
+                "4",
+                "2, as all_gather has in the group shard. Measure it: torchrun "
+                "--nproc-per-node 2 -m torchcoll.allreduce -b 64K -e 256M -J FILE.",
+            ),
         ),
         (
             lambda: curve(sizes=(MIB,)),
             {},
-            "curve of all_reduce: got 1 size that its launch has, expected 2 or more sizes. "
-            "Measure it: torchrun --nproc-per-node 2 -m torchcoll.allreduce -b 64K -e 256M -J "
-            "FILE.",
+            error_text(
+                "curve of all_reduce",
+                "1 size that its launch has",
+                "2 or more sizes. Measure it: torchrun --nproc-per-node 2 -m "
+                "torchcoll.allreduce -b 64K -e 256M -J FILE.",
+            ),
         ),
-        (curve, {"caps_mb": [1]}, "caps_mb: got [1], expected none with plans of FSDP2"),
-        (curve, {"accumulate": 2}, "accumulate: got 2, expected none with plans of FSDP2"),
+        (curve, {"caps_mb": [1]}, error_text("caps_mb", "[1]", "none with plans of FSDP2")),
+        (curve, {"accumulate": 2}, error_text("accumulate", "2", "none with plans of FSDP2")),
     ],
 )
 def test_bad_input(curves, how, line):
@@ -237,7 +248,7 @@ def test_bad_input(curves, how, line):
 def test_plans_of_other_numbers_of_ranks():
     with pytest.raises(UsageError) as caught:
         torchcoll.advise([plan(True), plan(True, 4)], both())
-    assert str(caught.value) == "plans: got 2 and 4 ranks, expected plans of as many ranks"
+    assert str(caught.value) == error_text("plans", "2 and 4 ranks", "plans of as many ranks")
 
 
 # -- the command -------------------------------------------------------------------------------
@@ -301,17 +312,23 @@ def test_json(folder, capsys):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["--together", "0"], "together: got 0, expected one whole number"),
-        (["--together", "1,2"], "together: got 1,2, expected one whole number"),
-        (["--reshard", "maybe"], "reshard: got maybe, expected true, false or a number of ranks"),
+        (["--together", "0"], error_text("together", "0", "one whole number")),
+        (["--together", "1,2"], error_text("together", "1,2", "one whole number")),
+        (
+            ["--reshard", "maybe"],
+            error_text("reshard", "maybe", "true, false or a number of ranks"),
+        ),
         (
             ["--reshard", "3"],
-            "reshard_after_forward: got 3, expected True, False, or a divisor of the 2 ranks that "
-            "are sharded over",
+            error_text(
+                "reshard_after_forward",
+                "3",
+                "True, False, or a divisor of the 2 ranks that are sharded over",
+            ),
         ),
         (
             ["--curve", "0.jsonl", "--accumulate", "2"],
-            "accumulate: got 2, expected none with --fsdp",
+            error_text("accumulate", "2", "none with --fsdp"),
         ),
     ],
 )
@@ -322,9 +339,7 @@ def test_bad_options(folder, capsys, options, line):
 
 def test_options_of_fsdp_alone(folder, capsys):
     assert main(["gradients", "sharded_model:make", "--replicas", "2"]) == 2
-    assert capsys.readouterr().err == (
-        "torchcoll: error: replicas: got 2, expected --fsdp CLASSES with it\n"
-    )
+    assert capsys.readouterr().err == (error_line("replicas", "2", "--fsdp CLASSES with it\n"))
 
 
 def test_shown_as_traffic_too():

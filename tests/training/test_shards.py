@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 import torch.distributed as dist
+from error_form import error_text
 from planned_models import Block, Mlp, Transformer, Watch, on_ranks, step
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -265,78 +266,97 @@ class Scalar(nn.Module):
 @pytest.mark.parametrize(
     ("make", "how", "line"),
     [
-        (lambda: 7, {}, "model: got int, expected a torch.nn.Module"),
+        (lambda: 7, {}, error_text("model", "int", "a torch.nn.Module")),
         (
             lambda: Mlp().requires_grad_(False),
             {},
-            "model: got no parameter with a gradient, expected one or more",
+            error_text("model", "no parameter with a gradient", "one or more"),
         ),
         (
             Scalar,
             {},
-            "model: got the scalar temperature, expected 1 dimension or more, as fully_shard",
+            error_text("model", "the scalar temperature", "1 dimension or more, as fully_shard"),
         ),
         (
             mixed,
             {"wrap": ()},
-            "model: got torch.float32 and torch.float64 in the root, expected one dtype for the "
-            "trainable parameters of a unit",
+            error_text(
+                "model",
+                "torch.float32 and torch.float64 in the root",
+                "one dtype for the trainable parameters of a unit",
+            ),
         ),
-        (Mlp, {"ranks": 1}, "ranks: got 1, expected a whole number from 2 on"),
-        (Mlp, {"ranks": 2.0}, "ranks: got 2.0, expected a whole number from 2 on"),
-        (Mlp, {"replicas": 0}, "replicas: got 0, expected a whole number from 1 on"),
+        (Mlp, {"ranks": 1}, error_text("ranks", "1", "a whole number from 2 on")),
+        (Mlp, {"ranks": 2.0}, error_text("ranks", "2.0", "a whole number from 2 on")),
+        (Mlp, {"replicas": 0}, error_text("replicas", "0", "a whole number from 1 on")),
         (
             Mlp,
             {"replicas": 3},
-            "replicas: got 3, expected a divisor of 4 ranks that leaves 2 or more to shard over",
+            error_text("replicas", "3", "a divisor of 4 ranks that leaves 2 or more to shard over"),
         ),
         (
             Mlp,
             {"replicas": 4},
-            "replicas: got 4, expected a divisor of 4 ranks that leaves 2 or more to shard over",
+            error_text("replicas", "4", "a divisor of 4 ranks that leaves 2 or more to shard over"),
         ),
         (
             Mlp,
             {"reshard_after_forward": 3},
-            "reshard_after_forward: got 3, expected True, False, or a divisor of the 4 ranks that "
-            "are sharded over",
+            error_text(
+                "reshard_after_forward",
+                "3",
+                "True, False, or a divisor of the 4 ranks that are sharded over",
+            ),
         ),
         (
             Mlp,
             {"wrap": "Linear"},
-            "wrap: got Linear, expected a module class, a tuple of them, or a predicate of (name, "
-            "module)",
+            error_text(
+                "wrap",
+                "Linear",
+                "a module class, a tuple of them, or a predicate of (name, module)",
+            ),
         ),
         (
             Mlp,
             {"wrap": dict},
-            "wrap: got <class 'dict'>, expected a module class, a tuple of them, or a predicate of "
-            "(name, module)",
+            error_text(
+                "wrap",
+                "<class 'dict'>",
+                "a module class, a tuple of them, or a predicate of (name, module)",
+            ),
         ),
         (
             Mlp,
             {"wrap": nn.Conv2d},
-            "wrap: got nothing of the model, expected one module or more. It has Linear, "
-            "ModuleList.",
+            error_text(
+                "wrap", "nothing of the model", "one module or more. It has Linear, ModuleList."
+            ),
         ),
         (
             Mlp,
             {"wrap": nn.ModuleList},
-            "wrap: got layers, a ModuleList, expected modules with a forward, as fully_shard",
+            error_text("wrap", "layers, a ModuleList", "modules with a forward, as fully_shard"),
         ),
         (
             twice,
             {"wrap": Block},
-            "wrap: got 1.0, the same module as 0, expected modules that run once a step. Capture a "
-            "step instead: torchcoll.capture().",
+            error_text(
+                "wrap",
+                "1.0, the same module as 0",
+                "modules that run once a step. Capture a step instead: torchcoll.capture().",
+            ),
         ),
         (
             lambda: Transformer(1, tied=True),
             {"wrap": nn.Embedding},
-            "wrap: got head.weight tied to embed.weight of another unit, expected tied parameters "
-            "in one unit. Wrap neither.",
+            error_text(
+                "wrap",
+                "head.weight tied to embed.weight of another unit",
+                "tied parameters in one unit. Wrap neither.",
+            ),
         ),
-        (Mlp, {"param_dtype": "fp12"}, "dtype: got fp12, expected one of float32, "),
+        (Mlp, {"param_dtype": "fp12"}, error_text("dtype", "fp12", "one of float32, ")),
     ],
 )
 def test_bad_input(make, how, line):
@@ -366,6 +386,10 @@ def test_an_order_of_the_models_own_is_not_ignored(tmp_path):
     lines = on_ranks(tmp_path, 1, {way: functools.partial(_own_order, way) for way in ways})
     for way in ways:
         assert lines[way] == (
-            f"model: got 0 with set_modules_to_{way}_prefetch of 2, expected the order that FSDP2 "
-            "takes by itself. Capture a step instead: torchcoll.capture()."
+            error_text(
+                "model",
+                f"0 with set_modules_to_{way}_prefetch of 2",
+                "the order that FSDP2 takes by itself. Capture a step instead: "
+                "torchcoll.capture().",
+            )
         )

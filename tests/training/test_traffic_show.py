@@ -8,6 +8,7 @@ import io
 import json
 
 import pytest
+from error_form import error_tail, error_text, got
 from sent import MIB, MS, call, ddp, traffic
 
 from torchcoll import cost
@@ -181,21 +182,26 @@ def test_chosen_columns(shown):
         f"collective,bytes_in\nall_reduce,{25 * MIB}\nall_reduce,{9 * MIB}\nbroadcast,8\n"
     )
     assert "clock" in shown(sent(), columns="all")
-    with pytest.raises(UsageError, match=r"^columns: got busbw, expected all, or some of collect"):
+    with pytest.raises(
+        UsageError, match=error_text("^columns", error_tail("busbw", "all, or some of collect"))
+    ):
         shown(sent(), columns="busbw")
 
 
 @pytest.mark.parametrize(
     ("choices", "text"),
     [
-        ({"view": "pivot:ranks"}, "view: got pivot:ranks, expected none with Traffic"),
-        ({"metric": "time"}, "metric: got time, expected none with Traffic"),
-        ({"clock": "host"}, "clock: got host, expected none with Traffic"),
-        ({"percentiles": "50"}, "percentiles: got 50, expected none with Traffic"),
-        ({"over_ranks": "min"}, "over-ranks: got min, expected none with Traffic"),
-        ({"view": "ranks"}, "view: got ranks, expected none with Traffic"),
-        ({"view": "calls"}, "view: got calls, expected none with Traffic"),
-        ({"format": "nccl-tests"}, "format: got nccl-tests, expected one of table, markdown, csv"),
+        ({"view": "pivot:ranks"}, error_text("view", "pivot:ranks", "none with Traffic")),
+        ({"metric": "time"}, error_text("metric", "time", "none with Traffic")),
+        ({"clock": "host"}, error_text("clock", "host", "none with Traffic")),
+        ({"percentiles": "50"}, error_text("percentiles", "50", "none with Traffic")),
+        ({"over_ranks": "min"}, error_text("over-ranks", "min", "none with Traffic")),
+        ({"view": "ranks"}, error_text("view", "ranks", "none with Traffic")),
+        ({"view": "calls"}, error_text("view", "calls", "none with Traffic")),
+        (
+            {"format": "nccl-tests"},
+            error_text("format", "nccl-tests", "one of table, markdown, csv"),
+        ),
     ],
 )
 def test_what_has_no_effect_is_refused(shown, choices, text):
@@ -204,11 +210,17 @@ def test_what_has_no_effect_is_refused(shown, choices, text):
 
 
 def test_things_of_two_kinds_are_refused(shown):
-    with pytest.raises(UsageError, match=r"^show: got Traffic and Cost, expected things of one ki"):
+    with pytest.raises(
+        UsageError, match=error_text("^show", error_tail("Traffic and Cost", "things of one ki"))
+    ):
         shown(sent(), cost(sent(), alone()))
-    with pytest.raises(UsageError, match=r"^show: got Traffic and a run, expected things of one k"):
+    with pytest.raises(
+        UsageError, match=error_text("^show", error_tail("Traffic and a run", "things of one k"))
+    ):
         shown(sent(), alone())
-    with pytest.raises(UsageError, match=r"^show: got int, expected a run, a file, or one of Adv"):
+    with pytest.raises(
+        UsageError, match=error_text("^show", error_tail("int", "a run, a file, or one of Adv"))
+    ):
         shown(3)
 
 
@@ -225,11 +237,11 @@ def test_the_command_refuses_what_is_for_runs(tmp_path, capsys):
     path = tmp_path / "traffic.jsonl"
     sent().save(path)
     assert main(["show", str(path), "--reference", "points.json"]) == 2
-    assert "reference: got points.json, expected result files with it, not" in (
+    assert error_text("reference", "points.json", "result files with it, not") in (
         capsys.readouterr().err
     )
     assert main(["check", str(path)]) == 3
-    assert "got traffic alone" in capsys.readouterr().err
+    assert got("traffic alone") in capsys.readouterr().err
     assert main(["show", str(path), str(tmp_path / "other.jsonl")]) == 3
     assert "result file: got" in capsys.readouterr().err
 

@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
+from error_form import error_text
 from ranks import Job
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Ddp
@@ -117,16 +118,17 @@ def test_a_module_may_be_wrapped_again(on_ranks):
 
 
 def test_ranks_that_ask_for_different_things(on_ranks):
-    text = (
-        "try_buckets: got other caps_mb, rounds, steps, skip or seed on some rank, expected the "
-        "same on all ranks"
+    text = error_text(
+        "try_buckets",
+        "other caps_mb, rounds, steps, skip or seed on some rank",
+        "the same on all ranks",
     )
     assert [own["seeds"] for own in on_ranks] == [text] * 2
 
 
 def test_what_make_ddp_returns(on_ranks):
-    assert on_ranks[0]["no ddp"] == "make_ddp: got Sequential, expected DistributedDataParallel"
-    text = "make_ddp: got one with bucket_cap_mb 3, expected {}. Pass its argument on as"
+    assert on_ranks[0]["no ddp"] == error_text("make_ddp", "Sequential", "DistributedDataParallel")
+    text = error_text("make_ddp", "one with bucket_cap_mb 3", "{}. Pass its argument on as")
     assert on_ranks[0]["no cap"].startswith((text.format(5), text.format(4)))
 
 
@@ -144,18 +146,22 @@ def test_one_rank_communicates_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("caps", "choices", "text"),
     [
-        (25, {}, "caps_mb: got 25, expected a list of MiB, such as [25, 50, 100]"),
-        ("25", {}, "caps_mb: got '25', expected a list of MiB"),
-        ([25], {}, "caps_mb: got 1 of them, expected 2 or more"),
-        ([25, 25], {}, "caps_mb: got 25 twice, expected each once"),
-        ([25, 0], {}, "caps_mb: got 0, expected numbers of MiB above 0, or None"),
-        ([25, "1"], {}, "caps_mb: got 1, expected numbers of MiB above 0"),
-        ([25, float("inf")], {}, "caps_mb: got inf, expected numbers of MiB above 0"),
-        ([25, [1, 25]], {}, "caps_mb: got [1, 25], expected numbers of MiB above 0"),
-        ([25, 1], {"rounds": 1}, "rounds: got 1, expected a whole number from 2 on"),
-        ([25, 1], {"skip": 1}, "skip: got 1, expected a whole number from 2 on"),
-        ([25, 1], {"steps": 0}, "steps: got 0, expected a whole number from 1 on"),
-        ([25, 1], {}, "try_buckets: got no process group, expected init_process_group before it"),
+        (25, {}, error_text("caps_mb", "25", "a list of MiB, such as [25, 50, 100]")),
+        ("25", {}, error_text("caps_mb", "'25'", "a list of MiB")),
+        ([25], {}, error_text("caps_mb", "1 of them", "2 or more")),
+        ([25, 25], {}, error_text("caps_mb", "25 twice", "each once")),
+        ([25, 0], {}, error_text("caps_mb", "0", "numbers of MiB above 0, or None")),
+        ([25, "1"], {}, error_text("caps_mb", "1", "numbers of MiB above 0")),
+        ([25, float("inf")], {}, error_text("caps_mb", "inf", "numbers of MiB above 0")),
+        ([25, [1, 25]], {}, error_text("caps_mb", "[1, 25]", "numbers of MiB above 0")),
+        ([25, 1], {"rounds": 1}, error_text("rounds", "1", "a whole number from 2 on")),
+        ([25, 1], {"skip": 1}, error_text("skip", "1", "a whole number from 2 on")),
+        ([25, 1], {"steps": 0}, error_text("steps", "0", "a whole number from 1 on")),
+        (
+            [25, 1],
+            {},
+            error_text("try_buckets", "no process group", "init_process_group before it"),
+        ),
     ],
 )
 def test_what_is_refused(caps, choices, text):

@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from error_form import error_tail, error_text, expecting
 from foreign_traces import INFO, event, kernel, param, step
 from sent import MS, call, traffic, world
 
@@ -310,7 +311,7 @@ def test_the_command(tmp_path, capsys):
     row = json.loads(out)["rows"][0]
     assert (row["step_ns"], row["idle_ns"], row["hidden_ns"]) == (1_000_000, 550_000, 100_000)
     code, _, err = command(capsys, folder, "--plot", picture)
-    assert (code, "expected a file that does not exist" in err) == (2, True)
+    assert (code, expecting("a file that does not exist") in err) == (2, True)
 
 
 def test_perfetto_shows_ranks_on_one_clock_and_no_two_events_on_a_thread(tmp_path):
@@ -360,12 +361,12 @@ def test_many_ranks_are_not_all_drawn_but_the_late_one_is():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--step", "1"], "step: got 1, expected 0 to 0, as were marked"),
-        (["--step", "x"], "step: got x, expected a number from 0 on, or typical"),
-        (["--step", "-1"], "step: got -1, expected a number from 0 on, or typical"),
-        (["--step", "²"], "step: got ², expected a number from 0 on, or typical"),
-        (["--step", "9" * 5000], ", expected a number from 0 on, or typical"),
-        (["--plot", "s.txt"], "picture: got s.txt, expected a name that ends in"),
+        (["--step", "1"], error_text("step", "1", "0 to 0, as were marked")),
+        (["--step", "x"], error_text("step", "x", "a number from 0 on, or typical")),
+        (["--step", "-1"], error_text("step", "-1", "a number from 0 on, or typical")),
+        (["--step", "²"], error_text("step", "²", "a number from 0 on, or typical")),
+        (["--step", "9" * 5000], error_tail("", "a number from 0 on, or typical")),
+        (["--plot", "s.txt"], error_text("picture", "s.txt", "a name that ends in")),
     ],
 )
 def test_bad_options_are_one_line(tmp_path, capsys, arguments, text):

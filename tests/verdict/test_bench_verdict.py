@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
+from error_form import error_line, error_text
 
 # A bandwidth that any machine has: the figure is beyond it, and so the verdict is FAIL.
 SLOW = "--sizes 64K -n 2 --label link_gbps=1e-6"
@@ -45,7 +46,7 @@ def test_a_gate_without_a_reference_is_a_usage_error_after_the_table(launch):
     assert "; 1 case correct; first result after " in last
     assert measured.stdout(1) == ""
     (error,) = measured.errors()
-    assert error.startswith("torchcoll: error: gate: got a run without a reference, expected ")
+    assert error.startswith(error_line("gate", "a run without a reference", ""))
     end = measured.records()[-1]
     # Nothing that was measured is lost.
     assert (end["status"], end["exit_code"]) == ("complete", 2)
@@ -55,8 +56,11 @@ def test_a_gate_without_a_reference_is_a_usage_error_after_the_table(launch):
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("fabric=ib-ndr", "fabric: got ib-ndr, expected ib-ndr:N, N the rails of a node, above 0"),
-        ("link_gbps=fast", "label link_gbps: got 'fast', expected GB/s above 0"),
+        (
+            "fabric=ib-ndr",
+            error_text("fabric", "ib-ndr", "ib-ndr:N, N the rails of a node, above 0"),
+        ),
+        ("link_gbps=fast", error_text("label link_gbps", "'fast'", "GB/s above 0")),
     ],
 )
 def test_a_wrong_label_ends_all_ranks_before_anything_is_measured(launch, label, message):

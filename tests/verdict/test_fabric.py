@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from error_form import error_text
 from judged import case_of, launch
 
 from torchcoll.core.errors import UsageError
@@ -75,13 +76,19 @@ def test_a_fabric_that_cannot_be_the_runs():
     for stated, hosts, message in (
         (
             *("nvswitch-h200", 2),
-            "fabric: got nvswitch-h200 for a run on 2 hosts, expected a fabric of this run; "
-            "nvswitch-h200 is for one host",
+            error_text(
+                "fabric",
+                "nvswitch-h200 for a run on 2 hosts",
+                "a fabric of this run; nvswitch-h200 is for one host",
+            ),
         ),
         (
             *("ib-ndr:8", 1),
-            "fabric: got ib-ndr:8 for a run on 1 host, expected a fabric of this run; ib-ndr:8 is "
-            "for several hosts",
+            error_text(
+                "fabric",
+                "ib-ndr:8 for a run on 1 host",
+                "a fabric of this run; ib-ndr:8 is for several hosts",
+            ),
         ),
     ):
         with pytest.raises(UsageError) as caught:
@@ -93,8 +100,11 @@ def test_a_fabric_of_other_links_than_the_devices():
     with pytest.raises(UsageError) as caught:
         name_of("nvswitch-h200", device="NVIDIA A100-SXM4-80GB")
     assert str(caught.value) == (
-        "fabric: got nvswitch-h200 for a run on A100, expected a fabric of this run; nvswitch-h200 "
-        "is for H200"
+        error_text(
+            "fabric",
+            "nvswitch-h200 for a run on A100",
+            "a fabric of this run; nvswitch-h200 is for H200",
+        )
     )
 
 
@@ -119,9 +129,9 @@ def test_a_fabric_of_the_users_own_is_recognised_first(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ({"fabric": "ib-ndr"}, "fabric: got ib-ndr, expected ib-ndr:N, N the rails of a node"),
-        ({"link_gbps": "50G"}, "label link_gbps: got '50G', expected GB/s above 0"),
-        ({"link_gbps": "-1"}, "label link_gbps: got '-1', expected GB/s above 0"),
+        ({"fabric": "ib-ndr"}, error_text("fabric", "ib-ndr", "ib-ndr:N, N the rails of a node")),
+        ({"link_gbps": "50G"}, error_text("label link_gbps", "'50G'", "GB/s above 0")),
+        ({"link_gbps": "-1"}, error_text("label link_gbps", "'-1'", "GB/s above 0")),
     ],
 )
 def test_labels_are_checked_before_anything_is_measured(labels, message):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from error_form import error_tail, error_text, expecting
 from judged import COMPLETE, GIB, MIB, case_of, launch
 
 from torchcoll.core.case import Case
@@ -467,9 +468,9 @@ def test_a_rank_with_fewer_links():
 def test_a_wrong_label_is_said_and_the_file_is_shown():
     verdict = judge(launch(case_of(365), labels={"fabric": "nowhere"}, **SXM))
     assert verdict.word == "WARN" and verdict.fabric is None
-    assert "; WARN label fabric: got nowhere, expected one of " in verdict.line
+    assert error_text("; WARN label fabric", "nowhere", "one of ") in verdict.line
     verdict = judge(launch(case_of(365), labels={"link_gbps": "fast"}, **SXM))
-    assert "; WARN label link_gbps: got 'fast', expected GB/s above 0; " in verdict.line
+    assert error_text("; WARN label link_gbps", "'fast'", "GB/s above 0; ") in verdict.line
     assert verdict.line.startswith("PASS ")
 
 
@@ -556,20 +557,20 @@ def test_against_another_run(tmp_path, new, word, middle, large, worst):
 @pytest.mark.parametrize(
     ("base", "new", "message"),
     [
-        ({}, {"device": "NVIDIA H100"}, "devices NVIDIA H200, expected NVIDIA H100"),
-        ({"hosts": 2}, {}, "hosts 2, expected 1"),
-        (SXM, {**SXM, "nvlinks": 16}, "NVLinks 18, expected 16"),
+        ({}, {"device": "NVIDIA H100"}, error_tail("devices NVIDIA H200", "NVIDIA H100")),
+        ({"hosts": 2}, {}, error_tail("hosts 2", "1")),
+        (SXM, {**SXM, "nvlinks": 16}, error_tail("NVLinks 18", "16")),
         (
             {"labels": {"fabric": "ib-hdr:4"}},
             {"labels": {"fabric": "ib-ndr:4"}},
-            "fabric ib-hdr:4, expected ib-ndr:4",
+            error_tail("fabric ib-hdr:4", "ib-ndr:4"),
         ),
     ],
 )
 def test_against_a_run_of_another_fabric(base, new, message):
     with pytest.raises(UsageError) as caught:
         judge(times(1, **new), against=times(1, **base))
-    assert str(caught.value) == f"against: got {message}, as this run has"
+    assert str(caught.value) == error_text("against", f"{message}, as this run has")
 
 
 def reusing(how, *milliseconds):
@@ -602,8 +603,8 @@ def test_against_a_run_with_nothing_in_common():
     other = launch(case_of(1, "broadcast", op=None, root=0))
     with pytest.raises(UsageError) as caught:
         judge(times(1), against=other)
-    words = "expected a run that has a case in common with this one"
-    assert str(caught.value) == f"against: got the baseline, {words}"
+    words = expecting("a run that has a case in common with this one")
+    assert str(caught.value) == error_text("against", f"the baseline, {words}")
     # A figure that is not possible is no baseline.
     fast = launch(case_of(480, "all_gather", op=None))
     with pytest.raises(UsageError, match="a case in common"):
@@ -613,7 +614,9 @@ def test_against_a_run_with_nothing_in_common():
 def test_one_reference_at_a_time(tmp_path):
     with pytest.raises(UsageError) as caught:
         judge(times(1), "nvswitch-h200", against=times(1))
-    assert str(caught.value) == ("against: got a run with a fabric or rules, expected one of them")
+    assert str(caught.value) == (
+        error_text("against", "a run with a fabric or rules", "one of them")
+    )
 
 
 def test_a_run_of_python_is_complete():

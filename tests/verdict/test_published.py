@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from error_form import error_text
 from judged import case_of, launch
 
 from torchcoll.cli import main
@@ -281,4 +282,4 @@ def test_hosts_that_are_no_number(tmp_path, capsys):
     run = imported(tmp_path, "gpu=H200", "hosts=one")
     capsys.readouterr()
     assert main(["show", run]) == 0
-    assert "label hosts: got 'one', expected a whole number from 1 on" in capsys.readouterr().out
+    assert error_text("label hosts", "'one'", "a whole number from 1 on") in capsys.readouterr().out

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from error_form import error_tail, error_text, expecting
 from judged import GIB, MIB, case_of
 
 from torchcoll.core.errors import UsageError
@@ -127,15 +128,18 @@ NAMES = ", ".join(sorted({name.partition(":")[0] for name in EXPECTED}))
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ("nvlink", f"fabric: got nvlink, expected one of {NAMES}. Or add a file: --rules FILE."),
-        ("ib-ndr", "fabric: got ib-ndr, expected ib-ndr:N, N the rails of a node, above 0"),
-        ("ib-ndr:x", "fabric: got ib-ndr:x, expected ib-ndr:N, N the rails of a node, above 0"),
-        ("ib-ndr:-1", "fabric: got ib-ndr:-1, expected ib-ndr:N, N the rails of a node, above 0"),
+        ("nvlink", error_text("fabric", "nvlink", f"one of {NAMES}. Or add a file: --rules FILE.")),
+        ("ib-ndr", error_text("fabric", "ib-ndr", "ib-ndr:N, N the rails of a node, above 0")),
+        ("ib-ndr:x", error_text("fabric", "ib-ndr:x", "ib-ndr:N, N the rails of a node, above 0")),
+        (
+            "ib-ndr:-1",
+            error_text("fabric", "ib-ndr:-1", "ib-ndr:N, N the rails of a node, above 0"),
+        ),
         (
             "ethernet:nan",
-            "fabric: got ethernet:nan, expected ethernet:N, N the Gbit/s of a node, above 0",
+            error_text("fabric", "ethernet:nan", "ethernet:N, N the Gbit/s of a node, above 0"),
         ),
-        ("pcie-gen4:2", "fabric: got pcie-gen4:2, expected pcie-gen4 without a number"),
+        ("pcie-gen4:2", error_text("fabric", "pcie-gen4:2", "pcie-gen4 without a number")),
     ],
 )
 def test_a_fabric_that_is_none(stated, message):
@@ -174,7 +178,9 @@ def test_rules_of_the_users_own(tmp_path):
     assert limit.holds(row(ranks=2, dtype="bfloat16"))
     assert not limit.holds(row(ranks=2))
     assert not limit.holds(row(ranks=8, dtype="bfloat16"))
-    with pytest.raises(UsageError, match=f"^fabric: got x, expected one of lab, {NAMES}. Or add"):
+    with pytest.raises(
+        UsageError, match=error_text("^fabric", error_tail("x", f"one of lab, {NAMES}. Or add"))
+    ):
         load_fabric("x", own)
 
 
@@ -191,8 +197,8 @@ KEYS = "name, what, devices, nvlinks, to_switch, several_hosts, parameter, limit
 LIMIT_KEYS = (
     "algorithm, collectives, busbw_gbps, busbw_gbps_each, from, from_per_rank, only, source"
 )
-SOURCE = "a limit without source in FILE, expected source = where the number comes from"
-ONE = "expected one of busbw_gbps and busbw_gbps_each, above 0"
+SOURCE = error_tail("a limit without source in FILE", "source = where the number comes from")
+ONE = expecting("one of busbw_gbps and busbw_gbps_each, above 0")
 
 
 @pytest.mark.parametrize(
@@ -201,47 +207,49 @@ ONE = "expected one of busbw_gbps and busbw_gbps_each, above 0"
         (
             'name = "lab"',
             'nam = "lab"',
-            f"key nam in FILE, expected some of {KEYS}. Did you mean name?",
+            error_tail("key nam in FILE", f"some of {KEYS}. Did you mean name?"),
         ),
-        ('name = "lab"', "", "no name in FILE, expected name = TEXT"),
-        ('name = "lab"', 'name = "a:b"', "name a:b in FILE, expected a name without a colon"),
-        ("several_hosts = true", "", "no several_hosts in FILE, expected true or false"),
-        ('"two nodes, RoCE"', "3", "what or parameter in FILE, expected texts"),
+        ('name = "lab"', "", error_tail("no name in FILE", "name = TEXT")),
+        ('name = "lab"', 'name = "a:b"', error_tail("name a:b in FILE", "a name without a colon")),
+        ("several_hosts = true", "", error_tail("no several_hosts in FILE", "true or false")),
+        ('"two nodes, RoCE"', "3", error_tail("what or parameter in FILE", "texts")),
         (
             'parameter = "ports"',
             'devices = "A100"',
-            "devices A100 in FILE, expected a list of names of GPUs",
+            error_tail("devices A100 in FILE", "a list of names of GPUs"),
         ),
         (
             'parameter = "ports"',
             'devices = ["A100"]',
-            "devices alone in FILE, expected nvlinks and to_switch too",
+            error_tail("devices alone in FILE", "nvlinks and to_switch too"),
         ),
         (
             'parameter = "ports"',
             "nvlinks = true",
-            "nvlinks in FILE, expected a number, and to_switch",
+            error_tail("nvlinks in FILE", "a number, and to_switch"),
         ),
         (
             'parameter = "ports"',
             "",
-            "busbw_gbps_each in FILE, expected parameter = TEXT with it: what it is for each of",
+            error_tail(
+                "busbw_gbps_each in FILE", "parameter = TEXT with it: what it is for each of"
+            ),
         ),
         (
             "[[limit]]",
             "[[limits]]",
-            f"key limits in FILE, expected some of {KEYS}. Did you mean limit?",
+            error_tail("key limits in FILE", f"some of {KEYS}. Did you mean limit?"),
         ),
-        (OWN[OWN.index("[[limit]]") :], "", "no limit in FILE, expected a [[limit]]"),
-        (OWN[OWN.index("[[limit]]") :], "limit = 3", "no limit in FILE, expected a [[limit]]"),
+        (OWN[OWN.index("[[limit]]") :], "", error_tail("no limit in FILE", "a [[limit]]")),
+        (OWN[OWN.index("[[limit]]") :], "limit = 3", error_tail("no limit in FILE", "a [[limit]]")),
         ('source = "our acceptance test"', "", SOURCE),
         ('source = "our acceptance test"', 'source = ""', SOURCE),
         (
             'algorithm = "ring"',
             "",
-            "a limit without algorithm in FILE, expected algorithm = TEXT, such as ring",
+            error_tail("a limit without algorithm in FILE", "algorithm = TEXT, such as ring"),
         ),
-        ("from =", "since =", f"key since in FILE, expected some of {LIMIT_KEYS}"),
+        ("from =", "since =", error_tail("key since in FILE", f"some of {LIMIT_KEYS}")),
         ("busbw_gbps_each = 12", "", f"busbw_gbps None in FILE, {ONE}"),
         ("busbw_gbps_each = 12", "busbw_gbps = 0", f"busbw_gbps 0 in FILE, {ONE}"),
         ("busbw_gbps_each = 12", "busbw_gbps = true", f"busbw_gbps True in FILE, {ONE}"),
@@ -251,25 +259,35 @@ ONE = "expected one of busbw_gbps and busbw_gbps_each, above 0"
         (
             '["allreduce", "all_gather"]',
             '"all_reduce"',
-            "collectives all_reduce in FILE, expected a list of names",
+            error_tail("collectives all_reduce in FILE", "a list of names"),
         ),
-        ('["allreduce", "all_gather"]', "[]", "collectives [] in FILE, expected a list of names"),
+        (
+            '["allreduce", "all_gather"]',
+            "[]",
+            error_tail("collectives [] in FILE", "a list of names"),
+        ),
         (
             "ranks = [2, 16]",
             "ranks = 2",
-            "only {'ranks': 2, 'dtype': ['bfloat16']} in FILE, expected lists by name: ranks, "
-            "dtype, op",
+            error_tail(
+                "only {'ranks': 2, 'dtype': ['bfloat16']} in FILE",
+                "lists by name: ranks, dtype, op",
+            ),
         ),
-        ("ranks = [2, 16]", "ranks = []", "only ranks [] in FILE, expected numbers above 0"),
-        ("ranks = [2, 16]", 'ranks = ["2"]', "only ranks 2 in FILE, expected numbers above 0"),
+        ("ranks = [2, 16]", "ranks = []", error_tail("only ranks [] in FILE", "numbers above 0")),
+        ("ranks = [2, 16]", 'ranks = ["2"]', error_tail("only ranks 2 in FILE", "numbers above 0")),
         (
             "ranks = [2, 16]",
             'op = ["summ"]',
-            "only op summ in FILE, expected some of sum, prod, min, max, avg, band, bor, bxor",
+            error_tail("only op summ in FILE", "some of sum, prod, min, max, avg, band, bor, bxor"),
         ),
         ("busbw_gbps_each = 12", "busbw_gbps = 1e300", f"busbw_gbps 1e+300 in FILE, {ONE}"),
         ('source = "our acceptance test"', 'source = " "', SOURCE),
-        ("ranks = [2, 16]", "hosts = [2]", "key hosts in FILE, expected some of ranks, dtype, op"),
+        (
+            "ranks = [2, 16]",
+            "hosts = [2]",
+            error_tail("key hosts in FILE", "some of ranks, dtype, op"),
+        ),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path, old, new, message):
@@ -279,17 +297,17 @@ def test_a_file_that_is_wrong(tmp_path, old, new, message):
     with pytest.raises(UsageError) as caught:
         read_rules([path])
     got = message.partition(", expected")[0].replace("FILE", str(path))
-    text = f"rules: got {got if len(got) <= 120 else got[:117] + '...'}"
+    text = error_text("rules", got if len(got) <= 120 else got[:117] + "...")
     assert str(caught.value) == text + message[message.index(", expected") :]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "inner"),
     [
-        ('"allreduce"', '"allrduce"', "collective: got allrduce, expected one of "),
-        ('from = "64M"', 'from = "64MB"', "from: got 64MB, expected a number of bytes"),
-        ('from = "64M"', "from = -1", "from: got -1, expected 0 to"),
-        ('from = "64M"', "from = true", "from: got True, expected a number of bytes"),
+        ('"allreduce"', '"allrduce"', error_text("collective", "allrduce", "one of ")),
+        ('from = "64M"', 'from = "64MB"', error_text("from", "64MB", "a number of bytes")),
+        ('from = "64M"', "from = -1", error_text("from", "-1", "0 to")),
+        ('from = "64M"', "from = true", error_text("from", "True", "a number of bytes")),
     ],
 )
 def test_a_limit_with_a_wrong_name_or_size(tmp_path, old, new, inner):
@@ -297,7 +315,7 @@ def test_a_limit_with_a_wrong_name_or_size(tmp_path, old, new, inner):
     path.write_text(OWN.replace(old, new))
     with pytest.raises(UsageError) as caught:
         read_rules([path])
-    assert f"expected a file of rules ({inner}" in str(caught.value)
+    assert expecting(f"a file of rules ({inner}") in str(caught.value)
 
 
 def test_two_files_of_one_name(tmp_path):
@@ -306,7 +324,7 @@ def test_two_files_of_one_name(tmp_path):
         path.write_text(OWN)
     with pytest.raises(UsageError) as caught:
         read_rules([first, second])
-    assert str(caught.value).endswith(f"b.toml, expected another name than in {first}")
+    assert str(caught.value).endswith(error_tail("b.toml", f"another name than in {first}"))
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
@@ -314,13 +332,15 @@ def test_a_file_that_cannot_be_read(tmp_path):
         (
             tmp_path / "none.toml",
             None,
-            "expected a file that can be read (No such file or directory)",
+            expecting("a file that can be read (No such file or directory)"),
         ),
-        (tmp_path / "bad.toml", b"name = ", "expected a TOML file"),
-        (tmp_path / "bin.toml", b"\xff\xfe", "expected a TOML file"),
+        (tmp_path / "bad.toml", b"name = ", expecting("a TOML file")),
+        (tmp_path / "bin.toml", b"\xff\xfe", expecting("a TOML file")),
     ):
         if text is not None:
             path.write_bytes(text)
         with pytest.raises(UsageError) as caught:
             read_rules([path])
-        assert str(caught.value).startswith("rules: got ") and str(caught.value).endswith(words)
+        assert str(caught.value).startswith(error_text("rules", "")) and str(caught.value).endswith(
+            words
+        )

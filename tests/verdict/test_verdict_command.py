@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from error_form import error_line, error_text
 from judged import COMPLETE, GIB, case_of, launch
 
 import torchcoll
@@ -66,11 +67,23 @@ def test_rules_and_fabrics_that_are_not_there(path, rules, tmp_path, capsys):
     other = tmp_path / "other.toml"
     other.write_text(RULES.replace('"lab"', '"hall"'))
     for words, message in (
-        (["--fabric", "x"], "fabric: got x, expected one of ethernet, "),
-        (["--fabric", "ib-ndr:8"], "fabric: got ib-ndr:8 for a run on 1 host, expected a fabric "),
-        (["--rules", f"{tmp_path}/none"], f"rules: got {tmp_path}/none, expected a file that can"),
-        (["--rules", rules, "--rules", str(other)], "rules: got 2 fabrics, expected --fabric NAME"),
-        (["--against", path, "--rules", rules], "against: got a run with a fabric or rules, "),
+        (["--fabric", "x"], error_text("fabric", "x", "one of ethernet, ")),
+        (
+            ["--fabric", "ib-ndr:8"],
+            error_text("fabric", "ib-ndr:8 for a run on 1 host", "a fabric "),
+        ),
+        (
+            ["--rules", f"{tmp_path}/none"],
+            error_text("rules", f"{tmp_path}/none", "a file that can"),
+        ),
+        (
+            ["--rules", rules, "--rules", str(other)],
+            error_text("rules", "2 fabrics", "--fabric NAME"),
+        ),
+        (
+            ["--against", path, "--rules", rules],
+            error_text("against", "a run with a fabric or rules, "),
+        ),
     ):
         assert main(["check", path, *words]) == 2
         out, err = capsys.readouterr()
@@ -87,8 +100,7 @@ def test_against(path, tmp_path, capsys):
     save(launch(case_of(375), device="NVIDIA H100"), tmp_path / "h100.jsonl")
     assert main(["check", path, "--against", str(tmp_path / "h100.jsonl")]) == 2
     assert capsys.readouterr().err == (
-        "torchcoll: error: against: got devices NVIDIA H100, expected NVIDIA H200, as this run "
-        "has\n"
+        error_line("against", "devices NVIDIA H100", "NVIDIA H200, as this run has\n")
     )
     assert main(["check", path, "--against", str(tmp_path / "none.jsonl")]) == 3
 
@@ -111,8 +123,7 @@ def test_against_a_file_of_several_runs(path, tmp_path, capsys):
     (tmp_path / "two.csv").write_text(table)
     assert main(["check", path, "--against", str(tmp_path / "two.csv")]) == 2
     assert capsys.readouterr().err == (
-        f"torchcoll: error: against: got 2 runs in {tmp_path / 'two.csv'}, expected a file of one "
-        "run\n"
+        error_line("against", f"2 runs in {tmp_path / 'two.csv'}", "a file of one run\n")
     )
 
 
@@ -219,7 +230,9 @@ def test_a_gate_of_which_one_run_fails_and_another_has_no_reference(path, rules,
     save(launch(case_of(200, backend="gloo")), tmp_path / "gloo.jsonl")
     files = [str(tmp_path / "slow.jsonl"), str(tmp_path / "gloo.jsonl")]
     assert main(["check", *files, "--gate", "--fabric", "nvswitch-h200"]) == 1
-    assert capsys.readouterr().err.startswith("torchcoll: warning: gate: got 1 of 2 runs without")
+    assert capsys.readouterr().err.startswith(
+        error_text("torchcoll: warning: gate", "1 of 2 runs without")
+    )
 
 
 def test_a_warning_of_the_machine_is_no_reference(tmp_path, capsys):
@@ -229,7 +242,7 @@ def test_a_warning_of_the_machine_is_no_reference(tmp_path, capsys):
     save(launch(case_of(3, backend="gloo"), events=[busy]), path)
     assert main(["check", path, "--gate", "--health", str(health)]) == 2
     stated = capsys.readouterr()
-    assert "gate: got 1 of 1 run without a reference" in stated.err
+    assert error_text("gate", "1 of 1 run without a reference") in stated.err
     assert json.loads(health.read_text())["healthy"] is None
 
 
@@ -238,8 +251,12 @@ def test_a_gate_that_judged_nothing_says_so(path, tmp_path, capsys):
     assert main(["check", path, "--gate", "--junit", str(out)]) == 2
     stated = capsys.readouterr()
     assert stated.err == (
-        "torchcoll: error: gate: got 1 of 1 run without a reference, expected runs that can be "
-        "judged. State what they are measured by: --fabric, --rules FILE or --against RUN.\n"
+        error_line(
+            "gate",
+            "1 of 1 run without a reference",
+            "runs that can be judged. State what they are measured by: --fabric, --rules "
+            "FILE or --against RUN.\n",
+        )
     )
     assert "NO REFERENCE" in stated.out  # the table is shown all the same
     (suite,) = ElementTree.parse(out).getroot()
@@ -328,8 +345,7 @@ def test_a_file_that_cannot_be_written(path, tmp_path, capsys):
     for what in ("junit", "health"):
         assert main(["check", path, f"--{what}", str(tmp_path)]) == 2
         assert capsys.readouterr().err == (
-            f"torchcoll: error: {what}: got {tmp_path}, expected a file that can be written "
-            "(Is a directory)\n"
+            error_line(what, tmp_path, "a file that can be written (Is a directory)\n")
         )
 
 
