@@ -139,7 +139,10 @@ def found(words, symptom=None, kind="lost_rank", **view):
         ([status(), status()], {}, f"another rank reports trouble in warm-up; {SAME}",
          "lost_rank", "another rank reports trouble"),
         # Who waits for rank 0 in an exchange, while rank 0 waits itself.
-        ([status(), status()], {"symptom": "no word from rank 1 within 60 s", "kind": "hang"},
+        ([status(), status()],
+         {"symptom": "no word from rank 1 within 60 s", "kind": "hang", "waited": True},
+         f"no progress for 60 s in warm-up; {SAME}", "hang", "no progress for 60 s"),
+        ([status(), status(hang="no word from rank 0 within 60 s", waited=True)], {},
          f"no progress for 60 s in warm-up; {SAME}", "hang", "no progress for 60 s"),
         # What a rank met itself; the first to raise the alarm before others.
         ([status(), status(cause="ValueError: x")], {},

@@ -149,7 +149,6 @@ def second_client(dist: Any, store: Any) -> Any:
     return store  # a FileStore opens its file for each step
 
 
-NO_WORD = "no word from"  # the start of what is said of ranks that an exchange waits for
 _NAMED = 16  # ranks, in a message
 
 
@@ -308,7 +307,7 @@ class Control:
         except RuntimeError as error:
             if "timeout" not in _first_line(error):
                 raise
-            raise HangError(f"{NO_WORD} {self._missing(keys)} within {limit_s:g} s") from None
+            raise NoWordError(f"no word from {self._missing(keys)} within {limit_s:g} s") from None
 
     def _look(self, keys: list[str], limit_s: float) -> None:
         """Tell who has come, whenever another has, until all have. Of many ranks a look takes
@@ -350,6 +349,10 @@ class Control:
         """Of so many ranks as a line holds, and how many more there are."""
         more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
         return ", ".join(map(self.name, ranks[:_NAMED])) + more
+
+
+class NoWordError(HangError):
+    """An exchange waited in vain for the value of some rank."""
 
 
 class DamagedError(HangError):

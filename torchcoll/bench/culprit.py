@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from torchcoll.bench.control import NO_WORD
 from torchcoll.bench.whereabouts import BUSY, CODE, COLLECTIVE, EXCHANGE
 
 # What libraries say of a connection that another rank has closed.
@@ -23,8 +22,9 @@ ECHO = "another rank reports trouble"
 # What a rank says of itself. steps: how far it is; doing: in words. place, text, how, s: see
 # Whereabouts.stated. part, calls: the sub-group, and the calls that torch has counted in it. lacks:
 # ranks for whose word rank 0 waits. last: see last_calls. ranks: how many there are. still_s: how
-# long its process stood still. cause, signal, hang, damaged: what it met, by kind. code: the exit
-# code of a cause that is a mistake of the user's. Unknown ones are not there.
+# long its process stood still. cause, signal, hang, damaged: what it met, by kind. waited: that hang
+# is an exchange that waited in vain for the word of a rank. code: the exit code of a cause that is
+# a mistake of the user's. Unknown ones are not there.
 Word = dict[str, Any]
 Names = Callable[[Sequence[int]], str]
 
@@ -58,7 +58,8 @@ class Witness:
     symptom: what it met, None where it has only heard the alarm. kind: of the event, if nothing
     that others say makes it another. still: whether this rank stood still. here, gone: the ranks of
     this host, as far as they are known, and those of them whose process has ended. first: the rank
-    that raised the alarm before all others.
+    that raised the alarm before all others. waited: the symptom is that an exchange waited in vain
+    for the word of a rank.
     """
 
     rank: int
@@ -69,6 +70,7 @@ class Witness:
     here: Sequence[int] = ()
     gone: Sequence[int] = ()
     first: int | None = None
+    waited: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,11 @@ def find(witness: Witness, words: Sequence[Word | None], names: Names) -> Culpri
     """The reason that explains most; ``words`` of all ranks, in order: None for one that did not
     answer, {} for one that was not asked.
     """
-    symptom, kind = witness.symptom, witness.kind
-    hangs = [word["hang"] for word in words if word and word.get("hang")]
+    symptom, kind, waited = witness.symptom, witness.kind, witness.waited
+    hangs = [word for word in words if word and word.get("hang")]
     # Another rank's patience ended first, maybe with this one, whose errors come of it.
     if hangs and (symptom is None or witness.still):
-        symptom, kind = hangs[0], "hang"
+        symptom, kind, waited = hangs[0]["hang"], "hang", bool(hangs[0].get("waited"))
     damaged = next((word["damaged"] for word in words if word and word.get("damaged")), None)
     if damaged:
         kind = "store"
@@ -165,7 +167,7 @@ def find(witness: Witness, words: Sequence[Word | None], names: Names) -> Culpri
         return replace(culprit, why=Why.LOST, lost=silent, alone=alone)
     if causes:
         return culprit
-    if symptom and symptom.startswith(NO_WORD):  # who waits for rank 0, which waits itself
+    if waited:  # for rank 0, which waits itself
         symptom = f"no progress for {witness.timeout_s:g} s"
     clause = odd_one([word for word in words if word], names)
     return replace(culprit, why=Why.ODD, symptom=symptom, clause=clause)

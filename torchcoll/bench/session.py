@@ -20,6 +20,7 @@ from torchcoll.bench.control import (
     GRACE_S,
     Control,
     DamagedError,
+    NoWordError,
     alarm,
     own_part,
     store_of,
@@ -149,7 +150,7 @@ def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
         lost = isinstance(error, HangError)
         if lost and ours:
             kind = "store" if isinstance(error, DamagedError) else "hang"
-            meeting.watchdog.trouble(str(error), kind)
+            meeting.watchdog.trouble(str(error), kind, waited=isinstance(error, NoWordError))
         meeting.finish("failed", int(error.exit_code), str(error))
         raise
     except BaseException as error:

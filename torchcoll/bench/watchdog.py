@@ -395,14 +395,18 @@ class Watchdog:
             return here, other_buffers(alone, control.names), still
 
     def trouble(
-        self, symptom: str | None, kind: str = "lost_rank", code: int | None = None
+        self,
+        symptom: str | None,
+        kind: str = "lost_rank",
+        code: int | None = None,
+        waited: bool = False,
     ) -> NoReturn:
         """Ask who lives, name who is lost or the odd one out, and leave with exit code 5. Never
         returns.
 
         symptom: None where another rank has raised the alarm or has ended. code: of a mistake of
         the user's, which one rank alone has met: all ranks leave with this code and the text of
-        that rank.
+        that rank. waited: an exchange waited in vain for the word of a rank.
         """
         if not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
@@ -420,13 +424,13 @@ class Watchdog:
                 word["damaged"] = symptom
             elif not hang and symptom is not None:
                 word["cause"] = symptom
-            word["hang"] = hang
+            word |= {"hang": hang, "waited": waited}
             if "still_s" in word:
                 kind = "hang"
             word["code"] = code
             try:
                 answers = self._asker.ask(lambda: self._survey(word), 2 * self._grace_s + 1)
-                witness = self._witness(symptom, kind, "still_s" in word)
+                witness = self._witness(symptom, kind, "still_s" in word, waited)
                 culprit = find(witness, answers, control.names)
                 seen = self._seen(culprit.lost) if culprit.why is Why.LOST else ""
                 text = culprit.text(doing, control.names, seen)
@@ -531,7 +535,7 @@ class Watchdog:
             return self.control.rank
         return min((rank for rank in self._here() if rank), default=self.control.rank)
 
-    def _witness(self, symptom: str | None, kind: str, still: bool) -> Witness:
+    def _witness(self, symptom: str | None, kind: str, still: bool, waited: bool) -> Witness:
         control, first = self.control, self._first.decode(errors="replace")
         return Witness(
             control.rank,
@@ -542,6 +546,7 @@ class Watchdog:
             self._here(),
             dead_ranks(control.members, control.rank),
             int(first) if first.isdecimal() else None,
+            waited,
         )
 
     def _seen(self, silent: Sequence[int]) -> str:
