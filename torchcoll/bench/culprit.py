@@ -23,8 +23,8 @@ ECHO = "another rank reports trouble"
 # Whereabouts.stated. part, calls: the sub-group, and the calls that torch has counted in it. lacks:
 # ranks for whose word rank 0 waits. last: see last_calls. ranks: how many there are. still_s: how
 # long its process stood still. cause, signal, hang, damaged: what it met, by kind. waited: that
-# hang is an exchange that waited in vain for the word of a rank. code: the exit code of a cause that
-# is a mistake of the user's. Unknown ones are not there.
+# hang is an exchange that waited in vain for the word of a rank. code: the exit code of a cause
+# that is a mistake of the user's. Unknown ones are not there.
 Word = dict[str, Any]
 Names = Callable[[Sequence[int]], str]
 
