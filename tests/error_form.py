@@ -11,6 +11,7 @@ from torchcoll.core.errors import TorchcollError
 _LINE = TorchcollError("{what}", "{value}", "{expected}").line()
 _TEXT = str(TorchcollError("{what}", "{value}", "{expected}"))
 _VALUE = str(TorchcollError("{what}", "{value}"))
+_EXPECTED = str(TorchcollError("{what}", None, "{expected}"))
 
 
 def _filled(form: str, **parts: object) -> str:
@@ -20,7 +21,11 @@ def _filled(form: str, **parts: object) -> str:
 
 
 def error_text(what: object, value: object, expected: object = None) -> str:
-    """The text of an error. expected: may go on with the next action; None leaves it out."""
+    """The text of an error. expected: may go on with the next action; None leaves it out. value:
+    None where the error has none.
+    """
+    if value is None:
+        return _filled(_EXPECTED, what=what, expected=expected)
     if expected is None:
         return _filled(_VALUE, what=what, value=value)
     return _filled(_TEXT, what=what, value=value, expected=expected)

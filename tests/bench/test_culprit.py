@@ -197,15 +197,11 @@ def found(words, symptom=None, kind="lost_rank", **view):
          "another rank reports trouble in warm-up; 0 counts 3 ranks, 1 counts 2 ranks. Start all "
          "ranks with the same number of ranks", "lost_rank", "another rank reports trouble"),
         # A value that no rank has written, and a mistake that one rank met: the text alone.
-        ([status(), {"damaged": error_text("key k",
-"x")}], {}, error_text("key k",
-"x"), "store", error_text("key k",
-"x")),
-        ([status(), status(cause=error_text("--size",
-"x"), code=2), None], {}, error_text("--size",
-"x"), "error",
-         error_text("--size",
-"x")),
+        ([status(), {"damaged": error_text("key k", "x")}], {}, error_text("key k",
+            "x"), "store", error_text("key k", "x")),
+        ([status(), status(cause=error_text("--size", "x"), code=2), None], {}, error_text("--size",
+            "x"), "error",
+         error_text("--size", "x")),
     ],
 )  # fmt: skip
 def test_what_all_ranks_say_comes_to_one_culprit(words, view, text, kind, story):

@@ -130,7 +130,7 @@ def test_cases_that_it_does_not_know_are_said(files, capsys):
         (
             "moved",
             error_text(
-                "cases", "7 cases of all_gather: not in the model, which has all_reduce, exp"
+                "cases", "7 cases of all_gather: not in the model, which has all_reduce", "some"
             ),
         ),
         ("nosuch", error_text("result file", "")),

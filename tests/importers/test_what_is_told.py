@@ -146,7 +146,7 @@ def test_messages_call_it_standard_input(folder, capsys, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"nothing of use\n")))
         assert main([command, "-"]) == 3
         err = capsys.readouterr().err
-        assert got("standard input, expected") in err and tempfile.gettempdir() not in err
+        assert got(error_tail("standard input", "")) in err and tempfile.gettempdir() not in err
     monkeypatch.setattr(stdin, "_stdin", [])
     cut = text(rows=SMALL + ROW[:60] + "\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(cut.encode())))

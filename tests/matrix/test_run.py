@@ -397,33 +397,26 @@ def test_one_matrix_at_a_time(capsys):
     [
         (
             {"words": ["other"]},
-            error_text("command of D",
-"{fake} other",
-"{fake}, as it was begun with. "),
+            error_text("command of D", "{fake} other", "{fake}, as it was begun with. "),
         ),
         (
             {"options": ["--seed", "3", "--env", "NCCL_ALGO=,Ring"]},
-            error_text("seed of D",
-"3",
-"0, as it was begun with. "),
+            error_text("seed of D", "3", "0, as it was begun with. "),
         ),
         (
             {"options": ["--env", "NCCL_ALGO=Tree,Ring"]},
-            error_text("cells of D",
-"Tree added and auto missing",
-"2 cells, as it was begun with. "),
+            error_text("cells of D", "Tree added and auto missing",
+                "2 cells, as it was begun with. "),
         ),
         (
             {"options": ["--env", "NCCL_ALGO=,Ring", "--env", "NCCL_PROTO=LL"]},
-            error_text("cells of D",
-"unset added and auto missing",
-"2 cells, as it was begun with. "),
+            error_text("cells of D", "unset added and auto missing",
+                "2 cells, as it was begun with. "),
         ),
         (
             {"options": ["--env", "NCCL_ALGO=,Ring", "--env", "FOO=1"]},
-            error_text("cell auto of D",
-"no NCCL_ALGO FOO=1",
-"no NCCL_ALGO, as it was begun with. "),
+            error_text("cell auto of D", "no NCCL_ALGO FOO=1",
+                "no NCCL_ALGO, as it was begun with. "),
         ),
     ],
 )  # fmt: skip

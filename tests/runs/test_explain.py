@@ -93,15 +93,10 @@ def test_the_newest_run_without_a_file_and_formulas_without_any(folder, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        ("busbv a.jsonl", 2, error_text("explain",
-"busbv",
-"a file, a size, or one of time, ")),
-        ("all_gather a.jsonl", 2, error_text("case",
-"all_gather",
-"one of the file's: all_reduce 64M, broadcast 1M")),
-        ("busbw b.jsonl", 3, error_text("result file",
-"b.jsonl",
-"a file that exists")),
+        ("busbv a.jsonl", 2, error_text("explain", "busbv", "a file, a size, or one of time, ")),
+        ("all_gather a.jsonl", 2, error_text("case", "all_gather",
+            "one of the file's: all_reduce 64M, broadcast 1M")),
+        ("busbw b.jsonl", 3, error_text("result file", "b.jsonl", "a file that exists")),
     ],
 )  # fmt: skip
 def test_errors(folder, capsys, words, code, text):

@@ -151,7 +151,11 @@ def alone(tmp_path_factory):
 
 def warnings_for(alone, name):
     stderr = (alone["folder"] / "0.stderr").read_text().splitlines()
-    return [line for line in stderr if f"/{name}/" in line and "warning: capture: got" in line]
+    return [
+        line
+        for line in stderr
+        if f"/{name}/" in line and error_text("warning: capture", "") in line
+    ]
 
 
 def test_a_full_disk_is_one_warning_and_the_file_keeps_what_fits(alone):

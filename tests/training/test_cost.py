@@ -448,18 +448,11 @@ NO_RUN = "a Run, its file, or a list of them"
 @pytest.mark.parametrize(
     ("reported", "run", "said"),
     [
-        (NOTHING, None, error_text("run",
-"NoneType",
-f"{NO_RUN}. torchcoll.run returns it on rank 0 alone.")),
-        (NOTHING, [measured(ALONE), 7], error_text("run",
-"int",
-NO_RUN)),
-        (NOTHING, [], error_text("run",
-"an empty list",
-NO_RUN)),
-        (7, measured(ALONE), error_text("traffic",
-"int",
-"a Traffic, its file or its folder")),
+        (NOTHING, None, error_text("run", "NoneType",
+            f"{NO_RUN}. torchcoll.run returns it on rank 0 alone.")),
+        (NOTHING, [measured(ALONE), 7], error_text("run", "int", NO_RUN)),
+        (NOTHING, [], error_text("run", "an empty list", NO_RUN)),
+        (7, measured(ALONE), error_text("traffic", "int", "a Traffic, its file or its folder")),
     ],
 )  # fmt: skip
 def test_neither_traffic_nor_run(reported, run, said):
