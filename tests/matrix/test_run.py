@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from error_form import error_line, error_tail, error_text, expecting
+from error_form import error_line, error_tail, error_text
 from ranks import past
 
 from torchcoll import load
@@ -532,9 +532,7 @@ def test_the_reason_is_not_what_torchrun_says_of_all_tracebacks():
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n" + footer
     )
     assert _last_error(text) == "RuntimeError: makeDeviceForHostname(): unsupported gloo device"
-    assert _last_error(f"torchcoll: error: device: got none\n{text}") == error_text(
-        "device", "none"
-    )
+    assert _last_error(f"{error_line('device', 'none')}\n{text}") == error_text("device", "none")
     assert _last_error("nothing else\n") == "nothing else"
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.errors import UsageError
 from torchcoll.core.metrics import Metric, check_metrics, metrics_name, write_metrics
 from torchcoll.core.units import counted
 
@@ -81,8 +82,8 @@ def soak(
         if number == 1 and not ended:
             took, text = time.monotonic() - began, None
             if took >= seconds:
-                text = f"soak: got {seconds:g} s, expected more than one round, which took"
-                text += f" {took:.2g} s"
+                expected = f"more than one round, which took {took:.2g} s"
+                text = str(UsageError("soak", f"{seconds:g} s", expected))
             short = control.decide(account and text)
     sweep.finish()
     session.on_rank_0(lambda recorder: account.close() if account else None)

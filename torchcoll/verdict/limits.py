@@ -93,9 +93,11 @@ def label_problem(run: Run) -> str:
     run of ours is anybody's word: its ranks tell their hosts. '' where nothing is.
     """
     if "link_gbps" in run.labels and stated_link_gbps(run) is None:
-        return f"label link_gbps: got {run.labels['link_gbps']!r}, expected GB/s above 0"
+        label = repr(run.labels["link_gbps"])
+        return str(UsageError("label link_gbps", label, "GB/s above 0"))
     if run.source and "hosts" in run.labels and not is_hosts(run.labels["hosts"]):
-        return f"label hosts: got {run.labels['hosts']!r}, expected a whole number from 1 on"
+        label = repr(run.labels["hosts"])
+        return str(UsageError("label hosts", label, "a whole number from 1 on"))
     return ""
 
 
