@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from error_form import error_line, error_tail, error_text
+from error_form import error_line, error_tail, error_text, expecting
 from ranks import past
 
 from torchcoll import load
