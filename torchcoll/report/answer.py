@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+VERDICTS = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}  # by level
+
 
 @dataclass(frozen=True)
 class Answer:

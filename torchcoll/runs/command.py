@@ -164,7 +164,7 @@ def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode
 
 def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
     from torchcoll.inputs import load_all
-    from torchcoll.runs.reference import is_points, load_points, points_of, show_reference
+    from torchcoll.report.reference import is_points, load_points, points_of, show_reference
 
     if options.format not in ("table", "markdown"):
         expected = "one of table, markdown with --reference"
@@ -268,7 +268,7 @@ def run_export(options: argparse.Namespace) -> ExitCode:
         check_new(options.output, "output", options.force)
     runs = load_all(options.files)
     if options.trace:
-        from torchcoll.runs.chrome_trace import trace_text
+        from torchcoll.report.chrome_trace import trace_text
 
         trace = trace_text(runs)
         if options.output:

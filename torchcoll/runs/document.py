@@ -26,12 +26,11 @@ from torchcoll.pairs.matches import read_pairs
 from torchcoll.report.answer import Answer
 from torchcoll.report.columns import values_of
 from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.many import MOST_RUNS, runs_grids
 from torchcoll.report.notes import runs_lines
 from torchcoll.report.page import Illustration, Page, Section, Titled
 from torchcoll.report.pictures import check_drawn, svg_text
-from torchcoll.runs.many import MOST_RUNS, runs_grids
 from torchcoll.runs.material import Material, material_of
-from torchcoll.runs.once import said_once
 from torchcoll.runs.show import further_grids, has_pairs, table_grid, title_of
 from torchcoll.stats.matching import conditions
 from torchcoll.stats.sides import Reading, Side
@@ -140,7 +139,7 @@ def page_of(
             f"--filter {filter} left out cases that the commands of the sections show"
         )
     _ending(document, command)
-    return Page(_title(found), document.answers, said_once(document.answers, document.sections))
+    return Page(_title(found), document.answers, document.sections)
 
 
 def _filtered(found: Material, text: str) -> None:

@@ -40,13 +40,13 @@ from torchcoll.report.grid import (
 )
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
+from torchcoll.report.views import pivot_grids
 from torchcoll.runs.show import (
     further_grids,
     row_style,
     show,
     without_verdict,
 )
-from torchcoll.runs.views import pivot_grids
 from torchcoll.verdict.judging import judge
 from torchcoll.verdict.show import answer_of
 
@@ -160,7 +160,7 @@ class _AtEnd(Reporter):
 
 class _NcclTests(Reporter):
     def _begin(self) -> None:
-        from torchcoll.runs.export import NcclTests
+        from torchcoll.report.export import NcclTests
 
         self.text = NcclTests(self.run, self.cases)
 

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
-from torchcoll.report.answer import Answer
+from torchcoll.report.answer import VERDICTS, Answer
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import View, json_text, run_object
 from torchcoll.report.grid import Grid, print_grids
@@ -16,8 +16,7 @@ from torchcoll.report.header import asked_cases, header_lines
 from torchcoll.verdict.judging import Verdict
 
 FORMATS = ("table", "markdown", "json")
-WORDS = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
-_KINDS = {word: kind for kind, word in WORDS.items()}
+_KINDS = {word: kind for kind, word in VERDICTS.items()}
 _WORST = ("bad", "doubt", "good", "")
 _REASONS = 3  # that several runs have, in one sentence
 _WHAT_RAN = 2  # lines of a run's header: the collective, and where it ran
@@ -58,11 +57,11 @@ def answer_of(verdict: Verdict) -> Answer:
 def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
     """One verdict of several runs, given as (name, its own): how many have which, and the worst."""
     kinds = [answer.level for _, answer in named]
-    counts = [f"{kinds.count(kind)} {WORDS[kind]}" for kind in _WORST if kind in kinds]
+    counts = [f"{kinds.count(kind)} {VERDICTS[kind]}" for kind in _WORST if kind in kinds]
     worst = next(kind for kind in _WORST if kind in kinds)
     own = [(name, answer) for name, answer in named if answer.level == worst]
     text = f"{len(named)} runs: {', '.join(counts)}" if worst else f"{len(named)} runs, none judged"
-    facts: dict[str, Any] = {"counts": {WORDS[kind]: kinds.count(kind) for kind in _WORST}}
+    facts: dict[str, Any] = {"counts": {VERDICTS[kind]: kinds.count(kind) for kind in _WORST}}
     if worst == "good":
         return Answer(text, worst, **facts)
     facts["worst"] = tuple(name for name, _ in own)
@@ -71,7 +70,7 @@ def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
         reasons.setdefault(_reason(answer), []).append(one_line(name))
     if len(reasons) == 1 and (len(own) > 1 or not worst):
         reason = next(iter(reasons))
-        text += f": {reason.removeprefix(WORDS[worst] + ' ') if worst else reason}"
+        text += f": {reason.removeprefix(VERDICTS[worst] + ' ') if worst else reason}"
         return Answer(text, worst, **facts)
     for reason, names in list(reasons.items())[:_REASONS]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -83,5 +82,5 @@ def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
 def _reason(answer: Answer) -> str:
     """The part of a verdict that says why it is no better: a WARN may begin with what is well."""
     parts = answer.text.split("; ")
-    word = WORDS[answer.level]
+    word = VERDICTS[answer.level]
     return next((part for part in parts if part.startswith(f"{word} ")), parts[0])
