@@ -18,7 +18,7 @@ numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy
@@ -27,17 +27,13 @@ from scipy import optimize, stats
 
 from torchcoll.comparison.results import p_text
 from torchcoll.core.units import format_percent
+from torchcoll.curves.rank_laws import GROWTH_LAWS
 from torchcoll.stats.statistics import LEVEL, holm
 
 Floats = NDArray[numpy.float64]
 
 FEWEST = 3  # numbers of ranks: two are a line whatever the law
 FLAT = 0.1  # growth over the whole range below it is none that anyone would act on
-LAWS: dict[str, Callable[[Floats], Floats]] = {
-    "log2 n": lambda n: numpy.asarray(numpy.log2(n)),
-    "n": lambda n: n,
-    "(n-1)/n": lambda n: (n - 1) / n,
-}
 MIXTURES = (("n", "(n-1)/n"), ("log2 n", "(n-1)/n"))  # latency and bandwidth of a ring, of a tree
 # Relative deviation from a law that is none: clocks and rounding reach it (as in ranges.py).
 _FLOOR = 0.005
@@ -110,13 +106,12 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Growth:
-    """result: ``constant``, a name of LAWS or of the power law, ``falls with`` one, ``grows``,
-    ``falls``, ``unclear``, ``too few points``; reason: why. law: the best of the laws of growth;
-    None where there are too few points; others: the others, the better ones first. mixtures: those
-    of MIXTURES. power: the power law. constant: the criterion of no growth. p_value: of no growth,
-    Holm's where several are judged together; by the order of the durations alone (Kendall's tau)
-    where the best law does not fit, for what it is
-    off by is no noise.
+    """result: ``constant``, a name of GROWTH_LAWS or of the power law, ``falls with`` one,
+    ``grows``, ``falls``, ``unclear``, ``too few points``; reason: why. law: the best of the laws of
+    growth; None where there are too few points; others: the others, the better ones first.
+    mixtures: those of MIXTURES. power: the power law. constant: the criterion of no growth.
+    p_value: of no growth, Holm's where several are judged together; by the order of the durations
+    alone (Kendall's tau) where the best law does not fit, for what it is off by is no noise.
     """
 
     launches: int
@@ -155,10 +150,10 @@ def _fitted(points: Sequence[tuple[int, float]]) -> Growth:
         return Growth(len(points), numbers, "too few points", reason)
     ranks = numpy.array([float(n) for n, _ in points])
     logs = numpy.log(numpy.array([ns for _, ns in points]))
-    laws = [_law(name, of(ranks), ranks, logs) for name, of in LAWS.items()]
+    laws = [_law(name, of(ranks), ranks, logs) for name, of in GROWTH_LAWS.items()]
     laws.sort(key=lambda law: law.criterion)
     # The best of several laws is chosen by the same data: all have had their chance to find growth.
-    p = min(1.0, len(LAWS) * min(law.p_value for law in laws))
+    p = min(1.0, len(GROWTH_LAWS) * min(law.p_value for law in laws))
     if not laws[0].fits:
         p = float(stats.kendalltau(ranks, logs).pvalue)
     return Growth(
@@ -232,7 +227,7 @@ def _p_lacking(name: str, scale: Floats, ranks: Floats, logs: Floats, law: Float
         return None
     if _repeated(ranks):
         return _p_scatter(ranks, logs, float(((logs - law) ** 2).sum()), 2)
-    others = [LAWS[other](ranks) for other in LAWS if other != name]
+    others = [GROWTH_LAWS[other](ranks) for other in GROWTH_LAWS if other != name]
     alone = [numpy.ones(len(ranks)), scale]
     rests = [_squares([*alone, other], logs, law) for other in others]
     squares, degrees = float((numpy.expm1(logs - law) ** 2).sum()), len(logs) - 3
@@ -242,7 +237,7 @@ def _p_lacking(name: str, scale: Floats, ranks: Floats, logs: Floats, law: Float
 
 def _mixture(pair: tuple[str, str], ranks: Floats, logs: Floats, grows: bool) -> Mixture:
     numbers, near = numpy.unique(ranks), numpy.array([logs[ranks == n].mean() for n in ranks])
-    ones, both = numpy.ones(len(ranks)), [LAWS[name](ranks) for name in pair]
+    ones, both = numpy.ones(len(ranks)), [GROWTH_LAWS[name](ranks) for name in pair]
     columns = numpy.column_stack([ones, -ones, *(one if grows else -one for one in both)])
     columns /= numpy.exp(near)[:, None]
     columns /= abs(columns).max(axis=0)
@@ -258,7 +253,7 @@ def _mixture(pair: tuple[str, str], ranks: Floats, logs: Floats, grows: bool) ->
         if repeated:
             p = _p_scatter(ranks, times, squares, 3)
         else:
-            (other,) = (LAWS[name](ranks) for name in LAWS if name not in pair)
+            (other,) = (GROWTH_LAWS[name](ranks) for name in GROWTH_LAWS if name not in pair)
             rest = _squares([ones, *both, other], logs, near)
             p = _p_gained(squares - rest, 1, rest, len(logs) - 4)
     return Mixture(" + ".join(pair), p, misfit, _POOR if repeated else _POOR_ALONE)
@@ -359,7 +354,7 @@ def _named(growth: Growth, law: Law, p: float) -> Growth:
         both = [one.name for one in growth.mixtures if one.fits and one.p_lacking is not None]
         if power.misfit <= MARGIN or (power.fits and power.p_lacking is not None):
             if not both:
-                reason = f"{' and '.join(LAWS)} do not fit; {p_text(p)}"
+                reason = f"{' and '.join(GROWTH_LAWS)} do not fit; {p_text(p)}"
                 return replace(growth, result=f"{falls}{power.name}", reason=reason)
             both.append(power.name)
         reason = (
@@ -376,7 +371,7 @@ def _named(growth: Growth, law: Law, p: float) -> Growth:
         fitting.append(power.name)
     if len(fitting) > 1:
         return replace(growth, result=which, reason=f"these fit: {', '.join(fitting)}")
-    out = [name for name in LAWS if name != law.name]
+    out = [name for name in GROWTH_LAWS if name != law.name]
     return replace(
         growth, result=f"{falls}{law.name}", reason=f"{' and '.join(out)} do not fit; {p_text(p)}"
     )
@@ -391,11 +386,11 @@ def _shared(name: str, points: Sequence[tuple[int, float]]) -> list[str]:
     logs = numpy.log(numpy.array([ns for _, ns in points]))
 
     def half(law: str) -> Floats:
-        scale = LAWS[law](ranks)
+        scale = GROWTH_LAWS[law](ranks)
         growth: Floats = (scale - scale.min()) / (scale.max() - scale.min())
         return growth
 
-    mixed = {f"{name} + {o}": half(name) + half(o) for o in LAWS if o != name}
+    mixed = {f"{name} + {o}": half(name) + half(o) for o in GROWTH_LAWS if o != name}
     return [text for text, scale in mixed.items() if not _law(text, scale, ranks, logs).rejected]
 
 

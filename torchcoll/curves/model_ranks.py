@@ -28,8 +28,8 @@ from torchcoll.curves.model_sizes import (
     quantile,
     resolved,
 )
+from torchcoll.curves.rank_laws import StepLaw, step_laws
 from torchcoll.curves.size_law import factors, fit_corrections
-from torchcoll.curves.step_laws import StepLaw, step_laws
 from torchcoll.stats.line import Floats
 
 FEWEST_RANKS = 2

@@ -1,5 +1,9 @@
-"""How many messages follow one another in a collective, and how much each rank sends: ring, tree,
-recursive doubling and linear.
+"""The laws of time over the number of ranks n, and what the algorithms of a collective make of
+them: ring, tree, recursive doubling and linear.
+
+Growth is by one of three functions: log2 n, the steps of a tree; n, the steps of a ring; (n-1)/n,
+the share of the data that each rank sends. curves/growth.py asks which of them a curve follows. A
+step law says how many messages follow one another, and how much each rank sends:
 
     time = launch + steps(n) x latency of a step + share(n) x size / bandwidth
 
@@ -12,13 +16,37 @@ hardly differ on the numbers of ranks that were measured: then both remain.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy
 
 from torchcoll.core.collectives import COLLECTIVES, Collective
 
 _MANY = 1 << 20  # ranks, at which a bus factor is its limit
+
+
+def tree_steps(n: Any) -> Any:
+    """log2 n; n: a number of ranks, or an array of them."""
+    return numpy.log2(n)
+
+
+def ring_steps(n: Any) -> Any:
+    """n - 1, which with a constant beside it is the law n."""
+    return n - 1.0
+
+
+def sent_share(n: Any) -> Any:
+    """(n-1)/n of the data (nccl-tests doc/PERFORMANCE.md, the bus factors)."""
+    return (n - 1.0) / n
+
+
+GROWTH_LAWS: dict[str, Callable[[Any], Any]] = {
+    "log2 n": tree_steps,
+    "n": lambda n: ring_steps(n) + 1,
+    "(n-1)/n": sent_share,
+}
 
 
 @dataclass(frozen=True)
@@ -46,10 +74,10 @@ def step_laws(collective: str) -> tuple[StepLaw, ...]:
         return carried if divided else steps
 
     return (
-        StepLaw("ring", lambda n: passes * (n - 1.0), carried),
-        StepLaw("tree", lambda n: passes * math.log2(n), lambda n: float(passes)),
-        StepLaw("recursive doubling", math.log2, whole(math.log2)),
-        StepLaw("linear", lambda n: n - 1.0, whole(lambda n: n - 1.0)),
+        StepLaw("ring", lambda n: passes * ring_steps(n), carried),
+        StepLaw("tree", lambda n: passes * tree_steps(n), lambda n: float(passes)),
+        StepLaw("recursive doubling", tree_steps, whole(tree_steps)),
+        StepLaw("linear", ring_steps, whole(ring_steps)),
     )
 
 
