@@ -355,10 +355,8 @@ def test_figures_of_rows_that_look_alike_are_each_their_own(imported):
     verified = [r.verification.checked if r.verification else None for r in results[6:10]]
     assert verified == [262144, None, 524288, 524288]
     assert [r.case.dtype for r in results[7:]] == ["float32", *["float16"] * 2, *["float32"] * 2]
-    results[10].cold_ns.append([1])
-    assert (results[0].cold_ns, results[10].cold_ns, results[10].batches) == ([], [[1]], [])
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = results[10].nothing
+    results[10].time_ns["host"] = [[1]]
+    assert (results[0].time_ns, results[10].time_ns) == ({}, {"host": [[1]]})
 
 
 def test_ranks_of_one_move_nothing(imported):

@@ -269,17 +269,17 @@ def _result(
         if wrong:
             place, got, expected = wrong[1]["first_wrong"]
             result.reason += f"; first on rank {wrong[0]}, element {place}: {got} for {expected}"
-    if first.get("unverified"):
-        result.warnings.append(_UNVERIFIED)
+    warnings = [_UNVERIFIED] if first.get("unverified") else []
     if result.settled is None:
-        result.warnings.append(
+        warnings.append(
             f"cold calls did not settle within {len(result.cold_ns[0])}, as rank 0 saw them"
         )
     if result.calls_per_sample > 1:
-        result.warnings.append(
+        warnings.append(
             f"each sample is the mean of up to {result.calls_per_sample} calls: "
             "events cost too much here"
         )
+    result.warnings = warnings
     return result
 
 

@@ -7,9 +7,9 @@ import shlex
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchcoll.core.case import Case, fields_of
 from torchcoll.core.display import Displayed, as_one_line
@@ -22,7 +22,7 @@ STATUSES = ("ok", "wrong", "oom", "timeout", "unsupported", "skipped", "failed")
 # These are facts about what was asked, not failures of a run.
 EXPECTED_STATUSES = ("ok", "unsupported", "skipped")
 
-Matrix = list[list[int]]  # [rank][call], nanoseconds
+Matrix = Sequence[Sequence[int]]  # [rank][call], nanoseconds
 _WHOLE = {int}
 _MOST_BINS = 1 << 20
 _BOUND = 1 << 63  # numbers from here on are no measurement, and overflow a float in a product
@@ -52,7 +52,7 @@ def check_lists(*lists: object, durations: bool = False) -> None:
     """
     least = 0 if durations else 1 - _BOUND
     for numbers in lists:
-        if not isinstance(numbers, list) or not _WHOLE.issuperset(map(type, numbers)):
+        if not isinstance(numbers, list | tuple) or not _WHOLE.issuperset(map(type, numbers)):
             raise TypeError("not a list of whole numbers")
         # Samples are many: the extremes tell, and are found at C speed.
         if numbers and not (least <= min(numbers) and max(numbers) < _BOUND):
@@ -84,14 +84,15 @@ def _packed(matrix: Matrix, durations: bool) -> Matrix:
         if durations and row and min(row) < 0:
             raise ValueError("a duration below 0")
     try:
-        return [Packed("q", row) for row in matrix]  # type: ignore[misc]
+        return [Packed("q", row) for row in matrix]
     except OverflowError:
         raise TypeError("not a whole number of 63 bits") from None
 
 
 def _listed(matrix: Matrix) -> Matrix:
     """What JSON takes of it."""
-    return [list(row) for row in matrix] if matrix and isinstance(matrix[0], Packed) else matrix
+    packed = matrix and isinstance(matrix[0], Packed)
+    return [list(row) for row in matrix] if packed else list(matrix)
 
 
 def case_from_json(data: Mapping[str, Any]) -> Case:
@@ -305,8 +306,9 @@ BLOCKS_OF_BESIDE = ("alone_ns", "work_ns", "both_calls_ns", "both_work_ns", "bot
 LATER_BLOCKS = ("later_calls_ns", "later_work_ns", "later_ns", "later_begins_ns")
 
 
-# Slots: beyond 30 fields Python gives every object a dictionary of its own, 1.2 KB each.
-@dataclass(slots=True, repr=False)
+# Slots, and () for what is empty: a table of another tool has a million rows, of which each would
+# have a dictionary of 1.2 KB and twelve empty lists of 0.7 KB.
+@dataclass(slots=True, repr=False, eq=False)
 class CaseResult:
     """One case as it ran: raw samples of all ranks, nothing derived.
 
@@ -332,7 +334,7 @@ class CaseResult:
     ordinal: calls that torchcoll had made on the communicator before call 0, barriers for alignment
     aside (0: it had to connect; None: others had used it before).
     settled: calls until the cold calls settled; None if they did not within their limit.
-    choices: algorithms that the communication library's log names for it; [] is unknown.
+    choices: algorithms that the communication library's log names for it; none is unknown.
     beside: what --beside measured, after the steady calls.
     expected_ns: what the library's own model expects of a call; None is unknown.
     stop: why the steady calls ended: count, precision, time or cap. steady_ns: how long they took
@@ -348,29 +350,29 @@ class CaseResult:
     bytes_in: int = 0
     bytes_out: int = 0
     busiest_bytes: int | None = None
-    cold_ns: Matrix = field(default_factory=list)
-    warmup_ns: Matrix = field(default_factory=list)
+    cold_ns: Matrix = ()
+    warmup_ns: Matrix = ()
     time_ns: dict[str, Matrix] = field(default_factory=dict)
-    lead_ns: Matrix = field(default_factory=list)
-    batches: list[int] = field(default_factory=list)
+    lead_ns: Matrix = ()
+    batches: Sequence[int] = ()
     start_ns: int | None = None
     start_wall_us: int | None = None
-    cold_start_ns: Matrix = field(default_factory=list)
-    batch_start_ns: list[int] = field(default_factory=list)
-    batch_start_wall_us: list[int] = field(default_factory=list)
+    cold_start_ns: Matrix = ()
+    batch_start_ns: Sequence[int] = ()
+    batch_start_wall_us: Sequence[int] = ()
     spent_ns: dict[str, int] = field(default_factory=dict)
     calls_per_sample: int = 1  # above 1 a sample is the mean of so many calls
-    members: list[int] = field(default_factory=list)  # ranks of the sub-group; [] is all
+    members: Sequence[int] = ()  # ranks of the sub-group; none is all
     ordinal: int | None = 0
     communicator: str = "shared"  # or how --fresh-group made its own
-    connect_ns: list[int] = field(default_factory=list)  # [rank]: what making its own took
+    connect_ns: Sequence[int] = ()  # [rank]: what making its own took
     settled: int | None = None
     stop: str = ""
     steady_ns: int | None = None
     verification: Verification | None = None
-    warnings: list[str] = field(default_factory=list)
+    warnings: Sequence[str] = ()
     reported: Reported | None = None
-    choices: list[Choice] = field(default_factory=list)
+    choices: Sequence[Choice] = ()
     beside: Beside | None = None
     expected_ns: int | None = None
 
@@ -378,47 +380,11 @@ class CaseResult:
         ranks = counted(self.ranks, "rank")
         return as_one_line(f"CaseResult {self.case.describe()}: {self.status}, {ranks}")
 
-    def again(self, reported: Reported) -> CaseResult:
-        """Another row of the same case, of a source that tells figures and keeps no samples.
+    def __eq__(self, other: object) -> bool:
+        """Whether a file would hold the same of both."""
+        return isinstance(other, CaseResult) and self.to_json() == other.to_json()
 
-        Its lists are made when they are first asked for: rows are many, and of each the empty lists
-        took 0.7 kB and more time than reading it. One list for all was rejected: what is added to
-        it would be in all.
-        """
-        made = CaseResult.__new__(CaseResult)
-        made.case = self.case
-        made.status = self.status
-        made.ranks = self.ranks
-        made.reason = self.reason
-        made.count = self.count
-        made.size_bytes = self.size_bytes
-        made.bytes_in = self.bytes_in
-        made.bytes_out = self.bytes_out
-        made.busiest_bytes = self.busiest_bytes
-        made.start_ns = None
-        made.start_wall_us = None
-        made.calls_per_sample = 1
-        made.ordinal = self.ordinal
-        made.communicator = self.communicator
-        made.settled = None
-        made.stop = ""
-        made.steady_ns = None
-        made.verification = self.verification
-        made.reported = reported
-        made.beside = None
-        made.expected_ns = None
-        return made
-
-    if not TYPE_CHECKING:  # which would take any name for a field
-
-        def __getattr__(self, name: str) -> Any:
-            """A list that ``again`` left out: Python asks here for a slot without value."""
-            make = _FACTORIES.get(name)
-            if make is None:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            value = make()
-            setattr(self, name, value)
-            return value
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def expected(self) -> bool:
@@ -427,7 +393,7 @@ class CaseResult:
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in _RESULT_FIELDS}
-        data |= {name: _listed(data[name]) for name in _MATRICES}
+        data |= {name: _listed(data[name]) for name in _SEQUENCES}
         data["time_ns"] = {clock: _listed(matrix) for clock, matrix in self.time_ns.items()}
         data["case"] = self.case.to_json()
         if self.verification:
@@ -480,7 +446,7 @@ class CaseResult:
         """A file may hold anything: what is no CaseResult is refused here, not met by a report."""
 
         def checked(matrix: Any, durations: bool) -> Matrix:
-            if not isinstance(matrix, list):
+            if not isinstance(matrix, list | tuple):
                 raise TypeError("samples are not lists by rank")
             if large:
                 return _packed(matrix, durations)
@@ -510,12 +476,8 @@ class CaseResult:
 
 _RESULT_FIELDS = tuple(f.name for f in dataclasses.fields(CaseResult))
 _RESULT_NAMES = frozenset(_RESULT_FIELDS)
+_SEQUENCES = tuple(f.name for f in dataclasses.fields(CaseResult) if f.default == ())
 _MATRICES = {f.name for f in dataclasses.fields(CaseResult) if f.type == "Matrix"}
-_FACTORIES = {
-    f.name: f.default_factory
-    for f in dataclasses.fields(CaseResult)
-    if f.default_factory is not MISSING
-}
 
 
 def shortfall(results: Sequence[CaseResult]) -> tuple[str, CaseResult] | None:

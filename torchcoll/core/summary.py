@@ -483,7 +483,7 @@ def first_results(results: Sequence[CaseResult], backend: str | None = None) -> 
     return [r for r in alike if replace(r.case, group=None) == first]
 
 
-def cold_by_rank(results: Sequence[CaseResult]) -> dict[int, list[int]]:
+def cold_by_rank(results: Sequence[CaseResult]) -> dict[int, Sequence[int]]:
     """Rank of the launch, ascending -> its cold calls, of one case in all of its sub-groups."""
     found = {
         result.members[place] if place < len(result.members) else place: row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -245,17 +245,18 @@ def results_of(
             plain = plain and block.error is None
             key = (*size, row.op, row.root, block.in_place, block.wrong)
             if plain and (first := firsts.get(key)):
-                result = first.again(_reported(block, launch))
+                result = replace(first, reported=_reported(block, launch), time_ns={}, spent_ns={})
             else:
                 result = _result(row, block, launch)
                 if plain:
                     firsts[key] = result
             if disagrees and disagrees(row.size, block):
                 odd.append(row.line)
-                result.warnings.append(
+                result.warnings = [
+                    *result.warnings,
                     f"given algbw {block.algbw:g}, busbw {block.busbw:g} do not follow from size, "
-                    "time and ranks"
-                )
+                    "time and ranks",
+                ]
             results.append(result)
     if odd:
         found.warn(

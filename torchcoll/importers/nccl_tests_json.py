@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.result import Matrix
 from torchcoll.core.summary import slowest
 from torchcoll.core.variables import kept_variables
 from torchcoll.importers.base import (
@@ -209,7 +208,7 @@ def _per_iteration(block: Block, data: object) -> None:
     block.p99_ns = ns_of_us(data.get("p99_us"))
     each = data.get("per_process_max_times_us")
     rows = each if isinstance(each, list) and each else [data.get("times_us")]
-    samples: Matrix = []
+    samples: list[list[int]] = []
     for times in rows:
         values = [number(t) for t in times] if isinstance(times, list) else []
         if not values or None in values:

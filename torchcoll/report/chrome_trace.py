@@ -133,7 +133,7 @@ def _of_case(
             at += max(own)
 
 
-def _cold(result: CaseResult) -> Iterator[tuple[list[int], list[int]]]:
+def _cold(result: CaseResult) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
     for place, durations in enumerate(result.cold_ns):
         starts = result.cold_start_ns
         yield durations, starts[place] if place < len(starts) else []

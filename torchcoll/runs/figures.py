@@ -50,7 +50,7 @@ def _sampled(run: Run) -> list[CaseResult]:
     return [one for one in run.results if one.status == "ok" and one.time_ns]
 
 
-def _samples(result: CaseResult) -> list[list[int]]:
+def _samples(result: CaseResult) -> Sequence[Sequence[int]]:
     return result.time_ns[default_clock(result) or ""]
 
 
