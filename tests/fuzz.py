@@ -34,7 +34,8 @@ from torchcoll.importers.registry import import_file
 from torchcoll.importers.traces import read_traffic
 from torchcoll.inputs import load
 from torchcoll.libraries.dumps import read_dump
-from torchcoll.libraries.job_logs import file_rows, job_log, jobs_of, read_log
+from torchcoll.libraries.job_logs import file_rows, job_log
+from torchcoll.libraries.log_files import jobs_of, read_log
 from torchcoll.libraries.show import show_logs
 from torchcoll.matrix.blocks import make_plan
 from torchcoll.matrix.command import show_summary

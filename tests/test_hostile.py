@@ -16,7 +16,7 @@ from torchcoll.core.traffic import Traffic
 from torchcoll.importers import base
 from torchcoll.importers.traces import read_traffic
 from torchcoll.inputs import load
-from torchcoll.libraries.job_logs import read_log
+from torchcoll.libraries.log_files import read_log
 from torchcoll.libraries.nccl.log import NcclLogReader
 
 # What numpy, pandas and the interpreter map themselves is about 500 MB of address space.

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torchcoll
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, paired_ratio
-from torchcoll.stats.statistics import geometric
+from torchcoll.stats.ratios import geometric
 from torchcoll.training.plans import BucketPlan
 
 ROUNDS, STEPS = 3, 5

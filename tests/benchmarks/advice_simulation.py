@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from common import title
 
-from torchcoll.stats.statistics import geometric
+from torchcoll.stats.ratios import geometric
 from torchcoll.training import choices
 from torchcoll.training.advise import CAPS_MB, proposals
 from torchcoll.training.backward import of_parameters

@@ -27,7 +27,7 @@ from made_launches import measured
 from made_launches import run as made_run
 
 from torchcoll import load
-from torchcoll.comparison.compare import error_summary
+from torchcoll.comparison.prediction import error_summary
 from torchcoll.core.result import Run
 from torchcoll.core.summary import summarise
 from torchcoll.curves.astra_export import export_run

@@ -26,17 +26,9 @@ from versus import Scenario, seen_of, simulate
 
 from torchcoll.comparison.results import Judged, with_bound
 from torchcoll.stats.needed import Target
+from torchcoll.stats.ratios import ORDERED, exp, holm_levels, ratio_of
 from torchcoll.stats.sequential import half_width
-from torchcoll.stats.statistics import (
-    ORDERED,
-    exp,
-    holm_levels,
-    least_squares,
-    model_of,
-    noise_share,
-    ratio_of,
-    side_error,
-)
+from torchcoll.stats.statistics import least_squares, model_of, noise_share, side_error
 
 NOISES = (0.05, 0.1, 0.2)
 CHANGES = (0.0, 0.03, 0.1, 0.3)

@@ -38,15 +38,13 @@ from torchcoll.stats.needed import (
     launches_needed,
     launches_range,
 )
+from torchcoll.stats.ratios import LEVEL, ORDERED, ratio_of
 from torchcoll.stats.statistics import (
-    LEVEL,
-    ORDERED,
     least_squares,
     model_of,
     noise_share,
     outlier_deviates,
     outlier_limit,
-    ratio_of,
     side_error,
 )
 

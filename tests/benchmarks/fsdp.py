@@ -31,7 +31,7 @@ from torch.distributed.fsdp import fully_shard
 import torchcoll
 from torchcoll.core.result import Run
 from torchcoll.core.summary import paired_ratio
-from torchcoll.stats.statistics import geometric
+from torchcoll.stats.ratios import geometric
 
 ROUNDS, STEPS, SKIP = 3, 5, 2
 BLOCKS, WIDTH = 8, 256

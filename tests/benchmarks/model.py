@@ -30,7 +30,7 @@ import numpy
 from common import title
 
 from torchcoll import load
-from torchcoll.comparison.compare import error_summary
+from torchcoll.comparison.prediction import error_summary
 from torchcoll.core.errors import TorchcollError
 from torchcoll.curves.model_fit import curves_of, fit_entries, fit_model
 from torchcoll.curves.model_sizes import Kinds

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from common import title
 
-from torchcoll.core.summary import two_modes
+from torchcoll.core.two_modes import two_modes
 
 SERIES, COUNTS = 2000, (20, 40, 100, 400)
 Draw = Callable[[random.Random], float]

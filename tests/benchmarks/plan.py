@@ -33,9 +33,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcoll
+from torchcoll.core.intervals import Union
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, paired_ratio, summarise
-from torchcoll.core.traffic import Traffic, Union
+from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.training.projection import Projection, plan_traffic

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchcoll.core.traffic import Span, Union, merged
+from torchcoll.core.intervals import Span, Union, merged
 from torchcoll.importers import traces
 from torchcoll.training.clocks import measured_offsets
 from torchcoll.training.joined import join_ranks

@@ -27,12 +27,13 @@ from scipy import stats
 
 from torchcoll.comparison.versus import Versus
 from torchcoll.core.file import save
-from torchcoll.matrix.axes import Cell, command_of
+from torchcoll.matrix.axes import Cell
 from torchcoll.matrix.blocks import LaunchPlan
+from torchcoll.matrix.launch_command import command_of
 from torchcoll.stats.needed import asked, power
+from torchcoll.stats.ratios import ORDERED
 from torchcoll.stats.sequential import FIRST_LOOK, Decided, Looks, Seen, due
 from torchcoll.stats.statistics import (
-    ORDERED,
     least_squares,
     model_of,
     noise_share,

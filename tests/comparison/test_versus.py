@@ -28,8 +28,9 @@ from torchcoll.comparison.versus_show import answer, repeat_text, round_text, sh
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.matrix import processes
-from torchcoll.matrix.axes import Cell, command_of
+from torchcoll.matrix.axes import Cell
 from torchcoll.matrix.blocks import LaunchPlan
+from torchcoll.matrix.launch_command import command_of
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
 K, M = 1 << 10, 1 << 20

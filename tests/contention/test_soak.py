@@ -19,7 +19,7 @@ from torchcoll.bench.control import Control
 from torchcoll.bench.output import Output
 from torchcoll.bench.recorder import Recorder
 from torchcoll.bench.soak import WINDOWS
-from torchcoll.contention.show import curve
+from torchcoll.contention.soak_show import curve
 from torchcoll.contention.soaked import soaked
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError

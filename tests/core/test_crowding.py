@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchcoll.core.plausibility import apart, crowded
+from torchcoll.core.shared_cores import apart, crowded
 
 
 def member(host: str, affinity: str) -> dict:

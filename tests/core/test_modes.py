@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.core.summary import Modes, two_modes
+from torchcoll.core.two_modes import Modes, two_modes
 
 FAST = [400, 410, 420, 430, 440, 450, 460, 470, 480, 490, 500, 510, 520]
 SLOW = [2000, 2500, 3000, 3500, 3600, 3800, 4000]

@@ -23,7 +23,7 @@ from torchcoll.forcing.algorithms import algorithms
 from torchcoll.forcing.contest import CellAt, Forced, SizeFound, disobeyed, requested
 from torchcoll.forcing.exports import limits
 from torchcoll.forcing.show import show_algorithms
-from torchcoll.stats.statistics import Ratio
+from torchcoll.stats.ratios import Ratio
 
 _NUMBERS = itertools.count()
 measured = partial(measured_on, backend="nccl", device="cuda")

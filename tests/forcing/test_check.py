@@ -7,7 +7,7 @@ from made_launches import measured, run
 
 from torchcoll.core.result import Choice
 from torchcoll.forcing.check import Ran, what_ran
-from torchcoll.libraries.nccl.algorithms import TunerRule
+from torchcoll.libraries.nccl.tuner import TunerRule
 from torchcoll.libraries.oneccl.algorithms import algorithm_at
 
 RULES = [

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from torchcoll.importers.source import decoded, members
+from torchcoll.importers.large_json import decoded, members
 
 DATA = {"a": 12.5, "list": [{"x": [1, 2]}, "t]ext", -3, None], "é": {"b": []}, "none": [], "n": 123}
 

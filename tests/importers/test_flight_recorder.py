@@ -14,7 +14,7 @@ from foreign_traces import CONFIG, entry
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.importers.base import HIDDEN_OP, collective_of, dtype_of, rank_in, ranks_in
+from torchcoll.importers.torch_names import HIDDEN_OP, collective_of, dtype_of, rank_in, ranks_in
 from torchcoll.importers.traces import read_traffic
 from torchcoll.training.traffic_show import traffic_grids
 from torchcoll.training.traffic_table import summarise_traffic

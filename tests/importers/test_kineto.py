@@ -21,7 +21,7 @@ from ranks import Job
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.importers.base import HIDDEN_OP
+from torchcoll.importers.torch_names import HIDDEN_OP
 from torchcoll.importers.traces import read_traffic
 
 US = 1000  # ns

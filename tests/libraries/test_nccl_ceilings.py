@@ -15,9 +15,10 @@ from torchcoll.libraries.nccl.ceilings import (
     limits_of,
     reach_of,
 )
-from torchcoll.libraries.nccl.topology import graphs as graphs_in
-from torchcoll.libraries.nccl.topology import read_tree, topology
+from torchcoll.libraries.nccl.graphs import graphs as graphs_in
+from torchcoll.libraries.nccl.topology import topology
 from torchcoll.libraries.nccl.ways import nearest, rails, tree_lines, way
+from torchcoll.libraries.nccl.xml_tree import read_tree
 
 
 def read(tmp_path, text, name="topo.xml"):

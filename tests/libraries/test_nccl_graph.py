@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.libraries.nccl.topology import Graphs, graphs, pattern_name, read_tree
+from torchcoll.libraries.nccl.graphs import Graphs, graphs, pattern_name
+from torchcoll.libraries.nccl.xml_tree import read_tree
 
 
 def read(tmp_path, *texts: str) -> list[Graphs]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from torchcoll.machine import gpu_state
+from torchcoll.machine import intel_gpus as intel
 
 PLACE = "0000:3a:00.0"
 
@@ -63,14 +63,14 @@ def nothing(command):
     ],
 )
 def test_sysfs(sysfs, files, expected):
-    (gpu,) = gpu_state.intel_gpus([PLACE], sysfs(files), nothing)
+    (gpu,) = intel.intel_gpus([PLACE], sysfs(files), nothing)
     names = ("sm_clock_mhz", "sm_clock_max_mhz", "reasons", "temperature_c", "energy_uj")
     assert tuple(gpu[name] for name in names) == expected
     assert (gpu["place"], gpu["processes"]) == (PLACE, None)
 
 
 def test_a_device_that_sysfs_does_not_have(tmp_path):
-    (gpu,) = gpu_state.intel_gpus([PLACE], str(tmp_path), nothing)
+    (gpu,) = intel.intel_gpus([PLACE], str(tmp_path), nothing)
     assert gpu == {"place": PLACE, "index": 0, "processes": None}
 
 
@@ -87,14 +87,14 @@ def test_processes(tmp_path):
         asked.append(command)
         return json.dumps({"device_util_by_proc_list": listed})
 
-    (gpu,) = gpu_state.intel_gpus([PLACE], str(tmp_path), answer)
+    (gpu,) = intel.intel_gpus([PLACE], str(tmp_path), answer)
     assert gpu["processes"] == [{"pid": 768707, "name": "python", "size_bytes": 5_726_404_000}]
     assert asked == [["xpu-smi", "ps", "-d", PLACE, "-j"]]
 
 
 @pytest.mark.parametrize("text", ["", "Error: no", '{"error": "Device not found"}', "[1]"])
 def test_an_answer_that_is_none(tmp_path, text):
-    (gpu,) = gpu_state.intel_gpus([PLACE], str(tmp_path), lambda command: text)
+    (gpu,) = intel.intel_gpus([PLACE], str(tmp_path), lambda command: text)
     assert gpu["processes"] is None
 
 
@@ -106,12 +106,12 @@ def test_the_real_command(tmp_path, monkeypatch):
         ("echo '{\"device_util_by_proc_list\": []}'; exit 1", 60, None),
         ("exec sleep 60", 0.1, None),
     ):
-        monkeypatch.setattr(gpu_state, "_TIMEOUT_S", timeout_s)
+        monkeypatch.setattr(intel, "_TIMEOUT_S", timeout_s)
         command.write_text(f"#!/bin/sh\n{script}\n")
         command.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        (gpu,) = gpu_state.intel_gpus([PLACE], str(tmp_path))
+        (gpu,) = intel.intel_gpus([PLACE], str(tmp_path))
         assert gpu["processes"] == expected
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    (gpu,) = gpu_state.intel_gpus([PLACE], str(tmp_path))
+    (gpu,) = intel.intel_gpus([PLACE], str(tmp_path))
     assert gpu["processes"] is None

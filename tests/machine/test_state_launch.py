@@ -13,8 +13,8 @@ from ranks import command
 
 import torchcoll
 from torchcoll.bench.recorder import tell_links
-from torchcoll.machine import environment, state
-from torchcoll.machine.state import Watch, strangers
+from torchcoll.machine import environment, host_watch, state
+from torchcoll.machine.host_watch import Watch, strangers
 
 PLACES = ("0000:1b:00.0", "0000:2c:00.0")
 LINKS = {("NvLinkState", 0): 1, ("NvLinkRemoteDeviceType", 0): 2}
@@ -39,7 +39,7 @@ def test_a_plain_launch(launch, tmp_path):
     assert torchcoll.load(tmp_path / "again.jsonl").machine == [before, after]
 
 
-STATE = ("torchcoll.machine.state", "torchcoll.machine.gpu_state")
+STATE = ("torchcoll.machine.host_watch", "torchcoll.machine.gpu_state")
 
 
 def test_only_one_rank_of_a_host_loads_it(jobs, tmp_path):
@@ -49,7 +49,7 @@ def test_only_one_rank_of_a_host_loads_it(jobs, tmp_path):
         for name in [
             n
             for n in sys.modules
-            if n in ("torchcoll.machine.state", "torchcoll.machine.gpu_state")
+            if n in ("torchcoll.machine.host_watch", "torchcoll.machine.gpu_state")
         ]:
             del sys.modules[name]
 
@@ -60,14 +60,14 @@ def test_only_one_rank_of_a_host_loads_it(jobs, tmp_path):
             names = [
                 n
                 for n in sys.modules
-                if n in ("torchcoll.machine.state", "torchcoll.machine.gpu_state")
+                if n in ("torchcoll.machine.host_watch", "torchcoll.machine.gpu_state")
             ]
             Path(f"loaded{os.environ['RANK']}").write_text(" ".join(names))
 
     job = jobs(tmp_path, look, 3, setup=forget)
     assert job.codes() == [0, 0, 0], job.text(0)
     loaded = [(tmp_path / f"loaded{rank}").read_text() for rank in range(3)]
-    assert "torchcoll.machine.state" in loaded[0]
+    assert "torchcoll.machine.host_watch" in loaded[0]
     assert loaded[1:] == ["", ""]
 
 
@@ -93,7 +93,7 @@ def with_gpus(first, second, later=None):
                 library = FakeNvml(tables, later={PLACES[0]: later or {}})
                 super().__init__("cuda", places, pids, library=library)
 
-        state.Watch = WithDriver
+        host_watch.Watch = WithDriver
 
     return setup
 

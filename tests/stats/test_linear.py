@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from torchcoll.stats.ratios import holm
 from torchcoll.stats.statistics import (
     Figures,
     common_share,
     deleted_residuals,
-    holm,
     least_squares,
     model_of,
     outlier_limit,

@@ -18,8 +18,7 @@ from torchcoll.stats.needed import (
     power,
     smallest_difference,
 )
-from torchcoll.stats.sequential import bounds, least_t
-from torchcoll.stats.statistics import (
+from torchcoll.stats.ratios import (
     ONE_NOISE,
     ORDERED,
     PAIRED,
@@ -28,6 +27,7 @@ from torchcoll.stats.statistics import (
     paired_ratio,
     ratio_of,
 )
+from torchcoll.stats.sequential import bounds, least_t
 
 LIMIT = math.log(1.02)
 

@@ -20,7 +20,7 @@ from torch.distributed.run import get_args_parser
 import torchcoll
 from torchcoll import cli
 from torchcoll.bench import control, session, watchdog
-from torchcoll.core import plausibility
+from torchcoll.core import shared_cores
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
@@ -117,7 +117,7 @@ def test_every_kind_of_call(jobs, tmp_path):
     reported.save(tmp_path / "t.jsonl")
 
     def setup(rank: int) -> None:
-        plausibility.crowded = lambda members: [("here", "3 ranks on 1 core")]
+        shared_cores.crowded = lambda members: [("here", "3 ranks on 1 core")]
 
     job = jobs(tmp_path, console("t.jsonl", "--steps", "3", "-J", "out.jsonl"), 2, setup=setup)
     assert job.codes() == [0, 0], job.text(0) + job.text(1)

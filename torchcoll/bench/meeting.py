@@ -174,9 +174,6 @@ def _check_host(master: Master) -> None:
     )
 
 
-# -- host and port -------------------------------------------------------------------------------
-
-
 def find_master(launch: Launch, environ: Mapping[str, str] | None = None) -> Master:
     """MASTER_ADDR and MASTER_PORT, or what follows from the launcher's and the scheduler's lists.
 
@@ -309,9 +306,6 @@ def _numbers(text: str, whole: str, what: str) -> list[str]:
         low, high = match[1], match[2] or match[1]
         found += (str(number).zfill(len(low)) for number in range(int(low), int(high) + 1))
     return found
-
-
-# -- a file instead of a port --------------------------------------------------------------------
 
 
 # How torch's FileStore begins. Of any other file it reads nonsense as lengths, and never returns.

@@ -99,8 +99,6 @@ class Output:
         self._nothing = self._done.issuperset(earlier.cases(self._ranks))
         return earlier
 
-    # -- the file ----------------------------------------------------------------------------
-
     def emit(self, record: str, data: dict[str, Any]) -> None:
         """One record to the file; durable where a crash must not take it."""
         if record == "header":
@@ -165,8 +163,6 @@ class Output:
             action = "Remove it, or name another file with --output."
             raise UsageError("library-log", folder, "a folder that does not exist", action)
         return Writer(path)
-
-    # -- the table ---------------------------------------------------------------------------
 
     def begin(self, session: Session) -> list[int]:
         """Show the header; the indices of the cases that are to run."""

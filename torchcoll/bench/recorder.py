@@ -1,4 +1,6 @@
-"""What every rank has sent of a case, or of a pair, put together. Loaded on rank 0 alone."""
+"""Rank 0's account of a launch: header, members, states of the hosts, and of each case what every
+rank has sent, put together. Loaded on rank 0 alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.stopping import present
 from torchcoll.bench.verify import tolerance_ulp
-from torchcoll.core import plausibility
+from torchcoll.core import shared_cores
 from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.file import SCHEMA
 from torchcoll.core.result import (
@@ -29,10 +31,6 @@ if TYPE_CHECKING:
     from torchcoll.bench.session import Session
     from torchcoll.core.backends import BackendEntry
     from torchcoll.machine.setting_traps import Finding
-
-
-# -------------------------------------------------------------------------------------------------
-# Rank 0's account of a launch. Loaded on rank 0 alone.
 
 
 class Recorder:
@@ -95,10 +93,6 @@ class Recorder:
             self._emit("end", self.run.end)
 
 
-# -------------------------------------------------------------------------------------------------
-# What stands before the first case: the header, and who the ranks are. Loaded on rank 0 alone.
-
-
 def header(session: Session, argv: list[str] | None) -> dict[str, Any]:
     """The data of the record ``header``."""
     spec, entries, local = session.spec, session.entries, session.local
@@ -146,7 +140,7 @@ def keep_members(
     recorder.members(gathered)
     for name in phases[0]:
         recorder.phase(name, [phase.get(name, 0) for phase in phases])
-    for host, text in (*plausibility.crowded(gathered), *plausibility.apart(gathered)):
+    for host, text in (*shared_cores.crowded(gathered), *shared_cores.apart(gathered)):
         recorder.event("warning", f"{host}: {text}")
     _keep_traps(session, recorder, gathered, known)
     if states:
@@ -171,8 +165,8 @@ def _keep_traps(
     on_cpu = session.local.device.kind == "cpu"
     bindings = on_cpu and any(entry.module and entry.family for entry in session.entries)
     found: dict[tuple[str, str], tuple[Finding, list[str]]] = {}
-    for host, here in plausibility.by_host(members).items():
-        cores = len(plausibility.cores_of(here)) or 2 * len(here)  # unknown: taken for enough
+    for host, here in shared_cores.by_host(members).items():
+        cores = len(shared_cores.cores_of(here)) or 2 * len(here)  # unknown: taken for enough
         settings = Settings(variables, session.launch.launcher, len(here), cores, bindings)
         for finding in setting_traps(settings):
             if not finding.backends or names & set(finding.backends):
@@ -186,9 +180,6 @@ def _keep_traps(
             hosts=hosts,
             backends=sorted(names & set(finding.backends)),
         )
-
-
-# -------------------------------------------------------------------------------------------------
 
 
 _UNVERIFIED = (
@@ -330,9 +321,6 @@ def _verify(
         result.status = "wrong"
         result.reason = ", ".join(stated)
 
-
-# -------------------------------------------------------------------------------------------------
-# What rank 0 makes of the states of all hosts: records, warnings, and the links of each rank.
 
 State = dict[str, Any]
 

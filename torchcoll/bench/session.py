@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torchcoll.core.backends import BackendEntry
     from torchcoll.core.result import Run
     from torchcoll.machine.devices import Device
-    from torchcoll.machine.state import Watch
+    from torchcoll.machine.host_watch import Watch
 
 _HOSTS_NAMED = 4  # of those that have come, on the terminal
 Places = list[tuple[str, str | None]]  # host and device of each rank
@@ -464,7 +464,7 @@ class Session:
         host, _ = places[self.local.rank]
         on_host = [rank for rank, (name, _) in enumerate(places) if name == host]
         if self.local.rank == on_host[0]:
-            from torchcoll.machine.state import Watch
+            from torchcoll.machine.host_watch import Watch
 
             devices = [place for rank in on_host if (place := places[rank][1])]
             pids = [control.members[rank]["pid"] for rank in on_host]

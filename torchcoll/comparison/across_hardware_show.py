@@ -16,17 +16,13 @@ from torchcoll.stats.sides import NOT_KNOWN
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
     from torchcoll.comparison.results import Compared
-    from torchcoll.stats.differences import Profile
+    from torchcoll.stats.across_hardware import Profile
     from torchcoll.stats.sides import Measured
 
 
 def is_across_hardware(comparison: Comparison) -> bool:
     """Whether the sides can only be shown next to each other: no case has a ratio."""
     return bool(comparison.profiles) and not comparison.ranked
-
-
-# -------------------------------------------------------------------------------------------------
-# The answer.
 
 
 def across_answer(comparison: Comparison) -> Answer:
@@ -149,14 +145,10 @@ def _shares_texts(comparison: Comparison) -> list[str]:
 
 def share_of(items: Sequence[Measured], best_gbps: float | None) -> float | None:
     """Geometric as the best is: an arithmetic mean would exceed 100 %."""
-    from torchcoll.stats.statistics import geometric
+    from torchcoll.stats.ratios import geometric
 
     mean = geometric(m.row.busbw_gbps for m in items)
     return mean / best_gbps if mean and best_gbps else None
-
-
-# -------------------------------------------------------------------------------------------------
-# The tables.
 
 
 def settings_grid(comparison: Comparison) -> Grid:
@@ -275,10 +267,6 @@ def _share_text(share: float | None) -> str:
 
 def _algorithms_text(items: Sequence[Measured]) -> str:
     return one_line(", ".join(dict.fromkeys(m.row.algorithm for m in items if m.row.algorithm)))
-
-
-# -------------------------------------------------------------------------------------------------
-# Cases of one side.
 
 
 def alone_line(comparison: Comparison) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchcoll.comparison.fits import Fitted, fit_pairs
+from torchcoll.comparison.prediction import ScenarioError, has_model, scenario_errors, scenarios
 from torchcoll.comparison.results import (
     FIRST_CALLS,
     NO_STARTS,
@@ -26,28 +26,19 @@ from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError, choice, did_you_mean
 from torchcoll.core.summary import OVER_RANKS
 from torchcoll.inputs import Source
+from torchcoll.stats.across_hardware import Profile, Start, profile, start
 from torchcoll.stats.differences import (
     Difference,
-    Profile,
-    Start,
     differences_of,
     hidden_of,
-    profile,
     separate_of,
     settings_of,
-    start,
     taken_of,
     unknown_of,
     ways_of,
 )
-from torchcoll.stats.matching import (
-    NAMES,
-    Condition,
-    Pair,
-    conditions,
-    pairs_of,
-    sizes_of_sides,
-)
+from torchcoll.stats.filters import Condition, conditions
+from torchcoll.stats.matching import NAMES, Pair, pairs_of, sizes_of_sides
 from torchcoll.stats.sides import (
     METRICS,
     Reading,
@@ -59,92 +50,6 @@ from torchcoll.stats.sides import (
     values_by_name,
 )
 from torchcoll.stats.statistics import Outlier
-
-# -------------------------------------------------------------------------------------------------
-# A side that is a prediction: how far it is from what was measured.
-
-MODEL = "model"  # a side of this name is a prediction
-
-
-@dataclass(frozen=True)
-class ErrorSummary:
-    """Shares. geomean: the measure of papers on simulators, which one size that is nearly exact
-    pulls far down: it never stands without the mean and the worst.
-    """
-
-    count: int
-    geomean: float
-    mean: float
-    worst: float
-
-
-def error_summary(errors: Sequence[float]) -> ErrorSummary:
-    """Of |predicted / measured - 1|, at least one."""
-    exact = min(errors) == 0
-    geomean = 0.0 if exact else math.exp(math.fsum(map(math.log, errors)) / len(errors))
-    return ErrorSummary(len(errors), geomean, math.fsum(errors) / len(errors), max(errors))
-
-
-def has_model(base: Side, new: Side) -> bool:
-    """Whether one side, not both, is the prediction."""
-    return (base.name == MODEL) != (new.name == MODEL)
-
-
-def error_of(row: Compared, new: Side) -> float | None:
-    """predicted / measured - 1 of one case; None without a ratio."""
-    if not row.ratio:
-        return None
-    return (row.ratio if new.name == MODEL else 1 / row.ratio) - 1
-
-
-def model_errors(base: Side, new: Side, rows: Sequence[Compared]) -> list[tuple[float, Compared]]:
-    """|predicted / measured - 1| of the cases with a ratio; [] where no side, or both, is the
-    model.
-    """
-    if not has_model(base, new):
-        return []
-    return [(abs(e), row) for row in rows if (e := error_of(row, new)) is not None]
-
-
-@dataclass(frozen=True)
-class ScenarioError:
-    """How far predictions are off over the cases of one scenario, which differ in nothing but the
-    size. pair: the first of them, which names it; None: of all. worst: the case of the largest.
-    """
-
-    pair: Pair | None
-    found: ErrorSummary
-    worst: Compared
-
-
-def scenario_errors(base: Side, new: Side, rows: Sequence[Compared]) -> list[ScenarioError]:
-    """Those of all cases with a ratio, then of each scenario; [] where there is no model."""
-    tables = tables_of([row for _, row in model_errors(base, new, rows)])
-    groups = [(None, rows), *((table[0].pair, table) for table in tables)]
-    found = [(pair, model_errors(base, new, own)) for pair, own in groups if tables]
-    return [
-        ScenarioError(pair, error_summary([e for e, _ in own]), max(own, key=lambda one: one[0])[1])
-        for pair, own in found
-    ]
-
-
-# Labels that number launches and cells: no scenario is told by them.
-_OF_MATRIX = ("label=launch", "label=cell")
-
-
-def _scenarios(base: Side, new: Side) -> tuple[str, ...]:
-    """The labels by which both the model and what it predicts tell several scenarios apart."""
-    ours, theirs = values_by_name(base), values_by_name(new)
-    return tuple(
-        name
-        for name, values in ours.items()
-        if name.startswith("label=")
-        and name not in _OF_MATRIX
-        and len(set(values) & set(theirs.get(name, []))) > 1
-    )
-
-
-# -------------------------------------------------------------------------------------------------
 
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 
@@ -263,7 +168,7 @@ def matched(
     names = tuple(n.strip() for n in by.split(",")) if isinstance(by, str) and by else tuple(by)
     _check_names(names, ours, theirs)
     if not names and has_model(ours, theirs):
-        names = _scenarios(ours, theirs)
+        names = scenarios(ours, theirs)
     pairs, reading = _pairs_of(ours, theirs, metric, over_ranks, conditions(filter), names)
     return Matched(ours, theirs, metric, reading, pairs, names)
 

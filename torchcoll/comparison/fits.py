@@ -29,11 +29,12 @@ from torchcoll.comparison.results import (
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import format_size
-from torchcoll.stats.differences import unlike, unlike_ranks
+from torchcoll.stats.across_hardware import unlike, unlike_ranks
 from torchcoll.stats.line import fit_line
 from torchcoll.stats.matching import Pair, sizes_of_sides
+from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Measured, Side
-from torchcoll.stats.statistics import Figures, geometric
+from torchcoll.stats.statistics import Figures
 
 FEWEST_SIZES = 3
 POOR = 0.25  # beyond, the sizes follow no line, and its figures are none of the collective's

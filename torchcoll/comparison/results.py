@@ -11,7 +11,7 @@ from typing import Any
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
 from torchcoll.core.summary import COLD_CALL, Row, median, stated
 from torchcoll.core.units import counted, format_percent, format_ratio
-from torchcoll.stats.differences import unlike, unlike_ranks
+from torchcoll.stats.across_hardware import unlike, unlike_ranks
 from torchcoll.stats.matching import Pair
 from torchcoll.stats.needed import (
     SEARCH_LAUNCHES,
@@ -21,26 +21,25 @@ from torchcoll.stats.needed import (
     least_difference,
     smallest_difference,
 )
-from torchcoll.stats.sides import METRICS, Measured, Side
-from torchcoll.stats.statistics import (
+from torchcoll.stats.ratios import (
     LEVEL,
-    Figures,
-    Outlier,
     Ratio,
-    common_share,
     exp,
     geometric,
     holm,
     holm_levels,
     least_mann_whitney,
     mann_whitney,
+)
+from torchcoll.stats.sides import METRICS, Measured, Side
+from torchcoll.stats.statistics import (
+    Figures,
+    Outlier,
+    common_share,
     outliers,
     plain_ratio,
     side_ratio,
 )
-
-# -------------------------------------------------------------------------------------------------
-# From launches to a result on each case: start at unclear, and move only on evidence.
 
 RESULTS = ("faster", "slower", "same", "unclear", "incomparable")
 NEEDS = (
@@ -232,8 +231,6 @@ def outlier_text(name: str, one: Outlier) -> str:
 def p_text(p: float) -> str:
     return "p < 0.0001" if p < 0.0001 else f"p {p:.2g}" if p < 0.995 else "p 1"
 
-
-# -------------------------------------------------------------------------------------------------
 
 FIRST_CALLS = "first calls of a process: torchcoll cold"
 

@@ -101,8 +101,6 @@ def comparison_grids(found: Comparison, only: str = "", every: bool = False) -> 
     return [first, *grids, last]
 
 
-# -------------------------------------------------------------------------------------------------
-
 _MOST_CASES = 40  # of a model, of which the scenarios are the answer
 
 
@@ -143,9 +141,6 @@ def _model_answer(found: Comparison) -> Answer | None:
         f"{_off(every.worst)} ({where})"
     )
 
-
-# -------------------------------------------------------------------------------------------------
-# The answer in one sentence, and which cases stand in the tables.
 
 _CHANGED = ("slower", "faster")
 _FAULTS = ("wrong in new", "failed in new", "timeout in new", "oom in new")
@@ -400,9 +395,6 @@ def _folded(title: str, rows: Sequence[Compared], told: str) -> str:
     return f"  {title}{where}: {'; '.join(words)}"
 
 
-# -------------------------------------------------------------------------------------------------
-
-
 _MOST_ALONE = 2  # tables of one side that have a line each
 
 
@@ -562,7 +554,7 @@ def case_grid(
 
 
 def _error_cell(found: Comparison, row: Compared) -> str:
-    from torchcoll.comparison.compare import error_of
+    from torchcoll.comparison.prediction import error_of
 
     error = error_of(row, found.new)
     return f"{row.result}" if error is None else f"{100 * error:+.1f} %"
@@ -652,9 +644,6 @@ def _below(found: Comparison) -> list[str]:
     return lines + [one_line(note) for note in found.notes]
 
 
-# -------------------------------------------------------------------------------------------------
-# A comparison as tables, markdown, CSV and JSON.
-
 SCHEMA = "torchcoll-comparison/1"
 _FOUND = (
     *("result", "reason", "ratio", "ratio_low", "ratio_high", "p_value"),
@@ -701,7 +690,7 @@ _OF_ERRORS = (
 
 def comparison_object(found: Comparison) -> dict[str, Any]:
     """What differs first, then the cases or the fits."""
-    from torchcoll.comparison.compare import error_of
+    from torchcoll.comparison.prediction import error_of
 
     fits = {"fits": [one.record for one in found.fitted]} if found.fitted else {}
     own = [{"error": error_of(row, found.new)} if found.errors else {} for row in found.rows]

@@ -27,9 +27,10 @@ from torchcoll.matrix.blocks import LaunchPlan, PlannedLaunch
 from torchcoll.matrix.folder import Folder
 from torchcoll.stats.matching import Pair, pairs_of
 from torchcoll.stats.needed import Target
+from torchcoll.stats.ratios import exp
 from torchcoll.stats.sequential import FIRST_LOOK, Decided, Looks, Seen, due, half_width
 from torchcoll.stats.sides import Measured, Reading, Side
-from torchcoll.stats.statistics import Outlier, exp
+from torchcoll.stats.statistics import Outlier
 
 ATTEMPTS = 2  # at one launch, in a row: a node may fail once
 _METRIC = "time"
@@ -190,8 +191,6 @@ class Versus:
             before, launched = job, launched + 1
             yield job
 
-    # -- looking -------------------------------------------------------------------------------
-
     def _measure(self) -> list[Standing]:
         """Every cell against the first, without results."""
         base, *others = self._names
@@ -289,8 +288,6 @@ class Versus:
             reason += f", {100 * found.chance[place]:.0f} % to settle"
         judged = dataclasses.replace(case, ratio=known, p_value=p, result=result, reason=reason)
         return with_bound(judged, Target(self.threshold, float(found.level[place]), looks=True))
-
-    # -- the end -------------------------------------------------------------------------------
 
     def comparisons(self) -> list[Comparison]:
         """What the last look has left, as ``compare`` gives it; [] where there was none."""

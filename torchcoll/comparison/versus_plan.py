@@ -15,9 +15,10 @@ from torchcoll.comparison.compare import THRESHOLD
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.variables import MASK
 from torchcoll.inputs import MANIFEST
-from torchcoll.matrix.axes import Cell, command_of
+from torchcoll.matrix.axes import Cell
 from torchcoll.matrix.blocks import LaunchPlan, make_plan, plan_of_commands, stored_plan
 from torchcoll.matrix.folder import Stored, check_same, stored
+from torchcoll.matrix.launch_command import command_of
 from torchcoll.stats.sequential import FIRST_LOOK
 from torchcoll.stats.statistics import MOST_OUTLIERS
 

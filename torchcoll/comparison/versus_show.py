@@ -43,9 +43,6 @@ _ORDER = ("slower", "faster", "same", "unclear", "incomparable")
 _TOLD = ("label=cell", "label=launch")  # the name of the side, and the number of its launch
 _KINDS = {"slower": "bad", "faster": "good", "same": "good"}
 
-# -------------------------------------------------------------------------------------------------
-# While it goes on.
-
 
 def round_text(state: Versus) -> str:
     """``round 4: 5 of 7 settled: 1K 4K 16K same, 4M 16M slower; open: 64K 1.012, 256K 0.991``."""
@@ -155,10 +152,6 @@ def repeat_text(one: Repeat) -> str:
         f"{one.job.stem} is an outlier, {format_ratio(one.factor)} times what the others give: "
         f"it is kept, counts no more, and {one.job.cell.name} is launched once more"
     )
-
-
-# -------------------------------------------------------------------------------------------------
-# The answer.
 
 
 def answer(state: Versus, found: Sequence[Comparison], folder: str) -> Answer:
@@ -314,10 +307,6 @@ def _change_text(ratio: float) -> str:
         return f"{ratio:.3g}x"
     share = 100 * abs(ratio - 1)
     return f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %"
-
-
-# -------------------------------------------------------------------------------------------------
-# The tables.
 
 
 def show_versus(

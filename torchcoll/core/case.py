@@ -1,4 +1,6 @@
-"""One point of a sweep: a Case, and the counts that follow from it on a number of ranks."""
+"""One point of a sweep: a Case, the counts that follow from it on a number of ranks, and the
+sub-groups that run it at the same time.
+"""
 
 from __future__ import annotations
 
@@ -289,7 +291,6 @@ def fingerprint(data: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# -------------------------------------------------------------------------------------------------
 # Sub-groups that run the collective at the same time, as in data- and tensor-parallel meshes.
 #
 # ``mod:2``: ranks with the same r mod 2 (NCCL_TESTS_SPLIT's "mod"). ``div:4``: ranks with the same

@@ -19,15 +19,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from torchcoll.core.bounds import MOST_RANKS
+from torchcoll.core.checksums import LineWriter
 from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
-from torchcoll.core.jsonl import (
-    TRUNCATED,
-    UNUSABLE,
-    LineWriter,
-    lines_of,
-    parse_line,
-    read_records,
-)
+from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, lines_of, parse_line, read_records
 from torchcoll.core.opening import open_to_read, open_to_write
 from torchcoll.core.result import (
     CaseResult,
@@ -237,10 +231,6 @@ def load_own(path: str | os.PathLike[str]) -> Run:
         number += 1
     _judge(run)
     return run
-
-
-# -------------------------------------------------------------------------------------------------
-# What a file is, by its first line.
 
 
 def is_ours(path: str | os.PathLike[str]) -> bool:

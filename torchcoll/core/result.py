@@ -1,4 +1,6 @@
-"""What came back: the samples of one case, and a whole run as it loads from its file."""
+"""What came back: the samples of one case, a whole run as it loads from its file, and what its
+numbers may depend on beside the case.
+"""
 
 from __future__ import annotations
 
@@ -667,9 +669,6 @@ class Run(Displayed):
         labels: dict[str, str] = (self.header.get("spec") or {}).get("labels") or {}
         return labels
 
-
-# -------------------------------------------------------------------------------------------------
-# What a number may depend on beside its case: versions, hosts, libraries, variables.
 
 _APART = ("host", "libraries", "variables")  # of the environment, told in other words
 _FEW_HOSTS = 4

@@ -1,4 +1,6 @@
-"""What is asked: a Spec is a whole sweep, which its cases follow from."""
+"""What is asked: a Spec is a whole sweep, a product of sizes, types and so on or a list of exact
+calls, which its cases follow from.
+"""
 
 from __future__ import annotations
 
@@ -516,7 +518,6 @@ def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:
     return number
 
 
-# -------------------------------------------------------------------------------------------------
 # Exact calls to measure, in place of a product: those that a training sends, above all.
 #
 # A Point is one call as nccl-tests would size it; ``point_of`` makes it of a call of a Traffic, and
@@ -581,8 +582,6 @@ def fields_of(points: Iterable[ExactCall]) -> dict[str, tuple[Any, ...]]:
     kept = {name: tuple(value for value in values if value) for name, values in found.items()}
     return {name: values for name, values in kept.items() if values}
 
-
-# -- of a Traffic ------------------------------------------------------------------------------
 
 # Fields of a Spec that the points take the place of.
 _OF_POINTS = (

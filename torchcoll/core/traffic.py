@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,69 +17,11 @@ from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import Writer, is_traffic
+from torchcoll.core.intervals import Span
 from torchcoll.core.jsonl import TRUNCATED, read_records
 from torchcoll.core.result import check_texts, check_whole, or_none
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import counted
-
-# -------------------------------------------------------------------------------------------------
-# Unions of intervals of time: what runs while something else does.
-
-Span = tuple[int, int]  # start, end
-
-
-def merged(spans: Iterable[Span]) -> list[Span]:
-    """The union, as intervals that do not touch, ascending."""
-    found: list[Span] = []
-    for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        elif end > start:
-            found.append((start, end))
-    return found
-
-
-class Union:
-    """The union of intervals, asked many times how much of a span it covers."""
-
-    def __init__(self, spans: Iterable[Span]) -> None:
-        self._spans = merged(spans)
-        self._starts = [start for start, _ in self._spans]
-        self._before = [0]  # what all intervals up to each cover together
-        for start, end in self._spans:
-            self._before.append(self._before[-1] + end - start)
-
-    @property
-    def total(self) -> int:
-        return self._before[-1]
-
-    def _until(self, time: int) -> int:
-        place = bisect_right(self._starts, time)
-        over = max(0, self._spans[place - 1][1] - time) if place else 0
-        return self._before[place] - over
-
-    def within(self, start: int, end: int) -> int:
-        """How much of the span from start to end is covered."""
-        return self._until(end) - self._until(start) if end > start else 0
-
-
-def exposed(spans: Sequence[Span], hiding: Union) -> list[int]:
-    """Of each span, how long neither ``hiding`` nor a span that began earlier covers it.
-
-    So the sum is the time in which some span and nothing else was running.
-    """
-    found = [0] * len(spans)
-    reached: int | None = None
-    for place in sorted(range(len(spans)), key=lambda i: spans[i]):
-        start, end = spans[place]
-        start = start if reached is None else max(start, reached)
-        if end > start:
-            found[place] = end - start - hiding.within(start, end)
-            reached = end
-    return found
-
-
-# -------------------------------------------------------------------------------------------------
 
 # Beside the names of core/collectives.py: one side of a point-to-point message each.
 POINT_TO_POINT = ("send", "recv")
@@ -407,7 +348,6 @@ _COUNT = re.compile(r"\d+(?= (?:calls|reductions)\b)")
 _OF_ONE = "Join the files of one capture."
 
 
-# -------------------------------------------------------------------------------------------------
 # The file of a Traffic, written and read.
 #
 # The file is JSON Lines (UTF-8, .gz too), one object a line, whose key ``record`` says what it is:

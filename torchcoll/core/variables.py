@@ -24,8 +24,6 @@ from torchcoll.core.backends import PREFIXES as BACKEND_PREFIXES
 
 MASK = "***"
 
-# -- names ----------------------------------------------------------------------------------------
-
 # In any part of a name.
 _STRONG = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|PASSCODE|JWT|COOKIE|CRED(?!IT(?!ENTIAL))|BEARER|"
@@ -89,8 +87,6 @@ def _class_changes(run: str) -> int:
     kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in run]
     return sum(a != b for a, b in pairwise(kinds))
 
-
-# -- values ---------------------------------------------------------------------------------------
 
 # Tokens that their maker begins with a prefix of its own. Sources: the default rules of gitleaks
 # (config/gitleaks.toml, MIT) and detect-secrets (detect_secrets/plugins, Apache 2.0), both July
@@ -399,9 +395,6 @@ def _is_random(run: str) -> bool:
         map(len, words)
     ) < _MOST_WORDS * len(run)
 
-
-# -------------------------------------------------------------------------------------------------
-# Environment variables, labels and command lines.
 
 # Variables that change how a collective runs. Everything else stays private.
 _PREFIXES = (

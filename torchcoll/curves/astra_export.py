@@ -30,9 +30,10 @@ from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UsageError
+from torchcoll.core.intervals import Union
 from torchcoll.core.opening import replace_file
 from torchcoll.core.result import Run, hosts_of
-from torchcoll.core.traffic import Traffic, TrafficCall, Union
+from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.curves.model import MachineModel, OverRanks, OverSizes, terms
 from torchcoll.curves.model_check import differing
 from torchcoll.curves.rank_laws import StepLaw, step_laws

@@ -28,7 +28,7 @@ from scipy import optimize, stats
 from torchcoll.comparison.results import p_text
 from torchcoll.core.units import format_percent
 from torchcoll.curves.rank_laws import GROWTH_LAWS
-from torchcoll.stats.statistics import LEVEL, holm
+from torchcoll.stats.ratios import LEVEL, holm
 
 Floats = NDArray[numpy.float64]
 

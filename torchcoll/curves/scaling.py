@@ -23,8 +23,8 @@ from torchcoll.startup.cold import Cold, ColdRow, cold
 from torchcoll.startup.repeats import FIRST_TWO
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import kind_of
+from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
-from torchcoll.stats.statistics import geometric
 
 # -------------------------------------------------------------------------------------------------
 # Which cases and launches a curve over ranks leaves out, and why.

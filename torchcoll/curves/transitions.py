@@ -36,6 +36,7 @@ from torchcoll.inputs import Source
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import NAMES, value_of
+from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import (
     NOT_KNOWN,
     Measured,
@@ -45,7 +46,6 @@ from torchcoll.stats.sides import (
     side,
     value_of_fact,
 )
-from torchcoll.stats.statistics import geometric
 
 # -------------------------------------------------------------------------------------------------
 # How uncertain the times of a curve are, as its launches or their calls tell it: the only witness

@@ -18,13 +18,8 @@ from typing import Any
 import numpy
 from scipy import interpolate
 
-from torchcoll.comparison.compare import (
-    MODEL,
-    ErrorSummary,
-    compare,
-    error_summary,
-    model_errors,
-)
+from torchcoll.comparison.compare import compare
+from torchcoll.comparison.prediction import MODEL, ErrorSummary, error_summary, model_errors
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from torchcoll.comparison.compare import ErrorSummary
+    from torchcoll.comparison.prediction import ErrorSummary
     from torchcoll.curves.model_check import CheckedModel
     from torchcoll.curves.validation import HeldOut, Scenario, Simulated, Validation, ValidationRow
 

@@ -29,7 +29,8 @@ from torchcoll.forcing.contest import (
 from torchcoll.inputs import MANIFEST, Source, is_manifest
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.stats.differences import hidden_note, kept_separate, varying_text
-from torchcoll.stats.matching import NAMES, conditions, value_of
+from torchcoll.stats.filters import conditions
+from torchcoll.stats.matching import NAMES, value_of
 from torchcoll.stats.sides import (
     Measured,
     Reading,

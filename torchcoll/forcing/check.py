@@ -17,21 +17,13 @@ from torchcoll.core.result import CaseResult, Choice, Run
 from torchcoll.forcing.contest import others_than, requested
 from torchcoll.inputs import MANIFEST
 from torchcoll.libraries.known_variables import FORCING
-from torchcoll.libraries.nccl.algorithms import FUNCTIONS, TunerRule
+from torchcoll.libraries.nccl.algorithms import FUNCTIONS
+from torchcoll.libraries.nccl.tuner import TunerRule
 from torchcoll.libraries.oneccl.algorithms import algorithm_at, variables_of
-from torchcoll.matrix.axes import (
-    AUTO,
-    AXES_OF_LIBRARIES,
-    SUITE,
-    Cell,
-    check_program,
-    combined,
-    command_of,
-    file_safe,
-    joined,
-)
+from torchcoll.matrix.axes import AUTO, AXES_OF_LIBRARIES, Cell, combined, file_safe, joined
 from torchcoll.matrix.blocks import LaunchPlan
 from torchcoll.matrix.folder import is_plan
+from torchcoll.matrix.launch_command import SUITE, check_program, command_of
 from torchcoll.matrix.obeyed import OF_RANKS, Recorded, unverified
 
 # -------------------------------------------------------------------------------------------------

@@ -96,7 +96,8 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
 
 def _read_label(run: Run) -> None:
     """``auto=PATH``, ``Ring=PATH``, ``tree-ll=PATH``: words of NCCL as labels of its variables."""
-    from torchcoll.libraries.nccl.algorithms import ALGORITHMS, VARIABLES, canonical
+    from torchcoll.libraries.nccl.algorithms import ALGORITHMS, canonical
+    from torchcoll.libraries.nccl.forced import VARIABLES
 
     words = run.labels.get("cell", "").split("-")
     names = [word if word == "auto" else canonical(word) for word in map(str.lower, words)]

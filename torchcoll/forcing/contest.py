@@ -31,22 +31,12 @@ from torchcoll.core.backends import backend_of
 from torchcoll.core.result import Choice
 from torchcoll.core.units import format_percent, format_size
 from torchcoll.libraries.known_variables import FORCING
-from torchcoll.libraries.nccl import algorithms as nccl
+from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, canonical
 from torchcoll.libraries.oneccl.algorithms import variables_of
 from torchcoll.stats.needed import asked, launches_needed, launches_to_bound
-from torchcoll.stats.statistics import (
-    LEVEL,
-    NO_SPREAD,
-    Figures,
-    Outlier,
-    Ratio,
-    common_share,
-    geometric,
-    holm,
-    outliers,
-    side_ratio,
-)
+from torchcoll.stats.ratios import LEVEL, NO_SPREAD, Ratio, geometric, holm
+from torchcoll.stats.statistics import Figures, Outlier, common_share, outliers, side_ratio
 
 # -------------------------------------------------------------------------------------------------
 # What each launch forced: its cell, and whether the library did as it was told.
@@ -139,7 +129,8 @@ def word_of(value: str, collective: str) -> str | None:
 def requested(settings: Mapping[str, str], collective: str) -> tuple[str | None, str | None]:
     """(algorithm, protocol) as the library's log would name them; None where not said."""
     algorithm, protocol = (
-        canonical(word_of(settings.get(name, ""), collective) or "") for name in nccl.VARIABLES
+        canonical(word_of(settings.get(name, ""), collective) or "")
+        for name in nccl_forced.VARIABLES
     )
     if algorithm is None:
         own = variables_of(collective)

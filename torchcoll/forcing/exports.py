@@ -19,14 +19,9 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.units import format_size
 from torchcoll.forcing.contest import requested
 from torchcoll.libraries.known_variables import FORCING
-from torchcoll.libraries.nccl import algorithms as nccl
-from torchcoll.libraries.nccl.algorithms import (
-    ALGORITHMS,
-    FUNCTIONS,
-    MOST_CHANNELS,
-    TunerRule,
-    tuner_csv,
-)
+from torchcoll.libraries.nccl import forced as nccl_forced
+from torchcoll.libraries.nccl.algorithms import ALGORITHMS, FUNCTIONS
+from torchcoll.libraries.nccl.tuner import MOST_CHANNELS, TunerRule, tuner_csv
 from torchcoll.libraries.oneccl import algorithms as oneccl
 from torchcoll.libraries.oneccl.algorithms import selection
 
@@ -79,12 +74,14 @@ def variables(found: Algorithms) -> dict[str, str]:
                 "one winner at all sizes", f"By size: {way}.",
             )  # fmt: skip
         for name, value in _own(ranges[0].winner.settings, collective).items():
-            if name in nccl.VARIABLES:
+            if name in nccl_forced.VARIABLES:
                 value = _nccl_value(value, table)
             merged.setdefault(name, []).append(value)
     values = {name: list(dict.fromkeys(several)) for name, several in merged.items()}
     for name, several in values.items():
-        if len(several) > 1 and not (name in nccl.VARIABLES and all(":" in v for v in several)):
+        if len(several) > 1 and not (
+            name in nccl_forced.VARIABLES and all(":" in v for v in several)
+        ):
             raise UsageError(
                 f"export-env {name}", " and ".join(several), "one value for all collectives",
                 "Narrow it: --filter collective=all_reduce.",
@@ -98,7 +95,7 @@ def _nccl_value(value: str, table: Table) -> str:
     for part in value.split(";"):
         name, colon, words = part.rpartition(":")
         if name.lower() == function or not colon:
-            known = bool(colon) or nccl.version_key(table.library or "") >= (2, 24)
+            known = bool(colon) or nccl_forced.version_key(table.library or "") >= (2, 24)
             return f"{function}:{words.lower()}" if known and function else words
     return value
 
@@ -112,7 +109,7 @@ def selections(found: Algorithms) -> dict[str, str]:
         parts = []
         for one, (low, high) in zip(ranges, _limits(ranges), strict=True):
             word = requested(one.winner.settings, collective)[0]
-            if not names or word is None or set(one.winner.settings) & set(nccl.VARIABLES):
+            if not names or word is None or set(one.winner.settings) & set(nccl_forced.VARIABLES):
                 raise UsageError(
                     "export-oneccl", one.winner.name, f"cells that set {names[0]} to one algorithm"
                     if names else "a collective of oneCCL",
@@ -264,7 +261,7 @@ def _one_each(found: Algorithms, names: Sequence[str]) -> list[Table]:
 
 def _own(settings: Mapping[str, str], collective: str) -> dict[str, str]:
     """Without the variables that force other collectives of oneCCL."""
-    keep = {*nccl.VARIABLES, *oneccl.variables_of(collective)}
+    keep = {*nccl_forced.VARIABLES, *oneccl.variables_of(collective)}
     return {n: v for n, v in settings.items() if n in keep or n not in FORCING}
 
 

@@ -16,9 +16,6 @@ from torchcoll.core.units import counted
 from torchcoll.core.variables import masked_labels
 from torchcoll.importers.base import Imported
 
-# -------------------------------------------------------------------------------------------------
-# ``torchcoll import``: what was read and refused, as lines; and the files that it writes.
-
 
 def columns_of(text: str | None) -> dict[str, str]:
     """``size=Size,algbw=Algbw (GB/s)`` as a dictionary; a comma in a name is written ``\\,``."""
@@ -89,9 +86,6 @@ def _print_run(runs: Sequence[Run]) -> None:
         file = Path(folder, "run.jsonl")
         save(runs[0], file)
         sys.stdout.write(file.read_text(encoding="utf-8"))
-
-
-# -------------------------------------------------------------------------------------------------
 
 
 def import_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from torchcoll.core.result import CaseResult, Reported
 from torchcoll.core.summary import median
 from torchcoll.importers.base import Imported, ImportOptions, Line, make_run, number, whole
 from torchcoll.importers.deepspeed import STRAGGLER, TRIMMED, case_of
-from torchcoll.importers.source import decoded, document
+from torchcoll.importers.large_json import decoded, document
 
 NAME = "deepspeed-json"
 LONG_LINES = True

@@ -20,18 +20,16 @@ from torchcoll.core.collectives import exchange_with_splits, uneven
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import counted
-from torchcoll.importers.base import (
+from torchcoll.importers.base import itemsize, number, whole
+from torchcoll.importers.torch_names import (
     Numbers,
     check_ranks,
     collective_of,
     dtype_of,
     hidden_op,
-    itemsize,
-    number,
     product,
     rank_in,
     ranks_in,
-    whole,
 )
 
 SOURCE = "flight recorder"

@@ -14,19 +14,9 @@ from typing import Any
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import exchange_with_splits, uneven
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.traffic import Group, Span, Traffic, TrafficCall, Union, exposed, merged
-from torchcoll.importers.base import (
-    Numbers,
-    check_ranks,
-    collective_of,
-    dtype_of,
-    hidden_op,
-    itemsize,
-    product,
-    rank_in,
-    ranks_in,
-    whole,
-)
+from torchcoll.core.intervals import Span, Union, exposed, merged
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.importers.base import itemsize, whole
 from torchcoll.importers.kineto_events import (
     PARAM,
     Event,
@@ -36,6 +26,16 @@ from torchcoll.importers.kineto_events import (
     issued,
     kernels_of,
     steps_of,
+)
+from torchcoll.importers.torch_names import (
+    Numbers,
+    check_ranks,
+    collective_of,
+    dtype_of,
+    hidden_op,
+    product,
+    rank_in,
+    ranks_in,
 )
 from torchcoll.libraries.nccl.algorithms import choice_of_kernel
 
@@ -311,7 +311,6 @@ class _Arguments:
         return shapes if len({*shapes[0], *shapes[1]}) > 1 else [(), ()]
 
 
-# -------------------------------------------------------------------------------------------------
 # Traces of torch.profiler: the calls of one rank, their times, and how much of them was exposed.
 #
 # On an accelerator the kernels that carry a call's ``External id`` tell its time, and NCCL's by

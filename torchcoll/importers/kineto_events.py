@@ -19,7 +19,7 @@ from functools import lru_cache
 from sys import intern
 from typing import Any
 
-from torchcoll.core.traffic import Span
+from torchcoll.core.intervals import Span
 from torchcoll.importers.base import (
     number,
 )

@@ -27,6 +27,7 @@ from torchcoll.importers.base import (
     number,
     whole,
 )
+from torchcoll.importers.large_json import decoded, document
 from torchcoll.importers.nccl_tests import (
     STEP_1M,
     Block,
@@ -36,7 +37,6 @@ from torchcoll.importers.nccl_tests import (
     results_of,
     version_text,
 )
-from torchcoll.importers.source import decoded, document
 
 NAME = "nccl-tests-json"
 LONG_LINES = True

@@ -102,7 +102,7 @@ class RowParser:
             self._before, self._words, self._fields = row, tokens[2:heads], found
         return row
 
-    # -- rows that look like the one before, as most do: read many at once, in a third of the time.
+    # Rows that look like the one before, as most do: read many at once, in a third of the time.
     # Whatever is odd in one of them, ``row`` reads them one by one, and says it.
 
     def keep(self, line: int, text: str) -> bool:

@@ -44,9 +44,6 @@ from torchcoll.importers.source import without_log
 from torchcoll.libraries.nccl.algorithms import choices_of
 from torchcoll.libraries.nccl.log import NcclLogReader
 
-# -------------------------------------------------------------------------------------------------
-# What NCCL's own messages in another tool's output tell: variables, its version, its choices.
-
 _SET, _CALL = " set by environment to ", " Bytes -> "
 _MOST = 4096  # messages that are remembered
 

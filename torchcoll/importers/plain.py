@@ -33,63 +33,7 @@ from torchcoll.importers.base import (
     ranks_stated,
     whole,
 )
-
-# -------------------------------------------------------------------------------------------------
-# The unit that the heading of a column names, case and all: GBps is not Gbps.
-
-_SPLIT = re.compile(r"[\s()\[\]_,;:-]+")
-_TIMES = {
-    **dict.fromkeys(("ns", "nsec", "nanoseconds"), 1.0),
-    **dict.fromkeys(("us", "µs", "μs", "usec", "microseconds"), 1e3),
-    **dict.fromkeys(("ms", "msec", "milliseconds"), 1e6),
-    **dict.fromkeys(("s", "sec", "secs", "seconds"), 1e9),
-}
-_BANDWIDTH = re.compile(r"([kKmMgGtT])(i?)(B|b|[Bb]ytes?|[Bb]its?)(?:/s|/sec|/second|ps)")
-_SIZE_HEADING = re.compile(r"([KMGT]?)(i?)(B|bytes?)", re.IGNORECASE)
-_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_ELEMENTS = {"elements", "elems", "elem", "count", "items"}
-# torchcoll's own names, whose _gbps is 10^9 bytes a second (docs/glossary.md).
-_OURS = ("algbw_gbps", "busbw_gbps")
-
-Unit = tuple[float, str]  # the scale, and what is not certain of it
-
-
-def time_unit(heading: str) -> Unit:
-    """Nanoseconds in one unit."""
-    for word in _SPLIT.split(heading.lower()):
-        if word in _TIMES:
-            return _TIMES[word], ""
-    return 1e3, f"the heading {heading!r} names no unit: taken as us"
-
-
-def bandwidth_unit(heading: str) -> Unit:
-    """GB/s in one unit. K, M, G are 1000 each, Ki, Mi, Gi 1024; a small b is a bit."""
-    if heading in _OURS:
-        return 1.0, ""
-    for word in _SPLIT.split(heading):
-        if match := _BANDWIDTH.fullmatch(word):
-            prefix, binary, unit = match.groups()
-            scale = (1024 if binary else 1000) ** _POWER[prefix.lower()] / 1e9
-            if word.islower() and unit == "b" and prefix != "k":  # written without care for case
-                bits = word.endswith("ps")
-                taken = "bits" if bits else "bytes"
-                return scale / (8 if bits else 1), f"{word} in {heading!r}: taken as {taken}"
-            return scale / (8 if unit in ("b", "bit", "bits", "Bit", "Bits") else 1), ""
-    return 1.0, f"the heading {heading!r} names no unit: taken as GB/s"
-
-
-def size_unit(heading: str) -> tuple[int, str]:
-    """Bytes in one unit, binary as the sizes themselves, and why the sizes are of no use."""
-    words = _SPLIT.split(heading)
-    if not _ELEMENTS.isdisjoint(word.lower() for word in words):
-        return 1, f"the sizes under {heading!r} are no bytes"
-    for word in words:
-        if match := _SIZE_HEADING.fullmatch(word):
-            return 1024 ** _POWER[match[1].lower()], ""
-    return 1, ""
-
-
-# -------------------------------------------------------------------------------------------------
+from torchcoll.importers.heading_units import Unit, bandwidth_unit, size_unit, time_unit
 
 NAME = "plain"
 ODD = "bandwidths do not follow from size, time and ranks"

@@ -22,7 +22,7 @@ from torchcoll.importers.chakra import read_chakra
 from torchcoll.importers.flight_recorder import is_dump, read_dump
 from torchcoll.importers.kineto import is_trace, read_trace, told_by_root
 from torchcoll.importers.kineto_events import Event, event_of
-from torchcoll.importers.source import members
+from torchcoll.importers.large_json import members
 from torchcoll.libraries.execution_trace import SUFFIX
 
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", SUFFIX)

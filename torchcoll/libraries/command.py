@@ -30,8 +30,9 @@ def log_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_log(options: argparse.Namespace) -> ExitCode:
     from torchcoll.libraries.dumps import read_dump
-    from torchcoll.libraries.job_logs import file_rows, files_of, job_log, jobs_of, read_log
-    from torchcoll.libraries.nccl.topology import is_dump
+    from torchcoll.libraries.job_logs import file_rows, job_log
+    from torchcoll.libraries.log_files import files_of, jobs_of, read_log
+    from torchcoll.libraries.nccl.xml_tree import is_dump
     from torchcoll.libraries.show import show_logs
     from torchcoll.report.formats import FORMATS
 

@@ -11,22 +11,17 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.plausibility import device_named
 from torchcoll.core.units import format_ranges
 from torchcoll.libraries.nccl import speeds
+from torchcoll.libraries.nccl.graphs import IDS, Channel, Graphs, graphs, pattern_name
 from torchcoll.libraries.nccl.topology import (
-    IDS,
     PATHS,
-    Channel,
     Gpu,
-    Graphs,
     Nic,
-    Node,
     Topology,
     TopologyDevice,
     distance,
-    graphs,
-    pattern_name,
-    read_tree,
     topology,
 )
+from torchcoll.libraries.nccl.xml_tree import Node, read_tree
 
 Row = dict[str, Any]
 _MOST_DEVICES = 1024  # of each kind: every interface is looked at beside every GPU

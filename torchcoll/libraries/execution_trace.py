@@ -108,9 +108,6 @@ def _message(number: int, content: bytes) -> bytes:
     return _tag(number, _BYTES) + _varint(len(content)) + content
 
 
-# -- reading -------------------------------------------------------------------------------------
-
-
 def read_nodes(path: Path) -> list[ChakraNode]:
     """Raises UnreadableError for a file that is none, or that ends midway."""
     try:

@@ -10,9 +10,6 @@ from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
 from torchcoll.libraries.oneccl.variables import ALGORITHMS
 
-# -------------------------------------------------------------------------------------------------
-# Variables that take the choice of an algorithm from a library.
-
 OF_NCCL = ("NCCL_ALGO", "NCCL_PROTO")
 FORCING = (*OF_NCCL, *ALGORITHMS)
 
@@ -24,8 +21,6 @@ class Forcing(NamedTuple):
     collectives: tuple[str, ...]
     variables: Mapping[str, str]
 
-
-# -------------------------------------------------------------------------------------------------
 
 # Ratios of difflib. Below the last, 'the nearest' is another variable rather than a misspelt one:
 # 0.96 REDUCE_SCATER and REDUCE_SCATTER, 0.84 BUFFER_SIZE and BUFFSIZE, 0.78 NVLS_DISABLE and

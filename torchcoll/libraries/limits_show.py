@@ -98,9 +98,6 @@ def _where(reach: Reach, like: bool = False) -> str:
     return f"{where}, {counted(reach.ranks, 'GPU')}" if reach.gpus else where
 
 
-# -- one host --------------------------------------------------------------------------------------
-
-
 def _of_host(stated: Topology) -> list[Grid]:
     tree = Grid([], [], above=tree_lines(stated))
     return [tree, _matrix(stated), _sums(stated)]
@@ -169,9 +166,6 @@ def _gpu(gpu: Gpu, stated: Topology) -> dict[str, Any]:
     }
 
 
-# -- between hosts ---------------------------------------------------------------------------------
-
-
 def _between(machine: Machine) -> list[Grid]:
     """The interfaces; of several hosts by their place, which are rails where they are so cabled."""
     found = rails(machine.hosts)
@@ -228,9 +222,6 @@ def _slowest(machine: Machine) -> str | None:
     )
 
 
-# -- algorithms ------------------------------------------------------------------------------------
-
-
 def _of_limits(reach: Reach, limits: Sequence[AlgorithmLimit]) -> Grid:
     known = [one for one in limits if one.gbps is not None or one.expected_gbps is not None]
     places = {(one.algorithm, one.collectives): place for place, one in enumerate(known, 1)}
@@ -271,9 +262,6 @@ def _collectives(limit: AlgorithmLimit) -> str:
     if len(more) < 2:
         return ", ".join(limit.collectives)
     return f"{first} and {len(more)} more"
-
-
-# -- csv and json ----------------------------------------------------------------------------------
 
 
 def _record(reach: Reach, limit: AlgorithmLimit) -> dict[str, Any]:

@@ -26,7 +26,9 @@ from torchcoll.libraries.nccl.ceilings import (
     limits_of,
     reach_of,
 )
-from torchcoll.libraries.nccl.topology import Graphs, Topology, graphs, read_tree, topology
+from torchcoll.libraries.nccl.graphs import Graphs, graphs
+from torchcoll.libraries.nccl.topology import Topology, topology
+from torchcoll.libraries.nccl.xml_tree import read_tree
 
 _SLACK = 1.02  # versions of NCCL reckon a link a little differently
 _MOST_GPUS = 256  # of a file: every pair is looked at
@@ -92,9 +94,6 @@ def _check_graphs(found: Machine, path: str) -> None:
         got = f"rings of {counted(most, 'GPU')} in {path}"
         expected = f"{' or '.join(map(str, sorted(known)))}, as the topology has"
         raise UsageError("graph file", got, expected, "Give the two files of one launch.")
-
-
-# -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

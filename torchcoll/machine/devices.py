@@ -18,7 +18,6 @@ from torchcoll.core.case import calls_of_batch
 from torchcoll.core.errors import UnavailableError
 from torchcoll.machine.launcher import Launch
 
-# -------------------------------------------------------------------------------------------------
 # The seam between what is timed and how time passes.
 #
 # Timing loops take a ``now`` that returns nanoseconds; on machines it is ``time.perf_counter_ns``
@@ -55,8 +54,6 @@ class FakeClock:
 
         return pass_time
 
-
-# -------------------------------------------------------------------------------------------------
 
 Call = Callable[[], object]
 Clocks = dict[str, list[int]]

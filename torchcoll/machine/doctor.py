@@ -21,9 +21,6 @@ from torchcoll.machine.setting_traps import Finding
 from torchcoll.machine.traps import SEVERITIES
 from torchcoll.machine.usable import Usable, backends, devices, nccl_version, no, no_torch
 
-# -------------------------------------------------------------------------------------------------
-# Which launchers and network interfaces this process can use.
-
 
 def launchers(facts: Facts) -> list[Usable]:
     return [_torchrun(facts), *_commands(facts)]
@@ -93,8 +90,6 @@ def _port(port: dict[str, Any]) -> Usable:
         name, f"RDMA, {text}, port is {port['state']}", "nothing, unless it was meant to be used"
     )
 
-
-# -------------------------------------------------------------------------------------------------
 
 SCHEMA = "torchcoll-doctor/1"
 Check = Callable[[Facts], Iterable[Finding]]

@@ -33,9 +33,6 @@ from torchcoll.machine.placement import (
 )
 from torchcoll.machine.provenance import mapped_libraries
 
-# -------------------------------------------------------------------------------------------------
-# What torch and Intel's extensions say of themselves.
-
 # What backends need beside torch.
 BINDINGS = tuple(entry.module for entry in BACKENDS.values() if entry.module)
 IPEX = "intel_extension_for_pytorch"
@@ -146,8 +143,6 @@ def _imported(name: str, run: Callable[..., tuple[int, str, str]]) -> dict[str, 
 def _first_line(error: object) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
-
-# -------------------------------------------------------------------------------------------------
 
 # (arguments, time limit in seconds) -> (exit code, stdout, stderr)
 Run = Callable[[list[str], float], tuple[int, str, str]]
@@ -298,8 +293,6 @@ def launch_facts(environ: Mapping[str, str] | None = None) -> tuple[Launch, str]
         return Launch("unclear"), str(error)
 
 
-# -- commands --------------------------------------------------------------------------------
-
 # A child with these would take part in the job: under mpirun, importing oneCCL may call MPI_Init.
 _OF_LAUNCHERS = (
     *("PMI_", "PMIX_", "MPI_", "OMPI_", "PALS_", "SLURM_", "HYDI_", "I_MPI_HYDRA"),
@@ -339,9 +332,6 @@ def command_facts(run: Run, path: str | None = None) -> dict[str, dict[str, Any]
             text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
             found[name]["error" if code else "version"] = text or f"exit code {code}"
     return found
-
-
-# -- the host --------------------------------------------------------------------------------
 
 
 def cpu_facts(proc: str = "/proc", sysfs: str = "/sys") -> dict[str, Any]:

@@ -121,8 +121,6 @@ def cpu_numbers(text: str) -> set[int]:
     return {n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)}
 
 
-# -- network interfaces ----------------------------------------------------------------------
-
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _KINDS = {"1": "ethernet", "32": "infiniband", "772": "loopback"}  # linux/if_arp.h
 
@@ -199,7 +197,6 @@ def number_in(path: Path | str) -> int | None:
         return None
 
 
-# -------------------------------------------------------------------------------------------------
 # Network interfaces that a variable names for a library and that this host does not have.
 #
 # gloo fails inside init_process_group, NCCL at the first collective, both far from the cause.

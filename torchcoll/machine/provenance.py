@@ -43,9 +43,6 @@ def rank_facts(
     }
 
 
-# -- libraries -------------------------------------------------------------------------------
-
-
 def mapped_libraries(
     torch: Any = None,
     maps: str = "/proc/self/maps",

@@ -10,65 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.units import format_bytes
-from torchcoll.machine.environment import hostname, utc_now
 from torchcoll.machine.placement import cpu_numbers, number_in, text_in
+from torchcoll.machine.port_counters import NO_FAULT
 
-# -------------------------------------------------------------------------------------------------
-# Counters of errors, drops and resends of the network ports of this host, from sysfs.
-
-# kernel: Documentation/ABI/stable/sysfs-class-infiniband. port_xmit_wait is congestion and no
-# error; port_rcv_switch_relay_errors rises by multicast on a healthy port.
-_INFINIBAND = (
-    *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors"),
-    *("port_rcv_remote_physical_errors", "port_xmit_discards", "local_link_integrity_errors"),
-    *("excessive_buffer_overrun_errors", "port_xmit_constraint_errors"),
-    *("port_rcv_constraint_errors", "VL15_dropped", "port_xmit_wait"),
-)
-# What a lossy RoCE network leaves behind (NVIDIA: Understanding mlx5 Linux Counters).
-_RDMA = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err")
-# kernel: Documentation/networking/statistics.rst. rx_dropped counts frames that nobody on this host
-# asked for, such as LLDP: it rises on every healthy machine.
-_ETHERNET = (
-    *("rx_errors", "tx_errors", "rx_crc_errors", "rx_missed_errors", "tx_dropped"),
-    *("tx_carrier_errors", "rx_dropped"),
-)
-NO_FAULT = ("port_xmit_wait", "rx_dropped")  # recorded, and never a warning
-_LOOPBACK = "772"  # linux/if_arp.h
-
-Counters = dict[str, dict[str, int]]
-
-
-def counters(sysfs: str = "/sys") -> Counters:
-    """``{"mlx5_0 port 1": {"symbol_error": 0, ...}, "eth0": {...}}``: what each port tells.
-
-    Of interfaces those that are devices of their own; where there is none, as in a container, all
-    but the loopback.
-    """
-    found: Counters = {}
-    for port in sorted(Path(sysfs, "class/infiniband").glob("*/ports/*")):
-        name = f"{port.parent.parent.name} port {port.name}"
-        read = {**_numbers(port / "counters", _INFINIBAND), **_numbers(port / "hw_counters", _RDMA)}
-        if read:
-            found[name] = read
-    interfaces = [
-        entry
-        for entry in sorted(Path(sysfs, "class/net").glob("*"))
-        if (entry / "statistics").exists() and text_in(entry / "type") != _LOOPBACK
-    ]
-    own = [entry for entry in interfaces if (entry / "device").exists()]
-    for entry in own or interfaces:
-        read = _numbers(entry / "statistics", _ETHERNET)
-        if read:
-            found[entry.name] = read
-    return found
-
-
-def _numbers(folder: Path, names: tuple[str, ...]) -> dict[str, int]:
-    read = {name: number_in(folder / name) for name in names}
-    return {name: number for name, number in read.items() if number is not None}
-
-
-# -------------------------------------------------------------------------------------------------
 # Who uses the cores of this host: ticks of /proc, which only ever count up.
 #
 # Two samples make a share; what a sample cannot read is None.
@@ -276,8 +220,6 @@ def settings(cpus: set[int], proc: str = "/proc", sysfs: str = "/sys") -> dict[s
     }
 
 
-# -------------------------------------------------------------------------------------------------
-
 # All of these are torchcoll's own choice.
 # A device of which nobody else makes use shows 0 %; our own first allocation is some microseconds
 # of the last second.
@@ -440,124 +382,3 @@ def _faults(device: dict[str, Any]) -> list[str]:
 def _rise(first: int | None, last: int | None) -> int:
     """0 where one is not known, or where the counter was reset in between."""
     return max(0, last - first) if first is not None and last is not None else 0
-
-
-# -------------------------------------------------------------------------------------------------
-# The state of this host before and after a run. One rank of each host looks; never in between.
-
-# How long --require-idle watches the cores: 50 ticks of each, so that 5 % are several.
-_WINDOW_S = 0.5
-
-
-class Watch:
-    """Looks at one host. kind: cpu, cuda or xpu. places: PCI ids or UUIDs of the devices of the
-    ranks here, one a rank. pids: those ranks. library: of NVML, else the driver's own.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        places: Iterable[str],
-        pids: Iterable[int],
-        proc: str = "/proc",
-        sysfs: str = "/sys",
-        library: Any = None,
-    ) -> None:
-        self._kind = kind
-        self._ranks_on = list(places)
-        self._pids = set(pids)
-        self._proc, self._sysfs, self._library = proc, sysfs, library
-        self._cpus = allowed_cpus(self._pids, proc)
-        self._first: Sample | None = None
-        self._before: dict[str, Any] = {}
-
-    def before(self) -> dict[str, Any]:
-        """The record ``machine`` before the run: when, host, utc, took_ns, cpu (of host.settings),
-        devices (of nvml.gpus or intel.gpus, with ``others``: processes that are not of this
-        launch, None where that is not known), network (of network.counters).
-        """
-        self._before = self._look("before")
-        self._first = sample(self._proc)
-        return self._before
-
-    def both(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The states before and after the run; ``before`` has been called."""
-        return self._before, self.after()
-
-    def after(self) -> dict[str, Any]:
-        """As before; ``cpu`` tells also who used the cores since then (host.shares)."""
-        assert self._first is not None
-        last = sample(self._proc)
-        state = self._look("after")
-        state["cpu"] |= self._shares(self._first, last)
-        return state
-
-    def why_busy(self, state: dict[str, Any]) -> str | None:
-        """Why --require-idle refuses this state, or None; on CPUs the cores are watched for half a
-        second, in which the ranks wait.
-        """
-
-        shares = None
-        if self._kind == "cpu":
-            first = sample(self._proc)
-            time.sleep(_WINDOW_S)
-            shares = self._shares(first, sample(self._proc))
-        return why_busy(state, shares)
-
-    def _shares(self, first: Sample, last: Sample) -> dict[str, Any]:
-        hz = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-        return shares(first, last, self._pids, self._cpus, hz, self._proc)
-
-    def _look(self, when: str) -> dict[str, Any]:
-        start = time.perf_counter_ns()
-        state = {
-            "when": when,
-            "host": hostname(),
-            "utc": utc_now(),
-            "cpu": settings(self._cpus, self._proc, self._sysfs),
-            "devices": self._devices(),
-            "network": counters(self._sysfs),
-        }
-        return {**state, "took_ns": time.perf_counter_ns() - start}
-
-    def _devices(self) -> list[dict[str, Any]]:
-        places = list(dict.fromkeys(self._ranks_on))  # a rehearsal has several ranks on one
-        if self._kind == "cuda":
-            from torchcoll.machine import gpu_state
-
-            found = gpu_state.nvidia_gpus(places, self._library or gpu_state.load())
-        elif self._kind == "xpu":
-            from torchcoll.machine import gpu_state
-
-            found = gpu_state.intel_gpus(places, self._sysfs)
-        else:
-            return []
-        own = family(self._pids, sample(self._proc).processes)
-        for device in found:
-            listed = device.pop("processes", None)
-            others = strangers(listed, own, self._ranks_on.count(device["place"]))
-            device["others"] = others and [self._named(process) for process in others]
-        return found
-
-    def _named(self, process: dict[str, Any]) -> dict[str, Any]:
-        pid = process["pid"]
-        if pid is None:
-            return process
-        name = process.get("name") or name_of(pid, self._proc)
-        return {**process, "name": name, "user": user_of(pid, self._proc)}
-
-
-def strangers(
-    listed: list[dict[str, Any]] | None, own: set[int], ranks: int
-) -> list[dict[str, Any]] | None:
-    """Which of the processes on a device are not of this launch; None: not known.
-
-    ``ranks`` of ours have a context there, so a list without any of ``own`` is that of another
-    namespace of pids: an empty one hides all; in another, so many are ours and the rest are
-    processes without a name.
-    """
-    if not listed:
-        return None
-    if any(process["pid"] in own for process in listed):
-        return [process for process in listed if process["pid"] not in own]
-    return [{"pid": None, "name": None, "size_bytes": None} for _ in listed[ranks:]]

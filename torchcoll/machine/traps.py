@@ -1,4 +1,6 @@
-"""Traps of the host, the container and the installation. Each is a function of the facts."""
+"""Traps of the host, the container, the installation, names that mean nothing and settings. Each is
+a function of the facts.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, minor_version, of_family
-from torchcoll.core.plausibility import crowded
+from torchcoll.core.shared_cores import crowded
 from torchcoll.core.units import format_bytes
 from torchcoll.libraries.known_variables import unknown_variables
 from torchcoll.libraries.nccl import variables as nccl
@@ -227,10 +229,6 @@ HOST_CHECKS = (
 )
 
 
-# -------------------------------------------------------------------------------------------------
-# Names that mean nothing: of interfaces and devices that are not there, of variables that no
-# library reads.
-
 # Name: who reads it, whether as a pattern (machine/placement.py), for which backends.
 _READERS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
     **{
@@ -309,9 +307,6 @@ def names_of_other_versions(facts: Facts) -> Iterator[Finding]:
 NAME_CHECKS = (interface_names, rdma_names, unknown_names, names_of_other_versions)
 
 
-# -------------------------------------------------------------------------------------------------
-# Settings that are left in the environment and colour every number.
-
 _FORCING = (
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_MIN_CTAS"),
     *("NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_TUNER_PLUGIN"),
@@ -367,15 +362,8 @@ def settings(facts: Facts) -> Iterator[Finding]:
 SETTING_CHECKS = (forced, switched_off, settings)
 
 
-# -------------------------------------------------------------------------------------------------
-# Traps in the environment variables. Each is a function of the facts.
-
-
 def _version(text: object) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", str(text))[:2])
-
-
-# -- Intel -----------------------------------------------------------------------------------
 
 
 def ze_affinity_mask(facts: Facts) -> Iterator[Finding]:
@@ -393,9 +381,6 @@ def ze_affinity_mask(facts: Facts) -> Iterator[Finding]:
             "Unset it; each rank takes its device by its local rank.",
             _ONECCL,
         )
-
-
-# -- NCCL and torch --------------------------------------------------------------------------
 
 
 def nccl_debug_subsys(facts: Facts) -> Iterator[Finding]:

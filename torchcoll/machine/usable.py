@@ -26,9 +26,6 @@ def no(name: str, reason: str, action: str) -> Usable:
     return Usable(name, False, "", reason, action)
 
 
-# -- devices ---------------------------------------------------------------------------------
-
-
 def devices(facts: Facts) -> list[Usable]:
     cpu = [facts.cpu.get("model") or "CPU", f"{facts.cores} cores" if facts.cores > 1 else "1 core"]
     cpu += ["virtual machine"] * bool(facts.cpu.get("virtual"))
@@ -125,9 +122,6 @@ def _why_no_xpu(facts: Facts) -> tuple[str, str]:
         torch.get("why", {}).get("xpu") or "torch finds no device",
         "see what xpu-smi discovery says; ZE_AFFINITY_MASK or ONEAPI_DEVICE_SELECTOR may hide all",
     )
-
-
-# -- backends --------------------------------------------------------------------------------
 
 
 def backends(facts: Facts) -> list[Usable]:

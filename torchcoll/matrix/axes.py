@@ -7,148 +7,16 @@ import itertools
 import os
 import re
 import shlex
-import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchcoll.core.collectives import COLLECTIVES, find_collective
 from torchcoll.core.errors import UsageError
 from torchcoll.core.variables import masked_labels, masked_value, masked_variables, masked_words
 from torchcoll.libraries.known_variables import FORCING
-from torchcoll.libraries.nccl import algorithms as nccl
-
-# -------------------------------------------------------------------------------------------------
-# The command that every launch is made of: any launcher in front of a module of torchcoll.
-
-SUITE = "suite"
-_MODULES = {entry.module: entry.name for entry in COLLECTIVES.values()}
-_MODULE = re.compile(rf"(?:-m)?torchcoll\.({'|'.join([*_MODULES, SUITE])})")
-_PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
-# What a matrix says itself.
-_OURS = (("-J", "--output"), ("--no-output",), ("--resume",), ("--dry-run",))
-_SCRIPT_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Command:
-    """``words`` as they were given, with placeholders; ``module`` is ``suite``, ``allreduce``, ...
-
-    arguments: the words behind the module, or behind the script that starts one; then ``module`` is
-    empty.
-    """
-
-    words: tuple[str, ...]
-    module: str = ""
-    arguments: tuple[str, ...] = ()
-
-    @property
-    def placeholders(self) -> list[str]:
-        found = (name for word in self.words for name in _PLACEHOLDER.findall(word))
-        return list(dict.fromkeys(found))
-
-    def filled(self, axes: Mapping[str, str]) -> list[str]:
-        return [_PLACEHOLDER.sub(lambda found: axes[found[1]], word) for word in self.words]
-
-    def option(self, *names: str) -> str | None:
-        """The last value of an option, as argparse takes it: ``-n 0``, ``-n0``, ``--iters=0``."""
-        found = None
-        for number, word in enumerate(self.arguments):
-            for name in names:
-                rest = word[len(name) :]
-                if word == name:
-                    found = next(iter(self.arguments[number + 1 :]), "")
-                elif word.startswith(name) and (rest[0] == "=" or not name.startswith("--")):
-                    found = rest.removeprefix("=")
-        return found
-
-    def collectives(self) -> tuple[str, ...]:
-        """torch's names of what it measures. Raises UsageError where the command does not tell."""
-        if self.module in _MODULES:
-            return (_MODULES[self.module],)
-        if self.module != SUITE:
-            raise UsageError(
-                "command", " ".join(self.words), "a module in it that names the collective"
-            )
-        asked = self.option("--collectives") or "all"
-        if asked == "all":
-            return tuple(COLLECTIVES)
-        return tuple(dict.fromkeys(find_collective(name).name for name in asked.split(",")))
-
-
-def command_of(words: Sequence[str]) -> Command:
-    """The command behind ``--``. Raises UsageError for one that cannot be a launch of a matrix."""
-    if not words:
-        raise UsageError(
-            "command",
-            "none",
-            "a launch of torchcoll behind --",
-            "Such as: -- torchrun --nproc-per-node 2 -m torchcoll.allreduce",
-        )
-    places = [n for n, word in enumerate(words) if _MODULE.fullmatch(word)]
-    places += [n for n, word in enumerate(words) if _starts_torchcoll(word)]
-    if not places:
-        raise UsageError(
-            "command",
-            " ".join(words),
-            "a module of torchcoll in it, or a script that passes its arguments on to one",
-            "Such as: torchrun --nproc-per-node 2 -m torchcoll.allreduce",
-        )
-    module = _MODULE.fullmatch(words[places[0]])
-    arguments = tuple(words[places[0] + 1 :])
-    command = Command(tuple(words), module[1] if module else "", arguments)
-    for names in _OURS:
-        if (value := command.option(*names)) is not None:
-            raise UsageError(
-                "command", f"{names[-1]} {value}".strip(), f"no {names[-1]}: a matrix sets it"
-            )
-    for word in command.arguments:
-        if re.match(r"(--label=)?(cell|launch)=", word):
-            raise UsageError("command", f"--label {word}", "other labels: a matrix sets these")
-    return command
-
-
-def _starts_torchcoll(word: str) -> bool:
-    """Whether a word is a script in which torchcoll is named."""
-    if not os.path.isfile(word):
-        return False
-    try:
-        with open(word, "rb") as file:
-            return b"torchcoll" in file.read(_SCRIPT_BYTES)
-    except OSError:
-        return False
-
-
-def check_placeholders(command: Command, axes: Iterable[str], free: Iterable[str]) -> None:
-    """Raises UsageError for a placeholder without an axis, and an axis that nothing takes up.
-
-    free: axes that work without a placeholder.
-    """
-    known = list(axes)
-    for name in command.placeholders:
-        if name not in known:
-            raise UsageError(
-                "command", f"{{{name}}}", "placeholders that have an axis", f"--axis {name}=V1,V2"
-            )
-    for name in known:
-        if name not in command.placeholders and name not in free:
-            raise UsageError(
-                f"axis {name}",
-                f"no {{{name}}} in the command",
-                "a placeholder for it",
-                "Without one all its cells would measure the same.",
-            )
-
-
-def check_program(words: Sequence[str], path: str | None, what: str = "command") -> None:
-    """Raises UsageError where it cannot be started; ``path``: PATH of its cell."""
-    if shutil.which(words[0], path=path) is None:
-        where = "that exists and can be run" if os.sep in words[0] else "in PATH"
-        raise UsageError(what, words[0], f"a program {where}")
-
-
-# -------------------------------------------------------------------------------------------------
+from torchcoll.libraries.nccl import forced as nccl_forced
+from torchcoll.matrix.launch_command import Command, check_program
 
 AUTO = "auto"  # the cell in which nothing is forced
 _RESERVED = ("cell", "launch")  # labels of every launch
@@ -219,7 +87,11 @@ def variable_dimension(text: str) -> Dimension:
         )
     found = []
     for value in _distinct("env", name, split_values(values)):
-        if value and name in nccl.VARIABLES and (word := nccl.unknown_word(name, value)):
+        if (
+            value
+            and name in nccl_forced.VARIABLES
+            and (word := nccl_forced.unknown_word(name, value))
+        ):
             # Up to 2.23 NCCL ignores it in silence, and another algorithm would bear its name.
             raise UsageError(
                 f"env {name}", value, "words that NCCL knows", f"It does not know {word!r}."

@@ -16,17 +16,14 @@ from torchcoll.libraries.known_variables import FORCING, unknown_variables
 from torchcoll.matrix.axes import (
     AXES_OF_LIBRARIES,
     Cell,
-    Command,
     Dimension,
     axis_dimension,
-    check_placeholders,
-    check_program,
     combined,
-    command_of,
     load_dimension,
     option_dimension,
     variable_dimension,
 )
+from torchcoll.matrix.launch_command import Command, check_placeholders, check_program, command_of
 from torchcoll.matrix.presets import PresetOptions, preset
 
 

@@ -18,7 +18,7 @@ from torchcoll.core.errors import (
     tell,
 )
 from torchcoll.core.units import duration_text
-from torchcoll.matrix.axes import SUITE, command_of
+from torchcoll.matrix.launch_command import SUITE, command_of
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, print_grid
 
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
     from torchcoll.matrix.blocks import LaunchPlan, PlannedLaunch
     from torchcoll.matrix.folder import Folder
-
-
-# -------------------------------------------------------------------------------------------------
-# The cells of a matrix and how their launches ended, as a table.
 
 
 def show_summary(
@@ -64,9 +60,6 @@ def summary_grid(rows: Sequence[Mapping[str, Any]], below: Sequence[str] = ()) -
             reasons.setdefault(one_line(row["reason"]), []).append(one_line(row["cell"]))
     lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     return Grid(heads, cells, below=[*lines, *below], styles=styles)
-
-
-# -------------------------------------------------------------------------------------------------
 
 
 def matrix_arguments(parser: argparse.ArgumentParser) -> None:

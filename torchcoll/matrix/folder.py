@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from torchcoll.core.checksums import LineWriter
 from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
-from torchcoll.core.jsonl import LineWriter, read_objects
+from torchcoll.core.jsonl import read_objects
 from torchcoll.core.opening import make_folder, move, open_to_write
 from torchcoll.inputs import MANIFEST, MATRIX_SCHEMA
 from torchcoll.matrix.blocks import PlannedLaunch
@@ -189,7 +190,6 @@ def _stated(cell: dict[str, Any]) -> str:
     return " ".join([*words, *(str(w) for own in more if isinstance(own, list) for w in own)])
 
 
-# -------------------------------------------------------------------------------------------------
 # The folder of a matrix: who works in it, and what of it counts.
 #
 # ::

@@ -15,7 +15,7 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.file import load_own
 from torchcoll.core.result import Run, shortfall
 from torchcoll.core.units import counted
-from torchcoll.libraries.nccl import algorithms as nccl
+from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.matrix.axes import AXES_OF_LIBRARIES, Cell
 from torchcoll.matrix.blocks import PlannedLaunch
 
@@ -36,8 +36,8 @@ OF_RANKS = ("nproc", "ranks")
 @dataclass(frozen=True)
 class Checked:
     """``usable``: the file counts. reason: '' where nothing is wrong. library: what was verified
-    of an axis ``library`` or ``venv``. unavailable: see nccl.UNAVAILABLE. complete: the launch came
-    to its end.
+    of an axis ``library`` or ``venv``. unavailable: see UNAVAILABLE of libraries/nccl/forced.py.
+    complete: the launch came to its end.
     """
 
     usable: bool
@@ -55,7 +55,7 @@ def check(path: Path, job: PlannedLaunch, recorded: Recorded) -> Checked:
         missing = not path.exists()
         return Checked(False, "no result file" if missing else str(error), complete=False)
     lacking = bool(run.results) and not any(result.status == "ok" for result in run.results)
-    if lacking and any(nccl.UNAVAILABLE in result.reason for result in run.results):
+    if lacking and any(nccl_forced.UNAVAILABLE in result.reason for result in run.results):
         return Checked(False, run.results[0].reason, unavailable=True)
     if not run.complete:
         reason = run.ending or "its file has no end: it was killed, or the disk is full"
@@ -90,7 +90,7 @@ def _mismatches(run: Run, job: PlannedLaunch, recorded: Recorded) -> Iterator[st
             yield f"{name} is {asked}, and {counted(run.ranks, 'rank')} found each other"
     yield from _lost(run, job.cell, recorded)
     version = _nccl_version(run)
-    misread = nccl.misread(job.cell.variables, version)
+    misread = nccl_forced.misread(job.cell.variables, version)
     if misread:
         named = f"{misread}={job.cell.variables[misread]}"
         yield f"NCCL {version} ignores {named}: give --nccl-version {version}"
@@ -126,9 +126,6 @@ def unverified(cell: Cell, recorded: Recorded) -> list[str]:
 def _of_axes(cell: Cell) -> set[str]:
     """The variables of axes: what they did is seen in what was mapped."""
     return {name for axis in cell.axes for name in AXES_OF_LIBRARIES.get(axis, ())}
-
-
-# -- libraries -------------------------------------------------------------------------------
 
 
 def _mapped(run: Run) -> Iterator[tuple[int, list[dict[str, Any]]]]:

@@ -16,9 +16,11 @@ from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.plausibility import device_named
 from torchcoll.libraries.known_variables import Forcing
 from torchcoll.libraries.nccl import algorithms as nccl
-from torchcoll.libraries.nccl.algorithms import FACTORS
+from torchcoll.libraries.nccl import forced as nccl_forced
+from torchcoll.libraries.nccl.forced import FACTORS
 from torchcoll.libraries.oneccl import algorithms as oneccl
-from torchcoll.matrix.axes import AUTO, SUITE, Cell, Command, Dimension, split_values
+from torchcoll.matrix.axes import AUTO, Cell, Dimension, split_values
+from torchcoll.matrix.launch_command import SUITE, Command
 
 _NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 _RANKS, _NODES = ("nproc", "ranks"), ("nnodes", "nodes")
@@ -46,18 +48,15 @@ def preset(name: str, asked: PresetOptions) -> Dimension:
     return PRESETS[name](asked)
 
 
-# -- algorithms ------------------------------------------------------------------------------
-
-
 def _nccl_algorithms(asked: PresetOptions) -> Dimension:
     collectives = _with_algorithms(asked, nccl.FUNCTIONS, "NCCL")
     version, lacking = _nccl_version(asked), _lacking(asked)
-    every = [one.name.partition("-")[0] for one in nccl.forcings(collectives, version)]
+    every = [one.name.partition("-")[0] for one in nccl_forced.forcings(collectives, version)]
     for why in dict.fromkeys(lacking.values()):
         names = [name for name in lacking if name in every and lacking[name] == why]
         if names:
             asked.notes.append(f"left out, {why}: {', '.join(names)}")
-    return _forced(asked, collectives, nccl.forcings(collectives, version, lacking))
+    return _forced(asked, collectives, nccl_forced.forcings(collectives, version, lacking))
 
 
 def _lacking(asked: PresetOptions) -> dict[str, str]:
@@ -71,12 +70,12 @@ def _lacking(asked: PresetOptions) -> dict[str, str]:
     here = here and not {"--nnodes", "--rdzv-endpoint", "--rdzv_endpoint"} & set(words)
     if fabric:
         nvls = _switches_reduce(fabric)
-        return nccl.missing(here or nvls is not None, nvls, sharp=fabric != "ethernet")
+        return nccl_forced.missing(here or nvls is not None, nvls, sharp=fabric != "ethernet")
     if not here:
         return {}
     from torchcoll.machine.gpu_state import switches_reduce
 
-    return nccl.missing(True, switches_reduce())
+    return nccl_forced.missing(True, switches_reduce())
 
 
 # Fabrics of torchcoll/rules within a host whose GPUs no switch connects.
@@ -131,7 +130,7 @@ def _with_algorithms(asked: PresetOptions, known: Iterable[str], library: str) -
 
 def _nccl_version(asked: PresetOptions) -> str:
     if asked.nccl_version:
-        if nccl.version_key(asked.nccl_version) < (2, 0):
+        if nccl_forced.version_key(asked.nccl_version) < (2, 0):
             raise UsageError("nccl-version", asked.nccl_version, "a version such as 2.27.5")
         return asked.nccl_version
     versions = set() if {"library", "venv"} & set(asked.axes) else set(_installed_nccl())
@@ -176,9 +175,6 @@ def _forced(
             )
         )
     return cells
-
-
-# -- others ----------------------------------------------------------------------------------
 
 
 def _cold(asked: PresetOptions) -> Dimension:

@@ -151,8 +151,6 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-# -------------------------------------------------------------------------------------------------
-
 _AT_ONCE_S = 0.5  # a load that cannot run has ended by then
 
 

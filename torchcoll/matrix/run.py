@@ -23,7 +23,7 @@ from torchcoll.core.variables import (
     masked_variables,
     masked_words,
 )
-from torchcoll.libraries.nccl import algorithms as nccl
+from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.matrix.blocks import LaunchPlan, PlannedLaunch
 from torchcoll.matrix.folder import Folder, log_bytes, read_log
 from torchcoll.matrix.obeyed import Recorded, check, unverified
@@ -193,7 +193,7 @@ def _judged(
     if ended.exit_code is None:
         return "failed", ended.why, None, False
     found = check(folder.result(job), job, recorded)
-    if found.unavailable or (not found.usable and nccl.UNAVAILABLE in output):
+    if found.unavailable or (not found.usable and nccl_forced.UNAVAILABLE in output):
         return "unavailable", "NCCL has not got it on this machine", None, False
     code = _code_text(ended.exit_code)
     if not found.usable:
@@ -224,9 +224,6 @@ def _last_error(output: str) -> str:
     ours = [line.partition(_ERROR)[2] for line in lines if _ERROR in line]
     theirs = [line for line in lines if _EXCEPTION.search(line) and "ChildFailed" not in line]
     return next(iter((ours or theirs or lines)[-1:]), "").rstrip(' "')
-
-
-# -- signals ---------------------------------------------------------------------------------
 
 
 class _Stopped(BaseException):
@@ -268,9 +265,6 @@ class _Signals:
             yield
         finally:
             self._raising = False
-
-
-# -- the summary -----------------------------------------------------------------------------
 
 
 def summary(plan: LaunchPlan, folder: Folder) -> list[dict[str, Any]]:

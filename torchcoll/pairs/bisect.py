@@ -18,7 +18,7 @@ from torchcoll.core.case import size_case
 from torchcoll.core.errors import (
     brief,
 )
-from torchcoll.core.plausibility import crowded
+from torchcoll.core.shared_cores import crowded
 from torchcoll.core.units import format_ranges
 from torchcoll.pairs.schedule import (
     Units,

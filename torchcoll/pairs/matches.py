@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchcoll.core.case import Case
-from torchcoll.core.plausibility import crowded
 from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.shared_cores import crowded
 from torchcoll.core.summary import default_clock, over_ranks, quantile
 from torchcoll.pairs.schedule import LATENCY_BYTES, THRESHOLD, Pair, Units, units_of
 

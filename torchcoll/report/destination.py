@@ -94,9 +94,6 @@ class Destination:
         return Console(file=self.file, width=self.width, highlight=False, emoji=False, markup=False)
 
 
-# -------------------------------------------------------------------------------------------------
-# Files that a command writes beside its output: none is overwritten, no link is followed.
-
 _ACTION = "Name another file, or replace it with --force."
 
 
@@ -148,9 +145,6 @@ def free_name(path: str) -> str:
         found = f"{stem}-{number}{suffix}"
     return found
 
-
-# -------------------------------------------------------------------------------------------------
-# How far a run is, in one line.
 
 _BAR = 12  # with the name of a case after it, the line fits into 80 columns
 

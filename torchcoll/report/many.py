@@ -19,16 +19,12 @@ from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import header_lines, kind_texts, what_text
 from torchcoll.report.notes import run_lines, runs_lines
-from torchcoll.report.views import WAITING, rank_values
+from torchcoll.report.sample_views import WAITING, rank_values
 
 MOST_RUNS, MOST_RANKS = 20, 64  # more are shown in short
 _MOST_CASES = 40  # rows; of more kinds and sizes the largest size of each
 _NAMED = 5  # of the slowest
 _ALL = "--all shows every table"
-
-
-# -------------------------------------------------------------------------------------------------
-# Many runs.
 
 
 @dataclass(frozen=True)
@@ -156,10 +152,6 @@ def _slowest_hosts(runs: Sequence[Run], speeds: dict[int, float]) -> Grid:
     worst = sorted(own, key=lambda host: -median(own[host]))[:_NAMED]
     rows = [[one_line(h), format_ratio(median(own[h])), str(len(own[h]))] for h in worst]
     return Grid([Head("slowest hosts", left=True), Head("ratio"), Head("runs")], rows)
-
-
-# -------------------------------------------------------------------------------------------------
-# Many ranks.
 
 
 def ranks_grids(run: Run, view: View) -> list[Grid]:

@@ -14,7 +14,6 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run, facts_of
 from torchcoll.core.summary import (
     ONE_RANK,
-    Modes,
     Row,
     default_clock,
     has_period,
@@ -22,8 +21,8 @@ from torchcoll.core.summary import (
     nothing_sent,
     over_ranks,
     steady_times,
-    two_modes,
 )
+from torchcoll.core.two_modes import Modes, two_modes
 from torchcoll.core.units import counted, format_ranges, time_text
 
 SPLITS_LINE = (

@@ -32,7 +32,7 @@ from torchcoll.report.page import Illustration, Page, Section, Titled
 from torchcoll.report.pictures import check_drawn, svg_text
 from torchcoll.runs.material import Material, material_of
 from torchcoll.runs.show import further_grids, has_pairs, table_grid, title_of
-from torchcoll.stats.matching import conditions
+from torchcoll.stats.filters import conditions
 from torchcoll.stats.sides import Reading, Side
 from torchcoll.verdict.judging import Verdict, judge
 from torchcoll.verdict.show import answer_of, over_all
@@ -170,10 +170,6 @@ def _title(found: Material) -> str:
             words.append(f"with {span} rank{'s' * (ranks[-1] > 1)}")
         return " ".join(filter(None, words))
     return "what a training sends" if found.traffic else "what the logs say"
-
-
-# -------------------------------------------------------------------------------------------------
-# Results.
 
 
 def _about_runs(document: _Document) -> None:
@@ -340,7 +336,7 @@ def _comparisons(document: _Document) -> list[Comparison]:
 
 def _errors(document: _Document, sides: Sequence[Side]) -> None:
     """How wrong a model is, where one side is what it predicts, about each other side."""
-    from torchcoll.comparison.compare import MODEL
+    from torchcoll.comparison.prediction import MODEL
     from torchcoll.curves.validation import validate_predicted
     from torchcoll.curves.validation_show import errors_figure
 
@@ -583,7 +579,7 @@ def _further(document: _Document, run: Run) -> None:
         return
     figures: list[tuple[str, Callable[[], Figure | None]]] = []
     if run.windows:
-        from torchcoll.contention.show import soak_answer
+        from torchcoll.contention.soak_show import soak_answer
         from torchcoll.contention.soaked import soaked
         from torchcoll.runs.figures import soak_figure
 
@@ -627,9 +623,6 @@ def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
         document.sections.append(section)
 
 
-# -------------------------------------------------------------------------------------------------
-
-
 def _about_traffic(document: _Document) -> None:
     from torchcoll.training.traffic_show import traffic_grids
     from torchcoll.training.traffic_table import summarise_traffic
@@ -642,7 +635,8 @@ def _about_traffic(document: _Document) -> None:
 
 
 def _about_logs(document: _Document) -> None:
-    from torchcoll.libraries.job_logs import file_rows, job_log, jobs_of
+    from torchcoll.libraries.job_logs import file_rows, job_log
+    from torchcoll.libraries.log_files import jobs_of
     from torchcoll.libraries.show import titled_logs
 
     found = document.found

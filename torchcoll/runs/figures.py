@@ -26,7 +26,7 @@ from torchcoll.report.pictures import (
     time_axis,
     write_caption,
 )
-from torchcoll.report.views import in_order, rank_of
+from torchcoll.report.sample_views import in_order, rank_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,10 +66,6 @@ def chosen(run: Run) -> list[CaseResult]:
     alike.sort(key=lambda r: r.case.size_bytes)
     places = dict.fromkeys((0, len(alike) // 2, len(alike) - 1))
     return [alike[place] for place in places][:_CASES]
-
-
-# -------------------------------------------------------------------------------------------------
-# Calls.
 
 
 def calls_figure(run: Run, results: Sequence[CaseResult]) -> Figure:
@@ -165,10 +161,6 @@ def _draw_calls(axis: Axes, result: CaseResult) -> None:
     axis.grid(True, color="0.9")
 
 
-# -------------------------------------------------------------------------------------------------
-# Ranks and pairs, as maps.
-
-
 def ranks_figure(run: Run) -> Figure | None:
     """A row a rank, a column a case: the rank's own median over that of the median rank. None where
     fewer than two ranks or no samples are there.
@@ -259,9 +251,6 @@ def pairs_figure(pairs: Pairs) -> Figure:
     return figure
 
 
-# -------------------------------------------------------------------------------------------------
-# A comparison.
-
 _RESULT_MARKS = {
     "slower": ("^", PALETTE[1]),
     "faster": ("v", PALETTE[2]),
@@ -325,10 +314,6 @@ def _draw_ratios(axis: Axes, table: Sequence[Compared], threshold: float) -> Non
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_ylabel("ratio")
-
-
-# -------------------------------------------------------------------------------------------------
-# Hours.
 
 
 def soak_figure(found: Soaked, run: Run) -> Figure:

@@ -76,9 +76,6 @@ def _run_table(run: Run, over_ranks: str, clock: str | None) -> pandas.DataFrame
     return frame
 
 
-# -------------------------------------------------------------------------------------------------
-# The rows of runs as Parquet.
-
 # Types of the columns of a Row by their annotation: without them a column of unknowns would have no
 # type, and files could not be read as one dataset.
 _PARQUET_TYPES = {"str": "string", "bool": "boolean", "int": "Int64", "float": "Float64"}

@@ -15,11 +15,11 @@ from torchcoll.core.result import Run
 from torchcoll.core.stdin import from_stdin
 from torchcoll.core.traffic import Traffic, join_folder
 from torchcoll.inputs import expanded, load_all, named_path, sources_of
-from torchcoll.libraries.nccl.topology import is_dump
+from torchcoll.libraries.nccl.xml_tree import is_dump
 
 if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
-    from torchcoll.libraries.job_logs import LogReader
+    from torchcoll.libraries.log_files import LogReader
 
 
 @dataclass
@@ -98,7 +98,7 @@ _DRAWN = (".md", ".html", ".svg", ".png", ".pdf")
 
 def _inside(folder: str) -> list[str]:
     """Its results, or all of its files, and the logs that lie beside results."""
-    from torchcoll.libraries.job_logs import files_of
+    from torchcoll.libraries.log_files import files_of
 
     logs: list[str] = []
     with contextlib.suppress(UnreadableError):  # none
@@ -112,7 +112,7 @@ def _inside(folder: str) -> list[str]:
 def _sort(file: str, found: Material, results: list[str]) -> None:
     """Puts a file to its kind. Raises UnreadableError for one that is of none."""
     from torchcoll.libraries.dumps import read_dump
-    from torchcoll.libraries.job_logs import read_log
+    from torchcoll.libraries.log_files import read_log
 
     if is_ours(file):
         if is_traffic(file):

@@ -31,9 +31,10 @@ from torchcoll.report.pictures import (
     write_figure,
 )
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
-from torchcoll.stats.matching import NAMES, conditions, value_of
+from torchcoll.stats.filters import conditions
+from torchcoll.stats.matching import NAMES, value_of
+from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, value_of_fact
-from torchcoll.stats.statistics import geometric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,10 +45,6 @@ if TYPE_CHECKING:
     from torchcoll.inputs import Source
     from torchcoll.startup.cold import Cold
     from torchcoll.verdict.rules import Limit
-
-
-# -------------------------------------------------------------------------------------------------
-# Result files -> lines over sizes, as a picture draws them.
 
 
 @dataclass(frozen=True)
@@ -160,8 +157,6 @@ def _point(size_bytes: int, items: Sequence[Measured]) -> PlotPoint:
     time_ns = geometric(medians) or 0.0
     return PlotPoint(size_bytes, time_ns, low, high, busbw or None, len(medians))
 
-
-# -------------------------------------------------------------------------------------------------
 
 _MOST_LINES = 48  # of one panel: more names than fit beside it
 _NOTHING_MOVED = "one rank, or nothing was communicated"
@@ -295,10 +290,6 @@ def _caption(picture: Picture, over_ranks: str) -> list[str]:
                  f"line: {' or '.join(stated)}")  # fmt: skip
     words.append(f"band: {'; '.join(bands)}" if bands else "no band: the source has no samples")
     return ["; ".join(filter(None, words)), *picture.notes]
-
-
-# -------------------------------------------------------------------------------------------------
-# The public name ``plot``: runs, result files, what ``cold`` or ``transitions`` found.
 
 
 def plot(

@@ -273,7 +273,7 @@ def _check_together(readings: View, format: str, view: str, metric: str | None) 
 
 def _machine_text(runs: Sequence[Run], readings: View, format: str, view: str) -> str:
     from torchcoll.report.formats import ROWS, csv_text, json_text, run_object
-    from torchcoll.report.views import CALLS, RANKS
+    from torchcoll.report.sample_views import CALLS, RANKS
 
     records = {"ranks": RANKS, "calls": CALLS}.get(view, ROWS)
     if format == "csv":
@@ -293,7 +293,8 @@ def _titled_grids(
     """The tables to print, under the path of the file that they come from, and of several runs that
     are judged one verdict.
     """
-    from torchcoll.report.views import calls_grids, per_rank_grids, pivot_grids
+    from torchcoll.report.sample_views import calls_grids, per_rank_grids
+    from torchcoll.report.views import pivot_grids
 
     if view.startswith(_PIVOT):
         return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], None
@@ -339,7 +340,7 @@ def further_grids(run: Run) -> list[Grid]:
         machine = [e["message"] for e in run.events if e.get("kind") == "machine"]
         grids = [beside_grid(found, machine)] if found else []
     if run.windows:
-        from torchcoll.contention.show import soak_grid
+        from torchcoll.contention.soak_show import soak_grid
         from torchcoll.contention.soaked import soaked
 
         grids += [soak_grid(over_time)] if (over_time := soaked(run)) else []
@@ -354,7 +355,7 @@ def _further_object(run: Run) -> dict[str, Any]:
 
         further["beside"] = beside_records(overlaps(run))
     if run.windows:
-        from torchcoll.contention.show import soak_object
+        from torchcoll.contention.soak_show import soak_object
         from torchcoll.contention.soaked import soaked
 
         further |= {"soak": soak_object(found)} if (found := soaked(run)) else {}
@@ -363,10 +364,6 @@ def _further_object(run: Run) -> dict[str, Any]:
 
 def title_of(run: Run) -> str:
     return one_line(run.path or run.header.get("run_id") or "run")
-
-
-# -------------------------------------------------------------------------------------------------
-# ``show`` of what torchcoll.pairs measured: a row a pair would be hundreds.
 
 
 def has_pairs(run: Run) -> bool:
@@ -390,9 +387,6 @@ def show_with_pairs(runs: Sequence[Run], format: str, out: Destination) -> None:
             title = title_of(run) if len(runs) > 1 else ""
             print_grids([(title, [table_grid(run)])], format, out)
 
-
-# -------------------------------------------------------------------------------------------------
-# In a notebook: what ``show`` prints, as HTML, the answer first.
 
 # Columns are aligned by blanks: the notebook must neither wrap nor collapse them.
 _STYLE = "white-space: pre; overflow-x: auto; font-family: monospace; line-height: 1.25"

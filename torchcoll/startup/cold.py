@@ -34,8 +34,8 @@ from torchcoll.startup.repeats import (
 )
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import kind_of
+from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
-from torchcoll.stats.statistics import geometric
 
 # -------------------------------------------------------------------------------------------------
 # What a launch does before its first call, phase by phase, and which rank took longest.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torchcoll.comparison.results import Judged, judge
 from torchcoll.core.result import Run
-from torchcoll.stats.statistics import geometric, paired_ratio
+from torchcoll.stats.ratios import geometric, paired_ratio
 
 # A difference of two starts below it is none that anyone would act on.
 THRESHOLD = 0.1

@@ -25,7 +25,7 @@ from torchcoll.report.pictures import (
     time_axis,
     write_caption,
 )
-from torchcoll.stats.statistics import geometric
+from torchcoll.stats.ratios import geometric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy
 from scipy import optimize, special
 
+from torchcoll.stats.ratios import LEVEL, NO_SPREAD, Design, Ratio
 from torchcoll.stats.sequential import FIRST_LOOK, bounds, least_t
-from torchcoll.stats.statistics import LEVEL, NO_SPREAD, Design, Ratio
 
 POWER = 0.9  # with which a case is settled
 SEARCH_LAUNCHES, SEARCH_POWER = 30, 0.8  # of ``smallest_difference``

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy
 from scipy import optimize, special
 
-from torchcoll.stats.statistics import LEVEL, NO_SPREAD, holm, holm_levels
+from torchcoll.stats.ratios import LEVEL, NO_SPREAD, holm, holm_levels
 
 # Launches a side before the first look: side, number and mean leave three degrees of freedom.
 FIRST_LOOK = 3
@@ -92,8 +92,6 @@ def half_width(seen: Seen, level: float = LEVEL) -> numpy.ndarray:
     return width
 
 
-# -------------------------------------------------------------------------------------------------
-
 _NODES = 300
 _FAR = 8.0  # deviations, beyond which nothing is
 
@@ -139,9 +137,6 @@ def shown_same(seen: Seen, limit: float, bound: float) -> numpy.ndarray:
     room = (limit - abs(seen.difference)) / seen.error
     shown: numpy.ndarray = room >= special.stdtrit(seen.degrees, special.ndtr(bound))
     return shown
-
-
-# -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from torchcoll.core.summary import Row, median, summarise
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, format_size, time_text
 from torchcoll.inputs import load
+from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Side
-from torchcoll.stats.statistics import geometric
 from torchcoll.training.joined import (
     LATE,
     Joined,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.traffic import Span, merged
+from torchcoll.core.intervals import Span, merged
 from torchcoll.core.units import format_size, time_text
 from torchcoll.report.pictures import Drawn, literal, new_figure, write_caption, write_figure
 from torchcoll.training.step_show import answer_lines, call_text, step_title

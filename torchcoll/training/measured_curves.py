@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import Row
+from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Measured, Reading, Side
-from torchcoll.stats.statistics import geometric
 
 # What all points of one curve share, beside the dtype and the op.
 _ALIKE = (

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError, one_line
-from torchcoll.core.traffic import Traffic, TrafficCall, Union
+from torchcoll.core.intervals import Union
+from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, format_size, format_time, time_text
 from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head, filled

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import has_splits
+from torchcoll.core.intervals import Span, Union
 from torchcoll.core.summary import median
-from torchcoll.core.traffic import Group, Span, Traffic, TrafficCall, Union
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges
 from torchcoll.training.joined import Joined, cut_at_marks, join_ranks
 from torchcoll.training.over_time import OverTime, over_time

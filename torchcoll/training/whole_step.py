@@ -29,7 +29,8 @@ from scipy.stats import binom
 from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
-from torchcoll.core.traffic import Span, Traffic, TrafficCall, Union, merged
+from torchcoll.core.intervals import Span, Union, merged
+from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, time_text
 from torchcoll.training.clocks import Offsets, measured_offsets
 from torchcoll.training.joined import Joined, cut_at_marks, error_ns, join_ranks, late_ranks

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
+from torchcoll.libraries.nccl.graphs import Graphs
 from torchcoll.libraries.nccl.speeds import (
     Ceiling,
     host_gbps,
@@ -25,7 +26,7 @@ from torchcoll.libraries.nccl.speeds import (
     ring_ceiling,
     sum_gbps,
 )
-from torchcoll.libraries.nccl.topology import Gpu, Graphs, Topology
+from torchcoll.libraries.nccl.topology import Gpu, Topology
 
 RING, TREE, NVLS, NVLS_TREE, COLLNET = "RING", "TREE", "NVLS", "NVLS_TREE", "COLLNET"
 DIRECT = "sends and receives"  # all that NCCL has no algorithm for
@@ -267,10 +268,6 @@ def _efficiency(reach: Reach) -> float | None:
 
 def _busbw(algbw: float, n: int) -> float:
     return algbw * 2 * (n - 1) / n
-
-
-# -------------------------------------------------------------------------------------------------
-# NCCL's model: src/graph/tuning.cc, ncclTopoTuneModel, Simple protocol.
 
 
 def _with_model(limit: AlgorithmLimit, reach: Reach, graphs: Sequence[Graphs]) -> AlgorithmLimit:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import Row
-from torchcoll.libraries.job_logs import files_of, jobs_of, read_log
+from torchcoll.libraries.log_files import files_of, jobs_of, read_log
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
 from torchcoll.libraries.nccl.jobs import NcclCommunicator, NcclJob
 from torchcoll.libraries.nccl.log import Tuned

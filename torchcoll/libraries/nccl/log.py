@@ -19,10 +19,7 @@ from torchcoll.core.bounds import MOST_PROCESSES, Held, LoggedCommunicators
 from torchcoll.core.errors import UnreadableError
 from torchcoll.libraries.logged import LoggedCall, Tally
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, call_of, canonical
-from torchcoll.libraries.nccl.topology import pattern_name
-
-# -------------------------------------------------------------------------------------------------
-# What NCCL's log tells of a process, and of a rank in a communicator.
+from torchcoll.libraries.nccl.graphs import pattern_name
 
 
 class Tuned(NamedTuple):
@@ -112,7 +109,6 @@ class NcclProcess:
     names: Counter[str] = field(default_factory=Counter)
 
 
-# -------------------------------------------------------------------------------------------------
 # Lines of NCCL's log that are known and tell nothing that a table here shows.
 #
 # First words, and beginnings, of the INFO texts in ``libnccl.so.2`` 2.21.5 and 2.30.7 and in logs
@@ -154,7 +150,6 @@ def is_known(word: str, message: str) -> bool:
     )
 
 
-# -------------------------------------------------------------------------------------------------
 # What NCCL's log says of a communicator's paths: rings, trees, connections, graphs found.
 #
 # Each takes a message and gives what it says; None, or nothing, where the line was cut.
@@ -219,7 +214,6 @@ def bandwidths_of(message: str) -> tuple[float, float | None] | None:
     return (float(found[1]), float(found[2]) if found[2] else None) if found else None
 
 
-# -------------------------------------------------------------------------------------------------
 # The tuning table in NCCL's log: what the cost model expects of each algorithm and protocol.
 #
 # Up to 2.17 one table, ``Latency/AlgBw | Tree/ LL | Tree/ LL128 |``; from 2.18 on blocks of
@@ -260,8 +254,6 @@ def row_of(message: str, columns: Sequence[Column]) -> list[Tuned]:
         if value
     ]
 
-
-# -------------------------------------------------------------------------------------------------
 
 _FIELD = re.compile(
     r"\b(comm|rank|n[rR]anks|cudaDev|busId|commId|parent|splitCount|childCount|color|nNodes|"
@@ -511,7 +503,6 @@ HANDLERS: dict[str, Handler] = {
 }
 
 
-# -------------------------------------------------------------------------------------------------
 # NCCL's and RCCL's own log (NCCL_DEBUG=INFO): what each process tells of itself.
 #
 # A pure reader, line by line. Nothing is anchored: launchers put their own texts in front. Lines of
@@ -685,8 +676,6 @@ class NcclLogReader:
         if (whole or handler in SHOW_THEIR_END) and handler(self, message):
             return "understood"
         return "known" if is_known(word, message) else "cut"
-
-    # -- who speaks --------------------------------------------------------------------------
 
     def _source(self, prefix: bytes, inside: bool) -> tuple[NcclProcess, int, str]:
         """The process, thread and host of a line; one unnamed process where a prefix was edited

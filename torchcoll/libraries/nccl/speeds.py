@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from torchcoll.libraries.nccl.topology import Gpu, Link, Nic, Node, Topology, TopologyDevice
+from torchcoll.libraries.nccl.topology import Gpu, Link, Nic, Topology, TopologyDevice
+from torchcoll.libraries.nccl.xml_tree import Node
 
 # From this compute capability on; 8.6 is an exception. Above the last the file is of a GPU that is
 # newer than this table.

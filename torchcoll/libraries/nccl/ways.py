@@ -13,16 +13,8 @@ from dataclasses import dataclass
 
 from torchcoll.core.errors import one_line
 from torchcoll.libraries.nccl.speeds import link_gbps, network_gbps, once, pci_gbps
-from torchcoll.libraries.nccl.topology import (
-    PATHS,
-    Gpu,
-    Link,
-    Nic,
-    Node,
-    Topology,
-    TopologyCpu,
-    distance,
-)
+from torchcoll.libraries.nccl.topology import PATHS, Gpu, Link, Nic, Topology, TopologyCpu, distance
+from torchcoll.libraries.nccl.xml_tree import Node
 
 LINKED = "NVL"  # XGMI too: NCCL's word for the kind of path
 
@@ -94,10 +86,6 @@ def nearest(gpu: Gpu, nics: Sequence[Nic]) -> list[Nic]:
     return [nic for place, nic in paths if place == least]
 
 
-# -------------------------------------------------------------------------------------------------
-# Rails: the first interface of each host, the second, ...
-
-
 @dataclass(frozen=True)
 class Rail:
     """Interfaces of the same place on several hosts. names, gbps: a host each; None has none, or
@@ -122,10 +110,6 @@ def rails(stated: Sequence[Topology]) -> list[Rail]:
             Rail(place, names, tuple(network_gbps([x[0]], x[1]) if x else None for x in here))
         )
     return found
-
-
-# -------------------------------------------------------------------------------------------------
-# The tree of a host, as lines.
 
 
 def tree_lines(stated: Topology) -> list[str]:

@@ -101,7 +101,6 @@ def _thresholds(asked: Sequence[str]) -> list[Forcing]:
     return found
 
 
-# -------------------------------------------------------------------------------------------------
 # oneCCL's selection by size: ``recursive_doubling:0-8192;ring:8193-max`` (env-variables.rst).
 #
 # Sizes are bytes, both ends inside.

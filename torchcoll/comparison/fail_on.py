@@ -1,0 +1,53 @@
+"""``--fail-on slower:5%``: which results make the command exit with 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.units import counted, parse_share
+
+if TYPE_CHECKING:
+    from torchcoll.comparison.compare import Comparison
+    from torchcoll.comparison.results import Judged
+
+
+_GATES = ("slower", "unclear", "incomparable")
+
+
+def parse_gate(text: str) -> dict[str, float]:
+    """Verdict -> the least change that counts, of ``slower:5%,incomparable``."""
+    gate = {}
+    for part in text.split(","):
+        name, colon, share = (word.strip() for word in part.partition(":"))
+        if name not in _GATES or (colon and name != "slower"):
+            raise UsageError("fail-on", part, "slower, slower:5%, unclear or incomparable")
+        gate[name] = parse_share(share, "fail-on slower") if colon else 0.0
+    return gate
+
+
+def tripped(gate: dict[str, float], cases: Iterable[Judged]) -> dict[str, int]:
+    """How many cases have each result of the gate, and so large a change."""
+    found: dict[str, int] = {}
+    for case in cases:
+        change = abs(math.log(case.ratio.ratio)) if case.ratio else math.inf
+        if case.result in gate and change >= math.log1p(gate[case.result]):
+            found[case.result] = found.get(case.result, 0) + 1
+    return found
+
+
+def untested(gate: dict[str, float], found: Iterable[Comparison]) -> str:
+    """What a gate on ``slower`` could not see, of the cases that both sides have; '' if nothing.
+
+    With one launch on a side it never trips, and wrong results are slower than nothing.
+    """
+    cases: list[Judged] = []
+    for each in found:
+        cases += [one.judged for one in each.fitted]
+        cases += [row.judged for row in each.rows if row.matched and not each.fitted]
+    unseen = sum(case.p_value is None for case in cases)
+    if "slower" not in gate or not unseen:
+        return ""
+    return f"{unseen} of {counted(len(cases), 'case')} could not be judged, and cannot fail it"

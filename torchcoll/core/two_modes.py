@@ -1,0 +1,66 @@
+"""Whether the calls of a case fall in two modes, so that their median could have been the other.
+
+gloo on fewer cores than threads is such a case: a call takes 0.5 ms, or 2 to 4 where a thread
+lost its core for a slice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from torchcoll.core.summary import HIGH, LOW, quantile
+
+LEAST_CALLS = 20
+LEAST_SHARE = 0.1  # of the calls, in either mode
+APART = 1.5  # the modes' middles, as a ratio: nearer ones change no conclusion
+# Otsu's criterion (IEEE Trans. SMC 9, 1979): the share of the variance that lies between the two
+# groups, at the best place to part them. A normal distribution gives 2/pi = 0.64, an exponential
+# one 0.65, a uniform one 0.75; two normals of equal share, 5 deviations apart, 0.86. Of few calls
+# the best place parts chance too: asked is SEPARATION + CHANCE / calls.
+SEPARATION, CHANCE = 0.85, 1.0
+
+
+@dataclass(frozen=True)
+class Modes:
+    """``share`` of the calls are slow. slow, fast: p5 and p95 of the calls of that mode, in ns."""
+
+    share: float
+    slow: tuple[float, float]
+    fast: tuple[float, float]
+
+
+def two_modes(times_ns: Sequence[float]) -> Modes | None:
+    """The two modes of these calls; None where there is one, or too few calls to tell.
+
+    Otsu's criterion on the logarithms, whose lowest and highest 5 % are drawn in to the 5th and the
+    95th percentile: a few calls that take a hundred times as long are no mode, and would hide one.
+    Of log-normal samples, one in 500 at most is taken for two modes (tests/benchmarks/modes.py).
+    """
+    ordered = sorted(times_ns)
+    n = len(ordered)
+    if n < LEAST_CALLS or ordered[0] <= 0:
+        return None
+    low, high = math.log(quantile(ordered, LOW)), math.log(quantile(ordered, HIGH))
+    logs = [min(max(math.log(time), low), high) for time in ordered]
+    mean = sum(logs) / n
+    total = sum((x - mean) ** 2 for x in logs)
+    sums = list(accumulate(logs))
+
+    def between(k: int) -> float:
+        """n times the variance between the k fastest calls and the others."""
+        return (sums[k - 1] - k * mean) ** 2 * n / (k * (n - k))
+
+    least = math.ceil(LEAST_SHARE * n)
+    k = max(range(least, n - least + 1), key=between)
+    fast, slow = ordered[:k], ordered[k:]
+    separate = quantile(slow, 0.5) / quantile(fast, 0.5)
+    if not total or between(k) < (SEPARATION + CHANCE / n) * total or separate < APART:
+        return None
+    return Modes(
+        len(slow) / n,
+        (quantile(slow, LOW), quantile(slow, HIGH)),
+        (quantile(fast, LOW), quantile(fast, HIGH)),
+    )

@@ -1,0 +1,89 @@
+"""Logs of communication libraries, of whatever library: found by their lines."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from torchcoll.core.bounds import MOST_TEXT
+from torchcoll.core.errors import UnreadableError
+from torchcoll.core.jsonl import lines_of
+from torchcoll.core.other_commands import begin_of, reading_command
+from torchcoll.core.stdin import from_stdin
+from torchcoll.libraries.nccl import jobs as nccl_jobs
+from torchcoll.libraries.nccl import log as nccl
+from torchcoll.libraries.oneccl import log as oneccl
+
+LogReader = nccl.NcclLogReader | oneccl.OneCclLogReader
+Job = nccl_jobs.NcclJob | oneccl.OneCclJob
+
+_NCCL = re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) ")
+_ONECCL = re.compile(rb"\d\)?(?::\[\d+\])? \|CCL_[A-Z]+\||^\|[A-Z]+\| \[\w+:\d+\]")
+
+_LOG_FOLDER = ".jsonl.logs"
+_WRITES = "A run with --library-log writes such a log."
+
+
+def files_of(paths: Iterable[str]) -> list[str]:
+    """The files that are named, and those in folders that are: rank2.log before rank10.log.
+
+    In a folder of results (of a matrix too) these are what --library-log wrote beside each:
+    ``x.jsonl.logs``; no result is a log.
+    """
+    found: list[str] = []
+    for path in paths:
+        if not os.path.isdir(path):
+            found.append(os.fspath(from_stdin(path)))
+            continue
+        entries = sorted(os.scandir(path), key=_by_number)
+        folders = [e for e in entries if e.is_dir() and e.name.endswith(_LOG_FOLDER)]
+        inside = [e for folder in folders for e in sorted(os.scandir(folder), key=_by_number)]
+        inside = inside or [e for e in entries if e.name[0] != "." and not _is_result(e.name)]
+        inside = [entry for entry in inside if entry.is_file()]
+        found += [entry.path for entry in inside]
+        if not inside:
+            raise UnreadableError("log", path, "a file, or a folder with logs", _WRITES)
+    return list(dict.fromkeys(found))
+
+
+def _by_number(entry: os.DirEntry[str]) -> tuple[int, str]:
+    return len(entry.name), entry.name
+
+
+def _is_result(name: str) -> bool:
+    return name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def read_log(path: str) -> tuple[LogReader, list[str]]:
+    """The log in a file (.gz too), and what was wrong with the file itself.
+
+    Raises UnreadableError for a file that cannot be read or has no line of NCCL, RCCL or oneCCL.
+    """
+    problems: list[str] = []
+    reader = _reader(path)
+    reader.read(lines_of(Path(path), problems, "log", MOST_TEXT))
+    return reader, problems
+
+
+def _reader(path: str) -> LogReader:
+    for line in lines_of(Path(path), [], "log", MOST_TEXT):
+        if _NCCL.search(line):
+            return nccl.NcclLogReader(path)
+        if _ONECCL.search(line):
+            return oneccl.OneCclLogReader(path)
+    raise UnreadableError(
+        "log",
+        path,
+        "lines of NCCL, RCCL or oneCCL",
+        reading_command(begin_of(path), path, "log") or _WRITES,
+    )
+
+
+def jobs_of(readers: Sequence[LogReader]) -> list[Job]:
+    """The jobs of these files, of each library."""
+    return [
+        *nccl_jobs.jobs([reader for reader in readers if isinstance(reader, nccl.NcclLogReader)]),
+        *oneccl.jobs([reader for reader in readers if isinstance(reader, oneccl.OneCclLogReader)]),
+    ]

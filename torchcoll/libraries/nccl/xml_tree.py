@@ -1,0 +1,155 @@
+"""The XML that NCCL and RCCL write of themselves, as a tree of plain nodes.
+
+NCCL_TOPO_DUMP_FILE has the root ``<system>``, NCCL_GRAPH_DUMP_FILE ``<graphs>``
+(src/graph/xml.cc). Each communicator overwrites the file, and people send parts of it: of a file
+that ends early everything before the cut is there, and what the cut left open is marked. No such
+file has a DTD or an entity, so both are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchcoll.core.bounds import MOST_DEPTH, MOST_TEXT
+from torchcoll.core.errors import UnreadableError
+from torchcoll.core.jsonl import lines_of
+from torchcoll.core.stdin import from_stdin
+
+ROOTS = ("system", "graphs")
+_WHAT = "XML"
+_MOST_FIGURE = 1e18
+_MOST_NODES = 100_000  # 64 channels of 1000 GPUs are 64 000
+_EXPECTED = "<system> (NCCL_TOPO_DUMP_FILE) or <graphs> (NCCL_GRAPH_DUMP_FILE)"
+# expat's numbers of what only the end of the text can bring about: nothing there, an open token,
+# half a character, an open CDATA section.
+_CUT = (3, 5, 6, 20)
+_BEGINS = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:\?xml|!--|!DOCTYPE|system|graphs)")
+
+
+@dataclass(eq=False)
+class Node:
+    """One element. whole: its end was read. line: where it begins."""
+
+    tag: str
+    attributes: dict[str, str]
+    parent: Node | None = field(default=None, repr=False)
+    children: list[Node] = field(default_factory=list, repr=False)
+    whole: bool = False
+
+    def text(self, name: str) -> str:
+        return self.attributes.get(name, "").strip()
+
+    def whole_number(self, name: str) -> int | None:
+        """Decimal or ``0x``; None where it is neither."""
+        text = self.text(name)
+        try:
+            value = int(text, 16 if text.lower().startswith("0x") else 10)
+        except ValueError:
+            return None
+        return value if abs(value) < 1 << 64 else None  # identifiers have 64 bits
+
+    def number(self, name: str) -> float | None:
+        try:
+            value = float(self.text(name))
+        except ValueError:
+            return None
+        return value if abs(value) < _MOST_FIGURE else None
+
+    def yes(self, name: str) -> bool | None:
+        value = self.whole_number(name)
+        return None if value is None else value != 0
+
+    def each(self, *tags: str) -> Iterator[Node]:
+        return (child for child in self.children if child.tag in tags)
+
+    def walk(self) -> Iterator[Node]:
+        """All below it, in the order of the file. No recursion: nothing bounds how deep it is."""
+        waiting = self.children[::-1]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += node.children[::-1]
+
+    def above(self) -> Iterator[Node]:
+        node = self.parent
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+class _Builder:
+    """expat's calls -> nodes. ``root`` is there from the first element on."""
+
+    def __init__(self, path: str) -> None:
+        self.root: Node | None = None
+        self._open: Node | None = None
+        self._path = path
+        self._depth = self._count = 0
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        self._depth += 1
+        self._count += 1
+        if self._depth > MOST_DEPTH or self._count > _MOST_NODES:
+            what = f"XML {self._path}"
+            if self._depth > MOST_DEPTH:
+                raise UnreadableError(what, "more", f"at most {MOST_DEPTH} elements in each other")
+            raise UnreadableError(what, "more", f"at most {_MOST_NODES} elements")
+        node = Node(tag, attributes, self._open)
+        if self._open is not None:
+            self._open.children.append(node)
+        self.root = self.root or node
+        self._open = node
+
+    def end(self, tag: str) -> None:
+        self._depth -= 1
+        if self._open is not None:
+            self._open.whole = True
+            self._open = self._open.parent
+
+    def close(self) -> None:
+        return None
+
+
+def is_dump(path: str) -> bool:
+    """Whether a file (.gz too) begins as such XML does; a log may begin with another ``<``.
+
+    Raises UnreadableError for a file that cannot be read.
+    """
+    lines = (line for line in lines_of(Path(path), [], "log", MOST_TEXT) if line.strip())
+    return bool(_BEGINS.match(next(lines, b"")))
+
+
+def read_tree(path: str) -> tuple[Node, list[str]]:
+    """The root of a dump, and what was wrong with the file: where it ends early.
+
+    Raises UnreadableError for a file that cannot be read, is not well formed, has a DTD, or is the
+    XML of something else.
+    """
+    from defusedxml.common import DefusedXmlException
+    from defusedxml.ElementTree import DefusedXMLParser, ParseError
+
+    problems: list[str] = []
+    path = str(from_stdin(path))
+    builder = _Builder(path)
+    parser = DefusedXMLParser(target=builder, forbid_dtd=True)
+    try:
+        for line in lines_of(Path(path), problems, _WHAT):
+            parser.feed(line)
+        parser.close()
+    except DefusedXmlException:
+        raise UnreadableError(_WHAT, path, "a file without DTD and entities") from None
+    except ParseError as error:
+        if error.code not in _CUT or builder.root is None:
+            raise UnreadableError(_WHAT, path, f"well-formed XML ({error})") from None
+        if not problems:
+            problems.append(f"{path}: cut off ({error}): what stands before that is read")
+    except (LookupError, ValueError) as error:  # an encoding that Python does not have
+        raise UnreadableError(_WHAT, path, f"well-formed XML ({error})") from None
+    root = builder.root
+    if root is None or root.tag not in ROOTS:
+        got = f"<{root.tag}> in {path}" if root else path
+        raise UnreadableError(_WHAT, got, _EXPECTED)
+    return root, problems

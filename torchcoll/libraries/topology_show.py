@@ -1,0 +1,255 @@
+"""NCCL's topology and graph files as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import format_bandwidth
+from torchcoll.report.grid import Grid, Head, filled
+
+if TYPE_CHECKING:
+    from torchcoll.libraries.dumps import Dump
+
+
+_MOST = 64  # GPUs of a channel that are shown; json has all
+_PATHS = {
+    "LOC": "one GPU",
+    "NVL": "NVLink or XGMI",
+    "NVB": "NVLink through another GPU",
+    "C2C": "C2C",
+    "PIX": "through one PCI switch",
+    "PXB": "through several PCI switches",
+    "P2C": "C2C, then PCI",
+    "PXN": "through another GPU's PCI",
+    "PHB": "through the CPU",
+    "SYS": "from CPU to CPU",
+    "NET": "network",
+    "DIS": "none",
+}
+_RECKONED = "GB/s: one direction, as {0} reckons (topo.h, topo.cc), below the rate of the wire"
+_FIXED = (
+    "GB/s each: of the fixed list of speeds that NCCL's search tries (search.cc), no measurement"
+)
+_TOGETHER = "; together: channels x GB/s, of a ring the busbw that NCCL expects"
+_NEVER = (
+    "{0}NCCL then runs each ring and tree twice or more over the same links (connect.cc): the "
+    "channels that its log counts, times GB/s, are no bandwidth"
+)
+_EACH_ALONE = "each graph is searched as if it had the links alone, so none is added to another. "
+_ALONE = (
+    "one GPU alone (type LOC): no channel crosses a link, so NCCL's search takes the highest speed "
+    "of its list (search.cc): channels x GB/s is no bandwidth here"
+)
+_FALLBACK = "0.1 GB/s: NCCL found no such path and took the GPUs in their order (search.cc)"
+
+DumpRow = dict[str, Any]
+
+
+def dump_grids(dump: Dump) -> list[Grid]:
+    """The grids of one file: what it comes to, and its tables."""
+    if dump.kind == "topology":
+        return [Grid([], [], above=_about_topology(dump)), *_of_topology(dump)]
+    return [Grid([], [], above=_about_graphs(dump)), *_of_graphs(dump)]
+
+
+def _about_topology(dump: Dump) -> list[str]:
+    facts = dump.facts
+    words = [plural(facts["gpu_count"], "GPU"), plural(facts["cpu_count"], "NUMA node")]
+    words[1] += f" ({one_line(facts['cpu'])})" if facts["cpu"] else ""
+    words.append(plural(facts["nic_count"], "network interface"))
+    if facts["hosts"] > 1:
+        words.append(f"{facts['hosts']} hosts")
+    lines = [f"{facts['library']} topology: {', '.join(words)}"]
+    if facts["cut"]:
+        lines.append("the file is cut off: GPUs, links and interfaces may be missing")
+    if facts["gpu_count"] and not facts["gpus_described"]:
+        lines.append("no <gpu> in it: a file for NCCL_TOPO_FILE, to which NCCL adds what it finds")
+    lines.append(_ring(facts))
+    if facts["nics_gbps"]:
+        lines.append(
+            f"network: {format_bandwidth(facts['nics_gbps'])} GB/s, all interfaces of this host "
+            "together, as far as their PCI links go, one direction: a ring over hosts has no more"
+        )
+    lines += [
+        f"GPU {row['gpu']} has {plural(row['links'], 'link')}, most have {row['usual']}: a link "
+        "that is down is not in the file"
+        for row in facts["odd_links"]
+    ]
+    if fabrics := facts.get("fabrics"):
+        names = " or ".join(fabrics)
+        which = "; which GPU it is, the file does not tell" if len(fabrics) > 1 else ""
+        lines.append(f"its links are those of --fabric {names}{which}")
+    return [one_line(line) for line in lines]
+
+
+def _ring(facts: DumpRow) -> str:
+    if facts["ring_ceiling_gbps"] is None:
+        return f"ring: no ceiling: {facts['ring_ceiling_source']}"
+    text = f"ring: at most {format_bandwidth(facts['ring_ceiling_gbps'])} GB/s of busbw: "
+    text += facts["ring_ceiling_source"]
+    if facts["ring_wire_gbps"]:
+        text += f" (the wire signals {facts['ring_wire_gbps']:g})"
+    if facts["nvls"]:
+        text += "; all_reduce within the switches (NVLS) may pass it"
+    return text
+
+
+def _of_topology(dump: Dump) -> list[Grid]:
+    tables, library = dump.tables, dump.facts["library"]
+    several = dump.facts["hosts"] > 1
+    host = [(Head("host"), _dump_cell("host"))] if several else []
+    gpus, nics, cpus = (tables.get(name, []) for name in ("gpus", "nics", "cpus"))
+    reckoned = any(row["links_gbps"] or row["pci_gbps"] for row in gpus)
+    return [
+        filled(
+            [
+                (Head("GPU", left=True, repeat=True), _dump_cell("gpu")),
+                (Head("rank"), _dump_cell("rank")),
+                *host,
+                (Head("generation", left=True, drop=4), _dump_cell("generation")),
+                (Head("gdr", left=True, drop=5), _yes("gdr")),
+                (Head("NUMA", drop=3), _dump_cell("numa")),
+                (Head("PCI", "link", left=True, drop=6), _pci),
+                (Head("PCI", "GB/s", drop=1), _gbps("pci_gbps")),
+                (Head("to CPU", "GB/s", drop=2), _to_cpu),
+                (Head("links", left=True), _dump_cell("links_to")),
+                (Head("each", "GB/s", drop=1), _gbps("link_gbps")),
+                (Head("links", "GB/s"), _gbps("links_gbps")),
+            ],
+            gpus,
+            below=[_RECKONED.format(library)] if reckoned else [],
+        ),
+        filled(
+            [
+                (Head("network", "interface", left=True), _dump_cell("nic")),
+                (Head("dev", drop=4), _dump_cell("dev")),
+                *host,
+                (Head("Gbit/s"), lambda row: "-" if row["gbits"] is None else f"{row['gbits']:g}"),
+                (Head("gdr", left=True, drop=2), _yes("gdr")),
+                (Head("NUMA", drop=3), _dump_cell("numa")),
+                (Head("PCI", "link", left=True, drop=6), _pci),
+                (Head("PCI", "GB/s", drop=1), _gbps("pci_gbps")),
+                (Head("to CPU", "GB/s", drop=1), _to_cpu),
+                (Head("nearest", "GPUs", left=True), _list("nearest_gpus")),
+                (Head("path", left=True), _dump_cell("path")),
+            ],
+            nics,
+            below=_legend({row["path"] for row in nics}),
+        ),
+        filled(
+            [
+                *host,
+                (Head("NUMA"), _dump_cell("numa")),
+                (Head("cores", left=True), _dump_cell("cores")),
+                (Head("GPUs", left=True), _list("gpus")),
+                (Head("network", "interfaces", left=True), _list("nics")),
+            ],
+            cpus,
+        ),
+    ]
+
+
+def _pci(row: DumpRow) -> str:
+    if row["pci_speed"] is None:
+        return "-"
+    return one_line(f"{row['pci_speed']} x{row['pci_width'] or '?'}")
+
+
+def _to_cpu(row: DumpRow) -> str:
+    """Only where it is narrower than the device's own link."""
+    own, narrowest = row["pci_gbps"], row["pci_to_cpu_gbps"]
+    return "-" if own == narrowest else format_bandwidth(narrowest)
+
+
+def _about_graphs(dump: Dump) -> list[str]:
+    facts = dump.facts
+    first = f"NCCL graphs: {facts['graph_count']} with channels"
+    if facts["unused"]:
+        first += f", none of {', '.join(facts['unused'])}"
+    lines = [first]
+    if facts["cut"]:
+        lines.append("the file is cut off: channels may be missing")
+    if facts["alone"]:
+        lines.append(_ALONE)
+    elif facts["ring_gbps"]:
+        (ring,) = (row for row in dump.tables["graphs"] if row["graph"] == "ring")
+        each = min(gbps for n in ("intra_gbps", "inter_gbps") if (gbps := ring[n]) is not None)
+        lines.append(
+            f"ring: {plural(ring['channels'], 'channel')} x {each:g} GB/s = "
+            f"{format_bandwidth(facts['ring_gbps'])} GB/s: the busbw that NCCL expects of it"
+        )
+    return [one_line(line) for line in lines]
+
+
+def _of_graphs(dump: Dump) -> list[Grid]:
+    graphs, channels = dump.tables.get("graphs", []), dump.tables.get("channels", [])
+    types = {row[name] for row in graphs for name in ("intra_type", "inter_type")}
+    counted = any(row["together_gbps"] for row in graphs)
+    notes = [_FIXED + _TOGETHER * counted, _NEVER.format(_EACH_ALONE if len(graphs) > 1 else "")]
+    notes += [_FALLBACK] if any(row["fallback"] for row in graphs) else []
+    return [
+        filled(
+            [
+                (Head("graph", left=True), _dump_cell("graph")),
+                (Head("pattern", left=True, drop=1), _dump_cell("pattern")),
+                (Head("channels"), _graph_channels),
+                (Head("in a node", "GB/s each"), _gbps("intra_gbps")),
+                (Head("between", "GB/s each"), _gbps("inter_gbps")),
+                (Head("together", "GB/s"), _gbps("together_gbps")),
+                (Head("types", left=True), _types),
+            ],
+            graphs,
+            below=[*notes, *_legend(types)],
+        ),
+        filled(
+            [
+                (Head("graph", left=True), _dump_cell("graph")),
+                (Head("channels", left=True), _dump_cell("channels")),
+                (Head("GPUs in order", left=True), _list("gpus")),
+                (Head("their ranks", left=True), _list("ranks")),
+                (Head("network", left=True), _list("nets")),
+            ],
+            channels,
+        ),
+    ]
+
+
+def _graph_channels(row: DumpRow) -> str:
+    said, read = row["channels"], row["channels_read"]
+    return str(said) if said == read else f"{read} of {'?' if said is None else said}"
+
+
+def _types(row: DumpRow) -> str:
+    return one_line("/".join(row[n] for n in ("intra_type", "inter_type") if row[n]) or "-")
+
+
+def _dump_cell(key: str) -> Callable[[DumpRow], str]:
+    return lambda row: "-" if row[key] is None else one_line(row[key])
+
+
+def _yes(key: str) -> Callable[[DumpRow], str]:
+    return lambda row: "-" if row[key] is None else ("yes" if row[key] else "no")
+
+
+def _gbps(key: str) -> Callable[[DumpRow], str]:
+    return lambda row: format_bandwidth(row[key])
+
+
+def _list(key: str) -> Callable[[DumpRow], str]:
+    def cell(row: DumpRow) -> str:
+        names = row[key] or []
+        text = one_line(" ".join(map(str, names[:_MOST])))
+        return (text if len(names) <= _MOST else f"{text} ...") or "-"
+
+    return cell
+
+
+def _legend(types: set[str | None]) -> list[str]:
+    words = [f"{name} {text}" for name, text in _PATHS.items() if name in types]
+    return [", ".join(words)] if words else []
+
+
+def plural(count: int, one: str) -> str:
+    return f"{count} {one}{'' if count == 1 else 's'}"

@@ -1,0 +1,141 @@
+"""Sides on different hardware: no faster and slower, but each measured against itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from torchcoll.core.result import Run
+from torchcoll.core.summary import first_call_ns, first_result_ns, first_results
+from torchcoll.stats.matching import Pair
+from torchcoll.stats.ratios import geometric
+from torchcoll.stats.sides import (
+    Measured,
+    Side,
+)
+
+_HALF = 0.5
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one side reaches in one table, by its own measure. None is unknown.
+
+    ranks: the numbers of them. best_gbps: the highest busbw, of best_bytes. largest_bytes: the
+    largest size that has a busbw. half_bytes: the smallest size that reaches half of it, and
+    below_bytes the next smaller one: the true size lies between them. floor_ns: the time of the
+    smallest size, floor_bytes; None where that reaches half of the best already, so that its time
+    is no latency. first_call_ns: the first call of the launch, and first_result_ns: that with
+    connecting before it, geometric means over the launches.
+    """
+
+    ranks: tuple[int, ...]
+    best_gbps: float | None
+    best_bytes: int | None
+    largest_bytes: int | None
+    half_bytes: int | None
+    below_bytes: int | None
+    floor_bytes: int | None
+    floor_ns: float | None
+    first_call_ns: float | None
+    first_result_ns: float | None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a side's first call on one backend took, the geometric mean over its launches as in
+    ``cold``, nanoseconds: the call itself, and with connecting before it (None where no launch
+    tells that).
+    """
+
+    backend: str
+    first_call_ns: float
+    first_result_ns: float | None
+
+
+def start(side: Side, backends: Iterable[str]) -> Start | None:
+    """Of the backend of a side that has one; None where it has several, or no launch tells."""
+    known = set(backends)
+    if len(known) != 1:
+        return None
+    (backend,) = known
+    stated = [(run, f) for run in side.parts if (f := first_results(run.results, backend))]
+    if not stated:
+        return None
+    results = [ns for run, f in stated if (ns := first_result_ns(run, f)) is not None]
+    calls = geometric(first_call_ns(f) for _, f in stated)
+    return Start(backend, calls or 0.0, geometric(results))
+
+
+def unlike(base: Side, new: Side) -> str:
+    """Why the two machines are not the same kind, as a reason; '' where they are, or where a
+    source does not tell.
+    """
+    for what, of in (
+        ("devices", _devices),
+        ("device names", _device_names),
+        ("numbers of hosts", _hosts),
+    ):
+        ours, theirs = ({v for run in s.parts if (v := of(run))} for s in (base, new))
+        if ours and theirs and ours != theirs:
+            texts = " and ".join(", ".join(sorted(values)) for values in (ours, theirs))
+            return f"different hardware: {what} {texts}"
+    return ""
+
+
+def unlike_ranks(pair: Pair) -> str:
+    """``different numbers of ranks: 4 and 8``; '' where they agree."""
+    ours, theirs = ({m.row.ranks for m in items} - {0} for items in (pair.base, pair.new))
+    if not ours or not theirs or ours == theirs:
+        return ""
+    texts = " and ".join(", ".join(map(str, sorted(ranks))) for ranks in (ours, theirs))
+    return f"different numbers of ranks: {texts}"
+
+
+def _devices(run: Run) -> str:
+    kinds = {result.case.device for result in run.results} - {"unknown", ""}
+    return ", ".join(sorted(kinds))
+
+
+def _device_names(run: Run) -> str:
+    names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
+    return ", ".join(sorted(names))
+
+
+def _hosts(run: Run) -> str:
+    hosts = {m["host"] for m in run.members if m.get("host")}
+    return str(len(hosts)) if hosts else ""
+
+
+def profile(side: Side, items: Collection[Sequence[Measured]]) -> Profile:
+    """The profile of one side in one table; ``items``: its launches of each size, ascending."""
+    points = [
+        (
+            ok[0].row.size_bytes,
+            geometric(m.row.median_ns for m in ok),
+            geometric(m.row.busbw_gbps for m in ok),
+        )
+        for launches in items
+        if (ok := [m for m in launches if m.row.status == "ok" and m.row.verified != "wrong"])
+    ]
+    timed = [(size_bytes, ns) for size_bytes, ns, _ in points if ns]
+    bandwidths = [(size_bytes, gbps) for size_bytes, _, gbps in points if gbps]
+    best, best_bytes = max(((gbps, size) for size, gbps in bandwidths), default=(None, None))
+    reach = [size_bytes for size_bytes, gbps in bandwidths if best and gbps >= _HALF * best]
+    half = min(reach, default=None)
+    below = [size_bytes for size_bytes, _ in bandwidths if half and size_bytes < half]
+    backends = {m.result.case.backend for launches in items for m in launches}
+    begun = start(side, backends)
+    floor = min(timed, default=None)
+    return Profile(
+        tuple(sorted({m.row.ranks for launches in items for m in launches} - {0})),
+        best,
+        best_bytes,
+        max((size_bytes for size_bytes, _ in bandwidths), default=None),
+        half,
+        max(below, default=None),
+        floor[0] if floor else None,
+        floor[1] if floor and floor[0] != half else None,
+        begun.first_call_ns if begun else None,
+        begun.first_result_ns if begun else None,
+    )

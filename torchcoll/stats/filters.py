@@ -1,0 +1,77 @@
+"""``--filter collective=all_reduce,size>=1M``: which cases are compared."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.core.collectives import find_collective
+from torchcoll.core.errors import UsageError, choice
+from torchcoll.core.units import parse_size
+from torchcoll.stats.matching import NAMES, value_of
+from torchcoll.stats.sides import Measured
+
+_FORM = re.compile(r"\s*(\w+)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
+_ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_NUMBERS = ("ranks", "root", "coalesce")
+_SET = "NAME=VALUE, NAME!=VALUE, size>=1M, ... with commas (VALUE|VALUE for several)"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition; ``values`` are alternatives, of which the orders have one."""
+
+    text: str
+    name: str
+    sign: str
+    values: tuple[Any, ...]
+
+    def holds(self, item: Measured) -> bool:
+        value = item.row.size_bytes_requested if self.name == "size" else value_of(item, self.name)
+        if self.sign in _ORDERS:
+            return value is not None and _ORDERS[self.sign](value, self.values[0])
+        return (value in self.values) == (self.sign == "=")
+
+
+def conditions(filter: str | Sequence[str]) -> list[Condition]:
+    """The conditions of a text with commas, or of several. Raises UsageError naming the first bad
+    one.
+    """
+    texts = filter.split(",") if isinstance(filter, str) else filter
+    return [_condition(text) for text in texts if text.strip()]
+
+
+def _condition(text: str) -> Condition:
+    match = _FORM.fullmatch(text)
+    if not match:
+        raise UsageError("filter", text, _SET)
+    name, sign, value = match.groups()
+    choice(name, "filter name", ("size", *NAMES))
+    texts = [part.strip() for part in value.split("|")]
+    if sign in _ORDERS and (name not in (*_NUMBERS, "size") or len(texts) > 1):
+        raise UsageError("filter", text, f"= or != with {name}, or one number behind {sign}")
+    return Condition(text.strip(), name, sign, tuple(_value(name, part) for part in texts))
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "size":
+        return parse_size(text, "filter size")
+    if name == "collective":
+        return find_collective(text).name
+    if name in ("in_place", "asynchronous"):
+        if text not in ("yes", "no", "true", "false"):
+            raise UsageError(f"filter {name}", text, "yes or no")
+        return text in ("yes", "true")
+    if name in _NUMBERS:
+        if not text.isdecimal() or len(text) > 9:
+            raise UsageError(f"filter {name}", text, "a whole number")
+        return int(text)
+    return text

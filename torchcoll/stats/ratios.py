@@ -1,0 +1,178 @@
+"""Ratios of launches on logarithms: Student's t, pairs, Holm, Mann-Whitney.
+
+The model in which the launches stand in time is in stats/statistics.py; how many launches a result
+takes is in stats/needed.py.
+
+The replicate is the launch: each gives one figure. The calls of one launch are no replicates;
+taken for such they find a difference between identical systems four times in five. Logarithms,
+because noise is a share of the duration, and because a ratio is what is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy
+from scipy import special, stats
+
+LEVEL = 0.05  # family-wise error of a comparison; its intervals are 95 %
+# Logarithms closer than this are equal: doubles of nanoseconds have 16 digits.
+NO_SPREAD = 1e-9
+_LARGEST = math.log(sys.float_info.max)
+
+
+@dataclass(frozen=True)
+class Design:
+    """What N launches a side (or N pairs) would tell: ``figures`` N - ``parameters`` degrees of
+    freedom. in_order: the launch number is a parameter, and the launches alternate. stated:
+    the share of the degrees that is left where one side is noisier; 1 / 2 where one has all of
+    the noise.
+    """
+
+    figures: int
+    parameters: int
+    in_order: bool = False
+    stated: float = 1.0
+
+    def degrees(self, launches: int) -> float:
+        return self.stated * (self.figures * launches - self.parameters)
+
+    def error(self, launches: int) -> float:
+        """The error of the difference, as a share of the spread of one launch.
+
+        Under strict A B A B ... of n = 2 N launches the squared correlation of side and number is
+        3 / (n^2 - 1): the side is known a little worse for it.
+        """
+        stated = 1 - 3 / (4 * launches**2 - 1) if self.in_order else 1.0
+        return math.sqrt(2 / launches / stated)
+
+
+PAIRED = Design(1, 1)
+ONE_NOISE = Design(2, 2)
+ORDERED = Design(2, 3, in_order=True)
+
+
+def geometric(values: Iterable[float | None]) -> float | None:
+    """The geometric mean of what is known; None of nothing."""
+    known = [value for value in values if value]
+    if len(set(known)) < 2:
+        return known[0] if known else None
+    return math.exp(sum(map(math.log, known)) / len(known))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """new / base of two sets of launches.
+
+    ``low`` and ``high`` bound it with 95 %, ``low_90`` and ``high_90`` with 90 %; both and
+    ``p_value`` are None with one launch on a side, and where no launch differs from another.
+    ``spread``: the standard deviation of the logarithm of one launch, pooled over the sides;
+    ``error`` that of the logarithm of the ratio, on so many ``degrees`` of freedom.
+    """
+
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+    low_90: float | None = None
+    high_90: float | None = None
+    p_value: float | None = None
+    spread: float | None = None
+    error: float | None = None
+    degrees: float = 0.0
+    design: Design = ONE_NOISE
+
+    def beyond(self, error_rate: float) -> float | None:
+        """What the ratio exceeds but for ``error_rate``; None where there is no interval."""
+        if self.error is None:
+            return None
+        return exp(math.log(self.ratio) - float(stats.t.isf(error_rate, self.degrees)) * self.error)
+
+
+def paired_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
+    """The geometric mean of the pairs' ratios new / base, with the interval and p of Student's t on
+    their logarithms: the pair is the replicate, what both of a pair share cancels.
+
+    All figures are above 0. ``spread`` is that of one of a pair.
+    """
+    logs = numpy.log(new) - numpy.log(base)
+    mean = float(logs.mean())
+    if len(logs) < 2:
+        return Ratio(exp(mean))
+    deviation = float(logs.std(ddof=1))
+    error = deviation / math.sqrt(len(logs))
+    if error < NO_SPREAD:
+        return Ratio(exp(mean))
+    return ratio_of(mean, error, len(logs) - 1, deviation / math.sqrt(2), PAIRED)
+
+
+def ratio_of(
+    difference: float,
+    error: float,
+    degrees: float,
+    spread: float,
+    design: Design = ONE_NOISE,
+) -> Ratio:
+    """By Student's t, from a difference of mean logarithms and its standard error."""
+    t_95, t_90 = (float(special.stdtrit(degrees, q)) for q in (0.975, 0.95))
+    return Ratio(
+        exp(difference),
+        low=exp(difference - t_95 * error),
+        high=exp(difference + t_95 * error),
+        low_90=exp(difference - t_90 * error),
+        high_90=exp(difference + t_90 * error),
+        p_value=float(2 * special.stdtr(degrees, -abs(difference) / error)),
+        spread=spread,
+        error=error,
+        degrees=degrees,
+        design=design,
+    )
+
+
+def exp(logarithm: float) -> float:
+    """As math.exp, at most the largest float: files may hold any figures, and no interval of three
+    launches is too wide for them.
+    """
+    return sys.float_info.max if logarithm >= _LARGEST else math.exp(logarithm)  # NaN stays NaN
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p values adjusted for their number, in their order.
+
+    Source: S. Holm, Scandinavian Journal of Statistics 6 (1979) 65. Rejecting what is below LEVEL
+    keeps the chance of any false alarm below it, however the cases depend on each other; they do.
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = highest
+    return adjusted
+
+
+def holm_levels(p_values: Sequence[float]) -> list[float]:
+    """Of each p value the level that it must stay below to be rejected, given the others.
+
+    Holm rejects k of the others whatever this p value is, as far as they are below LEVEL / n,
+    LEVEL / (n - 1), ... in order; the level that is left is LEVEL / (n - k).
+    """
+    levels = []
+    for i in range(len(p_values)):
+        others = sorted([*p_values[:i], *p_values[i + 1 :]])
+        rejected = 0
+        while rejected < len(others) and others[rejected] < LEVEL / (len(p_values) - rejected):
+            rejected += 1
+        levels.append(LEVEL / (len(p_values) - rejected))
+    return levels
+
+
+def mann_whitney(base: Sequence[float], new: Sequence[float]) -> float:
+    """The two-sided p of Mann and Whitney's test: no word on how the noise is distributed."""
+    return float(stats.mannwhitneyu(base, new, alternative="two-sided").pvalue)
+
+
+def least_mann_whitney(base: int, new: int) -> float:
+    """The smallest two-sided p that so many launches can reach: 0.00216 for 6 against 6."""
+    return 2 / math.comb(base + new, base)
