@@ -59,14 +59,14 @@ MENDS = (
     Mend(
         "2",
         "a line that does not match its check sum is left out",
-        "core/jsonl.py",
+        "core/checksums.py",
         {"if not any(zlib.crc32(body, crc) == stated for crc in self._crcs):": "if False:"},
         SUMS,
     ),
     Mend(
         "2",
         "lines that are lost, doubled or swapped are named",
-        "core/jsonl.py",
+        "core/checksums.py",
         {"return self._place(number)": 'return ""'},
         SUMS,
     ),
@@ -246,7 +246,7 @@ MENDS = (
     Mend(
         "9",
         "depth of XML",
-        "libraries/nccl/topology.py",
+        "libraries/nccl/xml_tree.py",
         {"if self._depth > MOST_DEPTH or self._count > _MOST_NODES:": "if False:"},
         f"{HOSTILE} libraries/test_nccl_topology.py",
     ),
@@ -387,7 +387,7 @@ MENDS = (
     Mend(
         "12",
         "exp of a figure that no float holds",
-        "stats/statistics.py",
+        "stats/ratios.py",
         {
             "return sys.float_info.max if logarithm >= _LARGEST else math.exp(logarithm)": (
                 "return math.exp(logarithm)"
