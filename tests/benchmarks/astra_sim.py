@@ -34,7 +34,7 @@ from torchcoll.curves.astra_export import export_run
 from torchcoll.curves.model import MachineModel
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.curves.model_show import show_fit
-from torchcoll.curves.step_laws import StepLaw, step_laws
+from torchcoll.curves.rank_laws import StepLaw, step_laws
 from torchcoll.curves.validation import validate_predicted
 from torchcoll.curves.validation_show import show_simulated
 from torchcoll.libraries.execution_trace import SIMULATED

@@ -24,7 +24,7 @@ from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.curves.astra_export import export_run, export_step, links_of
 from torchcoll.curves.model import model_object
 from torchcoll.curves.model_fit import fit_model
-from torchcoll.curves.step_laws import step_laws
+from torchcoll.curves.rank_laws import step_laws
 from torchcoll.importers.traces import read_traffic
 from torchcoll.libraries.execution_trace import COMP, read_nodes
 

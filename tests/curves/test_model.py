@@ -14,7 +14,7 @@ from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.curves.model import load_model, model_object, model_text, predict_all
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.curves.model_sizes import jackknife, quantile
-from torchcoll.curves.step_laws import step_laws
+from torchcoll.curves.rank_laws import step_laws
 from torchcoll.curves.validation import OVER_RANKS, OVER_SIZES, validate
 from torchcoll.stats.sides import side
 

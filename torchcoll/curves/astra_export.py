@@ -35,7 +35,7 @@ from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.traffic import Traffic, TrafficCall, Union
 from torchcoll.curves.model import MachineModel, OverRanks, OverSizes, terms
 from torchcoll.curves.model_check import differing
-from torchcoll.curves.step_laws import StepLaw, step_laws
+from torchcoll.curves.rank_laws import StepLaw, step_laws
 from torchcoll.libraries.execution_trace import (
     CASE_LINE,
     COLLECTIVE,

@@ -21,8 +21,8 @@ from torchcoll.core.collectives import COLLECTIVES, find_collective
 from torchcoll.core.errors import UnreadableError, UsageError, brief
 from torchcoll.core.opening import read_regular
 from torchcoll.core.units import counted, format_size
+from torchcoll.curves.rank_laws import StepLaw, step_laws
 from torchcoll.curves.size_law import Piece, SizeLaw, factors
-from torchcoll.curves.step_laws import StepLaw, step_laws
 
 MODEL_SCHEMA = "torchcoll-model/1"
 BESIDE = "beside"  # of a kind: the work beside which its calls were measured

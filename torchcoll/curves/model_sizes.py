@@ -22,8 +22,8 @@ from torchcoll.curves.model import (
     OverSizes,
     Spread,
 )
+from torchcoll.curves.rank_laws import step_laws
 from torchcoll.curves.size_law import FEWEST_SIZES, TAIL, Fit, fit_form, fit_piece
-from torchcoll.curves.step_laws import step_laws
 from torchcoll.stats.line import Floats
 
 LEVEL = 0.9
