@@ -16,7 +16,7 @@ from collections import Counter
 import numpy
 
 from torchcoll.curves.growth import growths
-from torchcoll.curves.rank_laws import GROWTH_LAWS
+from torchcoll.curves.rank_laws import TERMS
 
 NOISES = (0.005, 0.02, 0.05)
 RANKS = (((2, 4, 8),), ((2, 3, 4, 8), (2, 4, 8, 16)), ((2, 4, 8, 16, 32),))
@@ -41,7 +41,7 @@ def times(parts, ranks):
     n = numpy.array(ranks, dtype=float)
     total = numpy.ones(len(n))
     for name, part in parts.items():
-        scale = GROWTH_LAWS[name](n)
+        scale = TERMS[name](n)
         total += part * (scale - scale.min()) / (scale.max() - scale.min())
     return 10_000 * total
 
@@ -50,7 +50,7 @@ def outcome(parts, growth):
     true = (list(parts) or ["constant"])[0] if len(parts) < 2 else ""
     if growth.result == true:
         return "named"
-    if growth.result in GROWTH_LAWS or growth.result.startswith("falls with"):
+    if growth.result in TERMS or growth.result.startswith("falls with"):
         return "wrong"
     return "none of these" if "none of these" in growth.reason else "open"
 

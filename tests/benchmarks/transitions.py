@@ -30,8 +30,9 @@ from dataclasses import dataclass, field
 import numpy
 
 from torchcoll.core.spec import Spec
+from torchcoll.curves.curve_scatter import known_scatter
 from torchcoll.curves.ranges import FEWEST, find_ranges
-from torchcoll.curves.transitions import CLIFF, known_scatter
+from torchcoll.curves.transitions import CLIFF
 
 NOISES = (0.01, 0.03, 0.05)
 KINDS = ("one", "jump", "kink", "step", "bend", "two")

@@ -23,7 +23,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.curves.astra_export import export_run, export_step, links_of
-from torchcoll.curves.model import model_object
+from torchcoll.curves.model_file import model_object
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.curves.rank_laws import step_laws
 from torchcoll.importers.traces import read_traffic

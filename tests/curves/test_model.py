@@ -12,7 +12,8 @@ from made_launches import measured, run
 
 from torchcoll import cli
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.curves.model import load_model, model_object, model_text, predict_all
+from torchcoll.curves.model import predict_all
+from torchcoll.curves.model_file import load_model, model_object, model_text
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.curves.model_sizes import jackknife, quantile
 from torchcoll.curves.rank_laws import step_laws

@@ -13,8 +13,9 @@ from torchcoll import cli
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import Beside
-from torchcoll.curves.model import MachineModel, model_text
+from torchcoll.curves.model import MachineModel
 from torchcoll.curves.model_check import check_model
+from torchcoll.curves.model_file import model_text
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.curves.validation_show import errors_figure
 from torchcoll.report.header import kind_texts

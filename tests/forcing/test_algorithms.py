@@ -20,8 +20,9 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice, Verification
 from torchcoll.forcing.algorithms import algorithms
-from torchcoll.forcing.contest import CellAt, Forced, SizeFound, disobeyed, requested
+from torchcoll.forcing.contest import CellAt, SizeFound
 from torchcoll.forcing.exports import limits
+from torchcoll.forcing.forced_cells import Forced, disobeyed, requested
 from torchcoll.forcing.show import show_algorithms
 from torchcoll.stats.ratios import Ratio
 

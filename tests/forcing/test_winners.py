@@ -8,7 +8,7 @@ import numpy
 import pytest
 from scipy import stats
 
-from torchcoll.forcing.contest import (
+from torchcoll.forcing.regret import (
     drift_of,
     may_be_best,
     regret,

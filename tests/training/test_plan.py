@@ -17,7 +17,7 @@ from made_models import ring_ns
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.curves.model import model_object
+from torchcoll.curves.model_file import model_object
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.training.plan_show import show_projection
 from torchcoll.training.projection import (

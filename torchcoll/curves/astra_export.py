@@ -51,7 +51,7 @@ from torchcoll.libraries.execution_trace import (
     Value,
     encoded,
 )
-from torchcoll.stats.sides import Measured, Reading, Side
+from torchcoll.stats.sides import Reading, Side
 
 GIB_PER_GB = 1e9 / 2**30
 _MOST_FILES = 100_000
@@ -124,7 +124,11 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
     for item in Side("run", [run]).measured("time", Reading()):
         result = item.result
         name = result.case.collective
-        why = _another_kind(model, item) if name in known else _NOT_KNOWN.format(name)
+        why = f"{name}, which the model does not have"
+        if name in known:  # where a case is not what ``links_of`` has the links of
+            other = differing(model.entry(item.row.collective).kind, item)
+            texts = [f"{field}={value}" for field, value in other.items()]
+            why = f"another kind: {', '.join(texts)}" if other else ""
         why = why if name in SIMULATED else f"{name}, which ASTRA-sim has no model of"
         why = "a sub-group" if result.members else why
         why = f"{result.status}" if result.status != "ok" else why
@@ -136,7 +140,9 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
         if network not in links:
             links[network] = links_of(model, name, ranks, hosts)
         nodes = _launch(0, links[network].launch_ns, ())
-        put_in = result.bytes_in or _bytes_in(name, size_bytes, ranks)
+        collective = COLLECTIVES[name]
+        layout = Layout(0, ranks, size_bytes // collective.parts(ranks))
+        put_in = result.bytes_in or collective.elements(layout)[0]
         nodes.append(_collective(len(nodes), name, put_in, [n.id for n in nodes]))
         line = CASE_LINE.format(name, size_bytes, ranks)
         own = _Simulation(line, network, [encoded(nodes)] * ranks)
@@ -148,16 +154,6 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
     done.notes += [f"left out: {count} cases of {why}" for why, count in left.items()]
     _write(done, model, links, simulations, {})
     return done
-
-
-_NOT_KNOWN = "{}, which the model does not have"
-
-
-def _another_kind(model: MachineModel, item: Measured) -> str:
-    """Where a case is not what ``links_of`` has the links of."""
-    other = differing(model.entry(item.row.collective).kind, item)
-    texts = [f"{name}={value}" for name, value in other.items()]
-    return f"another kind: {', '.join(texts)}" if other else ""
 
 
 def export_step(model: MachineModel, traffic: Traffic, folder: Path) -> SimulatorInput:
@@ -176,7 +172,8 @@ def export_step(model: MachineModel, traffic: Traffic, folder: Path) -> Simulato
             got = f"{len(own)} of {traffic.ranks} ranks"
             raise UsageError("traffic", got, "all ranks, or a plan in which all are one group")
         own = {rank: next(iter(own.values())) for rank in world}
-    step = _last_step(traffic)
+    marked = [{c.step for c in calls if c.step is not None} for calls in traffic.calls.values()]
+    step = max(set.intersection(*marked), default=None) if marked else None
     if step is not None:
         own = {r: [c for c in calls if c.step == step] for r, calls in own.items()}
         done.notes.append(f"step {step}, the last that every rank marked")
@@ -207,17 +204,6 @@ def export_step(model: MachineModel, traffic: Traffic, folder: Path) -> Simulato
     step_of = {"step": _Simulation(STEP_LINE, "step", traces)}
     _write(done, model, {"step": links}, step_of, ids)
     return done
-
-
-def _last_step(traffic: Traffic) -> int | None:
-    each = [{c.step for c in calls if c.step is not None} for calls in traffic.calls.values()]
-    common = set.intersection(*each) if each else set()
-    return max(common) if common else None
-
-
-def _bytes_in(name: str, size_bytes: int, ranks: int) -> int:
-    entry = COLLECTIVES[name]
-    return entry.elements(Layout(0, ranks, size_bytes // entry.parts(ranks)))[0]
 
 
 def _collective(number: int, name: str, put_in: int, after: Iterable[int] = ()) -> ChakraNode:
@@ -336,9 +322,6 @@ def _call_node(
     )
 
 
-# -- the machine ---------------------------------------------------------------------------------
-
-
 def links_of(model: MachineModel, collective: str, ranks: int, hosts: int | None) -> Links:
     """The links over which a ring of this many ranks takes what the model says of them: where they
     were measured its law over sizes, else that over ranks, as ``predict`` does (on 3 and 4 gloo
@@ -444,9 +427,6 @@ def system_object() -> dict[str, Any]:
         "local-mem-bw": _NO_MEMORY_GBPS,
         "boost-mode": 0,
     }
-
-
-# -- the files -----------------------------------------------------------------------------------
 
 
 def _write(

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from torchcoll.curves.model_check import CheckedModel
     from torchcoll.curves.validation import Simulated, Validation
 
-# -------------------------------------------------------------------------------------------------
-# ``torchcoll scaling``: time, bandwidth and first calls against the number of ranks.
-
 
 def scaling_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -55,9 +52,6 @@ def _number(text: str | None) -> float | None:
         raise UsageError("link-gbps", text, "a number of GB/s above 0") from None
 
 
-# -------------------------------------------------------------------------------------------------
-
-
 def transitions_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
@@ -91,9 +85,6 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
         plot(found, options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK
-
-
-# ``torchcoll model``: what the machine is, what it will take, and how wrong that is.
 
 
 def model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -146,7 +137,7 @@ def run_model(options: argparse.Namespace) -> ExitCode:
 
 
 def _fit(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.curves.model import model_text
+    from torchcoll.curves.model_file import model_text
     from torchcoll.curves.model_fit import fit_model
     from torchcoll.curves.model_show import show_fit
     from torchcoll.report.destination import check_new, write_file
@@ -162,7 +153,8 @@ def _fit(options: argparse.Namespace) -> ExitCode:
 
 def _predict(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.units import parse_ranks, parse_sizes
-    from torchcoll.curves.model import load_model, predict_all
+    from torchcoll.curves.model import predict_all
+    from torchcoll.curves.model_file import load_model
     from torchcoll.curves.model_show import show_predictions
     from torchcoll.report.formats import FORMATS
 
@@ -175,8 +167,8 @@ def _predict(options: argparse.Namespace) -> ExitCode:
 
 def _validate(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import is_model
-    from torchcoll.curves.model import load_model
     from torchcoll.curves.model_check import check_model
+    from torchcoll.curves.model_file import load_model
     from torchcoll.curves.validation import validate, validate_predicted
     from torchcoll.curves.validation_show import (
         errors_figure,
@@ -220,7 +212,7 @@ def _export(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.traffic import Traffic
     from torchcoll.core.units import counted
     from torchcoll.curves.astra_export import export_run, export_step
-    from torchcoll.curves.model import load_model
+    from torchcoll.curves.model_file import load_model
     from torchcoll.inputs import load_one
 
     model, folder = load_model(options.model), Path(options.astra_sim)

@@ -1,9 +1,8 @@
 """How a duration grows with a number of ranks: not at all, or by a law that the data do not reject.
 
-t = a, and t = a + b f(n) with f = log2 n (the steps of a tree), n (the steps of a ring) and
-(n-1)/n, the share of the data that each rank sends: what a ring takes where bandwidth decides
-(nccl-tests doc/PERFORMANCE.md, the bus factors). Each is fitted by least squares of the logarithms
-of the durations, for noise is a share of the duration; the replicates are launches.
+t = a, and t = a + b f(n) with an f of the table of terms in rank_laws.py. Each is fitted by least
+squares of the logarithms of the durations, for noise is a share of the duration; the replicates are
+launches.
 
 A law is named only where the data do not reject it, and reject every other one, alone and with
 half of the growth: choosing the best one and rejecting the next called a ring's
@@ -22,19 +21,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy
-from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from torchcoll.comparison.results import p_text
 from torchcoll.core.units import format_percent
-from torchcoll.curves.rank_laws import GROWTH_LAWS
+from torchcoll.curves.rank_laws import ALONE, CONSTANT, MIXTURES, TERMS, RankLaw, fit_positive
+from torchcoll.stats.line import Floats
 from torchcoll.stats.ratios import LEVEL, holm
-
-Floats = NDArray[numpy.float64]
 
 FEWEST = 3  # numbers of ranks: two are a line whatever the law
 FLAT = 0.1  # growth over the whole range below it is none that anyone would act on
-MIXTURES = (("n", "(n-1)/n"), ("log2 n", "(n-1)/n"))  # latency and bandwidth of a ring, of a tree
 # Relative deviation from a law that is none: clocks and rounding reach it (as in ranges.py).
 _FLOOR = 0.005
 _TINY = 1e-20  # squares below are rounding
@@ -106,12 +102,13 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Growth:
-    """result: ``constant``, a name of GROWTH_LAWS or of the power law, ``falls with`` one,
-    ``grows``, ``falls``, ``unclear``, ``too few points``; reason: why. law: the best of the laws of
-    growth; None where there are too few points; others: the others, the better ones first.
-    mixtures: those of MIXTURES. power: the power law. constant: the criterion of no growth.
-    p_value: of no growth, Holm's where several are judged together; by the order of the durations
-    alone (Kendall's tau) where the best law does not fit, for what it is off by is no noise.
+    """result: ``constant``, a name of TERMS or of the power law, ``falls with`` one, ``grows``,
+    ``falls``, ``unclear``, ``too few points``; reason: why. law: the best of the laws of growth;
+    None where there are too few points; others: the others, the better ones first. mixtures: those
+    of MIXTURES. power: the power law. constant: the criterion of no growth. p_value: of no growth,
+    Holm's where several are judged together; by the order of the durations alone (Kendall's tau)
+    where the best law does not fit, for what it is
+    off by is no noise.
     """
 
     launches: int
@@ -135,44 +132,47 @@ class Growth:
 
 def growths(curves: Sequence[Sequence[tuple[int, float]]]) -> list[Growth]:
     """The growth of each curve, given as (ranks, ns) of each launch; Holm is over all of them."""
-    found = [_fitted(points) for points in curves]
-    tested = [i for i, one in enumerate(found) if one.p_value is not None]
-    for i, p in zip(tested, holm([found[i].p_value or 0.0 for i in tested]), strict=True):
-        found[i] = _judged(replace(found[i], p_value=p))
-    return found
+    results = []
+    for points in curves:
+        numbers = tuple(sorted({n for n, _ in points}))
+        if len(numbers) < FEWEST:
+            words = f"{len(numbers)} numbers of ranks" if len(numbers) != 1 else "1 number of ranks"
+            reason = f"{words}, {FEWEST} are needed"
+            results.append(Growth(len(points), numbers, "too few points", reason))
+            continue
+        ranks = numpy.array([float(n) for n, _ in points])
+        logs = numpy.log(numpy.array([ns for _, ns in points]))
+        laws = [_law(law.name, law.columns(ranks)[1], ranks, logs) for law in ALONE]
+        laws.sort(key=lambda law: law.criterion)
+        # The best of several laws is chosen by the same data: all have had their chance to find
+        # growth.
+        p = min(1.0, len(laws) * min(law.p_value for law in laws))
+        if not laws[0].fits:
+            p = float(stats.kendalltau(ranks, logs).pvalue)
+        growth = Growth(
+            launches=len(points),
+            numbers=numbers,
+            result="unclear",
+            reason="",
+            law=laws[0],
+            others=tuple(laws[1:]),
+            mixtures=tuple(_mixture(law, ranks, logs, laws[0].ratio > 1) for law in MIXTURES),
+            power=_power(ranks, logs),
+            constant=_criterion(
+                float(((logs - logs.mean()) ** 2).sum()), len(logs), CONSTANT.parameters
+            ),
+            p_value=p,
+            points=tuple(points),
+        )
+        results.append(growth)
+    tested = [i for i, growth in enumerate(results) if growth.p_value is not None]
+    for i, p in zip(tested, holm([results[i].p_value or 0.0 for i in tested]), strict=True):
+        results[i] = _judged(replace(results[i], p_value=p))
+    return results
 
 
-def _fitted(points: Sequence[tuple[int, float]]) -> Growth:
-    numbers = tuple(sorted({n for n, _ in points}))
-    if len(numbers) < FEWEST:
-        words = f"{len(numbers)} numbers of ranks" if len(numbers) != 1 else "1 number of ranks"
-        reason = f"{words}, {FEWEST} are needed"
-        return Growth(len(points), numbers, "too few points", reason)
-    ranks = numpy.array([float(n) for n, _ in points])
-    logs = numpy.log(numpy.array([ns for _, ns in points]))
-    laws = [_law(name, of(ranks), ranks, logs) for name, of in GROWTH_LAWS.items()]
-    laws.sort(key=lambda law: law.criterion)
-    # The best of several laws is chosen by the same data: all have had their chance to find growth.
-    p = min(1.0, len(GROWTH_LAWS) * min(law.p_value for law in laws))
-    if not laws[0].fits:
-        p = float(stats.kendalltau(ranks, logs).pvalue)
-    return Growth(
-        len(points),
-        numbers,
-        "unclear",
-        "",
-        laws[0],
-        tuple(laws[1:]),
-        tuple(_mixture(pair, ranks, logs, laws[0].ratio > 1) for pair in MIXTURES),
-        _power(ranks, logs),
-        _criterion(float(((logs - logs.mean()) ** 2).sum()), len(logs), 1),
-        p,
-        tuple(points),
-    )
-
-
-def _criterion(squares: float, n: int, figures: int) -> float:
-    return n * math.log(squares / n + _FLOOR**2) + figures * math.log(n)
+def _criterion(squares: float, n: int, parameters: int) -> float:
+    return n * math.log(squares / n + _FLOOR**2) + parameters * math.log(n)
 
 
 def _law(name: str, scale: Floats, ranks: Floats, logs: Floats) -> Law:
@@ -181,9 +181,11 @@ def _law(name: str, scale: Floats, ranks: Floats, logs: Floats) -> Law:
     """
     low, high = float(scale.min()), float(scale.max())
     weight = (scale - low) / (high - low)
+    with numpy.errstate(divide="ignore"):  # -inf at one end is meant
+        of_first, of_last = numpy.log(1 - weight), numpy.log(weight)
 
     def deviations(ends: Floats) -> Floats:
-        law: Floats = numpy.logaddexp(_log(1 - weight) + ends[0], _log(weight) + ends[1])
+        law: Floats = numpy.logaddexp(of_first + ends[0], of_last + ends[1])
         return law - logs
 
     start = [logs[scale == end].mean() for end in (low, high)]
@@ -227,7 +229,7 @@ def _p_lacking(name: str, scale: Floats, ranks: Floats, logs: Floats, law: Float
         return None
     if _repeated(ranks):
         return _p_scatter(ranks, logs, float(((logs - law) ** 2).sum()), 2)
-    others = [GROWTH_LAWS[other](ranks) for other in GROWTH_LAWS if other != name]
+    others = [of(ranks) for other, of in TERMS.items() if other != name]
     alone = [numpy.ones(len(ranks)), scale]
     rests = [_squares([*alone, other], logs, law) for other in others]
     squares, degrees = float((numpy.expm1(logs - law) ** 2).sum()), len(logs) - 3
@@ -235,28 +237,26 @@ def _p_lacking(name: str, scale: Floats, ranks: Floats, logs: Floats, law: Float
     return min(1.0, len(others) * min(_p_gained(squares - r, 1, r, degrees) for r in rests))
 
 
-def _mixture(pair: tuple[str, str], ranks: Floats, logs: Floats, grows: bool) -> Mixture:
+def _mixture(law: RankLaw, ranks: Floats, logs: Floats, grows: bool) -> Mixture:
     numbers, near = numpy.unique(ranks), numpy.array([logs[ranks == n].mean() for n in ranks])
-    ones, both = numpy.ones(len(ranks)), [GROWTH_LAWS[name](ranks) for name in pair]
-    columns = numpy.column_stack([ones, -ones, *(one if grows else -one for one in both)])
-    columns /= numpy.exp(near)[:, None]
-    columns /= abs(columns).max(axis=0)
+    constant, *terms = law.columns(ranks)
+    # The constant may have either sign, the terms that of the growth.
+    columns = [constant, -constant, *(term if grows else -term for term in terms)]
     times = numpy.exp(logs - near)
-    figures, _ = optimize.nnls(columns, times)
-    fitted = columns @ figures
+    parameters, fitted = fit_positive(numpy.column_stack(columns) / numpy.exp(near)[:, None], times)
     squares = float(((times - fitted) ** 2).sum())
     misfit = math.inf
-    if figures[2:].min() > 0 and fitted.min() > 0:
+    if parameters[2:].min() > 0 and fitted.min() > 0:
         misfit, _ = _misfit(ranks, numpy.log(fitted / times))
     repeated, p = _repeated(ranks), None
     if len(numbers) > 3 and len(logs) > 4:
         if repeated:
-            p = _p_scatter(ranks, times, squares, 3)
+            p = _p_scatter(ranks, times, squares, law.parameters)
         else:
-            (other,) = (GROWTH_LAWS[name](ranks) for name in GROWTH_LAWS if name not in pair)
-            rest = _squares([ones, *both, other], logs, near)
-            p = _p_gained(squares - rest, 1, rest, len(logs) - 4)
-    return Mixture(" + ".join(pair), p, misfit, _POOR if repeated else _POOR_ALONE)
+            (other,) = (of(ranks) for name, of in TERMS.items() if name not in law.terms)
+            rest = _squares([constant, *terms, other], logs, near)
+            p = _p_gained(squares - rest, 1, rest, len(logs) - law.parameters - 1)
+    return Mixture(law.name, p, misfit, _POOR if repeated else _POOR_ALONE)
 
 
 def _power(ranks: Floats, logs: Floats) -> Mixture:
@@ -298,11 +298,6 @@ def _squares(terms: Sequence[Floats], logs: Floats, near: Floats) -> float:
     times = numpy.exp(logs - near)
     best, *_ = numpy.linalg.lstsq(columns, times, rcond=None)
     return float(((times - columns @ best) ** 2).sum())
-
-
-def _log(values: Floats) -> Floats:
-    with numpy.errstate(divide="ignore"):  # -inf at one end is meant
-        return numpy.log(values)
 
 
 def _exp(power: float) -> float:
@@ -354,7 +349,7 @@ def _named(growth: Growth, law: Law, p: float) -> Growth:
         both = [one.name for one in growth.mixtures if one.fits and one.p_lacking is not None]
         if power.misfit <= MARGIN or (power.fits and power.p_lacking is not None):
             if not both:
-                reason = f"{' and '.join(GROWTH_LAWS)} do not fit; {p_text(p)}"
+                reason = f"{' and '.join(TERMS)} do not fit; {p_text(p)}"
                 return replace(growth, result=f"{falls}{power.name}", reason=reason)
             both.append(power.name)
         reason = (
@@ -371,7 +366,7 @@ def _named(growth: Growth, law: Law, p: float) -> Growth:
         fitting.append(power.name)
     if len(fitting) > 1:
         return replace(growth, result=which, reason=f"these fit: {', '.join(fitting)}")
-    out = [name for name in GROWTH_LAWS if name != law.name]
+    out = [name for name in TERMS if name != law.name]
     return replace(
         growth, result=f"{falls}{law.name}", reason=f"{' and '.join(out)} do not fit; {p_text(p)}"
     )
@@ -386,11 +381,11 @@ def _shared(name: str, points: Sequence[tuple[int, float]]) -> list[str]:
     logs = numpy.log(numpy.array([ns for _, ns in points]))
 
     def half(law: str) -> Floats:
-        scale = GROWTH_LAWS[law](ranks)
+        scale = TERMS[law](ranks)
         growth: Floats = (scale - scale.min()) / (scale.max() - scale.min())
         return growth
 
-    mixed = {f"{name} + {o}": half(name) + half(o) for o in GROWTH_LAWS if o != name}
+    mixed = {f"{name} + {o}": half(name) + half(o) for o in TERMS if o != name}
     return [text for text, scale in mixed.items() if not _law(text, scale, ranks, logs).rejected]
 
 

@@ -57,7 +57,13 @@ def fit_model(sources: Source | Sequence[Source], beside: bool = False) -> Fitte
     files = side("files", sources)
     kinds, notes = curves_of(files, beside)
     facts = facts_of(files)
-    if beside and (text := too_short(files)):
+    works = [r.beside for r in files.results if r.beside and r.beside.blocks]
+    short = sum(not work.covered for work in works)
+    if beside and short:
+        text = (
+            f"in {short} of {counted(len(works), 'case')} the work ended before the calls: calls "
+            "beside it for longer would take longer"
+        )
         facts[TOO_SHORT] = text
         notes.append(text)
     return FittedModel(MachineModel(fit_entries(kinds), facts), files.runs, notes)
@@ -82,9 +88,6 @@ def run_ids(files: Side) -> list[str]:
     return list(dict.fromkeys(filter(None, every)))
 
 
-# -- what was measured -----------------------------------------------------------------------
-
-
 def measured_times(files: Side, beside: bool = False) -> tuple[list[Measured], Counter[str]]:
     """The cases that a model can be of, and how many others there are, by reason. beside: their
     figures are of one call beside the work.
@@ -94,7 +97,10 @@ def measured_times(files: Side, beside: bool = False) -> tuple[list[Measured], C
     found: list[Measured] = []
     out: Counter[str] = Counter()
     for item in files.measured("time", Reading()):
-        if reason := _why_not(item) or (_why_not_beside(item) if beside else ""):
+        reason = _why_not(item)
+        if beside and not (item.result.beside and item.result.beside.blocks):
+            reason = reason or "without work beside it"
+        if reason:
             out[reason] += 1
         else:
             found.append(replace(item, figure=_beside(item).call_ns) if beside else item)
@@ -107,27 +113,9 @@ def measured_times(files: Side, beside: bool = False) -> tuple[list[Measured], C
     return found, out
 
 
-def _why_not_beside(item: Measured) -> str:
-    known = item.result.beside and item.result.beside.blocks
-    return "" if known else "without work beside it"
-
-
-def too_short(files: Side) -> str:
-    """What is said of cases whose work ended before the calls, '' where there are none."""
-    works = [r.beside for r in files.results if r.beside and r.beside.blocks]
-    short = sum(not work.covered for work in works)
-    text = "the work ended before the calls: calls beside it for longer would take longer"
-    return f"in {short} of {counted(len(works), 'case')} {text}" if short else ""
-
-
 def _beside(item: Measured) -> Beside:
     assert item.result.beside is not None
     return item.result.beside
-
-
-def kind_beside(item: Measured) -> dict[str, str]:
-    """What its figure is beside, of those that ``measured_times`` gives with ``beside``."""
-    return {BESIDE: _beside(item).work}
 
 
 def curves_of(files: Side, beside: bool = False) -> tuple[Kinds, list[str]]:
@@ -140,7 +128,7 @@ def curves_of(files: Side, beside: bool = False) -> tuple[Kinds, list[str]]:
     groups: dict[str, tuple[dict[str, Any], dict[tuple[int, int], list[Measured]]]] = {}
     items, out = measured_times(files, beside)
     for item in items:
-        kind = kind_of(item, separate) | (kind_beside(item) if beside else {})
+        kind = kind_of(item, separate) | ({BESIDE: _beside(item).work} if beside else {})
         place = (item.row.ranks, hosts[item.part])
         groups.setdefault(repr(kind), (kind, {}))[1].setdefault(place, []).append(item)
     found: Kinds = []
@@ -176,9 +164,6 @@ def _why_not(item: Measured) -> str:
     if not row.size_bytes:
         return "without a size"
     return "" if row.communicates else f"on {row.backend}, which sends nothing"
-
-
-# -- fitting ---------------------------------------------------------------------------------
 
 
 def fit_entries(kinds: Kinds) -> tuple[KindModel, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy
-from scipy import optimize, stats
+from scipy import stats
 
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
@@ -28,7 +28,7 @@ from torchcoll.curves.model_sizes import (
     quantile,
     resolved,
 )
-from torchcoll.curves.rank_laws import StepLaw, step_laws
+from torchcoll.curves.rank_laws import StepLaw, fit_positive, step_laws
 from torchcoll.curves.size_law import factors, fit_corrections
 from torchcoll.stats.line import Floats
 
@@ -72,10 +72,8 @@ def fit_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> RanksFit
     )
     sizes = numpy.concatenate([curve.sizes for curve in curves])
     times = numpy.concatenate([curve.times for curve in curves])
-    columns = rows / times[:, None]
-    scale = numpy.maximum(columns.max(axis=0), 1e-300)
-    figures, _ = optimize.nnls(columns / scale, numpy.ones(len(times)))
-    found = RanksFit(steps, figures / scale, (), between)
+    parameters, _ = fit_positive(rows / times[:, None], numpy.ones(len(times)))
+    found = RanksFit(steps, parameters, (), between)
     rest = numpy.concatenate([numpy.log(curve.times) - found.logs(curve) for curve in curves])
     return replace(found, corrections=fit_corrections(sizes, rest, share))
 
@@ -108,21 +106,21 @@ def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, l
     tried = []
     shares = (0.0, 0.25, 0.5) if len(curves) > _TWO else (0.0,)
     for steps in step_laws(collective):
-        own = [_leave_ranks(steps, curves, share) for share in shares]
-        tried.append(min(own, key=lambda one: one.square))
+        of_law = []
+        for share in shares:
+            without = []
+            missed = []
+            for left in curves:
+                fit = fit_ranks(steps, [c for c in curves if c is not left], share)
+                without.append(fit)
+                missed.append(numpy.log(left.times) - fit.logs(left))
+            fit = fit_ranks(steps, curves, share)
+            within = tuple(numpy.log(curve.times) - fit.logs(curve) for curve in curves)
+            of_law.append(LeftRanks(fit, tuple(without), tuple(missed), within))
+        tried.append(min(of_law, key=lambda one: one.square))
     tried.sort(key=lambda one: one.square)
     limit = float(stats.f.ppf(0.95, len(curves), len(curves))) * tried[0].square
     return tried[0], [one.fit.steps.name for one in tried if one.square <= limit]
-
-
-def _leave_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> LeftRanks:
-    without = [fit_ranks(steps, [c for c in curves if c is not own], share) for own in curves]
-    missed = tuple(
-        numpy.log(own.times) - fit.logs(own) for own, fit in zip(curves, without, strict=True)
-    )
-    fit = fit_ranks(steps, curves, share)
-    within = tuple(numpy.log(own.times) - fit.logs(own) for own in curves)
-    return LeftRanks(fit, tuple(without), missed, within)
 
 
 def over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | None, str]:

@@ -16,14 +16,11 @@ from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import found_lines
 
 if TYPE_CHECKING:
-    from torchcoll.curves.model import Figure, KindModel, OverRanks, PredictedRow
+    from torchcoll.curves.model import Figure, KindModel, PredictedRow
     from torchcoll.curves.model_fit import FittedModel
 
 PREDICTIONS_SCHEMA = "torchcoll-predictions/1"
 _JACKKNIFE = "90 % intervals: jackknife+ (Barber et al. 2021), wider beyond the data"
-
-
-# -- fit -------------------------------------------------------------------------------------
 
 
 def show_fit(found: FittedModel, file: TextIO | None = None) -> None:
@@ -35,20 +32,17 @@ def show_fit(found: FittedModel, file: TextIO | None = None) -> None:
         lines += [f"  {text}" for text in _entry_lines(entry)]
     below = [f"{n} of {counted(len(entries), 'kind')}: {why}" for why, n in missing.items()]
     below += found_lines(found.notes, found.runs)
-    grids = [Grid([], [], above=lines), Grid([], [], below=below, answer=_fit_answer(entries))]
-    out = Destination(file)
-    print_grids([("", grids)], "table", out)
-    out.flush()
-
-
-def _fit_answer(entries: Sequence[KindModel]) -> Answer:
     spreads = [one.spread for entry in entries for one in entry.over_sizes]
     over = sum(entry.over_ranks is not None for entry in entries)
     text = f"{counted(len(entries), 'kind')} of cases fitted, {over or 'none'} of them over ranks"
     if spreads:
         low, high = min(one.low for one in spreads), max(one.high for one in spreads)
         text += f"; 90 % of left-out sizes lie within {_percent(low - 1)} to {_percent(high - 1)}"
-    return Answer(text, "" if over == len(entries) else "doubt")
+    answer = Answer(text, "" if over == len(entries) else "doubt")
+    grids = [Grid([], [], above=lines), Grid([], [], below=below, answer=answer)]
+    out = Destination(file)
+    print_grids([("", grids)], "table", out)
+    out.flush()
 
 
 def _entry_lines(entry: KindModel) -> list[str]:
@@ -64,15 +58,13 @@ def _entry_lines(entry: KindModel) -> list[str]:
             f"{_percent(one.spread.low - 1)} to {_percent(one.spread.high - 1)}"
         )
     law = entry.over_ranks
-    return [*lines, *(_law_lines(law) if law else [])]
-
-
-def _law_lines(law: OverRanks) -> list[str]:
+    if law is None:
+        return lines
     numbers = ", ".join(map(str, law.ranks))
     others = [name for name in law.remaining if name != law.law]
     text = f"over ranks ({numbers}): {law.law}"
     text += f"; {', '.join(others)} cannot be told from it" if others else "; no other law remains"
-    lines = [text, f"  launch {_times(law.launch_ns)}"]
+    lines += [text, f"  launch {_times(law.launch_ns)}"]
     for name, link in (("within a host", law.within), ("between hosts", law.between)):
         if link:
             step, bandwidth = link
@@ -94,9 +86,6 @@ def _times(figure: Figure | None) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:+.1f} %"
-
-
-# -- predict ---------------------------------------------------------------------------------
 
 
 def show_predictions(

@@ -107,8 +107,6 @@ def bandwidth_of(ns_per_byte: float, without: Sequence[float]) -> Figure | None:
     return jackknife(1 / ns_per_byte, own, logs=True) if ns_per_byte > 0 and own else None
 
 
-# -- beyond the largest size -------------------------------------------------------------------
-
 _FEWEST_TOGETHER = 3  # collectives, of which one can stand apart from the others
 _APART = 3.5  # modified z-score: B. Iglewicz and D. C. Hoaglin, How to Detect ... Outliers (1993)
 _BY_COLLECTIVE = ("collective", "op", "root", "dtype", "in_place")
@@ -195,9 +193,6 @@ def _together_is_better(curves: Sequence[Curve], shares: Sequence[float]) -> boo
         if errors[1] >= errors[0]:
             return False
     return True
-
-
-# -- intervals -------------------------------------------------------------------------------
 
 
 def quantile(values: Floats, points: int) -> float:

@@ -9,186 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy
-from numpy.typing import NDArray
-from scipy import stats
 
-# -------------------------------------------------------------------------------------------------
-# Single sizes that contradict the law of all others, as an outlier test tells them.
-#
-# The law is fitted without the size, and its distance is measured by the scatter of the others: the
-# externally studentized residual, which is Student's t (R. D. Cook and S. Weisberg, Residuals and
-# Influence in Regression (1982), section 2.2), with Bonferroni's correction for looking at every
-# size. A spread that holds the size itself, or its neighbours on lines through it, is inflated by
-# the very thing that is looked for. Pure numbers.
-
-Floats = NDArray[numpy.float64]
-Places = NDArray[numpy.int64]
-
-LEAST = 0.15  # so much slower (or faster) than the law, or nobody would act on it
-_LEVEL = 0.01  # for all sizes of a curve: see tests/benchmarks/transitions.py
-_FEWEST = 6  # sizes: the law of five others has three to contradict it
-_LOOKED_AT = 3  # the furthest from the law, and as many of those furthest from their neighbours
-_MANY = 64  # sizes, of which one moves the law of the others by nothing worth a new fit
-# One in so many may be left out: beyond, the others are no law.
-_SHARE = 4
-_ENOUGH = 10  # sizes of which a median is taken
-
-
-@dataclass(frozen=True)
-class LawFit:
-    """Laws of points: of each (first, last, latency_ns, ns a byte), by index, inclusive; the sum of
-    squares of the relative deviations.
-    """
-
-    laws: tuple[tuple[int, int, float, float], ...]
-    squares: float
-
-
-def find_slow_sizes(
-    size: Floats, time: Floats, fit: Callable[[Places], LawFit], noise: Floats
-) -> list[int]:
-    """Indexes of the sizes that contradict, in order.
-
-    fit: the laws of the points with these indexes. noise: of each a deviation that is none.
-
-    One after the other, the clearest first: of two, each makes the other one less clear. Between
-    others a size is slow; faster than its law is what is left where a law bends more sharply.
-    """
-    kept = numpy.arange(len(size))
-    found: list[int] = []
-    while len(kept) >= _FEWEST and len(found) < max(1, len(size) // _SHARE):
-        clearest, place = 1.0, None
-        for candidate in _candidates(size[kept], time[kept], fit(kept)):
-            if _beside_a_gap(kept, candidate):
-                continue
-            clear = _clear(size, time, kept, candidate, fit, noise)
-            if clear > clearest:
-                clearest, place = clear, candidate
-        if place is None:
-            break
-        found.append(int(kept[place]))
-        kept = numpy.delete(kept, place)
-    return sorted(found)
-
-
-def _beside_a_gap(kept: Places, place: int) -> bool:
-    """At an end, next to a size that was left out: the law of the others does not reach so far."""
-    inner = 1 if place == 0 else place - 1
-    return place in (0, len(kept) - 1) and abs(int(kept[place] - kept[inner])) > 1
-
-
-def _candidates(size: Floats, time: Floats, fitted: LawFit) -> list[int]:
-    """Where to look: a new fit without each of them is what the test costs."""
-    y = numpy.log(time)
-    law = numpy.empty(len(size))
-    for first, last, latency, per_byte in fitted.laws:
-        own = slice(first, last + 1)
-        law[own] = numpy.log(latency + per_byte * size[own])
-    # The law leans toward a point, at the end of few by more than half of its distance.
-    least = math.log1p(LEAST) * (0.8 if len(size) > _MANY else 0.3)
-    x = numpy.log(size)
-    places = numpy.arange(len(size))
-    a, b = numpy.maximum(places - 1, 0), numpy.minimum(places + 1, len(size) - 1)
-    a[0], b[-1] = 2, len(size) - 3
-    between = y[a] + (y[b] - y[a]) * (x - x[a]) / (x[b] - x[a])
-    chosen: list[int] = []
-    for away, limit in ((abs(y - law), least), (abs(y - between), math.log1p(LEAST))):
-        if len(size) > _MANY:  # then what is not beyond the others' scatter is not worth a look
-            limit = max(limit, 5 * float(numpy.median(away)))
-        chosen += [int(i) for i in numpy.argsort(-away)[:_LOOKED_AT] if away[i] > limit]
-    return list(dict.fromkeys(chosen))
-
-
-def _clear(
-    size: Floats,
-    time: Floats,
-    kept: Places,
-    place: int,
-    fit: Callable[[Places], LawFit],
-    noise: Floats,
-) -> float:
-    """How many times the t that is asked for; 0 where the law is nearer than anybody would act on.
-
-    Between two laws it may belong to either.
-    """
-    rest, own = numpy.delete(kept, place), kept[place]
-    others, ours = size[rest], time[rest]
-    fitted = fit(rest)
-    free = len(others) - 2 * len(fitted.laws)
-    if free < 1:
-        return 0.0
-    spread = max(_spread(fitted, others, ours, place), float(noise[own]))
-    asked = float(stats.t.isf(_LEVEL / 2 / len(kept), free))
-    # A law with a negative intercept does not reach far before its own sizes.
-    laws = [law for law in _around(fitted.laws, place) if law[2] + law[3] * size[own] > 0]
-    if not laws:
-        return 0.0
-    away = [
-        _distance(float(size[own]), float(time[own]), law, others, ours, spread) for law in laws
-    ]
-    if 0 < place < len(kept) - 1 and min(away) < 0:
-        return 0.0
-    return min(map(abs, away)) / asked
-
-
-def _spread(fitted: LawFit, size: Floats, time: Floats, place: int) -> float:
-    """Of the others about their laws; of enough of them by a median: another slow size among them
-    would inflate a mean square, and two would hide each other. Neighbours that are far off
-    together are a stretch, and none of them is alone.
-    """
-    free = len(size) - 2 * len(fitted.laws)
-    square = math.sqrt(fitted.squares / free)
-    if len(size) < _ENOUGH:
-        return square
-    parts = [
-        abs(time[first : last + 1] / (latency + per_byte * size[first : last + 1]) - 1)
-        for first, last, latency, per_byte in fitted.laws
-    ]
-    away = numpy.concatenate(parts)
-    if away[max(place - 1, 0) : place + 1].max() > LEAST:
-        return square
-    middle = 1.4826 * float(numpy.median(away))
-    # Two standard errors above, for normal noise: too little finds slow sizes in noise.
-    middle *= math.sqrt(len(size) / free) * (1 + 2 * 1.17 / math.sqrt(len(size)))
-    return min(square, middle)
-
-
-def _around(
-    laws: Sequence[tuple[int, int, float, float]], place: int
-) -> list[tuple[int, int, float, float]]:
-    """The law of the point before, and that of the point after."""
-    last = laws[-1][1]
-    near = {min(max(place - 1, 0), last), min(place, last)}
-    return [law for law in laws if any(law[0] <= one <= law[1] for one in near)]
-
-
-def _distance(
-    size: float,
-    time: float,
-    law: tuple[int, int, float, float],
-    sizes: Floats,
-    times: Floats,
-    spread: float,
-) -> float:
-    first, last, latency, per_byte = law
-    expected = latency + per_byte * size
-    away = math.log(time / expected)
-    if abs(away) < math.log1p(LEAST):
-        return 0.0
-    unit = float(sizes.max())
-    own = slice(first, last + 1)
-    rows = numpy.column_stack((1 / times[own], sizes[own] / unit / times[own]))
-    point = numpy.array([1.0, size / unit]) / expected
-    # How uncertain the law is there: much, where it is extrapolated.
-    leverage = float(point @ numpy.linalg.pinv(rows.T @ rows) @ point)
-    return away / spread / math.sqrt(1 + leverage)
-
-
-# -------------------------------------------------------------------------------------------------
+from torchcoll.curves.slow_sizes import LEAST, LawFit, Places, find_slow_sizes
+from torchcoll.stats.line import Floats
 
 FEWEST = 4  # points of a range that has a law: two figures and two to contradict them
 MOST_RANGES = 8
@@ -288,16 +115,16 @@ def find_ranges(
     between = [i for i in slow_sizes if any(b.low < i < b.high for b in found.boundaries)]
     while between:
         found = _curve(points, [i for i in slow_sizes if i not in between])
-        hidden = [i for i in between if _is_far(found, i, float(size[i]), float(time[i]))]
+        hidden = []
+        for i in between:
+            laws = [r for r in found.ranges if r.first <= i <= r.last]
+            away = [abs(math.log(float(time[i]) / r.time_ns(float(size[i])))) for r in laws]
+            if any(distance > math.log1p(LEAST) for distance in away):
+                hidden.append(i)
         if not hidden:
             return found
         between = [i for i in between if i not in hidden]
     return _curve(points, slow_sizes)
-
-
-def _is_far(curve: FittedCurve, index: int, size: float, time: float) -> bool:
-    own = (r for r in curve.ranges if r.first <= index <= r.last)
-    return any(abs(math.log(time / r.time_ns(size))) > math.log1p(LEAST) for r in own)
 
 
 @dataclass(frozen=True)
@@ -327,7 +154,10 @@ def _curve(points: _Points, slow_sizes: Sequence[int]) -> FittedCurve:
     fits, forward, cuts = _segmented(points.segments(kept, 1))
     n, chosen = len(kept), len(cuts) + 1
     ranges = [fits.size_range(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
-    backward = _backward(fits.cost, chosen)
+    # [k - 1][a]: least cost of points a to the end in k ranges.
+    backward = [fits.cost[:, -1].copy()]
+    for _ in range(1, chosen):
+        backward.append(numpy.min(fits.cost + backward[-1][None, :], axis=1))
     best = _deviance(forward[chosen - 1][n], n)
     free = max(1, n - 2 * chosen)
     spans = []
@@ -347,7 +177,11 @@ def _curve(points: _Points, slow_sizes: Sequence[int]) -> FittedCurve:
             place = math.sqrt(fits.size[cut - 1] * fits.size[cut])
             if ranges[number + 1].time_ns(place) <= 0:  # steep: it begins at its first size
                 place = float(fits.size[cut])
-            jump = _jump(ranges[number], ranges[number + 1], place, ends)
+            first, second = ranges[number], ranges[number + 1]
+            differences = [second.time_ns(end) - first.time_ns(end) for end in ends]
+            # 1 where the two laws meet inside the transition.
+            meet = differences[0] * differences[1] <= 0
+            jump = 1.0 if meet else second.time_ns(place) / first.time_ns(place)
         one = Boundary(int(kept[low]), int(kept[high]), int(kept[cut - 1]), jump, before, after)
         boundaries.append(one)
     original = [
@@ -363,12 +197,21 @@ def _curve(points: _Points, slow_sizes: Sequence[int]) -> FittedCurve:
 
 
 def _segmented(fits: _Segments) -> tuple[_Segments, list[Floats], list[int]]:
-    """All stretches, the least costs by number of ranges, and the chosen cuts."""
+    """All stretches; the least costs, [k - 1][b] of points 0 to b - 1 in k ranges; the chosen
+    cuts.
+    """
     n = len(fits.size)
     most = MOST_RANGES if n >= 2 * FEWEST else 1
-    forward = _forward(fits.cost, most)
+    forward = [fits.cost[0].copy()]
+    for _ in range(1, most):
+        forward.append(numpy.min(forward[-1][:, None] + fits.cost, axis=0))
     chosen = min(range(1, most + 1), key=lambda k: _criterion(forward[k - 1][n], n, k))
-    return fits, forward, _cuts(fits.cost, forward, chosen)
+    cuts: list[int] = []
+    end = n
+    for k in range(chosen - 1, 0, -1):
+        end = int(numpy.argmin(forward[k - 1] + fits.cost[:, end]))
+        cuts.insert(0, end)
+    return fits, forward, cuts
 
 
 def _named(cuts: Sequence[int], spans: Sequence[tuple[int, int]], n: int) -> list[int | None]:
@@ -422,7 +265,17 @@ class _Segments:
         self._columns = numpy.column_stack(
             (w * w, w * v, v * v, w * weight, v * weight, weight * weight)
         )
-        self.cost = self._costs(fewest)
+        n = len(size)
+        a, b = numpy.meshgrid(numpy.arange(n + 1), numpy.arange(n + 1), indexing="ij")
+        self.cost = numpy.full((n + 1, n + 1), numpy.inf)
+        long = b - a >= FEWEST
+        sums = numpy.vstack((numpy.zeros(6), numpy.cumsum(self._columns, axis=0)))
+        self.cost[long] = self._solve(sums[b[long]] - sums[a[long]], a[long])[2]
+        # Of fewer points a difference of two long sums would be rounding only.
+        for few in range(fewest, min(FEWEST, n + 1)):
+            starts = numpy.arange(n + 1 - few)
+            own = numpy.add.reduce([self._columns[starts + k] for k in range(few)])
+            self.cost[starts, starts + few] = self._solve(own, starts)[2]
 
     def _solve(self, sums: Floats, starts: Places) -> tuple[Floats, ...]:
         """latency, slope (scaled) and sum of squares of stretches that begin at ``starts``; no
@@ -451,25 +304,9 @@ class _Segments:
         )
         return latency, slope, numpy.maximum(square, 0.0)
 
-    def _costs(self, fewest: int) -> Floats:
-        n = len(self.size)
-        a, b = numpy.meshgrid(numpy.arange(n + 1), numpy.arange(n + 1), indexing="ij")
-        cost = numpy.full((n + 1, n + 1), numpy.inf)
-        long = b - a >= FEWEST
-        sums = numpy.vstack((numpy.zeros(6), numpy.cumsum(self._columns, axis=0)))
-        cost[long] = self._solve(sums[b[long]] - sums[a[long]], a[long])[2]
-        # Of fewer points a difference of two long sums would be rounding only.
-        for few in range(fewest, min(FEWEST, n + 1)):
-            starts = numpy.arange(n + 1 - few)
-            own = numpy.add.reduce([self._columns[starts + k] for k in range(few)])
-            cost[starts, starts + few] = self._solve(own, starts)[2]
-        return cost
-
-    def _own(self, a: int, b: int) -> Floats:
-        return numpy.add.reduce(self._columns[a:b], axis=0, keepdims=True)
-
     def size_range(self, a: int, b: int) -> SizeRange:
-        latency, slope, _ = self._solve(self._own(a, b), numpy.array([a]))
+        sums = numpy.add.reduce(self._columns[a:b], axis=0, keepdims=True)
+        latency, slope, _ = self._solve(sums, numpy.array([a]))
         latency_ns = float(latency[0]) * self._scale
         per_byte = float(slope[0]) * self._scale / self._unit
         law = latency_ns + per_byte * self.size[a:b]
@@ -477,39 +314,6 @@ class _Segments:
         worst = int(away.argmax())
         bandwidth = 1 / per_byte if per_byte > 0 else None
         return SizeRange(a, b - 1, latency_ns, bandwidth, float(away[worst]), a + worst)
-
-
-def _forward(cost: Floats, most: int) -> list[Floats]:
-    """[k - 1][b]: least cost of points 0 to b - 1 in k ranges."""
-    found = [cost[0].copy()]
-    for _ in range(1, most):
-        found.append(numpy.min(found[-1][:, None] + cost, axis=0))
-    return found
-
-
-def _backward(cost: Floats, most: int) -> list[Floats]:
-    """[k - 1][a]: least cost of points a to the end in k ranges."""
-    found = [cost[:, -1].copy()]
-    for _ in range(1, most):
-        found.append(numpy.min(cost + found[-1][None, :], axis=1))
-    return found
-
-
-def _cuts(cost: Floats, forward: Sequence[Floats], ranges: int) -> list[int]:
-    cuts: list[int] = []
-    end = cost.shape[0] - 1
-    for k in range(ranges - 1, 0, -1):
-        end = int(numpy.argmin(forward[k - 1] + cost[:, end]))
-        cuts.insert(0, end)
-    return cuts
-
-
-def _jump(before: SizeRange, after: SizeRange, place: float, ends: tuple[float, float]) -> float:
-    """Time after over before at ``place``; 1 where the two laws meet inside the transition."""
-    differences = [after.time_ns(end) - before.time_ns(end) for end in ends]
-    if differences[0] * differences[1] <= 0:
-        return 1.0
-    return after.time_ns(place) / before.time_ns(place)
 
 
 def _expected(ranges: Sequence[SizeRange], index: int, size: Floats) -> float:

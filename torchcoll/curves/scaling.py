@@ -26,9 +26,6 @@ from torchcoll.stats.matching import kind_of
 from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
-# -------------------------------------------------------------------------------------------------
-# Which cases and launches a curve over ranks leaves out, and why.
-
 
 def unusable(files: Side) -> tuple[str, str]:
     """How many cases there are, and why each of them is in no curve."""
@@ -50,13 +47,6 @@ def why_out(item: Measured) -> str:
     return "first calls alone" if reported and reported.first_call_ns else "without a time"
 
 
-def cold_of(files: Side) -> Cold | None:
-    try:
-        return cold(files.runs)
-    except UsageError:  # no first call is known
-        return None
-
-
 def later_launches(files: Side, started: Cold | None) -> set[int]:
     """Numbers of those ``parts`` that were not the first of their kind in their job, where it
     matters.
@@ -65,8 +55,6 @@ def later_launches(files: Side, started: Cold | None) -> set[int]:
     later = [row.launch for row in rows if row.in_job not in ("", "-", "1", FIRST_TWO)]
     return {n for n, part in enumerate(files.parts) if any(part is one for one in later)}
 
-
-# -------------------------------------------------------------------------------------------------
 
 _ONE, _SEVERAL = "one host", "several hosts"
 
@@ -169,7 +157,10 @@ def scaling(
         raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
     files = side("files", sources)
     separate = kept_separate((part.ranks, known_of(part)) for part in files.parts)
-    started = cold_of(files)
+    try:
+        started = cold(files.runs)
+    except UsageError:  # no first call is known
+        started = None
     cases, left_out = _cases(files, separate, sizes, started)
     drafts = [*cases, *_starts(started)]
     if not drafts:
@@ -197,9 +188,6 @@ def scaling(
     )
 
 
-# -- what is measured ------------------------------------------------------------------------
-
-
 def _cases(
     files: Side, separate: Sequence[str], sizes: Sequence[int], started: Cold | None
 ) -> tuple[list[_Draft], list[int]]:
@@ -219,19 +207,18 @@ def _cases(
         raise UsageError("sizes", format_size(missing[0]), f"sizes that were measured: {known}")
     drafts = []
     for by_size in groups.values():
-        for size_bytes in sorted(sizes) if sizes else _representative(by_size):
+        wanted = sorted(sizes)
+        if not wanted:
+            # The smallest, middle and largest of the sizes that most numbers of ranks have.
+            numbers = {size: len({m.row.ranks for m in own}) for size, own in by_size.items()}
+            common = sorted(size for size, n in numbers.items() if n == max(numbers.values()))
+            wanted = sorted({common[0], common[(len(common) - 1) // 2], common[-1]})
+        for size_bytes in wanted:
             if own := by_size.get(size_bytes):
                 launches = _launches(own, hosts, later)
                 figures = {"time": "time_ns", "1st call of the case": "first_ns"}
                 drafts.append(_Draft(kind_of(own[0], separate), size_bytes, launches, figures))
     return drafts, sorted(measured - {draft.size_bytes for draft in drafts})
-
-
-def _representative(by_size: Mapping[int, Sequence[Measured]]) -> list[int]:
-    """The smallest, the middle and the largest size of those that most numbers of ranks have."""
-    numbers = {size_bytes: len({m.row.ranks for m in own}) for size_bytes, own in by_size.items()}
-    common = sorted(n for n, count in numbers.items() if count == max(numbers.values()))
-    return sorted({common[0], common[(len(common) - 1) // 2], common[-1]})
 
 
 def _launches(items: Sequence[Measured], hosts: Sequence[int], later: set[int]) -> list[_Launch]:
@@ -281,9 +268,6 @@ def _starts(started: Cold | None) -> list[_Draft]:
         name = "time to first result" if whole else "1st call of the launch"
         drafts.append(_Draft(kind, kind.pop("size_bytes"), launches, {name: "first_ns"}, place))
     return drafts
-
-
-# -- what it says ----------------------------------------------------------------------------
 
 
 def _points(launches: Sequence[_Launch], link_gbps: float | None) -> list[RanksPoint]:

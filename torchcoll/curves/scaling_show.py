@@ -34,10 +34,8 @@ from torchcoll.report.pictures import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from torchcoll.curves.growth import Law
     from torchcoll.curves.scaling import GrowthFit, RanksCurve, RanksPoint, Scaling
 
 
@@ -62,27 +60,48 @@ def show_scaling(
     show_found([Forms(scaling_grids(one), scaling_object(one)) for one in found], format, file)
 
 
-# -- objects ---------------------------------------------------------------------------------
-
-
 def scaling_object(found: Scaling) -> dict[str, Any]:
     curves = [*found.curves, *found.starts]
     return {
         "schema": SCALING_SCHEMA,
         "link_gbps": found.link_gbps,
         "rows": [record for curve in curves for record in _rows(curve)],
-        "fits": [_fit_record(curve, fit) for curve in curves for fit in curve.fits],
+        "fits": [
+            {
+                **known(curve.kind),
+                "size_bytes": curve.size_bytes,
+                **picked(fit, "figure part?"),
+                **picked(fit.growth, "result reason numbers_of_ranks=numbers launches p_value"),
+                "constant_criterion": fit.growth.constant,
+                "mixtures": [
+                    {
+                        **picked(one, "name fits p_lacking"),
+                        "misfit": one.misfit if math.isfinite(one.misfit) else None,
+                    }
+                    for one in (*fit.growth.mixtures, *filter(None, (fit.growth.power,)))
+                ],
+                "laws": [
+                    dataclasses.asdict(law) for law in (fit.growth.law, *fit.growth.others) if law
+                ],
+            }
+            for curve in curves
+            for fit in curve.fits
+        ],
         "notes": found_lines(found.notes, found.runs),
     }
 
 
 def _rows(curve: RanksCurve) -> list[dict[str, Any]]:
     """One object a number of ranks."""
-    names = {"first_ns": "first_call_ns" if _timed(curve) else _start_name(curve)}
+    name = "first_call_ns"
+    if not _timed(curve):
+        result = any(fit.figure == "time to first result" for fit in curve.fits)
+        name = "first_result_ns" if result else "launch_first_call_ns"
     return [
         {
-            **_kind_record(curve),
-            **{names.get(k, k): v for k, v in vars(point).items()},
+            **known(curve.kind),
+            "size_bytes": curve.size_bytes,
+            **{name if k == "first_ns" else k: v for k, v in vars(point).items()},
             "hosts": list(point.hosts),
             "hidden": curve.hidden or None,
         }
@@ -93,37 +112,6 @@ def _rows(curve: RanksCurve) -> list[dict[str, Any]]:
 def _timed(curve: RanksCurve) -> bool:
     """False for the start of launches."""
     return any(point.time_ns for point in curve.points)
-
-
-def _start_name(curve: RanksCurve) -> str:
-    result = any(fit.figure == "time to first result" for fit in curve.fits)
-    return "first_result_ns" if result else "launch_first_call_ns"
-
-
-def _kind_record(curve: RanksCurve) -> dict[str, Any]:
-    return {**known(curve.kind), "size_bytes": curve.size_bytes}
-
-
-def _fit_record(curve: RanksCurve, fit: GrowthFit) -> dict[str, Any]:
-    growth = fit.growth
-    laws = [dataclasses.asdict(law) for law in (growth.law, *growth.others) if law]
-    return {
-        **_kind_record(curve),
-        **picked(fit, "figure part?"),
-        **picked(growth, "result reason numbers_of_ranks=numbers launches p_value"),
-        "constant_criterion": growth.constant,
-        "mixtures": [
-            {
-                **picked(one, "name fits p_lacking"),
-                "misfit": one.misfit if math.isfinite(one.misfit) else None,
-            }
-            for one in (*growth.mixtures, *filter(None, (growth.power,)))
-        ],
-        "laws": laws,
-    }
-
-
-# -- tables ----------------------------------------------------------------------------------
 
 
 def scaling_grids(found: Scaling) -> list[Grid]:
@@ -202,7 +190,13 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
         found = item[1].growth.law
         if power := item[1].growth.named_power:
             return power.name
-        return "-" if found is None else _law_text(found)
+        if found is None:
+            return "-"  # else: 2.00 us + 1.00 us (0.90 to 1.10 us) x log2 n
+        base, slope, low, high = (
+            f"{'-' if round(ns) < 0 else ''}{time_text(abs(ns), 3)}"
+            for ns in (found.base_ns, found.slope_ns, found.slope_low, found.slope_high)
+        )
+        return f"{base} + {slope} ({low} to {high}) x {found.name}"
 
     def ratio(item: tuple[RanksCurve, GrowthFit]) -> str:
         found = item[1].growth.law
@@ -243,18 +237,6 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
     )
 
 
-def _law_text(law: Law) -> str:
-    """``2.00 us + 1.00 us (0.90 to 1.10 us) x log2 n``."""
-    base, slope, low, high = (
-        _signed(ns) for ns in (law.base_ns, law.slope_ns, law.slope_low, law.slope_high)
-    )
-    return f"{base} + {slope} ({low} to {high}) x {law.name}"
-
-
-def _signed(ns: float) -> str:
-    return f"{'-' if round(ns) < 0 else ''}{time_text(abs(ns), 3)}"
-
-
 def scaling_answer(curves: Sequence[RanksCurve]) -> Answer:
     """``time: like n (2 of 3), unclear (1); ...``: how each figure grows with the ranks."""
     found: dict[str, list[str]] = {}
@@ -279,8 +261,6 @@ def scaling_answer(curves: Sequence[RanksCurve]) -> Answer:
 _PLAIN = ("constant", "grows", "falls", "unclear", "too few points")
 
 
-# -- a picture -------------------------------------------------------------------------------
-
 _KINDS = 8  # rows of a picture; more are too small to read
 
 
@@ -302,7 +282,13 @@ def scaling_figure(found: Scaling) -> Figure:
     for curves, title, (left, right) in zip(drawn, titles, axes, strict=True):
         fewest = sorted({curve.points[0].ranks for curve in curves})
         for number, curve in enumerate(curves):
-            _draw_ranks(left, right, curve, number)
+            points = [point for point in curve.points if point.time_ns]
+            ranks, times = [p.ranks for p in points], [p.time_ns or 0.0 for p in points]
+            style: dict[str, Any] = {"marker": "o", "markersize": 4, **style_of(number)}
+            left.plot(ranks, times, label=literal(_size(curve)), **style)
+            band = [(p.ranks, p.low_ns, p.high_ns) for p in points if p.low_ns and p.high_ns]
+            draw_band(left, band, style["color"])
+            right.plot(ranks, [times[0] / time for time in times], **style)
         numbers = sorted({p.ranks for curve in curves for p in curve.points if p.time_ns})
         for axis in (left, right):
             ranks_axis(axis, numbers)
@@ -321,13 +307,3 @@ def scaling_figure(found: Scaling) -> Figure:
     caption += [f"{counted(rest, 'kind')} of cases more are not drawn"] * bool(rest)
     write_caption(figure, [*caption, *found_lines(found.notes, found.runs)])
     return figure
-
-
-def _draw_ranks(left: Axes, right: Axes, curve: RanksCurve, number: int) -> None:
-    points = [point for point in curve.points if point.time_ns]
-    ranks, times = [p.ranks for p in points], [p.time_ns or 0.0 for p in points]
-    style: dict[str, Any] = {"marker": "o", "markersize": 4, **style_of(number)}
-    left.plot(ranks, times, label=literal(_size(curve)), **style)
-    stated = [(p.ranks, p.low_ns, p.high_ns) for p in points if p.low_ns and p.high_ns]
-    draw_band(left, stated, style["color"])
-    right.plot(ranks, [times[0] / time for time in times], **style)

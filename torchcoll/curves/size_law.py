@@ -104,9 +104,6 @@ def _between(places: Floats, smooth: bool, sizes: Floats) -> Floats:
     return numpy.column_stack([numpy.interp(x, places, own) for own in columns])
 
 
-# -- fitting ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Form:
     """What is chosen by leaving out: a law for each of the ranges or one; corrections as a share of
@@ -153,18 +150,6 @@ def fit_form(sizes: Floats, times: Floats, form: Form) -> SizeLaw:
     return SizeLaw(tuple(pieces), corrections, slope, form.smooth)
 
 
-def forms_of(sizes: Floats, times: Floats, errors: Sequence[float] = ()) -> list[Form]:
-    """The forms to choose from, the ones with fewer figures first."""
-    one = ((int(sizes[0]), int(sizes[-1])),)
-    laws = find_ranges(sizes.tolist(), times.tolist(), list(errors) or 0.0).ranges
-    several = tuple((int(sizes[r.first]), int(sizes[r.last])) for r in laws)
-    kinds = [one] if len(several) < 2 else [one, several]
-    found = [Form(ranges, 0.0) for ranges in kinds]
-    if len(sizes) > FEWEST_SIZES:
-        found += [Form(one, _SHARE), Form(one, _SHARE, True), Form(kinds[-1], _SHARE)]
-    return list(dict.fromkeys(found))
-
-
 @dataclass(frozen=True)
 class Fit:
     """A law, the laws without each size in turn, and by how much they missed it (logarithms)."""
@@ -177,21 +162,23 @@ class Fit:
 
 def fit_size_law(sizes: Floats, times: Floats, errors: Sequence[float] = ()) -> Fit:
     """The law whose form predicts left-out sizes best; sizes ascend, at least FEWEST_SIZES."""
-    best: Fit | None = None
-    for form in forms_of(sizes, times, errors):
-        one = _left_out(sizes, times, form)
-        if best is None or _score(one) < _score(best):
-            best = one
-    assert best is not None
-    return best
+    one = ((int(sizes[0]), int(sizes[-1])),)
+    laws = find_ranges(sizes.tolist(), times.tolist(), list(errors) or 0.0).ranges
+    several = tuple((int(sizes[r.first]), int(sizes[r.last])) for r in laws)
+    ranges = [one] if len(several) < 2 else [one, several]
+    # The forms to choose from, the ones with fewer figures first.
+    forms = [Form(own, 0.0) for own in ranges]
+    if len(sizes) > FEWEST_SIZES:
+        forms += [Form(one, _SHARE), Form(one, _SHARE, True), Form(ranges[-1], _SHARE)]
 
+    def score(fit: Fit) -> float:
+        """Mean square error of the sizes between the ends: an end that is left out is extrapolated.
+        The mean error forgives a form that misses a jump altogether.
+        """
+        inner = fit.missed[1:-1] if len(fit.missed) > FEWEST_SIZES else fit.missed
+        return float((inner**2).mean())
 
-def _score(fit: Fit) -> float:
-    """Mean square error of the sizes between the ends: an end that is left out is extrapolated. The
-    mean error forgives a form that misses a jump altogether.
-    """
-    inner = fit.missed[1:-1] if len(fit.missed) > FEWEST_SIZES else fit.missed
-    return float((inner**2).mean())
+    return min((_left_out(sizes, times, form) for form in dict.fromkeys(forms)), key=score)
 
 
 def _left_out(sizes: Floats, times: Floats, form: Form) -> Fit:

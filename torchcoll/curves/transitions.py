@@ -3,6 +3,10 @@
 Independent witnesses. The times alone give transitions between ranges (curves/ranges.py). The
 library's own log, where one was kept, gives the hand-over between two sizes; forced cells give the
 size from which another one is the best. They stand side by side; none corrects another.
+
+Where the times of a curve contradict its ranges, that may be noise. Noise is said only where
+launches, or the calls of the only one, show it: a size that is slow in every launch scatters about
+a law as well.
 """
 
 from __future__ import annotations
@@ -10,12 +14,9 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy
-from scipy import stats
 
 from torchcoll.comparison.fits import counted_share
 from torchcoll.core.display import Displayed
@@ -23,10 +24,10 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_size
+from torchcoll.curves.curve_scatter import Known, known_scatter
 from torchcoll.curves.ranges import (
     DISAGREEING,
     FEWEST,
-    Boundary,
     FittedCurve,
     SizeRange,
     find_ranges,
@@ -46,94 +47,6 @@ from torchcoll.stats.sides import (
     side,
     value_of_fact,
 )
-
-# -------------------------------------------------------------------------------------------------
-# How uncertain the times of a curve are, as its launches or their calls tell it: the only witness
-# that scatter about a law is noise. Pure numbers.
-#
-# By medians: a launch that was slow at one size only tells nothing of the other sizes.
-
-_90 = 3.29  # standard deviations from the 5th to the 95th percentile of normal noise
-_MEDIAN = 1.25  # the error of a median over that of a mean
-_DEVIATION = 1.4826  # a standard deviation over the median absolute deviation, of normal noise
-_ENOUGH = 6  # sizes of which a median is taken
-
-
-@dataclass(frozen=True)
-class Known:
-    """Relative standard errors: of one launch, and of a point, the middle of several.
-
-    launches: False where one launch alone tells it, by its calls: what another would take is not
-    in it, so it is the least. errors: that of each size's point, as its own launches tell it, and
-    at least that of all.
-    """
-
-    one: float
-    point: float
-    launches: bool
-    errors: tuple[float, ...]
-
-
-def known_scatter(
-    figures: Sequence[Mapping[int, float]], calls: Sequence[tuple[float, float, int]]
-) -> Known | None:
-    """figures: of each size launch -> time. calls: (5th, 95th percentile, how many) of each case.
-
-    What makes a launch slower at all sizes alike moves no point against the others: each launch's
-    median deviation is taken off. None where nothing tells it.
-    """
-    every = [{k: math.log(ns) for k, ns in own.items() if ns > 0} for own in figures]
-    logs = [own for own in every if len(own) > 1]
-    launches = {k for own in logs for k in own}
-    free = sum(len(own) - 1 for own in logs) - (len(launches) - 1)
-    if logs and free > 0:
-        middles = [float(numpy.median(list(own.values()))) for own in logs]
-        slower = {
-            k: numpy.median([own[k] - m for own, m in zip(logs, middles, strict=True) if k in own])
-            for k in launches
-        }
-        rest = [[y - slower[k] for k, y in own.items()] for own in logs]
-        squares = [(len(own) - 1) * float(numpy.var(own, ddof=1)) for own in rest]
-        if len(rest) < _ENOUGH:
-            one = math.sqrt(sum(squares) / free)
-        else:
-            share = free / sum(len(own) - 1 for own in rest)  # of the freedom the launches left
-            one = math.sqrt(
-                numpy.median(
-                    [
-                        s / stats.chi2.median(len(own) - 1)
-                        for s, own in zip(squares, rest, strict=True)
-                    ]
-                )
-                / share
-            )
-        point = one / math.sqrt(numpy.mean([len(own) for own in logs]))
-        errors = [_own([y - slower[k] for k, y in own.items() if k in slower]) for own in every]
-        return Known(one, point, True, tuple(max(point, error) for error in errors))
-    known = [
-        (math.log(high / low) / _90 * _MEDIAN) ** 2 / count
-        for low, high, count in calls
-        if low > 0 and high >= low and count > 1
-    ]
-    if not known:
-        return None
-    error = math.sqrt(float(numpy.mean(known)))
-    return Known(error, error, False, (error,) * len(figures))
-
-
-def _own(logs: Sequence[float]) -> float:
-    """The standard error of the middle, of what its launches show; 0 where there is only one."""
-    if len(logs) < 2:
-        return 0.0
-    away = numpy.abs(numpy.asarray(logs) - numpy.median(logs))
-    return _DEVIATION * float(numpy.median(away)) / math.sqrt(len(logs))
-
-
-# -------------------------------------------------------------------------------------------------
-# Where the times of a curve contradict its ranges, and whether that may be noise.
-#
-# Noise is said only where launches, or the calls of the only one, show it: a size that is slow in
-# every launch scatters about a law as well.
 
 NOISY = 0.2  # scatter about the law beyond which no boundary can be told
 POOR = 0.15  # a point further from its law than that, and than noise goes: the law does not fit
@@ -188,16 +101,22 @@ def note_of(found: CurveRanges) -> str:
     """What speaks against the ranges that were found, or why none could be."""
     points, curve = found.points, found.curve
     few = len(points) < 2 * FEWEST
-    if curve.noise > NOISY and (text := _noisy(found)):
-        return text
+    known, launches = found.known, bool(found.known and found.known.launches)
+    if curve.noise > NOISY:
+        # Whether launches, or the calls of the only one, scatter as the points do.
+        about = f"times scatter by {100 * curve.noise:.0f} % about any law of this kind"
+        if known and known.point > curve.noise / 2:
+            who = "launches" if launches else "calls"
+            return f"too noisy: {about}, and {who} of one size as much; repeat the launches"
+        if len(points) >= FEW and not launches:
+            return f"{about}; one launch cannot tell noise from what each size takes: repeat it"
     if not curve.ranges:  # each has too few sizes
         return ""
     worst = max(curve.ranges, key=lambda r: r.misfit)
     at = points[worst.misfit_at]
-    if found.known and found.known.launches:
-        noise = at.error
-    else:  # of many sizes the scatter about the law, of which the furthest is no news
-        noise = curve.noise if len(points) >= FEW else 0.0
+    # Of many sizes the scatter about the law, of which the furthest is no news.
+    of_points = curve.noise if len(points) >= FEW else 0.0
+    noise = at.error if launches else of_points
     text = f"one law fits all within {100 * worst.misfit:.1f} % ({format_size(at.size_bytes)})"
     poor = worst.misfit > max(POOR, _FAR * noise)
     ratio = at.time_ns / worst.time_ns(at.size_bytes)
@@ -218,18 +137,6 @@ def note_of(found: CurveRanges) -> str:
     return ""
 
 
-def _noisy(found: CurveRanges) -> str:
-    """Where the launches, or the calls of the only one, are known to scatter as the points do."""
-    known, scatter = found.known, found.curve.noise
-    about = f"times scatter by {100 * scatter:.0f} % about any law of this kind"
-    if known and known.point > scatter / 2:
-        who = "launches" if known.launches else "calls"
-        return f"too noisy: {about}, and {who} of one size as much; repeat the launches"
-    if len(found.points) >= FEW and not (known and known.launches):
-        return f"{about}; one launch cannot tell noise from what each size takes: repeat it"
-    return ""
-
-
 def _agreement(found: CurveRanges) -> str:
     """Whether it may be noise after all."""
     known = found.known
@@ -237,8 +144,6 @@ def _agreement(found: CurveRanges) -> str:
         return f" (launches of one size scatter by {100 * known.one:.1f} %)"
     return " (1 launch: whether that is noise is not known)"
 
-
-# -------------------------------------------------------------------------------------------------
 
 CLIFF = 1.1  # time that grows by so much from one size to the next, at once
 REFINING = 6  # sizes proposed inside a transition
@@ -377,16 +282,11 @@ def transitions(
     files = side("files", sources)
     separate = kept_separate((part.ranks, known_of(part)) for part in files.parts)
     curves = _curves(files, over_ranks, separate)
-    _add_forced(files, over_ranks, curves)
-    return Transitions(files.runs, curves, _notes(files, separate))
-
-
-def _add_forced(files: Side, over_ranks: str, curves: Sequence[CurveRanges]) -> None:
-    """Where the best forced cell changes, on the curves of AUTO; nothing where none was forced."""
     try:
         tables = algorithms(files.runs, over_ranks=over_ranks).tables
     except UsageError:  # no forced cells, or none that was right
-        return
+        tables = []
+    # Where the best forced cell changes stands on the curves of AUTO.
     for table in tables:
         changes = [
             Handover(one.high_bytes, other.low_bytes, one.winner.name, other.winner.name)
@@ -397,6 +297,7 @@ def _add_forced(files: Side, over_ranks: str, curves: Sequence[CurveRanges]) -> 
             same = (curve.common.get(name) == table.common.get(name) for name in NAMES)
             if auto and all(same):
                 curve.forced = changes
+    return Transitions(files.runs, curves, _notes(files, separate))
 
 
 def _notes(files: Side, separate: Sequence[str]) -> list[str]:
@@ -434,12 +335,35 @@ def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:
         [p.size_bytes for p in points], [p.time_ns for p in points], [p.error for p in points]
     )
     doubts = dict.fromkeys(m.row.reason for m in items if m.row.status == IMPLAUSIBLE)
-    found = CurveRanges(common, points, curve, handovers=_handovers(points), known=known)
+    named = [(p.size_bytes, p.algorithm) for p in points if p.algorithm]
+    handovers = [
+        Handover(low, high, before, after)
+        for (low, before), (high, after) in itertools.pairwise(named)
+        if before != after
+    ]
+    found = CurveRanges(common, points, curve, handovers=handovers, known=known)
     found.sizes, found.doubt = measured, "; ".join(doubts)
     found.share = counted_share(common["collective"], common.get("ranks") or 0)
-    found.transitions = [
-        _transition(points, curve, boundary, found.handovers) for boundary in curve.boundaries
-    ]
+    for boundary in curve.boundaries:
+        low, high = points[boundary.low].size_bytes, points[boundary.high].size_bytes
+        jump = boundary.jump
+        if jump is None:
+            kind = "unclear"
+        else:
+            kind = "cliff" if jump >= CLIFF else "drop" if jump <= 1 / CLIFF else "kink"
+        inside = [h for h in handovers if h.low_bytes < high and h.high_bytes > low]
+        agreement = "the log agrees" if inside else "the log names no change here" if named else ""
+        transition = Transition(
+            low,
+            high,
+            None if boundary.before is None else curve.ranges[boundary.before],
+            None if boundary.after is None else curve.ranges[boundary.after],
+            jump,
+            kind,
+            inside[0] if inside else None,
+            agreement,
+        )
+        found.transitions.append(transition)
     found.falls, found.disagreeing = falls_of(found), disagreeing(found)
     found.note = note_of(found)
     return found
@@ -486,36 +410,6 @@ def _points(items: Sequence[Measured], known: Known | None) -> list[SizePoint]:
         error = known.errors[index] if known else 0.0
         points.append(SizePoint(size_bytes, time, len(figures), ", ".join(names) or None, error))
     return points
-
-
-def _handovers(points: Sequence[SizePoint]) -> list[Handover]:
-    named = [(p.size_bytes, p.algorithm) for p in points if p.algorithm]
-    return [
-        Handover(low, high, before, after)
-        for (low, before), (high, after) in itertools.pairwise(named)
-        if before != after
-    ]
-
-
-def _transition(
-    points: Sequence[SizePoint],
-    curve: FittedCurve,
-    boundary: Boundary,
-    handovers: Sequence[Handover],
-) -> Transition:
-    low, high = points[boundary.low].size_bytes, points[boundary.high].size_bytes
-    jump = boundary.jump
-    if jump is None:
-        kind = "unclear"
-    else:
-        kind = "cliff" if jump >= CLIFF else "drop" if jump <= 1 / CLIFF else "kink"
-    inside = [h for h in handovers if h.low_bytes < high and h.high_bytes > low]
-    named = any(point.algorithm for point in points)
-    agreement = "the log agrees" if inside else "the log names no change here" if named else ""
-    before = None if boundary.before is None else curve.ranges[boundary.before]
-    after = None if boundary.after is None else curve.ranges[boundary.after]
-    handover = inside[0] if inside else None
-    return Transition(low, high, before, after, jump, kind, handover, agreement)
 
 
 def _between(low: int, high: int, count: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
@@ -68,10 +68,14 @@ def show_transitions(
     thing = {
         "schema": TRANSITIONS_SCHEMA,
         "rows": rows,
-        "curves": list(map(_curve_object, curves)),
+        "curves": [_curve_object(curve) for curve in curves],
         "notes": notes,
     }
-    flat = [record for one in curves for record in _flat(one)]
+    flat: list[dict[str, Any]] = []  # the rows of csv: of each curve its ranges, then transitions
+    for curve in curves:
+        common = {"row": "range", **known(curve.common)}
+        flat += [{**common, **one} for one in _range_objects(curve)]
+        flat += [{"row": "transition", **one} for one in records(curve)]
     show_found([Forms(transitions_grids(found, refine), thing, flat)], format, file)
 
 
@@ -131,13 +135,6 @@ def records(found: CurveRanges) -> list[dict[str, Any]]:
         }
         for one in found.transitions
     ]
-
-
-def _flat(found: CurveRanges) -> list[dict[str, Any]]:
-    """The rows of csv: of each curve its ranges, then what is between them."""
-    common = {"row": "range", **known(found.common)}
-    ranges = [{**common, **one} for one in _range_objects(found)]
-    return ranges + [{"row": "transition", **one} for one in records(found)]
 
 
 def _range_objects(found: CurveRanges) -> list[dict[str, Any]]:
@@ -251,7 +248,12 @@ def _separate_lines(found: CurveRanges) -> list[str]:
         if after and after.time_ns < ns:
             more = format_size(after.size_bytes)
             words += f" ({time_text(ns)}; {more} takes less, {time_text(after.time_ns)})"
-        lines.append(f"{words}; in no fit{_at_end(index, len(points), slow_sizes)}")
+        words += "; in no fit"
+        # Up to an end of the sizes all are apart: a law of their own may begin there.
+        to_start = all(i in slow_sizes for i in range(index))
+        if to_start or all(i in slow_sizes for i in range(index, len(points))):
+            words += "; at the end of the sizes another law may begin"
+        lines.append(words)
     for one in found.falls:
         low, high = format_size(one.low_bytes), format_size(one.high_bytes)
         lines.append(
@@ -261,13 +263,6 @@ def _separate_lines(found: CurveRanges) -> list[str]:
     if lines and not found.note and max(point.launches for point in points) == 1:
         lines.append("1 launch: only others show whether these times stay")
     return lines
-
-
-def _at_end(index: int, number: int, slow_sizes: Mapping[int, float]) -> str:
-    """At an end a law of its own may begin: up to the end all sizes are apart."""
-    to_start = all(i in slow_sizes for i in range(index))
-    to_end = all(i in slow_sizes for i in range(index, number))
-    return "; at the end of the sizes another law may begin" if to_start or to_end else ""
 
 
 def _uneven(points: Sequence[SizePoint]) -> str:
@@ -308,8 +303,6 @@ def _transition_line(one: Transition, ranges: Sequence[SizeRange]) -> str:
         )
     return line + (f"; {one.agreement}" if one.agreement else "")
 
-
-# -- a picture: the times, the law of each range, and the transitions where one ends -------------
 
 _STEPS = 32  # of a law between its ends: a straight line is a curve on logarithmic axes
 

@@ -23,7 +23,6 @@ from torchcoll.comparison.prediction import MODEL, ErrorSummary, error_summary, 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
-from torchcoll.curves.model import KindModel
 from torchcoll.curves.model_fit import curves_of, fit_entries
 from torchcoll.curves.model_ranks import FEWEST_RANKS
 from torchcoll.curves.model_sizes import Curve, left_out, size_spreads
@@ -180,34 +179,34 @@ def _over_ranks(
             if len({one.ranks for one in others}) < FEWEST_RANKS:
                 continue
             (entry,) = fit_entries([(kind, others)])
+            sizes = curve.sizes.tolist()
             try:
-                yield from [*_left_curve(entry, curve, others)]
+                predictions = [
+                    entry.predict(round(size), curve.ranks, curve.hosts or None) for size in sizes
+                ]
             except UsageError as error:  # the only ones on several hosts
                 notes.append(f"{kind['collective']} on {curve.ranks} ranks left out: {error}")
-
-
-def _left_curve(entry: KindModel, curve: Curve, others: Sequence[Curve]) -> Iterable[HeldOut]:
-    for size, time in zip(curve.sizes.tolist(), curve.times.tolist(), strict=True):
-        found = entry.predict(round(size), curve.ranks, curve.hosts or None)
-        # A collective of blocks has a little less than was asked for on some numbers of ranks.
-        near = {
-            one.ranks: float(one.times[numpy.argmin(abs(one.sizes - size))])
-            for one in others
-            if abs(one.sizes / size - 1).min() < 0.01
-        }
-        ranks = numpy.array(sorted(near), dtype=float)
-        times = numpy.array([near[round(n)] for n in ranks])
-        yield HeldOut(
-            entry.kind,
-            OVER_RANKS,
-            curve.ranks,
-            round(size),
-            time,
-            found.time_ns,
-            found.low_ns,
-            found.high_ns,
-            cubic(ranks, times, curve.ranks),
-        )
+                continue
+            for size, time, found in zip(sizes, curve.times.tolist(), predictions, strict=True):
+                # A collective of blocks has a little less than was asked on some numbers of ranks.
+                near = {
+                    one.ranks: float(one.times[numpy.argmin(abs(one.sizes - size))])
+                    for one in others
+                    if abs(one.sizes / size - 1).min() < 0.01
+                }
+                ranks = numpy.array(sorted(near), dtype=float)
+                times = numpy.array([near[round(n)] for n in ranks])
+                yield HeldOut(
+                    entry.kind,
+                    OVER_RANKS,
+                    curve.ranks,
+                    round(size),
+                    time,
+                    found.time_ns,
+                    found.low_ns,
+                    found.high_ns,
+                    cubic(ranks, times, curve.ranks),
+                )
 
 
 def cubic(places: Any, times: Any, place: float) -> float | None:
@@ -216,9 +215,6 @@ def cubic(places: Any, times: Any, place: float) -> float | None:
         return None
     law = interpolate.PchipInterpolator(numpy.log(places), numpy.log(times))
     return math.exp(float(law(math.log(place))))
-
-
-# -- a simulator -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

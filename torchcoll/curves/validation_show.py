@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 VALIDATION_SCHEMA = "torchcoll-validation/1"
 
-# -- left out --------------------------------------------------------------------------------
-
 
 def show_validation(found: Validation, format: str = "table", file: TextIO | None = None) -> None:
     """Print what ``validate`` found. Raises UsageError for an unknown format."""
@@ -68,11 +66,23 @@ def show_validation(found: Validation, format: str = "table", file: TextIO | Non
     below = found_lines(found.notes, found.runs)
     thing = {
         "schema": VALIDATION_SCHEMA,
-        "rows": [_left_record(row) for row in rows],
+        "rows": [
+            {
+                "left_out": row.over,
+                **_row_record(row),
+                **picked(row, "mean_beside_baseline=both.mean baseline_points=baseline.count"),
+                **picked(row, "baseline_geomean=baseline.geomean baseline_mean=baseline.mean"),
+                **picked(row, "baseline_worst=baseline.worst"),
+            }
+            for row in rows
+        ],
         "points": [_point_record(point, "over baseline_ns") for point in found.points],
         "notes": below,
     }
-    last = Grid([], [], below=below, answer=_validation_answer(found.totals))
+    # In doubt where the intervals hold less than they say.
+    kind = "doubt" if any(map(_narrow, found.totals)) else ""
+    answer = Answer("; ".join(map(_sentence, found.totals)), kind)
+    last = Grid([], [], below=below, answer=answer)
     show_found([Forms([Grid([], [], above=[_ERRORS, _CUBIC]), grid, last], thing)], format, file)
 
 
@@ -94,11 +104,6 @@ _CUBIC = (
     "the cubic: no model, a monotone cubic through the other points, in logarithms; both on the "
     "points that have others on both sides"
 )
-
-
-def _validation_answer(totals: Sequence[ValidationRow]) -> Answer:
-    """How wrong it is. In doubt where its intervals hold less than they say."""
-    return Answer("; ".join(map(_sentence, totals)), "doubt" if any(map(_narrow, totals)) else "")
 
 
 def _narrow(total: ValidationRow) -> bool:
@@ -138,25 +143,12 @@ def _row_record(row: ValidationRow) -> dict[str, Any]:
     }
 
 
-def _left_record(row: ValidationRow) -> dict[str, Any]:
-    return {
-        "left_out": row.over,
-        **_row_record(row),
-        **picked(row, "mean_beside_baseline=both.mean baseline_points=baseline.count"),
-        **picked(row, "baseline_geomean=baseline.geomean baseline_mean=baseline.mean"),
-        **picked(row, "baseline_worst=baseline.worst"),
-    }
-
-
 def _point_record(point: HeldOut, more: str) -> dict[str, Any]:
     return {
         **known(point.kind),
         **picked(point, "ranks size_bytes measured_ns predicted_ns low_ns high_ns"),
         **picked(point, more),
     }
-
-
-# -- a model and a run that it has not seen ----------------------------------------------------
 
 
 def show_checked(found: CheckedModel, format: str = "table", file: TextIO | None = None) -> None:
@@ -198,21 +190,17 @@ def show_checked(found: CheckedModel, format: str = "table", file: TextIO | None
         "not_predicted": found.unknown,
         "notes": below,
     }
-    last = Grid([], [], above=_far(found.points), below=below, answer=_checked_answer(found))
+    beyond_data: dict[str, dict[str, None]] = {}  # cases, by the way in which they lie beyond it
+    for point in found.points:
+        if point.beyond:
+            name = f"{point.kind['collective']} on {point.ranks} ranks"
+            beyond_data.setdefault(point.beyond, {})[name] = None
+    above = [f"beyond the data: {', '.join(own)}: {how}" for how, own in beyond_data.items()]
+    last = Grid([], [], above=above, below=below, answer=_checked_answer(found))
     show_found([Forms([Grid([], [], above=[_ERRORS]), grid, last], thing)], format, file)
 
 
 _PARTS = ("all", "within the data", "beyond the data")
-
-
-def _far(points: Sequence[HeldOut]) -> list[str]:
-    """Which cases lie beyond the data, one line for each way in which they do."""
-    ways: dict[str, dict[str, None]] = {}
-    for point in points:
-        if point.beyond:
-            name = f"{point.kind['collective']} on {point.ranks} ranks"
-            ways.setdefault(point.beyond, {})[name] = None
-    return [f"beyond the data: {', '.join(cases)}: {way}" for way, cases in ways.items()]
 
 
 def _checked_answer(found: CheckedModel) -> Answer:
@@ -235,9 +223,6 @@ def _checked_answer(found: CheckedModel) -> Answer:
         text += "; all lie beyond its data"
     text += f"; {counted(found.unknown, 'case')} it does not predict" * bool(found.unknown)
     return Answer(text, "doubt" if _narrow(total) or found.unknown else "")
-
-
-# -- a simulator -----------------------------------------------------------------------------
 
 
 def show_simulated(found: Simulated, format: str = "table", file: TextIO | None = None) -> None:
@@ -275,20 +260,20 @@ def show_simulated(found: Simulated, format: str = "table", file: TextIO | None 
     thing = {
         "schema": VALIDATION_SCHEMA,
         "predicted": found.predicted,
-        "rows": [_scenario_record(one) for one in scenarios],
+        "rows": [
+            {
+                "ranks": one.ranks,
+                "measured": one.measured,
+                **_summary_record(one.errors),
+                "worst_case": one.worst or None,
+            }
+            for one in scenarios
+        ],
         "cases": found.cases,
         "notes": below,
     }
     last = Grid([], [], below=below, answer=answer)
     show_found([Forms([Grid([], [], above=[_ERRORS]), grid, last], thing)], format, file)
-
-
-def _scenario_record(one: Scenario) -> dict[str, Any]:
-    found = {"ranks": one.ranks, "measured": one.measured, **_summary_record(one.errors)}
-    return {**found, "worst_case": one.worst or None}
-
-
-# -- a picture -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,10 @@ from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.jsonl import read_objects
 from torchcoll.core.result import Run
-from torchcoll.forcing.contest import (
-    CellAt,
+from torchcoll.forcing.contest import CellAt, SizeFound, Table, judge
+from torchcoll.forcing.forced_cells import (
     Forced,
-    SizeFound,
-    Table,
     disobeyed,
-    judge,
     name_of,
     settings_of,
     tells_variables,
@@ -93,7 +90,15 @@ def algorithms(
             "torchcoll matrix --preset nccl-algorithms makes them.",
         )  # fmt: skip
     inside = {name for own in forcing for name in own}
-    separate = _separate(launches, inside)
+    # What was varied on purpose, and is no cell. A file that tells no variable says nothing of
+    # another value: AUTO of such a file stands beside the cells.
+    telling = kept_separate([launch for launch in launches if tells_variables(launch[1])])
+    separate = [
+        name
+        for name in kept_separate(launches)
+        if name.removeprefix("label=") not in inside
+        and (name.startswith("label=") or name in telling)
+    ]
     every, left_out = _tables(files, items, forcing, separate)
     tables = [table for table in every if table.cells]
     tests = judge(tables, threshold)
@@ -114,29 +119,17 @@ def algorithms(
     )
 
 
-def _separate(launches: Sequence[tuple[int, Mapping[str, str]]], inside: set[str]) -> list[str]:
-    """What was varied on purpose, and is no cell. A file that tells no variable says nothing of
-    another value: AUTO of such a file stands beside the cells.
-    """
-    telling = kept_separate([one for one in launches if tells_variables(one[1])])
-    return [
-        name
-        for name in kept_separate(launches)
-        if name.removeprefix("label=") not in inside
-        and (name.startswith("label=") or name in telling)
-    ]
-
-
-# -- tables ----------------------------------------------------------------------------------
-
-
 def _tables(
     files: Side,
     items: Sequence[Measured],
     forcing: Sequence[dict[str, str]],
     separate: Sequence[str],
 ) -> tuple[list[Table], set[str]]:
-    """And the names of the files that are in none, as ``_known_auto`` says."""
+    """The tables, and the names of the files that are in none.
+
+    Of some launches nothing tells whether they forced anything. Where other launches are known to
+    be AUTO, they are in no table: one of them that was forced would change AUTO's time.
+    """
     usual = {name: next((v for m in items if (v := value_of(m, name))), None) for name in _USUAL}
     groups: dict[str, tuple[dict[str, Any], list[tuple[Measured, dict[str, str]]]]] = {}
     for item, settings in zip(items, forcing, strict=True):
@@ -144,23 +137,14 @@ def _tables(
         kind |= {name: kind[name] or value for name, value in usual.items()}
         kind |= {name: value_of_fact(item.facts, name) for name in separate}
         groups.setdefault(repr(kind), (kind, []))[1].append((item, settings))
-    known = [_known_auto(own) for _, own in groups.values()]
-    tables = [
-        _table(files, kind, own) for (kind, _), own in zip(groups.values(), known, strict=True)
-    ]
-    used = {m.launch for own in known for m, _ in own}
+    tables, used = [], set()
+    for kind, members in groups.values():
+        silent = {m.launch for m, settings in members if not settings and _tells_nothing(m.facts)}
+        if any(not settings and m.launch not in silent for m, settings in members):
+            members = [member for member in members if member[0].launch not in silent]
+        tables.append(_table(files, kind, members))
+        used |= {m.launch for m, _ in members}
     return tables, {_file(files.runs[m.launch]) for m in items if m.launch not in used}
-
-
-def _known_auto(
-    items: Sequence[tuple[Measured, dict[str, str]]],
-) -> list[tuple[Measured, dict[str, str]]]:
-    """Without the launches of which nothing tells whether they forced anything, where others are
-    known to be AUTO: one of them that was forced would change its time.
-    """
-    unstated = {m.launch for m, settings in items if not settings and _tells_nothing(m.facts)}
-    known = any(not settings and m.launch not in unstated for m, settings in items)
-    return [one for one in items if not known or one[0].launch not in unstated]
 
 
 def _table(
@@ -169,22 +153,30 @@ def _table(
     by_cell: dict[str, list[tuple[Measured, dict[str, str]]]] = {}
     for item, settings in items:
         by_cell.setdefault(repr(sorted(settings.items())), []).append((item, settings))
+    cells = list(by_cell.values())
+    labels = [[files.runs[m.launch].labels.get("cell") for m, _ in cell] for cell in cells]
+    names = [name_of(cell[0][1], label) for cell, label in zip(cells, labels, strict=True)]
     at: dict[int, list[CellAt]] = {}
     wrong: dict[str, list[int]] = {}
     unchecked = []
     uneven = []
-    for cell, own in _named(files, list(by_cell.values())):
-        for size_bytes in sorted({_size(m) for m, _ in own}):
-            here = [m for m, _ in own if _size(m) == size_bytes]
-            found = _cell_at(cell, here)
-            at.setdefault(size_bytes, []).append(found)
-            if found.state == "wrong" and not cell.auto:
+    for name, members in zip(names, cells, strict=True):
+        settings = members[0][1]
+        if names.count(name) > 1:  # cells of two matrices may bear the same label
+            name = f"{name} ({' '.join(f'{n}={v}' for n, v in settings.items())})"
+        cell = Forced(name, settings)
+        by_size: dict[int, list[Measured]] = {}
+        for m, _ in members:
+            by_size.setdefault(m.row.size_bytes_requested or m.row.size_bytes, []).append(m)
+        for size_bytes, here in sorted(by_size.items()):
+            result = _cell_at(cell, here)
+            at.setdefault(size_bytes, []).append(result)
+            if result.state == "wrong" and not cell.auto:
                 wrong.setdefault(cell.name, []).append(size_bytes)
-        if not cell.auto and all(m.row.verified == "unchecked" for m, _ in own):
+        if not cell.auto and all(m.row.verified == "unchecked" for m, _ in members):
             unchecked.append(cell.name)
-        if len({m.launch for m, _ in own}) * len({_size(m) for m, _ in own}) > len(
-            {(m.launch, _size(m)) for m, _ in own}
-        ):
+        launches = {m.launch for m, _ in members}
+        if any({m.launch for m in here} != launches for here in by_size.values()):
             uneven.append(cell.name)
     sizes = [
         SizeFound(
@@ -200,26 +192,6 @@ def _table(
     return Table(common, hosts, library, sizes, [], wrong, unchecked, uneven)
 
 
-def _size(item: Measured) -> int:
-    return item.row.size_bytes_requested or item.row.size_bytes
-
-
-_Cells = list[list[tuple[Measured, dict[str, str]]]]
-
-
-def _named(
-    files: Side, cells: _Cells
-) -> Iterator[tuple[Forced, list[tuple[Measured, dict[str, str]]]]]:
-    """Each cell with a name of its own: those of two matrices may bear the same label."""
-    labels = [[files.runs[m.launch].labels.get("cell") for m, _ in own] for own in cells]
-    names = [name_of(own[0][1], found) for own, found in zip(cells, labels, strict=True)]
-    for name, own in zip(names, cells, strict=True):
-        settings = own[0][1]
-        if names.count(name) > 1:
-            name = f"{name} ({' '.join(f'{n}={v}' for n, v in settings.items())})"
-        yield Forced(name, settings), own
-
-
 def _cell_at(cell: Forced, items: Sequence[Measured]) -> CellAt:
     bad = [m for m in items if m.row.status != "ok" or m.row.verified == "wrong"]
     is_wrong = any(m.row.verified == "wrong" or m.row.status == "wrong" for m in bad)
@@ -232,9 +204,6 @@ def _cell_at(cell: Forced, items: Sequence[Measured]) -> CellAt:
     found.launches = tuple(first.launch for _, (first, *_) in own)
     found.starts = tuple(first.start for _, (first, *_) in own)
     return found
-
-
-# -- what is beside the figures ---------------------------------------------------------------
 
 
 def _manifests(

@@ -1,5 +1,5 @@
-"""The small matrix that checks a setting: AUTO against it, launched as the matrix that it was
-learned from.
+"""Whether an exported setting does what it says: the small matrix that checks it (AUTO against it,
+launched as the matrix that it was learned from), and what ran there by the library's log.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.result import CaseResult, Choice, Run
-from torchcoll.forcing.contest import others_than, requested
+from torchcoll.core.result import Choice, Run
+from torchcoll.forcing.forced_cells import others_than, requested
 from torchcoll.inputs import MANIFEST
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
@@ -25,9 +25,6 @@ from torchcoll.matrix.blocks import LaunchPlan
 from torchcoll.matrix.folder import is_plan
 from torchcoll.matrix.launch_command import SUITE, check_program, command_of
 from torchcoll.matrix.obeyed import OF_RANKS, Recorded, unverified
-
-# -------------------------------------------------------------------------------------------------
-# Whether an exported setting did what it says, by the library's log of its launches.
 
 
 @dataclass(frozen=True)
@@ -51,30 +48,23 @@ def what_ran(
     """
     found = []
     for result in (result for run in runs for result in run.results):
-        algorithm, protocol = _asked(result, values, rules)
+        collective = result.case.collective
+        function = FUNCTIONS.get(collective, "")
+        algorithm, protocol = requested(values, collective)
+        for name in variables_of(collective):
+            algorithm = algorithm or algorithm_at(values.get(name, ""), result.size_bytes)
+        for rule in rules:
+            if rule.matches(function, result.size_bytes, result.ranks):
+                algorithm, protocol = rule.algorithm, rule.protocol
+                break
         logged = [choice for choice in result.choices if choice.source == "log"]
         if logged and (algorithm or protocol):
             others = others_than(algorithm, protocol, logged)
             asked = Choice(algorithm or "any", protocol or "").label
             labels = tuple(dict.fromkeys(choice.label for choice in others))
-            found.append(Ran(result.case.collective, result.size_bytes, asked, labels))
+            found.append(Ran(collective, result.size_bytes, asked, labels))
     return found
 
-
-def _asked(
-    result: CaseResult, values: Mapping[str, str], rules: Sequence[TunerRule]
-) -> tuple[str | None, str | None]:
-    collective = result.case.collective
-    for rule in rules:
-        if rule.matches(FUNCTIONS.get(collective, ""), result.size_bytes, result.ranks):
-            return rule.algorithm, rule.protocol
-    algorithm, protocol = requested(values, collective)
-    for name in variables_of(collective):
-        algorithm = algorithm or algorithm_at(values.get(name, ""), result.size_bytes)
-    return algorithm, protocol
-
-
-# -------------------------------------------------------------------------------------------------
 
 EXPORTED = "exported"
 
@@ -145,7 +135,11 @@ def recheck(
         for name in names
         if name not in by_axes and len({_value(one, name) for one in several}) > 1
     ]
-    dimension = [replace(one, name=_name_of(one, differ)) for one in several]
+    dimension = []
+    for one in several:  # nproc2; what cells do not differ in is in no name
+        of_cell = {name: str(_value(one, name) or "unset").rstrip("/") for name in differ}
+        texts = [file_safe(joined(n, os.path.basename(v))) for n, v in of_cell.items()]
+        dimension.append(replace(one, name="-".join(texts)))
     in_cells = {name for cell in spec["cells"] for name in cell.get("variables") or {}}
     free: dict[str, str | None] = dict.fromkeys(sorted(unset & {*in_cells, *values}))
     setting = [Cell(AUTO, {}, free), Cell(EXPORTED, {}, {**free, **values})]
@@ -162,9 +156,3 @@ def recheck(
 
 def _value(cell: Cell, name: str) -> str | None:
     return cell.axes[name] if name in cell.axes else cell.variables.get(name)
-
-
-def _name_of(cell: Cell, differ: Sequence[str]) -> str:
-    """``nproc2``; what cells do not differ in is in no name."""
-    values = {name: str(_value(cell, name) or "unset").rstrip("/") for name in differ}
-    return "-".join(file_safe(joined(n, os.path.basename(v))) for n, v in values.items())

@@ -15,7 +15,6 @@ from torchcoll.inputs import add_told
 if TYPE_CHECKING:
     from torchcoll.core.result import Run
     from torchcoll.forcing.algorithms import Algorithms
-    from torchcoll.forcing.check import Recheck
     from torchcoll.forcing.exports import Exported
 
 
@@ -59,6 +58,7 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.core.result import Run
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.forcing.algorithms import algorithms
+    from torchcoll.forcing.exports import Exported, export_lines, selections, variables
     from torchcoll.forcing.show import show_algorithms
     from torchcoll.inputs import sources_of
     from torchcoll.report.formats import FORMATS, print_notes
@@ -87,11 +87,14 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
         show_algorithms([found], options.format)
         print_notes(found, options.format)
         return ExitCode.OK
-    exported = (_export_tuner if options.export_tuner else _export_variables)(found, options)
-    if not options.check:
-        return ExitCode.OK
-
-    return check(found, exported, options)
+    if options.export_tuner:
+        exported = _export_tuner(found, options)
+    else:
+        values = variables(found) if options.export_env else selections(found)
+        lines = export_lines(found, values, by_size=options.export_oneccl)
+        print("\n".join(map(printable, lines)), flush=True)
+        exported = Exported(values)
+    return check(found, exported, options) if options.check else ExitCode.OK
 
 
 def _read_label(run: Run) -> None:
@@ -107,29 +110,18 @@ def _read_label(run: Run) -> None:
         run.header["spec"]["labels"] = {**dict(zip(kinds, map(str, names), strict=True)), **labels}
 
 
-def _export_variables(found: Algorithms, options: argparse.Namespace) -> Exported:
-    """The snippet on stdout."""
-    from torchcoll.forcing.exports import Exported, export_lines, selections, variables
-
-    values = (variables if options.export_env else selections)(found)
-    lines = export_lines(found, values, by_size=options.export_oneccl)
-    print("\n".join(map(printable, lines)), flush=True)
-    return Exported(values)
-
-
 def _export_tuner(found: Algorithms, options: argparse.Namespace) -> Exported:
-    from torchcoll.forcing.exports import Exported, tuner_rules, tuner_text, tuner_variables
+    from torchcoll.forcing.exports import tuner
     from torchcoll.report.destination import write_file
 
     path, channels = options.export_tuner, options.channels
     if channels is not None and not (channels.isdecimal() and len(channels) < 9):
         raise UsageError("channels", channels, "a whole number")
-    rules = tuner_rules(found, None if channels is None else int(channels))
-    text = tuner_text(found, rules)
-    if not _holds(path, text):
-        write_file(path, text, "export-tuner", options.force)
+    exported = tuner(found, path, None if channels is None else int(channels), os.environ)
+    if not _holds(path, exported.text):
+        write_file(path, exported.text, "export-tuner", options.force)
         tell(f"torchcoll: wrote {os.path.abspath(path)}")
-    return Exported(tuner_variables(path, os.environ), rules, text)
+    return exported
 
 
 def _holds(path: str, text: str) -> bool:
@@ -141,10 +133,6 @@ def _holds(path: str, text: str) -> bool:
         return False
 
 
-# -------------------------------------------------------------------------------------------------
-# ``torchcoll algorithms --check``: AUTO and an exported setting, launched again and compared.
-
-
 def check(found: Algorithms, exported: Exported, options: argparse.Namespace) -> ExitCode | int:
     """Launch what is missing of the check, then say what it shows.
 
@@ -154,9 +142,10 @@ def check(found: Algorithms, exported: Exported, options: argparse.Namespace) ->
     """
     from torchcoll.comparison.compare import compare
     from torchcoll.comparison.show import show_comparisons
-    from torchcoll.forcing.check import what_ran
+    from torchcoll.forcing.check import recheck, what_ran
     from torchcoll.forcing.exports import TUNER_PLUGIN, check_command
     from torchcoll.forcing.show import ran_lines
+    from torchcoll.machine.environment import variables
     from torchcoll.matrix.command import launch
     from torchcoll.stats.sides import side
 
@@ -173,7 +162,16 @@ def check(found: Algorithms, exported: Exported, options: argparse.Namespace) ->
             "check", f"no {TUNER_PLUGIN} in the environment",
             "the path of the plugin that reads the file", "Set it and start the same again.",
         )  # fmt: skip
-    again = _recheck(matrix, found, exported)
+    collectives = [str(table.common["collective"]) for table in found.tables if table.ranges]
+    again = recheck(
+        matrix,
+        found.matrices[0],
+        exported.values,
+        forced={n for table in found.tables for cell in table.cells for n in cell.settings},
+        learned=found.learned,
+        collectives=list(dict.fromkeys(collectives)),
+        recorded=variables,
+    )
     folder = again.folder(matrix, exported.text)
     code = launch(again.plan, folder, table=False)
     if code not in (ExitCode.OK, ExitCode.FAILED):
@@ -194,23 +192,6 @@ def check(found: Algorithms, exported: Exported, options: argparse.Namespace) ->
     print("\n".join(printable(f"{before}{line}".rstrip()) for line in lines))
     bad = compared.tally.get("slower") or any(one.others for one in ran)
     return ExitCode.FAILED if bad else code
-
-
-def _recheck(matrix: Path, found: Algorithms, exported: Exported) -> Recheck:
-    from torchcoll.forcing.check import recheck
-    from torchcoll.machine.environment import variables
-
-    forced = {n for table in found.tables for cell in table.cells for n in cell.settings}
-    collectives = [str(table.common["collective"]) for table in found.tables if table.ranges]
-    return recheck(
-        matrix,
-        found.matrices[0],
-        exported.values,
-        forced,
-        found.learned,
-        list(dict.fromkeys(collectives)),
-        variables,
-    )
 
 
 COMMANDS = {

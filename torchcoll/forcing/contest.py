@@ -18,280 +18,18 @@ A cell that was wrong at one size wins at none: its other results were luck.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy
-from scipy import stats
-
 from torchcoll.comparison.results import p_text
-from torchcoll.core.backends import backend_of
 from torchcoll.core.result import Choice
 from torchcoll.core.units import format_percent, format_size
-from torchcoll.libraries.known_variables import FORCING
-from torchcoll.libraries.nccl import forced as nccl_forced
-from torchcoll.libraries.nccl.algorithms import FUNCTIONS, canonical
-from torchcoll.libraries.oneccl.algorithms import variables_of
+from torchcoll.forcing.forced_cells import Forced
+from torchcoll.forcing.regret import drift_of, may_be_best, regret, regret_interval, runs_of_winners
 from torchcoll.stats.needed import asked, launches_needed, launches_to_bound
-from torchcoll.stats.ratios import LEVEL, NO_SPREAD, Ratio, geometric, holm
+from torchcoll.stats.ratios import LEVEL, Ratio, geometric, holm
 from torchcoll.stats.statistics import Figures, Outlier, common_share, outliers, side_ratio
-
-# -------------------------------------------------------------------------------------------------
-# What each launch forced: its cell, and whether the library did as it was told.
-
-AUTO = "auto"
-_LIBRARY = ("NCCL_", "RCCL_", "CCL_")
-_OF_LOGS = ("NCCL_DEBUG", "CCL_LOG")
-_NONE = ("", "-", "auto", "default", "none", "unset")  # labels that say: nothing is forced
-
-
-@dataclass(frozen=True)
-class Forced:
-    """A cell: what was set in it and unset in others. Nothing set is AUTO."""
-
-    name: str
-    settings: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-    @property
-    def auto(self) -> bool:
-        return not self.settings
-
-
-def settings_of(facts: Mapping[str, str], varied: Sequence[str], backend: str) -> dict[str, str]:
-    """The variables of a launch that force, or that some launch sets and another does not.
-
-    A label named like a variable that forces (``--label NCCL_ALGO=Ring``) counts where the file
-    does not tell the variable. {} for a backend that reads none: what differs between its cells is
-    noise.
-    """
-    if not backend_of(backend).forced:
-        return {}
-    names = dict.fromkeys((*FORCING, *varied))
-    return {name: value for name in names if (value := facts.get(name) or _labelled(facts, name))}
-
-
-def _labelled(facts: Mapping[str, str], name: str) -> str:
-    value = facts.get(f"label={name}", "") if name in FORCING else ""
-    return "" if value.strip().lower() in _NONE else value
-
-
-def tells_variables(facts: Mapping[str, str]) -> bool:
-    """False for an imported file that names no variable of a library: some may have been set."""
-    return "torch" in facts or any(name.startswith(_LIBRARY) for name in facts)
-
-
-def varied_of(launches: Iterable[Mapping[str, str]]) -> list[str]:
-    """Variables of the libraries that some launches set and others leave alone.
-
-    One that all set, to several values, is an axis: it keeps tables apart. A file that tells no
-    variable leaves none alone.
-    """
-    facts = [own for own in launches if tells_variables(own)]
-    names = dict.fromkeys(n for own in facts for n in own if n.startswith(_LIBRARY))
-    wanted = [n for n in names if not n.startswith(_OF_LOGS)]
-    return [n for n in wanted if any(n not in own for own in facts)]
-
-
-def name_of(settings: Mapping[str, str], labels: Iterable[str | None]) -> str:
-    """``auto``; the label ``cell`` where all launches agree on it; else the words: ``ring-ll``.
-
-    A label that says ``auto`` of launches that force something (by the shell's environment) lies.
-    """
-    if not settings:
-        return AUTO
-    names = set(labels)
-    if len(names) == 1 and (name := names.pop()) and name.split("-")[0] != AUTO:
-        return name
-    words = [
-        "+".join(dict.fromkeys(part.rpartition(":")[2].lower() for part in value.split(";")))
-        if name in FORCING
-        else f"{name}={value}"
-        for name, value in settings.items()
-    ]
-    return "-".join(dict.fromkeys(words))
-
-
-def word_of(value: str, collective: str) -> str | None:
-    """What NCCL_ALGO or NCCL_PROTO = ``value`` says for a collective: one word; None: it does not
-    say one (a list, an exclusion, another function).
-    """
-    function = FUNCTIONS.get(collective, "").lower()
-    found = None
-    for part in value.lower().split(";"):
-        name, colon, word = part.rpartition(":")
-        if not colon or name == function:
-            found = word
-    return found if found and re.fullmatch(r"\w+", found) else None
-
-
-def requested(settings: Mapping[str, str], collective: str) -> tuple[str | None, str | None]:
-    """(algorithm, protocol) as the library's log would name them; None where not said."""
-    algorithm, protocol = (
-        canonical(word_of(settings.get(name, ""), collective) or "")
-        for name in nccl_forced.VARIABLES
-    )
-    if algorithm is None:
-        own = variables_of(collective)
-        words = {value for name, value in settings.items() if name in own}
-        algorithm = words.pop() if len(words) == 1 else None
-        algorithm = algorithm if algorithm and re.fullmatch(r"\w+", algorithm) else None
-    return algorithm, protocol
-
-
-def disobeyed(
-    settings: Mapping[str, str], collective: str, choices: Iterable[Choice]
-) -> list[Choice]:
-    """Choices in the log that are not what was asked; [] where all are, or nothing is known.
-
-    NCCL up to 2.23 runs Ring in silence where a forced algorithm does not exist for the function;
-    oneCCL's ``direct`` becomes recursive_doubling over other transports than MPI.
-    """
-    logged = [choice for choice in choices if choice.source == "log"]
-    return others_than(*requested(settings, collective), logged)
-
-
-def others_than(
-    algorithm: str | None, protocol: str | None, choices: Iterable[Choice]
-) -> list[Choice]:
-    """Those that are not of this algorithm and protocol; None is any."""
-    return [
-        one
-        for one in choices
-        if (algorithm and one.algorithm.lower() != algorithm.lower())
-        or (protocol and one.protocol and one.protocol.lower() != protocol.lower())
-    ]
-
-
-# -------------------------------------------------------------------------------------------------
-# The best of several cells from few launches each: which may be it, and what another loses to it.
-#
-# The cell with the least mean of k is not only the best but also the luckiest. Against that
-# winner's curse nothing here compares with a cell that was chosen by the same figures as if it had
-# been named before:
-#
-# * ``regret``, the estimate: the best is chosen without the launch that it is then timed by (leave
-# one out). * ``regret_interval``: the regret is the largest of the k ratios AUTO / cell. If every
-# cell's lower bound holds (error 2.5 % / k each, Bonferroni), the largest of them bounds it from
-# below. From above the largest upper bound will do, and needs no correction: only that of the truly
-# best cell can fail (J. C. Hsu, Annals of Statistics 9 (1981) 1026). Dunnett's test would be a
-# little narrower; it assumes that all cells are equally noisy, which LL and Simple are not. *
-# ``may_be_best``: contains the truly best cell with 95 % (S. S. Gupta, Technometrics 7 (1965) 225).
-
-Values = Mapping[str, Sequence[float]]  # cell -> one figure a launch, above 0
-Numbers = Mapping[str, Sequence[float]]  # cell -> the number of each launch in order of time
-
-
-@dataclass(frozen=True)
-class Drift:
-    """slope: of the logarithms, a launch. squares: of the launch numbers within their cells, 0
-    where no drift is known of; centres: their means, by cell.
-    """
-
-    slope: float = 0.0
-    squares: float = 0.0
-    centres: Mapping[str, float] = field(default_factory=dict)
-
-    def levelled(self, cells: Values, numbers: Numbers) -> dict[str, list[float]]:
-        """The figures as at one time, that of launch number 0."""
-        if not self.squares:
-            return {name: list(values) for name, values in cells.items()}
-        return {
-            name: [v * math.exp(-self.slope * n) for v, n in zip(own, numbers[name], strict=True)]
-            for name, own in cells.items()
-        }
-
-
-def drift_of(cells: Values, numbers: Numbers | None) -> Drift:
-    """By least squares, log figure ~ cell + launch number; none where times are unknown, or where
-    it would leave nothing to know the noise by.
-    """
-    if numbers is None or sum(len(own) - 1 for own in cells.values()) < 2:
-        return Drift()
-    centres = {name: float(numpy.mean(numbers[name])) for name, own in cells.items() if own}
-    squares = products = 0.0
-    for name, centre in centres.items():
-        away = numpy.array(numbers[name], dtype=float) - centre
-        squares += float(away @ away)
-        products += float(away @ numpy.log(cells[name]))
-    return Drift(products / squares, squares, centres) if squares > NO_SPREAD else Drift()
-
-
-def regret(auto: Sequence[float], cells: Values) -> float:
-    """AUTO's time over that of the best cell, which is chosen without the launch that times it.
-
-    With one launch a cell nothing can be left out: the plain ratio to the least time.
-    """
-    logs = {name: numpy.log(values) for name, values in cells.items()}
-    held = []
-    for number in range(max(map(len, logs.values()))):
-        rest = {name: numpy.delete(own, number) if number < len(own) else own
-                for name, own in logs.items()}  # fmt: skip
-        means = {name: float(own.mean()) for name, own in rest.items() if len(own)}
-        if not means:
-            break
-        chosen = logs[min(means, key=lambda name: means[name])]
-        held += [float(chosen[number])] if number < len(chosen) else []
-    best = sum(held) / len(held) if held else min(float(own.mean()) for own in logs.values())
-    return math.exp(float(numpy.log(auto).mean()) - best)
-
-
-def regret_interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None]:
-    """95 % bounds of AUTO's time over the truly best cell's, from AUTO / cell of each; None where a
-    launch is too few.
-    """
-    rate = LEVEL / 2 / len(ratios)
-    lows = [low for ratio in ratios if (low := ratio.beyond(rate)) is not None]
-    known = [ratio.high for ratio in ratios if ratio.high is not None]
-    return max(lows, default=None), max(known) if len(known) == len(ratios) else None
-
-
-def may_be_best(cells: Values, threshold: float, drift: Drift | None = None) -> list[str]:
-    """The cells that tie: not shown to be slower than the best one, or by less than ``threshold``.
-
-    The noise is pooled over the cells: with two launches each a pair alone could tell nothing.
-    A cell with k - 1 rivals is out at an error of 5 % / (k - 1): the truly best stays with 95 %.
-    drift: what was taken from the figures; it is known no better than its own error.
-    """
-    logs = {name: numpy.log(values) for name, values in cells.items()}
-    means = {name: float(own.mean()) for name, own in logs.items()}
-    best = min(means, key=lambda name: means[name])
-    drifts = drift is not None and drift.squares > 0
-    degrees = sum(len(own) - 1 for own in logs.values()) - drifts
-    squares = sum(float(((own - own.mean()) ** 2).sum()) for own in logs.values())
-    found = []
-    for name, own in logs.items():
-        margin = math.log1p(threshold)
-        if degrees > 0 and len(logs) > 1:
-            share = 1 / len(own) + 1 / len(logs[best])
-            if drift is not None and drifts:
-                share += (drift.centres[name] - drift.centres[best]) ** 2 / drift.squares
-            quantile = float(stats.t.isf(LEVEL / (len(logs) - 1), degrees))
-            margin = max(margin, quantile * math.sqrt(squares / degrees * share))
-        if means[name] - means[best] <= margin:
-            found.append(name)
-    return found
-
-
-def runs_of_winners(tied: Sequence[Sequence[str]]) -> list[tuple[int, int, list[str]]]:
-    """The fewest runs of neighbours with a winner in common: (first, last, common winners) each.
-
-    Places without any winner (nothing was right there) are in no run and end none.
-    """
-    found: list[tuple[int, int, list[str]]] = []
-    for place, names in enumerate(tied):
-        if not names:
-            continue
-        shared = [name for name in found[-1][2] if name in names] if found else []
-        if shared:
-            found[-1] = (found[-1][0], place, shared)
-        else:
-            found.append((place, place, list(names)))
-    return found
-
-
-# -------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -309,6 +47,10 @@ class CellAt:
     p_value: float | None = None
     launches: tuple[int, ...] = ()  # the number of each value's launch
     starts: tuple[float | None, ...] = ()  # of these, in seconds; None is unknown
+
+    def numbers(self, order: Mapping[float, float]) -> tuple[float, ...]:
+        """The number of each launch in order of time. order: by start."""
+        return tuple(order[start] for start in self.starts if start is not None)
 
     def leave_out(self, launches: Collection[int]) -> None:
         keep = [i for i, launch in enumerate(self.launches) if launch not in launches]
@@ -345,8 +87,8 @@ class SizeFound:
     @property
     def auto_ahead(self) -> bool:
         """AUTO is shown to be faster than every forced cell that was right."""
-        ratios = [c.ratio.ratio if c.shown and c.ratio else None for c in self.cells if c.values]
-        return bool(ratios) and all(ratio is not None and ratio < 1 for ratio in ratios)
+        rivals = [cell for cell in self.cells if cell.values]
+        return bool(rivals) and all(c.shown and c.ratio and c.ratio.ratio < 1 for c in rivals)
 
 
 @dataclass(frozen=True)
@@ -427,9 +169,6 @@ class Table:
         return ", ".join(a if a == b else f"{a} to {b}" for a, b in ends)
 
 
-# -- results --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Tests:
     """Of AUTO against every cell. left_out: of all cases. in_order: the launches' starts are known;
@@ -446,14 +185,18 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
     """Fills in what is found of each size. comparisons: those with AUTO that Holm went over."""
     every = [c for t in tables for s in t.sizes for c in (s.auto, *s.cells) if c is not None]
     starts = {start for one in every for start in one.starts}
-    order = _Order(starts)
-    pairs = [pair for table in tables for pair in _pairs(table, order).values()]
+    # The number of each launch in order of time; launches of one second have one number.
+    known = sorted(start for start in starts if start is not None)
+    order = {start: float(number) for number, start in enumerate(known)}
+    in_order = None not in starts
+    pairs = [pair for table in tables for pair in _pairs(table, order, in_order).values()]
     left_out = outliers([figures for own in pairs for figures, _ in own])
     for one in every:
         one.leave_out([outlier.launch[1] for outlier in left_out])
     tested, interleaved = [], True
+    right: dict[int, list[CellAt]] = {}  # by id of the size
     for table in tables:
-        for own in _pairs(table, order).values():
+        for own in _pairs(table, order, in_order).values():
             share = common_share([figures for figures, _ in own])
             for figures, cell in own:
                 cell.ratio = side_ratio(figures, share)
@@ -461,31 +204,22 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
                 if cell.ratio.p_value is not None and cell.cell.name not in table.wrong:
                     tested.append(cell)
         for size in table.sizes:
-            _winners(size, _right(table, size), order, threshold)
+            right[id(size)] = [c for c in size.cells if c.values and c.cell.name not in table.wrong]
+            _winners(size, right[id(size)], order if in_order else None, threshold)
     adjusted = holm([c.ratio.p_value or 0.0 for c in tested if c.ratio])
     for one, p in zip(tested, adjusted, strict=True):
         one.p_value = p
     for table in tables:
         for size in table.sizes:
             if size.regret is not None:
-                _result(size, _right(table, size), len(tested), threshold)
+                _result(size, right[id(size)], len(tested), threshold)
         table.ranges = _ranges(table)
-    return Tests(len(tested), left_out, order.known, interleaved)
+    return Tests(len(tested), left_out, in_order, interleaved)
 
 
-class _Order:
-    """The number of each launch in order of time; launches of one second have one number."""
-
-    def __init__(self, starts: Collection[float | None]) -> None:
-        known = sorted(start for start in starts if start is not None)
-        self._numbers = {start: float(number) for number, start in enumerate(known)}
-        self.known = None not in starts
-
-    def of(self, cell: CellAt) -> tuple[float, ...]:
-        return tuple(self._numbers[start] for start in cell.starts if start is not None)
-
-
-def _pairs(table: Table, order: _Order) -> dict[str, list[tuple[Figures, CellAt]]]:
+def _pairs(
+    table: Table, order: Mapping[float, float], in_order: bool
+) -> dict[str, list[tuple[Figures, CellAt]]]:
     """Each cell against AUTO, which is the second side, at every size that both have."""
     found: dict[str, list[tuple[Figures, CellAt]]] = {}
     for size in table.sizes:
@@ -495,24 +229,22 @@ def _pairs(table: Table, order: _Order) -> dict[str, list[tuple[Figures, CellAt]
                 figures = Figures(
                     (*cell.values, *auto.values),
                     (*((0, n) for n in cell.launches), *((1, n) for n in auto.launches)),
-                    (*order.of(cell), *order.of(auto)) if order.known else None,
+                    (*cell.numbers(order), *auto.numbers(order)) if in_order else None,
                 )
                 found.setdefault(cell.cell.name, []).append((figures, cell))
     return found
 
 
-def _right(table: Table, size: SizeFound) -> list[CellAt]:
-    return [one for one in size.cells if one.values and one.cell.name not in table.wrong]
-
-
-def _winners(size: SizeFound, right: Sequence[CellAt], order: _Order, threshold: float) -> None:
+def _winners(
+    size: SizeFound, right: Sequence[CellAt], order: Mapping[float, float] | None, threshold: float
+) -> None:
     """The best cell, its ties, and the regret, of figures from which the drift is taken."""
     if not right:
         return
     auto = size.auto if size.auto and size.auto.values else None
     own = {one.cell.name: one for one in (*right, *([auto] if auto else []))}
     values = {name: one.values for name, one in own.items()}
-    numbers = {name: order.of(one) for name, one in own.items()} if order.known else None
+    numbers = {name: one.numbers(order) for name, one in own.items()} if order is not None else None
     drift = drift_of(values, numbers)
     level = drift.levelled(values, numbers or {})
     names = [one.cell.name for one in right]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import format_size
-from torchcoll.forcing.contest import requested
+from torchcoll.forcing.forced_cells import requested
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.libraries.nccl.algorithms import ALGORITHMS, FUNCTIONS
@@ -56,9 +56,6 @@ def limits(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int | None]]:
     return list(zip([0, *(m + 1 for m in middles)], [*middles, None], strict=True))
 
 
-# -- variables -------------------------------------------------------------------------------
-
-
 def variables(found: Algorithms) -> dict[str, str]:
     """The variables of the cell that wins at all sizes, of each collective.
 
@@ -68,12 +65,16 @@ def variables(found: Algorithms) -> dict[str, str]:
     for table in _one_each(found, ("collective",)):
         collective, ranges = table.common["collective"], table.ranges
         if len(ranges) > 1:
-            way = "--export-oneccl" if _of_oneccl(table) else "--export-tuner FILE"
+            of_oneccl = any(n.startswith("CCL_") for r in ranges for n in r.winner.settings)
+            option = "--export-oneccl" if of_oneccl else "--export-tuner FILE"
             raise UsageError(
                 f"export-env of {collective}", _ranges_text(ranges),
-                "one winner at all sizes", f"By size: {way}.",
+                "one winner at all sizes", f"By size: {option}.",
             )  # fmt: skip
-        for name, value in _own(ranges[0].winner.settings, collective).items():
+        mine = {*nccl_forced.VARIABLES, *oneccl.variables_of(collective)}
+        for name, value in ranges[0].winner.settings.items():
+            if name in FORCING and name not in mine:
+                continue  # it forces another collective of oneCCL
             if name in nccl_forced.VARIABLES:
                 value = _nccl_value(value, table)
             merged.setdefault(name, []).append(value)
@@ -106,8 +107,9 @@ def selections(found: Algorithms) -> dict[str, str]:
     for table in _one_each(found, ("collective",)):
         collective, ranges = table.common["collective"], table.ranges
         names = oneccl.variables_of(collective)
+        spans = [(one.low_bytes, one.high_bytes) for one in ranges]
         parts = []
-        for one, (low, high) in zip(ranges, _limits(ranges), strict=True):
+        for one, (low, high) in zip(ranges, limits(spans), strict=True):
             word = requested(one.winner.settings, collective)[0]
             if not names or word is None or set(one.winner.settings) & set(nccl_forced.VARIABLES):
                 raise UsageError(
@@ -141,17 +143,17 @@ def export_lines(found: Algorithms, values: Mapping[str, str], by_size: bool) ->
     return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in values.items())]
 
 
-# -- NCCL's tuner ----------------------------------------------------------------------------
-
-
-def tuner_rules(found: Algorithms, channels: int | None = None) -> list[TunerRule]:
-    """The lines of a tuner file. channels: in place of those of the log.
+def tuner(
+    found: Algorithms, path: str, channels: int | None, environ: Mapping[str, str]
+) -> Exported:
+    """The tuner file to be written to ``path``, and the variables that name it. channels: in place
+    of those of the log. The plugin is the user's; a stand-in where ``environ`` names none.
 
     Raises UsageError where algorithm, protocol or the number of channels is not known.
     """
     if channels is not None and not 1 <= channels <= MOST_CHANNELS:
         raise UsageError("channels", channels, f"1 to {MOST_CHANNELS}")
-    rules = []
+    rules: list[TunerRule] = []
     for table in _one_each(found, ("collective", "ranks")):
         name = table.common["collective"]
         if name not in FUNCTIONS:
@@ -173,12 +175,12 @@ def tuner_rules(found: Algorithms, channels: int | None = None) -> list[TunerRul
             TunerRule(FUNCTIONS[name], low, high, *setting, *where)
             for (low, high), setting in zip(limits(spans), chosen, strict=True)
         ]
-    return rules
-
-
-def tuner_text(found: Algorithms, rules: Sequence[TunerRule]) -> str:
     between = "Between two measured sizes the line changes at their geometric middle."
-    return tuner_csv(rules, [*_origin(found), between])
+    values = {
+        _TUNER_FILE: os.path.abspath(path),
+        TUNER_PLUGIN: environ.get(TUNER_PLUGIN) or "/path/of/libnccl-tuner-example.so",
+    }
+    return Exported(values, rules, tuner_csv(rules, [*_origin(found), between]))
 
 
 def _winning(table: Table) -> Iterator[tuple[int, CellAt]]:
@@ -217,9 +219,6 @@ def _setting(
     return algorithm, protocol, channels or max(known)
 
 
-# -- all of them -----------------------------------------------------------------------------
-
-
 def check_command(values: Mapping[str, str]) -> str:
     """``torchcoll matrix`` with AUTO and the setting, for a launch that is not known.
 
@@ -232,14 +231,6 @@ def check_command(values: Mapping[str, str]) -> str:
         words += ["--env", f"{name}={text}" if name == _TUNER_FILE else f"{name}=,{text}"]
     words += ["--launches", "6", "-o", "check", "--"]
     return f"{shlex.join(words)} LAUNCHER ... -m MODULE ..."
-
-
-def tuner_variables(path: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The plugin is the user's; a stand-in where none is named."""
-    return {
-        _TUNER_FILE: os.path.abspath(path),
-        TUNER_PLUGIN: environ.get(TUNER_PLUGIN) or "/path/of/libnccl-tuner-example.so",
-    }
 
 
 def _one_each(found: Algorithms, names: Sequence[str]) -> list[Table]:
@@ -257,20 +248,6 @@ def _one_each(found: Algorithms, names: Sequence[str]) -> list[Table]:
                 _NARROW,
             )
     return tables
-
-
-def _own(settings: Mapping[str, str], collective: str) -> dict[str, str]:
-    """Without the variables that force other collectives of oneCCL."""
-    keep = {*nccl_forced.VARIABLES, *oneccl.variables_of(collective)}
-    return {n: v for n, v in settings.items() if n in keep or n not in FORCING}
-
-
-def _of_oneccl(table: Table) -> bool:
-    return any(n.startswith("CCL_") for one in table.ranges for n in one.winner.settings)
-
-
-def _limits(ranges: Sequence[WinnerRange]) -> list[tuple[int, int | None]]:
-    return limits([(one.low_bytes, one.high_bytes) for one in ranges])
 
 
 def _ranges_text(ranges: Sequence[WinnerRange]) -> str:

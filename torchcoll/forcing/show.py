@@ -1,4 +1,4 @@
-"""Which algorithm wins, as tables, markdown, CSV and JSON."""
+"""Which algorithm wins, as tables, markdown, CSV and JSON; and what ran of an exported setting."""
 
 from __future__ import annotations
 
@@ -38,9 +38,6 @@ def show_algorithms(
         format,
         file,
     )
-
-
-# -- text ------------------------------------------------------------------------------------
 
 
 def algorithms_grids(found: Algorithms) -> list[Grid]:
@@ -85,10 +82,19 @@ def _sizes_grid(table: Table, title: str) -> Grid:
             heads.append(Head("AUTO chose", left=True, drop=1))
     rows, styles = [], []
     for size in table.sizes:
-        row = [format_size(size.size_bytes), _best_text(size), format_time(_time_of(size.best))]
+        best_ns = size.best.time_ns if size.best else None
+        row = [format_size(size.size_bytes), _best_text(size), format_time(best_ns)]
         if auto:
-            row += [format_time(_time_of(size.auto)), format_ratio(size.regret)]
-            row += [_interval(size.low, size.high), _result_text(size)]
+            interval = "-"
+            if size.high is not None:
+                interval = f"{format_ratio(size.low)} to {format_ratio(size.high)}"
+            elif size.low is not None:
+                interval = f"from {format_ratio(size.low)}"
+            result = f"{size.result} ({one_line(size.reason)})"
+            if not size.result:
+                result = f"AUTO {size.auto.state}" if size.auto else "no AUTO"
+            auto_ns = size.auto.time_ns if size.auto else None
+            row += [format_time(auto_ns), format_ratio(size.regret), interval, result]
             if chose:
                 row.append(_choices_text(size.auto.choices) if size.auto else "-")
         rows.append(row)
@@ -102,15 +108,25 @@ def _sizes_grid(table: Table, title: str) -> Grid:
 
 def _conclusions(table: Table, statement: str) -> list[str]:
     lines = []
-    for one in table.ranges:
-        others = f" (or {', '.join(map(one_line, one.others))})" if one.others else ""
-        lines.append(f"{_span(one.low_bytes, one.high_bytes)}: {one_line(one.winner.name)}{others}")
+    for span in table.ranges:
+        others = f" (or {', '.join(map(one_line, span.others))})" if span.others else ""
+        sizes_of_it = _span(span.low_bytes, span.high_bytes)
+        lines.append(f"{sizes_of_it}: {one_line(span.winner.name)}{others}")
     if statement:
         lines.append(one_line(statement))
     for name, sizes in table.wrong.items():
         where = ", ".join(map(format_size, sizes))
         lines.append(f"WRONG RESULTS: {one_line(name)} at {where}; it wins at no size")
-    return [*lines, *_other_lines(table)]
+    # Cells in which the log names something else than was asked for.
+    ran: dict[tuple[str, str], list[int]] = {}
+    for size in table.sizes:
+        for at in size.cells:
+            for one in at.disobeyed:
+                ran.setdefault((at.cell.name, one.label), []).append(size.size_bytes)
+    for (name, label), sizes in ran.items():
+        asked = f"{one_line(name)} ran {one_line(label)}, not what was asked"
+        lines.append(f"{asked}, at {sizes_text(sizes)}")
+    return lines
 
 
 def _span(low: int, high: int) -> str:
@@ -129,26 +145,6 @@ def _best_text(size: SizeFound) -> str:
     return f"{one_line(name)} (or {', '.join(words)})"
 
 
-def _result_text(size: SizeFound) -> str:
-    if not size.result:
-        return f"AUTO {size.auto.state}" if size.auto else "no AUTO"
-    return f"{size.result} ({one_line(size.reason)})"
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    if low is None and high is None:
-        return "-"
-    return (
-        f"from {format_ratio(low)}"
-        if high is None
-        else f"{format_ratio(low)} to {format_ratio(high)}"
-    )
-
-
-def _time_of(at: CellAt | None) -> float | None:
-    return at.time_ns if at else None
-
-
 def _choices_text(choices: Iterable[Any]) -> str:
     return ", ".join(dict.fromkeys(one_line(c.text) for c in choices)) or "-"
 
@@ -162,54 +158,32 @@ def _cells_grid(table: Table) -> Grid:
     for size in table.sizes:
         at = {one.cell.name: one for one in size.cells}
         base = size.auto if auto else size.best
-        rows.append(
-            [format_size(size.size_bytes)]
-            + [_multiple(at.get(name), base, auto, name in table.wrong) for name in cells]
-        )
+        row = [format_size(size.size_bytes)]
+        for name in cells:
+            cell = at.get(name)
+            if cell is None or (cell.time_ns and not (base and base.time_ns)):
+                row.append("-")
+            elif cell.time_ns and base and base.time_ns:
+                mark = "!" if name in table.wrong else "~" if auto and not cell.shown else ""
+                row.append(f"{mark}{cell.time_ns / base.time_ns:.2f}")
+            else:
+                row.append(one_line(cell.state) if cell.state != "ok" else "-")
+        rows.append(row)
     what = "AUTO's time" if auto else "the best one's time"
     marks = ["~: not shown to differ"] if auto else []
     marks += ["!: wrong at another size, not judged"] if table.wrong else []
     above = ["; ".join([f"time as a multiple of {what}", *marks])]
-    return Grid(heads, rows, above, _shown_lines(table) if auto else [])
-
-
-def _multiple(at: CellAt | None, base: CellAt | None, auto: bool, wrong: bool) -> str:
-    if at is None:
-        return "-"
-    if at.state != "ok" and not at.time_ns:
-        return one_line(at.state)
-    if not (at.time_ns and base and base.time_ns):
-        return "-"
-    mark = "!" if wrong else "~" if auto and not at.shown else ""
-    return f"{mark}{at.time_ns / base.time_ns:.2f}"
-
-
-def _shown_lines(table: Table) -> list[str]:
-    """``tree-ll: 1.20 to 3.41 x AUTO's time (shown at 5 of 9 sizes)``."""
-    lines = []
-    for cell in table.cells:
-        here = [at for size in table.sizes for at in size.cells if at.cell.name == cell.name]
+    below = []
+    for name in cells if auto else ():
+        here = [at for size in table.sizes for at in size.cells if at.cell.name == name]
         shown = [1 / at.ratio.ratio for at in here if at.shown and at.ratio]
         if not shown:
             continue
         low, high = f"{min(shown):.2f}", f"{max(shown):.2f}"
         span = low if low == high else f"{low} to {high}"
         where = f"shown at {len(shown)} of {len(here)} sizes"
-        lines.append(f"{one_line(cell.name)}: {span} x AUTO's time ({where})")
-    return lines
-
-
-def _other_lines(table: Table) -> list[str]:
-    """Cells in which the log names something else than was asked for."""
-    ran: dict[tuple[str, str], list[int]] = {}
-    for size in table.sizes:
-        for at in size.cells:
-            for one in at.disobeyed:
-                ran.setdefault((at.cell.name, one.label), []).append(size.size_bytes)
-    return [
-        f"{one_line(name)} ran {one_line(label)}, not what was asked, at {sizes_text(sizes)}"
-        for (name, label), sizes in ran.items()
-    ]
+        below.append(f"{one_line(name)}: {span} x AUTO's time ({where})")
+    return Grid(heads, rows, above, below)
 
 
 def sizes_text(sizes: Sequence[int]) -> str:
@@ -229,9 +203,6 @@ def _below(found: Algorithms) -> list[str]:
             f"Holm over {found.comparisons} {word}; below 0.05 counts"
         )
     return lines
-
-
-# -- for machines ----------------------------------------------------------------------------
 
 
 def algorithms_object(found: Algorithms) -> dict[str, Any]:
@@ -291,10 +262,6 @@ def _cell_record(at: CellAt) -> dict[str, Any]:
         "chose": _choices_text(at.choices) if at.choices else None,
         "as_asked": not at.disobeyed if at.choices else None,
     }
-
-
-# -------------------------------------------------------------------------------------------------
-# Whether an exported setting did what it says, in lines.
 
 
 def ran_lines(ran: Sequence[Ran], cases: int) -> list[str]:

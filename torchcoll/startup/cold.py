@@ -1,5 +1,9 @@
 """What starting costs: set-up, the first calls of each launch, and cases that pay again later.
 
+Cases pay again because NCCL connects an algorithm when it is first used, a library may set up
+something at a new size, and --fresh-group makes a communicator for every case. One launch cannot
+tell such a call from a hiccup: in how many launches it was cold stands beside it.
+
 The unit is the launch. Of its calls the slowest rank is read, the maximum over ranks. Nothing is
 said of growth with the number of ranks here: that needs a law, which is ``torchcoll scaling``.
 """
@@ -37,9 +41,6 @@ from torchcoll.stats.matching import kind_of
 from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
-# -------------------------------------------------------------------------------------------------
-# What a launch does before its first call, phase by phase, and which rank took longest.
-
 PHASES = ("import_torch", "rendezvous", "device", "init_process_group", "communicator")
 _INIT = "nccl_init"  # of NCCL's own log (--library-log): the whole, and _INIT_name for each part
 
@@ -71,33 +72,27 @@ def slowest(durations: Mapping[int, float], launch: Run) -> Slowest | None:
     return Slowest(ns, rank, member.get("host"), ns - median(others))
 
 
-def phases_of(launch: Run) -> dict[str, Slowest]:
-    """Set-up phases in their order; what measuring costs is none."""
+def _set_up_of(launch: Run) -> tuple[dict[str, Slowest], dict[str, float]]:
+    """Set-up phases in their order, what measuring costs left out; and NCCL's 'Init timings' by
+    part, ns, of the rank that took longest, {} without its log.
+    """
     names = [n for n in launch.phases if not n.startswith(("cost_", f"{_INIT}_"))]
     names.sort(key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
-    known = {n: slowest(dict(enumerate(launch.phases[n])), launch) for n in names}
-    return {name: own for name, own in known.items() if own}
-
-
-def init_parts(launch: Run) -> dict[str, float]:
-    """NCCL's 'Init timings' by part, ns, of the rank that took longest; {} without its log."""
+    phases = {}
+    for name in names:
+        longest = slowest(dict(enumerate(launch.phases[name])), launch)
+        if longest:
+            phases[name] = longest
     whole = launch.phases.get(_INIT) or []
     if not whole:
-        return {}
+        return phases, {}
     rank = whole.index(max(whole))
-    return {
+    parts: dict[str, float] = {
         name.removeprefix(f"{_INIT}_"): ns[rank]
         for name, ns in launch.phases.items()
         if name.startswith(f"{_INIT}_") and rank < len(ns)
     }
-
-
-# -------------------------------------------------------------------------------------------------
-# Cases whose first call is cold although the launch has called before: what connects late.
-#
-# NCCL connects an algorithm when it is first used, a library may set up something at a new size,
-# and --fresh-group makes a communicator for every case. One launch cannot tell such a call from a
-# hiccup: in how many launches it was cold stands beside it.
+    return phases, parts
 
 
 @dataclass(frozen=True)
@@ -147,8 +142,8 @@ def late_cases(launches: Iterable[Sequence[Measured]], separate: Sequence[str]) 
             key = repr((kind, seen.item.row.ranks, seen.item.row.size_bytes_requested))
             groups.setdefault(key, []).append(seen)
             kinds[key] = kind
-    found = [_late(kinds[key], own) for key, own in groups.items()]
-    return [one for one in found if 2 * one.cold > one.launches or one.why.startswith("first")]
+    late = [_late(kinds[key], seen) for key, seen in groups.items()]
+    return [case for case in late if 2 * case.cold > case.launches or case.why.startswith("first")]
 
 
 def _seen(items: Sequence[Measured]) -> Iterable[_Seen]:
@@ -197,9 +192,6 @@ def _late(kind: dict[str, Any], seen: Sequence[_Seen]) -> Late:
     )
 
 
-# -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ColdRow:
     """One launch (of several backends: one for each). Durations in ns, None where unknown.
@@ -230,11 +222,6 @@ class ColdRow:
     parts_ns: Mapping[str, float]
     facts: Mapping[str, str] = field(repr=False, default_factory=dict)
     in_job: str = ""
-
-    @property
-    def key(self) -> tuple[int, str]:
-        """No other row has it: of one launch there is a row for each backend."""
-        return self.placed.order, repr(self.kind)
 
     def call_ns(self, number: int) -> float | None:
         """The call of this number from 1 on."""
@@ -309,44 +296,76 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
     measured: list[list[Measured]] = [[] for _ in launches]
     for item in files.measured("time", Reading()):
         measured[item.part].append(item)
-    found = [
+    rows = [
         row
         for launch, items, placed in zip(launches, measured, places_of(launches), strict=True)
         for row in _rows(launch, items, placed, separate)
     ]
-    if not found:
+    if not rows:
         raise UsageError(
             "first calls",
             f"none in {len(files.runs)} file{'s' if len(files.runs) > 1 else ''}",
             "launches with cold calls, or output of oneCCL's benchmark -i 1 -w 0",
         )
-    found.sort(key=lambda row: row.placed.order)
-    pairs, pooled = pairs_of(_like(found))
-    found = _distinguished(found, pairs, pooled)
-    scales = _scales(found, pairs)
+    rows.sort(key=lambda row: row.placed.order)
+    # A case that was wrong keeps its row, and enters no mean and no comparison.
+    usable = [i for i, row in enumerate(rows) if row.status == "ok" and row.call_ns(1)]
+    likes = []
+    groups: dict[tuple[str, int], list[int]] = {}
+    for i in usable:
+        row = rows[i]
+        ns, figure = row.call_ns(1) or 0.0, "1st call"
+        if row.first_result_ns:
+            ns, figure = row.first_result_ns, "time to first result"
+        likes.append((repr(row.kind), row.ranks, row.placed, ns, figure))
+        groups.setdefault((repr(row.kind), row.ranks), []).append(i)
+    pairs, pooled = pairs_of(likes)
+    later, later_pooled = later_of(likes)
+    for key, members in groups.items():
+        again, after = (
+            [*([each[key]] if key in each else []), *(one for one in whole if one.kind == key[0])]
+            for each, whole in ((pairs, pooled), (later, later_pooled))
+        )
+        texts = in_job([rows[i].placed for i in members], again, after)
+        for i, text in zip(members, texts, strict=True):
+            rows[i] = replace(rows[i], in_job=text)
+    scales = _scales([rows[i] for i in usable], pairs)
     late = late_cases(measured, separate)
-    return Cold(files.runs, found, scales, pooled, late, _notes(files, found, separate))
-
-
-# -- one launch ------------------------------------------------------------------------------
+    return Cold(files.runs, rows, scales, pooled, late, _notes(files, rows, separate))
 
 
 def _rows(
     launch: Run, items: Sequence[Measured], placed: Placed, separate: Sequence[str]
 ) -> Iterable[ColdRow]:
-    results = [one.result for one in items]
+    """A row for each backend of the launch that tells its first calls."""
+    results = [item.result for item in items]
+    phases, parts_ns = _set_up_of(launch)
     for backend in backends_of(results):
-        firsts, own = _firsts([r for r in results if r.case.backend == backend])
+        mine = [r for r in results if r.case.backend == backend]
+        # The results that hold the first calls, and whether the communicator was new to them.
+        firsts, own = first_results(mine), True
+        if not firsts:
+            # Rows of one call each: the process' first calls, as the importer says.
+            firsts = [
+                r for r in mine if r.reported and r.reported.first_call_ns and r.ordinal is not None
+            ]
+            firsts.sort(key=lambda r: r.ordinal or 0)
+        if not firsts:
+            firsts, own = [r for r in mine if r.cold_ns and all(r.cold_ns)][:1], False
         if not firsts:
             continue
-        stated = [next(one for one in items if one.result is result) for result in firsts]
-        item = stated[0]
-        steady = [ns for one in stated if (ns := one.figure) and one.result.time_ns]
+        measured = [next(one for one in items if one.result is result) for result in firsts]
+        item = measured[0]
+        steady = [ns for one in measured if (ns := one.figure) and one.result.time_ns]
         by_rank = cold_by_rank(firsts)
-        calls = over_ranks(list(by_rank.values())) if by_rank else _calls_of_rows(firsts)
+        calls: Sequence[float | None]
+        if by_rank:
+            calls = over_ranks(list(by_rank.values()))
+        else:  # by their numbers: a row that could not be read leaves its place empty
+            by_number = {r.ordinal: r.reported.first_call_ns for r in firsts if r.reported}
+            calls = [by_number.get(number) for number in range(1 + max(n or 0 for n in by_number))]
         bad = [r.status for r in firsts if r.status != "ok"]
-        known = bool(by_rank) and own
-        result = first_result_ns(launch, firsts) if known else None
+        result = first_result_ns(launch, firsts) if by_rank and own else None
         yield ColdRow(
             name=_name(launch),
             launch=launch,
@@ -364,27 +383,10 @@ def _rows(
             status=bad[0] if bad else "ok",
             first=slowest({r: row[0] for r, row in by_rank.items()}, launch),
             first_result_ns=result if result and result > 0 else None,
-            phases=phases_of(launch),
-            parts_ns=init_parts(launch),
+            phases=phases,
+            parts_ns=parts_ns,
             facts=item.facts,
         )
-
-
-def _firsts(results: Sequence[CaseResult]) -> tuple[list[CaseResult], bool]:
-    """The results that hold the first calls, and whether the communicator was new to them."""
-    if firsts := first_results(results):
-        return firsts, True
-    # Rows of one call each: the process' first calls, as the importer says.
-    rows = [r for r in results if r.reported and r.reported.first_call_ns and r.ordinal is not None]
-    if rows:
-        return sorted(rows, key=lambda r: r.ordinal or 0), True
-    return [r for r in results if r.cold_ns and all(r.cold_ns)][:1], False
-
-
-def _calls_of_rows(rows: Sequence[CaseResult]) -> list[float | None]:
-    """By their numbers: a row that could not be read leaves its place empty."""
-    by_number = {r.ordinal: r.reported.first_call_ns for r in rows if r.reported}
-    return [by_number.get(number) for number in range(1 + max(n or 0 for n in by_number))]
 
 
 def _name(launch: Run) -> str:
@@ -395,76 +397,35 @@ def _name(launch: Run) -> str:
     return f"{name} #{number}" if number else str(name)
 
 
-# -- several launches ------------------------------------------------------------------------
-
-
-def _usable(rows: Iterable[ColdRow]) -> list[ColdRow]:
-    """What may enter a mean: a case that was wrong keeps its row and no more."""
-    return [row for row in rows if row.status == "ok" and row.call_ns(1)]
-
-
-def _like(rows: Sequence[ColdRow]) -> list[tuple[str, int, Placed, float, str]]:
-    """(kind, ranks, place, figure, what the figure is) of each launch that may be compared."""
-    return [
-        (repr(row.kind), row.ranks, row.placed, row.first_result_ns, "time to first result")
-        if row.first_result_ns
-        else (repr(row.kind), row.ranks, row.placed, row.call_ns(1) or 0.0, "1st call")
-        for row in _usable(rows)
-    ]
-
-
-def _distinguished(
-    rows: Sequence[ColdRow],
-    pairs: Mapping[tuple[str, int], LaunchPairs],
-    pooled: Sequence[LaunchPairs],
-) -> list[ColdRow]:
-    """The rows with their places in their jobs, as repeats.in_job has them."""
-    groups: dict[tuple[str, int], list[ColdRow]] = {}
-    for row in _usable(rows):
-        groups.setdefault((repr(row.kind), row.ranks), []).append(row)
-    later, later_pooled = later_of(_like(rows))
-    places: dict[tuple[int, str], str] = {}
-    for key, own in groups.items():
-        again, after = (
-            [*([each[key]] if key in each else []), *(one for one in whole if one.kind == key[0])]
-            for each, whole in ((pairs, pooled), (later, later_pooled))
-        )
-        texts = in_job([row.placed for row in own], again, after)
-        places |= {row.key: text for row, text in zip(own, texts, strict=True)}
-    return [replace(row, in_job=places.get(row.key, "")) for row in rows]
-
-
 def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], LaunchPairs]) -> list[Scale]:
+    """The rows, all of which have a first call, by kind, number of ranks and place in the job."""
     groups: dict[tuple[str, int, str], list[ColdRow]] = {}
-    for row in _usable(rows):
+    for row in rows:
         groups.setdefault((repr(row.kind), row.ranks, row.in_job), []).append(row)
     kinds = list(dict.fromkeys(kind for kind, *_ in groups))
-    order = sorted(groups, key=lambda key: (kinds.index(key[0]), *key[1:]))
-    # Beside the second of a job, where it stands on a line of its own.
-    return [
-        _scale(groups[key], pairs.get(key[:2]) if key[2] in ("", "2", FIRST_TWO) else None)
-        for key in order
-    ]
-
-
-def _scale(rows: Sequence[ColdRow], again: LaunchPairs | None) -> Scale:
-    firsts = [ns for row in rows if (ns := row.call_ns(1))]
-    return Scale(
-        kind=rows[0].kind,
-        ranks=rows[0].ranks,
-        in_job=rows[0].in_job,
-        hosts=tuple(sorted({row.hosts for row in rows if row.hosts})),
-        launches=len(rows),
-        first_ns=geometric(firsts),
-        low_ns=min(firsts),
-        high_ns=max(firsts),
-        second_ns=geometric(row.call_ns(2) for row in rows),
-        third_ns=geometric(row.call_ns(3) for row in rows),
-        steady_ns=geometric(row.steady_ns for row in rows),
-        first_result_ns=geometric(row.first_result_ns for row in rows),
-        connect_ns=geometric(row.connect_ns for row in rows),
-        again=again,
-    )
+    scales = []
+    for key in sorted(groups, key=lambda key: (kinds.index(key[0]), *key[1:])):
+        alike = groups[key]
+        firsts = [ns for row in alike if (ns := row.call_ns(1))]
+        scale = Scale(
+            kind=alike[0].kind,
+            ranks=alike[0].ranks,
+            in_job=alike[0].in_job,
+            hosts=tuple(sorted({row.hosts for row in alike if row.hosts})),
+            launches=len(alike),
+            first_ns=geometric(firsts),
+            low_ns=min(firsts),
+            high_ns=max(firsts),
+            second_ns=geometric(row.call_ns(2) for row in alike),
+            third_ns=geometric(row.call_ns(3) for row in alike),
+            steady_ns=geometric(row.steady_ns for row in alike),
+            first_result_ns=geometric(row.first_result_ns for row in alike),
+            connect_ns=geometric(row.connect_ns for row in alike),
+            # Beside the second of a job, where it stands on a line of its own.
+            again=pairs.get(key[:2]) if key[2] in ("", "2", FIRST_TWO) else None,
+        )
+        scales.append(scale)
+    return scales
 
 
 def _notes(files: Side, rows: Sequence[ColdRow], separate: Sequence[str]) -> list[str]:
@@ -485,13 +446,8 @@ def _notes(files: Side, rows: Sequence[ColdRow], separate: Sequence[str]) -> lis
         words = ", ".join(f"{row.name} {row.status}" for row in bad[:4])
         notes.append(f"in no mean, as their first case did not end well: {words}")
     notes.append(files.rehearsal_note)
-    varying = (hidden_among([row.facts for row in kind], separate) for kind in _kinds(rows))
-    notes += map(hidden_note, varying)
-    return list(dict.fromkeys(filter(None, notes)))
-
-
-def _kinds(rows: Sequence[ColdRow]) -> list[list[ColdRow]]:
-    kinds: dict[str, list[ColdRow]] = {}
+    kinds: dict[str, list[Mapping[str, str]]] = {}
     for row in rows:
-        kinds.setdefault(repr(row.kind), []).append(row)
-    return list(kinds.values())
+        kinds.setdefault(repr(row.kind), []).append(row.facts)
+    notes += [hidden_note(hidden_among(facts, separate)) for facts in kinds.values()]
+    return list(dict.fromkeys(filter(None, notes)))

@@ -46,49 +46,42 @@ class LaunchPairs:
     others: int
 
 
-_Jobs = dict[str, list[tuple[int, Run]]]  # key -> (number, launch) of each
-
-
 def places_of(launches: Sequence[Run]) -> list[Placed]:
     """The place of each launch. Launches without a job have one of their own.
 
     By time where it is known (to the second; equal ones stay in the order of reading). Launches
     whose output is in one file, one after the other, are those of one job script.
     """
-    jobs: _Jobs = {}
+    # ISO 8601 in UTC: sorts as text.
+    starts = [str(launch.header.get("start_utc") or "") for launch in launches]
+    jobs: dict[str, list[int]] = {}
     names: dict[str, str | None] = {}
     for number, launch in enumerate(launches):
-        key, name = _job(launch, jobs, number)
+        job = launch.header.get("job_id")
+        file, section = launch.source.get("file"), launch.source.get("launch")
+        name: str | None
+        if job:
+            key, name = f"job {job}", str(job)
+        elif file and section:
+            # Files of one name from several folders: their numbers begin again.
+            times = 1
+            while any(
+                launches[earlier].source.get("launch") == section
+                for earlier in jobs.get(f"file {file} {times}", ())
+            ):
+                times += 1
+            key, name = f"file {file} {times}", file
+        else:
+            key, name = f"launch {number}", None
         names[key] = name
-        jobs.setdefault(key, []).append((number, launch))
-    for own in jobs.values():
-        own.sort(key=lambda one: _start(one[1]))
-    found: dict[int, Placed] = {}
-    for key, own in sorted(jobs.items(), key=lambda item: _start(item[1][0][1])):
-        for place, (number, _) in enumerate(own, 1):
-            found[number] = Placed(names[key], place, len(own), len(found))
-    return [found[number] for number, _ in enumerate(launches)]
-
-
-def _start(launch: Run) -> str:
-    return str(launch.header.get("start_utc") or "")  # ISO 8601 in UTC: sorts as text
-
-
-def _job(launch: Run, jobs: _Jobs, number: int) -> tuple[str, str | None]:
-    """(key, name) of its job."""
-    job = launch.header.get("job_id")
-    if job:
-        return f"job {job}", str(job)
-    file, place = launch.source.get("file"), launch.source.get("launch")
-    if file and place:
-        # Files of one name from several folders: their numbers begin again.
-        times = 1
-        while any(
-            one.source.get("launch") == place for _, one in jobs.get(f"file {file} {times}", ())
-        ):
-            times += 1
-        return f"file {file} {times}", file
-    return f"launch {number}", None
+        jobs.setdefault(key, []).append(number)
+    for members in jobs.values():
+        members.sort(key=lambda number: starts[number])
+    places: dict[int, Placed] = {}
+    for key, members in sorted(jobs.items(), key=lambda item: starts[item[1][0]]):
+        for place, number in enumerate(members, 1):
+            places[number] = Placed(names[key], place, len(members), len(places))
+    return [places[number] for number in range(len(launches))]
 
 
 def in_job(
@@ -179,21 +172,17 @@ def _pairs(found: _Found) -> tuple[dict[tuple[str, int], LaunchPairs], list[Laun
         if len(several) > 1:
             whole = [pair for own in several.values() for pair in own]
             groups.append((kind, tuple(sorted(several)), whole))
-    judged = judge([_measure(own) for _, _, own in groups], THRESHOLD, more_is_faster=False)
-    pairs = [
-        LaunchPairs(kind, ranks, own[0][2], _of_jobs(one), sum(other for *_, other in own))
-        for (kind, ranks, own), one in zip(groups, judged, strict=True)
-    ]
+    measures = []
+    for _, _, own in groups:
+        base, new = tuple(pair[0] for pair in own), tuple(pair[1] for pair in own)
+        ratio = paired_ratio(base, new)
+        reason = "" if ratio.p_value is not None else "the jobs are equal: no spread to judge by"
+        measures.append(Judged(base, new, "unclear", "1 job" if len(base) == 1 else reason, ratio))
+    pairs = []
+    judged = judge(measures, THRESHOLD, more_is_faster=False)
+    for (kind, ranks, own), result in zip(groups, judged, strict=True):
+        of_jobs = replace(result, reason=result.reason.replace(" launches", " jobs"))
+        others = sum(other for *_, other in own)
+        pairs.append(LaunchPairs(kind, ranks, own[0][2], of_jobs, others))
     each = {(one.kind, one.ranks[0]): one for one in pairs if len(one.ranks) == 1}
     return each, [one for one in pairs if len(one.ranks) > 1]
-
-
-def _measure(pairs: Sequence[tuple[float, float, str, bool]]) -> Judged:
-    base, new = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
-    ratio = paired_ratio(base, new)
-    reason = "" if ratio.p_value is not None else "the jobs are equal: no spread to judge by"
-    return Judged(base, new, "unclear", "1 job" if len(base) == 1 else reason, ratio)
-
-
-def _of_jobs(judged: Judged) -> Judged:
-    return replace(judged, reason=judged.reason.replace(" launches", " jobs"))

@@ -1,4 +1,6 @@
-"""The tables of a cold start: launches, numbers of ranks, set-up, cases that are cold later."""
+"""How a cold start is shown: tables of launches, numbers of ranks, set-up and cases that are cold
+later; the same as JSON; and a picture over the number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from torchcoll.startup.cold import Cold, ColdRow, Late, Scale, Slowest
+    from torchcoll.startup.cold import Cold, ColdRow, Late, Scale
     from torchcoll.startup.repeats import LaunchPairs
 
 
@@ -111,14 +113,22 @@ def _launches(rows: Sequence[ColdRow], title: str) -> Grid:
     """One line a launch, in the order of jobs and time."""
     steady = any(row.steady_ns for row in rows)
 
+    def name(row: ColdRow) -> str:
+        status = "" if row.status == "ok" else f" ({one_line(row.status)})"
+        return one_line(row.name) + ("" if row.own else " (used)") + status
+
     def settled(row: ColdRow) -> float | None:
         return row.steady_ns if steady else row.last_ns
+
+    def rank(row: ColdRow) -> str:
+        return "-" if row.first is None or row.first.rank is None else str(row.first.rank)
 
     word = Head("steady") if steady else Head("last", "cold")
     return filled(
         [
-            (Head("launch", left=True, repeat=True, numbered=True), _launch_text),
-            (Head("job", left=True), _job),
+            (Head("launch", left=True, repeat=True, numbered=True), name),
+            # Launches whose output is in one file have its name already.
+            (Head("job", left=True), lambda r: one_line(r.launch.header.get("job_id") or "-")),
             (Head("in", "job"), lambda r: str(r.placed.place) if r.placed.job else "-"),
             (Head("cell", left=True), lambda r: one_line(r.launch.labels.get("cell", "-"))),
             (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
@@ -135,22 +145,15 @@ def _launches(rows: Sequence[ColdRow], title: str) -> Grid:
                 lambda r: format_time(r.first_result_ns),
             ),
             (Head("connect", legend=_CONNECT), lambda r: format_time(r.connect_ns)),
-            (Head("slowest", "rank"), lambda r: _rank(r.first)),
-            (Head("beyond", "others", legend=_BEYOND), lambda r: _beyond(r.first)),
+            (Head("slowest", "rank"), rank),
+            (
+                Head("beyond", "others", legend=_BEYOND),
+                lambda r: format_time(r.first.beyond_ns) if r.first else "-",
+            ),
         ],
         rows,
         above=[title, READING, calls_line(rows)],
     )
-
-
-def _launch_text(row: ColdRow) -> str:
-    used = "" if row.own else " (used)"
-    return one_line(row.name) + used + ("" if row.status == "ok" else f" ({one_line(row.status)})")
-
-
-def _job(row: ColdRow) -> str:
-    # Launches whose output is in one file have its name already.
-    return one_line(row.launch.header.get("job_id") or "-")
 
 
 def calls_line(rows: Sequence[ColdRow]) -> str:
@@ -170,14 +173,6 @@ def over(a: float | None, b: float | None) -> float | None:
     return a / b if a and b else None
 
 
-def _rank(one: Slowest | None) -> str:
-    return "-" if one is None or one.rank is None else str(one.rank)
-
-
-def _beyond(one: Slowest | None) -> str:
-    return format_time(one.beyond_ns) if one else "-"
-
-
 def _by_ranks(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> Grid:
     """One line for each number of ranks, as plots of cold starts have it."""
 
@@ -185,17 +180,11 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> Grid:
         low, high = (time_text(ns, 3) for ns in (scale.low_ns, scale.high_ns))
         return f"{low} to {high}" if scale.launches > 1 else "-"
 
-    def hosts(scale: Scale) -> str:
-        return ", ".join(map(str, scale.hosts)) or "-"
-
-    def second(scale: Scale, cell: int) -> str:
-        return _again_cells(scale.again)[cell]
-
     return filled(
         [
             (Head("ranks", repeat=True), lambda s: str(s.ranks or "-")),
             (Head("in", "job", legend=_IN_JOB), lambda s: s.in_job or "-"),
-            (Head("hosts"), hosts),
+            (Head("hosts"), lambda s: ", ".join(map(str, s.hosts)) or "-"),
             (Head("launches"), lambda s: str(s.launches)),
             (Head("1st", "call"), lambda s: format_time(s.first_ns)),
             (Head("of one launch", left=True), spread),
@@ -210,13 +199,13 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> Grid:
                 lambda s: format_time(s.first_result_ns),
             ),
             (Head("connect", legend=_CONNECT), lambda s: format_time(s.connect_ns)),
-            (Head("2nd launch", "/ 1st"), lambda s: second(s, 0)),
-            (Head("95 %"), lambda s: second(s, 1)),
-            (Head("result", left=True), lambda s: second(s, 2)),
+            (Head("2nd launch", "/ 1st"), lambda s: _again_cells(s.again)[0]),
+            (Head("95 %"), lambda s: _again_cells(s.again)[1]),
+            (Head("result", left=True), lambda s: _again_cells(s.again)[2]),
         ],
         scales,
         above=["by number of ranks; geometric means over the launches"],
-        below=[*_spans(scales), *_again_lines(scales, again)],
+        below=_below_ranks(scales, again),
     )
 
 
@@ -229,43 +218,38 @@ def _again_cells(pairs: LaunchPairs | None) -> tuple[str, str, str]:
     return ratio, interval_text(judged), f"{judged.result} ({one_line(judged.reason)})"
 
 
-def _spans(scales: Sequence[Scale]) -> list[str]:
-    """The ratios from the fewest ranks to the most; whether they grow is another question."""
-    places = list(dict.fromkeys(scale.in_job for scale in scales))
-    return [
-        line
-        for place in places
-        for line in _spans_of([s for s in scales if s.in_job == place], place)
-    ]
-
-
-def _spans_of(scales: Sequence[Scale], place: str) -> list[str]:
+def _below_ranks(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> list[str]:
+    """The ratios from the fewest ranks to the most (whether they grow is another question), and
+    what second launches are against first ones.
+    """
     lines = []
-    which = {"": "", "-": ", outside of jobs"}.get(place, f", {place} in job")
-    for text, upper, lower in (
-        ("2nd / 1st call", "second_ns", "first_ns"),
-        ("2nd / 3rd call", "second_ns", "third_ns"),
-        ("1st call / steady", "first_ns", "steady_ns"),
-    ):
-        ratios = [(s.ranks, over(getattr(s, upper), getattr(s, lower))) for s in scales]
-        known = [(ranks, ratio) for ranks, ratio in ratios if ratio and ranks > 1]
-        if len(known) < 2:
-            continue
-        ends = [f"{format_ratio(ratio)} on {ranks} ranks" for ranks, ratio in (known[0], known[-1])]
-        extremes = [format_ratio(pick(ratio for _, ratio in known)) for pick in (min, max)]
-        beyond = {*extremes} - {format_ratio(known[0][1]), format_ratio(known[-1][1])}
-        between = f" (between {' and '.join(extremes)})" if beyond else ""
-        lines.append(f"{text}{which}: {' to '.join(ends)}{between}")
-    return lines
-
-
-def _again_lines(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> list[str]:
-    lines = []
+    for place in dict.fromkeys(scale.in_job for scale in scales):
+        which = {"": "", "-": ", outside of jobs"}.get(place, f", {place} in job")
+        for text, upper, lower in (
+            ("2nd / 1st call", "second_ns", "first_ns"),
+            ("2nd / 3rd call", "second_ns", "third_ns"),
+            ("1st call / steady", "first_ns", "steady_ns"),
+        ):
+            ratios = [
+                (scale.ranks, ratio)
+                for scale in scales
+                if scale.in_job == place
+                and scale.ranks > 1
+                and (ratio := over(getattr(scale, upper), getattr(scale, lower)))
+            ]
+            if len(ratios) < 2:
+                continue
+            first, last = (format_ratio(ratio) for _, ratio in (ratios[0], ratios[-1]))
+            ends = f"{first} on {ratios[0][0]} ranks to {last} on {ratios[-1][0]} ranks"
+            extremes = [format_ratio(pick(ratio for _, ratio in ratios)) for pick in (min, max)]
+            beyond = {*extremes} - {first, last}
+            between = f" (between {' and '.join(extremes)})" if beyond else ""
+            lines.append(f"{text}{which}: {ends}{between}")
     for one in again:
-        ratio, interval, result = _again_cells(one)
+        pooled, interval, result = _again_cells(one)
         jobs = f"{len(one.judged.base)} jobs of {one.ranks[0]} to {one.ranks[-1]} ranks"
         between = f" (95 %: {interval})" if interval != "-" else ""
-        lines.append(f"2nd launch / 1st, {jobs}: {ratio}{between}: {result}")
+        lines.append(f"2nd launch / 1st, {jobs}: {pooled}{between}: {result}")
     pairs = [*(scale.again for scale in scales if scale.again), *again]
     if pairs:
         figures = " or ".join(dict.fromkeys(one.figure for one in pairs))
@@ -352,9 +336,6 @@ def _late(late: Sequence[Late]) -> Grid:
     )
 
 
-# -------------------------------------------------------------------------------------------------
-# What starting costs, printed: tables and markdown, CSV and JSON.
-
 SCHEMA = "torchcoll-cold/1"
 
 
@@ -363,14 +344,18 @@ def show_cold(found: Sequence[Cold], format: str = "table", file: TextIO | None 
     show_found([Forms(cold_grids(one), cold_object(one)) for one in found], format, file)
 
 
-# -- objects ---------------------------------------------------------------------------------
-
-
 def cold_object(found: Cold) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "rows": [row_record(row) for row in found.rows],
-        "by_ranks": [_scale_record(scale) for scale in found.scales],
+        "rows": [_row_record(row) for row in found.rows],
+        "by_ranks": [
+            {
+                **dataclasses.asdict(scale),
+                "kind": known(scale.kind),
+                "again": _pairs_record(scale.again) if scale.again else None,
+            }
+            for scale in found.scales
+        ],
         "second_launch": [_pairs_record(pairs) for pairs in found.again],
         "late": [
             {**dataclasses.asdict(one), "kind": known(one.kind), "extra_ns": one.extra_ns}
@@ -380,7 +365,7 @@ def cold_object(found: Cold) -> dict[str, Any]:
     }
 
 
-def row_record(row: ColdRow) -> dict[str, Any]:
+def _row_record(row: ColdRow) -> dict[str, Any]:
     """One launch, flat: durations in ns, unknown is null."""
     part = row.largest_part
     return {
@@ -412,11 +397,6 @@ def row_record(row: ColdRow) -> dict[str, Any]:
     }
 
 
-def _scale_record(scale: Scale) -> dict[str, Any]:
-    again = _pairs_record(scale.again) if scale.again else None
-    return {**dataclasses.asdict(scale), "kind": known(scale.kind), "again": again}
-
-
 def _pairs_record(pairs: LaunchPairs) -> dict[str, Any]:
     figures = "ratio=ratio.ratio ratio_low=ratio.low ratio_high=ratio.high p_value result reason"
     judged = pairs.judged
@@ -425,10 +405,6 @@ def _pairs_record(pairs: LaunchPairs) -> dict[str, Any]:
         "jobs": len(judged.base),
         **picked(judged, figures),
     }
-
-
-# -------------------------------------------------------------------------------------------------
-# A picture of what starting costs over the number of ranks.
 
 
 def cold_figure(found: Cold) -> Figure:

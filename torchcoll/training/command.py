@@ -535,7 +535,7 @@ _OF_SHAPES = ("parallel", "tokens", "dtype")
 
 def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.units import parse_ranks
-    from torchcoll.curves.model import load_model
+    from torchcoll.curves.model_file import load_model
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
     from torchcoll.training.plan_show import draw_projection, show_projection

@@ -1,0 +1,138 @@
+"""What each launch forced: its cell, and whether the library did as it was told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchcoll.core.backends import backend_of
+from torchcoll.core.result import Choice
+from torchcoll.libraries.known_variables import FORCING
+from torchcoll.libraries.nccl import forced as nccl_forced
+from torchcoll.libraries.nccl.algorithms import FUNCTIONS, canonical
+from torchcoll.libraries.oneccl.algorithms import variables_of
+
+AUTO = "auto"
+_LIBRARY = ("NCCL_", "RCCL_", "CCL_")
+_OF_LOGS = ("NCCL_DEBUG", "CCL_LOG")
+_NONE = ("", "-", "auto", "default", "none", "unset")  # labels that say: nothing is forced
+
+
+@dataclass(frozen=True)
+class Forced:
+    """A cell: what was set in it and unset in others. Nothing set is AUTO."""
+
+    name: str
+    settings: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def auto(self) -> bool:
+        return not self.settings
+
+
+def settings_of(facts: Mapping[str, str], varied: Sequence[str], backend: str) -> dict[str, str]:
+    """The variables of a launch that force, or that some launch sets and another does not.
+
+    A label named like a variable that forces (``--label NCCL_ALGO=Ring``) counts where the file
+    does not tell the variable. {} for a backend that reads none: what differs between its cells is
+    noise.
+    """
+    if not backend_of(backend).forced:
+        return {}
+    settings = {}
+    for name in dict.fromkeys((*FORCING, *varied)):
+        value = facts.get(name)
+        if not value and name in FORCING:
+            label = facts.get(f"label={name}", "")
+            value = "" if label.strip().lower() in _NONE else label
+        if value:
+            settings[name] = value
+    return settings
+
+
+def tells_variables(facts: Mapping[str, str]) -> bool:
+    """False for an imported file that names no variable of a library: some may have been set."""
+    return "torch" in facts or any(name.startswith(_LIBRARY) for name in facts)
+
+
+def varied_of(launches: Iterable[Mapping[str, str]]) -> list[str]:
+    """Variables of the libraries that some launches set and others leave alone.
+
+    One that all set, to several values, is an axis: it keeps tables apart. A file that tells no
+    variable leaves none alone.
+    """
+    facts = [own for own in launches if tells_variables(own)]
+    names = dict.fromkeys(n for own in facts for n in own if n.startswith(_LIBRARY))
+    wanted = [n for n in names if not n.startswith(_OF_LOGS)]
+    return [n for n in wanted if any(n not in own for own in facts)]
+
+
+def name_of(settings: Mapping[str, str], labels: Iterable[str | None]) -> str:
+    """``auto``; the label ``cell`` where all launches agree on it; else the words: ``ring-ll``.
+
+    A label that says ``auto`` of launches that force something (by the shell's environment) lies.
+    """
+    if not settings:
+        return AUTO
+    names = set(labels)
+    if len(names) == 1 and (name := names.pop()) and name.split("-")[0] != AUTO:
+        return name
+    words = [
+        "+".join(dict.fromkeys(part.rpartition(":")[2].lower() for part in value.split(";")))
+        if name in FORCING
+        else f"{name}={value}"
+        for name, value in settings.items()
+    ]
+    return "-".join(dict.fromkeys(words))
+
+
+def word_of(value: str, collective: str) -> str | None:
+    """What NCCL_ALGO or NCCL_PROTO = ``value`` says for a collective: one word; None: it does not
+    say one (a list, an exclusion, another function).
+    """
+    function = FUNCTIONS.get(collective, "").lower()
+    found = None
+    for part in value.lower().split(";"):
+        name, colon, word = part.rpartition(":")
+        if not colon or name == function:
+            found = word
+    return found if found and re.fullmatch(r"\w+", found) else None
+
+
+def requested(settings: Mapping[str, str], collective: str) -> tuple[str | None, str | None]:
+    """(algorithm, protocol) as the library's log would name them; None where not said."""
+    algorithm, protocol = (
+        canonical(word_of(settings.get(name, ""), collective) or "")
+        for name in nccl_forced.VARIABLES
+    )
+    if algorithm is None:
+        own = variables_of(collective)
+        words = {value for name, value in settings.items() if name in own}
+        algorithm = words.pop() if len(words) == 1 else None
+        algorithm = algorithm if algorithm and re.fullmatch(r"\w+", algorithm) else None
+    return algorithm, protocol
+
+
+def disobeyed(
+    settings: Mapping[str, str], collective: str, choices: Iterable[Choice]
+) -> list[Choice]:
+    """Choices in the log that are not what was asked; [] where all are, or nothing is known.
+
+    NCCL up to 2.23 runs Ring in silence where a forced algorithm does not exist for the function;
+    oneCCL's ``direct`` becomes recursive_doubling over other transports than MPI.
+    """
+    logged = [choice for choice in choices if choice.source == "log"]
+    return others_than(*requested(settings, collective), logged)
+
+
+def others_than(
+    algorithm: str | None, protocol: str | None, choices: Iterable[Choice]
+) -> list[Choice]:
+    """Those that are not of this algorithm and protocol; None is any."""
+    return [
+        one
+        for one in choices
+        if (algorithm and one.algorithm.lower() != algorithm.lower())
+        or (protocol and one.protocol and one.protocol.lower() != protocol.lower())
+    ]
