@@ -491,7 +491,8 @@ def test_what_is_asked_of_a_curve_is_found_among_others():
     ]
     found = torchcoll.advise(EIGHT, run(*others), caps_mb=[8], backward_ms=0)
     assert by_name(found)["8"].communication_ns == pytest.approx(9 * MS)
-    assert (found.curve.dtype, found.curve.op, found.curve.asynchronous) == ("float32", "sum", True)
+    row = found.curves[0].row
+    assert (row.dtype, row.op, row.asynchronous) == ("float32", "sum", True)
 
 
 def test_sub_groups_that_ran_at_once_are_one_curve():

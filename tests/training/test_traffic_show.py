@@ -208,7 +208,7 @@ def test_things_of_two_kinds_are_refused(shown):
         shown(sent(), cost(sent(), alone()))
     with pytest.raises(UsageError, match=r"^show: got Traffic and a run, expected things of one k"):
         shown(sent(), alone())
-    with pytest.raises(UsageError, match=r"^show: got int, expected a run, a file, or one of Adv"):
+    with pytest.raises(UsageError, match=r"^show: got int, expected a run, a file, or one of Alg"):
         shown(3)
 
 

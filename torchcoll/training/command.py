@@ -108,7 +108,7 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
         return _show_shards(options)
     if is_traffic(options.model):
         raise UsageError("model", options.model, "package.module:factory", _OF_TRAFFIC)
-    from torchcoll.training.show import show_plans
+    from torchcoll.training.buckets_show import show_plans
 
     plans = _plans(options, _caps(options.bucket_cap_mb))
     show_plans(plans, options.format, model=options.model)

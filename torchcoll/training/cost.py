@@ -41,7 +41,7 @@ from torchcoll.training.joined import (
     late_ranks,
     not_split,
 )
-from torchcoll.training.plan_curves import MeasuredCallTime
+from torchcoll.training.measured_curves import MeasuredCallTime
 from torchcoll.training.steps import steps_of
 from torchcoll.training.traffic_table import group_text
 
@@ -441,7 +441,7 @@ class _Alone:
             half = "half of " * (used.share < 1)
             words = f"assumption: {half}{used.row.collective} between measured sizes"
         return Isolated(
-            time.value_ns, f"{words}, {used.row.mode}, {used.row.dtype}", used.row.clock
+            time.each_ns[0], f"{words}, {used.row.mode}, {used.row.dtype}", used.row.clock
         )
 
 

@@ -1,0 +1,223 @@
+"""Plans of DDP's buckets, and what ``try_buckets`` measured of them, as tables and as records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import format_bytes, format_ranges, format_ratio, format_size, format_time
+from torchcoll.report.formats import Forms, picked, show_found
+from torchcoll.report.grid import Grid, Head
+from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, Bucket, BucketPlan, Trial
+
+SCHEMA = "torchcoll-buckets/1"
+_HEADS = (
+    Head("sent", legend="sent: place among the buckets of a steady step, from 0"),
+    Head("size"),
+    Head("dtype", left=True),
+    Head("buckets"),
+    Head("bytes"),
+    Head("share"),
+    Head("gradients"),
+    Head("such as", left=True, drop=1),
+)
+_LONG = 20  # characters of `sent`
+
+
+def show_plans(
+    plans: Sequence[BucketPlan],
+    format: str = "table",
+    file: TextIO | None = None,
+    model: str = "the model",
+) -> None:
+    """Print plans of one model. Raises UsageError for an unknown format.
+
+    The table of one plan has a row for each size of bucket, that of several a row for each plan;
+    csv and json have every bucket and its parameters.
+    """
+    thing = {"schema": SCHEMA, "model": model, "plans": [plan_object(plan) for plan in plans]}
+    show_found([Forms(plan_grids(plans, model), thing, list(plan_records(plans)))], format, file)
+
+
+def plan_grids(plans: Sequence[BucketPlan], model: str) -> list[Grid]:
+    """What holds for all plans, then the buckets of the one plan, or a row for each of several."""
+    one = plans[0]
+    dtypes = dict.fromkeys(bucket.dtype for bucket in one.buckets)
+    gradients = sum(len(bucket.parameters) for bucket in one.buckets)
+    size = f"{format_bytes(one.size_bytes)} a step in {gradients} tensors"
+    first = f"gradients of {one_line(model)}: {size}, {', '.join(dtypes)}"
+    notes = dict.fromkeys(note for plan in plans for note in plan.notes)
+    if len(plans) == 1:
+        return [Grid((), [], [first, *notes]), plan_grid(one)]
+    return [_caps_grid(plans, [first, *notes])]
+
+
+_CAP_HEADS = (
+    Head("bucket_cap_mb", repeat=True),
+    Head("buckets"),
+    Head("smallest"),
+    Head("largest"),
+    Head("sent first", drop=1),
+    Head("sent last", drop=2),
+    Head("first step", "buckets", drop=3),
+    Head("", left=True),
+)
+
+
+def _caps_grid(plans: Sequence[BucketPlan], above: list[str]) -> Grid:
+    rows: list[list[str]] = []
+    before: list[BucketPlan] = []
+    for plan in plans:
+        sizes = [bucket.size_bytes for bucket in plan.buckets]
+        alike = next((one for one in before if one.buckets == plan.buckets), None)
+        cells = [_cap_name(plan), str(len(sizes))]
+        cells += map(format_bytes, (min(sizes), max(sizes), sizes[0], sizes[-1]))
+        cells.append(str(len(plan.first_step)))
+        rows.append([*cells, f"as {_cap_name(alike)}" if alike else ""])
+        before.append(plan)
+    if any(plan.bucket_cap_mb is None for plan in plans):
+        above = [*above, f"default: bucket_cap_mb {cap_text(BucketPlan((), (), ''))}"]
+    return Grid(_CAP_HEADS, rows, above, ["the buckets of one cap: name it alone"])
+
+
+def _cap_name(plan: BucketPlan) -> str:
+    return "default" if plan.bucket_cap_mb is None else cap_text(plan)
+
+
+def plan_grid(plan: BucketPlan) -> Grid:
+    above = [f"bucket_cap_mb {cap_text(plan)}: {_in_short(plan.buckets)}"]
+    same = plan.first_step == plan.buckets
+    above.append(f"first step: {'the same' if same else _in_short(plan.first_step)}")
+    return Grid(_HEADS, _rows(plan), above)
+
+
+def cap_text(plan: BucketPlan) -> str:
+    """``25``, ``1,25``, or what DDP does when it is not set."""
+    cap = plan.bucket_cap_mb
+    if cap is None:
+        first, others = DEFAULT_FIRST_MB, DEFAULT_CAP_MB
+        return f"not set ({first} MiB for the first bucket, {others} MiB after it)"
+    return ",".join(f"{one:g}" for one in (cap if isinstance(cap, tuple) else (cap,)))
+
+
+def _in_short(buckets: Sequence[Bucket]) -> str:
+    sizes = [bucket.size_bytes for bucket in buckets]
+    if len(sizes) == 1:
+        return f"1 bucket of {format_bytes(sizes[0])}"
+    least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
+    return f"{len(sizes)} buckets of {least if least == most else f'{least} to {most}'}"
+
+
+def _rows(plan: BucketPlan) -> list[list[str]]:
+    """One for each size and dtype, in the order in which the first of them is sent."""
+    alike: dict[tuple[int, str], list[int]] = {}
+    for number, bucket in enumerate(plan.buckets):
+        alike.setdefault((bucket.size_bytes, bucket.dtype), []).append(number)
+    rows = []
+    for (size_bytes, dtype), numbers in alike.items():
+        sent = format_ranges(numbers)
+        names = plan.buckets[numbers[0]].parameters
+        between = " ... " if len(names) > 2 else ", "
+        rows.append(
+            [
+                sent if len(sent) <= _LONG else f"{sent[: sent.rindex(',', 0, _LONG - 3)]},...",
+                format_size(size_bytes),
+                dtype,
+                str(len(numbers)),
+                format_bytes(size_bytes * len(numbers)),
+                f"{100 * size_bytes * len(numbers) / (plan.size_bytes or 1):.1f} %",
+                str(sum(len(plan.buckets[n].parameters) for n in numbers)),
+                one_line(between.join(dict.fromkeys((names[0], names[-1])))),
+            ]
+        )
+    return rows
+
+
+def plan_object(plan: BucketPlan) -> dict[str, Any]:
+    return {
+        **picked(plan, "bucket_cap_mb find_unused order size_bytes unused notes"),
+        "first_step": [vars(bucket) for bucket in plan.first_step],
+        "buckets": [vars(bucket) for bucket in plan.buckets],
+    }
+
+
+def plan_records(plans: Sequence[BucketPlan]) -> Iterator[dict[str, Any]]:
+    """Every bucket of the first step and of a steady one."""
+    for plan in plans:
+        for step, buckets in (("first", plan.first_step), ("steady", plan.buckets)):
+            for number, bucket in enumerate(buckets):
+                place = {"bucket_cap_mb": plan.bucket_cap_mb, "step": step, "bucket": number}
+                yield {**place, **vars(bucket)}
+
+
+# -------------------------------------------------------------------------------------------------
+# What ``try_buckets`` measured, as a table and as records.
+
+TRIAL_SCHEMA = "torchcoll-trial/1"
+_TRIAL_STYLES = {"faster": "green", "slower": "red"}
+
+
+def show_trials(found: Sequence[Trial], format: str = "table", file: TextIO | None = None) -> None:
+    """Print what ``try_buckets`` measured. Raises UsageError for an unknown format."""
+    parts = [Forms([trial_grid(one)], trial_object(one), trial_records(one)) for one in found]
+    show_found(parts, format, file)
+
+
+def trial_grid(trial: Trial) -> Grid:
+    """A row for each cap, in the order in which they were given."""
+    heads = [Head("bucket_cap_mb", repeat=True), Head("steps", drop=2), Head("step", "median")]
+    heads += [Head("low", "p5", drop=1), Head("high", "p95", drop=1), Head("ratio"), Head("95 %")]
+    heads.append(Head("result", left=True))
+    base = trial.rows[0].name
+    above = [
+        f"training steps of DistributedDataParallel: {one_line(trial.backend)}, {trial.device}, "
+        f"{trial.ranks} rank{'s' if trial.ranks > 1 else ''}",
+        f"{trial.rounds} rounds, the caps in shuffled order (seed {trial.seed}); in each "
+        f"{trial.skip} steps left out, then {trial.steps}",
+        "clock: host, the device idle at both ends of a step; max over ranks",
+        f"ratio = step / step with {base}, of the medians of each round; its 95 % interval is over "
+        "the rounds of this launch",
+    ]
+    rows = []
+    for row in trial.rows:
+        ratio, low, high = row.ratio
+        known = row.result != "base" and low is not None and high is not None
+        rows.append(
+            [
+                row.name,
+                str(row.steps),
+                *map(format_time, (row.median_ns, row.low_ns, row.high_ns)),
+                format_ratio(ratio),
+                f"{format_ratio(low)} to {format_ratio(high)}" if known else "-",
+                row.result,
+            ]
+        )
+    best = trial.best
+    than = "than" if best.result in ("faster", "slower") else "of"
+    shown = "" if best.result == "base" else f", {best.result} {than} {base}"
+    below = [
+        f"least ratio: bucket_cap_mb {best.name}{shown}",
+        "one launch is one replicate: several launches alone tell how they differ",
+        *map(one_line, trial.notes),
+    ]
+    return Grid(
+        heads, rows, above, below, [_TRIAL_STYLES.get(row.result, "") for row in trial.rows]
+    )
+
+
+def trial_records(trial: Trial) -> list[dict[str, Any]]:
+    """The figures of each cap; the steps themselves are in the object."""
+    found = []
+    for row in trial.rows:
+        figures = picked(row, "cap_mb name steps median_ns low_ns high_ns result")
+        ratio, low, high = row.ratio
+        found.append({**figures, "ratio": ratio, "ratio_low": low, "ratio_high": high})
+    return found
+
+
+def trial_object(trial: Trial) -> dict[str, Any]:
+    plain = {name: value for name, value in vars(trial).items() if name != "rows"}
+    times = [{"times_ns": list(map(list, row.times_ns))} for row in trial.rows]
+    rows = [a | b for a, b in zip(trial_records(trial), times, strict=True)]
+    return {"schema": TRIAL_SCHEMA, **plain, "best": trial.best.name, "rows": rows}
