@@ -72,7 +72,8 @@ ON_RANKS = {
     *(
         f"training.{name}"
         for name in (
-            *("buckets", "capture", "decode", "hook", "player"),
+            *("bucket_trial", "buckets", "capture", "decode", "device_times", "hook"),
+            *("meta_model", "player"),
             *("recorded_calls", "replay", "shards", "waits"),
         )
     ),

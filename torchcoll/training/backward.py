@@ -15,7 +15,7 @@ from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.training.joined import cut_at_marks
+from torchcoll.training.late import cut_at_marks
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB, BucketPlan
 from torchcoll.training.steps import (
     count_passes,

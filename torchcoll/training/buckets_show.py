@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from collections.abc import Sequence
+from typing import TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_bytes, format_ranges, format_ratio, format_size, format_time
@@ -11,7 +11,6 @@ from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, Bucket, BucketPlan, Trial
 
-SCHEMA = "torchcoll-buckets/1"
 _HEADS = (
     Head("sent", legend="sent: place among the buckets of a steady step, from 0"),
     Head("size"),
@@ -22,6 +21,7 @@ _HEADS = (
     Head("gradients"),
     Head("such as", left=True, drop=1),
 )
+_TRIAL_STYLES = {"faster": "green", "slower": "red"}
 _LONG = 20  # characters of `sent`
 
 
@@ -36,21 +36,48 @@ def show_plans(
     The table of one plan has a row for each size of bucket, that of several a row for each plan;
     csv and json have every bucket and its parameters.
     """
-    thing = {"schema": SCHEMA, "model": model, "plans": [plan_object(plan) for plan in plans]}
-    show_found([Forms(plan_grids(plans, model), thing, list(plan_records(plans)))], format, file)
-
-
-def plan_grids(plans: Sequence[BucketPlan], model: str) -> list[Grid]:
-    """What holds for all plans, then the buckets of the one plan, or a row for each of several."""
-    one = plans[0]
-    dtypes = dict.fromkeys(bucket.dtype for bucket in one.buckets)
-    gradients = sum(len(bucket.parameters) for bucket in one.buckets)
-    size = f"{format_bytes(one.size_bytes)} a step in {gradients} tensors"
-    first = f"gradients of {one_line(model)}: {size}, {', '.join(dtypes)}"
-    notes = dict.fromkeys(note for plan in plans for note in plan.notes)
+    first = plans[0]
+    dtypes = dict.fromkeys(bucket.dtype for bucket in first.buckets)
+    gradients = sum(len(bucket.parameters) for bucket in first.buckets)
+    above = [
+        f"gradients of {one_line(model)}: {format_bytes(first.size_bytes)} a step in {gradients} "
+        f"tensors, {', '.join(dtypes)}",
+        *dict.fromkeys(note for plan in plans for note in plan.notes),
+    ]
     if len(plans) == 1:
-        return [Grid((), [], [first, *notes]), plan_grid(one)]
-    return [_caps_grid(plans, [first, *notes])]
+        same = first.first_step == first.buckets
+        buckets = [
+            f"bucket_cap_mb {cap_text(first)}: {_in_short(first.buckets)}",
+            f"first step: {'the same' if same else _in_short(first.first_step)}",
+        ]
+        grids = [Grid((), [], above), Grid(_HEADS, _rows(first), buckets)]
+    else:
+        grids = [_caps_grid(plans, above)]
+    thing = {
+        "schema": "torchcoll-buckets/1",
+        "model": model,
+        "plans": [
+            {
+                **picked(plan, "bucket_cap_mb find_unused order size_bytes unused notes"),
+                "first_step": [vars(bucket) for bucket in plan.first_step],
+                "buckets": [vars(bucket) for bucket in plan.buckets],
+            }
+            for plan in plans
+        ],
+    }
+    # Every bucket of the first step and of a steady one.
+    records = [
+        {
+            "bucket_cap_mb": plan.bucket_cap_mb,
+            "step": step,
+            "bucket": number,
+            **vars(bucket),
+        }
+        for plan in plans
+        for step, buckets in (("first", plan.first_step), ("steady", plan.buckets))
+        for number, bucket in enumerate(buckets)
+    ]
+    show_found([Forms(grids, thing, records)], format, file)
 
 
 _CAP_HEADS = (
@@ -66,30 +93,22 @@ _CAP_HEADS = (
 
 
 def _caps_grid(plans: Sequence[BucketPlan], above: list[str]) -> Grid:
+    """A row for each of several plans."""
     rows: list[list[str]] = []
-    before: list[BucketPlan] = []
+    names: list[str] = []
     for plan in plans:
+        name = "default" if plan.bucket_cap_mb is None else cap_text(plan)
         sizes = [bucket.size_bytes for bucket in plan.buckets]
-        alike = next((one for one in before if one.buckets == plan.buckets), None)
-        cells = [_cap_name(plan), str(len(sizes))]
+        earlier = zip(names, plans, strict=False)  # names has those before this plan
+        alike = next((other for other, one in earlier if one.buckets == plan.buckets), None)
+        names.append(name)
+        cells = [name, str(len(sizes))]
         cells += map(format_bytes, (min(sizes), max(sizes), sizes[0], sizes[-1]))
         cells.append(str(len(plan.first_step)))
-        rows.append([*cells, f"as {_cap_name(alike)}" if alike else ""])
-        before.append(plan)
+        rows.append([*cells, f"as {alike}" if alike else ""])
     if any(plan.bucket_cap_mb is None for plan in plans):
         above = [*above, f"default: bucket_cap_mb {cap_text(BucketPlan((), (), ''))}"]
     return Grid(_CAP_HEADS, rows, above, ["the buckets of one cap: name it alone"])
-
-
-def _cap_name(plan: BucketPlan) -> str:
-    return "default" if plan.bucket_cap_mb is None else cap_text(plan)
-
-
-def plan_grid(plan: BucketPlan) -> Grid:
-    above = [f"bucket_cap_mb {cap_text(plan)}: {_in_short(plan.buckets)}"]
-    same = plan.first_step == plan.buckets
-    above.append(f"first step: {'the same' if same else _in_short(plan.first_step)}")
-    return Grid(_HEADS, _rows(plan), above)
 
 
 def cap_text(plan: BucketPlan) -> str:
@@ -134,34 +153,20 @@ def _rows(plan: BucketPlan) -> list[list[str]]:
     return rows
 
 
-def plan_object(plan: BucketPlan) -> dict[str, Any]:
-    return {
-        **picked(plan, "bucket_cap_mb find_unused order size_bytes unused notes"),
-        "first_step": [vars(bucket) for bucket in plan.first_step],
-        "buckets": [vars(bucket) for bucket in plan.buckets],
-    }
-
-
-def plan_records(plans: Sequence[BucketPlan]) -> Iterator[dict[str, Any]]:
-    """Every bucket of the first step and of a steady one."""
-    for plan in plans:
-        for step, buckets in (("first", plan.first_step), ("steady", plan.buckets)):
-            for number, bucket in enumerate(buckets):
-                place = {"bucket_cap_mb": plan.bucket_cap_mb, "step": step, "bucket": number}
-                yield {**place, **vars(bucket)}
-
-
-# -------------------------------------------------------------------------------------------------
-# What ``try_buckets`` measured, as a table and as records.
-
-TRIAL_SCHEMA = "torchcoll-trial/1"
-_TRIAL_STYLES = {"faster": "green", "slower": "red"}
-
-
 def show_trials(found: Sequence[Trial], format: str = "table", file: TextIO | None = None) -> None:
     """Print what ``try_buckets`` measured. Raises UsageError for an unknown format."""
-    parts = [Forms([trial_grid(one)], trial_object(one), trial_records(one)) for one in found]
-    show_found(parts, format, file)
+    forms = []
+    for trial in found:
+        records, rows = [], []
+        for row in trial.rows:
+            figures = picked(row, "cap_mb name steps median_ns low_ns high_ns result")
+            ratio, low, high = row.ratio
+            records.append({**figures, "ratio": ratio, "ratio_low": low, "ratio_high": high})
+            rows.append({**records[-1], "times_ns": list(map(list, row.times_ns))})
+        plain = {name: value for name, value in vars(trial).items() if name != "rows"}
+        thing = {"schema": "torchcoll-trial/1", **plain, "best": trial.best.name, "rows": rows}
+        forms.append(Forms([trial_grid(trial)], thing, records))
+    show_found(forms, format, file)
 
 
 def trial_grid(trial: Trial) -> Grid:
@@ -204,20 +209,3 @@ def trial_grid(trial: Trial) -> Grid:
     return Grid(
         heads, rows, above, below, [_TRIAL_STYLES.get(row.result, "") for row in trial.rows]
     )
-
-
-def trial_records(trial: Trial) -> list[dict[str, Any]]:
-    """The figures of each cap; the steps themselves are in the object."""
-    found = []
-    for row in trial.rows:
-        figures = picked(row, "cap_mb name steps median_ns low_ns high_ns result")
-        ratio, low, high = row.ratio
-        found.append({**figures, "ratio": ratio, "ratio_low": low, "ratio_high": high})
-    return found
-
-
-def trial_object(trial: Trial) -> dict[str, Any]:
-    plain = {name: value for name, value in vars(trial).items() if name != "rows"}
-    times = [{"times_ns": list(map(list, row.times_ns))} for row in trial.rows]
-    rows = [a | b for a, b in zip(trial_records(trial), times, strict=True)]
-    return {"schema": TRIAL_SCHEMA, **plain, "best": trial.best.name, "rows": rows}

@@ -120,7 +120,8 @@ def _plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[Bu
     from torchcoll.bench.main import import_torch
 
     import_torch()  # or says in one line that there is none
-    from torchcoll.training.buckets import gradient_buckets, model_of
+    from torchcoll.training.buckets import gradient_buckets
+    from torchcoll.training.meta_model import model_of
 
     model = model_of(options.model)
     return [gradient_buckets(model, cap, find_unused=options.find_unused) for cap in caps]
@@ -248,7 +249,7 @@ def _shards(options: argparse.Namespace, together: int, reshard: bool | int | No
     from torchcoll.bench.main import import_torch
 
     import_torch()
-    from torchcoll.training.buckets import model_of
+    from torchcoll.training.meta_model import model_of
     from torchcoll.training.shards import shard_traffic
 
     model = model_of(options.model)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic
 from torchcoll.stats.drift import TimeDrift, drift_of
-from torchcoll.training.joined import Joined, join_ranks, late_ranks, not_split
+from torchcoll.training.joined import Joined, join_ranks, not_split
+from torchcoll.training.late import late_ranks
 
 MOST_ROWS = 24
 _ROUND_S = (1, 5, 15, 60, 300, 600, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 7 * 86400)

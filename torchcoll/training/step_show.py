@@ -13,7 +13,8 @@ from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.perfetto import complete_event, named_track, trace_document
 from torchcoll.training.clocks import Offsets
-from torchcoll.training.joined import cut_at_marks, join_ranks
+from torchcoll.training.joined import join_ranks
+from torchcoll.training.late import cut_at_marks
 from torchcoll.training.whole_step import (
     COMPUTING,
     EXPOSED,

@@ -12,7 +12,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, format_size, time_text
-from torchcoll.training.joined import LATE, heard_late
+from torchcoll.training.late import LATE, heard_late
 
 _MOST = 3  # so many kinds of calls of an odd step are named
 _MOST_STEPS = 1_000_000  # each is looked at, so that a broken number would never end

@@ -26,7 +26,7 @@ from torchcoll.stats.drift import LEAST, SURE, drift_text
 if TYPE_CHECKING:
     from torchcoll.stats.drift import TimeDrift
     from torchcoll.training.cost import Cost, CostRow
-    from torchcoll.training.joined import LateRank
+    from torchcoll.training.late import LateRank
     from torchcoll.training.over_time import OverTime, Stretch
     from torchcoll.training.traffic_table import SizeBin, TrafficRow, TrafficTable
 

@@ -15,7 +15,8 @@ from torchcoll.core.collectives import has_splits
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Span, Traffic, TrafficCall, Union
 from torchcoll.core.units import format_ranges
-from torchcoll.training.joined import Joined, cut_at_marks, join_ranks
+from torchcoll.training.joined import Joined, join_ranks
+from torchcoll.training.late import cut_at_marks
 from torchcoll.training.over_time import OverTime, over_time
 from torchcoll.training.steps import Kind, Steps, described, steps_of
 

@@ -32,7 +32,8 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Span, Traffic, TrafficCall, Union, merged
 from torchcoll.core.units import format_ranges, time_text
 from torchcoll.training.clocks import Offsets, measured_offsets
-from torchcoll.training.joined import Joined, cut_at_marks, error_ns, join_ranks, late_ranks
+from torchcoll.training.joined import Joined, join_ranks
+from torchcoll.training.late import cut_at_marks, error_ns, late_ranks
 from torchcoll.training.steps import Steps, described, steps_of
 
 COMPUTING, EXPOSED, IDLE = "computing", "exposed", "idle"
