@@ -74,7 +74,7 @@ ON_RANKS = {
         for name in (
             *("bucket_trial", "buckets", "capture", "decode", "device_times", "hook"),
             *("meta_model", "player"),
-            *("recorded_calls", "replay", "shards", "waits"),
+            *("recorded_calls", "replay", "shards", "stamps", "waits"),
         )
     ),
 }

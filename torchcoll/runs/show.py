@@ -200,7 +200,7 @@ _OTHERS = {
     "BucketPlan": ("training.buckets_show", "show_plans"),
     "Cold": ("startup.show", "show_cold"),
     "Comparison": ("comparison.show", "show_comparisons"),
-    "Cost": ("training.traffic_show", "show_costs"),
+    "Cost": ("training.cost_show", "show_costs"),
     "Scaling": ("curves.scaling_show", "show_scaling"),
     "ShardAdvice": ("training.advice_show", "show_advice"),
     "ShardPlan": ("training.traffic_show", "show_traffic"),

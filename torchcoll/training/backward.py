@@ -16,16 +16,16 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.training.late import cut_at_marks
-from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB, BucketPlan
-from torchcoll.training.steps import (
+from torchcoll.training.passes import (
     count_passes,
     measured_exposed,
     second_pass,
     sizes_of,
     split,
-    steps_of,
     usual,
 )
+from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB, BucketPlan
+from torchcoll.training.steps import steps_of
 
 _CAPTURE = "Call traffic.step() after each step of a torchcoll.capture."
 _MARK = {

@@ -496,7 +496,7 @@ def _show_step(traffic: Traffic, number: int | None, options: argparse.Namespace
 
 def _write_perfetto(traffic: Traffic, options: argparse.Namespace) -> None:
     from torchcoll.report.destination import write_file
-    from torchcoll.training.step_show import traffic_trace
+    from torchcoll.training.perfetto_show import traffic_trace
 
     text, clocks = traffic_trace(traffic)
     write_file(options.perfetto, text, "perfetto", options.force)

@@ -23,7 +23,6 @@ from torchcoll.training.projection import (
     Projection,
 )
 
-SCHEMA = "torchcoll-plan/1"
 _LEGEND = (
     "comm: all calls of a rank in a step, one after another; exposed: what of a step is not "
     "computation; low and high: ends of the model's 90 % intervals, added up"
@@ -44,8 +43,29 @@ def show_projection(found: Projection, format: str = "table", file: TextIO | Non
         if steps := getattr(found, kind):
             grids.append(_over_ranks(kind, steps))
     notes = Grid([], [], below=[one_line(note) for note in found.notes], answer=_answer(found))
-    records = _records(found)
-    print_forms([("", [*grids, notes])], records, _document(found), format, file)
+    # Of csv: the rows of the step, and what it does over ranks; ``table`` tells which.
+    rows = [_row(row) for row in found.step.rows]
+    over_ranks = {kind: [_step(step) for step in getattr(found, kind)] for kind in (WEAK, STRONG)}
+    records = [{"table": "calls", **row} for row in rows]
+    records += [{"table": kind, **step} for kind, steps in over_ranks.items() for step in steps]
+    document = {
+        "schema": "torchcoll-plan/1",
+        "what": found.what,
+        "model": str(found.model) if found.model else None,
+        "beside": found.beside or None,
+        "lower_bound": found.lower_bound,
+        "backward_ns": found.backward_ns,
+        "step": _step(found.step),
+        "rows": rows,
+        "weak": over_ranks[WEAK],
+        "strong": over_ranks[STRONG],
+        "stops": {
+            kind: dict(zip(("value", "low", "high"), found.stops(kind), strict=True))
+            for kind in (WEAK, STRONG)
+        },
+        "notes": found.notes,
+    }
+    print_forms([("", [*grids, notes])], records, document, format, file)
 
 
 def _answer(found: Projection) -> Answer:
@@ -75,13 +95,10 @@ def _stops(found: Projection, kind: str, steps: Sequence[PlannedStep]) -> str:
         return f"{kind} scaling: not known without a backward time"
     at, low, high = found.stops(kind)
     last = steps[-1].ranks
-
-    def text(ranks: int | None) -> str:
-        return f"beyond {last}" if ranks is None else str(ranks)
-
     said = f"{kind} scaling stops at {at} ranks" if at else f"{kind} scaling: on up to {last} ranks"
     if (low, high) != (at, at):
-        said += f" (by the ends of the 90 % intervals: {text(high)} to {text(low)})"
+        ends = [f"beyond {last}" if end is None else str(end) for end in (high, low)]
+        said += f" (by the ends of the 90 % intervals: {' to '.join(ends)})"
     return said
 
 
@@ -192,34 +209,6 @@ def _row(row: PlannedRow) -> dict[str, Any]:
         "calls": row.calls,
         **_flat("comm", row.time_ns),
         "beyond": row.beyond or None,
-    }
-
-
-def _records(found: Projection) -> list[dict[str, Any]]:
-    """Of csv: the rows of the step, and what it does over ranks; ``table`` tells which."""
-    records = [{"table": "calls", **_row(row)} for row in found.step.rows]
-    for kind in (WEAK, STRONG):
-        records += [{"table": kind, **_step(step)} for step in getattr(found, kind)]
-    return records
-
-
-def _document(found: Projection) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "what": found.what,
-        "model": str(found.model) if found.model else None,
-        "beside": found.beside or None,
-        "lower_bound": found.lower_bound,
-        "backward_ns": found.backward_ns,
-        "step": _step(found.step),
-        "rows": [_row(row) for row in found.step.rows],
-        "weak": [_step(step) for step in found.weak],
-        "strong": [_step(step) for step in found.strong],
-        "stops": {
-            kind: dict(zip(("value", "low", "high"), found.stops(kind), strict=True))
-            for kind in (WEAK, STRONG)
-        },
-        "notes": found.notes,
     }
 
 

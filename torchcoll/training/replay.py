@@ -119,15 +119,26 @@ def _agreed(
     usual: list[Step] = []
     try:
         traffic = read()
-        _check_ranks(traffic, session.ranks)
+        ranks = session.ranks
+        if ranks != traffic.ranks:
+            its = "A group cannot be played without its ranks; its"
+            action = f"{its if ranks < traffic.ranks else 'Its'} sizes can be measured on {ranks}: "
+            raise UsageError(
+                "ranks",
+                ranks,
+                f"{traffic.ranks}, as the step was captured on",
+                f"{action}torchcoll.suite --traffic.",
+            )
         usual = usual_steps(traffic, session.rank)[-_LAST:]
     except TorchcollError as error:
         refusal = error
     offers = [set(steps) for steps in session.control.agree(refusal, usual) if steps]
+    # What is wrong in a file is the likely cause of what does not fit together.
+    action = ". ".join([*traffic.problems[:1], _ONE_CAPTURE])
     common: set[Step] = set.intersection(*offers) if offers else set()
     if not common:
         got = "no step that all ranks have" if offers else "no calls"
-        raise UsageError("traffic", got, "a captured step", _next_action(traffic))
+        raise UsageError("traffic", got, "a captured step", action)
     step = max(common, key=lambda number: -1 if number is None else number)
     try:
         part = part_of(traffic, session.rank, step)
@@ -139,21 +150,8 @@ def _agreed(
     digests = session.control.gather(digest(part, session.rank))
     text = session.control.decide(mismatch(digests))
     if text:
-        raise UsageError("traffic", text, "parts that fit together", _next_action(traffic))
+        raise UsageError("traffic", text, "parts that fit together", action)
     return traffic, part, step
-
-
-def _next_action(traffic: Traffic) -> str:
-    """What is wrong in a file is the likely cause."""
-    return ". ".join([*traffic.problems[:1], _ONE_CAPTURE])
-
-
-def _check_ranks(traffic: Traffic, ranks: int) -> None:
-    if ranks == traffic.ranks:
-        return
-    fewer = "A group cannot be played without its ranks; its" if ranks < traffic.ranks else "Its"
-    action = f"{fewer} sizes can be measured on {ranks}: torchcoll.suite --traffic."
-    raise UsageError("ranks", ranks, f"{traffic.ranks}, as the step was captured on", action)
 
 
 def _player(session: Session, part: Part, compute: bool) -> Player:
@@ -185,7 +183,16 @@ def _played(session: Session, player: Player, steps: int) -> list[tuple[int, int
     """(start, end) of each step on this rank's clock; a first play stands before them."""
     align = session.communicators.align(session.entries[0].name)
     align()
-    _first(session, player)
+
+    def connect() -> None:
+        try:
+            player.play("replay: first play")
+        except Exception as error:
+            raise RuntimeError(f"{player.doing}: {brief(error)}") from error
+
+    refused = first_call(session, "replay", connect)
+    if refused:
+        raise UnavailableError("replay", refused.text, f"what {session.entries[0].name} can do")
     spans = []
     for number in range(steps):
         session.progress.step(f"replay: before step {number}")
@@ -195,20 +202,6 @@ def _played(session: Session, player: Player, steps: int) -> list[tuple[int, int
         except RuntimeError as error:
             session.trouble(f"{player.doing}: {brief(error)}")
     return spans
-
-
-def _first(session: Session, player: Player) -> None:
-    """The first play connects, and finds out what the backend refuses."""
-
-    def play() -> None:
-        try:
-            player.play("replay: first play")
-        except Exception as error:
-            raise RuntimeError(f"{player.doing}: {brief(error)}") from error
-
-    refused = first_call(session, "replay", play)
-    if refused:
-        raise UnavailableError("replay", refused.text, f"what {session.entries[0].name} can do")
 
 
 def _traffic(gathered: Sequence[dict[str, Any]], clock: str, backend: str) -> Traffic:

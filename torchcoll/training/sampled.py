@@ -78,7 +78,12 @@ class Sampling:
             self._metrics.look()
             self._tell(self._metrics)
         if self._seeing and self._thins and self._recorder.kept >= MOST:
-            self._thin()
+            # What is forgotten before it was told is never told: one step in 256 at most.
+            self._recorder.thin()
+            self.every *= 2
+            self._untold = deque(step for step in self._untold if step.kept % 2 == 0)
+            for step in self._untold:
+                step.kept //= 2
         self._prepare()
 
     def _tell(self, metrics: StepMetrics) -> None:
@@ -89,14 +94,6 @@ class Sampling:
         while self._untold and (known := self._recorder.step_of(self._untold[0].kept)):
             step = self._untold.popleft()
             metrics.add(step.number, step.turn, *known)
-
-    def _thin(self) -> None:
-        """What is forgotten before it was told is never told: one step in 256 at most."""
-        self._recorder.thin()
-        self.every *= 2
-        self._untold = deque(step for step in self._untold if step.kept % 2 == 0)
-        for step in self._untold:
-            step.kept //= 2
 
     def _prepare(self) -> None:
         """For the step that begins."""
@@ -136,7 +133,9 @@ class StepMetrics:
         """
         busy: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for call in calls:
-            if call.time_ns is not None and _waits_for_all(call):
+            entry = COLLECTIVES.get(call.collective)
+            waits_for_all = entry is not None and not entry.has_root
+            if call.time_ns is not None and waits_for_all:
                 busy[call.group][0] += 1
                 busy[call.group][1] += call.time_ns
         word = {"step": number, "took_ns": span[1] - span[0], "busy": busy}
@@ -173,11 +172,6 @@ class StepMetrics:
         except Exception as error:  # a full disk, a store that is gone
             self._broken = True
             tell(f"torchcoll: warning: metrics: {error}; the capture goes on without them")
-
-
-def _waits_for_all(call: TrafficCall) -> bool:
-    entry = COLLECTIVES.get(call.collective)
-    return entry is not None and not entry.has_root
 
 
 def step_metrics(words: Sequence[dict[str, Any]], now: float) -> list[Metric]:

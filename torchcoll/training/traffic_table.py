@@ -96,7 +96,10 @@ def summarise_traffic(traffic: Traffic) -> TrafficTable:
     steps = steps_of(traffic)
     reader = _TrafficReader(traffic, steps, joined)
     rows = reader.rows()
-    notes = [*steps.notes, *_ranks_notes(traffic, rows), *notes, *_row_notes(rows)]
+    recorded = format_ranges(traffic.calls)
+    unlike = "the ranks do not send alike: each row is of the ranks that it names"
+    apart = [] if all(row.ranks == recorded for row in rows) else [unlike]
+    notes = [*steps.notes, *apart, *notes, *_row_notes(rows)]
     if len(traffic.calls) < traffic.ranks and any(row.median_ns is not None for row in rows):
         some = f"{len(traffic.calls)} of {traffic.ranks} ranks"
         notes.append(f"times are of {some}: the slowest may be another")
@@ -147,7 +150,9 @@ class _TrafficReader:
         together = list(dict.fromkeys(self.joined[rank][i] for rank, i in pairs))
         times = [one.completion_ns for one in together]
         known = [time for time in times if time is not None]
-        per_step = self.steps.reduce(lambda step: self._slowest(at, step, self._completion))
+        per_step = self.steps.reduce(
+            lambda step: self._slowest(at, step, lambda rank, i: self.joined[rank][i].completion_ns)
+        )
         names = list(dict.fromkeys(call.group for call in calls))
         groups = [self.traffic.groups.get(name) or Group(name) for name in names]
         share = len(ranks) * len(self.steps.steady)
@@ -183,9 +188,6 @@ class _TrafficReader:
                 return None
             sums.append(sum(one for one in times if one is not None))
         return max(sums)
-
-    def _completion(self, rank: int, i: int) -> int | None:
-        return self.joined[rank][i].completion_ns
 
     def _exposed(self, rank: int, i: int) -> int | None:
         """As the trace has it; of a call that the program waited for on the host, all of it."""
@@ -258,13 +260,6 @@ def group_text(groups: Sequence[Group]) -> str:
     if len(groups) == 1:
         return groups[0].name
     return described(groups[0]) or ",".join(group.name for group in groups)
-
-
-def _ranks_notes(traffic: Traffic, rows: Sequence[TrafficRow]) -> list[str]:
-    everyone = format_ranges(traffic.calls)
-    if all(row.ranks == everyone for row in rows):
-        return []
-    return ["the ranks do not send alike: each row is of the ranks that it names"]
 
 
 def _row_notes(rows: Sequence[TrafficRow]) -> list[str]:

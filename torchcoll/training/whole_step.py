@@ -212,8 +212,18 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[Joined]
     if computing is not None:
         exposed = beside(talking, computing)
         idle = end - begin - sum(b - a for a, b in merged([*talking, *computing]))
-    elif all(_waited(one.call, traffic) for one in calls):
-        exposed = talking
+    else:
+        # Whether the program did nothing else meanwhile: it called on the host and not async.
+        on_host = {
+            name: backend_of(group.backend).on_host for name, group in traffic.groups.items()
+        }
+        if all(
+            one.call.asynchronous is False
+            and one.call.clock == "host"
+            and on_host.get(one.call.group)
+            for one in calls
+        ):
+            exposed = talking
     waits = {name: _waits(calls, name, span) for name in {one.call.group for one in calls}}
     waited = any(one.wait_ns is not None for one in calls)
     return RankStep(
@@ -269,13 +279,6 @@ def beside(spans: Sequence[Span], hiding: Sequence[Span]) -> list[Span]:
         if at < end:
             found.append((at, end))
     return found
-
-
-def _waited(call: TrafficCall, traffic: Traffic) -> bool:
-    """Whether the program did nothing else meanwhile: it called on the host and not async."""
-    group = traffic.groups.get(call.group)
-    on_host = bool(group) and backend_of(group.backend).on_host if group else False
-    return call.asynchronous is False and call.clock == "host" and on_host
 
 
 def wait_of(call: TrafficCall, one: Joined) -> int | None:
@@ -343,9 +346,6 @@ def _tell_late(
             one.late = text if chance * tests < _CHANCE else ""
 
 
-# -------------------------------------------------------------------------------------------------
-
-
 class _Lane:
     """What ran on a rank, asked what ran or ended just before a moment."""
 
@@ -400,7 +400,8 @@ def _walk(found: WholeStep) -> None:
         if call is None or time <= lane.one.start:
             continue
         go(call.start + (call.wait_ns or 0), EXPOSED)
-        other = _last_rank(call)
+        times = call.joined.times_ns  # who came last: its own time is the shortest
+        other = min(times, key=times.__getitem__, default=-1)
         there = call.joined.calls[other].span if other in lanes else None
         known = (call.wait_ns or 0) > error_ns(call.joined, found.source)
         if known and there and call.joined not in passed:
@@ -413,12 +414,6 @@ def _walk(found: WholeStep) -> None:
         found.path = {kind: ns / total for kind, ns in kinds.items()}
         for one in found.ranks:
             one.path = ranks[one.rank] / total
-
-
-def _last_rank(call: StepCall) -> int:
-    """Who came last: its own time is the shortest."""
-    times = call.joined.times_ns
-    return min(times, key=times.__getitem__, default=-1)
 
 
 def _notes(found: WholeStep, traffic: Traffic) -> list[str]:
