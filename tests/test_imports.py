@@ -73,7 +73,7 @@ ON_RANKS = {
         f"training.{name}"
         for name in (
             *("bucket_trial", "buckets", "capture", "decode", "device_times", "hook"),
-            *("meta_model", "player"),
+            *("group_names", "meta_model", "player"),
             *("recorded_calls", "replay", "shards", "stamps", "waits"),
         )
     ),

@@ -37,7 +37,8 @@ from torchcoll.training.decode import (
     tensors,
 )
 from torchcoll.training.device_times import DeviceTimes
-from torchcoll.training.recorded_calls import CallRecorder, RecordedCall, unboxed
+from torchcoll.training.group_names import unboxed
+from torchcoll.training.recorded_calls import CallRecorder, RecordedCall
 from torchcoll.training.waits import Waits
 
 if TYPE_CHECKING:

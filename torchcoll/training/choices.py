@@ -134,7 +134,8 @@ def judged(
     able = [i for i, row in enumerate(rows) if not row.result]
     if not able:
         return list(rows)
-    best = able[best_of([ends[i] for i in able], launches)]
+    deciding = slice(1, None) if launches > 1 else slice(1)  # the launches, or the centre
+    best = min(able, key=lambda i: math.fsum(map(math.log, ends[i][deciding])))
     results = []
     for i, row in enumerate(rows):
         if ends[i]:
@@ -185,12 +186,6 @@ def interval(ratios: Sequence[float], launches: int, choices: int = 1) -> Interv
         wider = t.ppf(1 - 0.025 / choices) / t.ppf(0.975)
         return ratio, ratio * (low / ratio) ** wider, ratio * (high / ratio) ** wider
     return (ratios[0], min(ratios), max(ratios)) if len(ratios) > 1 else (ratios[0], None, None)
-
-
-def best_of(ends: Sequence[Sequence[float]], launches: int) -> int:
-    """The place of the least. ends: what each takes on each of ``MeasuredCurves.every``."""
-    deciding = slice(1, None) if launches > 1 else slice(1)
-    return min(range(len(ends)), key=lambda i: math.fsum(map(math.log, ends[i][deciding])))
 
 
 def judge(
