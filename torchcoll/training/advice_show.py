@@ -12,7 +12,7 @@ from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.training.advise import BucketAdvice, Proposal
 from torchcoll.training.choices import AdviceRow
-from torchcoll.training.shard_advice import ShardAdvice, ShardRow
+from torchcoll.training.shard_advice import ShardAdvice
 
 _STYLES = {"best": "green", "worse": "dim", "beyond the curve": "yellow"}
 _BUCKET_MODEL = (
@@ -92,15 +92,24 @@ def _columns(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[Column]:
     if buckets:
         columns = [
             (Head("bucket_cap_mb", repeat=True), lambda row: row.name),
-            (Head("buckets", drop=2), _buckets_cell),
-            (Head("largest", drop=4), _largest_cell),
+            (
+                Head("buckets", drop=2),
+                lambda row: (
+                    ">= " * (row.result == "could be as sent")
+                    + ("-" if row.buckets is None else str(row.buckets))
+                ),
+            ),
+            (
+                Head("largest", drop=4),
+                lambda row: "-" if row.largest_bytes is None else format_bytes(row.largest_bytes),
+            ),
             (Head("all_reduce", "together", drop=1 if timed else 0), _time("communication_ns")),
         ]
     else:
         columns = [
             (Head("choice", left=True, repeat=True), lambda row: row.choice),
             (Head("calls", drop=3), lambda row: str(row.calls)),
-            (Head("largest", drop=4), _largest_cell),
+            (Head("largest", drop=4), lambda row: format_bytes(row.largest_bytes)),
             (Head("together", drop=2), _time("communication_ns")),
         ]
     if exposed:
@@ -118,7 +127,7 @@ def _columns(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[Column]:
         if spread:
             several = advice.launches > 1
             head = Head("95 %") if several else Head("range", legend=_RANGE if buckets else "")
-            columns.append((head, lambda row: "-" if row is advice.best else _ratio_range(row)))
+            columns.append((head, lambda row: "-" if row is advice.best else _interval(row)))
     if isinstance(advice, BucketAdvice):
         if any(row.exposed_16bit_ns is not None for row in advice.rows):
             columns.append((Head("exposed", "16 bits", drop=5), _time("exposed_16bit_ns")))
@@ -139,16 +148,7 @@ def _time(field: str) -> Callable[[Any], str]:
     return lambda row: format_time(getattr(row, field))
 
 
-def _buckets_cell(row: Proposal) -> str:
-    least = ">= " if row.result == "could be as sent" else ""
-    return least + ("-" if row.buckets is None else str(row.buckets))
-
-
-def _largest_cell(row: Proposal | ShardRow) -> str:
-    return "-" if row.largest_bytes is None else format_bytes(row.largest_bytes)
-
-
-def _ratio_range(row: AdviceRow) -> str:
+def _interval(row: AdviceRow) -> str:
     if row.ratio_low is None or row.ratio_high is None:
         return "-"
     return f"{format_ratio(row.ratio_low)} to {format_ratio(row.ratio_high)}"

@@ -479,7 +479,7 @@ def _notes(
     if curves.launches == 1:
         what = (
             "low and high are the 5th and 95th percentile of its calls"
-            if curves.others
+            if curves.every[1:]
             else "it tells no spread, so nothing can be called noise"
         )
         yield f"one launch: {what}; only several launches give an interval"

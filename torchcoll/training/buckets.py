@@ -48,7 +48,20 @@ def gradient_buckets(
     """
     limits = _limits(bucket_cap_mb)
     caps = tuple(bucket_cap_mb) if isinstance(bucket_cap_mb, Sequence) else bucket_cap_mb
-    parameters = _sent(model)
+    ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+    # DDP compares f"{module}.{name}", so that a parameter of the root is ".name".
+    parameters = {
+        name: parameter
+        for name, parameter in trainable(model).items()
+        if (name if "." in name else f".{name}") not in ignored
+    }
+    if not parameters:
+        raise UsageError("model", "only parameters that DDP is to ignore", "one or more others")
+    for name, module in model.named_modules():
+        sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        if sparse and module.weight.requires_grad:
+            action = "The bytes of sparse ones depend on the data: capture a step."
+            raise UsageError("model", f"sparse gradients of {name or 'it'}", "dense ones", action)
     names = list(parameters)
     order = names[::-1] if step is None else _order_of_gradients(model, step, names)
     used = set(order)
@@ -109,25 +122,6 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             got = f"{name} without a shape"
             raise UsageError("model", got, "shapes", "Run one forward first: it is a lazy module.")
-    return found
-
-
-def _sent(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters whose gradients DDP sends."""
-    ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
-    # DDP compares f"{module}.{name}", so that a parameter of the root is ".name".
-    found = {
-        name: parameter
-        for name, parameter in trainable(model).items()
-        if (name if "." in name else f".{name}") not in ignored
-    }
-    if not found:
-        raise UsageError("model", "only parameters that DDP is to ignore", "one or more others")
-    for name, module in model.named_modules():
-        sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-        if sparse and module.weight.requires_grad:
-            action = "The bytes of sparse ones depend on the data: capture a step."
-            raise UsageError("model", f"sparse gradients of {name or 'it'}", "dense ones", action)
     return found
 
 

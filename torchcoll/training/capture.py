@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.traffic import Traffic, records_of
-from torchcoll.training.capture_file import CaptureFile, no_room, open_rank_file, say
+from torchcoll.training.capture_file import NO_ROOM, CaptureFile, open_rank_file, say
 from torchcoll.training.decode import (
     OPERATORS,
     Schema,
@@ -210,7 +210,7 @@ def _folder(path: str | os.PathLike[str]) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if not no_room(error):
+        if error.errno not in NO_ROOM:
             reason = f"a folder that can be made ({error.strerror})"
             raise UsageError("path", folder, reason) from None
     return folder  # where there is no room for it, there is none for its files either

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell, unknown
 
 if TYPE_CHECKING:
-    from torchcoll.core.traffic import Traffic
     from torchcoll.machine.launcher import Launch
     from torchcoll.training.plans import BucketPlan
     from torchcoll.training.sharded import ShardPlan
@@ -335,11 +334,10 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         on_leaving=file.drop,
     )
 
-    def read() -> Traffic:
-        return Traffic.load(options.file)
-
     try:
-        found = play(torch, what, read, options.steps, options.compute)
+        found = play(
+            torch, what, lambda: Traffic.load(options.file), options.steps, options.compute
+        )
         if found is not None and file.writer:
             from torchcoll.runs.show import show
 

@@ -229,16 +229,12 @@ def _beside(one: RankStep) -> str:
     total = one.step_ns or 1
     words = []
     if one.exposed_ns is not None:
-        words.append(f"exposed {_share(one.exposed_ns / total)}")
+        words.append(f"exposed {100 * (one.exposed_ns / total):.0f} %")
     else:
-        words.append(f"communicating {_share(one.communicating_ns / total)}")
+        words.append(f"communicating {100 * (one.communicating_ns / total):.0f} %")
     if one.idle_ns is not None:
-        words.append(f"idle {_share(one.idle_ns / total)}")
+        words.append(f"idle {100 * (one.idle_ns / total):.0f} %")
     lines = [", ".join(words)]
     if one.last is not None:
-        lines.append(f"last in {_share(one.last)} of calls")
+        lines.append(f"last in {100 * one.last:.0f} % of calls")
     return "\n".join(lines)
-
-
-def _share(share: float) -> str:
-    return f"{100 * share:.0f} %"

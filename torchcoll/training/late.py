@@ -10,6 +10,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic, TrafficCall
@@ -17,6 +18,9 @@ from torchcoll.training.joined import Joined
 
 LATENESS_NS = 5_000_000  # sys.getswitchinterval: so long a thread may go on while others wait
 LATE = "end when Python hears of it, up to 5 ms late"
+_kind = attrgetter(
+    "collective", "bytes_in", "bytes_out", "dtype", "op", "group"
+)  # of calls that are alike
 
 
 def heard_late(call: TrafficCall, source: str) -> bool:
@@ -56,10 +60,6 @@ def cut_at_marks(
 
     ended = {rank: list(map(cut, own, left[rank])) for rank, own in traffic.calls.items()}
     return dataclasses.replace(traffic, calls=ended)
-
-
-def _kind(call: TrafficCall) -> tuple[object, ...]:
-    return (call.collective, call.bytes_in, call.bytes_out, call.dtype, call.op, call.group)
 
 
 def _left(call: TrafficCall, spans: Sequence[tuple[int, int]]) -> int | None:

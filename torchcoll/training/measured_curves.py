@@ -65,21 +65,16 @@ class MeasuredCurve:
 class MeasuredCurves:
     """The curve of one or more launches.
 
-    centre: geometric mean of the launches' medians. others: one for each of several launches; of
-    one launch its 5th and 95th percentile of calls, () where a source does not tell them.
+    every: the geometric mean of the launches' medians; then one for each of several launches; of
+    one launch its 5th and 95th percentile of calls, none where a source does not tell them.
     row: one of the rows, for what they have in common. left_out: how many sizes not all launches
     have, which are left out.
     """
 
-    centre: MeasuredCurve
-    others: tuple[MeasuredCurve, ...]
+    every: tuple[MeasuredCurve, ...]
     launches: int
     row: Row
     left_out: int = 0
-
-    @property
-    def every(self) -> tuple[MeasuredCurve, ...]:
-        return (self.centre, *self.others)
 
 
 @dataclass(frozen=True)
@@ -155,7 +150,7 @@ def curves_of(side: Side, wanted: Wanted) -> MeasuredCurves:
         ]
         others = [curve(times) for times in spread if all(map(all, times))]
     left_out = len(set().union(*each)) - len(sizes)
-    return MeasuredCurves(centre, tuple(others), len(each), usable[0].row, left_out)
+    return MeasuredCurves((centre, *others), len(each), usable[0].row, left_out)
 
 
 def _useless(row: Row) -> str:
@@ -219,7 +214,7 @@ class MeasuredCallTime(CallTime):
         share = used.share or 1
         return Duration(
             tuple(share * curve.time_ns(size_bytes) for curve in curves.every),
-            "above the sizes measured" if curves.centre.beyond(size_bytes) else "",
+            "above the sizes measured" if curves.every[0].beyond(size_bytes) else "",
         )
 
     def of_call(self, plan: Traffic, call: TrafficCall) -> tuple[int, Duration]:
@@ -242,7 +237,7 @@ class MeasuredCallTime(CallTime):
     @property
     def hides(self) -> bool:
         """Calls can run beside the computation."""
-        return all(curves.centre.hides for curves, _ in self._curves.values())
+        return all(curves.every[0].hides for curves, _ in self._curves.values())
 
     @property
     def count(self) -> int:
@@ -308,7 +303,7 @@ class MeasuredCallTime(CallTime):
             if name != collective:
                 whole = op and backend_of(curves.row.backend).whole_reduce_scatter
                 share = 1.0 if whole else 0.5
-            sizes = curves.centre.sizes
+            sizes = curves.every[0].sizes
             used = CurveUsed(
                 collective,
                 ranks,

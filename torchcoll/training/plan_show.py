@@ -155,9 +155,6 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
             return "-"
         return f"{first[0] / step.step_ns[0]:.2f}x"
 
-    def computes(step: PlannedStep) -> str:
-        return "-" if step.efficiency is None else f"{100 * step.efficiency[0]:.0f}"
-
     def bounds(step: PlannedStep) -> str:
         found = step.efficiency
         return "-" if found is None else f"{100 * found[1]:.0f} to {100 * found[2]:.0f}"
@@ -172,7 +169,10 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
             (Head("hidden", drop=1), of("hidden_ns")),
             (Head("step"), of("step_ns")),
             (Head("faster", "than first"), faster),
-            (Head("% that", "computes"), computes),
+            (
+                Head("% that", "computes"),
+                lambda step: "-" if step.efficiency is None else f"{100 * step.efficiency[0]:.0f}",
+            ),
             (Head("low to", "high"), bounds),
         ],
         steps,

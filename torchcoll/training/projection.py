@@ -125,23 +125,23 @@ class Projection:
         """The number of ranks from which on it no longer scales, by the predicted times, by the
         low and by the high ends of their intervals; None: not up to the last.
         """
-        found = [_stops(getattr(self, kind), kind, end) for end in range(3)]
-        return found[0], found[1], found[2]
-
-
-def _stops(steps: Sequence[PlannedStep], kind: str, end: int) -> int | None:
-    for place, one in enumerate(steps):
-        if one.step_ns is None or one.compute_ns is None:
-            return None
-        if kind == WEAK and one.compute_ns < HALF * one.step_ns[end]:
-            return one.ranks
-        if kind == STRONG and place:
-            before = steps[place - 1]
-            assert before.step_ns is not None
-            doublings = math.log2(one.ranks / before.ranks)
-            if before.step_ns[end] / one.step_ns[end] < GAIN**doublings:
-                return before.ranks
-    return None
+        steps: list[PlannedStep] = getattr(self, kind)
+        if any(step.step_ns is None or step.compute_ns is None for step in steps):
+            return None, None, None
+        stops: list[int | None] = [None, None, None]
+        for end in range(3):
+            for before, step in zip([None, *steps], steps, strict=False):
+                assert step.step_ns is not None and step.compute_ns is not None
+                if kind == WEAK and step.compute_ns < HALF * step.step_ns[end]:
+                    stops[end] = step.ranks
+                    break
+                if kind == STRONG and before:
+                    assert before.step_ns is not None
+                    doublings = math.log2(step.ranks / before.ranks)
+                    if before.step_ns[end] / step.step_ns[end] < GAIN**doublings:
+                        stops[end] = before.ranks
+                        break
+        return stops[0], stops[1], stops[2]
 
 
 def acts_of(

@@ -82,7 +82,26 @@ def play(
     with opened(torch, options) as session:
         traffic, part, step = _agreed(session, read, compute)
         player = _player(session, part, compute)
-        spans = _played(session, player, steps)
+        align = session.communicators.align(session.entries[0].name)
+        align()
+
+        def connect() -> None:
+            try:
+                player.play("replay: first play")
+            except Exception as error:
+                raise RuntimeError(f"{player.doing}: {brief(error)}") from error
+
+        refused = first_call(session, "replay", connect)
+        if refused:
+            raise UnavailableError("replay", refused.text, f"what {session.entries[0].name} can do")
+        spans = []
+        for number in range(steps):
+            session.progress.step(f"replay: before step {number}")
+            align()
+            try:
+                spans.append(player.play(f"replay: step {number}"))
+            except RuntimeError as error:
+                session.trouble(f"{player.doing}: {brief(error)}")
         session.progress.step("replay: times to rank 0")
         words = {
             "calls": [
@@ -103,8 +122,7 @@ def play(
         found = _traffic(gathered, player.clock, session.entries[0].name)
         found.environment = session.run.environment
         found.notes = [
-            *_what_was_played(gathered, traffic, step, compute),
-            *_unstated(found, session.entries[0].name),
+            *_notes(gathered, found, traffic, step, compute),
             *([_ON_DEVICE] if player.clock == "device" else []),
             *(event["message"] for event in session.run.events),
         ]
@@ -179,31 +197,6 @@ def _player(session: Session, part: Part, compute: bool) -> Player:
     return player
 
 
-def _played(session: Session, player: Player, steps: int) -> list[tuple[int, int]]:
-    """(start, end) of each step on this rank's clock; a first play stands before them."""
-    align = session.communicators.align(session.entries[0].name)
-    align()
-
-    def connect() -> None:
-        try:
-            player.play("replay: first play")
-        except Exception as error:
-            raise RuntimeError(f"{player.doing}: {brief(error)}") from error
-
-    refused = first_call(session, "replay", connect)
-    if refused:
-        raise UnavailableError("replay", refused.text, f"what {session.entries[0].name} can do")
-    spans = []
-    for number in range(steps):
-        session.progress.step(f"replay: before step {number}")
-        align()
-        try:
-            spans.append(player.play(f"replay: step {number}"))
-        except RuntimeError as error:
-            session.trouble(f"{player.doing}: {brief(error)}")
-    return spans
-
-
 def _traffic(gathered: Sequence[dict[str, Any]], clock: str, backend: str) -> Traffic:
     """The Traffic of all ranks, from what each has sent."""
     found = Traffic("replay", len(gathered))
@@ -249,9 +242,10 @@ def _group(
     return name
 
 
-def _what_was_played(
-    gathered: Sequence[dict[str, Any]], traffic: Traffic, step: Step, compute: bool
+def _notes(
+    gathered: Sequence[dict[str, Any]], found: Traffic, traffic: Traffic, step: Step, compute: bool
 ) -> list[str]:
+    """What was played, of which step of ``traffic``; found: with what durations."""
     what = "the captured step" if step is None else f"step {step}"
     where = f" of {traffic.path}" if traffic.path else ""
     gaps = "the host slept in the gaps between" if compute else "no gaps between"
@@ -262,11 +256,14 @@ def _what_was_played(
     notes.append("asynchronous calls: waited for where they had ended in training, else at the end")
     notes.append("the first play of the step connects: it stands before the marked steps")
     notes += traffic.problems
-    return list(dict.fromkeys([*notes, *(note for words in gathered for note in words["notes"])]))
-
-
-def _unstated(found: Traffic, backend: str) -> list[str]:
-    calls = [c.collective for own in found.calls.values() for c in own if c.time_ns is None]
-    names = ", ".join(dict.fromkeys(calls))
-    stated = f"{backend} does not tell when they end ({names})"
-    return [f"{len(calls)} asynchronous calls have no duration: {stated}"] if calls else []
+    notes += [note for words in gathered for note in words["notes"]]
+    notes = list(dict.fromkeys(notes))
+    untimed = [c.collective for calls in found.calls.values() for c in calls if c.time_ns is None]
+    if untimed:
+        backend = next(iter(found.groups.values())).backend
+        names = ", ".join(dict.fromkeys(untimed))
+        notes.append(
+            f"{len(untimed)} asynchronous calls have no duration: {backend} does not tell when "
+            f"they end ({names})"
+        )
+    return notes

@@ -130,7 +130,22 @@ def parts_of(
         if tp > 1 or sharded:
             what = "tp" if tp > 1 else "fsdp"
             raise UsageError("parallel", what, "--shape NAME beside it: its layers are needed")
-        return [StepPart(FORWARD, 1.0), *_buckets([parameters * itemsize], degrees)]
+        # Gradients of no known layers: even buckets, ready in proportion to their bytes.
+        total = parameters * itemsize
+        count = max(1, math.ceil(max(total - _FIRST_BYTES, 0) / _CAP_BYTES))
+        buckets = [min(_FIRST_BYTES, total)]
+        if total > _FIRST_BYTES:
+            buckets += [(total - _FIRST_BYTES) / count] * count
+        sends = degrees.get("dp", 1) > 1
+        backward = [
+            StepPart(
+                BACKWARD,
+                size / total,
+                leaves=(Sent("dp", _REDUCED, math.ceil(size)),) if sends else (),
+            )
+            for size in buckets
+        ]
+        return [StepPart(FORWARD, 1.0), *backward]
     whole = [
         shape.of_embedding,
         *[shape.of_layer] * shape.layers,
@@ -155,24 +170,6 @@ def parts_of(
         leaves = (Sent("fsdp", _SCATTERED, bytes_of),) if sharded else ()
         backward.append(StepPart(BACKWARD, share, needs, inside if layer else (), leaves))
     return [*found, *(backward if sharded else _bucketed(backward, sizes[::-1], degrees))]
-
-
-def _buckets(sizes: list[float], degrees: Mapping[str, int]) -> list[StepPart]:
-    """Gradients of no known layers: even buckets, ready in proportion to their bytes."""
-    total = sum(sizes)
-    count = max(1, math.ceil(max(total - _FIRST_BYTES, 0) / _CAP_BYTES))
-    each = [min(_FIRST_BYTES, total)]
-    if total > _FIRST_BYTES:
-        each += [(total - _FIRST_BYTES) / count] * count
-    group = degrees.get("dp", 1) > 1
-    return [
-        StepPart(
-            BACKWARD,
-            size / total,
-            leaves=(Sent("dp", _REDUCED, math.ceil(size)),) if group else (),
-        )
-        for size in each
-    ]
 
 
 def _bucketed(

@@ -116,15 +116,7 @@ def _grids(found: WholeStep) -> list[Grid]:
         (Head("even", drop=3), lambda one: _percent(one.even)),
         (Head("path"), lambda one: _percent(one.path) if len(found.ranks) > 1 else "-"),
     ]
-    return [
-        filled(columns, found.ranks, above),
-        _group_grid(found),
-        Grid([], [], below=[one_line(note) for note in found.notes]),
-    ]
-
-
-def _group_grid(found: WholeStep) -> Grid:
-    """Communication by group, of the rank with most of it."""
+    # Communication by group, of the rank with most of it.
     names = list(dict.fromkeys(c.call.group for one in found.ranks for c in one.calls))
     heads = [Head("group", left=True), Head("ranks", left=True), Head("calls"), Head("in flight")]
     heads += [Head("exposed")] * found.known
@@ -144,8 +136,12 @@ def _group_grid(found: WholeStep) -> Grid:
         cells = [one_line(found.groups.get(name) or name or "-"), ranks, str(calls)]
         cells += [format_time(max(flight)), *[format_time(max(exposed))] * found.known]
         rows.append(cells)
-    above = ["communication by group: calls and times of the rank with most"]
-    return Grid(heads, rows, above)
+    by_group = ["communication by group: calls and times of the rank with most"]
+    return [
+        filled(columns, found.ranks, above),
+        Grid(heads, rows, by_group),
+        Grid([], [], below=[one_line(note) for note in found.notes]),
+    ]
 
 
 def _percent(share: float | None) -> str:

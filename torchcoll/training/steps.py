@@ -100,10 +100,6 @@ class Steps:
             return None
         return sum(values) / len(values) if self.varying else median(values)
 
-    @property
-    def statistic(self) -> str:
-        return "mean" if self.varying else "median"
-
 
 def steps_of(traffic: Traffic) -> Steps:
     """The steady steps: those that send what most steps send.

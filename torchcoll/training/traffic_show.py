@@ -23,7 +23,7 @@ from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.stats.drift import LEAST, SURE, drift_text
 
 if TYPE_CHECKING:
-    from torchcoll.training.over_time import OverTime, Stretch
+    from torchcoll.training.over_time import OverTime
     from torchcoll.training.traffic_table import TrafficRow, TrafficTable
 
 
@@ -191,10 +191,6 @@ def _time_grid(found: OverTime) -> Grid:
         else:
             drift = f"no drift of the time of a step shown: {drift}"
 
-    def late_text(one: Stretch) -> str:
-        share = one.late_share
-        return "-" if share is None else f"rank {one.late_rank} {share:.0%} of known"
-
     return filled(
         [
             (Head("from"), lambda s: clock_text(s.from_s)),
@@ -203,7 +199,14 @@ def _time_grid(found: OverTime) -> Grid:
             (Head("a step", "takes"), lambda s: format_time(s.step_ns)),
             (Head("wait", "a step", legend=_WAIT), lambda s: format_time(s.wait_ns)),
             (Head("transfer", "a step"), lambda s: format_time(s.transfer_ns)),
-            (Head("most often", "last"), late_text),
+            (
+                Head("most often", "last"),
+                lambda s: (
+                    "-"
+                    if s.late_share is None
+                    else f"rank {s.late_rank} {s.late_share:.0%} of known"
+                ),
+            ),
         ],
         found.stretches,
         above=[f"over time: {drift}"],

@@ -99,7 +99,20 @@ def summarise_traffic(traffic: Traffic) -> TrafficTable:
     recorded = format_ranges(traffic.calls)
     unlike = "the ranks do not send alike: each row is of the ranks that it names"
     apart = [] if all(row.ranks == recorded for row in rows) else [unlike]
-    notes = [*steps.notes, *apart, *notes, *_row_notes(rows)]
+    notes = [*steps.notes, *apart, *notes]
+    uneven = (row for row in rows if has_splits(row.collective) and row.bytes_in is None)
+    for name in dict.fromkeys(row.collective for row in uneven):
+        notes.append(f"{name}: bytes vary from call to call; bytes a step are a mean over them")
+    if any(row.asynchronous is not False and row.clock == "host" for row in rows):
+        notes.append(
+            "asynchronous calls overlap each other and the computation: their times add up to more "
+            "than the step pays"
+        )
+    missing = [row for row in rows if row.time_per_step_ns is None]
+    if missing and len(missing) < len(rows):
+        notes.append(
+            f"{len(missing)} of {len(rows)} rows have no time: the source does not tell it"
+        )
     if len(traffic.calls) < traffic.ranks and any(row.median_ns is not None for row in rows):
         some = f"{len(traffic.calls)} of {traffic.ranks} ranks"
         notes.append(f"times are of {some}: the slowest may be another")
@@ -109,7 +122,7 @@ def summarise_traffic(traffic: Traffic) -> TrafficTable:
         steps.steady,
         steps.total,
         steps.marked,
-        steps.statistic,
+        "mean" if steps.varying else "median",
         steps.duration_ns,
         reader.busy_ns(),
         notes,
@@ -260,21 +273,3 @@ def group_text(groups: Sequence[Group]) -> str:
     if len(groups) == 1:
         return groups[0].name
     return described(groups[0]) or ",".join(group.name for group in groups)
-
-
-def _row_notes(rows: Sequence[TrafficRow]) -> list[str]:
-    notes = []
-    uneven = (row for row in rows if has_splits(row.collective) and row.bytes_in is None)
-    for name in dict.fromkeys(row.collective for row in uneven):
-        notes.append(f"{name}: bytes vary from call to call; bytes a step are a mean over them")
-    if any(row.asynchronous is not False and row.clock == "host" for row in rows):
-        notes.append(
-            "asynchronous calls overlap each other and the computation: their times add up to more "
-            "than the step pays"
-        )
-    missing = [row for row in rows if row.time_per_step_ns is None]
-    if missing and len(missing) < len(rows):
-        notes.append(
-            f"{len(missing)} of {len(rows)} rows have no time: the source does not tell it"
-        )
-    return notes

@@ -132,7 +132,19 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
             "a capture, or a profiler trace with what ran (on GPUs: activities CUDA)",
         )
     steps = steps_of(traffic)
-    number = _chosen(traffic, steps, number)
+    if number is None:
+        # Of the steady steps the one of median duration, on the slowest rank.
+        durations = {
+            step: max(
+                (s[step][1] - s[step][0] for s in traffic.steps.values() if step < len(s)),
+                default=0,
+            )
+            for step in steps.steady
+        }
+        by_duration = sorted(steps.steady, key=durations.__getitem__)
+        number = by_duration[(len(by_duration) - 1) // 2]
+    elif not 0 <= number < steps.total:
+        raise UsageError("step", number, f"0 to {steps.total - 1}, as were marked")
     joined, separate = join_ranks(traffic)
     ranks = [
         _rank_step(traffic, rank, span, joined[rank])
@@ -160,20 +172,6 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
     whole_notes = [f"of all that was recorded: {note}" for note in traffic.notes]
     found.notes = [*traffic.problems, *_notes(found, traffic), *separate, *whole_notes]
     return found
-
-
-def _chosen(traffic: Traffic, steps: Steps, number: int | None) -> int:
-    if number is not None:
-        if not 0 <= number < steps.total:
-            raise UsageError("step", number, f"0 to {steps.total - 1}, as were marked")
-        return number
-
-    def duration(step: int) -> int:
-        own = [spans[step] for spans in traffic.steps.values() if step < len(spans)]
-        return max((end - start for start, end in own), default=0)
-
-    by_duration = sorted(steps.steady, key=duration)
-    return by_duration[(len(by_duration) - 1) // 2]
 
 
 def _spans(traffic: Traffic, steps: Steps, number: int) -> dict[int, Span]:
@@ -224,7 +222,12 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[Joined]
             for one in calls
         ):
             exposed = talking
-    waits = {name: _waits(calls, name, span) for name in {one.call.group for one in calls}}
+    waits: dict[str, list[Span]] = {}
+    for name in {one.call.group for one in calls}:
+        own = [one for one in calls if one.call.group == name]
+        waiting = merged(_cut((one.start, one.start + (one.wait_ns or 0)), span) for one in own)
+        moving = merged((one.start + (one.wait_ns or 0), one.end) for one in own)
+        waits[name] = beside(waiting, moving)
     waited = any(one.wait_ns is not None for one in calls)
     return RankStep(
         rank,
@@ -240,12 +243,6 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[Joined]
         waits,
         Union(itertools.chain.from_iterable(waits.values())).total if waited else None,
     )
-
-
-def _waits(calls: Sequence[StepCall], group: str, span: Span) -> list[Span]:
-    own = [one for one in calls if one.call.group == group]
-    waiting = merged(_cut((one.start, one.start + (one.wait_ns or 0)), span) for one in own)
-    return beside(waiting, merged((one.start + (one.wait_ns or 0), one.end) for one in own))
 
 
 def _cut(one: Span, span: Span) -> Span:
@@ -356,16 +353,6 @@ class _Lane:
         self.calls = sorted((c for c in one.calls if c.end > c.start), key=lambda call: call.end)
         self.ends = [call.end for call in self.calls]
 
-    def computed(self, time: int) -> tuple[int, int] | None:
-        """The last computation that began before that."""
-        place = bisect_left(self.begins, time) - 1
-        return self.computing[place] if place >= 0 else None
-
-    def call(self, time: int) -> StepCall | None:
-        """The last that ended by then: one that ended later held nothing up."""
-        place = bisect_right(self.ends, time) - 1
-        return self.calls[place] if place >= 0 else None
-
 
 def _walk(found: WholeStep) -> None:
     """The critical path: its shares of each kind, and of each rank."""
@@ -390,7 +377,12 @@ def _walk(found: WholeStep) -> None:
 
     while time > lanes[rank].one.start:
         lane = lanes[rank]
-        ran, call = lane.computed(time), lane.call(time)
+        # The last computation that began before, and the last call that ended by then: one that
+        # ended later held nothing up.
+        begun = bisect_left(lane.begins, time) - 1
+        ran = lane.computing[begun] if begun >= 0 else None
+        done = bisect_right(lane.ends, time) - 1
+        call = lane.calls[done] if done >= 0 else None
         ended = max(ran[1] if ran else lane.one.start, call.end if call else lane.one.start)
         if ran and ran[1] >= ended:
             go(min(time, ran[1]), rest)
