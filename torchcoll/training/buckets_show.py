@@ -21,6 +21,16 @@ _HEADS = (
     Head("gradients"),
     Head("such as", left=True, drop=1),
 )
+_TRIAL_HEADS = (
+    Head("bucket_cap_mb", repeat=True),
+    Head("steps", drop=2),
+    Head("step", "median"),
+    Head("low", "p5", drop=1),
+    Head("high", "p95", drop=1),
+    Head("ratio"),
+    Head("95 %"),
+    Head("result", left=True),
+)
 _TRIAL_STYLES = {"faster": "green", "slower": "red"}
 _LONG = 20  # characters of `sent`
 
@@ -157,55 +167,42 @@ def show_trials(found: Sequence[Trial], format: str = "table", file: TextIO | No
     """Print what ``try_buckets`` measured. Raises UsageError for an unknown format."""
     forms = []
     for trial in found:
-        records, rows = [], []
+        base, best = trial.rows[0].name, trial.best
+        above = [
+            f"training steps of DistributedDataParallel: {one_line(trial.backend)}, "
+            f"{trial.device}, {trial.ranks} rank{'s' if trial.ranks > 1 else ''}",
+            f"{trial.rounds} rounds, the caps in shuffled order (seed {trial.seed}); in each "
+            f"{trial.skip} steps left out, then {trial.steps}",
+            "clock: host, the device idle at both ends of a step; max over ranks",
+            f"ratio = step / step with {base}, of the medians of each round; its 95 % interval is "
+            "over the rounds of this launch",
+        ]
+        cells, records, rows = [], [], []
         for row in trial.rows:
-            figures = picked(row, "cap_mb name steps median_ns low_ns high_ns result")
             ratio, low, high = row.ratio
+            figures = picked(row, "cap_mb name steps median_ns low_ns high_ns result")
             records.append({**figures, "ratio": ratio, "ratio_low": low, "ratio_high": high})
             rows.append({**records[-1], "times_ns": list(map(list, row.times_ns))})
+            known = row.result != "base" and low is not None and high is not None
+            cells.append(
+                [
+                    row.name,
+                    str(row.steps),
+                    *map(format_time, (row.median_ns, row.low_ns, row.high_ns)),
+                    format_ratio(ratio),
+                    f"{format_ratio(low)} to {format_ratio(high)}" if known else "-",
+                    row.result,
+                ]
+            )
+        than = "than" if best.result in ("faster", "slower") else "of"
+        shown = "" if best.result == "base" else f", {best.result} {than} {base}"
+        below = [
+            f"least ratio: bucket_cap_mb {best.name}{shown}",
+            "one launch is one replicate: several launches alone tell how they differ",
+            *map(one_line, trial.notes),
+        ]
+        styles = [_TRIAL_STYLES.get(row.result, "") for row in trial.rows]
         plain = {name: value for name, value in vars(trial).items() if name != "rows"}
-        thing = {"schema": "torchcoll-trial/1", **plain, "best": trial.best.name, "rows": rows}
-        forms.append(Forms([trial_grid(trial)], thing, records))
+        thing = {"schema": "torchcoll-trial/1", **plain, "best": best.name, "rows": rows}
+        forms.append(Forms([Grid(_TRIAL_HEADS, cells, above, below, styles)], thing, records))
     show_found(forms, format, file)
-
-
-def trial_grid(trial: Trial) -> Grid:
-    """A row for each cap, in the order in which they were given."""
-    heads = [Head("bucket_cap_mb", repeat=True), Head("steps", drop=2), Head("step", "median")]
-    heads += [Head("low", "p5", drop=1), Head("high", "p95", drop=1), Head("ratio"), Head("95 %")]
-    heads.append(Head("result", left=True))
-    base = trial.rows[0].name
-    above = [
-        f"training steps of DistributedDataParallel: {one_line(trial.backend)}, {trial.device}, "
-        f"{trial.ranks} rank{'s' if trial.ranks > 1 else ''}",
-        f"{trial.rounds} rounds, the caps in shuffled order (seed {trial.seed}); in each "
-        f"{trial.skip} steps left out, then {trial.steps}",
-        "clock: host, the device idle at both ends of a step; max over ranks",
-        f"ratio = step / step with {base}, of the medians of each round; its 95 % interval is over "
-        "the rounds of this launch",
-    ]
-    rows = []
-    for row in trial.rows:
-        ratio, low, high = row.ratio
-        known = row.result != "base" and low is not None and high is not None
-        rows.append(
-            [
-                row.name,
-                str(row.steps),
-                *map(format_time, (row.median_ns, row.low_ns, row.high_ns)),
-                format_ratio(ratio),
-                f"{format_ratio(low)} to {format_ratio(high)}" if known else "-",
-                row.result,
-            ]
-        )
-    best = trial.best
-    than = "than" if best.result in ("faster", "slower") else "of"
-    shown = "" if best.result == "base" else f", {best.result} {than} {base}"
-    below = [
-        f"least ratio: bucket_cap_mb {best.name}{shown}",
-        "one launch is one replicate: several launches alone tell how they differ",
-        *map(one_line, trial.notes),
-    ]
-    return Grid(
-        heads, rows, above, below, [_TRIAL_STYLES.get(row.result, "") for row in trial.rows]
-    )

@@ -232,7 +232,14 @@ class _Watch:
         self._waits = Waits()
         self._thread = threading.local()
         self._kernels: Any = None  # while calls are seen
-        self._ours = dict(self._made_kernels())
+        self._ours: dict[str, Callable[..., Any]] = {}  # by the operator
+        for name in torch._C._dispatch_get_all_op_names():
+            if name.startswith("c10d::"):
+                packet, _, overload = name.removeprefix("c10d::").partition(".")
+                func = getattr(getattr(torch.ops.c10d, packet, None), overload or "default", None)
+                schema = Schema.of(func) if func else None
+                if schema and schema.communicates:
+                    self._ours[name] = self._kernel(func, schema)
         self._every, self._metrics = every, metrics
         self._file = file
         self._process = os.getpid()
@@ -280,16 +287,6 @@ class _Watch:
             self._kernels._destroy()
             self._waits.stop()
         self._kernels = None
-
-    def _made_kernels(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """By the operator."""
-        for name in torch._C._dispatch_get_all_op_names():
-            if name.startswith("c10d::"):
-                packet, _, overload = name.removeprefix("c10d::").partition(".")
-                func = getattr(getattr(torch.ops.c10d, packet, None), overload or "default", None)
-                schema = Schema.of(func) if func else None
-                if schema and schema.communicates:
-                    yield name, self._kernel(func, schema)
 
     def _kernel(self, func: Any, schema: Schema) -> Callable[..., Any]:
         below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
@@ -351,7 +348,7 @@ class _Watch:
                 fields["asynchronous"] = waits
                 self._recorder.add(call, fields, group, device)
         except Exception as error:
-            self._unread(schema, error)
+            self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
             self._recorder.drop(call)
         return result
 
@@ -359,11 +356,8 @@ class _Watch:
         try:
             return decode(schema.name, bound, result)
         except Exception as error:  # training goes on, whatever an operator to come looks like
-            self._unread(schema, error)
+            self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
             return None
-
-    def _unread(self, schema: Schema, error: Exception) -> None:
-        self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
 
     def _time(
         self,

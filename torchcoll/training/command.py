@@ -100,7 +100,7 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
                 action = "DDP's buckets are the same on any number." if name == "ranks" else ""
                 raise UsageError(name.replace("_", "-"), value, "--fsdp CLASSES with it", action)
     if options.curve is not None:
-        return _show_advice(options) if options.fsdp is None else _show_shard_advice(options)
+        return _show_advice(options)
     for name in _OF_CURVE:
         if (value := getattr(options, name)) is not None:
             raise UsageError(name.replace("_", "-"), value, "--curve RUN with it")
@@ -137,17 +137,24 @@ def _show_advice(options: argparse.Namespace) -> ExitCode:
     from torchcoll.runs.show import show
     from torchcoll.training.advise import CAPS_MB, advise
 
-    if (options.model is None) == (options.parameters is None):
+    gradients: Any = options.model
+    caps: Sequence[float] | None = None
+    if options.fsdp is not None:
+        for name in ("parameters", "dtype", "accumulate"):
+            if (value := getattr(options, name)) is not None:
+                raise UsageError(name, value, "none with --fsdp")
+        gradients = _shard_choices(options)
+    elif (options.model is None) == (options.parameters is None):
         got = "neither a model nor --parameters" if options.model is None else "both"
         action = "" if options.model else "The model stands before --curve."
         raise UsageError("gradients", got, "a model or --parameters", action)
-    text = options.bucket_cap_mb
-    caps = None if text is None else [cap for cap in _caps(text) if cap is not None]
-    gradients: Any = options.model
-    if options.model is None:
-        gradients = _number(options.parameters, "parameters")
-    elif not is_traffic(options.model):
-        gradients, caps = _plans(options, [None, *(caps or CAPS_MB)]), None
+    else:
+        text = options.bucket_cap_mb
+        caps = None if text is None else [cap for cap in _caps(text) if cap is not None]
+        if options.model is None:
+            gradients = _number(options.parameters, "parameters")
+        elif not is_traffic(options.model):
+            gradients, caps = _plans(options, [None, *(caps or CAPS_MB)]), None
     backward = options.backward_ms
     found = advise(
         gradients,
@@ -177,14 +184,8 @@ def _caps(text: str | None) -> list[float | None]:
         raise UsageError("bucket-cap-mb", text, "numbers of MiB, such as 10,25,100") from None
 
 
-def _show_shard_advice(options: argparse.Namespace) -> ExitCode:
-    """A choice for each way to wrap and to reshard."""
-    from torchcoll.runs.show import show
-    from torchcoll.training.advise import advise
-
-    for name in ("parameters", "dtype", "accumulate"):
-        if (value := getattr(options, name)) is not None:
-            raise UsageError(name, value, "none with --fsdp")
+def _shard_choices(options: argparse.Namespace) -> list[ShardPlan]:
+    """A plan for each way to wrap and to reshard."""
     named = _togethers(options)
     plans = []
     for reshard in _reshards(options) or [True, False]:
@@ -196,14 +197,7 @@ def _show_shard_advice(options: argparse.Namespace) -> ExitCode:
             # Until all are in one unit: more make no other plan.
             one_unit = len({act.unit for act in plans[-1].acts}) <= 2
             together = 0 if one_unit else 2 * together
-    backward = options.backward_ms
-    found = advise(
-        plans,
-        options.curve,
-        backward_ms=None if backward is None else _number(backward, "backward-ms"),
-    )
-    show(found, format=options.format)
-    return ExitCode.OK
+    return plans
 
 
 def _togethers(options: argparse.Namespace) -> list[int]:

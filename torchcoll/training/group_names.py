@@ -38,8 +38,8 @@ class GroupNames:
                 backend = ""
             if backend in ("", "custom"):  # of a backend that is not torch's own it may say no more
                 backend = str(dist.get_backend(group)) if ranks else ""
-            known = Group(str(group.group_name), ranks, backend, str(group.group_desc))
-            name = self._names[group] = self._traffic.add_group(known)
+            new = Group(str(group.group_name), ranks, backend, str(group.group_desc))
+            name = self._names[group] = self._traffic.add_group(new)
         return name
 
 

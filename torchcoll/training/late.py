@@ -18,9 +18,8 @@ from torchcoll.training.joined import Joined
 
 LATENESS_NS = 5_000_000  # sys.getswitchinterval: so long a thread may go on while others wait
 LATE = "end when Python hears of it, up to 5 ms late"
-_kind = attrgetter(
-    "collective", "bytes_in", "bytes_out", "dtype", "op", "group"
-)  # of calls that are alike
+# What calls that are alike have in common.
+_kind = attrgetter("collective", "bytes_in", "bytes_out", "dtype", "op", "group")
 
 
 def heard_late(call: TrafficCall, source: str) -> bool:

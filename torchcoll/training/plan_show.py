@@ -84,22 +84,23 @@ def _answer(found: Projection) -> Answer:
         text += f", {_ends(step.exposed_ns)} of it exposed under a backward pass of {backward}"
         text += f": {100 * step.efficiency[0]:.0f} % of a step computes"
     told = [kind for kind in (WEAK, STRONG) if getattr(found, kind)]
-    texts = [text, *(_stops(found, kind, getattr(found, kind)) for kind in told)]
+    texts = [text]
+    for kind in told:
+        at, by_low, by_high = found.stops(kind)
+        last = getattr(found, kind)[-1].ranks
+        if found.backward_ns is None:
+            texts.append(f"{kind} scaling: not known without a backward time")
+            continue
+        text = f"{kind} scaling: on up to {last} ranks"
+        if at:
+            text = f"{kind} scaling stops at {at} ranks"
+        if (by_low, by_high) != (at, at):
+            ends = [f"beyond {last}" if end is None else str(end) for end in (by_high, by_low)]
+            text += f" (by the ends of the 90 % intervals: {' to '.join(ends)})"
+        texts.append(text)
     judged = told and found.backward_ns is not None
     stops = any(found.stops(kind)[0] for kind in told)
     return Answer(one_line("; ".join(texts)), ("doubt" if stops else "good") if judged else "")
-
-
-def _stops(found: Projection, kind: str, steps: Sequence[PlannedStep]) -> str:
-    if found.backward_ns is None:
-        return f"{kind} scaling: not known without a backward time"
-    at, low, high = found.stops(kind)
-    last = steps[-1].ranks
-    said = f"{kind} scaling stops at {at} ranks" if at else f"{kind} scaling: on up to {last} ranks"
-    if (low, high) != (at, at):
-        ends = [f"beyond {last}" if end is None else str(end) for end in (high, low)]
-        said += f" (by the ends of the 90 % intervals: {' to '.join(ends)})"
-    return said
 
 
 def _rows(step: PlannedStep) -> Grid:

@@ -363,21 +363,15 @@ def _parts_of_calls(traffic: Traffic, calls: Sequence[tuple[TrafficCall, Sent]])
     gradients, and what it waits for stops it.
     """
     gathers = [place for place, (call, _) in enumerate(calls) if call.bytes_out > call.bytes_in]
-    if traffic.source == "plan" and gathers:
-        return _parts_of_shards(calls, gathers)
-    free = [sent.size_bytes for call, sent in calls if call.asynchronous]
-    parts = [StepPart(FORWARD, 1.0)]
-    for call, sent in calls:
-        if call.asynchronous:
-            parts.append(StepPart(BACKWARD, sent.size_bytes / sum(free), leaves=(sent,)))
-        else:
-            parts.append(StepPart(BACKWARD, 0.0, stops=(sent,)))
-    return parts if free else [*parts, StepPart(BACKWARD, 1.0)]
-
-
-def _parts_of_shards(
-    calls: Sequence[tuple[TrafficCall, Sent]], gathers: Sequence[int]
-) -> list[StepPart]:
+    if traffic.source != "plan" or not gathers:
+        free = [sent.size_bytes for call, sent in calls if call.asynchronous]
+        passes = [StepPart(FORWARD, 1.0)]
+        for call, sent in calls:
+            if call.asynchronous:
+                passes.append(StepPart(BACKWARD, sent.size_bytes / sum(free), leaves=(sent,)))
+            else:
+                passes.append(StepPart(BACKWARD, 0.0, stops=(sent,)))
+        return passes if free else [*passes, StepPart(BACKWARD, 1.0)]
     units = sum(call.bytes_out < call.bytes_in for call, _ in calls)
     phases = {place: FORWARD if n < units else BACKWARD for n, place in enumerate(gathers)}
     again = BACKWARD in phases.values()
@@ -393,8 +387,8 @@ def _parts_of_shards(
     totals: dict[str, int] = defaultdict(int)
     for weight, part in parts:
         totals[part.phase] += weight
-    found = [replace(part, share=weight / totals[part.phase]) for weight, part in parts]
-    return found if totals[BACKWARD] else [*found, StepPart(BACKWARD, 1.0)]
+    shares = [replace(part, share=weight / totals[part.phase]) for weight, part in parts]
+    return shares if totals[BACKWARD] else [*shares, StepPart(BACKWARD, 1.0)]
 
 
 def _noted(found: Projection, model: MachineModel) -> Projection:

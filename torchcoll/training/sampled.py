@@ -191,28 +191,31 @@ def step_metrics(words: Sequence[dict[str, Any]], now: float) -> list[Metric]:
     waits = {name: max(of.values()) - least[name] for name, of in shared.items()}
     slowest = {name: min(of, key=lambda rank: of[rank]) for name, of in shared.items()}
 
-    def of_groups(values: dict[str, float]) -> list[tuple[dict[str, object], float]]:
-        return [({"group": name}, value) for name, value in values.items()]
-
     none: dict[str, object] = {}
     took = max(word["took_ns"] for word in words) / 1e9
-    return [
+    metrics = [
         Metric("step", "Number of the last captured step.", [(none, words[0]["step"])]),
         Metric("step_timestamp_seconds", "When it was told, since 1970.", [(none, now)]),
         Metric("step_seconds", "How long it took, on the slowest rank.", [(none, took)]),
-        Metric(
+    ]
+    for name, text, of_groups in (
+        (
             "step_transfer_seconds",
             "Time in its collectives of the rank of the group that was in them least.",
-            of_groups(least),
+            least,
         ),
-        Metric(
+        (
             "step_wait_seconds",
             "By how much longer another rank of the group was in them: it waited.",
-            of_groups(waits),
+            waits,
         ),
-        Metric(
+        (
             "step_slowest_rank",
             "The rank that the others waited for: it was in the collectives least.",
-            of_groups({name: float(rank) for name, rank in slowest.items()}),
+            {group: float(rank) for group, rank in slowest.items()},
         ),
-    ]
+    ):
+        samples: list[tuple[dict[str, object], float]]
+        samples = [({"group": group}, value) for group, value in of_groups.items()]
+        metrics.append(Metric(name, text, samples))
+    return metrics

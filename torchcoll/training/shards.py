@@ -57,10 +57,16 @@ def shard_traffic(
         expected = f"a divisor of {ranks} ranks that leaves 2 or more to shard over"
         raise UsageError("replicas", replicas, expected)
     whole_number(together, "together", 1)
-    reshard = _resharded(reshard_after_forward, ranks // replicas)
+    reshard, shards = reshard_after_forward, ranks // replicas  # as fully_shard reads it
+    if reshard is not None and not isinstance(reshard, bool):
+        if not isinstance(reshard, int) or not 0 < reshard <= shards or shards % reshard:
+            expected = f"True, False, or a divisor of the {shards} ranks that are sharded over"
+            raise UsageError("reshard_after_forward", reshard, expected)
+        if reshard in (1, shards):
+            reshard = reshard == shards
     trainable(model)
     root = _units(model, _predicate(wrap), wrap == (), together)
-    step = _Step(ranks // replicas, replicas, _dtype(param_dtype), _dtype(reduce_dtype), reshard)
+    step = _Step(shards, replicas, _dtype(param_dtype), _dtype(reduce_dtype), reshard)
     step.run(root)
     groups = [Group("shard", tuple(range(step.shards)), description="FSDP2")]
     if step.fewer:
@@ -94,18 +100,6 @@ def shard_traffic(
         sharded_bytes=step.sharded_bytes(root),
         peak_bytes=step.most,
     )
-
-
-def _resharded(value: object, shards: int) -> bool | int | None:
-    """As fully_shard reads it. Raises UsageError for what it refuses."""
-    if value is None or isinstance(value, bool):
-        return value
-    if not isinstance(value, int) or not 0 < value <= shards or shards % value:
-        expected = f"True, False, or a divisor of the {shards} ranks that are sharded over"
-        raise UsageError("reshard_after_forward", value, expected)
-    if value in (1, shards):
-        return value == shards
-    return value
 
 
 @dataclass(eq=False)

@@ -247,10 +247,6 @@ def _size(name: str) -> Callable[[Any], str]:
     return cell
 
 
-def _duration(name: str) -> Callable[[Any], str]:
-    return lambda row: format_time(getattr(row, name))
-
-
 # Every field of a TrafficRow, in order: its heading and its cell.
 _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
     "collective": (Head("collective", left=True, repeat=True), _traffic_cell("collective")),
@@ -266,14 +262,20 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
     "ranks": (Head("ranks", left=True), _traffic_cell("ranks")),
     "calls_per_step": (Head("calls", "a step"), lambda row: _count(row.calls_per_step)),
     "bytes_per_step": (Head("bytes", "a step"), lambda row: _bytes(row.bytes_per_step)),
-    "time_per_step_ns": (Head("time", "a step", legend=_TIME), _duration("time_per_step_ns")),
-    "median_ns": (Head("median", "a call", drop=2), _duration("median_ns")),
+    "time_per_step_ns": (
+        Head("time", "a step", legend=_TIME),
+        lambda row: format_time(row.time_per_step_ns),
+    ),
+    "median_ns": (Head("median", "a call", drop=2), lambda row: format_time(row.median_ns)),
     "clock": (Head("clock", left=True), _traffic_cell("clock")),
     "share": (
         Head("share", "of step", drop=1),
         lambda row: "-" if row.share is None else f"{100 * row.share:.1f} %",
     ),
-    "exposed_ns": (Head("exposed", "a step", legend=_EXPOSED), _duration("exposed_ns")),
+    "exposed_ns": (
+        Head("exposed", "a step", legend=_EXPOSED),
+        lambda row: format_time(row.exposed_ns),
+    ),
     # ``RING/LL?``, as ``show`` writes what only a kernel's name says.
     "algorithm": (
         Head("algorithm", left=True, drop=3, legend=_ALGORITHM),

@@ -134,13 +134,10 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
     steps = steps_of(traffic)
     if number is None:
         # Of the steady steps the one of median duration, on the slowest rank.
-        durations = {
-            step: max(
-                (s[step][1] - s[step][0] for s in traffic.steps.values() if step < len(s)),
-                default=0,
-            )
-            for step in steps.steady
-        }
+        durations = {}
+        for step in steps.steady:
+            spans = [marks[step] for marks in traffic.steps.values() if step < len(marks)]
+            durations[step] = max((end - start for start, end in spans), default=0)
         by_duration = sorted(steps.steady, key=durations.__getitem__)
         number = by_duration[(len(by_duration) - 1) // 2]
     elif not 0 <= number < steps.total:
