@@ -7,7 +7,7 @@ from made_curves import MIB, MS, curve, line
 
 from torchcoll.core.errors import UsageError
 from torchcoll.stats.sides import side
-from torchcoll.training.measured_curves import MeasuredCallTime
+from torchcoll.training.measured_curves import MeasuredCallTime, MeasuredCurve
 
 
 def test_launches_are_the_alternatives_of_the_value():
@@ -40,3 +40,16 @@ def test_a_collective_that_was_not_measured_is_named_once():
     with pytest.raises(UsageError) as refusal:
         times.of("all_gather", MIB, 2)
     assert "no case of all_gather, nor of all_reduce" in str(refusal.value)
+
+
+def test_between_sizes_time_is_a_line():
+    two_ranges = MeasuredCurve((10, 20, 40), (100.0, 110.0, 200.0))
+    assert [two_ranges.time_ns(n) for n in (10, 15, 20, 30, 40)] == [100, 105, 110, 155, 200]
+
+
+def test_outside_of_the_sizes():
+    measured = MeasuredCurve((10, 20), (100.0, 110.0))
+    assert measured.time_ns(1) == 100  # latency does not shrink
+    assert (measured.time_ns(40), measured.beyond(40), measured.beyond(20)) == (130, True, False)
+    # Noise can make the last piece fall; beyond it no time does.
+    assert MeasuredCurve((10, 20), (100.0, 90.0)).time_ns(40) == 90

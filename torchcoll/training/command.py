@@ -389,10 +389,10 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
     choice(options.format, "format", FORMATS)
     number = None
     if options.step is not None and options.step != _TYPICAL:
-        digits = options.step.isascii() and options.step.isdigit()
-        if not digits or len(options.step) >= _DIGITS:
-            raise UsageError("step", options.step, f"a number from 0 on, or {_TYPICAL}")
-        number = int(options.step)
+        text = options.step
+        if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
+            raise UsageError("step", text, f"a number from 0 on, or {_TYPICAL}")
+        number = int(text)
     if options.plot:
         check_path(options.plot, options.force)
     if options.perfetto:

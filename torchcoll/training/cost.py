@@ -6,7 +6,7 @@ for it. Against the same call measured alone, what the transfer has more is cont
 computation beside it, and with other groups on the same wires. All three are estimates. Only
 durations are used: the clocks of ranks are never compared.
 
-A capture stamps the ends of asynchronous calls on CPUs late (training/joined.py). So there a
+A capture stamps the ends of asynchronous calls on CPUs late (training/late.py). So there a
 contention that is no more than this error is only a bound, and a rank came last only where it was
 shorter by more.
 """

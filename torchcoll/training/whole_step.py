@@ -6,7 +6,7 @@ Each figure of a rank is of its own step on its own clock, so that no alignment 
 
 Idle is when neither ran. A capture tells no computation: then what is not communication is not
 told, never idle. A wait is what a rank's call took longer than that of the rank that came last
-(training/joined.py).
+(training/late.py).
 
 The critical path is walked backwards, from the end of the step on the rank that ended last: through
 computation as long as some runs, else through what ended last, a call or a computation; between
