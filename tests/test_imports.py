@@ -72,8 +72,9 @@ ON_RANKS = {
     *(
         f"training.{name}"
         for name in (
-            *("buckets", "capture", "decode", "hook", "player"),
-            *("recorded_calls", "replay", "shards", "waits"),
+            *("bucket_trial", "buckets", "capture", "decode", "device_times", "hook"),
+            *("group_names", "meta_model", "player"),
+            *("recorded_calls", "replay", "replay_file", "shards", "stamps", "waits"),
         )
     ),
 }

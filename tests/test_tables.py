@@ -54,9 +54,12 @@ EXCEPTIONS = {
         {"all_gather", "reduce_scatter", "all_reduce"},
         "what DDP, FSDP and tensor parallel layers call",
     ),
-    "training/plan_curves.py": ({"all_reduce"}, "what the halves of which FSDP calls follow from"),
+    "training/measured_curves.py": (
+        {"all_reduce"},
+        "what the halves of which FSDP calls follow from",
+    ),
     "training/shards.py": ({"all_gather", "reduce_scatter", "all_reduce"}, "what FSDP calls"),
-    "training/show.py": ({"all_reduce"}, "what DDP calls, in a heading"),
+    "training/advice_show.py": ({"all_reduce"}, "what DDP calls, in a heading"),
 }
 
 

@@ -31,7 +31,7 @@ _LAZY = {
     "ddp_hook": "torchcoll.training.hook",
     "gradient_buckets": "torchcoll.training.buckets",
     "shard_traffic": "torchcoll.training.shards",
-    "try_buckets": "torchcoll.training.buckets",
+    "try_buckets": "torchcoll.training.bucket_trial",
     "algorithms": "torchcoll.forcing.algorithms",
     "scaling": "torchcoll.curves.scaling",
     "plot": "torchcoll.runs.plot",

@@ -17,8 +17,8 @@ from torchcoll.runs.plot import plot as plot
 from torchcoll.runs.show import show as show
 from torchcoll.startup.cold import cold as cold
 from torchcoll.training.advise import advise as advise
+from torchcoll.training.bucket_trial import try_buckets as try_buckets
 from torchcoll.training.buckets import gradient_buckets as gradient_buckets
-from torchcoll.training.buckets import try_buckets as try_buckets
 from torchcoll.training.capture import capture as capture
 from torchcoll.training.cost import cost as cost
 from torchcoll.training.hook import ddp_hook as ddp_hook

@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from common import title
 
@@ -22,12 +23,24 @@ from torchcoll.stats.ratios import geometric
 from torchcoll.training import choices
 from torchcoll.training.advise import CAPS_MB, proposals
 from torchcoll.training.backward import of_parameters
+from torchcoll.training.call_time import Duration
 from torchcoll.training.choices import WORSE
-from torchcoll.training.measured_curves import MeasuredCurve, MeasuredCurves
+from torchcoll.training.measured_curves import MeasuredCurve
 
 SIZES = tuple(1 << k for k in range(14, 28))
 MIB, MS = 1 << 20, 1e6
 LAUNCHES = 6
+
+
+class SimulatedTimes:
+    """In place of a MeasuredCallTime, which reads its curves from files: centre, then launches."""
+
+    def __init__(self, curves: list[MeasuredCurve], launches: int) -> None:
+        self.curves, self.launches, self.hides = curves, launches, curves[0].hides
+
+    def of(self, collective: str, size_bytes: float, ranks: int, dtype: str | None) -> Duration:
+        times_ns = tuple(curve.time_ns(size_bytes) for curve in self.curves)
+        return Duration(times_ns, "above" * self.curves[0].beyond(size_bytes))
 
 
 @dataclass
@@ -68,8 +81,8 @@ def campaign(rng: random.Random, noise: float, error: float, tally: Tally) -> No
         ),
         curve.hides,
     )
-    true = MeasuredCurves(curve, (), 1, None)  # type: ignore[arg-type]
-    seen = MeasuredCurves(centre, tuple(launches), LAUNCHES, None)  # type: ignore[arg-type]
+    true: Any = SimulatedTimes([curve], 1)
+    seen: Any = SimulatedTimes([centre, *launches], LAUNCHES)
     steps = [
         (backward + (row.exposed_ns or 0)) * 2.718281828 ** rng.gauss(0, error)
         for row in proposals(kept, true, None, found, backward)

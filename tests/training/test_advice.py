@@ -14,7 +14,6 @@ import torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, TrafficCall
 from torchcoll.training.choices import result_of as result
-from torchcoll.training.measured_curves import MeasuredCurve
 from torchcoll.training.plans import Bucket, BucketPlan
 
 EIGHT = 8 * MIB // 4  # parameters of float32 in 8 MiB
@@ -38,26 +37,6 @@ def plan(cap, *buckets, dtype="float32", **changed):
     """A plan whose buckets have so many MiB."""
     own = tuple(Bucket(round(n * MIB), dtype, (f"p{i}",)) for i, n in enumerate(buckets))
     return BucketPlan(own, own, "from step", cap, **changed)
-
-
-# -- the curve -----------------------------------------------------------------------------------
-
-
-def test_between_sizes_time_is_a_line():
-    two_ranges = MeasuredCurve((10, 20, 40), (100.0, 110.0, 200.0))
-    assert [two_ranges.time_ns(n) for n in (10, 15, 20, 30, 40)] == [100, 105, 110, 155, 200]
-
-
-def test_outside_of_the_sizes():
-    measured = MeasuredCurve((10, 20), (100.0, 110.0))
-    assert measured.time_ns(1) == 100  # latency does not shrink
-    assert (measured.time_ns(40), measured.beyond(40), measured.beyond(20)) == (130, True, False)
-    assert (
-        MeasuredCurve((10, 20), (100.0, 90.0)).time_ns(40) == 90
-    )  # noise: no time that falls for ever
-
-
-# -- the model -----------------------------------------------------------------------------------
 
 
 def test_where_communication_is_the_limit():
@@ -127,9 +106,6 @@ def test_caps_that_change_nothing():
     assert "bucket_cap_mb that make the same buckets: 50, 100 the same as 25" in found.notes
 
 
-# -- what is noise -------------------------------------------------------------------------------
-
-
 def test_one_launch_has_the_spread_of_its_calls():
     # Half the time: cap c takes (1 + c) / 2 and hides but for the last; twice the time: c + n (2 +
     # 2 c) - 8.
@@ -178,9 +154,6 @@ def test_a_curve_without_a_spread():
     assert any("it tells no spread" in note for note in found.notes)
 
 
-# -- sizes that were not measured ----------------------------------------------------------------
-
-
 def test_beyond_the_curve_nothing_is_chosen():
     # One bucket of 8 MiB would be best: it was not measured.
     found = torchcoll.advise(EIGHT, curve(sizes=SIZES[:3]), caps_mb=[2, 4, 8], backward_ms=0)
@@ -227,9 +200,6 @@ def test_sizes_that_not_all_launches_have():
     assert "1 size that not all launches have is left out" in found.notes
 
 
-# -- no backward time ----------------------------------------------------------------------------
-
-
 def test_without_a_backward_time_there_is_no_proposal():
     found = torchcoll.advise(EIGHT, curve(), caps_mb=[1, 2, 4, 8])
     assert found.best is None
@@ -265,9 +235,6 @@ def test_sent_buckets_put_together_become_ready_as_captured():
     # and the pass at 32 / 3.
     found = torchcoll.advise(traffic([FIRST, STEADY]), curve(line(10)), caps_mb=[4])
     assert exposed(found)["4"] == 14 / 3 + 28 - 32 / 3
-
-
-# -- caps beside captured traffic: nobody knows the parameters ------------------------------------
 
 
 def of_sent(*sizes, caps_mb, dtypes=("float32",)):
@@ -410,9 +377,6 @@ def test_compressed_traffic_is_told():
     assert any(note.startswith("the calls are float16: where a hook") for note in found.notes)
 
 
-# -- refused -------------------------------------------------------------------------------------
-
-
 def sharded():
     calls = [TrafficCall("reduce_scatter", 8 * MIB, 4 * MIB, "float32", group="0")]
     return traffic([], calls={0: calls})
@@ -502,7 +466,8 @@ def test_what_is_asked_of_a_curve_is_found_among_others():
     ]
     found = torchcoll.advise(EIGHT, run(*others), caps_mb=[8], backward_ms=0)
     assert by_name(found)["8"].communication_ns == pytest.approx(9 * MS)
-    assert (found.curve.dtype, found.curve.op, found.curve.asynchronous) == ("float32", "sum", True)
+    row = found.curves[0].row
+    assert (row.dtype, row.op, row.asynchronous) == ("float32", "sum", True)
 
 
 def test_sub_groups_that_ran_at_once_are_one_curve():
@@ -541,9 +506,6 @@ def test_groups_are_named_in_the_traffic():
         UsageError, match=got(error_tail("2", "4, as the gradients are summed over"))
     ):
         torchcoll.advise(sent, curve())
-
-
-# -- several dtypes, and what is no gradient -----------------------------------------------------
 
 
 def test_several_dtypes_have_no_16_bits():

@@ -1,4 +1,4 @@
-"""``torchcoll gradients --curve``: what it takes, its forms, and one line for each error."""
+"""``torchcoll gradients --curve``, of DDP and FSDP2: what it takes, its forms, and its errors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import re
 import pytest
 from error_form import error_line, error_text
 from made_curves import MIB, curve, line, spread_curve, traffic
+from made_launches import run
 
 import torchcoll
 from torchcoll.cli import main
@@ -224,3 +225,95 @@ def test_a_folder_of_captured_files(folder, capsys):
             "shows what it sends.\n",
         )
     )
+
+
+SHARDED_MODEL = """\
+from torch import nn
+
+def make():
+    return nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(3)))
+"""
+
+
+@pytest.fixture
+def sharded(in_tmp_path):
+    for number, slower in enumerate((1, 1.1, 0.9)):
+        gathers = curve(line(slower), collective="all_gather", op=None)
+        reduces = curve(line(2 * slower), collective="reduce_scatter")
+        both = run(*gathers.results, *reduces.results)
+        torchcoll.save(both, in_tmp_path / f"{number}.jsonl")
+    (in_tmp_path / "sharded_model.py").write_text(SHARDED_MODEL)
+    return in_tmp_path
+
+
+SHARDED = ["gradients", "sharded_model:make", "--fsdp", "Linear", "--ranks", "2"]
+SHARD_TABLE = """\
+proposal: 2 units of 2, kept: 6.995 ms of 11.99 ms of communication exposed, at its peak 5 MiB more
+a proposal of a model: measure real steps before you trust it
+FSDP2 on 2 ranks
+curve: all_gather float32, on gloo, 2 ranks, synchronized, host clock; 256K to 64M, 3 launches
+curve: reduce_scatter float32, on gloo, 2 ranks, synchronized, host clock; 256K to 64M, 3 launches
+passes without communication: forward 3.000 ms (taken for half), backward 6.000 ms
+model: an all_gather runs beside the computation of the unit before, a reduce_scatter beside that of the unit after; calls of one group run one after the other
+exposed = end of the step - both passes; not in it: copying in and out, communication that slows the computation down, ranks that wait for each other
+held = what one rank keeps of parameters and gradients; peak = whole parameters and gradients at the worst moment, besides
+low, high = the least and the most of the launches; 95 % over the launches, for all rows together
+ratio = (passes + exposed) / that of the best
+
+choice                   calls  largest  together   exposed    hidden       low      high  ratio            95 %   held   peak  result
+3 units, resharded           9    1 MiB  20.98 ms  11.98 ms  8.998 ms  10.90 ms  13.20 ms  1.311  1.134 to 1.516  3 MiB  4 MiB  unclear
+2 units of 2, resharded      6    2 MiB  16.99 ms  8.992 ms  7.994 ms  8.500 ms  9.600 ms  1.125  1.082 to 1.168  3 MiB  5 MiB  unclear
+3 units, kept                6    1 MiB  14.98 ms  8.982 ms  6.000 ms  8.100 ms  9.900 ms  1.122  0.990 to 1.271  3 MiB  4 MiB  within noise
+2 units of 2, kept           4    2 MiB  11.99 ms  6.995 ms  4.994 ms  6.700 ms  7.400 ms  1.000               -  3 MiB  5 MiB  best
+
+assumed: each unit runs once a step, in the order of registration, and every trainable parameter gets a gradient
+unclear: slower on these curves, but perhaps by no more than 20 %, as far as real steps may be from the model
+"""  # noqa: E501
+
+
+def test_the_table_of_shards(sharded, capsys):
+    files = ["0.jsonl", "1.jsonl", "2.jsonl"]
+    assert main([*SHARDED, "--backward-ms", "6", "--curve", *files]) == 0
+    assert capsys.readouterr().out == SHARD_TABLE
+
+
+def test_json_of_shards(sharded, capsys):
+    command = [*SHARDED, "--reshard", "false", "--together", "1,3", "--format", "json"]
+    assert main([*command, "--curve", "0.jsonl", "--backward-ms", "6"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["choice"] for row in found["rows"]] == ["3 units, kept", "1 unit of 3, kept"]
+    assert found["best"] == "3 units, kept"
+    assert found["curves"][0]["measured"]["collective"] == "all_gather"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--together", "0"], error_text("together", "0", "one whole number")),
+        (["--together", "1,2"], error_text("together", "1,2", "one whole number")),
+        (
+            ["--reshard", "maybe"],
+            error_text("reshard", "maybe", "true, false or a number of ranks"),
+        ),
+        (
+            ["--reshard", "3"],
+            error_text(
+                "reshard_after_forward",
+                "3",
+                "True, False, or a divisor of the 2 ranks that are sharded over",
+            ),
+        ),
+        (
+            ["--curve", "0.jsonl", "--accumulate", "2"],
+            error_text("accumulate", "2", "none with --fsdp"),
+        ),
+    ],
+)
+def test_errors_of_shards(sharded, capsys, options, line):
+    assert main([*SHARDED, *options]) == 2
+    assert capsys.readouterr().err == f"torchcoll: error: {line}\n"
+
+
+def test_options_of_fsdp_alone(sharded, capsys):
+    assert main(["gradients", "sharded_model:make", "--replicas", "2"]) == 2
+    assert capsys.readouterr().err == (error_line("replicas", "2", "--fsdp CLASSES with it\n"))

@@ -18,7 +18,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.traffic import Group, Traffic, join
-from torchcoll.training.joined import LateRank
+from torchcoll.training.late import LateRank
 
 ALONE = Case("all_reduce", MIB, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 

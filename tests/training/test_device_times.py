@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from planned_models import on_ranks
 
-from torchcoll.training.capture import DeviceTimes, capture
+from torchcoll.training.capture import capture
+from torchcoll.training.device_times import DeviceTimes
 from torchcoll.training.recorded_calls import RecordedCall
 
 REFUSED = "{} calls have no duration: the backend does not time them"

@@ -18,7 +18,8 @@ from torchcoll.importers.traces import read_traffic
 from torchcoll.training.clocks import measured_offsets
 from torchcoll.training.drawn_show import MOST_DRAWN, _drawn, _label, _together, draw_step
 from torchcoll.training.joined import join_ranks
-from torchcoll.training.step_show import answer_lines, traffic_trace
+from torchcoll.training.perfetto_show import traffic_trace
+from torchcoll.training.step_show import answer_lines
 from torchcoll.training.whole_step import whole_step
 
 AHEAD = 1000 * MS  # rank 1's clock

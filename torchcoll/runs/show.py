@@ -191,22 +191,22 @@ def show(
 
 
 # What has an answer, which is the last line.
-JUDGED = ("Run", "Comparison", "Algorithms", "Cold", "Scaling", "Transitions", "Advice")
+JUDGED = ("Run", "Comparison", "Algorithms", "Cold", "Scaling", "Transitions", "BucketAdvice")
 # What is no run: its type -> the module of this room that shows it, and the function. By name:
 # importing a type of analysis would load numpy for everyone.
 _OTHERS = {
-    "Advice": ("training.show", "show_advice"),
     "Algorithms": ("forcing.show", "show_algorithms"),
-    "BucketPlan": ("training.show", "show_plans"),
+    "BucketAdvice": ("training.advice_show", "show_advice"),
+    "BucketPlan": ("training.buckets_show", "show_plans"),
     "Cold": ("startup.show", "show_cold"),
     "Comparison": ("comparison.show", "show_comparisons"),
-    "Cost": ("training.traffic_show", "show_costs"),
+    "Cost": ("training.cost_show", "show_costs"),
     "Scaling": ("curves.scaling_show", "show_scaling"),
-    "ShardAdvice": ("training.shard_show", "show_shard_advice"),
+    "ShardAdvice": ("training.advice_show", "show_advice"),
     "ShardPlan": ("training.traffic_show", "show_traffic"),
     "Traffic": ("training.traffic_show", "show_traffic"),
     "Transitions": ("curves.transitions_show", "show_transitions"),
-    "Trial": ("training.show", "show_trials"),
+    "Trial": ("training.buckets_show", "show_trials"),
 }
 
 

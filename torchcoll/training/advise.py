@@ -21,9 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchcoll.core.collectives import find_dtype
-from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
-from torchcoll.core.summary import Row
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size, whole_number
 from torchcoll.inputs import Source
@@ -33,12 +31,12 @@ from torchcoll.training.backward import (
     COULD_BE_SENT,
     UNKNOWN,
     Gradients,
-    Message,
     Setting,
     of_parameters,
     of_plans,
     of_traffic,
 )
+from torchcoll.training.call_time import Duration
 from torchcoll.training.choices import (
     BEST,
     BEYOND,
@@ -46,6 +44,7 @@ from torchcoll.training.choices import (
     RESULTS,
     UNCLEAR,
     WORSE,
+    Advice,
     AdviceRow,
     Interval,
     beyond_note,
@@ -53,7 +52,7 @@ from torchcoll.training.choices import (
     judged,
     with_times,
 )
-from torchcoll.training.measured_curves import MeasuredCurve, MeasuredCurves, Wanted, curves_of
+from torchcoll.training.measured_curves import MeasuredCallTime, MeasuredCurves
 from torchcoll.training.plans import MIB, BucketPlan
 from torchcoll.training.shard_advice import ShardAdvice, advise_shards
 from torchcoll.training.sharded import ShardPlan
@@ -85,84 +84,86 @@ class Proposal(AdviceRow):
         return ",".join(f"{cap:g}" for cap in self.caps_mb) or self.setting
 
 
-def exposed_ns(
-    curve: MeasuredCurve,
-    messages: Sequence[Message],
-    found: Gradients,
-    backward_ns: float,
-    scale: float = 1,
-) -> float:
-    """End of the last all_reduce - end of the backward pass; where nothing is hidden, all of them.
-
-    scale: of the bytes that are sent.
-    """
-    times_ns = [curve.time_ns(scale * message.size_bytes) for message in messages]
-    if not curve.hides:
-        return sum(times_ns)
-    acts: list[Act] = []
-    now = 0.0
-    for number, (message, time_ns) in enumerate(zip(messages, times_ns, strict=True)):
-        ready = max(now, found.ready_ns(message.ready, backward_ns))
-        acts += [Compute(ready - now), Send(number, "data", time_ns)]
-        now = ready
-    return step_ns([*acts, Compute(backward_ns - now)]) - backward_ns
-
-
 @dataclass(frozen=True)
 class Halves:
-    """What sends 16 bits an element instead: its curves, and the share of the bytes."""
+    """What sends 16 bits an element instead: its times, the dtype whose curve they are read on, and
+    the share of the bytes.
+    """
 
-    curves: MeasuredCurves
+    times: MeasuredCallTime
+    dtype: str | None
     scale: float
+
+
+def all_reduce_times(
+    setting: Setting, times: MeasuredCallTime, dtype: str | None, scale: float = 1
+) -> list[Duration]:
+    """How long each all_reduce of a setting takes. scale: of the bytes that are sent."""
+    sizes = {message.size_bytes for message in setting.messages}
+    each = {size: times.of("all_reduce", scale * size, 0, dtype) for size in sizes}
+    return [each[message.size_bytes] for message in setting.messages]
+
+
+def exposed_ns(
+    durations: Sequence[Duration],
+    setting: Setting,
+    gradients: Gradients,
+    backward_ns: float,
+    hides: bool,
+) -> list[float]:
+    """End of the last all_reduce - end of the backward pass, for each_ns of the durations; where
+    nothing is hidden, all of them together.
+    """
+    every_ns = zip(*(duration.each_ns for duration in durations), strict=True)
+    if not hides:
+        return [sum(times_ns) for times_ns in every_ns]
+    ready_ns = [gradients.ready_ns(message.ready, backward_ns) for message in setting.messages]
+    exposed = []
+    for times_ns in every_ns:
+        acts: list[Act] = []
+        now = 0.0
+        for number, (ready, time_ns) in enumerate(zip(ready_ns, times_ns, strict=True)):
+            acts += [Compute(max(now, ready) - now), Send(number, "data", time_ns)]
+            now = max(now, ready)
+        exposed.append(step_ns([*acts, Compute(backward_ns - now)]) - backward_ns)
+    return exposed
 
 
 def proposals(
     settings: Sequence[Setting],
-    curves: MeasuredCurves,
+    times: MeasuredCallTime,
     halves: Halves | None,
-    found: Gradients,
+    gradients: Gradients,
     backward_ns: float | None,
 ) -> list[Proposal]:
     """A row for each setting; with results where the backward time is known."""
     rows: list[Proposal] = []
     ends: list[list[float]] = []
-    for one in settings:
+    for setting in settings:
         row = Proposal(
-            setting=one.kind,
-            caps_mb=one.caps_mb,
-            buckets=len(one.messages) or None,
-            result=one.result,
+            setting=setting.kind,
+            caps_mb=setting.caps_mb,
+            buckets=len(setting.messages) or None,
+            result=setting.result,
         )
-        if one.result in (COULD_BE_SENT, UNKNOWN):
+        if setting.result in (COULD_BE_SENT, UNKNOWN):
             rows.append(row)
             ends.append([])
             continue
-        sums = [sum(c.time_ns(m.size_bytes) for m in one.messages) for c in curves.every]
-        row = replace(row, buckets=len(one.messages), largest_bytes=round(one.largest))
+        durations = all_reduce_times(setting, times, gradients.dtype)
+        sums = [sum(each) for each in zip(*(time.each_ns for time in durations), strict=True)]
+        row = replace(row, largest_bytes=round(setting.largest))
         exposed = None
         if backward_ns is not None:
-            exposed = [exposed_ns(c, one.messages, found, backward_ns) for c in curves.every]
-            if halves and not halves.curves.centre.beyond(halves.scale * one.largest):
-                centre, scale = halves.curves.centre, halves.scale
-                less = exposed_ns(centre, one.messages, found, backward_ns, scale)
-                row = replace(row, exposed_16bit_ns=less)
+            exposed = exposed_ns(durations, setting, gradients, backward_ns, times.hides)
             ends.append([backward_ns + value for value in exposed])
-        rows.append(with_times(row, sums, exposed, curves.centre.beyond(one.largest)))
-    return rows if backward_ns is None else judged(rows, ends, curves.launches)
-
-
-def compression(
-    best: Setting, curves: MeasuredCurves, halves: Halves, found: Gradients, backward_ns: float
-) -> Interval | None:
-    """backward + exposed of 16 bits an element over that of the gradients as they are."""
-    if halves.curves.centre.beyond(halves.scale * best.largest):
-        return None
-    ratios = [
-        (backward_ns + exposed_ns(less, best.messages, found, backward_ns, halves.scale))
-        / (backward_ns + exposed_ns(full, best.messages, found, backward_ns))
-        for less, full in zip(halves.curves.every, curves.every, strict=True)
-    ]
-    return interval(ratios, curves.launches)
+            if halves:
+                less = all_reduce_times(setting, halves.times, halves.dtype, halves.scale)
+                if not any(time.extrapolated for time in less):
+                    values = exposed_ns(less, setting, gradients, backward_ns, times.hides)
+                    row = replace(row, exposed_16bit_ns=values[0])
+        rows.append(with_times(row, sums, exposed, any(time.extrapolated for time in durations)))
+    return rows if backward_ns is None else judged(rows, ends, times.launches)
 
 
 CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
@@ -172,41 +173,32 @@ _MOST_BYTES = 1 << 44  # what 1e12 parameters of float64 fit into
 _ASSUMED = (0.25, 1, 4)
 
 
-@dataclass(repr=False)
-class Advice(Displayed):
-    """What ``advise`` found: a proposal, not a truth; ``try_buckets`` measures it.
+@dataclass(repr=False, kw_only=True)
+class BucketAdvice(Advice[Proposal]):
+    """What ``advise`` found for DDP; ``try_buckets`` measures it.
 
     what: what the gradients are; size_bytes of them, dtype (``float32, bfloat16`` of several).
-    curve: a row of the curve, for what its points have in common; sizes: the smallest and the
-    largest measured; launches of it. backward_ns and where it comes from. accumulate: backward
-    passes an optimiser step. measured_ns: what the traffic had exposed after a backward pass, with
+    backward_source: where backward_ns comes from. accumulate: backward passes an optimiser step.
+    measured_ns: what the traffic had exposed after a backward pass, with
     waits for other ranks, median over passes and ranks; None unknown; measured_as: what that is.
-    best: the row with the least exposed time, without a backward time the one that is best with all
-    of ``assumed``; None where it cannot be known. low_cap_mb, high_cap_mb: the smallest and the
-    largest cap that is judged and not worse. compression: (ratio, low, high) of backward + exposed
-    with 16 bits an element to that without, at the best. assumed: where no backward time is known,
-    (a backward time in ns, the name of the best row with it): 1/4, 1 and 4 times the communication
-    of ``present``.
+    best: without a backward time the row that is best with all of ``assumed``. low_cap_mb,
+    high_cap_mb: the smallest and the largest cap that is judged and not worse. compression: (ratio,
+    low, high) of backward + exposed with 16 bits an element to that without, at the best. assumed:
+    where no backward time is known, (a backward time in ns, the name of the best row with it): 1/4,
+    1 and 4 times the communication of ``present``.
     """
 
     what: str
     size_bytes: int
     dtype: str | None
-    curve: Row
-    sizes: tuple[int, int]
-    launches: int
-    backward_ns: float | None
     backward_source: str
     accumulate: int
-    rows: list[Proposal]
     measured_ns: float | None = None
     measured_as: str = ""
-    best: Proposal | None = None
     low_cap_mb: float | None = None
     high_cap_mb: float | None = None
     compression: Interval | None = None
     assumed: list[tuple[float, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def present(self) -> Proposal | None:
@@ -228,7 +220,7 @@ def advise(
     backward_ms: float | None = None,
     dtype: str | None = None,
     accumulate: int | None = None,
-) -> Advice | ShardAdvice:
+) -> BucketAdvice | ShardAdvice:
     """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve; of plans
     of ``shard_traffic``, one for each choice, which wrapping and resharding of FSDP2.
 
@@ -255,77 +247,104 @@ def advise(
     if curve is None:
         action = "torchcoll.run returns it on rank 0 alone."
         raise UsageError("curve", "None", "a Run, or files", action)
-    if shards := _shard_plans(gradients):
+    plans: Any = [gradients] if isinstance(gradients, (BucketPlan, ShardPlan)) else gradients
+    several = isinstance(plans, Sequence) and not isinstance(plans, str)
+    kinds = {type(plan) for plan in plans} if several else set()
+    if kinds == {ShardPlan}:
         for name, value in (("caps_mb", caps_mb), ("dtype", dtype), ("accumulate", accumulate)):
             if value is not None:
                 raise UsageError(name, value, "none with plans of FSDP2")
         passes = None if backward_ms is None else _number(backward_ms, "backward-ms", 0) * 1e6
         return advise_shards(
-            shards, curve if isinstance(curve, Side) else side("curve", curve), passes
+            list(plans), curve if isinstance(curve, Side) else side("curve", curve), passes
         )
-    found, plans = _gradients(gradients, dtype, accumulate)
-    if plans and caps_mb is not None:
-        raise UsageError("caps_mb", caps_mb, "none with plans: each has its own cap")
+    if isinstance(gradients, (int, float)) and not isinstance(gradients, bool):
+        sent = of_parameters(gradients, dtype)
+    elif dtype is not None:
+        raise UsageError("dtype", dtype, "none: the gradients have their own")
+    elif isinstance(gradients, (str, os.PathLike, Traffic)):
+        traffic = gradients if isinstance(gradients, Traffic) else Traffic.load(gradients)
+        sent = of_traffic(traffic, accumulate)
+    elif kinds == {BucketPlan}:
+        sent = of_plans(plans)
+        if caps_mb is not None:
+            raise UsageError("caps_mb", caps_mb, "none with plans: each has its own cap")
+    else:
+        got = type(gradients).__name__
+        raise UsageError("gradients", got, "a Traffic, plans of gradient_buckets, or a number")
     if backward_ms is not None:
-        found.backward_ns = _number(backward_ms, "backward-ms", 0) * 1e6
-        found.backward_source = "given"
-    measured = curve if isinstance(curve, Side) else side("curve", curve)
-    curves = curves_of(measured, _wanted(found.dtype))
-    if found.ranks and curves.row.ranks and found.ranks != curves.row.ranks:
-        expected = f"{found.ranks}, as the gradients are summed over"
-        action = f"Measure: torchrun --nproc-per-node {found.ranks} -m torchcoll.allreduce."
-        raise UsageError("ranks of the curve", curves.row.ranks, expected, action)
-    settings, same = _settings(found, caps_mb, plans)
-    halves, halved = _halves(measured, curves, found)
-    sizes = curves.centre.sizes
-    advice = Advice(
-        found.what, found.size_bytes, found.mixed or found.dtype,
-        curves.row, (sizes[0], sizes[-1]), curves.launches,
-        found.backward_ns, found.backward_source, accumulate or 1,
-        proposals(settings, curves, halves, found, found.backward_ns),
-        found.measured_ns, found.measured_as,
-    )  # fmt: skip
-    if found.backward_ns is None:
-        advice.assumed = _assumed(advice, settings, curves, found)
+        sent.backward_ns = _number(backward_ms, "backward-ms", 0) * 1e6
+        sent.backward_source = "given"
+    return _advise_buckets(
+        sent,
+        curve if isinstance(curve, Side) else side("curve", curve),
+        [*sent.known] if kinds else None,
+        caps_mb,
+        accumulate or 1,
+    )
+
+
+def _advise_buckets(
+    gradients: Gradients,
+    measured: Side,
+    planned: list[Setting] | None,
+    caps_mb: Sequence[float] | None,
+    accumulate: int,
+) -> BucketAdvice:
+    """planned: the settings to choose from; None: those of the caps."""
+    times = MeasuredCallTime(measured, asynchronous=True)
+    curves, used = times.curve("all_reduce", 0, gradients.dtype)
+    if gradients.ranks and used.row.ranks and gradients.ranks != used.row.ranks:
+        expected = f"{gradients.ranks}, as the gradients are summed over"
+        action = f"Measure: torchrun --nproc-per-node {gradients.ranks} -m torchcoll.allreduce."
+        raise UsageError("ranks of the curve", used.row.ranks, expected, action)
+    settings, same = _settings(gradients, caps_mb, planned)
+    halves, source = _halves(measured, times, gradients)
+    backward_ns = gradients.backward_ns
+    advice = BucketAdvice(
+        what=gradients.what,
+        size_bytes=gradients.size_bytes,
+        dtype=gradients.mixed or gradients.dtype,
+        curves=[used],
+        launches=times.launches,
+        hides=times.hides,
+        backward_ns=backward_ns,
+        backward_source=gradients.backward_source,
+        accumulate=accumulate,
+        rows=proposals(settings, times, halves, gradients, backward_ns),
+        measured_ns=gradients.measured_ns,
+        measured_as=gradients.measured_as,
+    )
+    if backward_ns is None:
+        if len(advice.judged) > 1:
+            base = advice.present or advice.rows[0]
+            for share in _ASSUMED:
+                assumed_ns = share * (base.communication_ns or 0)
+                rows = proposals(settings, times, None, gradients, assumed_ns)
+                best = [row.name for row in rows if row.result == BEST]
+                advice.assumed += [(assumed_ns, name) for name in best]
         names = {name for _, name in advice.assumed}
         if len(names) == 1:
             advice.best = next(row for row in advice.judged if row.name in names)
     else:
-        _settle(advice, settings, curves, halves, found, found.backward_ns)
+        for row, setting in zip(advice.rows, settings, strict=True):
+            if row.result == BEST:
+                advice.best = row
+                if halves:
+                    advice.compression = compression(setting, times, halves, gradients, backward_ns)
+        caps = [row for row in advice.judged if row.setting == "cap" and row.result != WORSE]
+        if advice.best and caps:
+            advice.low_cap_mb = min(row.caps_mb[0] for row in caps)
+            advice.high_cap_mb = max(row.caps_mb[0] for row in caps)
     smallest = min(message.size_bytes for one in settings for message in one.messages)
     problems = [f"{run.path}: {text}" for run in measured.runs for text in run.problems]
-    advice.notes = [*problems, *found.notes, *same, *_notes(advice, curves, halved, smallest)]
+    advice.notes = [
+        *problems,
+        *gradients.notes,
+        *same,
+        *_notes(advice, curves, source, smallest),
+    ]
     return advice
-
-
-def _shard_plans(gradients: Any) -> list[ShardPlan]:
-    """[] where it is anything else."""
-    plans = [gradients] if isinstance(gradients, ShardPlan) else gradients
-    if not isinstance(plans, Sequence) or isinstance(plans, str):
-        return []
-    return list(plans) if {type(plan) for plan in plans} == {ShardPlan} else []
-
-
-def _wanted(dtype: str | None) -> Wanted:
-    """What DDP calls."""
-    return Wanted("all_reduce", dtype, asynchronous=True)
-
-
-def _gradients(gradients: Any, dtype: str | None, accumulate: int | None) -> tuple[Gradients, bool]:
-    """What was given, and whether it is plans."""
-    if isinstance(gradients, (int, float)) and not isinstance(gradients, bool):
-        return of_parameters(gradients, dtype), False
-    if dtype is not None:
-        raise UsageError("dtype", dtype, "none: the gradients have their own")
-    if isinstance(gradients, (str, os.PathLike)):
-        gradients = Traffic.load(gradients)
-    if isinstance(gradients, Traffic):
-        return of_traffic(gradients, accumulate), False
-    plans = [gradients] if isinstance(gradients, BucketPlan) else gradients
-    if not isinstance(plans, Sequence) or {type(plan) for plan in plans} != {BucketPlan}:
-        got = type(gradients).__name__
-        raise UsageError("gradients", got, "a Traffic, plans of gradient_buckets, or a number")
-    return of_plans(plans), True
 
 
 def _number(value: Any, what: str, least: float) -> float:
@@ -337,14 +356,14 @@ def _number(value: Any, what: str, least: float) -> float:
 
 
 def _settings(
-    found: Gradients, caps_mb: Sequence[float] | None, plans: bool
+    gradients: Gradients, caps_mb: Sequence[float] | None, planned: list[Setting] | None
 ) -> tuple[list[Setting], list[str]]:
     """The default, the caps in order, what was sent; and which caps change nothing more."""
-    if plans:
-        settings = [*found.known]
-    elif found.size_bytes > _MOST_BYTES:
+    if planned is not None:
+        settings = planned
+    elif gradients.size_bytes > _MOST_BYTES:
         raise UsageError(
-            "gradients", f"{found.size_bytes} bytes", f"{format_size(_MOST_BYTES)} at most"
+            "gradients", f"{gradients.size_bytes} bytes", f"{format_size(_MOST_BYTES)} at most"
         )
     else:
         caps: Sequence[float] = CAPS_MB
@@ -352,11 +371,11 @@ def _settings(
             if isinstance(caps_mb, str) or not isinstance(caps_mb, Iterable):
                 raise UsageError("caps_mb", caps_mb, "a list of MiB, such as [10, 25, 100]")
             caps = sorted({_number(cap, "bucket-cap-mb", 1 / MIB) for cap in caps_mb})
-            if not caps or found.size_bytes / caps[0] / MIB > _MOST_BUCKETS:
-                got = f"{caps[0]:g} for {found.size_bytes} bytes" if caps else "none"
+            if not caps or gradients.size_bytes / caps[0] / MIB > _MOST_BUCKETS:
+                got = f"{caps[0]:g} for {gradients.size_bytes} bytes" if caps else "none"
                 raise UsageError("bucket-cap-mb", got, f"{_MOST_BUCKETS} buckets at most")
-        able = [cap for cap in caps if found.size_bytes / cap / MIB <= _MOST_BUCKETS]
-        settings = [found.setting(None), *map(found.setting, able), *found.known]
+        able = [cap for cap in caps if gradients.size_bytes / cap / MIB <= _MOST_BUCKETS]
+        settings = [gradients.setting(None), *map(gradients.setting, able), *gradients.known]
     order = {"default": 0, "cap": 1, "caps": 2, "sent": 3}
     settings.sort(key=lambda one: (order[one.kind], one.caps_mb))
     kept: list[Setting] = []
@@ -375,55 +394,51 @@ def _settings(
     return kept, [f"bucket_cap_mb that make the same buckets: {words}"] if same else []
 
 
-def _halves(measured: Side, curves: MeasuredCurves, found: Gradients) -> tuple[Halves | None, str]:
+def _halves(
+    measured: Side, times: MeasuredCallTime, gradients: Gradients
+) -> tuple[Halves | None, str]:
     """What sends 16 bits an element, and where its times come from; None of those that do."""
-    if found.mixed or found.dtype not in ("float32", "float64"):
+    if gradients.mixed or gradients.dtype not in ("float32", "float64"):
         return None, ""
-    scale = 2 / find_dtype(found.dtype).itemsize
+    scale = 2 / find_dtype(gradients.dtype).itemsize
+    dtypes = {m.case.dtype for m in measured.results if m.case.collective == "all_reduce"}
     for name in ("float16", "bfloat16"):
-        if name in {m.case.dtype for m in measured.results if m.case.collective == "all_reduce"}:
-            halves = curves_of(measured, _wanted(name))
-            if len(halves.every) == len(curves.every):
-                return Halves(halves, scale), f"measured in {halves.row.dtype}"
-    return Halves(curves, scale), f"the times of {curves.row.dtype} with fewer bytes"
+        if name in dtypes:
+            halves = MeasuredCallTime(measured, asynchronous=True)
+            _, used = halves.curve("all_reduce", 0, name)
+            if halves.count == times.count:
+                return Halves(halves, name, scale), f"measured in {used.row.dtype}"
+    source = f"the times of {times.used[0].row.dtype} with fewer bytes"
+    return Halves(times, gradients.dtype, scale), source
 
 
-def _settle(
-    advice: Advice,
-    settings: Sequence[Setting],
-    curves: MeasuredCurves,
-    halves: Halves | None,
-    found: Gradients,
+def compression(
+    best: Setting,
+    times: MeasuredCallTime,
+    halves: Halves,
+    gradients: Gradients,
     backward_ns: float,
-) -> None:
-    """The best row, which caps are no worse, and what 16 bits change there."""
-    for row, setting in zip(advice.rows, settings, strict=True):
-        if row.result == BEST:
-            advice.best = row
-            if halves:
-                advice.compression = compression(setting, curves, halves, found, backward_ns)
-    fine = [row.caps_mb[0] for row in advice.judged if row.setting == "cap" and row.result != WORSE]
-    if advice.best and fine:
-        advice.low_cap_mb, advice.high_cap_mb = min(fine), max(fine)
+) -> Interval | None:
+    """backward + exposed of 16 bits an element over that of the gradients as they are."""
+    less = all_reduce_times(best, halves.times, halves.dtype, halves.scale)
+    if any(time.extrapolated for time in less):
+        return None
+    full = all_reduce_times(best, times, gradients.dtype)
+    each = [
+        exposed_ns(durations, best, gradients, backward_ns, times.hides)
+        for durations in (less, full)
+    ]
+    ratios = [
+        (backward_ns + less_ns) / (backward_ns + full_ns)
+        for less_ns, full_ns in zip(*each, strict=True)
+    ]
+    return interval(ratios, times.launches)
 
 
-def _assumed(
-    advice: Advice, settings: Sequence[Setting], curves: MeasuredCurves, found: Gradients
-) -> list[tuple[float, str]]:
-    """The best where the backward pass took so many times the communication of what there is."""
-    stated: list[tuple[float, str]] = []
-    if len(advice.judged) < 2:
-        return stated
-    base = advice.present or advice.rows[0]
-    for times in _ASSUMED:
-        backward_ns = times * (base.communication_ns or 0)
-        rows = proposals(settings, curves, None, found, backward_ns)
-        stated += [(backward_ns, row.name) for row in rows if row.result == BEST]
-    return stated
-
-
-def _notes(advice: Advice, curves: MeasuredCurves, halved: str, smallest: float) -> Iterable[str]:
-    row, (least, most) = curves.row, advice.sizes
+def _notes(
+    advice: BucketAdvice, curves: MeasuredCurves, halved: str, smallest: float
+) -> Iterable[str]:
+    row, (least, most) = curves.row, advice.curves[0].sizes
     results = {one.result for one in advice.rows}
     if UNCLEAR in results:
         yield MODEL_NOTE
@@ -464,7 +479,7 @@ def _notes(advice: Advice, curves: MeasuredCurves, halved: str, smallest: float)
     if curves.launches == 1:
         what = (
             "low and high are the 5th and 95th percentile of its calls"
-            if curves.others
+            if curves.every[1:]
             else "it tells no spread, so nothing can be called noise"
         )
         yield f"one launch: {what}; only several launches give an interval"

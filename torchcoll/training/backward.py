@@ -15,17 +15,17 @@ from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.training.joined import cut_at_marks
-from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB, BucketPlan
-from torchcoll.training.steps import (
+from torchcoll.training.late import cut_at_marks
+from torchcoll.training.passes import (
     count_passes,
     measured_exposed,
     second_pass,
     sizes_of,
     split,
-    steps_of,
     usual,
 )
+from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB, BucketPlan
+from torchcoll.training.steps import steps_of
 
 _CAPTURE = "Call traffic.step() after each step of a torchcoll.capture."
 _MARK = {
@@ -95,18 +95,25 @@ class Gradients:
     measured_as: str = ""
 
     def setting(self, cap_mb: float | None) -> Setting:
-        """What a cap sends, as far as it can be told; None: DDP's default."""
-        return self._regrouped(cap_mb) if self.sent else self._even(cap_mb)
+        """What a cap sends, as far as it can be told; None: DDP's default.
 
-    def _regrouped(self, cap_mb: float | None) -> Setting:
-        """From the buckets that were sent, whose parameters nobody knows.
+        Without sent buckets: as many as it takes, all of one size, not above the cap.
 
-        DDP closes a bucket with the parameter that takes it to the cap (torch's
-        compute_bucket_assignment_by_size, for each dtype by itself). So a cap can have made what
-        was sent where it is no larger than any bucket that is not the last of its dtype. One that
-        is larger than that, but smaller than another bucket, may split it or not. One above all
-        of them puts them together; where it closes within a bucket, the whole of it is taken.
+        Else from the buckets that were sent, whose parameters nobody knows. DDP closes a bucket
+        with the parameter that takes it to the cap (torch's compute_bucket_assignment_by_size, for
+        each dtype by itself). So a cap can have made what was sent where it is no larger than any
+        bucket that is not the last of its dtype. One that is larger than that, but smaller than
+        another bucket, may split it or not. One above all of them puts them together; where it
+        closes within a bucket, the whole of it is taken.
         """
+        kind, caps = ("cap", (cap_mb,)) if cap_mb else ("default", ())
+        if not self.sent:
+            sizes: list[float] = []
+            left, first = self.size_bytes, DEFAULT_FIRST_MB * MIB
+            if cap_mb is None and left > first:
+                sizes, left = [first], left - first
+            count = max(1, math.ceil(left / ((cap_mb or DEFAULT_CAP_MB) * MIB)))
+            return Setting(kind, caps, in_order([*sizes, *([left / count] * count)]))
         limits = [cap_mb * MIB] if cap_mb else [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
         last = {dtype: place for place, (_, dtype) in enumerate(self.sent)}
         messages: list[Message] = []
@@ -128,23 +135,12 @@ class Gradients:
             else:
                 filling[dtype] = message
         messages += filling.values()
-        kind, caps = ("cap", (cap_mb,)) if cap_mb else ("default", ())
         if could:
             sent = in_order([size_bytes for size_bytes, _ in self.sent])
             return Setting(kind, caps, sent, COULD_BE_SENT if larger else AS_SENT)
         if larger:
             return Setting(kind, caps, (), UNKNOWN)
         return Setting(kind, caps, tuple(messages))
-
-    def _even(self, cap_mb: float | None) -> Setting:
-        """As many buckets as it takes, all of one size, not above the cap; None: DDP's default."""
-        sizes: list[float] = []
-        left, first = self.size_bytes, DEFAULT_FIRST_MB * MIB
-        if cap_mb is None and left > first:
-            sizes, left = [first], left - first
-        count = max(1, math.ceil(left / ((cap_mb or DEFAULT_CAP_MB) * MIB)))
-        messages = in_order([*sizes, *([left / count] * count)])
-        return Setting("cap", (cap_mb,), messages) if cap_mb else Setting("default", (), messages)
 
     def ready_ns(self, share: float, backward_ns: float) -> float:
         """When so much of the gradients is ready, after the backward pass has begun."""

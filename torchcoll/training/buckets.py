@@ -9,108 +9,21 @@ reversed.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import gc
-import importlib
 import inspect
 import math
 import os
-import random
 import sys
-import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import UsageError
-from torchcoll.core.units import MAX_BYTES, format_bytes, whole_number
-from torchcoll.training.plans import DEFAULT_CAP_MB, MIB, Bucket, BucketPlan, Trial, Tried
-
-# -------------------------------------------------------------------------------------------------
-# ``package.module:factory`` as a model on meta, for the commands.
-
-_FORM = "package.module:factory, such as train:make_model"
-
-
-def model_of(target: str) -> nn.Module:
-    """What the factory returns when it is called under torch.device("meta").
-
-    The module is looked for in the current folder first, as ``python -m`` does. What it prints goes
-    to stderr, for stdout is a table that others may read. A module in place of a factory is taken.
-    Raises UsageError where there is no such factory, where it fails, and where it makes no module.
-    """
-    name, _, attribute = target.partition(":")
-    if not name or not attribute:
-        raise UsageError("model", target, _FORM)
-    if name.endswith(".py") or os.sep in name:
-        path = os.path.relpath(name.removesuffix(".py"))
-        folder, written = "", path.replace(os.sep, ".")
-        if path.startswith(os.pardir):
-            folder, written = (
-                f"in {os.path.dirname(os.path.abspath(name))} ",
-                os.path.basename(path),
-            )
-        raise UsageError("model", target, _FORM, f"Write {folder}{written}:{attribute}.")
-    with _current_folder_first(), contextlib.redirect_stdout(sys.stderr):
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise _raised(f"the import of {name}", error) from error
-            expected = f"a module that can be imported from here ({error})"
-            raise UsageError("model", target, expected) from None
-        except (Exception, SystemExit) as error:
-            raise _raised(f"the import of {name}", error) from error
-        try:
-            factory = getattr(module, attribute)
-        except AttributeError:
-            raise UsageError("model", target, f"a name in {name}: {attribute} is none") from None
-        if isinstance(factory, nn.Module):
-            return factory
-        if not callable(factory):
-            expected = "a function without arguments that makes the model"
-            raise UsageError("model", f"{target} of type {type(factory).__name__}", expected)
-        try:
-            with torch.device("meta"):
-                model = factory()
-        except (Exception, SystemExit) as error:
-            raise _raised(target, error) from error
-    if not isinstance(model, nn.Module):
-        got = f"type {type(model).__name__} from {target}"
-        raise UsageError("model", got, "a torch.nn.Module")
-    return model
-
-
-_WITHOUT = (
-    "Where it reads the values of its tensors, capture a step (torchcoll.capture), or give "
-    "--parameters N."
-)
-
-
-def _raised(what: str, error: BaseException) -> UsageError:
-    got = f"{type(error).__name__} from {what}: {error}"
-    action = _WITHOUT if "meta" in str(error) else ""
-    return UsageError("model", got, "a model on meta", action)
-
-
-@contextlib.contextmanager
-def _current_folder_first() -> Iterator[None]:
-    folder = os.getcwd()
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # the module may have changed it
-            sys.path.remove(folder)
-
-
-# -------------------------------------------------------------------------------------------------
+from torchcoll.core.units import MAX_BYTES, format_bytes
+from torchcoll.training.plans import DEFAULT_CAP_MB, MIB, Bucket, BucketPlan
 
 Caps = float | Sequence[float] | None
 
@@ -135,7 +48,20 @@ def gradient_buckets(
     """
     limits = _limits(bucket_cap_mb)
     caps = tuple(bucket_cap_mb) if isinstance(bucket_cap_mb, Sequence) else bucket_cap_mb
-    parameters = _sent(model)
+    ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+    # DDP compares f"{module}.{name}", so that a parameter of the root is ".name".
+    parameters = {
+        name: parameter
+        for name, parameter in trainable(model).items()
+        if (name if "." in name else f".{name}") not in ignored
+    }
+    if not parameters:
+        raise UsageError("model", "only parameters that DDP is to ignore", "one or more others")
+    for name, module in model.named_modules():
+        sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        if sparse and module.weight.requires_grad:
+            action = "The bytes of sparse ones depend on the data: capture a step."
+            raise UsageError("model", f"sparse gradients of {name or 'it'}", "dense ones", action)
     names = list(parameters)
     order = names[::-1] if step is None else _order_of_gradients(model, step, names)
     used = set(order)
@@ -199,25 +125,6 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def _sent(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters whose gradients DDP sends."""
-    ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
-    # DDP compares f"{module}.{name}", so that a parameter of the root is ".name".
-    found = {
-        name: parameter
-        for name, parameter in trainable(model).items()
-        if (name if "." in name else f".{name}") not in ignored
-    }
-    if not found:
-        raise UsageError("model", "only parameters that DDP is to ignore", "one or more others")
-    for name, module in model.named_modules():
-        sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-        if sparse and module.weight.requires_grad:
-            action = "The bytes of sparse ones depend on the data: capture a step."
-            raise UsageError("model", f"sparse gradients of {name or 'it'}", "dense ones", action)
-    return found
-
-
 def _order_of_gradients(
     model: nn.Module, step: Callable[[nn.Module], object], names: Sequence[str]
 ) -> list[str]:
@@ -225,7 +132,21 @@ def _order_of_gradients(
 
     The hook is called where DDP's is: when a gradient is complete, also of a tied parameter.
     """
-    copied = _on_meta(model)
+    # Tensors are replaced while copying: a copy that is moved later would need the memory twice.
+    memo: dict[int, object] = {}
+    try:
+        for module in model.modules():
+            for held in (module._parameters, module._buffers, vars(module)):
+                for value in held.values():
+                    if isinstance(value, torch.Tensor) and id(value) not in memo:
+                        empty = torch.empty_like(value, device="meta", requires_grad=False)
+                        if isinstance(value, nn.Parameter):
+                            empty = nn.Parameter(empty, requires_grad=value.requires_grad)
+                        memo[id(value)] = empty
+        copied = copy.deepcopy(model, memo)
+    except Exception as error:
+        got = f"one that cannot be copied ({type(error).__name__}: {error})"
+        raise UsageError("model", got, "a model that copy.deepcopy takes") from error
     ready: dict[str, None] = {}
     for name, parameter in copied.named_parameters():
         if name in names:
@@ -242,27 +163,6 @@ def _order_of_gradients(
     if not ready:
         raise UsageError("step", "no gradient for any parameter", "a backward in it")
     return list(ready)
-
-
-def _on_meta(model: nn.Module) -> nn.Module:
-    """A copy of the model whose tensors are on meta. Raises UsageError where it has no copy.
-
-    The tensors are replaced while copying: a copy that is moved later would need the memory twice.
-    """
-    memo: dict[int, object] = {}
-    try:
-        for module in model.modules():
-            own = (module._parameters, module._buffers, vars(module))
-            for value in [value for values in own for value in values.values()]:
-                if isinstance(value, torch.Tensor) and id(value) not in memo:
-                    empty = torch.empty_like(value, device="meta", requires_grad=False)
-                    if isinstance(value, nn.Parameter):
-                        empty = nn.Parameter(empty, requires_grad=value.requires_grad)
-                    memo[id(value)] = empty
-        return copy.deepcopy(model, memo)
-    except Exception as error:
-        got = f"one that cannot be copied ({type(error).__name__}: {error})"
-        raise UsageError("model", got, "a model that copy.deepcopy takes") from error
 
 
 def _assigned(
@@ -319,132 +219,3 @@ def _notes(model: nn.Module, step: object, find_unused: bool, unused: Sequence[s
             "each forward"
         )
     return notes
-
-
-# -------------------------------------------------------------------------------------------------
-# Real training steps with several bucket_cap_mb, interleaved.
-
-Cap = float | None
-Make = Callable[[Cap], DistributedDataParallel]
-
-
-def try_buckets(
-    make_ddp: Make,
-    step: Callable[[DistributedDataParallel], object],
-    caps_mb: Sequence[Cap],
-    *,
-    rounds: int = 6,
-    steps: int = 10,
-    skip: int = 3,
-    seed: int = 0,
-) -> Trial:
-    """Measure training steps with each bucket_cap_mb of DDP. To be called on all ranks alike.
-
-    make_ddp(cap) returns DistributedDataParallel(model, bucket_cap_mb=cap); it is called for every
-    block, so that one model at a time is in memory. step(model) is one training step: forward,
-    backward, and the optimiser if it is to count. caps_mb: in MiB, 2 or more, each once; None is
-    DDP's default. The first one is what the others are compared with.
-
-    A round has a block for each cap, in an order shuffled by ``seed``. A block makes the model,
-    leaves ``skip`` steps out (the first sends one bucket of everything, in the second the buckets
-    are made anew) and times ``steps`` steps, each alone: the device is idle at both ends, and the
-    slowest rank counts. Returns the same Trial on all ranks. The interval is over the rounds of
-    this launch; a launch is one replicate: repeat it to know how launches differ.
-
-    Raises UsageError outside of a process group, where make_ddp returns no DDP or one with another
-    cap, for numbers out of range, and where the ranks were asked for different things.
-    """
-    caps = _checked(caps_mb)
-    asked = {"rounds": rounds, "steps": steps, "skip": skip, "seed": seed}
-    for name, least in (("rounds", 2), ("steps", 1), ("skip", 2), ("seed", 0)):
-        whole_number(asked[name], name, least)
-    if not (dist.is_available() and dist.is_initialized()):
-        raise UsageError("try_buckets", "no process group", "init_process_group before it")
-    generator, agreed = random.Random(seed), False
-    times: dict[Cap, list[list[int]]] = {cap: [] for cap in caps}
-    for _ in range(rounds):
-        for cap in generator.sample(caps, len(caps)):
-            model = _made(make_ddp, cap)
-            group, device = model.process_group, next(model.parameters()).device
-            if not agreed:
-                _agree(fingerprint([caps, asked]), group, device)
-                agreed = True
-            times[cap].append(_block(model, step, skip, steps, device))
-            alive = weakref.ref(model)
-            del model
-            if alive():  # in a cycle: two of them may not fit
-                gc.collect()
-    rows = [Tried(cap, times[cap], times[caps[0]]) for cap in caps]
-    ranks, backend = dist.get_world_size(group), str(dist.get_backend(group))
-    trial = Trial(rows, ranks, backend, device.type, rounds, steps, skip, seed)
-    if ranks == 1:
-        trial.notes.append("1 rank: nothing was communicated")
-    return trial
-
-
-def _checked(caps_mb: Sequence[Cap]) -> list[Cap]:
-    if isinstance(caps_mb, str) or not isinstance(caps_mb, Iterable):
-        raise UsageError("caps_mb", repr(caps_mb), "a list of MiB, such as [25, 50, 100]")
-    caps: list[Cap] = []
-    for cap in caps_mb:
-        if cap is not None:
-            number = isinstance(cap, (int, float)) and not isinstance(cap, bool)
-            if not number or not 0 < cap < math.inf:
-                raise UsageError("caps_mb", cap, "numbers of MiB above 0, or None for the default")
-        if cap in caps:
-            raise UsageError("caps_mb", f"{cap} twice", "each once")
-        caps.append(cap)
-    if len(caps) < 2:
-        raise UsageError("caps_mb", f"{len(caps)} of them", "2 or more")
-    return caps
-
-
-def _made(make_ddp: Make, cap: Cap) -> DistributedDataParallel:
-    model = make_ddp(cap)
-    if not isinstance(model, DistributedDataParallel):
-        raise UsageError("make_ddp", type(model).__name__, "DistributedDataParallel")
-    wanted = int((DEFAULT_CAP_MB if cap is None else cap) * MIB)
-    has = getattr(model, "bucket_bytes_cap", wanted)
-    if has != wanted:  # else all caps would be alike, and their noise an answer
-        got, expected = f"one with bucket_cap_mb {has / MIB:g}", f"{wanted / MIB:g}"
-        raise UsageError("make_ddp", got, expected, "Pass its argument on as bucket_cap_mb.")
-    return model
-
-
-def _agree(asked: str, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Raises UsageError, on all ranks, where one was asked for something else."""
-    number = int(asked[:15], 16)
-    both = torch.tensor([number, -number], device=device)
-    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
-    if both[0] != -both[1]:
-        got = "other caps_mb, rounds, steps, skip or seed on some rank"
-        raise UsageError("try_buckets", got, "the same on all ranks")
-
-
-def _block(
-    model: DistributedDataParallel,
-    step: Callable[[DistributedDataParallel], object],
-    skip: int,
-    steps: int,
-    device: torch.device,
-) -> list[int]:
-    """Duration of each step (ns), until the slowest rank had done it."""
-
-    def idle() -> None:
-        if device.type != "cpu":
-            torch.get_device_module(device).synchronize(device)
-
-    model.train()
-    for _ in range(skip):
-        step(model)
-    idle()
-    dist.barrier(group=model.process_group)
-    taken = []
-    for _ in range(steps):
-        start = time.perf_counter_ns()
-        step(model)
-        idle()
-        taken.append(time.perf_counter_ns() - start)
-    slowest = torch.tensor(taken, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=model.process_group)
-    return [int(ns) for ns in slowest.tolist()]

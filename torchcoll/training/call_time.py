@@ -1,7 +1,7 @@
 """How long one call of a collective takes, by its size and its ranks.
 
-Two makers: measured curves (training/plan_curves.py) and the model of a machine (``ModelCallTime``
-here).
+Two makers: measured curves (training/measured_curves.py) and the model of a machine
+(``ModelCallTime`` here).
 """
 
 from __future__ import annotations
@@ -21,19 +21,6 @@ class Duration(NamedTuple):
 
     each_ns: tuple[float, ...]
     extrapolated: str
-
-    @property
-    def value_ns(self) -> float:
-        return self.each_ns[0]
-
-    @property
-    def low_ns(self) -> float | None:
-        """None where nothing is known besides the value."""
-        return min(self.each_ns[1:], default=None)
-
-    @property
-    def high_ns(self) -> float | None:
-        return max(self.each_ns[1:], default=None)
 
 
 class CallTime(Protocol):

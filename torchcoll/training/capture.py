@@ -17,7 +17,7 @@ import secrets
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -29,82 +29,20 @@ import torch.distributed as dist
 
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.traffic import Traffic, records_of
-from torchcoll.training.capture_file import CaptureFile, no_room, open_rank_file, say
+from torchcoll.training.capture_file import NO_ROOM, CaptureFile, open_rank_file, say
 from torchcoll.training.decode import (
     OPERATORS,
     Schema,
     decode,
-    first_tensor,
     tensors,
 )
-from torchcoll.training.recorded_calls import CallRecorder, RecordedCall, unboxed
+from torchcoll.training.device_times import DeviceTimes
+from torchcoll.training.group_names import unboxed
+from torchcoll.training.recorded_calls import CallRecorder, RecordedCall
 from torchcoll.training.waits import Waits
 
 if TYPE_CHECKING:
     from torchcoll.training.sampled import Sampling, StepMetrics
-
-# -------------------------------------------------------------------------------------------------
-# How long calls took on an accelerator, by torch's own events around the kernel.
-#
-# Not proven: written without a GPU at hand. torch.profiler would tell the same and is not used: a
-# second one ends the user's (torch 2.13), and it costs more than all the rest of a capture. Instead
-# the group is asked to time its calls (``_enable_collectives_timing``, as TORCH_NCCL_ENABLE_TIMING
-# does) and each Work for ``_get_duration`` once it has ended. Whatever refuses leaves a call
-# without a duration, and says so.
-
-_REFUSED = "{} calls have no duration: the backend does not time them"
-
-
-class DeviceTimes:
-    """Holds each Work, and so what it received, until it has ended: not longer."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: deque[tuple[RecordedCall, Any]] = deque()
-        self._asked: set[str] = set()
-
-    def ask(self, group: Any) -> None:
-        """Before the first call of a group."""
-        name = str(group.group_name)
-        if name not in self._asked:
-            self._asked.add(name)
-            with contextlib.suppress(RuntimeError, NotImplementedError):  # its calls say so
-                group._enable_collectives_timing()
-
-    def watch(self, call: RecordedCall, work: Any) -> None:
-        if work is None or _capturing():
-            call.unstated = _REFUSED
-            return
-        self.poll()
-        self._waiting.append((call, work))
-
-    def poll(self) -> None:
-        """Reads the calls that have ended, in order."""
-        with self._lock:
-            while self._waiting and not _capturing():
-                call, work = self._waiting[0]
-                try:
-                    if not work.is_completed():
-                        return
-                    call.time_ns, call.clock = round(1e6 * work._get_duration()), "device"
-                except (RuntimeError, NotImplementedError):
-                    call.unstated = _REFUSED
-                self._waiting.popleft()
-
-    def finish(self) -> None:
-        """Waits for the device, so that the last calls are timed too."""
-        if self._waiting and torch.accelerator.is_available():
-            torch.accelerator.synchronize()
-            self.poll()
-        self._waiting.clear()
-
-
-def _capturing() -> bool:
-    """In the capture of a CUDA graph events must not be asked."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-# -------------------------------------------------------------------------------------------------
 
 _NOT_TOLD = "{} calls of {} have no duration: {} does not tell when they end"
 _WAITED = (
@@ -272,7 +210,7 @@ def _folder(path: str | os.PathLike[str]) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if not no_room(error):
+        if error.errno not in NO_ROOM:
             reason = f"a folder that can be made ({error.strerror})"
             raise UsageError("path", folder, reason) from None
     return folder  # where there is no room for it, there is none for its files either
@@ -294,7 +232,14 @@ class _Watch:
         self._waits = Waits()
         self._thread = threading.local()
         self._kernels: Any = None  # while calls are seen
-        self._ours = dict(self._made_kernels())
+        self._ours: dict[str, Callable[..., Any]] = {}  # by the operator
+        for name in torch._C._dispatch_get_all_op_names():
+            if name.startswith("c10d::"):
+                packet, _, overload = name.removeprefix("c10d::").partition(".")
+                func = getattr(getattr(torch.ops.c10d, packet, None), overload or "default", None)
+                schema = Schema.of(func) if func else None
+                if schema and schema.communicates:
+                    self._ours[name] = self._kernel(func, schema)
         self._every, self._metrics = every, metrics
         self._file = file
         self._process = os.getpid()
@@ -343,16 +288,6 @@ class _Watch:
             self._waits.stop()
         self._kernels = None
 
-    def _made_kernels(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """By the operator."""
-        for name in torch._C._dispatch_get_all_op_names():
-            if name.startswith("c10d::"):
-                packet, _, overload = name.removeprefix("c10d::").partition(".")
-                func = getattr(getattr(torch.ops.c10d, packet, None), overload or "default", None)
-                schema = Schema.of(func) if func else None
-                if schema and schema.communicates:
-                    yield name, self._kernel(func, schema)
-
     def _kernel(self, func: Any, schema: Schema) -> Callable[..., Any]:
         below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
@@ -377,8 +312,12 @@ class _Watch:
             self._recorder.note(_NO_GROUP.format("{}", schema.name))
             return issue()
         operator = OPERATORS.get(schema.name)
-        held = first_tensor(bound.get(operator.sent or operator.received)) if operator else None
-        if held is None:  # a list whose first is empty, or an operator that is in no table
+        held: Any = bound.get(operator.sent or operator.received) if operator else None
+        while isinstance(held, list | tuple):  # as ``tensors`` gives it, with less to run
+            held = held[0] if held else None
+        if not isinstance(
+            held, torch.Tensor
+        ):  # a list whose first is empty, or an operator that is in no table
             held = next(tensors(list(bound.values())), None)
         device = _CPU if held is None else held.device
         on_host = device.type == "cpu"
@@ -409,7 +348,7 @@ class _Watch:
                 fields["asynchronous"] = waits
                 self._recorder.add(call, fields, group, device)
         except Exception as error:
-            self._unread(schema, error)
+            self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
             self._recorder.drop(call)
         return result
 
@@ -417,11 +356,8 @@ class _Watch:
         try:
             return decode(schema.name, bound, result)
         except Exception as error:  # training goes on, whatever an operator to come looks like
-            self._unread(schema, error)
+            self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
             return None
-
-    def _unread(self, schema: Schema, error: Exception) -> None:
-        self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
 
     def _time(
         self,

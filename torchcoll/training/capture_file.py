@@ -14,12 +14,7 @@ from torchcoll.core.traffic import RANK_FILE, Traffic, TrafficCall, header_of
 
 BATCH = 256  # calls that may wait to be written
 # Full or broken: no mistake in the path, so no reason to refuse a training that begins again.
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE}
-
-
-def no_room(error: OSError | None) -> bool:
-    """Whether the disk or the process has no room, so that the path is not to blame."""
-    return error is not None and error.errno in _NO_ROOM
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE}
 
 
 def warn(got: object, where: object, expected: str, action: str) -> None:
@@ -48,7 +43,7 @@ def open_rank_file(folder: Path, rank: int) -> Writer | None:
                 if not isinstance(reason, OSError):
                     raise
                 if not isinstance(reason, FileExistsError) or not os.path.lexists(folder / name):
-                    if not no_room(reason):
+                    if reason.errno not in NO_ROOM:
                         raise
                     room = "room for a new file"
                     warn(reason.strerror, folder / name, room, "its calls are in memory alone")

@@ -1,4 +1,4 @@
-"""The table of choices of an advice, for DDP and FSDP2 alike: what each costs, and which is best.
+"""An advice and its table of choices, for DDP and FSDP2 alike: what each costs, and which is best.
 
 ``with_times`` fills a row from what a model says on each curve, ``judged`` sets the rows against
 the best of them.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Generic, NamedTuple, TypeVar
 
 from scipy import stats
 
+from torchcoll.core.display import Displayed
 from torchcoll.core.summary import paired_ratio
 from torchcoll.core.units import format_size
+from torchcoll.training.measured_curves import CurveUsed
 
 THRESHOLD = 0.02  # as in a comparison: a change below it is nothing that anyone would act on
 # Real steps of one model differ from what the model says, cap by cap, and no launch of the curve
@@ -78,6 +80,24 @@ class AdviceRow:
 AnyRow = TypeVar("AnyRow", bound=AdviceRow)
 
 
+@dataclass(repr=False, kw_only=True)
+class Advice(Displayed, Generic[AnyRow]):
+    """What ``advise`` found for DDP or FSDP2: a proposal of a model, which real steps can refute.
+
+    curves: what the calls were read on; launches of them. hides: communication can run beside the
+    computation. backward_ns: of a backward pass without communication; None unknown. best: the row
+    with the least exposed time; None where it cannot be known.
+    """
+
+    curves: list[CurveUsed]
+    launches: int
+    hides: bool
+    backward_ns: float | None
+    rows: list[AnyRow]
+    best: AnyRow | None = None
+    notes: list[str] = field(default_factory=list)
+
+
 def with_times(
     row: AnyRow,
     communication_ns: Sequence[float],
@@ -114,7 +134,8 @@ def judged(
     able = [i for i, row in enumerate(rows) if not row.result]
     if not able:
         return list(rows)
-    best = able[best_of([ends[i] for i in able], launches)]
+    deciding = slice(1, None) if launches > 1 else slice(1)  # the launches, or the centre
+    best = min(able, key=lambda i: math.fsum(map(math.log, ends[i][deciding])))
     results = []
     for i, row in enumerate(rows):
         if ends[i]:
@@ -165,12 +186,6 @@ def interval(ratios: Sequence[float], launches: int, choices: int = 1) -> Interv
         wider = t.ppf(1 - 0.025 / choices) / t.ppf(0.975)
         return ratio, ratio * (low / ratio) ** wider, ratio * (high / ratio) ** wider
     return (ratios[0], min(ratios), max(ratios)) if len(ratios) > 1 else (ratios[0], None, None)
-
-
-def best_of(ends: Sequence[Sequence[float]], launches: int) -> int:
-    """The place of the least. ends: what each takes on each of ``MeasuredCurves.every``."""
-    deciding = slice(1, None) if launches > 1 else slice(1)
-    return min(range(len(ends)), key=lambda i: math.fsum(map(math.log, ends[i][deciding])))
 
 
 def judge(

@@ -62,40 +62,8 @@ def measured_offsets(traffic: Traffic, calls: Iterable[Joined]) -> Offsets:
         zeros = {rank: traffic.clocks[rank][1] for rank in ranks}
         added = {rank: zero - zeros[ranks[0]] for rank, zero in zeros.items()}
         return Offsets(added, dict.fromkeys(ranks, 0), None, "one host, one clock: no error")
-    return _by_calls(ranks, _bounds(calls))
-
-
-def _bounds(calls: Iterable[Joined]) -> dict[tuple[int, int], _Bound]:
-    """(rank, other) -> bounds of what is added to the stamps of the other; of each call the first
-    rank with each of the rest, both ways.
-    """
-    found: dict[tuple[int, int], _Bound] = {}
-    for one in calls:
-        if not _meets(one):
-            continue
-        first, *rest = sorted(one.calls)
-        begin, end = one.calls[first].span or (0, 0)
-        for other in rest:
-            start, stop = one.calls[other].span or (0, 0)
-            bound = found.setdefault((first, other), _Bound(float("-inf"), float("inf"), []))
-            bound.low, bound.high = max(bound.low, begin - stop), min(bound.high, end - start)
-            bound.ends.append(end - stop)
-    for (first, other), bound in list(found.items()):
-        found[other, first] = _Bound(-bound.high, -bound.low, [-gap for gap in bound.ends])
-    return found
-
-
-def _meets(one: Joined) -> bool:
-    """Whether every rank of it needs all others, and each tells when it began and ended."""
-    call = next(iter(one.calls.values()))
-    entry = COLLECTIVES.get(call.collective)
-    if entry is None or entry.has_root or has_splits(call.collective) or len(one.calls) < 2:
-        return False
-    return all(own.span for own in one.calls.values())
-
-
-def _by_calls(ranks: list[int], bounds: dict[tuple[int, int], _Bound]) -> Offsets:
-    """From the first rank on, over ranks that share calls with one that is aligned already."""
+    bounds = _bounds(calls)
+    # From the first rank on, over ranks that share calls with one that is aligned already.
     added, error, off = {ranks[0]: 0}, {ranks[0]: 0}, []
     beside: dict[int, list[int]] = defaultdict(list)
     contradict: set[int] = set()
@@ -136,3 +104,28 @@ def _by_calls(ranks: list[int], bounds: dict[tuple[int, int], _Bound]) -> Offset
             )
         problem = f"the clocks of {which} cannot be aligned with rank {ranks[0]}: {why}"
     return Offsets(added, error, max(off, default=None), text, problem)
+
+
+def _bounds(calls: Iterable[Joined]) -> dict[tuple[int, int], _Bound]:
+    """(rank, other) -> bounds of what is added to the stamps of the other; of each call the first
+    rank with each of the rest, both ways.
+    """
+    found: dict[tuple[int, int], _Bound] = {}
+    for one in calls:
+        # Only where every rank needs all others, and each tells when it began and ended.
+        collective = next(iter(one.calls.values())).collective
+        entry = COLLECTIVES.get(collective)
+        if entry is None or entry.has_root or has_splits(collective) or len(one.calls) < 2:
+            continue
+        if not all(call.span for call in one.calls.values()):
+            continue
+        first, *rest = sorted(one.calls)
+        begin, end = one.calls[first].span or (0, 0)
+        for other in rest:
+            start, stop = one.calls[other].span or (0, 0)
+            bound = found.setdefault((first, other), _Bound(float("-inf"), float("inf"), []))
+            bound.low, bound.high = max(bound.low, begin - stop), min(bound.high, end - start)
+            bound.ends.append(end - stop)
+    for (first, other), bound in list(found.items()):
+        found[other, first] = _Bound(-bound.high, -bound.low, [-gap for gap in bound.ends])
+    return found

@@ -1,20 +1,21 @@
-"""``torchcoll gradients``: what a model's gradients send, without running it, and what it costs."""
+"""The commands of a training: what it sends and costs, planned, captured or played again.
+
+``gradients``: of a model, without running it. ``replay``: on ranks, a captured training step played
+again. ``trace``: traffic from per-rank files, profiler traces and Flight Recorder dumps. ``plan``:
+the communication of a training that was not run, on a machine with a model.
+"""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell, unknown
 
 if TYPE_CHECKING:
-    from torchcoll.core.file import Writer
-    from torchcoll.core.traffic import Traffic
     from torchcoll.machine.launcher import Launch
     from torchcoll.training.plans import BucketPlan
     from torchcoll.training.sharded import ShardPlan
@@ -90,6 +91,7 @@ _OF_FSDP = ("ranks", "together", "reshard", "replicas", "param_dtype", "reduce_d
 def run_gradients(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import is_traffic
     from torchcoll.report.formats import FORMATS
+    from torchcoll.runs.show import show
 
     choice(options.format, "format", FORMATS)
     if options.fsdp is None:
@@ -98,17 +100,20 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
                 action = "DDP's buckets are the same on any number." if name == "ranks" else ""
                 raise UsageError(name.replace("_", "-"), value, "--fsdp CLASSES with it", action)
     if options.curve is not None:
-        return _show_advice(options) if options.fsdp is None else _show_shard_advice(options)
+        return _show_advice(options)
     for name in _OF_CURVE:
         if (value := getattr(options, name)) is not None:
             raise UsageError(name.replace("_", "-"), value, "--curve RUN with it")
     if options.model is None:
         raise UsageError("model", "none", "package.module:factory, such as train:make_model")
     if options.fsdp is not None:
-        return _show_shards(options)
+        (together,) = _togethers(options) or [1]
+        plan = _shards(options, together, next(iter(_reshards(options)), None))
+        show(plan, format=options.format)
+        return ExitCode.OK
     if is_traffic(options.model):
         raise UsageError("model", options.model, "package.module:factory", _OF_TRAFFIC)
-    from torchcoll.training.show import show_plans
+    from torchcoll.training.buckets_show import show_plans
 
     plans = _plans(options, _caps(options.bucket_cap_mb))
     show_plans(plans, options.format, model=options.model)
@@ -120,7 +125,8 @@ def _plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[Bu
     from torchcoll.bench.main import import_torch
 
     import_torch()  # or says in one line that there is none
-    from torchcoll.training.buckets import gradient_buckets, model_of
+    from torchcoll.training.buckets import gradient_buckets
+    from torchcoll.training.meta_model import model_of
 
     model = model_of(options.model)
     return [gradient_buckets(model, cap, find_unused=options.find_unused) for cap in caps]
@@ -131,17 +137,24 @@ def _show_advice(options: argparse.Namespace) -> ExitCode:
     from torchcoll.runs.show import show
     from torchcoll.training.advise import CAPS_MB, advise
 
-    if (options.model is None) == (options.parameters is None):
+    gradients: Any = options.model
+    caps: Sequence[float] | None = None
+    if options.fsdp is not None:
+        for name in ("parameters", "dtype", "accumulate"):
+            if (value := getattr(options, name)) is not None:
+                raise UsageError(name, value, "none with --fsdp")
+        gradients = _shard_choices(options)
+    elif (options.model is None) == (options.parameters is None):
         got = "neither a model nor --parameters" if options.model is None else "both"
         action = "" if options.model else "The model stands before --curve."
         raise UsageError("gradients", got, "a model or --parameters", action)
-    text = options.bucket_cap_mb
-    caps = None if text is None else [cap for cap in _caps(text) if cap is not None]
-    gradients: Any = options.model
-    if options.model is None:
-        gradients = _number(options.parameters, "parameters")
-    elif not is_traffic(options.model):
-        gradients, caps = _plans(options, [None, *(caps or CAPS_MB)]), None
+    else:
+        text = options.bucket_cap_mb
+        caps = None if text is None else [cap for cap in _caps(text) if cap is not None]
+        if options.model is None:
+            gradients = _number(options.parameters, "parameters")
+        elif not is_traffic(options.model):
+            gradients, caps = _plans(options, [None, *(caps or CAPS_MB)]), None
     backward = options.backward_ms
     found = advise(
         gradients,
@@ -171,23 +184,8 @@ def _caps(text: str | None) -> list[float | None]:
         raise UsageError("bucket-cap-mb", text, "numbers of MiB, such as 10,25,100") from None
 
 
-def _show_shards(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.runs.show import show
-
-    (together,) = _togethers(options) or [1]
-    reshard = next(iter(_reshards(options)), None)
-    show(_shards(options, together, reshard), format=options.format)
-    return ExitCode.OK
-
-
-def _show_shard_advice(options: argparse.Namespace) -> ExitCode:
-    """A choice for each way to wrap and to reshard."""
-    from torchcoll.runs.show import show
-    from torchcoll.training.advise import advise
-
-    for name in ("parameters", "dtype", "accumulate"):
-        if (value := getattr(options, name)) is not None:
-            raise UsageError(name, value, "none with --fsdp")
+def _shard_choices(options: argparse.Namespace) -> list[ShardPlan]:
+    """A plan for each way to wrap and to reshard."""
     named = _togethers(options)
     plans = []
     for reshard in _reshards(options) or [True, False]:
@@ -199,14 +197,7 @@ def _show_shard_advice(options: argparse.Namespace) -> ExitCode:
             # Until all are in one unit: more make no other plan.
             one_unit = len({act.unit for act in plans[-1].acts}) <= 2
             together = 0 if one_unit else 2 * together
-    backward = options.backward_ms
-    found = advise(
-        plans,
-        options.curve,
-        backward_ms=None if backward is None else _number(backward, "backward-ms"),
-    )
-    show(found, format=options.format)
-    return ExitCode.OK
+    return plans
 
 
 def _togethers(options: argparse.Namespace) -> list[int]:
@@ -248,7 +239,7 @@ def _shards(options: argparse.Namespace, together: int, reshard: bool | int | No
     from torchcoll.bench.main import import_torch
 
     import_torch()
-    from torchcoll.training.buckets import model_of
+    from torchcoll.training.meta_model import model_of
     from torchcoll.training.shards import shard_traffic
 
     model = model_of(options.model)
@@ -268,9 +259,6 @@ def _shards(options: argparse.Namespace, together: int, reshard: bool | int | No
         together,
     )
 
-
-# -------------------------------------------------------------------------------------------------
-# ``torchrun ... -m torchcoll replay``: a captured training step, played again on all ranks.
 
 _FORMATS = ("table", "markdown", "csv", "json")
 
@@ -321,8 +309,9 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
     from torchcoll.bench.session import SessionOptions
     from torchcoll.core.traffic import Traffic
     from torchcoll.training.replay import play
+    from torchcoll.training.replay_file import ReplayFile
 
-    file = _File(options.output)
+    file = ReplayFile(options.output)
 
     recorder = None
     if launch.rank == 0:
@@ -339,11 +328,10 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         on_leaving=file.drop,
     )
 
-    def read() -> Traffic:
-        return Traffic.load(options.file)
-
     try:
-        found = play(torch, what, read, options.steps, options.compute)
+        found = play(
+            torch, what, lambda: Traffic.load(options.file), options.steps, options.compute
+        )
         if found is not None and file.writer:
             from torchcoll.runs.show import show
 
@@ -359,57 +347,6 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
     finally:
         file.drop()
     return ExitCode.OK
-
-
-class _File:
-    """Rank 0's, opened before anything is played; gone again where nothing was."""
-
-    def __init__(self, name: str | None) -> None:
-        self._name = name
-        self.path: Path | None = None
-        self.writer: Writer | None = None
-        self._made: list[Path] = []  # folders, the innermost first
-
-    def emit(self, record: str, data: dict[str, Any]) -> None:
-        """A record of the session, which writes its header before anything else."""
-        from torchcoll.bench.output import RUNS_FOLDER, open_default
-        from torchcoll.core.file import Writer
-
-        if record != "header":
-            return
-        folder = Path(RUNS_FOLDER if self._name is None else self._name).absolute()
-        folder = folder if self._name is None else folder.parent
-        self._made = [one for one in (folder, *folder.parents) if not one.exists()]
-        if self._name is None:
-            self.path, self.writer = open_default("replay", data["spec"]["backend"], data["ranks"])
-        else:
-            self.path, self.writer = Path(self._name), Writer(Path(self._name), "Name another.")
-
-    def look_after(self) -> str:
-        """Where somebody has removed or moved the file: another, and what to say of it."""
-        from torchcoll.bench.output import open_again
-
-        if self.writer is None or self.path is None or self.writer.there():
-            return ""
-        text = f"traffic file {self.path}: removed or moved while playing"
-        again = open_again(self.path)
-        if again is None:
-            return f"{text}, and there is nowhere to write it again"
-        self.writer.close()
-        self.path, self.writer = again
-        return f"{text}; all is in {self.path}"
-
-    def drop(self) -> None:
-        if self.writer:
-            self.writer.discard_empty()
-            self.writer = None
-            with contextlib.suppress(OSError):  # another job may use it by now
-                for folder in self._made:
-                    folder.rmdir()
-
-
-# -------------------------------------------------------------------------------------------------
-# ``torchcoll trace``: traffic from per-rank files, profiler traces and Flight Recorder dumps.
 
 
 def trace_arguments(parser: argparse.ArgumentParser) -> None:
@@ -438,15 +375,24 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", default="table", help="table, markdown, csv or json")
 
 
+_TYPICAL = "typical"
+_DIGITS = 10
+
+
 def run_trace(options: argparse.Namespace) -> ExitCode:
     from torchcoll.importers.traces import read_traffic
-    from torchcoll.report.destination import check_new
+    from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
     from torchcoll.runs.show import show
 
     choice(options.format, "format", FORMATS)
-    number = _step_number(options.step)
+    number = None
+    if options.step is not None and options.step != _TYPICAL:
+        text = options.step
+        if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
+            raise UsageError("step", text, f"a number from 0 on, or {_TYPICAL}")
+        number = int(text)
     if options.plot:
         check_path(options.plot, options.force)
     if options.perfetto:
@@ -458,54 +404,30 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         dataclasses.replace(traffic, notes=kept).save(options.output)
         tell(f"written: {options.output}")
     if options.perfetto:
-        _write_perfetto(traffic, options)
+        from torchcoll.training.perfetto_show import traffic_trace
+
+        text, clocks = traffic_trace(traffic)
+        write_file(options.perfetto, text, "perfetto", options.force)
+        tell(f"torchcoll: trace: {options.perfetto}")
+        for note in clocks:
+            tell(f"torchcoll: note: {note}")
     if options.step is None and not options.plot:
         show(traffic, format=options.format)
     else:
-        _show_step(traffic, number, options)
+        from torchcoll.training.step_show import show_step
+        from torchcoll.training.whole_step import whole_step
+
+        step = whole_step(traffic, number)
+        if options.plot:
+            from torchcoll.training.drawn_show import draw_step
+
+            draw_step(step, options.plot)
+            tell(f"torchcoll: picture: {options.plot}")
+        show_step(step, options.format)
     for problem in traffic.problems if options.format in ("csv", "json") else ():
         tell(f"torchcoll: warning: {problem}")
     return ExitCode.OK
 
-
-_TYPICAL = "typical"
-_DIGITS = 10
-
-
-def _step_number(text: str | None) -> int | None:
-    if text is None or text == _TYPICAL:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
-        raise UsageError("step", text, f"a number from 0 on, or {_TYPICAL}")
-    return int(text)
-
-
-def _show_step(traffic: Traffic, number: int | None, options: argparse.Namespace) -> None:
-    from torchcoll.training.step_show import show_step
-    from torchcoll.training.whole_step import whole_step
-
-    found = whole_step(traffic, number)
-    if options.plot:
-        from torchcoll.training.drawn_show import draw_step
-
-        draw_step(found, options.plot)
-        tell(f"torchcoll: picture: {options.plot}")
-    show_step(found, options.format)
-
-
-def _write_perfetto(traffic: Traffic, options: argparse.Namespace) -> None:
-    from torchcoll.report.destination import write_file
-    from torchcoll.training.step_show import traffic_trace
-
-    text, clocks = traffic_trace(traffic)
-    write_file(options.perfetto, text, "perfetto", options.force)
-    tell(f"torchcoll: trace: {options.perfetto}")
-    for note in clocks:
-        tell(f"torchcoll: note: {note}")
-
-
-# -------------------------------------------------------------------------------------------------
-# ``torchcoll plan``: the communication of a training that was not run, on a machine with a model.
 
 _TOKENS = 8192
 
@@ -534,11 +456,15 @@ _OF_SHAPES = ("parallel", "tokens", "dtype")
 
 
 def run_plan(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.collectives import find_dtype
     from torchcoll.core.units import parse_ranks
     from torchcoll.curves.model_file import load_model
+    from torchcoll.importers.traces import read_traffic
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
     from torchcoll.training.plan_show import draw_projection, show_projection
+    from torchcoll.training.projection import plan_shape, plan_traffic
+    from torchcoll.training.shapes import degrees_of, shape_of
 
     choice(options.format, "format", FORMATS)
     if options.plot:
@@ -550,46 +476,33 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     backward_ns = None if backward is None else 1e6 * _positive(backward, "backward-ms")
     model = load_model(options.model)
     if options.traffic is not None:
-        found = _planned_traffic(options, model, ranks, backward_ns)
+        for name in ("shape", "parameters", *_OF_SHAPES):
+            if (value := getattr(options, name)) is not None:
+                expected = "one of them: traffic has its own"
+                raise UsageError(name, f"{value} beside --traffic", expected)
+        projection = plan_traffic(model, read_traffic([options.traffic]), ranks, backward_ns)
     else:
-        found = _planned_shape(options, model, ranks, backward_ns)
-    show_projection(found, options.format)
+        count = None if options.parameters is None else _positive(options.parameters, "parameters")
+        shape = shape_of(options.shape, count)
+        if shape is None and count is None:
+            raise UsageError("plan", "nothing", "--traffic PATH, --shape NAME or --parameters N")
+        if options.parallel is None and not ranks:
+            raise UsageError("parallel", "none", "degrees such as dp=64,tp=8, or --ranks N")
+        projection = plan_shape(
+            model,
+            shape,
+            float(shape.parameters) if shape else count or 0.0,
+            degrees_of(options.parallel or f"dp={ranks[0]}"),
+            ranks,
+            backward_ns,
+            _positive(options.tokens or str(_TOKENS), "tokens"),
+            find_dtype(options.dtype or "bfloat16").name,
+        )
+    show_projection(projection, options.format)
     if options.plot:
-        draw_projection(found, options.plot)
+        draw_projection(projection, options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK
-
-
-def _planned_traffic(
-    options: argparse.Namespace, model: Any, ranks: Sequence[int], backward_ns: float | None
-) -> Any:
-    from torchcoll.importers.traces import read_traffic
-    from torchcoll.training.projection import plan_traffic
-
-    for name in ("shape", "parameters", *_OF_SHAPES):
-        if (value := getattr(options, name)) is not None:
-            raise UsageError(name, f"{value} beside --traffic", "one of them: traffic has its own")
-    return plan_traffic(model, read_traffic([options.traffic]), ranks, backward_ns)
-
-
-def _planned_shape(
-    options: argparse.Namespace, model: Any, ranks: Sequence[int], backward_ns: float | None
-) -> Any:
-    from torchcoll.core.collectives import find_dtype
-    from torchcoll.training.projection import plan_shape
-    from torchcoll.training.shapes import degrees_of, shape_of
-
-    count = None if options.parameters is None else _positive(options.parameters, "parameters")
-    shape = shape_of(options.shape, count)
-    if shape is None and count is None:
-        raise UsageError("plan", "nothing", "--traffic PATH, --shape NAME or --parameters N")
-    if options.parallel is None and not ranks:
-        raise UsageError("parallel", "none", "degrees such as dp=64,tp=8, or --ranks N")
-    degrees = degrees_of(options.parallel or f"dp={ranks[0]}")
-    tokens = _positive(options.tokens or str(_TOKENS), "tokens")
-    dtype = find_dtype(options.dtype or "bfloat16").name
-    parameters = float(shape.parameters) if shape else count or 0.0
-    return plan_shape(model, shape, parameters, degrees, ranks, backward_ns, tokens, dtype)
 
 
 def _positive(text: str, what: str) -> float:

@@ -83,13 +83,6 @@ class Schema:
         return None
 
 
-def first_tensor(value: Any) -> torch.Tensor | None:
-    """Of an argument; as ``tensors`` gives it, with less to run."""
-    while isinstance(value, list | tuple):
-        value = value[0] if value else None
-    return value if isinstance(value, torch.Tensor) else None
-
-
 def tensors(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in an argument, in lists of lists too."""
     if isinstance(value, torch.Tensor):
@@ -123,10 +116,11 @@ def decode(name: str, bound: dict[str, Any], result: Any) -> dict[str, Any]:
     else:
         collective, sent = name, list(tensors(list(bound.values())))
         received = list(tensors(result))
+    dtypes = {tensor.dtype for tensor in (*sent, *received)}  # none in a barrier
     fields: dict[str, Any] = {
         "bytes_in": size_bytes(sent),
         "bytes_out": size_bytes(received),
-        "dtype": _dtype([*sent, *received]),
+        "dtype": str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else None,
         "op": bound.get("reduce_op"),
     }
     if "coalesced" in name:
@@ -154,12 +148,6 @@ def of_world(fields: dict[str, Any], ranks: Sequence[int]) -> None:
         place = fields.get(name)
         if place is not None:
             fields[name] = ranks[place] if 0 <= place < len(ranks) else None
-
-
-def _dtype(held: Sequence[torch.Tensor]) -> str | None:
-    """None for a barrier, and for several dtypes in one call."""
-    found = {tensor.dtype for tensor in held}
-    return str(found.pop()).removeprefix("torch.") if len(found) == 1 else None
 
 
 def reduction(op: Any) -> str | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MOST_DRAWN = 16  # ranks: more lines could not be read
 _GROUPS = 4  # so many have a line of their own, the rest share the last
 _OTHERS = "other groups"
+_LONGEST_NAME = 16
 # Gaps far below what a screen shows are closed; nothing is made wider than it is, and bars have no
 # edges: of a thousand short kernels a picture would show nothing but edges.
 _FINEST = 20_000
@@ -53,7 +54,15 @@ def draw_step(found: WholeStep, path: str | os.PathLike[str]) -> Drawn:
         drawing.add(one)
     drawing.finish()
     figure.set_size_inches(11.0, max(3.2, 2.2 + _INCHES * drawing.height))
-    write_caption(figure, _caption(found, len(ranks)))
+    lines = list(answer_lines(found))
+    if len(ranks) < len(found.ranks):
+        lines.append(
+            f"{len(ranks)} of {len(found.ranks)} ranks are drawn: the first, and the latest"
+        )
+    waits = [one.wait_ns for one in found.ranks if one.wait_ns]
+    if waits:
+        lines.append(f"longest wait of a rank: {time_text(max(waits), 3)}")
+    write_caption(figure, [*lines, *found.notes[:4]])
     return write_figure(figure, path)
 
 
@@ -75,18 +84,15 @@ class _StepDrawing:
         self._low = min(start for start, _ in stamps.values())
         self._stamps = stamps
         self._width = max(end for _, end in stamps.values()) - self._low
-        self._lanes = self._named()
+        # The groups with a line of their own, as they are called; most calls first.
+        count = Counter(self._name(call) for one in found.ranks for call in one.calls)
+        names = [name for name, _ in count.most_common()]
+        self._lanes = names if len(names) <= _GROUPS else [*names[: _GROUPS - 1], _OTHERS]
         self._used: dict[str, None] = {}
         self._ticks: list[tuple[float, str]] = []
 
     def _name(self, one: StepCall) -> str:
         return self.found.groups.get(one.call.group) or one.call.group or "communication"
-
-    def _named(self) -> list[str]:
-        """The groups with a line of their own, as they are called; most calls first."""
-        count = Counter(self._name(call) for one in self.found.ranks for call in one.calls)
-        names = [name for name, _ in count.most_common()]
-        return names if len(names) <= _GROUPS else [*names[: _GROUPS - 1], _OTHERS]
 
     def add(self, one: RankStep) -> None:
         top, shift = self.height, self._stamps[one.rank][0] - self._low - one.start
@@ -120,7 +126,8 @@ class _StepDrawing:
         self.height += 0.55
 
     def _line(self, name: str) -> None:
-        self._ticks.append((self.height + 0.5, literal(_short(name))))
+        short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
+        self._ticks.append((self.height + 0.5, literal(short)))
         self.height += 1
 
     def _text(self, x: float, y: float, text: str, side: str, weight: str) -> None:
@@ -152,7 +159,9 @@ class _StepDrawing:
             text = _label(own)
             if (end - start) / self._width < len(text) * _LETTER:
                 continue
-            alone = sum(b - a for a, b in _within([(start, end)], exposed or []))
+            bar = [(start, end)]
+            hidden = beside(bar, exposed or [])
+            alone = sum(b - a for a, b in beside(bar, hidden))
             kind = "untold" if exposed is None else "hidden"
             kind = "exposed" if exposed is not None and 2 * alone > end - start else kind
             box = {"facecolor": _STYLES[kind]["facecolor"], "edgecolor": "none", "pad": 0.8}
@@ -215,41 +224,17 @@ def _label(calls: Sequence[StepCall]) -> str:
     return f"{len(calls)} {what}" + f", together {format_size(total)}" * bool(total)
 
 
-def _within(spans: Iterable[Span], others: Sequence[Span]) -> list[Span]:
-    """What of the spans is in the others."""
-    spans = merged(spans)
-    return beside(spans, beside(spans, others))
-
-
-def _short(name: str, most: int = 16) -> str:
-    return name if len(name) <= most else name[: most - 3] + "..."
-
-
 def _beside(one: RankStep) -> str:
     """The figures of a rank, at the end of its lines."""
     total = one.step_ns or 1
     words = []
     if one.exposed_ns is not None:
-        words.append(f"exposed {_share(one.exposed_ns / total)}")
+        words.append(f"exposed {100 * (one.exposed_ns / total):.0f} %")
     else:
-        words.append(f"communicating {_share(one.communicating_ns / total)}")
+        words.append(f"communicating {100 * (one.communicating_ns / total):.0f} %")
     if one.idle_ns is not None:
-        words.append(f"idle {_share(one.idle_ns / total)}")
+        words.append(f"idle {100 * (one.idle_ns / total):.0f} %")
     lines = [", ".join(words)]
     if one.last is not None:
-        lines.append(f"last in {_share(one.last)} of calls")
+        lines.append(f"last in {100 * one.last:.0f} % of calls")
     return "\n".join(lines)
-
-
-def _share(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _caption(found: WholeStep, drawn: int) -> list[str]:
-    lines = list(answer_lines(found))
-    if drawn < len(found.ranks):
-        lines.append(f"{drawn} of {len(found.ranks)} ranks are drawn: the first, and the latest")
-    waits = [one.wait_ns for one in found.ranks if one.wait_ns]
-    if waits:
-        lines.append(f"longest wait of a rank: {time_text(max(waits), 3)}")
-    return [*lines, *found.notes[:4]]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.training.recorded_calls import GroupNames, environment
+from torchcoll.training.group_names import GroupNames, environment
 
 _ALONE = (
     "DDP's gradient buckets alone: a hook sees no other collective, and of the first step what "

@@ -1,5 +1,8 @@
 """What one call of any size takes, from the sizes that were measured.
 
+``MeasuredCallTime`` reads the curve of each collective from the files of a measurement, and is one
+of the two makers of a CallTime (training/call_time.py).
+
 Between two measured sizes time is a straight line in the number of bytes: that is Hockney's time =
 latency + bytes / bandwidth in each piece, so it is exact where the library follows any such line,
 and each algorithm may have its own. Lines between logarithms were rejected: the logarithm of
@@ -9,15 +12,20 @@ latency + bytes / bandwidth is convex, so they lie above it, by 6 % at the bend 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
+from torchcoll.core.spec import point_of
 from torchcoll.core.summary import Row
+from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.stats.ratios import geometric
-from torchcoll.stats.sides import Measured, Reading, Side
+from torchcoll.stats.sides import Reading, Side
+from torchcoll.training.call_time import CallTime, Duration
 
+_WHOLE = "all_reduce"  # what the curves of its two halves follow from
 # What all points of one curve share, beside the dtype and the op.
 _ALIKE = (
     *("ranks", "backend", "device", "mode", "clock", "asynchronous", "buffers", "buffer_reuse"),
@@ -57,21 +65,16 @@ class MeasuredCurve:
 class MeasuredCurves:
     """The curve of one or more launches.
 
-    centre: geometric mean of the launches' medians. others: one for each of several launches; of
-    one launch its 5th and 95th percentile of calls, () where a source does not tell them.
+    every: the geometric mean of the launches' medians; then one for each of several launches; of
+    one launch its 5th and 95th percentile of calls, none where a source does not tell them.
     row: one of the rows, for what they have in common. left_out: how many sizes not all launches
     have, which are left out.
     """
 
-    centre: MeasuredCurve
-    others: tuple[MeasuredCurve, ...]
+    every: tuple[MeasuredCurve, ...]
     launches: int
     row: Row
     left_out: int = 0
-
-    @property
-    def every(self) -> tuple[MeasuredCurve, ...]:
-        return (self.centre, *self.others)
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,9 @@ class Wanted:
 
     collective: str
     dtype: str | None
-    op: str | None = "sum"
-    asynchronous: bool = False
-    ranks: int = 0
+    op: str | None
+    asynchronous: bool
+    ranks: int
 
     @property
     def action(self) -> str:
@@ -104,46 +107,50 @@ def curves_of(side: Side, wanted: Wanted) -> MeasuredCurves:
         got = f"{side.rehearsals} rehearsals (--rehearse)"
         raise UsageError("curve", got, "real launches", "What shares one GPU says nothing of time.")
     name = wanted.collective
-    found = [m for m in side.measured("time", Reading()) if m.row.collective == name]
-    usable = [m for m in found if not _useless(m.row)]
+    measured = [m for m in side.measured("time", Reading()) if m.row.collective == name]
+    usable = [m for m in measured if not _useless(m.row)]
     if not usable:
-        reasons = dict.fromkeys(_useless(m.row) for m in found)
-        got = f"{name} {', '.join(reasons)}" if found else f"no case of {name}"
+        reasons = dict.fromkeys(_useless(m.row) for m in measured)
+        got = f"{name} {', '.join(reasons)}" if measured else f"no case of {name}"
         raise UsageError("curve", got, f"{name} over sizes, on 2 ranks or more", wanted.action)
-    chosen = _of_one_kind(usable, wanted)
-    launches = sorted({m.launch for m in chosen})
-    each = [_points(m for m in chosen if m.launch == launch) for launch in launches]
-    sizes = sorted(set.intersection(*(set(points) for points in each)))
-    every = set().union(*each)
+    # What was asked for, where it was measured; all else must be the same.
+    for field in ("dtype", "op", "asynchronous"):
+        alike = [m for m in usable if getattr(m.row, field) == getattr(wanted, field)]
+        usable = alike or usable
+    if wanted.ranks:
+        usable = [m for m in usable if m.row.ranks in (0, wanted.ranks)] or usable
+    for field in (*_ALIKE, "dtype", "op"):
+        values = list(dict.fromkeys(getattr(m.row, field) for m in usable))
+        if field == "group":  # sub-groups of one rule (``mod:2/0``) run at once
+            values = list(dict.fromkeys(rule and rule.split("/")[0] for rule in values))
+        if len(values) > 1:
+            got = f"{name} with {field} {' and '.join(map(str, values))}"
+            raise UsageError("curve", got, f"one {field}", wanted.action)
+    points: dict[int, dict[int, list[Row]]] = {}  # launch -> size -> rows
+    for m in usable:
+        points.setdefault(m.launch, {}).setdefault(m.row.size_bytes, []).append(m.row)
+    each = [points[launch] for launch in sorted(points)]
+    sizes = sorted(set.intersection(*(set(rows) for rows in each)))
     if len(sizes) < 2:
-        which = f"all of its {len(launches)} launches have" if launches[1:] else "its launch has"
+        which = f"all of its {len(each)} launches have" if each[1:] else "its launch has"
         got = f"{len(sizes)} size{'s' if len(sizes) != 1 else ''} that {which}"
         raise UsageError(f"curve of {name}", got, "2 or more sizes", wanted.action)
-    centre = _curve(sizes, [[row.median_ns for p in each for row in p[n]] for n in sizes])
-    if len(launches) > 1:
-        others = [_curve(sizes, [[row.median_ns for row in p[n]] for n in sizes]) for p in each]
+    hides = usable[0].row.device != "cpu"
+
+    def curve(times: Iterable[Iterable[float | None]]) -> MeasuredCurve:
+        return MeasuredCurve(tuple(sizes), tuple(geometric(rows) or 0.0 for rows in times), hides)
+
+    centre = curve([row.median_ns for rows in each for row in rows[n]] for n in sizes)
+    if len(each) > 1:
+        others = [curve([row.median_ns for row in rows[n]] for n in sizes) for rows in each]
     else:
         spread = [
-            [[getattr(row, name) for row in each[0][n]] for n in sizes]
-            for name in ("low_ns", "high_ns")
+            [[getattr(row, field) for row in each[0][n]] for n in sizes]
+            for field in ("low_ns", "high_ns")
         ]
-        others = [_curve(sizes, times) for times in spread if all(map(all, times))]
-    if chosen[0].row.device == "cpu":
-        centre, *others = (replace(one, hides=False) for one in (centre, *others))
-    return MeasuredCurves(
-        centre, tuple(others), len(launches), chosen[0].row, len(every) - len(sizes)
-    )
-
-
-def _points(items: Iterable[Measured]) -> dict[int, list[Row]]:
-    points: dict[int, list[Row]] = {}
-    for item in items:
-        points.setdefault(item.row.size_bytes, []).append(item.row)
-    return points
-
-
-def _curve(sizes: Sequence[int], times: Iterable[Iterable[float | None]]) -> MeasuredCurve:
-    return MeasuredCurve(tuple(sizes), tuple(geometric(several) or 0.0 for several in times))
+        others = [curve(times) for times in spread if all(map(all, times))]
+    left_out = len(set().union(*each)) - len(sizes)
+    return MeasuredCurves((centre, *others), len(each), usable[0].row, left_out)
 
 
 def _useless(row: Row) -> str:
@@ -161,22 +168,150 @@ def _useless(row: Row) -> str:
     return "on 1 rank, which communicates nothing" if row.ranks == 1 else ""
 
 
-def _value(row: Row, name: str) -> object:
-    """Sub-groups of one rule (``mod:2/0``) run at once, and are one way of measuring."""
-    value: object = getattr(row, name)
-    return str(value).split("/")[0] if name == "group" and value else value
+@dataclass(frozen=True)
+class CurveUsed:
+    """The curve that calls of one collective, dtype and number of ranks were read on.
+
+    dtype: as it is sent. row: one of its rows. sizes: the smallest and the largest measured, in
+    bytes. share: of the time of an all_reduce, where only that was measured; None: this was.
+    """
+
+    collective: str
+    ranks: int
+    dtype: str | None
+    row: Row
+    sizes: tuple[int, int]
+    launches: int
+    share: float | None = None
 
 
-def _of_one_kind(items: Sequence[Measured], wanted: Wanted) -> list[Measured]:
-    """What was asked for, where it is there; all else must be the same."""
-    for name in ("dtype", "op", "asynchronous"):
-        has = [m for m in items if getattr(m.row, name) == getattr(wanted, name)]
-        items = has or items
-    if wanted.ranks and (has := [m for m in items if m.row.ranks in (0, wanted.ranks)]):
-        items = has
-    for name in (*_ALIKE, "dtype", "op"):
-        values = list(dict.fromkeys(_value(m.row, name) for m in items))
-        if len(values) > 1:
-            got = f"{wanted.collective} with {name} {' and '.join(map(str, values))}"
-            raise UsageError("curve", got, f"one {name}", wanted.action)
-    return list(items)
+class MeasuredCallTime(CallTime):
+    """By the curves of a side, each of which is looked for once. each_ns: centre, then launches.
+
+    Where an all_gather or a reduce_scatter was not measured, its time is that of an all_reduce of
+    as many bytes, divided by 2: a ring does one after the other, each in half of the steps.
+    """
+
+    def __init__(self, measured: Side, asynchronous: bool = False) -> None:
+        """asynchronous: curves of asynchronous calls are preferred, else those of blocking ones."""
+        self._side, self._asynchronous = measured, asynchronous
+        self._curves: dict[tuple[object, ...], tuple[MeasuredCurves, CurveUsed]] = {}
+        self._collectives = {m.case.collective for m in measured.results}
+
+    def of(
+        self,
+        collective: str,
+        size_bytes: float,
+        ranks: int,
+        dtype: str | None = None,
+        op: str | None = None,
+        group: str = "",
+    ) -> Duration:
+        """ranks: 0 any. dtype and op: those measured are preferred. group: named in what refuses
+        it.
+        """
+        curves, used = self.curve(collective, ranks, dtype, op, group)
+        share = used.share or 1
+        return Duration(
+            tuple(share * curve.time_ns(size_bytes) for curve in curves.every),
+            "above the sizes measured" if curves.every[0].beyond(size_bytes) else "",
+        )
+
+    def of_call(self, plan: Traffic, call: TrafficCall) -> tuple[int, Duration]:
+        """The size S of a call of a plan, and its time."""
+        ranks = len(plan.members(call))
+        point, _ = point_of(call, ranks)
+        size = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
+        return size, self.of(call.collective, size, ranks, call.dtype, call.op, call.group)
+
+    @property
+    def used(self) -> list[CurveUsed]:
+        return [used for _, used in self._curves.values()]
+
+    @property
+    def launches(self) -> int:
+        """Of all curves; 1 where they differ: launches are then not paired."""
+        counts = {curves.launches for curves, _ in self._curves.values()}
+        return counts.pop() if len(counts) == 1 else 1
+
+    @property
+    def hides(self) -> bool:
+        """Calls can run beside the computation."""
+        return all(curves.every[0].hides for curves, _ in self._curves.values())
+
+    @property
+    def count(self) -> int:
+        """How many curves there are of each collective: the centre first."""
+        counts = {(curves.launches, len(curves.every)) for curves, _ in self._curves.values()}
+        return counts.pop()[1] if len(counts) == 1 else 1
+
+    def notes(self) -> list[str]:
+        notes = []
+        for share in dict.fromkeys(used.share for used in self.used if used.share is not None):
+            names = dict.fromkeys(used.collective for used in self.used if used.share == share)
+            times = "half of" if share < 1 else "the time of"
+            why = (
+                "as in a ring, which does one after the other"
+                if share < 1
+                else f"which {self.used[0].row.backend} runs for it"
+            )
+            notes.append(
+                f"assumption: {' and '.join(names)} not measured: taken for {times} an "
+                f"{_WHOLE} of as many bytes, {why}"
+            )
+        dtypes = {
+            f"{used.collective} in {used.row.dtype}"
+            for used in self.used
+            if used.row.dtype != used.dtype
+        }
+        if dtypes:
+            notes.append(
+                f"measured {', '.join(sorted(dtypes))}, sent in another type: taken by bytes, "
+                "though adding them up costs another time"
+            )
+        if self.count == 1 and len({used.launches for used in self.used}) > 1:
+            notes.append("the curves are of different numbers of launches: no interval")
+        elif self.launches == 1:
+            notes.append(
+                "one launch: low and high are the 5th and 95th percentile of its calls; only "
+                "several launches give an interval"
+            )
+        return notes
+
+    def curve(
+        self,
+        collective: str,
+        ranks: int,
+        dtype: str | None,
+        op: str | None = None,
+        group: str = "",
+    ) -> tuple[MeasuredCurves, CurveUsed]:
+        """Raises UsageError where there is none that could be meant."""
+        key = (collective, ranks, dtype)
+        if key not in self._curves:
+            name = collective if collective in self._collectives else _WHOLE
+            wanted = Wanted(name, dtype, op or "sum", self._asynchronous, ranks)
+            if name != collective and name not in self._collectives:
+                got = f"no case of {collective}, nor of {_WHOLE}"
+                action = replace(wanted, collective=collective).action
+                raise UsageError("curve", got, f"{collective} over sizes", action)
+            curves = curves_of(self._side, wanted)
+            if ranks and curves.row.ranks and curves.row.ranks != ranks:
+                expected = f"{ranks}, as {collective} has in the group {group}"
+                raise UsageError("ranks of the curve", curves.row.ranks, expected, wanted.action)
+            share = None
+            if name != collective:
+                whole = op and backend_of(curves.row.backend).whole_reduce_scatter
+                share = 1.0 if whole else 0.5
+            sizes = curves.every[0].sizes
+            used = CurveUsed(
+                collective,
+                ranks,
+                dtype,
+                curves.row,
+                (sizes[0], sizes[-1]),
+                curves.launches,
+                share,
+            )
+            self._curves[key] = curves, used
+        return self._curves[key]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic
 from torchcoll.stats.drift import TimeDrift, drift_of
-from torchcoll.training.joined import Joined, join_ranks, late_ranks, not_split
+from torchcoll.training.joined import Joined, join_ranks, not_split
+from torchcoll.training.late import late_ranks
 
 MOST_ROWS = 24
 _ROUND_S = (1, 5, 15, 60, 300, 600, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 7 * 86400)
@@ -47,47 +48,32 @@ def over_time(traffic: Traffic) -> OverTime | None:
     """None where the capture took every step (``every`` of ``torchcoll.capture``). traffic: with
     its ends cut at the marks.
     """
-    if not _sampled(traffic) or not traffic.steps:
+    every = traffic.environment.get("every")
+    if type(every) is not int or every < 2 or not traffic.steps:
         return None
     joined, _ = join_ranks(traffic)
     count = min(len(spans) for spans in traffic.steps.values())
-    calls = _by_step(traffic, joined)
+    split: dict[int, dict[Joined, None]] = defaultdict(dict)  # those that tell wait from transfer
+    for rank, calls in traffic.calls.items():
+        for call, one in zip(calls, joined[rank], strict=True):
+            if call.step is not None and not not_split(one):
+                split[call.step][one] = None
     took = [
         max(spans[k][1] - spans[k][0] for spans in traffic.steps.values()) for k in range(count)
     ]
     first = traffic.steps[min(traffic.steps)]
-    length_s = _length_s(first[count - 1][1] / 1e9)
+    # The shortest round length of which there are not too many.
+    whole_s = first[count - 1][1] / 1e9
+    fits = (length for length in _ROUND_S if whole_s <= MOST_ROWS * length)
+    length_s = next(fits, whole_s / MOST_ROWS)
     steps_of: dict[int, list[int]] = defaultdict(list)
     for k in range(count):
         steps_of[int(first[k][0] / 1e9 // length_s)].append(k)
     stretches = [
-        _stretch(place * length_s, length_s, own, took, calls, traffic.source)
-        for place, own in sorted(steps_of.items())
+        _stretch(place * length_s, length_s, steps, took, split, traffic.source)
+        for place, steps in sorted(steps_of.items())
     ]
     return OverTime(tuple(stretches), drift_of(took))
-
-
-def _sampled(traffic: Traffic) -> bool:
-    every = traffic.environment.get("every")
-    return type(every) is int and every > 1
-
-
-def _length_s(whole_s: float) -> float:
-    """The shortest round one of which there are not too many."""
-    fits = (length for length in _ROUND_S if whole_s <= MOST_ROWS * length)
-    return next(fits, whole_s / MOST_ROWS)
-
-
-def _by_step(
-    traffic: Traffic, joined: Mapping[int, Sequence[Joined]]
-) -> dict[int, dict[Joined, None]]:
-    """The calls of each step that tell wait from transfer, each once."""
-    found: dict[int, dict[Joined, None]] = defaultdict(dict)
-    for rank, calls in traffic.calls.items():
-        for call, one in zip(calls, joined[rank], strict=True):
-            if call.step is not None and not not_split(one):
-                found[call.step][one] = None
-    return found
 
 
 def _stretch(

@@ -23,7 +23,6 @@ from torchcoll.training.projection import (
     Projection,
 )
 
-SCHEMA = "torchcoll-plan/1"
 _LEGEND = (
     "comm: all calls of a rank in a step, one after another; exposed: what of a step is not "
     "computation; low and high: ends of the model's 90 % intervals, added up"
@@ -44,8 +43,29 @@ def show_projection(found: Projection, format: str = "table", file: TextIO | Non
         if steps := getattr(found, kind):
             grids.append(_over_ranks(kind, steps))
     notes = Grid([], [], below=[one_line(note) for note in found.notes], answer=_answer(found))
-    records = _records(found)
-    print_forms([("", [*grids, notes])], records, _document(found), format, file)
+    # Of csv: the rows of the step, and what it does over ranks; ``table`` tells which.
+    rows = [_row(row) for row in found.step.rows]
+    over_ranks = {kind: [_step(step) for step in getattr(found, kind)] for kind in (WEAK, STRONG)}
+    records = [{"table": "calls", **row} for row in rows]
+    records += [{"table": kind, **step} for kind, steps in over_ranks.items() for step in steps]
+    document = {
+        "schema": "torchcoll-plan/1",
+        "what": found.what,
+        "model": str(found.model) if found.model else None,
+        "beside": found.beside or None,
+        "lower_bound": found.lower_bound,
+        "backward_ns": found.backward_ns,
+        "step": _step(found.step),
+        "rows": rows,
+        "weak": over_ranks[WEAK],
+        "strong": over_ranks[STRONG],
+        "stops": {
+            kind: dict(zip(("value", "low", "high"), found.stops(kind), strict=True))
+            for kind in (WEAK, STRONG)
+        },
+        "notes": found.notes,
+    }
+    print_forms([("", [*grids, notes])], records, document, format, file)
 
 
 def _answer(found: Projection) -> Answer:
@@ -64,25 +84,23 @@ def _answer(found: Projection) -> Answer:
         text += f", {_ends(step.exposed_ns)} of it exposed under a backward pass of {backward}"
         text += f": {100 * step.efficiency[0]:.0f} % of a step computes"
     told = [kind for kind in (WEAK, STRONG) if getattr(found, kind)]
-    texts = [text, *(_stops(found, kind, getattr(found, kind)) for kind in told)]
+    texts = [text]
+    for kind in told:
+        at, by_low, by_high = found.stops(kind)
+        last = getattr(found, kind)[-1].ranks
+        if found.backward_ns is None:
+            texts.append(f"{kind} scaling: not known without a backward time")
+            continue
+        text = f"{kind} scaling: on up to {last} ranks"
+        if at:
+            text = f"{kind} scaling stops at {at} ranks"
+        if (by_low, by_high) != (at, at):
+            ends = [f"beyond {last}" if end is None else str(end) for end in (by_high, by_low)]
+            text += f" (by the ends of the 90 % intervals: {' to '.join(ends)})"
+        texts.append(text)
     judged = told and found.backward_ns is not None
     stops = any(found.stops(kind)[0] for kind in told)
     return Answer(one_line("; ".join(texts)), ("doubt" if stops else "good") if judged else "")
-
-
-def _stops(found: Projection, kind: str, steps: Sequence[PlannedStep]) -> str:
-    if found.backward_ns is None:
-        return f"{kind} scaling: not known without a backward time"
-    at, low, high = found.stops(kind)
-    last = steps[-1].ranks
-
-    def text(ranks: int | None) -> str:
-        return f"beyond {last}" if ranks is None else str(ranks)
-
-    said = f"{kind} scaling stops at {at} ranks" if at else f"{kind} scaling: on up to {last} ranks"
-    if (low, high) != (at, at):
-        said += f" (by the ends of the 90 % intervals: {text(high)} to {text(low)})"
-    return said
 
 
 def _rows(step: PlannedStep) -> Grid:
@@ -138,9 +156,6 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
             return "-"
         return f"{first[0] / step.step_ns[0]:.2f}x"
 
-    def computes(step: PlannedStep) -> str:
-        return "-" if step.efficiency is None else f"{100 * step.efficiency[0]:.0f}"
-
     def bounds(step: PlannedStep) -> str:
         found = step.efficiency
         return "-" if found is None else f"{100 * found[1]:.0f} to {100 * found[2]:.0f}"
@@ -155,7 +170,10 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
             (Head("hidden", drop=1), of("hidden_ns")),
             (Head("step"), of("step_ns")),
             (Head("faster", "than first"), faster),
-            (Head("% that", "computes"), computes),
+            (
+                Head("% that", "computes"),
+                lambda step: "-" if step.efficiency is None else f"{100 * step.efficiency[0]:.0f}",
+            ),
             (Head("low to", "high"), bounds),
         ],
         steps,
@@ -192,34 +210,6 @@ def _row(row: PlannedRow) -> dict[str, Any]:
         "calls": row.calls,
         **_flat("comm", row.time_ns),
         "beyond": row.beyond or None,
-    }
-
-
-def _records(found: Projection) -> list[dict[str, Any]]:
-    """Of csv: the rows of the step, and what it does over ranks; ``table`` tells which."""
-    records = [{"table": "calls", **_row(row)} for row in found.step.rows]
-    for kind in (WEAK, STRONG):
-        records += [{"table": kind, **_step(step)} for step in getattr(found, kind)]
-    return records
-
-
-def _document(found: Projection) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "what": found.what,
-        "model": str(found.model) if found.model else None,
-        "beside": found.beside or None,
-        "lower_bound": found.lower_bound,
-        "backward_ns": found.backward_ns,
-        "step": _step(found.step),
-        "rows": [_row(row) for row in found.step.rows],
-        "weak": [_step(step) for step in found.weak],
-        "strong": [_step(step) for step in found.strong],
-        "stops": {
-            kind: dict(zip(("value", "low", "high"), found.stops(kind), strict=True))
-            for kind in (WEAK, STRONG)
-        },
-        "notes": found.notes,
     }
 
 

@@ -10,6 +10,7 @@ from torchcoll.core.summary import HIGH, LOW, median, paired_ratio, quantile
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import whole_number
 
+THRESHOLD = 0.02  # as in a comparison: a change below it is nothing that anyone would act on
 MIB = 1 << 20
 # What DDP does where bucket_cap_mb is left alone: a literal in torch 2.6,
 # distributed._DEFAULT_BUCKET_CAP_MB later, and 1 MiB for the first bucket.
@@ -92,12 +93,6 @@ class BucketPlan(Displayed):
             for n, dtype in sent
         ]
         return planned(calls, ranks, [world], self.notes)
-
-
-# -------------------------------------------------------------------------------------------------
-# Real training steps with several bucket sizes: what ``try_buckets`` measured.
-
-THRESHOLD = 0.02  # as in a comparison: a change below it is nothing that anyone would act on
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class Play:
     @property
     def asynchronous(self) -> bool:
         """Of a message torch tells a capture nothing: without a wait it cannot block others."""
-        return _asynchronous(self.call)
+        call = self.call
+        return bool(call.point_to_point if call.asynchronous is None else call.asynchronous)
 
 
 @dataclass(frozen=True)
@@ -119,16 +120,12 @@ def part_of(traffic: Traffic, rank: int, step: Step) -> Part:
         plays.append(Play(call, members, point, gap, tuple(after)))
         reached = start
         if start is not None and call.time_ns is not None and call.clock == "host":
-            if _asynchronous(call):
+            if plays[-1].asynchronous:
                 ended[len(plays) - 1] = start + call.time_ns
             else:
                 reached = start + call.time_ns
     rest = None if span is None or reached is None else max(0, span[1] - reached)
     return Part(tuple(plays), rest, span[1] - span[0] if span else None, tuple(notes))
-
-
-def _asynchronous(call: TrafficCall) -> bool:
-    return bool(call.point_to_point if call.asynchronous is None else call.asynchronous)
 
 
 def _point(call: TrafficCall, members: tuple[int, ...], rank: int) -> tuple[ExactCall | None, str]:
@@ -168,9 +165,6 @@ def _own_group(members: tuple[int, ...], rank: int, ranks: int) -> tuple[int, ..
     if rank in members:
         return members
     return next((part for part in mesh_of(members, ranks) if rank in part), ())
-
-
-# -- whether the parts fit together ------------------------------------------------------------
 
 
 def digest(part: Part, rank: int) -> list[list[Any]]:

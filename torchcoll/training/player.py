@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,117 +14,11 @@ from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.units import format_size
 from torchcoll.training.playback import Part, Play
+from torchcoll.training.stamps import DeviceStamps, HostStamps
 
 if TYPE_CHECKING:
     from torchcoll.bench.session import Rank
     from torchcoll.core.backends import BackendEntry
-    from torchcoll.machine.devices import Device
-
-
-# -------------------------------------------------------------------------------------------------
-# When a call that is not waited for at once was complete: by the host's clock, or by events.
-
-Mark = list[int | None]  # start, and once it is known the end
-_SETTLE_S = 5.0
-
-
-class HostStamps:
-    """From issue to completion on the host's clock.
-
-    Of an asynchronous call the backend's own thread tells when it was complete. Where it does not
-    (messages on gloo) nobody knows: it is waited for where the step has time, not where it ends.
-    """
-
-    clock = "host"
-
-    def __init__(self) -> None:
-        self._asked = 0
-        self._freed: list[None] = []  # appended to by threads of the backend
-
-    def begin(self) -> Mark:
-        return [time.perf_counter_ns()]
-
-    def end(self, mark: Mark) -> None:
-        if len(mark) == 1:  # the first word counts
-            mark.append(time.perf_counter_ns())
-
-    def follow(self, mark: Mark, work: Any, group: Hashable) -> None:
-        try:
-            future = work.get_future()
-        except RuntimeError:
-            mark.append(None)
-            return
-        self._asked += 1
-        future.add_done_callback(_Told(mark, self._freed))
-
-    def settle(self) -> None:
-        """Waits until the backend's threads have freed every callback, a moment after the call."""
-        until = time.monotonic() + _SETTLE_S
-        while len(self._freed) < self._asked and time.monotonic() < until:
-            time.sleep(0.001)
-
-    def ns(self, mark: Mark) -> int | None:
-        start, end = mark[:2]
-        return None if start is None or end is None else end - start
-
-
-class _Told:
-    """The callback of a call's end; tells when it is freed, too."""
-
-    def __init__(self, mark: Mark, freed: list[None]) -> None:
-        self._mark, self._freed = mark, freed
-
-    def __call__(self, _: Any) -> None:
-        if len(self._mark) == 1:
-            self._mark.append(time.perf_counter_ns())
-
-    def __del__(self) -> None:
-        self._freed.append(None)
-
-
-class DeviceStamps:
-    """From issue to completion on the device, by events.
-
-    The end of an asynchronous call is an event on a stream that waits for it: one stream a group,
-    for the calls of a group end in the order of issue.
-    """
-
-    clock = "device"
-
-    def __init__(self, torch: Any, device: Device) -> None:
-        self._torch = torch
-        self._name = device.name
-        self._module = torch.get_device_module(device.kind)
-        self._beside: dict[Hashable, Any] = {}
-
-    def _event(self) -> Any:
-        event = self._torch.Event(self._name, enable_timing=True)
-        event.record()
-        return event
-
-    def begin(self) -> list[Any]:
-        return [self._event()]
-
-    def end(self, mark: list[Any]) -> None:
-        if len(mark) == 1:
-            mark.append(self._event())
-
-    def follow(self, mark: list[Any], work: Any, group: Hashable) -> None:
-        if group not in self._beside:
-            self._beside[group] = self._module.Stream()
-        with self._module.stream(self._beside[group]):
-            work.wait()
-            self.end(mark)
-
-    def settle(self) -> None:
-        """Nobody is asked."""
-
-    def ns(self, mark: list[Any]) -> int:
-        elapsed_ms: float = mark[0].elapsed_time(mark[1])
-        return round(elapsed_ms * 1e6)
-
-
-# -------------------------------------------------------------------------------------------------
 
 Members = tuple[int, ...]
 Issue = Callable[[bool], list[Any]]  # asynchronous or not -> what is to be waited for
@@ -169,8 +63,10 @@ class Player:
         self._groups = groups
         self._compute = compute
         self._entry = entry
-        streams = local.device.kind != "cpu" and not self._entry.on_host
-        self._stamps = DeviceStamps(local.torch, local.device) if streams else HostStamps()
+        streams = self._local.device.kind != "cpu" and not self._entry.on_host
+        self._stamps = (
+            DeviceStamps(self._local.torch, self._local.device) if streams else HostStamps()
+        )
         self.clock = self._stamps.clock
         self._received: dict[int, list[int]] = {}  # place of an uneven all_to_all: bytes from each
         self._items = _items(part)
@@ -178,8 +74,6 @@ class Player:
         self.times: list[list[int | None]] = []
         self.doing = ""
         self._buffers: dict[Any, Any] = {}
-
-    # -- buffers -----------------------------------------------------------------------------
 
     @property
     def need_bytes(self) -> int:
@@ -293,8 +187,6 @@ class Player:
             return []
 
         return issue
-
-    # -- the step ----------------------------------------------------------------------------
 
     def play(self, name: str) -> tuple[int, int]:
         """Play the step once; its start and end on the host, the device idle at both."""

@@ -125,23 +125,23 @@ class Projection:
         """The number of ranks from which on it no longer scales, by the predicted times, by the
         low and by the high ends of their intervals; None: not up to the last.
         """
-        found = [_stops(getattr(self, kind), kind, end) for end in range(3)]
-        return found[0], found[1], found[2]
-
-
-def _stops(steps: Sequence[PlannedStep], kind: str, end: int) -> int | None:
-    for place, one in enumerate(steps):
-        if one.step_ns is None or one.compute_ns is None:
-            return None
-        if kind == WEAK and one.compute_ns < HALF * one.step_ns[end]:
-            return one.ranks
-        if kind == STRONG and place:
-            before = steps[place - 1]
-            assert before.step_ns is not None
-            doublings = math.log2(one.ranks / before.ranks)
-            if before.step_ns[end] / one.step_ns[end] < GAIN**doublings:
-                return before.ranks
-    return None
+        steps: list[PlannedStep] = getattr(self, kind)
+        if any(step.step_ns is None or step.compute_ns is None for step in steps):
+            return None, None, None
+        stops: list[int | None] = [None, None, None]
+        for end in range(3):
+            for before, step in zip([None, *steps], steps, strict=False):
+                assert step.step_ns is not None and step.compute_ns is not None
+                if kind == WEAK and step.compute_ns < HALF * step.step_ns[end]:
+                    stops[end] = step.ranks
+                    break
+                if kind == STRONG and before:
+                    assert before.step_ns is not None
+                    doublings = math.log2(step.ranks / before.ranks)
+                    if before.step_ns[end] / step.step_ns[end] < GAIN**doublings:
+                        stops[end] = before.ranks
+                        break
+        return stops[0], stops[1], stops[2]
 
 
 def acts_of(
@@ -205,7 +205,8 @@ def planned_step(
         )
 
     rows = tuple(row(sent, calls) for sent, calls in counts.items())
-    comm = _summed([one.time_ns for one in rows])
+    value, low, high = (sum(one.time_ns[end] for one in rows) for end in range(3))
+    comm = value, low, high
     if backward_ns is None:
         return PlannedStep(ranks, degrees, rows, comm, None, None, None)
     passes = {FORWARD: _FORWARD * backward_ns, BACKWARD: backward_ns}
@@ -227,10 +228,6 @@ def planned_step(
     return PlannedStep(ranks, degrees, rows, comm, compute, exposed, step)
 
 
-def _summed(each: Sequence[Ends]) -> Ends:
-    return sum(a for a, _, _ in each), sum(b for _, b, _ in each), sum(c for _, _, c in each)
-
-
 def fullest(model: MachineModel) -> float | None:
     """The most ranks of a host that the model has seen. Of one host alone it is without end: what
     is between hosts was not measured, so that nothing is told of it. None: it knows of no hosts.
@@ -239,10 +236,6 @@ def fullest(model: MachineModel) -> float | None:
     if hosts and max(hosts) == 1:
         return math.inf
     return max(filter(None, (entry.ranks_per_host for entry in model.entries)), default=None)
-
-
-def _hosts(most: float | None, ranks: float) -> int | None:
-    return None if most is None else max(1, math.ceil(ranks / most - 1e-9))
 
 
 def placed(
@@ -259,9 +252,11 @@ def placed(
 
 def _placed(name: str, ranks: int, apart: int, most: float | None) -> PlannedGroup:
     """A group whose ranks are so far from each other, on hosts of ``most``."""
-    hosts, beside = _hosts(most, ranks * apart), 1
-    if most is not None and hosts is not None and hosts > 1:
-        hosts, beside = min(ranks, hosts), max(1, min(apart, round(most)))
+    hosts, beside = None, 1
+    if most is not None:
+        hosts = max(1, math.ceil(ranks * apart / most - 1e-9))
+        if hosts > 1:
+            hosts, beside = min(ranks, hosts), max(1, min(apart, round(most)))
     return PlannedGroup(name, ranks, hosts, beside)
 
 
@@ -315,7 +310,18 @@ def plan_traffic(
     """A plan of a step that was captured or planned. ranks: as many as it has first; the groups of
     all ranks grow with them, the others stay.
     """
-    calls = _steady_calls(traffic)
+    steps = steps_of(traffic)
+    rank = next((r for r, own in steps.at.items() if own), None)
+    if rank is None or not steps.steady:
+        raise UsageError("traffic", f"no call in {traffic.path or 'it'}", "a step with calls")
+    calls: list[tuple[TrafficCall, Sent]] = []  # of one rank in a steady step, as messages
+    for place in steps.at[rank].get(steps.steady[-1], ()):
+        call = traffic.calls[rank][place]
+        point, _ = point_of(call, len(traffic.members(call)))
+        if point is not None and point.size_bytes:
+            calls.append((call, Sent(call.group, point.collective, point.size_bytes)))
+    if not calls:
+        raise UsageError("traffic", "no collective with a size in a steady step", "one or more")
     own = traffic.ranks
     asked = list(ranks) or [own]
     members = {sent.group: traffic.members(call) for call, sent in calls}
@@ -351,42 +357,21 @@ def plan_traffic(
     return _noted(found, model)
 
 
-def _steady_calls(traffic: Traffic) -> list[tuple[TrafficCall, Sent]]:
-    """The calls of one rank in a steady step, as messages; what has no size is a note."""
-    steps = steps_of(traffic)
-    rank = next((r for r, own in steps.at.items() if own), None)
-    if rank is None or not steps.steady:
-        raise UsageError("traffic", f"no call in {traffic.path or 'it'}", "a step with calls")
-    places = steps.at[rank].get(steps.steady[-1], ())
-    found = []
-    for call in (traffic.calls[rank][place] for place in places):
-        point, _ = point_of(call, len(traffic.members(call)))
-        if point is not None and point.size_bytes:
-            found.append((call, Sent(call.group, point.collective, point.size_bytes)))
-    if not found:
-        raise UsageError("traffic", "no collective with a size in a steady step", "one or more")
-    return found
-
-
 def _parts_of_calls(traffic: Traffic, calls: Sequence[tuple[TrafficCall, Sent]]) -> list[StepPart]:
     """A plan of shards: what gathers is needed by the next part, forward as often as gradients are
     scattered, then backward. Else what the program does not wait for leaves with its share of the
     gradients, and what it waits for stops it.
     """
     gathers = [place for place, (call, _) in enumerate(calls) if call.bytes_out > call.bytes_in]
-    if traffic.source == "plan" and gathers:
-        return _sharded(calls, gathers)
-    free = [sent.size_bytes for call, sent in calls if call.asynchronous]
-    parts = [StepPart(FORWARD, 1.0)]
-    for call, sent in calls:
-        if call.asynchronous:
-            parts.append(StepPart(BACKWARD, sent.size_bytes / sum(free), leaves=(sent,)))
-        else:
-            parts.append(StepPart(BACKWARD, 0.0, stops=(sent,)))
-    return parts if free else [*parts, StepPart(BACKWARD, 1.0)]
-
-
-def _sharded(calls: Sequence[tuple[TrafficCall, Sent]], gathers: Sequence[int]) -> list[StepPart]:
+    if traffic.source != "plan" or not gathers:
+        free = [sent.size_bytes for call, sent in calls if call.asynchronous]
+        passes = [StepPart(FORWARD, 1.0)]
+        for call, sent in calls:
+            if call.asynchronous:
+                passes.append(StepPart(BACKWARD, sent.size_bytes / sum(free), leaves=(sent,)))
+            else:
+                passes.append(StepPart(BACKWARD, 0.0, stops=(sent,)))
+        return passes if free else [*passes, StepPart(BACKWARD, 1.0)]
     units = sum(call.bytes_out < call.bytes_in for call, _ in calls)
     phases = {place: FORWARD if n < units else BACKWARD for n, place in enumerate(gathers)}
     again = BACKWARD in phases.values()
@@ -402,8 +387,8 @@ def _sharded(calls: Sequence[tuple[TrafficCall, Sent]], gathers: Sequence[int]) 
     totals: dict[str, int] = defaultdict(int)
     for weight, part in parts:
         totals[part.phase] += weight
-    found = [replace(part, share=weight / totals[part.phase]) for weight, part in parts]
-    return found if totals[BACKWARD] else [*found, StepPart(BACKWARD, 1.0)]
+    shares = [replace(part, share=weight / totals[part.phase]) for weight, part in parts]
+    return shares if totals[BACKWARD] else [*shares, StepPart(BACKWARD, 1.0)]
 
 
 def _noted(found: Projection, model: MachineModel) -> Projection:

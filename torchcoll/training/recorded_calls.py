@@ -1,6 +1,6 @@
 """Calls of a training while they run, and how they become those of a Traffic.
 
-``capture`` and what samples it write here; ``ddp_hook`` names its groups alike.
+``capture`` and what samples it write here.
 """
 
 from __future__ import annotations
@@ -12,85 +12,18 @@ import time
 from collections import Counter, defaultdict, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.traffic import POINT_TO_POINT, Group, Traffic, TrafficCall, leave_unmarked
+from torchcoll.core.traffic import POINT_TO_POINT, Traffic, TrafficCall, leave_unmarked
 from torchcoll.training.capture_file import BATCH, warn
 from torchcoll.training.decode import of_world, reduction
+from torchcoll.training.group_names import GroupNames, environment
 
 if TYPE_CHECKING:
     from torchcoll.training.capture_file import CaptureFile
-
-# -------------------------------------------------------------------------------------------------
-# Process groups as a Traffic names them.
-
-
-class GroupNames:
-    """The names of process groups in one traffic, whose groups it fills. torch gives a name again
-    when a group was destroyed: with other members it becomes ``NAME@2`` (``join`` tells the ranks
-    apart that saw other ones).
-    """
-
-    def __init__(self, traffic: Traffic) -> None:
-        self._traffic = traffic
-        # By the object, which must not live longer for being known here.
-        self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-
-    def of(self, group: Any, device: torch.device) -> str:
-        name = self._names.get(group)
-        if name is None:
-            found = group_of(group, device)
-            name = self._names[group] = self._traffic.add_group(found)
-        return name
-
-
-def unboxed(group: Any) -> Any:
-    """The ProcessGroup of an operator's argument: itself, in a box, or its name; None: unknown."""
-    try:
-        if isinstance(group, str):
-            return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
-        return dist.ProcessGroup.unbox(group) if isinstance(group, torch.ScriptObject) else group
-    except (RuntimeError, TypeError, ValueError):
-        return None
-
-
-def group_of(group: Any, device: torch.device) -> Group:
-    """Its name, its ranks of the world, and the backend that serves tensors on that device."""
-    try:
-        ranks = tuple(dist.get_process_group_ranks(group))
-    except (KeyError, ValueError, RuntimeError):  # made by hand, beside torch.distributed
-        ranks = ()
-    try:
-        backend = str(group._get_backend(device).name())
-    except RuntimeError:
-        backend = ""
-    if backend in ("", "custom"):  # of a backend that is not torch's own it may say no more
-        backend = str(dist.get_backend(group)) if ranks else ""
-    return Group(str(group.group_name), ranks, backend, str(group.group_desc))
-
-
-def environment(seen_by: str) -> dict[str, Any]:
-    """What the header of the traffic says of this process."""
-    import platform
-
-    from torchcoll import __version__
-
-    return {
-        "torchcoll": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "host": socket.gethostname(),
-        "backend": str(dist.get_backend()),
-        "seen_by": seen_by,
-    }
-
-
-# -------------------------------------------------------------------------------------------------
-# Calls that are recorded while training runs, and how they become those of a Traffic.
 
 _CALLBACK_S = 1.0
 # What a capture of every step holds in memory, in bytes: 500 for each call that is kept, 1000 for
@@ -340,24 +273,19 @@ class CallRecorder:
             return
         self._calls.append(call)
         if self._streams and len(self._calls) > KEPT_CALLS:
-            self._forget_from(call.step or 0)
-
-    def _forget_from(self, step: int) -> None:
-        """Memory is full within this step: the whole steps before it stay, of the first one all
-        that fits.
-        """
-        self._full = True
-        self._calls.pop()
-        while step and self._calls[-1].step == step:
+            # Full within this step: the whole steps before it stay, of the first all that fits.
+            self._full, step = True, call.step or 0
             self._calls.pop()
-        del self._steps[step:]
-        if self._file is None or self._file.broken:
-            warn(
-                f"more than {KEPT_CALLS} calls",
-                "a capture without a file",
-                "capture(FOLDER), which writes them as they end",
-                f"the first {len(self._calls)} are kept",
-            )
+            while step and self._calls[-1].step == step:
+                self._calls.pop()
+            del self._steps[step:]
+            if self._file is None or self._file.broken:
+                warn(
+                    f"more than {KEPT_CALLS} calls",
+                    "a capture without a file",
+                    "capture(FOLDER), which writes them as they end",
+                    f"the first {len(self._calls)} are kept",
+                )
 
     def _number(self, call: RecordedCall, fields: dict[str, Any]) -> int:
         """Its own among those of the group: see TrafficCall.sequence."""
@@ -373,7 +301,20 @@ class CallRecorder:
 
     def _made(self, call: RecordedCall, fields: dict[str, Any], number: int) -> TrafficCall:
         fields["op"] = reduction(fields["op"])
-        self._judge(call, fields)
+        # What is not known of it is counted, for the notes.
+        collective = fields["collective"]
+        if ":" in collective:
+            self.note(_UNKNOWN.format("{}", collective))
+        if collective in COLLECTIVES and COLLECTIVES[collective].has_op and fields["op"] is None:
+            self.note(_HIDDEN)
+        if call.unstated:
+            self.note(call.unstated)
+        elif call.time_ns is None:
+            self.note(_UNENDED)
+        elif call.waited:
+            self.note(call.waited)
+        elif call.clock == "host" and fields["asynchronous"] is not False:
+            self.note(_LATE)
         return TrafficCall(
             **fields,
             sequence=number,
@@ -389,19 +330,3 @@ class CallRecorder:
         of_world(found, self.traffic.groups[group].ranks)
         peer: int | None = found["peer"]
         return peer
-
-    def _judge(self, call: RecordedCall, fields: dict[str, Any]) -> None:
-        """Notes what is not known of it."""
-        collective = fields["collective"]
-        if ":" in collective:
-            self.note(_UNKNOWN.format("{}", collective))
-        if collective in COLLECTIVES and COLLECTIVES[collective].has_op and fields["op"] is None:
-            self.note(_HIDDEN)
-        if call.unstated:
-            self.note(call.unstated)
-        elif call.time_ns is None:
-            self.note(_UNENDED)
-        elif call.waited:
-            self.note(call.waited)
-        elif call.clock == "host" and fields["asynchronous"] is not False:
-            self.note(_LATE)

@@ -82,7 +82,26 @@ def play(
     with opened(torch, options) as session:
         traffic, part, step = _agreed(session, read, compute)
         player = _player(session, part, compute)
-        spans = _played(session, player, steps)
+        align = session.communicators.align(session.entries[0].name)
+        align()
+
+        def connect() -> None:
+            try:
+                player.play("replay: first play")
+            except Exception as error:
+                raise RuntimeError(f"{player.doing}: {brief(error)}") from error
+
+        refused = first_call(session.local, "replay", connect)
+        if refused:
+            raise UnavailableError("replay", refused.text, f"what {session.entries[0].name} can do")
+        spans = []
+        for number in range(steps):
+            session.local.progress.step(f"replay: before step {number}")
+            align()
+            try:
+                spans.append(player.play(f"replay: step {number}"))
+            except RuntimeError as error:
+                session.local.abort(f"{player.doing}: {brief(error)}")
         session.local.progress.step("replay: times to rank 0")
         words = {
             "calls": [
@@ -103,8 +122,7 @@ def play(
         found = _traffic(gathered, player.clock, session.entries[0].name)
         found.environment = session.run.environment
         found.notes = [
-            *_what_was_played(gathered, traffic, step, compute),
-            *_unstated(found, session.entries[0].name),
+            *_notes(gathered, found, traffic, step, compute),
             *([_ON_DEVICE] if player.clock == "device" else []),
             *(event["message"] for event in session.run.events),
         ]
@@ -119,15 +137,26 @@ def _agreed(
     usual: list[Step] = []
     try:
         traffic = read()
-        _check_ranks(traffic, session.local.ranks)
+        ranks = session.local.ranks
+        if ranks != traffic.ranks:
+            its = "A group cannot be played without its ranks; its"
+            action = f"{its if ranks < traffic.ranks else 'Its'} sizes can be measured on {ranks}: "
+            raise UsageError(
+                "ranks",
+                ranks,
+                f"{traffic.ranks}, as the step was captured on",
+                f"{action}torchcoll.suite --traffic.",
+            )
         usual = usual_steps(traffic, session.local.rank)[-_LAST:]
     except TorchcollError as error:
         refusal = error
     offers = [set(steps) for steps in session.local.control.agree(refusal, usual) if steps]
+    # What is wrong in a file is the likely cause of what does not fit together.
+    action = ". ".join([*traffic.problems[:1], _ONE_CAPTURE])
     common: set[Step] = set.intersection(*offers) if offers else set()
     if not common:
         got = "no step that all ranks have" if offers else "no calls"
-        raise UsageError("traffic", got, "a captured step", _next_action(traffic))
+        raise UsageError("traffic", got, "a captured step", action)
     step = max(common, key=lambda number: -1 if number is None else number)
     try:
         part = part_of(traffic, session.local.rank, step)
@@ -139,21 +168,8 @@ def _agreed(
     digests = session.local.control.gather(digest(part, session.local.rank))
     text = session.local.control.decide(mismatch(digests))
     if text:
-        raise UsageError("traffic", text, "parts that fit together", _next_action(traffic))
+        raise UsageError("traffic", text, "parts that fit together", action)
     return traffic, part, step
-
-
-def _next_action(traffic: Traffic) -> str:
-    """What is wrong in a file is the likely cause."""
-    return ". ".join([*traffic.problems[:1], _ONE_CAPTURE])
-
-
-def _check_ranks(traffic: Traffic, ranks: int) -> None:
-    if ranks == traffic.ranks:
-        return
-    fewer = "A group cannot be played without its ranks; its" if ranks < traffic.ranks else "Its"
-    action = f"{fewer} sizes can be measured on {ranks}: torchcoll.suite --traffic."
-    raise UsageError("ranks", ranks, f"{traffic.ranks}, as the step was captured on", action)
 
 
 def _player(session: Session, part: Part, compute: bool) -> Player:
@@ -181,36 +197,6 @@ def _player(session: Session, part: Part, compute: bool) -> Player:
         refusal = UnavailableError("memory", brief(error), "room for the buffers of the step")
     session.local.control.agree(refusal)
     return player
-
-
-def _played(session: Session, player: Player, steps: int) -> list[tuple[int, int]]:
-    """(start, end) of each step on this rank's clock; a first play stands before them."""
-    align = session.communicators.align(session.entries[0].name)
-    align()
-    _first(session, player)
-    spans = []
-    for number in range(steps):
-        session.local.progress.step(f"replay: before step {number}")
-        align()
-        try:
-            spans.append(player.play(f"replay: step {number}"))
-        except RuntimeError as error:
-            session.local.abort(f"{player.doing}: {brief(error)}")
-    return spans
-
-
-def _first(session: Session, player: Player) -> None:
-    """The first play connects, and finds out what the backend refuses."""
-
-    def play() -> None:
-        try:
-            player.play("replay: first play")
-        except Exception as error:
-            raise RuntimeError(f"{player.doing}: {brief(error)}") from error
-
-    refused = first_call(session.local, "replay", play)
-    if refused:
-        raise UnavailableError("replay", refused.text, f"what {session.entries[0].name} can do")
 
 
 def _traffic(gathered: Sequence[dict[str, Any]], clock: str, backend: str) -> Traffic:
@@ -258,9 +244,10 @@ def _group(
     return name
 
 
-def _what_was_played(
-    gathered: Sequence[dict[str, Any]], traffic: Traffic, step: Step, compute: bool
+def _notes(
+    gathered: Sequence[dict[str, Any]], found: Traffic, traffic: Traffic, step: Step, compute: bool
 ) -> list[str]:
+    """What was played, of which step of ``traffic``; found: with what durations."""
     what = "the captured step" if step is None else f"step {step}"
     where = f" of {traffic.path}" if traffic.path else ""
     gaps = "the host slept in the gaps between" if compute else "no gaps between"
@@ -271,11 +258,14 @@ def _what_was_played(
     notes.append("asynchronous calls: waited for where they had ended in training, else at the end")
     notes.append("the first play of the step connects: it stands before the marked steps")
     notes += traffic.problems
-    return list(dict.fromkeys([*notes, *(note for words in gathered for note in words["notes"])]))
-
-
-def _unstated(found: Traffic, backend: str) -> list[str]:
-    calls = [c.collective for own in found.calls.values() for c in own if c.time_ns is None]
-    names = ", ".join(dict.fromkeys(calls))
-    stated = f"{backend} does not tell when they end ({names})"
-    return [f"{len(calls)} asynchronous calls have no duration: {stated}"] if calls else []
+    notes += [note for words in gathered for note in words["notes"]]
+    notes = list(dict.fromkeys(notes))
+    untimed = [c.collective for calls in found.calls.values() for c in calls if c.time_ns is None]
+    if untimed:
+        backend = next(iter(found.groups.values())).backend
+        names = ", ".join(dict.fromkeys(untimed))
+        notes.append(
+            f"{len(untimed)} asynchronous calls have no duration: {backend} does not tell when "
+            f"they end ({names})"
+        )
+    return notes

@@ -78,7 +78,12 @@ class Sampling:
             self._metrics.look()
             self._tell(self._metrics)
         if self._seeing and self._thins and self._recorder.kept >= MOST:
-            self._thin()
+            # What is forgotten before it was told is never told: one step in 256 at most.
+            self._recorder.thin()
+            self.every *= 2
+            self._untold = deque(step for step in self._untold if step.kept % 2 == 0)
+            for step in self._untold:
+                step.kept //= 2
         self._prepare()
 
     def _tell(self, metrics: StepMetrics) -> None:
@@ -89,14 +94,6 @@ class Sampling:
         while self._untold and (known := self._recorder.step_of(self._untold[0].kept)):
             step = self._untold.popleft()
             metrics.add(step.number, step.turn, *known)
-
-    def _thin(self) -> None:
-        """What is forgotten before it was told is never told: one step in 256 at most."""
-        self._recorder.thin()
-        self.every *= 2
-        self._untold = deque(step for step in self._untold if step.kept % 2 == 0)
-        for step in self._untold:
-            step.kept //= 2
 
     def _prepare(self) -> None:
         """For the step that begins."""
@@ -136,7 +133,9 @@ class StepMetrics:
         """
         busy: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for call in calls:
-            if call.time_ns is not None and _waits_for_all(call):
+            entry = COLLECTIVES.get(call.collective)
+            waits_for_all = entry is not None and not entry.has_root
+            if call.time_ns is not None and waits_for_all:
                 busy[call.group][0] += 1
                 busy[call.group][1] += call.time_ns
         word = {"step": number, "took_ns": span[1] - span[0], "busy": busy}
@@ -175,11 +174,6 @@ class StepMetrics:
             tell(f"torchcoll: warning: metrics: {error}; the capture goes on without them")
 
 
-def _waits_for_all(call: TrafficCall) -> bool:
-    entry = COLLECTIVES.get(call.collective)
-    return entry is not None and not entry.has_root
-
-
 def step_metrics(words: Sequence[dict[str, Any]], now: float) -> list[Metric]:
     """words: of each rank ``step``, ``took_ns``, and ``busy``: by the group how many calls, and
     their time. A rank that came last waited for none: its time is what the transfer took. Of a
@@ -197,28 +191,31 @@ def step_metrics(words: Sequence[dict[str, Any]], now: float) -> list[Metric]:
     waits = {name: max(of.values()) - least[name] for name, of in shared.items()}
     slowest = {name: min(of, key=lambda rank: of[rank]) for name, of in shared.items()}
 
-    def of_groups(values: dict[str, float]) -> list[tuple[dict[str, object], float]]:
-        return [({"group": name}, value) for name, value in values.items()]
-
     none: dict[str, object] = {}
     took = max(word["took_ns"] for word in words) / 1e9
-    return [
+    metrics = [
         Metric("step", "Number of the last captured step.", [(none, words[0]["step"])]),
         Metric("step_timestamp_seconds", "When it was told, since 1970.", [(none, now)]),
         Metric("step_seconds", "How long it took, on the slowest rank.", [(none, took)]),
-        Metric(
+    ]
+    for name, text, of_groups in (
+        (
             "step_transfer_seconds",
             "Time in its collectives of the rank of the group that was in them least.",
-            of_groups(least),
+            least,
         ),
-        Metric(
+        (
             "step_wait_seconds",
             "By how much longer another rank of the group was in them: it waited.",
-            of_groups(waits),
+            waits,
         ),
-        Metric(
+        (
             "step_slowest_rank",
             "The rank that the others waited for: it was in the collectives least.",
-            of_groups({name: float(rank) for name, rank in slowest.items()}),
+            {group: float(rank) for group, rank in slowest.items()},
         ),
-    ]
+    ):
+        samples: list[tuple[dict[str, object], float]]
+        samples = [({"group": group}, value) for group, value in of_groups.items()]
+        metrics.append(Metric(name, text, samples))
+    return metrics

@@ -21,6 +21,7 @@ from torchcoll.training.sharded import BACKWARD, FORWARD
 
 DEGREES = ("dp", "fsdp", "tp")  # from the outermost to ranks that are beside each other
 _REDUCED, _GATHERED, _SCATTERED = "all_reduce", "all_gather", "reduce_scatter"
+_FIRST_BYTES, _CAP_BYTES = DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB  # of DDP's buckets
 _APART = 0.05  # --parameters and --shape may differ by so much
 
 
@@ -129,7 +130,22 @@ def parts_of(
         if tp > 1 or sharded:
             what = "tp" if tp > 1 else "fsdp"
             raise UsageError("parallel", what, "--shape NAME beside it: its layers are needed")
-        return [StepPart(FORWARD, 1.0), *_buckets([parameters * itemsize], degrees)]
+        # Gradients of no known layers: even buckets, ready in proportion to their bytes.
+        total = parameters * itemsize
+        count = max(1, math.ceil(max(total - _FIRST_BYTES, 0) / _CAP_BYTES))
+        buckets = [min(_FIRST_BYTES, total)]
+        if total > _FIRST_BYTES:
+            buckets += [(total - _FIRST_BYTES) / count] * count
+        sends = degrees.get("dp", 1) > 1
+        backward = [
+            StepPart(
+                BACKWARD,
+                size / total,
+                leaves=(Sent("dp", _REDUCED, math.ceil(size)),) if sends else (),
+            )
+            for size in buckets
+        ]
+        return [StepPart(FORWARD, 1.0), *backward]
     whole = [
         shape.of_embedding,
         *[shape.of_layer] * shape.layers,
@@ -156,27 +172,6 @@ def parts_of(
     return [*found, *(backward if sharded else _bucketed(backward, sizes[::-1], degrees))]
 
 
-def _caps() -> list[float]:
-    return [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
-
-
-def _buckets(sizes: list[float], degrees: Mapping[str, int]) -> list[StepPart]:
-    """Gradients of no known layers: even buckets, ready in proportion to their bytes."""
-    total = sum(sizes)
-    first, cap = _caps()
-    count = max(1, math.ceil(max(total - first, 0) / cap))
-    each = [min(first, total), *([(total - first) / count] * count if total > first else [])]
-    group = degrees.get("dp", 1) > 1
-    return [
-        StepPart(
-            BACKWARD,
-            size / total,
-            leaves=(Sent("dp", _REDUCED, math.ceil(size)),) if group else (),
-        )
-        for size in each
-    ]
-
-
 def _bucketed(
     parts: list[StepPart], sizes: list[float], degrees: Mapping[str, int]
 ) -> list[StepPart]:
@@ -186,17 +181,16 @@ def _bucketed(
     if degrees.get("dp", 1) < 2:
         return parts
     found: list[StepPart] = []
-    first, cap = _caps()
-    filled, limit = 0.0, first
+    filled, limit = 0.0, _FIRST_BYTES
     for part, size in zip(parts, sizes, strict=True):
-        pieces = max(1, math.ceil(size / cap))
+        pieces = max(1, math.ceil(size / _CAP_BYTES))
         for piece in range(pieces):
             filled += size / pieces
             last = piece == pieces - 1
             leaves: tuple[Sent, ...] = ()
             if filled >= limit or (part is parts[-1] and last):
                 leaves = (Sent("dp", _REDUCED, math.ceil(filled)),)
-                filled, limit = 0.0, cap
+                filled, limit = 0.0, _CAP_BYTES
             stops = part.stops if last else ()
             found.append(StepPart(BACKWARD, part.share / pieces, part.needs, stops, leaves))
     return found

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.stats.sides import Side
 from torchcoll.training.choices import (
@@ -15,12 +14,13 @@ from torchcoll.training.choices import (
     SHARD_MODEL_NOTE,
     THRESHOLD,
     UNCLEAR,
+    Advice,
     AdviceRow,
     beyond_note,
     judged,
     with_times,
 )
-from torchcoll.training.plan_curves import CurveUsed, MeasuredCallTime
+from torchcoll.training.measured_curves import MeasuredCallTime
 from torchcoll.training.sharded import BACKWARD, FORWARD, ShardPlan, spent
 
 
@@ -38,26 +38,18 @@ class ShardRow(AdviceRow):
     peak_bytes: int
 
 
-@dataclass(repr=False)
-class ShardAdvice(OneLine):
-    """What ``advise`` found for plans of FSDP2: a proposal of a model, which real steps can refute.
+@dataclass(repr=False, kw_only=True)
+class ShardAdvice(Advice[ShardRow]):
+    """What ``advise`` found for plans of FSDP2.
 
-    ranks: of the world. curves: what the calls were read on. forward_ns, backward_ns: of both
-    passes without communication; None unknown. hides: communication can run beside them. best: the
-    row with the least exposed time; None where it cannot be told. least: of the rows that are
-    no more than 2 % slower that with the least memory at its peak.
+    ranks: of the world. forward_ns: of a forward pass without communication; None unknown. least:
+    of the rows that are no more than 2 % slower than the best, that with the least memory at its
+    peak.
     """
 
     ranks: int
-    curves: list[CurveUsed]
-    launches: int
-    hides: bool
     forward_ns: float | None
-    backward_ns: float | None
-    rows: list[ShardRow]
-    best: ShardRow | None = None
     least: ShardRow | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 def advise_shards(
@@ -97,9 +89,14 @@ def advise_shards(
         rows.append(with_times(row, sums, exposed if known else None, bool(out)))
         ends.append([(sum(passes.values()) if passes else 0) + value for value in exposed])
     advice = ShardAdvice(
-        ranks, curves.used, launches, hides,
-        None if backward_ns is None else backward_ns / 2, backward_ns, rows,
-    )  # fmt: skip
+        ranks=ranks,
+        curves=curves.used,
+        launches=launches,
+        hides=hides,
+        forward_ns=None if backward_ns is None else backward_ns / 2,
+        backward_ns=backward_ns,
+        rows=rows,
+    )
     if passes:
         advice.rows = judged(rows, ends, launches, SHARD_MODEL_ERROR)
         advice.best = next((row for row in advice.rows if row.result == BEST), None)

@@ -67,10 +67,6 @@ class Spent(NamedTuple):
     communication_ns: float
     exposed_ns: float
 
-    @property
-    def hidden_ns(self) -> float:
-        return self.communication_ns - self.exposed_ns
-
 
 def spent(
     plan: ShardPlan, times_ns: Sequence[float], passes_ns: Mapping[str, float], hides: bool

@@ -57,10 +57,16 @@ def shard_traffic(
         expected = f"a divisor of {ranks} ranks that leaves 2 or more to shard over"
         raise UsageError("replicas", replicas, expected)
     whole_number(together, "together", 1)
-    reshard = _resharded(reshard_after_forward, ranks // replicas)
+    reshard, shards = reshard_after_forward, ranks // replicas  # as fully_shard reads it
+    if reshard is not None and not isinstance(reshard, bool):
+        if not isinstance(reshard, int) or not 0 < reshard <= shards or shards % reshard:
+            expected = f"True, False, or a divisor of the {shards} ranks that are sharded over"
+            raise UsageError("reshard_after_forward", reshard, expected)
+        if reshard in (1, shards):
+            reshard = reshard == shards
     trainable(model)
     root = _units(model, _predicate(wrap), wrap == (), together)
-    step = _Step(ranks // replicas, replicas, _dtype(param_dtype), _dtype(reduce_dtype), reshard)
+    step = _Step(shards, replicas, _dtype(param_dtype), _dtype(reduce_dtype), reshard)
     step.run(root)
     groups = [Group("shard", tuple(range(step.shards)), description="FSDP2")]
     if step.fewer:
@@ -78,34 +84,22 @@ def shard_traffic(
             "param_dtype, since then in the dtype of the parameters)"
         )
     plan = planned(step.calls, ranks, groups, notes)
+    units = sum(1 for _ in root.walk()) - 1
+    choice = f"{units} unit{'s' * (units != 1)}" if units else "the root alone"
+    choice += f" of {together}" if together > 1 else ""
+    if reshard_after_forward is None or reshard_after_forward is True:
+        choice += ", resharded"
+    elif reshard_after_forward is False:
+        choice += ", kept"
+    else:
+        choice += f", resharded to {reshard_after_forward}"
     return ShardPlan(
         **vars(plan),
-        choice=_choice(root, together, reshard_after_forward),
+        choice=choice,
         acts=step.acts,
         sharded_bytes=step.sharded_bytes(root),
         peak_bytes=step.most,
     )
-
-
-def _resharded(value: object, shards: int) -> bool | int | None:
-    """As fully_shard reads it. Raises UsageError for what it refuses."""
-    if value is None or isinstance(value, bool):
-        return value
-    if not isinstance(value, int) or not 0 < value <= shards or shards % value:
-        expected = f"True, False, or a divisor of the {shards} ranks that are sharded over"
-        raise UsageError("reshard_after_forward", value, expected)
-    if value in (1, shards):
-        return value == shards
-    return value
-
-
-def _choice(root: _Unit, together: int, reshard: object) -> str:
-    units = sum(1 for _ in root.walk()) - 1
-    words = f"{units} unit{'s' * (units != 1)}" if units else "the root alone"
-    words += f" of {together}" if together > 1 else ""
-    if reshard is None or reshard is True:
-        return f"{words}, resharded"
-    return f"{words}, kept" if reshard is False else f"{words}, resharded to {reshard}"
 
 
 @dataclass(eq=False)
@@ -143,16 +137,6 @@ def _dtype(value: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
-def _check_prefetch(module: nn.Module, name: str) -> None:
-    """Raises UsageError for an order of its own, which the plan would ignore."""
-    state: object = getattr(module, "_get_fsdp_state", object)()
-    for way in ("forward", "backward"):
-        ahead = len(getattr(state, f"_states_to_{way}_prefetch", ()))
-        if ahead:
-            got = f"{name or 'the root'} with set_modules_to_{way}_prefetch of {ahead}"
-            raise UsageError("model", got, "the order that FSDP2 takes by itself", _CAPTURE)
-
-
 def _units(
     model: nn.Module,
     wrapped: Callable[[str, nn.Module], object],
@@ -169,7 +153,12 @@ def _units(
         if seen.get(id(module)) is unit:
             return
         seen[id(module)] = unit
-        _check_prefetch(module, name)
+        state: object = getattr(module, "_get_fsdp_state", object)()
+        for direction in ("forward", "backward"):  # an order that the plan would ignore
+            ahead = len(getattr(state, f"_states_to_{direction}_prefetch", ()))
+            if ahead:
+                got = f"{name or 'the root'} with set_modules_to_{direction}_prefetch of {ahead}"
+                raise UsageError("model", got, "the order that FSDP2 takes by itself", _CAPTURE)
         for own, parameter in module.named_parameters(name, recurse=False):
             first, other = owner.setdefault(id(parameter), (own, unit))
             if other is not unit:
@@ -246,10 +235,14 @@ class _Step:
         return int(self.reshard or 0) if number else 0
 
     def run(self, root: _Unit) -> None:
+        from torch.distributed.fsdp import fully_shard
+
         numbers = {unit: number for number, unit in enumerate(root.walk())}
         unsharded: set[_Unit] = set()
         ended: list[_Unit] = []  # as their forwards end: backward prefetches against this order
-        root_too = self.reshard and (self.fewer > 0 or _reshards_root())
+        # Whether reshard_after_forward=True means the root too: since its default became None.
+        default = inspect.signature(fully_shard).parameters["reshard_after_forward"].default
+        root_too = self.reshard and (self.fewer > 0 or default is None)
         held: dict[_Unit, int] = {}
         sending = 0  # input of the reduce_scatter that was issued last: kept until the next one
 
@@ -354,7 +347,7 @@ class _Step:
             "all_gather",
             size_bytes // ranks,
             size_bytes,
-            _name(dtype),
+            str(dtype).removeprefix("torch."),
             group="shard" if ranks == self.shards else "resharded",
             asynchronous=False,
         )
@@ -365,7 +358,8 @@ class _Step:
             return
         dtype = parameters[0].dtype
         # torch 2.15: without reduce_dtype gradients are reduced in the parameter's own dtype.
-        if self.param_dtype and dtype.is_floating_point and _version() < (2, 15):
+        version = tuple(map(int, torch.__version__.split(".")[:2]))
+        if self.param_dtype and dtype.is_floating_point and version < (2, 15):
             dtype = self.param_dtype
         dtype = self.reduce_dtype or dtype
         # _get_gradient_divide_factors: others could overflow, and are divided before and after.
@@ -376,25 +370,16 @@ class _Step:
             sizes["all_reduce"] = (shard, shard, "replicate")
         for collective, (bytes_in, bytes_out, group) in sizes.items():
             yield TrafficCall(
-                collective, bytes_in, bytes_out, _name(dtype), op, group=group, asynchronous=False
+                collective,
+                bytes_in,
+                bytes_out,
+                str(dtype).removeprefix("torch."),
+                op,
+                group=group,
+                asynchronous=False,
             )
 
     def _shard(self, parameter: nn.Parameter) -> int:
         """Elements of one rank's shard: dimension 0 is padded to a multiple of the ranks."""
         rows, *others = parameter.shape
         return -(-rows // self.shards) * math.prod(others)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _version() -> tuple[int, ...]:
-    return tuple(map(int, torch.__version__.split(".")[:2]))
-
-
-def _reshards_root() -> bool:
-    """Whether reshard_after_forward=True means the root too: since its default became None."""
-    from torch.distributed.fsdp import fully_shard
-
-    return inspect.signature(fully_shard).parameters["reshard_after_forward"].default is None

@@ -20,18 +20,13 @@ from torchcoll.report.columns import values_of
 from torchcoll.report.destination import clock_text
 from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head, filled
-from torchcoll.report.notes import Notes
 from torchcoll.stats.drift import LEAST, SURE, drift_text
 
 if TYPE_CHECKING:
-    from torchcoll.stats.drift import TimeDrift
-    from torchcoll.training.cost import Cost, CostRow
-    from torchcoll.training.joined import LateRank
-    from torchcoll.training.over_time import OverTime, Stretch
-    from torchcoll.training.traffic_table import SizeBin, TrafficRow, TrafficTable
+    from torchcoll.training.over_time import OverTime
+    from torchcoll.training.traffic_table import TrafficRow, TrafficTable
 
 
-TRAFFIC_SCHEMA = "torchcoll-traffic-rows/1"
 _BYTES = "bytes a step: what one rank puts in"
 _TIME = (
     "time a step: of each call the slowest rank's time, so waiting for the others is in it, added "
@@ -66,47 +61,33 @@ def show_traffic(
     """
     from torchcoll.training.traffic_table import summarise_traffic
 
-    keys = _named(columns)
+    keys = list(_COLUMNS) if list(columns) == ["all"] else list(columns)
+    for name in keys:
+        if name not in _COLUMNS:
+            raise unknown("columns", name, _COLUMNS, "all, or some of {}")
     parts = []
     for traffic in found:
         table = summarise_traffic(traffic)
-        file_name = {"file": _name(traffic)} if len(found) > 1 else {}
-        thing = traffic_object(traffic, table, keys)
+        file_name = {"file": one_line(traffic.path or "traffic")} if len(found) > 1 else {}
+        apart = ("rows", "sizes", "over_time")
+        rest = {name: value for name, value in vars(table).items() if name not in apart}
+        thing: dict[str, Any] = {
+            "schema": "torchcoll-traffic-rows/1",
+            "traffic": {
+                "path": None if traffic.path is None else str(traffic.path),
+                **picked(traffic, "source ranks"),
+                "recorded": sorted(traffic.calls),
+                **rest,
+                "notes": [*table.notes, *traffic.notes],
+                "problems": traffic.problems,
+            },
+            "rows": [picked(row, " ".join(keys or _COLUMNS)) for row in table.rows],
+            "sizes": [dataclasses.asdict(size) for size in table.sizes],
+            **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
+        }
         records = [{**file_name, **row} for row in thing["rows"]]
         parts.append(Forms(traffic_grids(traffic, table, keys), thing, records))
     show_found(parts, format, file)
-
-
-def _name(traffic: Traffic) -> str:
-    return one_line(traffic.path or "traffic")
-
-
-def _named(columns: Sequence[str]) -> list[str]:
-    names = list(_COLUMNS) if list(columns) == ["all"] else list(columns)
-    for name in names:
-        if name not in _COLUMNS:
-            raise unknown("columns", name, _COLUMNS, "all, or some of {}")
-    return names
-
-
-def traffic_object(traffic: Traffic, table: TrafficTable, keys: Sequence[str]) -> dict[str, Any]:
-    """The rows, and what one must know to judge them."""
-    apart = ("rows", "sizes", "over_time")
-    rest = {name: value for name, value in vars(table).items() if name not in apart}
-    return {
-        "schema": TRAFFIC_SCHEMA,
-        "traffic": {
-            "path": None if traffic.path is None else str(traffic.path),
-            **picked(traffic, "source ranks"),
-            "recorded": sorted(traffic.calls),
-            **rest,
-            "notes": [*table.notes, *traffic.notes],
-            "problems": traffic.problems,
-        },
-        "rows": [picked(row, " ".join(keys or _COLUMNS)) for row in table.rows],
-        "sizes": [dataclasses.asdict(one) for one in table.sizes],
-        **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
-    }
 
 
 def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = ()) -> list[Grid]:
@@ -123,13 +104,27 @@ def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = (
     if keys:
         columns = {k: (dataclasses.replace(h, drop=0), cell) for k, (h, cell) in columns.items()}
     rows = [[cell(row) for _, cell in columns.values()] for row in table.rows]
-    above = [_title(traffic, table, common), *_step_lines(table), *_left_out(traffic)]
+    above = [_title(traffic, table, common), *_step_lines(table)]
+    if traffic.left_out:
+        every = sum(map(len, traffic.calls.values())) + traffic.left_out
+        above.append(
+            f"{traffic.left_out} of {every} calls have no size in the source: not included here"
+        )
     above += [_BYTES] if rows else []
     below = [*table.notes, *traffic.notes, *traffic.problems]
     over = [_time_grid(table.over_time)] if table.over_time else []
+    several = len({size.ranks for size in table.sizes}) > 1
+    size_heads = [Head("ranks", left=True)] * several
+    size_heads += [Head("bytes", "put in"), Head("calls", "a step"), Head("bytes", "a step")]
+    sizes = []
+    for size in table.sizes:
+        span = f"{format_size(size.low_bytes)} to {format_size(size.high_bytes)}"
+        cells = [span if size.low_bytes else "0", _count(size.calls_per_step)]
+        sizes.append([*[size.ranks] * several, *cells, _bytes(size.bytes_per_step)])
+    title = ["sizes: calls by the bytes that a rank puts into one"] if sizes else []
     return [
         Grid([head for head, _ in columns.values()], rows, above, [] if rows else ["no calls"]),
-        _size_grid(table.sizes, several=len({one.ranks for one in table.sizes}) > 1),
+        Grid(size_heads, sizes, title),
         *over,
         Grid([], [], below=[one_line(text) for text in below]),
     ]
@@ -157,14 +152,8 @@ def _title(traffic: Traffic, table: TrafficTable, common: Sequence[str]) -> str:
     words = [
         one_line(_TRAFFIC_DIMENSIONS[name](value)) for name, value in values.items() if value != ""
     ]
-    return f"{_name(traffic)}: " + ", ".join([one_line(traffic.source), who, *words])
-
-
-def _left_out(traffic: Traffic) -> list[str]:
-    if not traffic.left_out:
-        return []
-    every = sum(map(len, traffic.calls.values())) + traffic.left_out
-    return [f"{traffic.left_out} of {every} calls have no size in the source: not included here"]
+    name = one_line(traffic.path or "traffic")
+    return f"{name}: {', '.join([one_line(traffic.source), who, *words])}"
 
 
 def _step_lines(table: TrafficTable) -> list[str]:
@@ -191,25 +180,17 @@ def _step_lines(table: TrafficTable) -> list[str]:
     return lines
 
 
-def _size_grid(sizes: Sequence[SizeBin], several: bool) -> Grid:
-    heads = [Head("ranks", left=True)] * several
-    heads += [Head("bytes", "put in"), Head("calls", "a step"), Head("bytes", "a step")]
-    rows = [
-        [one.ranks] * several
-        + [
-            f"{format_size(one.low_bytes)} to {format_size(one.high_bytes)}"
-            if one.low_bytes
-            else "0",
-            _count(one.calls_per_step),
-            _bytes(one.bytes_per_step),
-        ]
-        for one in sizes
-    ]
-    return Grid(heads, rows, ["sizes: calls by the bytes that a rank puts into one"] * bool(rows))
-
-
 def _time_grid(found: OverTime) -> Grid:
     """Drift, and who was late when."""
+    if found.drift is None:
+        drift = "too few steps to tell of drift"
+    else:
+        drift = f"{drift_text(found.drift)}, the last quarter of the time over the first [90 %]"
+        if found.drift.p <= SURE and abs(found.drift.value) >= LEAST:
+            drift = f"steps became {'slower' if found.drift.value > 0 else 'faster'}: {drift}"
+        else:
+            drift = f"no drift of the time of a step shown: {drift}"
+
     return filled(
         [
             (Head("from"), lambda s: clock_text(s.from_s)),
@@ -218,10 +199,17 @@ def _time_grid(found: OverTime) -> Grid:
             (Head("a step", "takes"), lambda s: format_time(s.step_ns)),
             (Head("wait", "a step", legend=_WAIT), lambda s: format_time(s.wait_ns)),
             (Head("transfer", "a step"), lambda s: format_time(s.transfer_ns)),
-            (Head("most often", "last"), _late_text),
+            (
+                Head("most often", "last"),
+                lambda s: (
+                    "-"
+                    if s.late_share is None
+                    else f"rank {s.late_rank} {s.late_share:.0%} of known"
+                ),
+            ),
         ],
         found.stretches,
-        above=[f"over time: {_drift_sentence(found.drift)}"],
+        above=[f"over time: {drift}"],
     )
 
 
@@ -229,20 +217,6 @@ _WAIT = (
     "of each call the longest time of its ranks less the shortest (wait), and the shortest "
     "(transfer), added up over a step; medians over the steps"
 )
-
-
-def _drift_sentence(drift: TimeDrift | None) -> str:
-    if drift is None:
-        return "too few steps to tell of drift"
-    moved = f"{drift_text(drift)}, the last quarter of the time over the first [90 %]"
-    if drift.p <= SURE and abs(drift.value) >= LEAST:
-        return f"steps became {'slower' if drift.value > 0 else 'faster'}: {moved}"
-    return f"no drift of the time of a step shown: {moved}"
-
-
-def _late_text(one: Stretch) -> str:
-    share = one.late_share
-    return "-" if share is None else f"rank {one.late_rank} {share:.0%} of known"
 
 
 def _count(number: float) -> str:
@@ -273,19 +247,6 @@ def _size(name: str) -> Callable[[Any], str]:
     return cell
 
 
-def _duration(name: str) -> Callable[[Any], str]:
-    return lambda row: format_time(getattr(row, name))
-
-
-def _share(row: TrafficRow) -> str:
-    return "-" if row.share is None else f"{100 * row.share:.1f} %"
-
-
-def _hint(row: TrafficRow) -> str:
-    """``RING/LL?``, as ``show`` writes what only a kernel's name says."""
-    return "-" if row.algorithm is None else one_line(row.algorithm).replace(", ", "?, ") + "?"
-
-
 # Every field of a TrafficRow, in order: its heading and its cell.
 _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
     "collective": (Head("collective", left=True, repeat=True), _traffic_cell("collective")),
@@ -301,109 +262,25 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
     "ranks": (Head("ranks", left=True), _traffic_cell("ranks")),
     "calls_per_step": (Head("calls", "a step"), lambda row: _count(row.calls_per_step)),
     "bytes_per_step": (Head("bytes", "a step"), lambda row: _bytes(row.bytes_per_step)),
-    "time_per_step_ns": (Head("time", "a step", legend=_TIME), _duration("time_per_step_ns")),
-    "median_ns": (Head("median", "a call", drop=2), _duration("median_ns")),
+    "time_per_step_ns": (
+        Head("time", "a step", legend=_TIME),
+        lambda row: format_time(row.time_per_step_ns),
+    ),
+    "median_ns": (Head("median", "a call", drop=2), lambda row: format_time(row.median_ns)),
     "clock": (Head("clock", left=True), _traffic_cell("clock")),
-    "share": (Head("share", "of step", drop=1), _share),
-    "exposed_ns": (Head("exposed", "a step", legend=_EXPOSED), _duration("exposed_ns")),
-    "algorithm": (Head("algorithm", left=True, drop=3, legend=_ALGORITHM), _hint),
+    "share": (
+        Head("share", "of step", drop=1),
+        lambda row: "-" if row.share is None else f"{100 * row.share:.1f} %",
+    ),
+    "exposed_ns": (
+        Head("exposed", "a step", legend=_EXPOSED),
+        lambda row: format_time(row.exposed_ns),
+    ),
+    # ``RING/LL?``, as ``show`` writes what only a kernel's name says.
+    "algorithm": (
+        Head("algorithm", left=True, drop=3, legend=_ALGORITHM),
+        lambda row: (
+            "-" if row.algorithm is None else one_line(row.algorithm).replace(", ", "?, ") + "?"
+        ),
+    ),
 }
-
-
-# -------------------------------------------------------------------------------------------------
-# What calls cost in the training: the tables, the rows and the object of ``show``.
-
-COST_SCHEMA = "torchcoll-cost/1"
-_ABOVE = (
-    "wait, transfer and contention are estimates. All ranks end a collective together, so the "
-    "shortest rank's time is the transfer, what the others have more is their wait for it; in "
-    "place: the slowest rank's; contention: transfer - alone. Medians over the calls"
-)
-_LATE = (
-    "which rank came last: the one with the shortest time of its own; even: the share that chance "
-    "gives each; waited: the longest wait of the others, median of the calls in which it was last"
-)
-_COST_DIMENSIONS = ("dtype", "group", "backend", "asynchronous", "clock", "isolated_as")
-
-
-def show_costs(found: Sequence[Cost], format: str = "table", file: TextIO | None = None) -> None:
-    """Print what ``cost`` found: csv has the calls, json the late ranks too.
-
-    Raises UsageError for an unknown format.
-    """
-    show_found([Forms(cost_grids(one), cost_object(one)) for one in found], format, file)
-
-
-def cost_object(found: Cost) -> dict[str, Any]:
-    return {"schema": COST_SCHEMA, **dataclasses.asdict(found)}
-
-
-def cost_grids(found: Cost) -> list[Grid]:
-    """The calls, then who came last; what is left out and unknown below."""
-    notes = Notes()
-    values = {n: [v for v in values_of(found.rows, n) if v != ""] for n in _COST_DIMENSIONS}
-    varying = [name for name, own in values.items() if len(own) > 1]
-    common = [_word(found.rows[0], n, own[0]) for n, own in values.items() if len(own) == 1]
-    heads = [Head("collective", left=True, repeat=True), Head("size", repeat=True)]
-    heads += [Head(_HEADS[name], left=True) for name in varying]
-    heads += [Head("calls", drop=2), Head("queued", drop=1), Head("in place"), Head("wait")]
-    heads += [Head("transfer"), Head("alone"), Head("contention")]
-    reasons = any(row.reason for row in found.rows)
-    heads += [Head("", left=True)] * reasons
-    rows = [
-        [
-            row.collective,
-            format_size(row.size_bytes) if row.size_bytes else "-",
-            *(_cost_cell(getattr(row, name)) for name in varying),
-            str(row.calls),
-            "-" if row.queued is None else f"{100 * row.queued:.0f} %",
-            *(format_time(ns) for ns in (row.in_place_ns, row.wait_ns, row.transfer_ns)),
-            format_time(row.isolated_ns),
-            f"<= {_signed(row.contention_ns)}" if row.bound else _signed(row.contention_ns),
-            *[notes.mark(one_line(row.reason)) if row.reason else ""] * reasons,
-        ]
-        for row in found.rows
-    ]
-    above = [f"{one_line(found.traffic)} beside {one_line(found.run)}", ", ".join(common), _ABOVE]
-    first = Grid(heads, rows, [line for line in above if line], notes.lines())
-    if not rows:
-        first.below = ["no calls"]
-    return [first, _late_grid(found), Grid([], [], below=[one_line(n) for n in found.notes])]
-
-
-_HEADS = {"asynchronous": "async", "isolated_as": "alone as"}
-_HEADS |= {name: name for name in _COST_DIMENSIONS if name not in _HEADS}
-
-
-def _word(row: CostRow, name: str, value: object) -> str:
-    """What all rows share; ``row`` is any of them."""
-    if name == "asynchronous":
-        return "async" if value else "not async"
-    texts = {"group": f"group {value} of {row.group_ranks} ranks", "clock": f"{value} clock"}
-    texts |= {"isolated_as": f"alone: {value}"}
-    return one_line(texts.get(name, value))
-
-
-def _cost_cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return one_line(value) if value else "-"
-
-
-def _signed(ns: float | None) -> str:
-    """Less than 0 where the transfer was shorter than the call alone."""
-    return f"-{format_time(-ns)}" if ns is not None and ns < 0 else format_time(ns)
-
-
-def _late_grid(found: Cost) -> Grid:
-    heads = [Head("rank"), Head("calls"), Head("last"), Head("share"), Head("even"), Head("waited")]
-    rows = [_late_cells(one) for one in found.late]
-    calls = "1 call" if found.ties == 1 else f"{found.ties} calls"
-    within = " (of asynchronous calls: within 5 ms)" * any(row.late_ns for row in found.rows)
-    ties = f"{calls}: several ranks had the shortest time{within}, none counts as last"
-    return Grid(heads, rows, [_LATE] * bool(rows), [ties] * bool(found.ties))
-
-
-def _late_cells(one: LateRank) -> list[str]:
-    shares = [f"{100 * share:.0f} %" for share in (one.share, one.expected)]
-    return [str(one.rank), str(one.calls), str(one.last), *shares, format_time(one.waited_ns)]

@@ -16,7 +16,8 @@ from torchcoll.core.intervals import Span, Union
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges
-from torchcoll.training.joined import Joined, cut_at_marks, join_ranks
+from torchcoll.training.joined import Joined, join_ranks
+from torchcoll.training.late import cut_at_marks
 from torchcoll.training.over_time import OverTime, over_time
 from torchcoll.training.steps import Kind, Steps, described, steps_of
 
@@ -96,7 +97,23 @@ def summarise_traffic(traffic: Traffic) -> TrafficTable:
     steps = steps_of(traffic)
     reader = _TrafficReader(traffic, steps, joined)
     rows = reader.rows()
-    notes = [*steps.notes, *_ranks_notes(traffic, rows), *notes, *_row_notes(rows)]
+    recorded = format_ranges(traffic.calls)
+    unlike = "the ranks do not send alike: each row is of the ranks that it names"
+    apart = [] if all(row.ranks == recorded for row in rows) else [unlike]
+    notes = [*steps.notes, *apart, *notes]
+    uneven = (row for row in rows if has_splits(row.collective) and row.bytes_in is None)
+    for name in dict.fromkeys(row.collective for row in uneven):
+        notes.append(f"{name}: bytes vary from call to call; bytes a step are a mean over them")
+    if any(row.asynchronous is not False and row.clock == "host" for row in rows):
+        notes.append(
+            "asynchronous calls overlap each other and the computation: their times add up to more "
+            "than the step pays"
+        )
+    missing = [row for row in rows if row.time_per_step_ns is None]
+    if missing and len(missing) < len(rows):
+        notes.append(
+            f"{len(missing)} of {len(rows)} rows have no time: the source does not tell it"
+        )
     if len(traffic.calls) < traffic.ranks and any(row.median_ns is not None for row in rows):
         some = f"{len(traffic.calls)} of {traffic.ranks} ranks"
         notes.append(f"times are of {some}: the slowest may be another")
@@ -106,7 +123,7 @@ def summarise_traffic(traffic: Traffic) -> TrafficTable:
         steps.steady,
         steps.total,
         steps.marked,
-        steps.statistic,
+        "mean" if steps.varying else "median",
         steps.duration_ns,
         reader.busy_ns(),
         notes,
@@ -147,7 +164,9 @@ class _TrafficReader:
         together = list(dict.fromkeys(self.joined[rank][i] for rank, i in pairs))
         times = [one.completion_ns for one in together]
         known = [time for time in times if time is not None]
-        per_step = self.steps.reduce(lambda step: self._slowest(at, step, self._completion))
+        per_step = self.steps.reduce(
+            lambda step: self._slowest(at, step, lambda rank, i: self.joined[rank][i].completion_ns)
+        )
         names = list(dict.fromkeys(call.group for call in calls))
         groups = [self.traffic.groups.get(name) or Group(name) for name in names]
         share = len(ranks) * len(self.steps.steady)
@@ -183,9 +202,6 @@ class _TrafficReader:
                 return None
             sums.append(sum(one for one in times if one is not None))
         return max(sums)
-
-    def _completion(self, rank: int, i: int) -> int | None:
-        return self.joined[rank][i].completion_ns
 
     def _exposed(self, rank: int, i: int) -> int | None:
         """As the trace has it; of a call that the program waited for on the host, all of it."""
@@ -258,28 +274,3 @@ def group_text(groups: Sequence[Group]) -> str:
     if len(groups) == 1:
         return groups[0].name
     return described(groups[0]) or ",".join(group.name for group in groups)
-
-
-def _ranks_notes(traffic: Traffic, rows: Sequence[TrafficRow]) -> list[str]:
-    everyone = format_ranges(traffic.calls)
-    if all(row.ranks == everyone for row in rows):
-        return []
-    return ["the ranks do not send alike: each row is of the ranks that it names"]
-
-
-def _row_notes(rows: Sequence[TrafficRow]) -> list[str]:
-    notes = []
-    uneven = (row for row in rows if has_splits(row.collective) and row.bytes_in is None)
-    for name in dict.fromkeys(row.collective for row in uneven):
-        notes.append(f"{name}: bytes vary from call to call; bytes a step are a mean over them")
-    if any(row.asynchronous is not False and row.clock == "host" for row in rows):
-        notes.append(
-            "asynchronous calls overlap each other and the computation: their times add up to more "
-            "than the step pays"
-        )
-    missing = [row for row in rows if row.time_per_step_ns is None]
-    if missing and len(missing) < len(rows):
-        notes.append(
-            f"{len(missing)} of {len(rows)} rows have no time: the source does not tell it"
-        )
-    return notes

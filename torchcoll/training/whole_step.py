@@ -6,7 +6,7 @@ Each figure of a rank is of its own step on its own clock, so that no alignment 
 
 Idle is when neither ran. A capture tells no computation: then what is not communication is not
 told, never idle. A wait is what a rank's call took longer than that of the rank that came last
-(training/joined.py).
+(training/late.py).
 
 The critical path is walked backwards, from the end of the step on the rank that ended last: through
 computation as long as some runs, else through what ended last, a call or a computation; between
@@ -33,7 +33,8 @@ from torchcoll.core.intervals import Span, Union, merged
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, time_text
 from torchcoll.training.clocks import Offsets, measured_offsets
-from torchcoll.training.joined import Joined, cut_at_marks, error_ns, join_ranks, late_ranks
+from torchcoll.training.joined import Joined, join_ranks
+from torchcoll.training.late import cut_at_marks, error_ns, late_ranks
 from torchcoll.training.steps import Steps, described, steps_of
 
 COMPUTING, EXPOSED, IDLE = "computing", "exposed", "idle"
@@ -132,7 +133,16 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
             "a capture, or a profiler trace with what ran (on GPUs: activities CUDA)",
         )
     steps = steps_of(traffic)
-    number = _chosen(traffic, steps, number)
+    if number is None:
+        # Of the steady steps the one of median duration, on the slowest rank.
+        durations = {}
+        for step in steps.steady:
+            spans = [marks[step] for marks in traffic.steps.values() if step < len(marks)]
+            durations[step] = max((end - start for start, end in spans), default=0)
+        by_duration = sorted(steps.steady, key=durations.__getitem__)
+        number = by_duration[(len(by_duration) - 1) // 2]
+    elif not 0 <= number < steps.total:
+        raise UsageError("step", number, f"0 to {steps.total - 1}, as were marked")
     joined, separate = join_ranks(traffic)
     ranks = [
         _rank_step(traffic, rank, span, joined[rank])
@@ -160,20 +170,6 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
     whole_notes = [f"of all that was recorded: {note}" for note in traffic.notes]
     found.notes = [*traffic.problems, *_notes(found, traffic), *separate, *whole_notes]
     return found
-
-
-def _chosen(traffic: Traffic, steps: Steps, number: int | None) -> int:
-    if number is not None:
-        if not 0 <= number < steps.total:
-            raise UsageError("step", number, f"0 to {steps.total - 1}, as were marked")
-        return number
-
-    def duration(step: int) -> int:
-        own = [spans[step] for spans in traffic.steps.values() if step < len(spans)]
-        return max((end - start for start, end in own), default=0)
-
-    by_duration = sorted(steps.steady, key=duration)
-    return by_duration[(len(by_duration) - 1) // 2]
 
 
 def _spans(traffic: Traffic, steps: Steps, number: int) -> dict[int, Span]:
@@ -212,9 +208,24 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[Joined]
     if computing is not None:
         exposed = beside(talking, computing)
         idle = end - begin - sum(b - a for a, b in merged([*talking, *computing]))
-    elif all(_waited(one.call, traffic) for one in calls):
-        exposed = talking
-    waits = {name: _waits(calls, name, span) for name in {one.call.group for one in calls}}
+    else:
+        # Whether the program did nothing else meanwhile: it called on the host and not async.
+        on_host = {
+            name: backend_of(group.backend).on_host for name, group in traffic.groups.items()
+        }
+        if all(
+            one.call.asynchronous is False
+            and one.call.clock == "host"
+            and on_host.get(one.call.group)
+            for one in calls
+        ):
+            exposed = talking
+    waits: dict[str, list[Span]] = {}
+    for name in {one.call.group for one in calls}:
+        own = [one for one in calls if one.call.group == name]
+        waiting = merged(_cut((one.start, one.start + (one.wait_ns or 0)), span) for one in own)
+        moving = merged((one.start + (one.wait_ns or 0), one.end) for one in own)
+        waits[name] = beside(waiting, moving)
     waited = any(one.wait_ns is not None for one in calls)
     return RankStep(
         rank,
@@ -230,12 +241,6 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[Joined]
         waits,
         Union(itertools.chain.from_iterable(waits.values())).total if waited else None,
     )
-
-
-def _waits(calls: Sequence[StepCall], group: str, span: Span) -> list[Span]:
-    own = [one for one in calls if one.call.group == group]
-    waiting = merged(_cut((one.start, one.start + (one.wait_ns or 0)), span) for one in own)
-    return beside(waiting, merged((one.start + (one.wait_ns or 0), one.end) for one in own))
 
 
 def _cut(one: Span, span: Span) -> Span:
@@ -269,13 +274,6 @@ def beside(spans: Sequence[Span], hiding: Sequence[Span]) -> list[Span]:
         if at < end:
             found.append((at, end))
     return found
-
-
-def _waited(call: TrafficCall, traffic: Traffic) -> bool:
-    """Whether the program did nothing else meanwhile: it called on the host and not async."""
-    group = traffic.groups.get(call.group)
-    on_host = bool(group) and backend_of(group.backend).on_host if group else False
-    return call.asynchronous is False and call.clock == "host" and on_host
 
 
 def wait_of(call: TrafficCall, one: Joined) -> int | None:
@@ -343,9 +341,6 @@ def _tell_late(
             one.late = text if chance * tests < _CHANCE else ""
 
 
-# -------------------------------------------------------------------------------------------------
-
-
 class _Lane:
     """What ran on a rank, asked what ran or ended just before a moment."""
 
@@ -355,16 +350,6 @@ class _Lane:
         self.begins = [start for start, _ in self.computing]
         self.calls = sorted((c for c in one.calls if c.end > c.start), key=lambda call: call.end)
         self.ends = [call.end for call in self.calls]
-
-    def computed(self, time: int) -> tuple[int, int] | None:
-        """The last computation that began before that."""
-        place = bisect_left(self.begins, time) - 1
-        return self.computing[place] if place >= 0 else None
-
-    def call(self, time: int) -> StepCall | None:
-        """The last that ended by then: one that ended later held nothing up."""
-        place = bisect_right(self.ends, time) - 1
-        return self.calls[place] if place >= 0 else None
 
 
 def _walk(found: WholeStep) -> None:
@@ -390,7 +375,12 @@ def _walk(found: WholeStep) -> None:
 
     while time > lanes[rank].one.start:
         lane = lanes[rank]
-        ran, call = lane.computed(time), lane.call(time)
+        # The last computation that began before, and the last call that ended by then: one that
+        # ended later held nothing up.
+        begun = bisect_left(lane.begins, time) - 1
+        ran = lane.computing[begun] if begun >= 0 else None
+        done = bisect_right(lane.ends, time) - 1
+        call = lane.calls[done] if done >= 0 else None
         ended = max(ran[1] if ran else lane.one.start, call.end if call else lane.one.start)
         if ran and ran[1] >= ended:
             go(min(time, ran[1]), rest)
@@ -400,7 +390,8 @@ def _walk(found: WholeStep) -> None:
         if call is None or time <= lane.one.start:
             continue
         go(call.start + (call.wait_ns or 0), EXPOSED)
-        other = _last_rank(call)
+        times = call.joined.times_ns  # who came last: its own time is the shortest
+        other = min(times, key=times.__getitem__, default=-1)
         there = call.joined.calls[other].span if other in lanes else None
         known = (call.wait_ns or 0) > error_ns(call.joined, found.source)
         if known and there and call.joined not in passed:
@@ -413,12 +404,6 @@ def _walk(found: WholeStep) -> None:
         found.path = {kind: ns / total for kind, ns in kinds.items()}
         for one in found.ranks:
             one.path = ranks[one.rank] / total
-
-
-def _last_rank(call: StepCall) -> int:
-    """Who came last: its own time is the shortest."""
-    times = call.joined.times_ns
-    return min(times, key=times.__getitem__, default=-1)
 
 
 def _notes(found: WholeStep, traffic: Traffic) -> list[str]:

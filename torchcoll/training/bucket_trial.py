@@ -1,0 +1,139 @@
+"""Real training steps with several bucket_cap_mb of DDP, interleaved."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from torchcoll.core.case import fingerprint
+from torchcoll.core.errors import UsageError
+from torchcoll.core.units import whole_number
+from torchcoll.training.plans import DEFAULT_CAP_MB, MIB, Trial, Tried
+
+Cap = float | None
+Make = Callable[[Cap], DistributedDataParallel]
+
+
+def try_buckets(
+    make_ddp: Make,
+    step: Callable[[DistributedDataParallel], object],
+    caps_mb: Sequence[Cap],
+    *,
+    rounds: int = 6,
+    steps: int = 10,
+    skip: int = 3,
+    seed: int = 0,
+) -> Trial:
+    """Measure training steps with each bucket_cap_mb of DDP. To be called on all ranks alike.
+
+    make_ddp(cap) returns DistributedDataParallel(model, bucket_cap_mb=cap); it is called for every
+    block, so that one model at a time is in memory. step(model) is one training step: forward,
+    backward, and the optimiser if it is to count. caps_mb: in MiB, 2 or more, each once; None is
+    DDP's default. The first one is what the others are compared with.
+
+    A round has a block for each cap, in an order shuffled by ``seed``. A block makes the model,
+    leaves ``skip`` steps out (the first sends one bucket of everything, in the second the buckets
+    are made anew) and times ``steps`` steps, each alone: the device is idle at both ends, and the
+    slowest rank counts. Returns the same Trial on all ranks. The interval is over the rounds of
+    this launch; a launch is one replicate: repeat it to know how launches differ.
+
+    Raises UsageError outside of a process group, where make_ddp returns no DDP or one with another
+    cap, for numbers out of range, and where the ranks were asked for different things.
+    """
+    caps = _checked(caps_mb)
+    asked = {"rounds": rounds, "steps": steps, "skip": skip, "seed": seed}
+    for name, least in (("rounds", 2), ("steps", 1), ("skip", 2), ("seed", 0)):
+        whole_number(asked[name], name, least)
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UsageError("try_buckets", "no process group", "init_process_group before it")
+    generator, agreed = random.Random(seed), False
+    times: dict[Cap, list[list[int]]] = {cap: [] for cap in caps}
+    for _ in range(rounds):
+        for cap in generator.sample(caps, len(caps)):
+            model = _made(make_ddp, cap)
+            group, device = model.process_group, next(model.parameters()).device
+            if not agreed:
+                number = int(fingerprint([caps, asked])[:15], 16)
+                both = torch.tensor([number, -number], device=device)
+                dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
+                if both[0] != -both[1]:
+                    got = "other caps_mb, rounds, steps, skip or seed on some rank"
+                    raise UsageError("try_buckets", got, "the same on all ranks")
+                agreed = True
+            times[cap].append(_block(model, step, skip, steps, device))
+            alive = weakref.ref(model)
+            del model
+            if alive():  # in a cycle: two of them may not fit
+                gc.collect()
+    rows = [Tried(cap, times[cap], times[caps[0]]) for cap in caps]
+    ranks, backend = dist.get_world_size(group), str(dist.get_backend(group))
+    trial = Trial(rows, ranks, backend, device.type, rounds, steps, skip, seed)
+    if ranks == 1:
+        trial.notes.append("1 rank: nothing was communicated")
+    return trial
+
+
+def _checked(caps_mb: Sequence[Cap]) -> list[Cap]:
+    if isinstance(caps_mb, str) or not isinstance(caps_mb, Iterable):
+        raise UsageError("caps_mb", repr(caps_mb), "a list of MiB, such as [25, 50, 100]")
+    caps: list[Cap] = []
+    for cap in caps_mb:
+        if cap is not None:
+            number = isinstance(cap, (int, float)) and not isinstance(cap, bool)
+            if not number or not 0 < cap < math.inf:
+                raise UsageError("caps_mb", cap, "numbers of MiB above 0, or None for the default")
+        if cap in caps:
+            raise UsageError("caps_mb", f"{cap} twice", "each once")
+        caps.append(cap)
+    if len(caps) < 2:
+        raise UsageError("caps_mb", f"{len(caps)} of them", "2 or more")
+    return caps
+
+
+def _made(make_ddp: Make, cap: Cap) -> DistributedDataParallel:
+    model = make_ddp(cap)
+    if not isinstance(model, DistributedDataParallel):
+        raise UsageError("make_ddp", type(model).__name__, "DistributedDataParallel")
+    wanted = int((DEFAULT_CAP_MB if cap is None else cap) * MIB)
+    has = getattr(model, "bucket_bytes_cap", wanted)
+    if has != wanted:  # else all caps would be alike, and their noise an answer
+        got, expected = f"one with bucket_cap_mb {has / MIB:g}", f"{wanted / MIB:g}"
+        raise UsageError("make_ddp", got, expected, "Pass its argument on as bucket_cap_mb.")
+    return model
+
+
+def _block(
+    model: DistributedDataParallel,
+    step: Callable[[DistributedDataParallel], object],
+    skip: int,
+    steps: int,
+    device: torch.device,
+) -> list[int]:
+    """Duration of each step (ns), until the slowest rank had done it."""
+
+    def idle() -> None:
+        if device.type != "cpu":
+            torch.get_device_module(device).synchronize(device)
+
+    model.train()
+    for _ in range(skip):
+        step(model)
+    idle()
+    dist.barrier(group=model.process_group)
+    taken = []
+    for _ in range(steps):
+        start = time.perf_counter_ns()
+        step(model)
+        idle()
+        taken.append(time.perf_counter_ns() - start)
+    slowest = torch.tensor(taken, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=model.process_group)
+    return [int(ns) for ns in slowest.tolist()]

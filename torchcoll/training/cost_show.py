@@ -1,0 +1,119 @@
+"""What calls cost in the training: the tables, the rows and the object of ``show``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import format_size, format_time
+from torchcoll.report.columns import values_of
+from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.grid import Grid, Head
+from torchcoll.report.notes import Notes
+
+if TYPE_CHECKING:
+    from torchcoll.training.cost import Cost, CostRow
+
+_ABOVE = (
+    "wait, transfer and contention are estimates. All ranks end a collective together, so the "
+    "shortest rank's time is the transfer, what the others have more is their wait for it; in "
+    "place: the slowest rank's; contention: transfer - alone. Medians over the calls"
+)
+_LATE = (
+    "which rank came last: the one with the shortest time of its own; even: the share that chance "
+    "gives each; waited: the longest wait of the others, median of the calls in which it was last"
+)
+_COST_DIMENSIONS = ("dtype", "group", "backend", "asynchronous", "clock", "isolated_as")
+
+
+def show_costs(found: Sequence[Cost], format: str = "table", file: TextIO | None = None) -> None:
+    """Print what ``cost`` found: csv has the calls, json the late ranks too.
+
+    Raises UsageError for an unknown format.
+    """
+    show_found(
+        [
+            Forms(cost_grids(one), {"schema": "torchcoll-cost/1", **dataclasses.asdict(one)})
+            for one in found
+        ],
+        format,
+        file,
+    )
+
+
+def cost_grids(found: Cost) -> list[Grid]:
+    """The calls, then who came last; what is left out and unknown below."""
+    notes = Notes()
+    values = {n: [v for v in values_of(found.rows, n) if v != ""] for n in _COST_DIMENSIONS}
+    varying = [name for name, own in values.items() if len(own) > 1]
+    common = [_word(found.rows[0], n, own[0]) for n, own in values.items() if len(own) == 1]
+    heads = [Head("collective", left=True, repeat=True), Head("size", repeat=True)]
+    heads += [Head(_HEADS[name], left=True) for name in varying]
+    heads += [Head("calls", drop=2), Head("queued", drop=1), Head("in place"), Head("wait")]
+    heads += [Head("transfer"), Head("alone"), Head("contention")]
+    reasons = any(row.reason for row in found.rows)
+    heads += [Head("", left=True)] * reasons
+    rows = [
+        [
+            row.collective,
+            format_size(row.size_bytes) if row.size_bytes else "-",
+            *(_cell(getattr(row, name)) for name in varying),
+            str(row.calls),
+            "-" if row.queued is None else f"{100 * row.queued:.0f} %",
+            *(format_time(ns) for ns in (row.in_place_ns, row.wait_ns, row.transfer_ns)),
+            format_time(row.isolated_ns),
+            f"<= {_signed(row.contention_ns)}" if row.bound else _signed(row.contention_ns),
+            *[notes.mark(one_line(row.reason)) if row.reason else ""] * reasons,
+        ]
+        for row in found.rows
+    ]
+    above = [f"{one_line(found.traffic)} beside {one_line(found.run)}", ", ".join(common), _ABOVE]
+    first = Grid(heads, rows, [line for line in above if line], notes.lines())
+    if not rows:
+        first.below = ["no calls"]
+    late_heads = [Head(name) for name in ("rank", "calls", "last", "share", "even", "waited")]
+    late = [
+        [
+            str(one.rank),
+            str(one.calls),
+            str(one.last),
+            f"{100 * one.share:.0f} %",
+            f"{100 * one.expected:.0f} %",
+            format_time(one.waited_ns),
+        ]
+        for one in found.late
+    ]
+    calls = "1 call" if found.ties == 1 else f"{found.ties} calls"
+    within = " (of asynchronous calls: within 5 ms)" * any(row.late_ns for row in found.rows)
+    ties = f"{calls}: several ranks had the shortest time{within}, none counts as last"
+    return [
+        first,
+        Grid(late_heads, late, [_LATE] * bool(late), [ties] * bool(found.ties)),
+        Grid([], [], below=[one_line(note) for note in found.notes]),
+    ]
+
+
+_HEADS = {"asynchronous": "async", "isolated_as": "alone as"}
+_HEADS |= {name: name for name in _COST_DIMENSIONS if name not in _HEADS}
+
+
+def _word(row: CostRow, name: str, value: object) -> str:
+    """What all rows share; ``row`` is any of them."""
+    if name == "asynchronous":
+        return "async" if value else "not async"
+    texts = {"group": f"group {value} of {row.group_ranks} ranks", "clock": f"{value} clock"}
+    texts |= {"isolated_as": f"alone: {value}"}
+    return one_line(texts.get(name, value))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return one_line(value) if value else "-"
+
+
+def _signed(ns: float | None) -> str:
+    """Less than 0 where the transfer was shorter than the call alone."""
+    return f"-{format_time(-ns)}" if ns is not None and ns < 0 else format_time(ns)

@@ -1,0 +1,88 @@
+"""``package.module:factory`` as a model on meta, for the commands."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from torchcoll.core.errors import UsageError
+
+_FORM = "package.module:factory, such as train:make_model"
+
+
+def model_of(target: str) -> nn.Module:
+    """What the factory returns when it is called under torch.device("meta").
+
+    The module is looked for in the current folder first, as ``python -m`` does. What it prints goes
+    to stderr, for stdout is a table that others may read. A module in place of a factory is taken.
+    Raises UsageError where there is no such factory, where it fails, and where it makes no module.
+    """
+    name, _, attribute = target.partition(":")
+    if not name or not attribute:
+        raise UsageError("model", target, _FORM)
+    if name.endswith(".py") or os.sep in name:
+        path = os.path.relpath(name.removesuffix(".py"))
+        folder, written = "", path.replace(os.sep, ".")
+        if path.startswith(os.pardir):
+            folder, written = (
+                f"in {os.path.dirname(os.path.abspath(name))} ",
+                os.path.basename(path),
+            )
+        raise UsageError("model", target, _FORM, f"Write {folder}{written}:{attribute}.")
+    with _current_folder_first(), contextlib.redirect_stdout(sys.stderr):
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise _raised(f"the import of {name}", error) from error
+            expected = f"a module that can be imported from here ({error})"
+            raise UsageError("model", target, expected) from None
+        except (Exception, SystemExit) as error:
+            raise _raised(f"the import of {name}", error) from error
+        try:
+            factory = getattr(module, attribute)
+        except AttributeError:
+            raise UsageError("model", target, f"a name in {name}: {attribute} is none") from None
+        if isinstance(factory, nn.Module):
+            return factory
+        if not callable(factory):
+            expected = "a function without arguments that makes the model"
+            raise UsageError("model", f"{target} of type {type(factory).__name__}", expected)
+        try:
+            with torch.device("meta"):
+                model = factory()
+        except (Exception, SystemExit) as error:
+            raise _raised(target, error) from error
+    if not isinstance(model, nn.Module):
+        got = f"type {type(model).__name__} from {target}"
+        raise UsageError("model", got, "a torch.nn.Module")
+    return model
+
+
+_WITHOUT = (
+    "Where it reads the values of its tensors, capture a step (torchcoll.capture), or give "
+    "--parameters N."
+)
+
+
+def _raised(what: str, error: BaseException) -> UsageError:
+    got = f"{type(error).__name__} from {what}: {error}"
+    action = _WITHOUT if "meta" in str(error) else ""
+    return UsageError("model", got, "a model on meta", action)
+
+
+@contextlib.contextmanager
+def _current_folder_first() -> Iterator[None]:
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the module may have changed it
+            sys.path.remove(folder)

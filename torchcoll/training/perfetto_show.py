@@ -1,0 +1,86 @@
+"""All steps of a traffic as a trace for Perfetto."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.traffic import Traffic
+from torchcoll.report.perfetto import complete_event, named_track, trace_document
+from torchcoll.training.joined import join_ranks
+from torchcoll.training.late import cut_at_marks
+from torchcoll.training.step_show import call_text
+from torchcoll.training.whole_step import UNTOLD, step_offsets, wait_of
+
+_TOLD = {
+    *("collective", "bytes_in", "bytes_out", "dtype", "op", "root", "peer", "group", "sequence"),
+    *("step", "asynchronous", "clock", "exposed_ns", "algorithm"),
+}
+
+
+def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
+    """The document, and what must be said of it. A process a rank: its steps, its computation and
+    each group's calls, those that overlap below each other. Raises UsageError where no call tells
+    when it ran.
+    """
+    offsets = step_offsets(traffic, None)
+    traffic = cut_at_marks(traffic)
+    if not any(call.span for calls in traffic.calls.values() for call in calls):
+        raise UsageError("perfetto", "no call that tells when it ran", "a capture or a trace")
+    joined, _ = join_ranks(traffic)
+    events: list[dict[str, Any]] = []
+    for rank, calls in traffic.calls.items():
+        shift = offsets.added_ns.get(rank, 0)
+        events.append(named_track("process_name", rank, f"rank {rank}"))
+        tracks = _Tracks(rank, events)
+        steps = traffic.steps.get(rank, ())
+        plain = [
+            *(("steps", f"step {number}", "step", span) for number, span in enumerate(steps)),
+            *(("computing",) * 3 + (span,) for span in traffic.computing.get(rank, ())),
+            *((UNTOLD, UNTOLD, "communication", span) for span in traffic.apart.get(rank, ())),
+        ]
+        for track, name, category, (start, end) in plain:
+            place = tracks.of(track, start, end)
+            event = complete_event(name, category, rank, start + shift, end - start, {})
+            events.append({**event, "tid": place})
+        spans = [
+            (call.span, number, call, one)
+            for number, (call, one) in enumerate(zip(calls, joined[rank], strict=True))
+            if call.span
+        ]
+        for (start, end), _, call, one in sorted(spans, key=lambda own: own[:2]):
+            place = tracks.of(f"group {one_line(call.group)}", start, end)
+            told = {name: value for name, value in call.to_json().items() if name in _TOLD}
+            args = {**told, "wait_ns": wait_of(call, one), "error_ns": offsets.error_ns.get(rank)}
+            kept = {name: value for name, value in args.items() if value is not None}
+            made = complete_event(
+                call_text(call), "communication", rank, start + shift, end - start, kept, place
+            )
+            events.append(made)
+    text = offsets.text
+    if offsets.problem:
+        text = f"{offsets.problem}; their events are right among themselves only"
+    clocks = [text] if text else []
+    return trace_document(events, clocks), clocks
+
+
+class _Tracks:
+    """Threads of a process, on each of which no two events overlap: Perfetto shows none that do."""
+
+    def __init__(self, process: int, events: list[dict[str, Any]]) -> None:
+        self._process, self._events = process, events
+        self._ends: dict[str, list[tuple[int, int]]] = {}  # name -> (thread, its last end)
+        self._count = 0
+
+    def of(self, name: str, start: int, end: int) -> int:
+        """A thread for the event; starts ascend."""
+        own = self._ends.setdefault(name, [])
+        for place, (thread, last) in enumerate(own):
+            if last <= start:
+                own[place] = (thread, end)
+                return thread
+        self._count += 1
+        own.append((self._count, end))
+        text = name if len(own) == 1 else f"{name} ({len(own)})"
+        self._events.append(named_track("thread_name", self._process, text, self._count))
+        return self._count
