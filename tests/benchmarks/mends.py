@@ -451,7 +451,7 @@ MENDS = (
     Mend(
         "13",
         "a failed replay leaves no empty folder",
-        "training/command.py",
+        "training/replay_file.py",
         {"                    folder.rmdir()": "                    pass"},
         f"{REFUSED} training/test_replay.py",
     ),

@@ -8,7 +8,7 @@ import io
 import json
 
 import pytest
-from error_form import error_text, got
+from error_form import error_tail, error_text, got
 from sent import MIB, MS, call, ddp, traffic
 
 from torchcoll import cost
@@ -183,7 +183,7 @@ def test_chosen_columns(shown):
     )
     assert "clock" in shown(sent(), columns="all")
     with pytest.raises(
-        UsageError, match=error_text("^columns", "busbw, expected all, or some of collect")
+        UsageError, match=error_text("^columns", error_tail("busbw", "all, or some of collect"))
     ):
         shown(sent(), columns="busbw")
 
@@ -211,15 +211,15 @@ def test_what_has_no_effect_is_refused(shown, choices, text):
 
 def test_things_of_two_kinds_are_refused(shown):
     with pytest.raises(
-        UsageError, match=error_text("^show", "Traffic and Cost, expected things of one ki")
+        UsageError, match=error_text("^show", error_tail("Traffic and Cost", "things of one ki"))
     ):
         shown(sent(), cost(sent(), alone()))
     with pytest.raises(
-        UsageError, match=error_text("^show", "Traffic and a run, expected things of one k")
+        UsageError, match=error_text("^show", error_tail("Traffic and a run", "things of one k"))
     ):
         shown(sent(), alone())
     with pytest.raises(
-        UsageError, match=error_text("^show", "int, expected a run, a file, or one of Alg")
+        UsageError, match=error_text("^show", error_tail("int", "a run, a file, or one of Alg"))
     ):
         shown(3)
 

@@ -50,7 +50,6 @@ _TIMES = (
     "communication_ns communication_low_ns communication_high_ns exposed_ns exposed_low_ns "
     "exposed_high_ns"
 )
-_CURVE = "collective dtype op ranks backend device mode clock"
 _NO_WORSE = ("within noise", "within 2 %", "unclear")
 _FAR = 2  # a model that is further from what was measured says so
 
@@ -66,10 +65,9 @@ def show_advice(
         spread = any(row.communication_low_ns is not None for row in advice.rows)
         columns = _columns(advice, spread)
         answer = None
-        if isinstance(advice, ShardAdvice):
-            below, thing = advice.notes, _shards_object(advice)
-        else:
-            (proposal, *below), thing = _below_buckets(advice), _buckets_object(advice)
+        below = advice.notes
+        if isinstance(advice, BucketAdvice):
+            proposal, *below = _below_buckets(advice)
             answer = Answer(proposal, "doubt" if proposal.startswith("no proposal") else "good")
         grid = Grid(
             [head for head, _ in columns],
@@ -79,7 +77,7 @@ def show_advice(
             [_STYLES.get(row.result, "") for row in advice.rows],
             answer,
         )
-        forms.append(Forms([grid], thing))
+        forms.append(Forms([grid], _object(advice)))
     show_found(forms, format, file)
 
 
@@ -334,48 +332,41 @@ def _shard_proposal(advice: ShardAdvice) -> list[str]:
     return [line, "a proposal of a model: measure real steps before you trust it"]
 
 
-def _buckets_object(advice: BucketAdvice) -> dict[str, Any]:
-    used = advice.curves[0]
-    ratio, low, high = advice.compression or (None, None, None)
-    return {
-        "schema": "torchcoll-advice/1",
-        **picked(advice, "what size_bytes dtype backward_ns backward_source accumulate"),
-        **picked(advice, "measured_ns measured_as"),
-        "curve": {**picked(used.row, _CURVE), **picked(used, "sizes launches")},
-        **picked(advice, "best=best.name low_cap_mb high_cap_mb"),
-        "compression": {"ratio": ratio, "ratio_low": low, "ratio_high": high},
-        "assumed": [{"backward_ns": ns, "best": name} for ns, name in advice.assumed],
-        "notes": advice.notes,
-        "rows": [
-            picked(
-                row,
-                f"name setting caps_mb buckets largest_bytes {_TIMES} ratio ratio_low ratio_high "
-                "result exposed_16bit_ns",
-            )
-            for row in advice.rows
-        ],
-    }
-
-
-def _shards_object(advice: ShardAdvice) -> dict[str, Any]:
-    curves = [
-        {
-            **picked(used, "collective ranks sizes launches share_of_all_reduce=share"),
-            "measured": picked(used.row, _CURVE),
+def _object(advice: BucketAdvice | ShardAdvice) -> dict[str, Any]:
+    measured = "collective dtype op ranks backend device mode clock"
+    facts: dict[str, Any]
+    if isinstance(advice, BucketAdvice):
+        used = advice.curves[0]
+        ratio, low, high = advice.compression or (None, None, None)
+        facts = {
+            "schema": "torchcoll-advice/1",
+            **picked(advice, "what size_bytes dtype backward_ns backward_source accumulate"),
+            **picked(advice, "measured_ns measured_as"),
+            "curve": {**picked(used.row, measured), **picked(used, "sizes launches")},
+            **picked(advice, "best=best.name low_cap_mb high_cap_mb"),
+            "compression": {"ratio": ratio, "ratio_low": low, "ratio_high": high},
+            "assumed": [{"backward_ns": ns, "best": name} for ns, name in advice.assumed],
         }
-        for used in advice.curves
-    ]
-    return {
-        "schema": "torchcoll-shard-advice/1",
-        **picked(advice, "ranks forward_ns backward_ns hides launches"),
-        "curves": curves,
-        **picked(advice, "best=best.choice least_memory=least.choice notes"),
-        "rows": [
-            picked(
-                row,
-                f"choice calls largest_bytes sharded_bytes peak_bytes {_TIMES} hidden_ns ratio "
-                "ratio_low ratio_high result",
-            )
-            for row in advice.rows
-        ],
-    }
+        fields = (
+            f"name setting caps_mb buckets largest_bytes {_TIMES} ratio ratio_low ratio_high "
+            "result exposed_16bit_ns"
+        )
+    else:
+        curves = [
+            {
+                **picked(used, "collective ranks sizes launches share_of_all_reduce=share"),
+                "measured": picked(used.row, measured),
+            }
+            for used in advice.curves
+        ]
+        facts = {
+            "schema": "torchcoll-shard-advice/1",
+            **picked(advice, "ranks forward_ns backward_ns hides launches"),
+            "curves": curves,
+            **picked(advice, "best=best.choice least_memory=least.choice"),
+        }
+        fields = (
+            f"choice calls largest_bytes sharded_bytes peak_bytes {_TIMES} hidden_ns ratio "
+            "ratio_low ratio_high result"
+        )
+    return {**facts, "notes": advice.notes, "rows": [picked(row, fields) for row in advice.rows]}

@@ -310,7 +310,7 @@ def _group_of(traffic: Traffic) -> str:
     sharded = 0
     for own in traffic.calls.values():
         for call in own:
-            if call.collective == "all_reduce" and _floats(call):
+            if call.collective == "all_reduce" and (call.dtype is None or "float" in call.dtype):
                 moved[call.group] += call.bytes_in
             sharded += call.bytes_in if call.collective == "reduce_scatter" else 0
     if sharded > sum(moved.values()):
@@ -326,11 +326,13 @@ def _group_of(traffic: Traffic) -> str:
     return moved.most_common(1)[0][0]
 
 
-def _floats(call: TrafficCall) -> bool:
-    return call.dtype is None or "float" in call.dtype
-
-
 def _gradients(calls: Sequence[TrafficCall], group: str) -> list[TrafficCall]:
     """The calls that are gradients: a program waits at once for what it sums up itself, DDP not."""
-    summed = [c for c in calls if c.collective == "all_reduce" and c.group == group and _floats(c)]
+    summed = [
+        call
+        for call in calls
+        if call.collective == "all_reduce"
+        and call.group == group
+        and (call.dtype is None or "float" in call.dtype)
+    ]
     return [call for call in summed if call.asynchronous] or summed

@@ -21,6 +21,16 @@ _HEADS = (
     Head("gradients"),
     Head("such as", left=True, drop=1),
 )
+_CAP_HEADS = (
+    Head("bucket_cap_mb", repeat=True),
+    Head("buckets"),
+    Head("smallest"),
+    Head("largest"),
+    Head("sent first", drop=1),
+    Head("sent last", drop=2),
+    Head("first step", "buckets", drop=3),
+    Head("", left=True),
+)
 _TRIAL_HEADS = (
     Head("bucket_cap_mb", repeat=True),
     Head("steps", drop=2),
@@ -62,7 +72,21 @@ def show_plans(
         ]
         grids = [Grid((), [], above), Grid(_HEADS, _rows(first), buckets)]
     else:
-        grids = [_caps_grid(plans, above)]
+        rows: list[list[str]] = []
+        names: list[str] = []
+        for plan in plans:
+            name = "default" if plan.bucket_cap_mb is None else cap_text(plan)
+            sizes = [bucket.size_bytes for bucket in plan.buckets]
+            earlier = zip(names, plans, strict=False)  # names has those before this plan
+            alike = next((other for other, one in earlier if one.buckets == plan.buckets), None)
+            names.append(name)
+            cells = [name, str(len(sizes))]
+            cells += map(format_bytes, (min(sizes), max(sizes), sizes[0], sizes[-1]))
+            cells.append(str(len(plan.first_step)))
+            rows.append([*cells, f"as {alike}" if alike else ""])
+        if "default" in names:
+            above.append(f"default: bucket_cap_mb {cap_text(BucketPlan((), (), ''))}")
+        grids = [Grid(_CAP_HEADS, rows, above, ["the buckets of one cap: name it alone"])]
     thing = {
         "schema": "torchcoll-buckets/1",
         "model": model,
@@ -88,37 +112,6 @@ def show_plans(
         for number, bucket in enumerate(buckets)
     ]
     show_found([Forms(grids, thing, records)], format, file)
-
-
-_CAP_HEADS = (
-    Head("bucket_cap_mb", repeat=True),
-    Head("buckets"),
-    Head("smallest"),
-    Head("largest"),
-    Head("sent first", drop=1),
-    Head("sent last", drop=2),
-    Head("first step", "buckets", drop=3),
-    Head("", left=True),
-)
-
-
-def _caps_grid(plans: Sequence[BucketPlan], above: list[str]) -> Grid:
-    """A row for each of several plans."""
-    rows: list[list[str]] = []
-    names: list[str] = []
-    for plan in plans:
-        name = "default" if plan.bucket_cap_mb is None else cap_text(plan)
-        sizes = [bucket.size_bytes for bucket in plan.buckets]
-        earlier = zip(names, plans, strict=False)  # names has those before this plan
-        alike = next((other for other, one in earlier if one.buckets == plan.buckets), None)
-        names.append(name)
-        cells = [name, str(len(sizes))]
-        cells += map(format_bytes, (min(sizes), max(sizes), sizes[0], sizes[-1]))
-        cells.append(str(len(plan.first_step)))
-        rows.append([*cells, f"as {alike}" if alike else ""])
-    if any(plan.bucket_cap_mb is None for plan in plans):
-        above = [*above, f"default: bucket_cap_mb {cap_text(BucketPlan((), (), ''))}"]
-    return Grid(_CAP_HEADS, rows, above, ["the buckets of one cap: name it alone"])
 
 
 def cap_text(plan: BucketPlan) -> str:

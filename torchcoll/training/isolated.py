@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,6 +42,9 @@ class Candidate(NamedTuple):
     members: tuple[int, ...]
 
 
+Condition = tuple[Callable[[Candidate], bool], Callable[[Sequence[Candidate]], str]]
+
+
 def isolated(
     point: ExactCall,
     members: Sequence[int],
@@ -57,7 +60,52 @@ def isolated(
     called as in the training, async or not, and of these the one of most runs, else the first; its
     runs are replicates, each of which counts.
     """
-    for holds, reason in _conditions(point, members, backend, op):
+    # Each with what to say where no case fulfils it, of those that fulfil the ones before.
+    conditions: list[Condition] = [
+        (
+            lambda one: one.row.collective == point.collective,
+            lambda found: f"{point.collective} is not in the run",
+        ),
+        (
+            lambda one: one.row.dtype == point.dtype,
+            lambda found: f"measured in {_values(found, 'dtype')}, not in {point.dtype}",
+        ),
+        (
+            lambda one: one.row.ranks == len(members),
+            lambda found: (
+                f"measured on {_values(found, 'ranks')} ranks, the group has {len(members)}"
+            ),
+        ),
+        (
+            lambda one: one.members in ((), tuple(sorted(members))),
+            lambda found: f"measured on ranks {_ranks(found)}, not on {format_ranges(members)}",
+        ),
+        (
+            lambda one: point.size_bytes in (one.row.size_bytes, one.row.size_bytes_requested),
+            lambda found: f"not measured at {format_size(point.size_bytes)}",
+        ),
+        (
+            lambda one: backend in ("", one.row.backend),
+            lambda found: f"measured on {_values(found, 'backend')}, sent on {backend}",
+        ),
+        (
+            lambda one: op in (None, one.row.op),
+            lambda found: f"measured with {_values(found, 'op')}, not with {op}",
+        ),
+        (
+            lambda one: one.row.status == "ok" and one.row.median_ns is not None,
+            lambda found: f"{found[0].row.status}: {found[0].row.reason or 'no steady calls'}",
+        ),
+        (
+            lambda one: one.row.communicates and not one.row.rehearsal,
+            lambda found: "a rehearsal, in which no time means anything",
+        ),
+        (
+            lambda one: one.row.coalesce == 1 and one.row.clock != "issue",
+            lambda found: "measured in groups of calls, or until issued only",
+        ),
+    ]
+    for holds, reason in conditions:
         fitting = [one for one in candidates if holds(one)]
         if not fitting:
             return Isolated(None, reason=reason(candidates))
@@ -76,57 +124,10 @@ def isolated(
     return Isolated(geometric(one.median_ns for one in rows), ", ".join(words), row.clock)
 
 
-Condition = tuple[Callable[[Candidate], bool], Callable[[Sequence[Candidate]], str]]
-
-
-def _conditions(
-    point: ExactCall, members: Sequence[int], backend: str, op: str | None
-) -> Iterable[Condition]:
-    """Each with what to say where no case fulfils it, of those that fulfil the ones before."""
-    yield (
-        lambda one: one.row.collective == point.collective,
-        lambda found: f"{point.collective} is not in the run",
-    )
-    yield (
-        lambda one: one.row.dtype == point.dtype,
-        lambda found: f"measured in {_values(found, 'dtype')}, not in {point.dtype}",
-    )
-    yield (
-        lambda one: one.row.ranks == len(members),
-        lambda found: f"measured on {_values(found, 'ranks')} ranks, the group has {len(members)}",
-    )
-    yield (
-        lambda one: one.members in ((), tuple(sorted(members))),
-        lambda found: (
-            "measured on ranks "
-            f"{' and '.join(map(format_ranges, dict.fromkeys(one.members for one in found)))}, not "
-            f"on {format_ranges(members)}"
-        ),
-    )
-    yield (
-        lambda one: point.size_bytes in (one.row.size_bytes, one.row.size_bytes_requested),
-        lambda found: f"not measured at {format_size(point.size_bytes)}",
-    )
-    yield (
-        lambda one: backend in ("", one.row.backend),
-        lambda found: f"measured on {_values(found, 'backend')}, sent on {backend}",
-    )
-    yield (
-        lambda one: op in (None, one.row.op),
-        lambda found: f"measured with {_values(found, 'op')}, not with {op}",
-    )
-    yield (
-        lambda one: one.row.status == "ok" and one.row.median_ns is not None,
-        lambda found: f"{found[0].row.status}: {found[0].row.reason or 'no steady calls'}",
-    )
-    yield (
-        lambda one: one.row.communicates and not one.row.rehearsal,
-        lambda found: "a rehearsal, in which no time means anything",
-    )
-    yield (
-        lambda one: one.row.coalesce == 1 and one.row.clock != "issue",
-        lambda found: "measured in groups of calls, or until issued only",
-    )
+def _ranks(found: Sequence[Candidate]) -> str:
+    """``0-1 and 2-3``: the ranks that each group of cases was measured on."""
+    groups = dict.fromkeys(case.members for case in found)
+    return " and ".join(map(format_ranges, groups))
 
 
 def _values(found: Sequence[Candidate], name: str) -> str:

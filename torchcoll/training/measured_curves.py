@@ -18,9 +18,7 @@ from dataclasses import dataclass, replace
 from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
-from torchcoll.core.spec import point_of
 from torchcoll.core.summary import Row
-from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Reading, Side
 from torchcoll.training.call_time import CallTime, Duration
@@ -216,13 +214,6 @@ class MeasuredCallTime(CallTime):
             tuple(share * curve.time_ns(size_bytes) for curve in curves.every),
             "above the sizes measured" if curves.every[0].beyond(size_bytes) else "",
         )
-
-    def of_call(self, plan: Traffic, call: TrafficCall) -> tuple[int, Duration]:
-        """The size S of a call of a plan, and its time."""
-        ranks = len(plan.members(call))
-        point, _ = point_of(call, ranks)
-        size = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
-        return size, self.of(call.collective, size, ranks, call.dtype, call.op, call.group)
 
     @property
     def used(self) -> list[CurveUsed]:

@@ -103,7 +103,7 @@ def _quiet(steps: Sequence[Calls]) -> tuple[Counter[int], int]:
     call has been issued. Seen in forks on two cores: 5 to 12 of 12 at borders, 0 or 1 elsewhere.
     """
     found: Counter[int] = Counter()
-    known = [calls for calls in steps if all(map(_stamped, calls))]
+    known = [calls for calls in steps if all(call.clock == "host" and call.span for call in calls)]
     for calls in known:
         end = 0
         for place, call in enumerate(calls):
@@ -124,14 +124,9 @@ def measured_exposed(passes: Sequence[Calls], source: str) -> tuple[float | None
         return median(sums), "all_reduce of a pass under which nothing else ran"
     found = []
     for calls in passes:
-        if all(map(_stamped, calls)):
+        if all(call.clock == "host" and call.span for call in calls):
             end = max((call.start_ns or 0) + (call.time_ns or 0) for call in calls)
             found.append(end - max(call.start_ns or 0 for call in calls))
     what = "from the issue of the last all_reduce of a pass to the end of all"
     late = any(heard_late(call, source) for calls in passes for call in calls)
     return (median(found), what + f"; they {LATE}" * late) if found else (None, "")
-
-
-def _stamped(call: TrafficCall) -> bool:
-    """Whether its issue and its end are known, both of the host."""
-    return call.start_ns is not None and call.time_ns is not None and call.clock == "host"

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.spec import point_of
 from torchcoll.stats.sides import Side
+from torchcoll.training.call_time import Duration
 from torchcoll.training.choices import (
     BEST,
     FINE,
@@ -65,7 +67,15 @@ def advise_shards(
         got = " and ".join(map(str, dict.fromkeys(plan.ranks for plan in plans)))
         raise UsageError("plans", f"{got} ranks", "plans of as many ranks")
     curves = MeasuredCallTime(measured)
-    read = [[curves.of_call(plan, call) for call in plan.calls[0]] for plan in plans]
+    read: list[list[tuple[int, Duration]]] = []  # of each plan: the size of each call, its time
+    for plan in plans:
+        read.append([])
+        for call in plan.calls[0]:
+            members = len(plan.members(call))
+            point, _ = point_of(call, members)
+            size = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
+            time = curves.of(call.collective, size, members, call.dtype, call.op, call.group)
+            read[-1].append((size, time))
     launches, hides, count = curves.launches, curves.hides, curves.count
     passes = None if backward_ns is None else {FORWARD: backward_ns / 2, BACKWARD: backward_ns}
     rows, ends, beyond = [], [], 0

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import has_splits
-from torchcoll.core.intervals import Span, Union
+from torchcoll.core.intervals import Union
 from torchcoll.core.summary import median
-from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.traffic import Group, Traffic
 from torchcoll.core.units import format_ranges
 from torchcoll.training.joined import Joined, join_ranks
 from torchcoll.training.late import cut_at_marks
@@ -235,15 +235,15 @@ class _TrafficReader:
         heard of there does not (``cut_at_marks``).
         """
         in_flight = {
-            rank: Union(span for call in calls if (span := _in_flight(call)))
+            rank: Union(call.span for call in calls if call.clock == "host" and call.span)
             for rank, calls in self.traffic.calls.items()
         }
 
         def of_step(step: int) -> float | None:
             found = []
             for rank, own in self.steps.at.items():
-                spans = [_in_flight(self.traffic.calls[rank][i]) for i in own.get(step, ())]
-                if None in spans:
+                calls = [self.traffic.calls[rank][i] for i in own.get(step, ())]
+                if any(call.clock != "host" or call.span is None for call in calls):
                     return None
                 marked = self.traffic.steps.get(rank, ())
                 within = in_flight[rank].within(*marked[step]) if step < len(marked) else None
@@ -251,13 +251,6 @@ class _TrafficReader:
             return max(found, default=None)
 
         return self.steps.reduce(of_step)
-
-
-def _in_flight(call: TrafficCall) -> Span | None:
-    """From issue to completion; None where the host does not know it."""
-    if call.start_ns is None or call.time_ns is None or call.clock != "host":
-        return None
-    return call.start_ns, call.start_ns + call.time_ns
 
 
 def _only(values: Iterable[int]) -> int | None:
