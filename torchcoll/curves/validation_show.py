@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from torchcoll.comparison.compare import ErrorSummary
     from torchcoll.curves.model_check import CheckedModel
     from torchcoll.curves.validation import HeldOut, Scenario, Simulated, Validation, ValidationRow
 
@@ -40,9 +39,6 @@ def show_validation(found: Validation, format: str = "table", file: TextIO | Non
     """Print what ``validate`` found. Raises UsageError for an unknown format."""
     rows = [*found.rows, *found.totals]
     titles = _titles(rows)
-
-    def worst(row: ValidationRow) -> str:
-        return f"{_percent(row.errors.worst)} at {format_size(row.worst.size_bytes)}"
 
     def both(row: ValidationRow) -> str:
         if not (row.both and row.baseline):
@@ -57,7 +53,7 @@ def show_validation(found: Validation, format: str = "table", file: TextIO | Non
             (Head("points"), lambda row: str(row.errors.count)),
             (Head("geomean"), lambda row: _percent(row.errors.geomean)),
             (Head("mean"), lambda row: _percent(row.errors.mean)),
-            (Head("worst", left=True), worst),
+            (Head("worst", left=True), _worst),
             (Head("in 90 %", "interval"), lambda row: f"{row.covered} of {row.errors.count}"),
             (Head("mean of model :", "of the cubic", left=True), both),
         ],
@@ -92,10 +88,15 @@ def _titles(rows: Sequence[ValidationRow]) -> dict[str, str]:
     return {repr(row.kind): text for row, text in zip(named, texts, strict=True)}
 
 
+def _worst(row: ValidationRow) -> str:
+    return f"{_percent(row.errors.worst)} at {format_size(row.worst.size_bytes)}"
+
+
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
+_SUMMARY = "points=count geomean mean worst"  # of an ErrorSummary, in JSON
 _ERRORS = (
     "errors: |predicted / measured - 1|; the geometric mean is what papers on simulators give: "
     "points that are nearly exact pull it down"
@@ -127,15 +128,11 @@ def _sentence(total: ValidationRow) -> str:
     return text
 
 
-def _summary_record(errors: ErrorSummary | None) -> dict[str, Any]:
-    return picked(errors, "points=count geomean mean worst")
-
-
 def _row_record(row: ValidationRow) -> dict[str, Any]:
     return {
         **known(row.kind or {}),
         "ranks": row.ranks,
-        **_summary_record(row.errors),
+        **picked(row.errors, _SUMMARY),
         "ratio": row.ratio,
         "worst_bytes": row.worst.size_bytes,
         "covered": row.covered,
@@ -158,12 +155,6 @@ def show_checked(found: CheckedModel, format: str = "table", file: TextIO | None
     rows = [*((row, titles[repr(row.kind)]) for row in found.rows)]
     rows += zip(found.totals, names, strict=True)
 
-    def worst(row: ValidationRow) -> str:
-        return f"{_percent(row.errors.worst)} at {format_size(row.worst.size_bytes)}"
-
-    def beyond(row: ValidationRow) -> str:
-        return f"{row.beyond} of {row.errors.count}" if row.beyond else "-"
-
     grid = filled(
         [
             (Head("case", left=True, repeat=True), lambda one: one[1]),
@@ -172,9 +163,12 @@ def show_checked(found: CheckedModel, format: str = "table", file: TextIO | None
             (Head("predicted :", "measured", drop=1), lambda one: f"{one[0].ratio:.3f}"),
             (Head("geomean", "error"), lambda one: _percent(one[0].errors.geomean)),
             (Head("mean", "error"), lambda one: _percent(one[0].errors.mean)),
-            (Head("worst", "error", left=True), lambda one: worst(one[0])),
+            (Head("worst", "error", left=True), lambda one: _worst(one[0])),
             (Head("in 90 %", "interval"), lambda one: f"{one[0].covered} of {one[0].errors.count}"),
-            (Head("beyond", "the data"), lambda one: beyond(one[0])),
+            (
+                Head("beyond", "the data"),
+                lambda one: f"{one[0].beyond} of {one[0].errors.count}" if one[0].beyond else "-",
+            ),
         ],
         rows,
     )
@@ -232,9 +226,6 @@ def show_simulated(found: Simulated, format: str = "table", file: TextIO | None 
     def of(name: str) -> Callable[[Scenario], str]:
         return lambda one: f"{100 * getattr(one.errors, name):.2f} %" if one.errors else "-"
 
-    def worst(one: Scenario) -> str:
-        return f"{of('worst')(one)} ({one.worst})" if one.errors else "-"
-
     grid = filled(
         [
             (Head("ranks"), lambda one: "all" if one.ranks is None else str(one.ranks)),
@@ -244,7 +235,10 @@ def show_simulated(found: Simulated, format: str = "table", file: TextIO | None 
             ),
             (Head("geomean", "error"), of("geomean")),
             (Head("mean", "error"), of("mean")),
-            (Head("worst", "error", left=True), worst),
+            (
+                Head("worst", "error", left=True),
+                lambda one: f"{of('worst')(one)} ({one.worst})" if one.errors else "-",
+            ),
         ],
         scenarios,
     )
@@ -264,7 +258,7 @@ def show_simulated(found: Simulated, format: str = "table", file: TextIO | None 
             {
                 "ranks": one.ranks,
                 "measured": one.measured,
-                **_summary_record(one.errors),
+                **picked(one.errors, _SUMMARY),
                 "worst_case": one.worst or None,
             }
             for one in scenarios

@@ -10,22 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchcoll.bench.session import Session, Sweep
 from torchcoll.core.case import size_case
-from torchcoll.core.errors import (
-    brief,
-)
+from torchcoll.core.errors import brief
 from torchcoll.core.plausibility import crowded
 from torchcoll.core.units import format_ranges
-from torchcoll.pairs.schedule import (
-    Units,
-)
-
-if TYPE_CHECKING:
-    pass
-
+from torchcoll.pairs.schedule import Units
 
 Group = tuple[int, ...]
 # Of both halves at once, in order: how fast each is. The rest of the units do as they like.

@@ -1,4 +1,5 @@
-"""Which rank, node or link is slow: a reading of the pairs that torchcoll.pairs measured.
+"""Which rank, node or link is slow: a reading of the pairs that torchcoll.pairs measured, and what
+is said of a suspect: one line, and the events of a result file.
 
 Pure and without numpy: rank 0 reads its own run with it, and chooses what is measured again.
 
@@ -236,13 +237,13 @@ class _Table:
             self._scales[group] = self._scaled(met)
         return self._scales[group]
 
-    def _sides(self) -> Iterable[tuple[str, tuple[int, ...]]]:
-        """(what it is called, places in the pair that are to blame)."""
-        kind = self._key[0]
-        return ((SEND, (0,)), (RECEIVE, (1,))) if kind == SEND else ((kind, (0, 1)),)
-
     def units(self) -> Iterable[tuple[int, Evidence]]:
-        for what, places in self._sides():
+        # What it is called, and the places in the pair that are to blame.
+        kind = self._key[0]
+        sides: Sequence[tuple[str, tuple[int, ...]]] = [(kind, (0, 1))]
+        if kind == SEND:
+            sides = [(SEND, (0,)), (RECEIVE, (1,))]
+        for what, places in sides:
             own: defaultdict[int, list[Pair]] = defaultdict(list)
             for pair in self._speeds:
                 for place in places:
@@ -373,9 +374,6 @@ def without(pairs: Pairs, found: Sequence[Suspect]) -> list[int]:
         links = [link for link in links if worst not in link]
     return [unit for unit in range(len(pairs.units)) if unit not in gone]
 
-
-# -------------------------------------------------------------------------------------------------
-# What is said of a suspect: one line, and the events of a result file.
 
 _TOLD = 3  # kinds of calls in the line of a suspect
 

@@ -1,4 +1,6 @@
-"""Every pair of ranks or nodes: in rounds of disjoint pairs, the slow ones again alone, then all.
+"""Every pair of ranks or nodes: in rounds of disjoint pairs, the slow ones again alone, then all;
+and the command line of ``torchrun -m torchcoll.pairs``, with options of its own and some of the
+others'.
 
 No groups of two are made: 512 ranks have 130816 of them, each of which every rank would have to
 take part in making, and each rank would keep 511 communicators. Ranks send and receive over the
@@ -58,11 +60,7 @@ from torchcoll.pairs.schedule import (
 
 if TYPE_CHECKING:
     from torchcoll.bench.output import Output
-    from torchcoll.core.result import Run
 
-
-# -------------------------------------------------------------------------------------------------
-# The command line of ``torchrun -m torchcoll.pairs``: its own options, and some of the others'.
 
 # Fields of Spec that mean something here; the others are refused.
 _OWN = (
@@ -142,8 +140,6 @@ def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
     return replace(options, spec=replace(spec, sizes=sizes, iters=iters), other=other), pairs
 
 
-# -------------------------------------------------------------------------------------------------
-
 _NAMED = 8  # of a round's pairs, in messages
 
 
@@ -194,9 +190,8 @@ class PairsRun:
         self._all.run()
         if self.options.bisect:
             bisect(session, self.units, self.options.threshold, self._stated)
-        self._on_rank_0(self._events)
-
-    # -- before -----------------------------------------------------------------------------
+        if session.rank == 0:
+            self._events()
 
     def _prepare(self) -> None:
         """Memory on every rank, and a connected group."""
@@ -227,8 +222,6 @@ class PairsRun:
         except RuntimeError as error:
             self.session.trouble(f"{what}: {brief(error)}")
 
-    # -- one round --------------------------------------------------------------------------
-
     def _own(self, met: Sequence[Pair]) -> _Own | None:
         for pair in met:
             for low, high in members_of(self.units, pair):
@@ -246,10 +239,12 @@ class PairsRun:
         self._stated(text)
         # In the file a round is in flight, not one of its pairs.
         started = replace(self._cases[0], group=f"{rule}/{text}")
-        self._on_rank_0(lambda: self._recorder.started(started))
+        if self.session.rank == 0:
+            self._recorder.started(started)
         for case in cases:
             gathered = self._one_kind(case, own, text)
-            self._on_rank_0(partial(self._keep, case, gathered, met, rule))
+            if self.session.rank == 0:
+                self._keep(case, gathered, met, rule)
 
     def _one_kind(self, case: Case, own: _Own | None, text: str) -> list[Any]:
         """This kind of call on all pairs of the round; [rank] of samples on rank 0."""
@@ -328,15 +323,9 @@ class PairsRun:
         session.device.synchronize()
         return checker.count_wrong()
 
-    # -- rank 0 -----------------------------------------------------------------------------
-
     @property
     def _recorder(self) -> Any:
         return self.session.recorder
-
-    def _on_rank_0(self, action: Callable[[], object]) -> None:
-        if self.session.rank == 0:
-            action()
 
     def _keep(self, case: Case, gathered: list[Any], met: Sequence[Pair], rule: str) -> None:
         from torchcoll.bench.recorder import result_of_pair
@@ -419,25 +408,24 @@ def _sweep(
     PairsRun(session, pairs, stated).sweep()
     failure = None
     if output:
+        finished = output.run
+
+        def show() -> None:
+            from torchcoll.pairs.show import show_pairs
+
+            show_pairs(finished, options.format, pairs.threshold)
+
         if line:
             line.clear()
-        output.show(lambda: _show(output.run, options, pairs))
-        failure = output.failure() or _accused(output.run)
+        output.show(show)
+        failure = output.failure()
+        accused = [e["message"] for e in finished.events if e["kind"] == "suspect"]
+        if accused and not failure:
+            more = f" (and {len(accused) - 1} more)" if len(accused) > 1 else ""
+            failure = f"suspect: {accused[0]}{more}"
     agreed: str | None = session.control.decide(failure)
     return agreed
 
 
 def nothing_stated(text: str) -> None:
     pass
-
-
-def _show(run: Run, options: Options, pairs: PairOptions) -> None:
-    from torchcoll.pairs.show import show_pairs
-
-    show_pairs(run, options.format, pairs.threshold)
-
-
-def _accused(run: Run) -> str | None:
-    stated = [event["message"] for event in run.events if event["kind"] == "suspect"]
-    more = f" (and {len(stated) - 1} more)" if len(stated) > 1 else ""
-    return f"suspect: {stated[0]}{more}" if stated else None
