@@ -76,7 +76,8 @@ def show_validation(found: Validation, format: str = "table", file: TextIO | Non
         "notes": below,
     }
     # In doubt where the intervals hold less than they say.
-    kind = "doubt" if any(map(_narrow, found.totals)) else ""
+    narrow = any(total.covered < _LEAST_HELD * total.errors.count for total in found.totals)
+    kind = "doubt" if narrow else ""
     answer = Answer("; ".join(map(_sentence, found.totals)), kind)
     last = Grid([], [], below=below, answer=answer)
     show_found([Forms([Grid([], [], above=[_ERRORS, _CUBIC]), grid, last], thing)], format, file)
@@ -105,10 +106,6 @@ _CUBIC = (
     "the cubic: no model, a monotone cubic through the other points, in logarithms; both on the "
     "points that have others on both sides"
 )
-
-
-def _narrow(total: ValidationRow) -> bool:
-    return total.covered < _LEAST_HELD * total.errors.count
 
 
 _LEAST_HELD = 0.8  # of the 90 % that an interval is to hold: below it is no chance of few points
@@ -216,7 +213,8 @@ def _checked_answer(found: CheckedModel) -> Answer:
     elif total.beyond:
         text += "; all lie beyond its data"
     text += f"; {counted(found.unknown, 'case')} it does not predict" * bool(found.unknown)
-    return Answer(text, "doubt" if _narrow(total) or found.unknown else "")
+    narrow = total.covered < _LEAST_HELD * errors.count
+    return Answer(text, "doubt" if narrow or found.unknown else "")
 
 
 def show_simulated(found: Simulated, format: str = "table", file: TextIO | None = None) -> None:
@@ -291,7 +289,19 @@ def errors_figure(found: Validation | CheckedModel | Simulated) -> Figure:
 
     Raises UnavailableError without matplotlib.
     """
-    panels = _error_panels(found)
+    panels: dict[str, list[ErrorPoint]] = {}
+    fields = [one.name for one in dataclasses.fields(ErrorPoint)]
+    if hasattr(found, "cases"):  # of a simulator
+        for case in found.cases:
+            if case["error"] is not None and case["measured_ns"] and case["predicted_ns"]:
+                own = {name: case[name] for name in fields if name in case}
+                panels.setdefault(case["collective"], []).append(ErrorPoint(**own))
+    else:
+        kinds = kind_texts([point.kind for point in found.points])
+        for held, title in zip(found.points, kinds, strict=True):
+            own = {name: getattr(held, name) for name in fields}
+            what = "" if held.over == NEW_RUN else f", left-out {held.over}"
+            panels.setdefault(title + what, []).append(ErrorPoint(**own))
     drawn = list(panels.items())[:_PANELS]
     figure, axes = new_figure(len(drawn), 2)
     for (title, points), (left, right) in zip(drawn, axes, strict=True):
@@ -311,23 +321,6 @@ def errors_figure(found: Validation | CheckedModel | Simulated) -> Figure:
 
 
 _PANELS = 8  # rows of a picture; more are too small to read
-
-
-def _error_panels(found: Validation | CheckedModel | Simulated) -> dict[str, list[ErrorPoint]]:
-    panels: dict[str, list[ErrorPoint]] = {}
-    fields = [one.name for one in dataclasses.fields(ErrorPoint)]
-    if hasattr(found, "cases"):
-        for case in found.cases:
-            if case["error"] is not None and case["measured_ns"] and case["predicted_ns"]:
-                own = {name: case[name] for name in fields if name in case}
-                panels.setdefault(case["collective"], []).append(ErrorPoint(**own))
-        return panels
-    titles = kind_texts([point.kind for point in found.points])
-    for point, title in zip(found.points, titles, strict=True):
-        own = {name: getattr(point, name) for name in fields}
-        what = "" if point.over == NEW_RUN else f", left-out {point.over}"
-        panels.setdefault(title + what, []).append(ErrorPoint(**own))
-    return panels
 
 
 def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:

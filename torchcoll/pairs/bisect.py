@@ -124,7 +124,7 @@ def bisect(
     if session.recorder:
         # The group's own members know no affinity, those of the run do.
         members = session.recorder.run.members
-        _record(session.recorder, members, case.device == "cpu", units, found)
+        record_halving(session.recorder, members, case.device == "cpu", units, found)
     return found
 
 
@@ -142,7 +142,7 @@ def _speeds(session: Session, parts: int) -> list[float] | None:
     return [row.busbw_gbps or 0.0 if row.status == "ok" else 0.0 for row in rows[:2]]
 
 
-def _record(
+def record_halving(
     recorder: Any, members: list[dict[str, Any]], on_cpu: bool, units: Units, found: Halving
 ) -> None:
     if not found.steps:

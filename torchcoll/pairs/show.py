@@ -4,7 +4,7 @@ is), a line a unit, suspects; text, markdown, CSV, JSON.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError, one_line
@@ -22,7 +22,6 @@ from torchcoll.pairs.matches import (
     LATENCY,
     SEND,
     Pairs,
-    Timing,
     is_pair,
     key_of,
     read_pairs,
@@ -60,12 +59,11 @@ def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
         above = f"{format_size(size_bytes)} both ways at once, GB/s sent by each {per}"
     else:
         above = "latency in us"
-    times, count = pairs.times[key], len(pairs.units)
+    count = len(pairs.units)
     if count <= _NUMBERS:
         heads = [Head(pairs.by, repeat=True), *(Head(str(unit)) for unit in range(count))]
         rows = [
-            [str(a), *(_figure(pairs, key, _at(times, a, b), (a, b)) for b in range(count))]
-            for a in range(count)
+            [str(a), *(_figure(pairs, key, (a, b)) for b in range(count))] for a in range(count)
         ]
         return Grid(heads, rows, [above])
     relative = _relative(pairs, key)
@@ -79,7 +77,7 @@ def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
     for unit in slowest_units(pairs, key):
         cells = []
         for other in range(count):
-            speed = _at(relative, unit, other)
+            speed = relative.get((unit, other)) or relative.get((other, unit))
             if other == unit:
                 cells.append(_SELF)
             elif speed is None:
@@ -102,11 +100,9 @@ def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
     return Grid([Head(pairs.by), Head("", left=True)], rows, lines)
 
 
-def _at(times: Mapping[Pair, Any], a: int, b: int) -> Any:
-    return times.get((a, b)) or times.get((b, a))
-
-
-def _figure(pairs: Pairs, key: tuple[str, int], timing: Timing | None, pair: Pair) -> str:
+def _figure(pairs: Pairs, key: tuple[str, int], pair: Pair) -> str:
+    times = pairs.times[key]
+    timing = times.get(pair) or times.get(pair[::-1])
     if timing is None:
         return "" if pair[0] == pair[1] else _NONE
     ns = timing.median_ns
