@@ -16,7 +16,6 @@ from torchcoll.curves.model import predict_all
 from torchcoll.curves.model_file import load_model, model_object, model_text
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.curves.model_sizes import jackknife, quantile
-from torchcoll.curves.rank_laws import step_laws
 from torchcoll.curves.validation import OVER_RANKS, OVER_SIZES, validate
 from torchcoll.stats.sides import side
 
@@ -56,9 +55,6 @@ def curve(model):
     (entry,) = model.entries
     (one,) = entry.over_sizes
     return one
-
-
-# -- over sizes ------------------------------------------------------------------------------
 
 
 def test_one_law_over_sizes_and_what_it_predicts():
@@ -207,9 +203,6 @@ def test_the_quantile_of_few():
     assert quantile(numpy.arange(1.0, 5.0), 4) == 5  # the 5th of 4: the largest x 5 / 4
 
 
-# -- over ranks ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("time", "name"),
     [(ring, "ring"), (tree, "tree"), (doubling, "recursive doubling"), (linear, "linear")],
@@ -251,17 +244,6 @@ def test_links_within_a_host_and_between_hosts():
     # 64 ranks are 8 hosts of 8.
     found = model.predict("all_reduce", 1 << 24, 64)
     assert found.time_ns == pytest.approx(time(64, 1 << 24, 8), rel=0.02)
-
-
-def test_laws_that_cannot_be_told_apart_remain():
-    """Bandwidth alone, of an all_gather: ring and linear send the same in as many steps."""
-    names = {law.name: (law.steps(8), law.share(8)) for law in step_laws("all_gather")}
-    assert names["ring"] == names["linear"] == (7, 7 / 8)
-    assert [law.name for law in step_laws("sendrecv")] == ["neighbours"]
-    # 2 (n - 1) / n of hypercube's S: nccl-tests counts (n - 1) / n of it, and busbw is algbw.
-    assert {law.name: law.share(4) for law in step_laws("hypercube")}["ring"] == 3 / 4
-    shares = {law.name: law.share(8) for law in step_laws("broadcast")}
-    assert shares == {"ring": 1, "tree": 1, "recursive doubling": 3, "linear": 7}
 
 
 def test_one_number_of_ranks_has_no_law_over_ranks():
@@ -310,9 +292,6 @@ def test_a_prediction_that_is_no_more_than_a_guess_is_none():
         predict_all(model, [1 << 24], [1 << 20])
 
 
-# -- left out --------------------------------------------------------------------------------
-
-
 def test_left_out_sizes_and_ranks_beside_the_cubic():
     """A line and a ring: the law is exact, and a cubic through the logarithms is not."""
     own = SIZES[1:6]
@@ -349,8 +328,6 @@ def test_two_sizes_are_no_law():
     with pytest.raises(UsageError, match=error_text("sizes", "2 at most in a kind of case")):
         fit_model([launch(4, ring, SIZES[:2])])
 
-
-# -- a simulator -----------------------------------------------------------------------------
 
 # HGX-H100 of the ASTRA-sim documentation: the geometric mean of the errors on 2, 4 and 8 GPUs. The
 # points are in pictures alone; these have such errors: half, twice and once the mean.
@@ -405,9 +382,6 @@ def test_equal_figures_on_other_ranks_are_no_copy(tmp_path):
     rows = "".join(f"all_reduce,{n},{1 << k},{k}\n" for n in (2, 4) for k in (10, 12, 14))
     (tmp_path / "a.csv").write_text(HEAD + rows)
     assert [one.ranks for one in side("a", str(tmp_path / "a.csv")).runs] == [2, 4]
-
-
-# -- the command -----------------------------------------------------------------------------
 
 
 @pytest.fixture

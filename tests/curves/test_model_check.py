@@ -181,9 +181,6 @@ def test_its_errors_are_drawn(model):
     assert list(curve.get_ydata()) == pytest.approx([-20] * len(SIZES), abs=0.1)
 
 
-# -- beside work -------------------------------------------------------------------------------
-
-
 def worked(ranks, factor, covered=True):
     """As ``launch``, and beside a matrix product so many times as long: two blocks of two calls."""
     made = launch(ranks, name=f"beside{ranks}")

@@ -41,14 +41,18 @@ def test_a_law_has_a_constant_and_its_terms():
         ("all_gather", "ring", 7.0, 0.875),
         ("all_gather", "recursive doubling", 3.0, 0.875),
         ("all_gather", "linear", 7.0, 0.875),
+        # 2 (n - 1) / n of hypercube's S: nccl-tests counts (n - 1) / n of it, and busbw is algbw.
+        ("hypercube", "ring", 7.0, 0.875),
         ("broadcast", "ring", 7.0, 1.0),
+        ("broadcast", "tree", 3.0, 1.0),
+        ("broadcast", "recursive doubling", 3.0, 3.0),
         ("broadcast", "linear", 7.0, 7.0),
         ("sendrecv", "neighbours", 1.0, 1.0),
     ],
 )
 def test_steps_and_shares_of_eight_ranks(collective, law, steps, share):
-    (found,) = [one for one in step_laws(collective) if one.name == law]
-    assert (found.steps(8), found.share(8)) == (steps, share)
+    (step_law,) = [one for one in step_laws(collective) if one.name == law]
+    assert (step_law.steps(8), step_law.share(8)) == (steps, share)
 
 
 def test_neighbours_have_no_other_law():

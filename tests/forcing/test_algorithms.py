@@ -341,9 +341,6 @@ def test_a_filter_that_nothing_fulfils():
         algorithms(RUNS, filter="size>=1G")
 
 
-# -- asked and done --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("settings", "collective", "expected"),
     [
@@ -373,9 +370,6 @@ def test_requested_and_effective():
     # The name of a kernel is only a hint.
     hint = Choice("RING", "LL", source="kernel name")
     assert disobeyed({"NCCL_ALGO": "Tree"}, "all_reduce", [hint]) == []
-
-
-# -- the command -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -470,9 +464,6 @@ def test_one_line_for_each_mistake(folder, capsys, options, message):
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
-
-
-# -- exports ---------------------------------------------------------------------------------
 
 
 def test_settings_change_at_the_geometric_middle():

@@ -95,9 +95,6 @@ def launched():
     return [(r["cell"], r["launch"], r["status"]) for r in map(json.loads, lines)]
 
 
-# -- what goes well --------------------------------------------------------------------------
-
-
 def test_the_exported_variables_are_launched_against_auto(capsys):
     write_matrix()
     assert checked() == 0
@@ -178,9 +175,6 @@ def test_what_forces_in_the_shell_is_unset_for_auto(monkeypatch):
     assert "NCCL_ALGO" not in load(folder() / "auto-1.jsonl").environment["variables"]
 
 
-# -- results --------------------------------------------------------------------------------
-
-
 def test_a_setting_that_turns_out_slower_fails(capsys):
     write_matrix("slow=NCCL_ALGO", launches=3)
     assert checked() == 1
@@ -221,9 +215,6 @@ def test_no_launch_that_works(capsys):
     assert error_text("check", "no result of auto", f"launches. See {folder()}/logs.") in err
 
 
-# -- the tuner -------------------------------------------------------------------------------
-
-
 LOGGED = {"algorithm": "RING", "protocol": "LL", "channels": 4}
 
 
@@ -258,9 +249,6 @@ def test_the_tuner_file_is_given_to_one_of_the_cells(capsys, monkeypatch):
     ]
     out = capsys.readouterr().out
     assert "\nthe library's log: as exported in 2 of 2 cases\n" in out
-
-
-# -- what cannot be launched -----------------------------------------------------------------
 
 
 def test_files_without_a_matrix(capsys):
@@ -326,9 +314,6 @@ def test_a_check_is_for_people(capsys, format):
     assert error_text("format", format, "one of table, markdown") in capsys.readouterr().err
 
 
-# -- which cells -----------------------------------------------------------------------------
-
-
 def planned(cells, command, learned, values=None):
     spec = {"command": command, "cells": cells, "launches": 3, "seed": 7}
     values = values or {"NCCL_ALGO": RING}
@@ -390,9 +375,6 @@ def test_a_suite_is_narrowed_to_what_the_setting_is_for():
         ("auto", ("--collectives", "all_reduce")),
         ("exported", ("--collectives", "all_reduce")),
     ]
-
-
-# -- for real --------------------------------------------------------------------------------
 
 
 def test_launches_that_measure(capfd, monkeypatch):

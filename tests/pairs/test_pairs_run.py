@@ -18,8 +18,7 @@ from torchcoll.cli import main as torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.machine import environment
 from torchcoll.pairs import pairs_run
-from torchcoll.pairs.bisect import Halving, Step
-from torchcoll.pairs.bisect import _record as record_bisection
+from torchcoll.pairs.bisect import Halving, Step, record_halving
 from torchcoll.pairs.matches import EXCHANGE, LATENCY, SEND, read_pairs
 from torchcoll.pairs.pairs_run import parse_pairs
 
@@ -399,19 +398,17 @@ def test_what_bisect_tells_is_of_the_step_that_found_it():
     first = Step(((0, 1, 2, 3), (4, 5, 6, 7)), (2.0, 1.0))
     found = Halving((4, 5, 6, 7), 0.5, (first, Step(((4, 5), (6, 7)), (1.0, 1.0))))
     stated = Events()
-    record_bisection(stated, members, True, units, found)
+    record_halving(stated, members, True, units, found)
     speeds = "2.000 GB/s on ranks 0-3 and 1.000 GB/s on ranks 4-7"
     half = f"bisect: ranks 4-7 (n1) do all_reduce at 50 % of the busbw of the other half ({speeds})"
     assert stated == [("suspect", half, {"ranks": [4, 5, 6, 7], "host": "n1"})]
     for member in members[4:]:
         member["affinity"] = "0-1"
     stated.clear()
-    record_bisection(stated, members, True, units, found)
+    record_halving(stated, members, True, units, found)
     waiting = f"bisect: {speeds}, but ranks wait for a core on n1: no fault is sought there"
     assert stated == [("bisect", waiting, {})]
-    record_bisection(
-        stated, members, False, units, found
-    )  # a GPU does not wait for the host's cores
+    record_halving(stated, members, False, units, found)  # a GPU does not wait for the host's cores
     assert stated[1][0] == "suspect"
 
 

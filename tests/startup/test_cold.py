@@ -23,9 +23,6 @@ def only(*runs):
     return row
 
 
-# -- one launch ------------------------------------------------------------------------------
-
-
 def test_the_calls_of_the_first_case_are_completions():
     row = only(start([40, 46, 0.5], ranks=4))
     assert [row.call_ns(n) for n in (1, 2, 3, 4)] == [40 * MS, 46 * MS, MS // 2, None]
@@ -122,9 +119,6 @@ def test_nothing_that_tells_a_first_call(tmp_path):
     assert found.notes[0] == "1 of 2 launches tell no first call"
     save(start([3, 2, 1]), tmp_path / "a.jsonl")
     assert torchcoll.cold(tmp_path).rows[0].name == "a.jsonl"
-
-
-# -- several ---------------------------------------------------------------------------------
 
 
 def test_by_number_of_ranks():
@@ -276,9 +270,6 @@ def test_only_launches_that_are_alike_are_a_pair():
     first, second, four = found.scales
     assert (four.again, first.again, second.again.others) == (None, None, 1)
     assert (first.in_job, second.in_job, four.in_job) == ("1", "2", "")
-
-
-# -- late ------------------------------------------------------------------------------------
 
 
 def later(first, size_bytes=4096, settled=1000, label="", **changed):

@@ -26,7 +26,6 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UsageError
@@ -402,33 +401,6 @@ def _measured(
     )
 
 
-def network_text(own: Links, about: str) -> str:
-    return (
-        f"# {about}\n"
-        f"# Here a GB is 2^30 bytes: {own.gbps:.6g} GB/s of 10^9 bytes.\n"
-        "topology: [ FullyConnected ]\n"
-        f"npus_count: [ {own.ranks} ]\n"
-        f"bandwidth: [ {own.gbps * GIB_PER_GB:.6g} ]  # GB/s\n"
-        f"latency: [ {max(0.0, own.step_ns - _ENDPOINT_NS):.6g} ]  # ns\n"
-    )
-
-
-def system_object() -> dict[str, Any]:
-    """As ASTRA-sim's own HGX-H100-validated.json, in one piece, and with nothing of its own beside
-    the steps: what memory and end points take is in the steps that were measured.
-    """
-    return {
-        "scheduling-policy": "LIFO",
-        "endpoint-delay": _ENDPOINT_NS,
-        "active-chunks-per-dimension": 1,
-        "preferred-dataset-splits": 1,
-        **{f"{n.replace('_', '-')}-implementation": [own] for n, own in _ALGORITHMS.items()},
-        "collective-optimization": "localBWAware",
-        "local-mem-bw": _NO_MEMORY_GBPS,
-        "boost-mode": 0,
-    }
-
-
 def _write(
     done: SimulatorInput,
     model: MachineModel,
@@ -440,13 +412,31 @@ def _write(
     if traces > _MOST_FILES:
         raise UsageError("astra-sim", f"{traces} traces", f"at most {_MOST_FILES}")
     source = model.path.name if model.path else "a model"
+    # As ASTRA-sim's own HGX-H100-validated.json, in one piece, and with nothing of its own beside
+    # the steps: what memory and end points take is in the steps that were measured.
+    system = {
+        "scheduling-policy": "LIFO",
+        "endpoint-delay": _ENDPOINT_NS,
+        "active-chunks-per-dimension": 1,
+        "preferred-dataset-splits": 1,
+        **{f"{n.replace('_', '-')}-implementation": [own] for n, own in _ALGORITHMS.items()},
+        "collective-optimization": "localBWAware",
+        "local-mem-bw": _NO_MEMORY_GBPS,
+        "boost-mode": 0,
+    }
     files: dict[str, str | bytes] = {
         "memory.json": json.dumps({"memory-type": "NO_MEMORY_EXPANSION"}, indent=1) + "\n",
     }
     for name, own in links.items():
-        about = f"torchcoll model export, from {source}: {own.about}"
-        files[f"{name}/network.yml"] = network_text(own, about)
-        files[f"{name}/system.json"] = json.dumps(system_object(), indent=1) + "\n"
+        files[f"{name}/network.yml"] = (
+            f"# torchcoll model export, from {source}: {own.about}\n"
+            f"# Here a GB is 2^30 bytes: {own.gbps:.6g} GB/s of 10^9 bytes.\n"
+            "topology: [ FullyConnected ]\n"
+            f"npus_count: [ {own.ranks} ]\n"
+            f"bandwidth: [ {own.gbps * GIB_PER_GB:.6g} ]  # GB/s\n"
+            f"latency: [ {max(0.0, own.step_ns - _ENDPOINT_NS):.6g} ]  # ns\n"
+        )
+        files[f"{name}/system.json"] = json.dumps(system, indent=1) + "\n"
         done.notes += own.notes
     option = ""
     if groups:

@@ -380,12 +380,11 @@ def _shared(name: str, points: Sequence[tuple[int, float]]) -> list[str]:
     ranks = numpy.array([float(n) for n, _ in points])
     logs = numpy.log(numpy.array([ns for _, ns in points]))
 
-    def half(law: str) -> Floats:
-        scale = TERMS[law](ranks)
-        growth: Floats = (scale - scale.min()) / (scale.max() - scale.min())
-        return growth
-
-    mixed = {f"{name} + {o}": half(name) + half(o) for o in TERMS if o != name}
+    halves = {}
+    for law, of in TERMS.items():
+        scale = of(ranks)
+        halves[law] = (scale - scale.min()) / (scale.max() - scale.min())
+    mixed = {f"{name} + {other}": halves[name] + halves[other] for other in TERMS if other != name}
     return [text for text, scale in mixed.items() if not _law(text, scale, ranks, logs).rejected]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, TextIO
 
 from torchcoll.core.collectives import busbw_gbps
 from torchcoll.core.units import counted, format_ratio, format_size, format_time, time_text
@@ -103,7 +104,19 @@ def show_predictions(
         "schema": PREDICTIONS_SCHEMA,
         "model": str(path),
         "level": 0.9,
-        "rows": list(map(_prediction_record, rows)),
+        "rows": [
+            {
+                **known(row.kind),
+                "ranks": row.ranks,
+                "size_bytes": row.size_bytes,
+                **picked(row.prediction, "time_ns low_ns high_ns beyond?"),
+                "busbw_gbps": _busbw(row, row.prediction and row.prediction.time_ns),
+                "busbw_low_gbps": _busbw(row, row.prediction and row.prediction.high_ns),
+                "busbw_high_gbps": _busbw(row, row.prediction and row.prediction.low_ns),
+                "reason": row.reason or None,
+            }
+            for row in rows
+        ],
     }
     show_found([Forms([Grid([], [], above=[_JACKKNIFE]), *grids, last], thing)], format, file)
 
@@ -132,51 +145,39 @@ def _predictions_answer(path: str, rows: Sequence[PredictedRow], titles: Sequenc
     return Answer(text, "doubt" if beyond or out else "")
 
 
-def _prediction_record(row: PredictedRow) -> dict[str, Any]:
-    found = row.prediction
-    return {
-        **known(row.kind),
-        "ranks": row.ranks,
-        "size_bytes": row.size_bytes,
-        **picked(found, "time_ns low_ns high_ns beyond?"),
-        "busbw_gbps": _busbw(row, found.time_ns) if found else None,
-        "busbw_low_gbps": _busbw(row, found.high_ns) if found else None,
-        "busbw_high_gbps": _busbw(row, found.low_ns) if found else None,
-        "reason": row.reason or None,
-    }
-
-
-def _busbw(row: PredictedRow, ns: float) -> float | None:
+def _busbw(row: PredictedRow, ns: float | None) -> float | None:
+    if ns is None:
+        return None
     return busbw_gbps(str(row.kind["collective"]), row.size_bytes, row.ranks, ns)
 
 
 def _predictions(rows: Sequence[PredictedRow], title: str) -> Grid:
-    def of(cell: Callable[[PredictedRow, Any], str]) -> Callable[[PredictedRow], str]:
-        return lambda row: cell(row, row.prediction) if row.prediction else "-"
-
-    def interval(row: PredictedRow, found: Any) -> str:
-        return f"{format_time(found.low_ns)} to {time_text(found.high_ns)}"
-
-    def busbw(row: PredictedRow, found: Any) -> str:
-        return format_ratio(_busbw(row, found.time_ns))
-
-    def ends(row: PredictedRow, found: Any) -> str:
-        low, high = _busbw(row, found.high_ns), _busbw(row, found.low_ns)
-        return "-" if low is None else f"{format_ratio(low)} to {format_ratio(high)}"
-
-    return filled(
-        [
-            (Head("ranks", repeat=True), lambda row: str(row.ranks)),
-            (Head("size", repeat=True), lambda row: format_size(row.size_bytes)),
-            (Head("time"), of(lambda row, found: format_time(found.time_ns))),
-            (Head("90 %", left=True), of(interval)),
-            (Head("busbw", "GB/s"), of(busbw)),
-            (Head("90 %", "GB/s", left=True), of(ends)),
-            (
-                Head("beyond the data", left=True),
-                lambda row: (row.prediction.beyond or "within") if row.prediction else row.reason,
-            ),
-        ],
-        rows,
-        above=[title],
-    )
+    heads = [
+        Head("ranks", repeat=True),
+        Head("size", repeat=True),
+        Head("time"),
+        Head("90 %", left=True),
+        Head("busbw", "GB/s"),
+        Head("90 %", "GB/s", left=True),
+        Head("beyond the data", left=True),
+    ]
+    lines = []
+    for row in rows:
+        found = row.prediction
+        line = [str(row.ranks), format_size(row.size_bytes)]
+        if found:
+            busbw, low, high = (
+                _busbw(row, ns) for ns in (found.time_ns, found.high_ns, found.low_ns)
+            )
+            line += [
+                format_time(found.time_ns),
+                f"{format_time(found.low_ns)} to {time_text(found.high_ns)}",
+                format_ratio(busbw),
+                "-" if low is None else f"{format_ratio(low)} to {format_ratio(high)}",
+                found.beyond or "within",
+            ]
+        else:
+            line += ["-", "-", "-", "-", row.reason]
+        lines.append(line)
+    columns = [(head, itemgetter(number)) for number, head in enumerate(heads)]
+    return filled(columns, lines, above=[title])

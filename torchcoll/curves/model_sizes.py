@@ -260,7 +260,12 @@ def size_spreads(left: Sequence[LeftOut]) -> list[Spread]:
     both = list(zip(left, scales, strict=True))
     high = max(0.0, quantile(numpy.concatenate([one.up / s for one, s in both]), count))
     low = max(0.0, quantile(numpy.concatenate([one.down / s for one, s in both]), count))
-    above, below = _widening([one.above for one in left]), _widening([one.below for one in left])
+    # By how much the error of 90 % of what was left out at an end grew with each doubling.
+    widening = []
+    for ends in ([one.below for one in left], [one.above for one in left]):
+        rates = numpy.concatenate([errors / distances for errors, distances in ends])
+        widening.append(quantile(rates, len(rates)) if len(rates) else 0.0)
+    below, above = widening
     return [
         Spread(
             math.exp(-max(LEAST, low * s)),
@@ -271,12 +276,6 @@ def size_spreads(left: Sequence[LeftOut]) -> list[Spread]:
         )
         for s in scales
     ]
-
-
-def _widening(ends: Sequence[tuple[Floats, Floats]]) -> float:
-    """By how much the error of 90 % of what was left out at an end grew with each doubling."""
-    rates = numpy.concatenate([errors / distances for errors, distances in ends])
-    return quantile(rates, len(rates)) if len(rates) else 0.0
 
 
 def _ends(curve: Curve, end: int) -> Iterable[tuple[Floats, Floats, Floats, Floats]]:

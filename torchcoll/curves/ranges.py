@@ -135,11 +135,8 @@ class _Points:
     time: Floats
     weight: Floats
 
-    def segments(self, kept: Places, fewest: int) -> _Segments:
-        return _Segments(self.size[kept], self.time[kept], self.weight[kept], fewest)
-
     def fit(self, kept: Places) -> LawFit:
-        fits, forward, cuts = _segmented(self.segments(kept, FEWEST))
+        fits, forward, cuts = _segmented(self, kept, FEWEST)
         ranges = [fits.size_range(a, b) for a, b in itertools.pairwise([0, *cuts, len(kept)])]
         laws = [
             (r.first, r.last, r.latency_ns, 1 / r.bandwidth_gbps if r.bandwidth_gbps else 0.0)
@@ -151,7 +148,7 @@ class _Points:
 def _curve(points: _Points, slow_sizes: Sequence[int]) -> FittedCurve:
     size, time = points.size, points.time
     kept = numpy.array([i for i in range(len(size)) if i not in slow_sizes], dtype=int)
-    fits, forward, cuts = _segmented(points.segments(kept, 1))
+    fits, forward, cuts = _segmented(points, kept, 1)
     n, chosen = len(kept), len(cuts) + 1
     ranges = [fits.size_range(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
     # [k - 1][a]: least cost of points a to the end in k ranges.
@@ -196,11 +193,14 @@ def _curve(points: _Points, slow_sizes: Sequence[int]) -> FittedCurve:
     return FittedCurve(lawful, tuple(boundaries), separate, noise)
 
 
-def _segmented(fits: _Segments) -> tuple[_Segments, list[Floats], list[int]]:
+def _segmented(
+    points: _Points, kept: Places, fewest: int
+) -> tuple[_Segments, list[Floats], list[int]]:
     """All stretches; the least costs, [k - 1][b] of points 0 to b - 1 in k ranges; the chosen
     cuts.
     """
-    n = len(fits.size)
+    fits = _Segments(points.size[kept], points.time[kept], points.weight[kept], fewest)
+    n = len(kept)
     most = MOST_RANGES if n >= 2 * FEWEST else 1
     forward = [fits.cost[0].copy()]
     for _ in range(1, most):

@@ -79,13 +79,13 @@ class StepLaw:
     """How an algorithm sends: messages one after the other, and what a rank sends of the size.
 
     term: of TERMS, by which the steps grow; None where they do not. passes: how often it is gone
-    through. sends: the share of the size that a rank sends, as a function of the ranks.
+    through. share: of the size, what a rank sends, as a function of the ranks.
     """
 
     name: str
     term: str | None
     passes: int
-    sends: Callable[[int], float]
+    share: Callable[[int], float]
 
     def steps(self, ranks: int) -> float:
         """Counted from one rank, which sends nothing."""
@@ -93,9 +93,6 @@ class StepLaw:
             return 1.0
         of_ranks, of_one = TERMS[self.term](numpy.array([ranks, 1.0]))
         return self.passes * float(of_ranks - of_one)
-
-    def share(self, ranks: int) -> float:
-        return self.sends(ranks)
 
 
 def step_laws(collective: str) -> Sequence[StepLaw]:

@@ -161,9 +161,6 @@ def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
         low, high = (time_text(ns, 3) for ns in (point.low_ns, point.high_ns))
         return f"{low} to {high}" if point.launches > 1 and _timed(curve) is of_time else "-"
 
-    def share(item: tuple[RanksCurve, RanksPoint]) -> str:
-        return "-" if item[1].share is None else f"{100 * item[1].share:.1f} %"
-
     return filled(
         [
             (Head("size", repeat=True), lambda i: _size(i[0]) if _timed(i[0]) else "-"),
@@ -173,7 +170,10 @@ def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
             (Head("time"), lambda i: format_time(i[1].time_ns)),
             (Head("of one launch", left=True, drop=2), lambda i: spread(i, of_time=True)),
             (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[1].busbw_gbps)),
-            (Head("share"), share),
+            (
+                Head("share"),
+                lambda i: "-" if i[1].share is None else f"{100 * i[1].share:.1f} %",
+            ),
             (Head(first, "call" if first == "first" else ""), lambda i: format_time(i[1].first_ns)),
             (Head("of one launch", left=True, drop=2), lambda i: spread(i, of_time=False)),
         ],

@@ -75,18 +75,16 @@ def falls_of(found: CurveRanges) -> list[Fall]:
     stated = found.known and found.known.launches
     noise = found.curve.noise if len(found.points) >= FEW else _UNKNOWN
 
-    def limit(a: SizePoint, b: SizePoint) -> float:
-        errors = (a.error, b.error) if stated else (noise, noise)
-        return max(math.log1p(FALL), _FAR * math.hypot(*errors))
-
     kept = [p for i, p in enumerate(found.points) if i not in found.curve.slow_sizes]
     spans = [(t.low_bytes, t.high_bytes) for t in found.transitions if t.kind == "drop"]
-    return [
-        Fall(a.size_bytes, b.size_bytes, a.time_ns, b.time_ns)
-        for a, b in itertools.pairwise(kept)
-        if math.log(a.time_ns / b.time_ns) > limit(a, b)
-        and not any(low <= a.size_bytes and b.size_bytes <= high for low, high in spans)
-    ]
+    falls = []
+    for a, b in itertools.pairwise(kept):
+        errors = (a.error, b.error) if stated else (noise, noise)
+        least = max(math.log1p(FALL), _FAR * math.hypot(*errors))
+        seen = any(low <= a.size_bytes and b.size_bytes <= high for low, high in spans)
+        if math.log(a.time_ns / b.time_ns) > least and not seen:
+            falls.append(Fall(a.size_bytes, b.size_bytes, a.time_ns, b.time_ns))
+    return falls
 
 
 def disagreeing(found: CurveRanges) -> list[SizePoint]:

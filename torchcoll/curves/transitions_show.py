@@ -63,19 +63,43 @@ def show_transitions(
     Raises UsageError for an unknown format.
     """
     curves = [curve for one in found for curve in one.curves]
-    notes = notes_of(found)
-    rows = [record for one in curves for record in records(one)]
-    thing = {
-        "schema": TRANSITIONS_SCHEMA,
-        "rows": rows,
-        "curves": [_curve_object(curve) for curve in curves],
-        "notes": notes,
-    }
+    curve_objects = []
     flat: list[dict[str, Any]] = []  # the rows of csv: of each curve its ranges, then transitions
     for curve in curves:
+        sizes = [point.size_bytes for point in curve.points]
+        ranges = [
+            {
+                "low_bytes": sizes[one.first],
+                "high_bytes": sizes[one.last],
+                "latency_ns": one.latency_ns,
+                "algbw_gbps": curve.algbw_gbps(one),
+                "misfit": one.misfit,
+                "misfit_bytes": sizes[one.misfit_at],
+            }
+            for one in curve.curve.ranges
+        ]
+        slow_sizes = curve.curve.slow_sizes.items()
+        curve_object = {
+            **known(curve.common),
+            "sizes": len(sizes),
+            **picked(curve, "noise=curve.noise note? doubt?"),
+            "ranges": ranges,
+            "known_scatter": picked(curve.known, "one point launches") if curve.known else None,
+            "slow_sizes": [{"size_bytes": sizes[i], "ratio": ratio} for i, ratio in slow_sizes],
+            "falls": [{**vars(one), "ratio": one.ratio} for one in curve.falls],
+            "handovers": [vars(one) for one in curve.handovers],
+            "forced": [vars(one) for one in curve.forced],
+        }
+        curve_objects.append(curve_object)
         common = {"row": "range", **known(curve.common)}
-        flat += [{**common, **one} for one in _range_objects(curve)]
+        flat += [{**common, **one} for one in ranges]
         flat += [{"row": "transition", **one} for one in records(curve)]
+    thing = {
+        "schema": TRANSITIONS_SCHEMA,
+        "rows": [record for curve in curves for record in records(curve)],
+        "curves": curve_objects,
+        "notes": notes_of(found),
+    }
     show_found([Forms(transitions_grids(found, refine), thing, flat)], format, file)
 
 
@@ -135,38 +159,6 @@ def records(found: CurveRanges) -> list[dict[str, Any]]:
         }
         for one in found.transitions
     ]
-
-
-def _range_objects(found: CurveRanges) -> list[dict[str, Any]]:
-    sizes = [point.size_bytes for point in found.points]
-    return [
-        {
-            "low_bytes": sizes[one.first],
-            "high_bytes": sizes[one.last],
-            "latency_ns": one.latency_ns,
-            "algbw_gbps": found.algbw_gbps(one),
-            "misfit": one.misfit,
-            "misfit_bytes": sizes[one.misfit_at],
-        }
-        for one in found.curve.ranges
-    ]
-
-
-def _curve_object(found: CurveRanges) -> dict[str, Any]:
-    sizes = [point.size_bytes for point in found.points]
-    return {
-        **known(found.common),
-        "sizes": len(sizes),
-        **picked(found, "noise=curve.noise note? doubt?"),
-        "ranges": _range_objects(found),
-        "known_scatter": picked(found.known, "one point launches") if found.known else None,
-        "slow_sizes": [
-            {"size_bytes": sizes[i], "ratio": r} for i, r in found.curve.slow_sizes.items()
-        ],
-        "falls": [{**vars(one), "ratio": one.ratio} for one in found.falls],
-        "handovers": [vars(one) for one in found.handovers],
-        "forced": [vars(one) for one in found.forced],
-    }
 
 
 def _grid(found: CurveRanges, title: str, refine: bool) -> Grid:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from torchcoll.comparison.prediction import ErrorSummary
     from torchcoll.curves.model_check import CheckedModel
     from torchcoll.curves.validation import HeldOut, Scenario, Simulated, Validation, ValidationRow
 
@@ -40,9 +39,6 @@ def show_validation(found: Validation, format: str = "table", file: TextIO | Non
     """Print what ``validate`` found. Raises UsageError for an unknown format."""
     rows = [*found.rows, *found.totals]
     titles = _titles(rows)
-
-    def worst(row: ValidationRow) -> str:
-        return f"{_percent(row.errors.worst)} at {format_size(row.worst.size_bytes)}"
 
     def both(row: ValidationRow) -> str:
         if not (row.both and row.baseline):
@@ -57,7 +53,7 @@ def show_validation(found: Validation, format: str = "table", file: TextIO | Non
             (Head("points"), lambda row: str(row.errors.count)),
             (Head("geomean"), lambda row: _percent(row.errors.geomean)),
             (Head("mean"), lambda row: _percent(row.errors.mean)),
-            (Head("worst", left=True), worst),
+            (Head("worst", left=True), _worst),
             (Head("in 90 %", "interval"), lambda row: f"{row.covered} of {row.errors.count}"),
             (Head("mean of model :", "of the cubic", left=True), both),
         ],
@@ -80,7 +76,8 @@ def show_validation(found: Validation, format: str = "table", file: TextIO | Non
         "notes": below,
     }
     # In doubt where the intervals hold less than they say.
-    kind = "doubt" if any(map(_narrow, found.totals)) else ""
+    narrow = any(total.covered < _LEAST_HELD * total.errors.count for total in found.totals)
+    kind = "doubt" if narrow else ""
     answer = Answer("; ".join(map(_sentence, found.totals)), kind)
     last = Grid([], [], below=below, answer=answer)
     show_found([Forms([Grid([], [], above=[_ERRORS, _CUBIC]), grid, last], thing)], format, file)
@@ -92,10 +89,15 @@ def _titles(rows: Sequence[ValidationRow]) -> dict[str, str]:
     return {repr(row.kind): text for row, text in zip(named, texts, strict=True)}
 
 
+def _worst(row: ValidationRow) -> str:
+    return f"{_percent(row.errors.worst)} at {format_size(row.worst.size_bytes)}"
+
+
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
+_SUMMARY = "points=count geomean mean worst"  # of an ErrorSummary, in JSON
 _ERRORS = (
     "errors: |predicted / measured - 1|; the geometric mean is what papers on simulators give: "
     "points that are nearly exact pull it down"
@@ -104,10 +106,6 @@ _CUBIC = (
     "the cubic: no model, a monotone cubic through the other points, in logarithms; both on the "
     "points that have others on both sides"
 )
-
-
-def _narrow(total: ValidationRow) -> bool:
-    return total.covered < _LEAST_HELD * total.errors.count
 
 
 _LEAST_HELD = 0.8  # of the 90 % that an interval is to hold: below it is no chance of few points
@@ -127,15 +125,11 @@ def _sentence(total: ValidationRow) -> str:
     return text
 
 
-def _summary_record(errors: ErrorSummary | None) -> dict[str, Any]:
-    return picked(errors, "points=count geomean mean worst")
-
-
 def _row_record(row: ValidationRow) -> dict[str, Any]:
     return {
         **known(row.kind or {}),
         "ranks": row.ranks,
-        **_summary_record(row.errors),
+        **picked(row.errors, _SUMMARY),
         "ratio": row.ratio,
         "worst_bytes": row.worst.size_bytes,
         "covered": row.covered,
@@ -158,12 +152,6 @@ def show_checked(found: CheckedModel, format: str = "table", file: TextIO | None
     rows = [*((row, titles[repr(row.kind)]) for row in found.rows)]
     rows += zip(found.totals, names, strict=True)
 
-    def worst(row: ValidationRow) -> str:
-        return f"{_percent(row.errors.worst)} at {format_size(row.worst.size_bytes)}"
-
-    def beyond(row: ValidationRow) -> str:
-        return f"{row.beyond} of {row.errors.count}" if row.beyond else "-"
-
     grid = filled(
         [
             (Head("case", left=True, repeat=True), lambda one: one[1]),
@@ -172,9 +160,12 @@ def show_checked(found: CheckedModel, format: str = "table", file: TextIO | None
             (Head("predicted :", "measured", drop=1), lambda one: f"{one[0].ratio:.3f}"),
             (Head("geomean", "error"), lambda one: _percent(one[0].errors.geomean)),
             (Head("mean", "error"), lambda one: _percent(one[0].errors.mean)),
-            (Head("worst", "error", left=True), lambda one: worst(one[0])),
+            (Head("worst", "error", left=True), lambda one: _worst(one[0])),
             (Head("in 90 %", "interval"), lambda one: f"{one[0].covered} of {one[0].errors.count}"),
-            (Head("beyond", "the data"), lambda one: beyond(one[0])),
+            (
+                Head("beyond", "the data"),
+                lambda one: f"{one[0].beyond} of {one[0].errors.count}" if one[0].beyond else "-",
+            ),
         ],
         rows,
     )
@@ -222,7 +213,8 @@ def _checked_answer(found: CheckedModel) -> Answer:
     elif total.beyond:
         text += "; all lie beyond its data"
     text += f"; {counted(found.unknown, 'case')} it does not predict" * bool(found.unknown)
-    return Answer(text, "doubt" if _narrow(total) or found.unknown else "")
+    narrow = total.covered < _LEAST_HELD * errors.count
+    return Answer(text, "doubt" if narrow or found.unknown else "")
 
 
 def show_simulated(found: Simulated, format: str = "table", file: TextIO | None = None) -> None:
@@ -231,9 +223,6 @@ def show_simulated(found: Simulated, format: str = "table", file: TextIO | None 
 
     def of(name: str) -> Callable[[Scenario], str]:
         return lambda one: f"{100 * getattr(one.errors, name):.2f} %" if one.errors else "-"
-
-    def worst(one: Scenario) -> str:
-        return f"{of('worst')(one)} ({one.worst})" if one.errors else "-"
 
     grid = filled(
         [
@@ -244,7 +233,10 @@ def show_simulated(found: Simulated, format: str = "table", file: TextIO | None 
             ),
             (Head("geomean", "error"), of("geomean")),
             (Head("mean", "error"), of("mean")),
-            (Head("worst", "error", left=True), worst),
+            (
+                Head("worst", "error", left=True),
+                lambda one: f"{of('worst')(one)} ({one.worst})" if one.errors else "-",
+            ),
         ],
         scenarios,
     )
@@ -264,7 +256,7 @@ def show_simulated(found: Simulated, format: str = "table", file: TextIO | None 
             {
                 "ranks": one.ranks,
                 "measured": one.measured,
-                **_summary_record(one.errors),
+                **picked(one.errors, _SUMMARY),
                 "worst_case": one.worst or None,
             }
             for one in scenarios
@@ -297,7 +289,19 @@ def errors_figure(found: Validation | CheckedModel | Simulated) -> Figure:
 
     Raises UnavailableError without matplotlib.
     """
-    panels = _error_panels(found)
+    panels: dict[str, list[ErrorPoint]] = {}
+    fields = [one.name for one in dataclasses.fields(ErrorPoint)]
+    if hasattr(found, "cases"):  # of a simulator
+        for case in found.cases:
+            if case["error"] is not None and case["measured_ns"] and case["predicted_ns"]:
+                own = {name: case[name] for name in fields if name in case}
+                panels.setdefault(case["collective"], []).append(ErrorPoint(**own))
+    else:
+        kinds = kind_texts([point.kind for point in found.points])
+        for held, title in zip(found.points, kinds, strict=True):
+            own = {name: getattr(held, name) for name in fields}
+            what = "" if held.over == NEW_RUN else f", left-out {held.over}"
+            panels.setdefault(title + what, []).append(ErrorPoint(**own))
     drawn = list(panels.items())[:_PANELS]
     figure, axes = new_figure(len(drawn), 2)
     for (title, points), (left, right) in zip(drawn, axes, strict=True):
@@ -317,23 +321,6 @@ def errors_figure(found: Validation | CheckedModel | Simulated) -> Figure:
 
 
 _PANELS = 8  # rows of a picture; more are too small to read
-
-
-def _error_panels(found: Validation | CheckedModel | Simulated) -> dict[str, list[ErrorPoint]]:
-    panels: dict[str, list[ErrorPoint]] = {}
-    fields = [one.name for one in dataclasses.fields(ErrorPoint)]
-    if hasattr(found, "cases"):
-        for case in found.cases:
-            if case["error"] is not None and case["measured_ns"] and case["predicted_ns"]:
-                own = {name: case[name] for name in fields if name in case}
-                panels.setdefault(case["collective"], []).append(ErrorPoint(**own))
-        return panels
-    titles = kind_texts([point.kind for point in found.points])
-    for point, title in zip(found.points, titles, strict=True):
-        own = {name: getattr(point, name) for name in fields}
-        what = "" if point.over == NEW_RUN else f", left-out {point.over}"
-        panels.setdefault(title + what, []).append(ErrorPoint(**own))
-    return panels
 
 
 def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:

@@ -10,23 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchcoll.bench.session import Session
 from torchcoll.bench.sweep import Sweep
 from torchcoll.core.case import size_case
-from torchcoll.core.errors import (
-    brief,
-)
+from torchcoll.core.errors import brief
 from torchcoll.core.shared_cores import crowded
 from torchcoll.core.units import format_ranges
-from torchcoll.pairs.schedule import (
-    Units,
-)
-
-if TYPE_CHECKING:
-    pass
-
+from torchcoll.pairs.schedule import Units
 
 Group = tuple[int, ...]
 # Of both halves at once, in order: how fast each is. The rest of the units do as they like.
@@ -133,7 +125,7 @@ def bisect(
     if session.recorder:
         # The group's own members know no affinity, those of the run do.
         members = session.recorder.run.members
-        _record(session.recorder, members, case.device == "cpu", units, found)
+        record_halving(session.recorder, members, case.device == "cpu", units, found)
     return found
 
 
@@ -151,7 +143,7 @@ def _speeds(session: Session, parts: int) -> list[float] | None:
     return [row.busbw_gbps or 0.0 if row.status == "ok" else 0.0 for row in rows[:2]]
 
 
-def _record(
+def record_halving(
     recorder: Any, members: list[dict[str, Any]], on_cpu: bool, units: Units, found: Halving
 ) -> None:
     if not found.steps:

@@ -118,8 +118,9 @@ def read_pairs(run: Run) -> Pairs | None:
         if not (low.isdecimal() and high.isdecimal() and int(low) < int(high) < len(units)):
             found.failed.append(f"{result.case.describe()}: {rule}/{name} is no pair of this run")
             continue
-        timing = _timing(result)
-        if timing is None:
+        samples = result.time_ns.get(default_clock(result) or "", [])
+        calls = sorted(over_ranks(samples)) if samples else []
+        if result.status != "ok" or not calls or calls[0] <= 0:
             found.failed.append(
                 f"pair {name}: {result.case.describe()}: {result.reason or _NO_TIME}"
             )
@@ -128,31 +129,20 @@ def read_pairs(run: Run) -> Pairs | None:
         if result.case.root == 1:
             pair = pair[::-1]
         found.rehearsal |= result.case.rehearsal
-        _keep(found, rule.endswith(ALONE), key_of(result.case), pair, timing)
+        middle = quantile(calls, 0.5)
+        # From the fast side, which is what is judged: half the interquartile range of a symmetric
+        # one.
+        spread = math.log(middle / quantile(calls, 0.25)) / 0.6745
+        good = 0.0 if result.case.size_bytes == LATENCY_BYTES else 0.25
+        timing = Timing(middle, quantile(calls, good), spread, len(calls))
+        key, tables = key_of(result.case), found.times
+        if rule.endswith(ALONE):  # of the passes alone the first that has not met the pair
+            number = sum(pair in tables_of_pass.get(key, {}) for tables_of_pass in found.alone)
+            if number == len(found.alone):
+                found.alone.append({})
+            tables = found.alone[number]
+        tables.setdefault(key, {})[pair] = timing
     return found
-
-
-def _keep(found: Pairs, alone: bool, key: tuple[str, int], pair: Pair, timing: Timing) -> None:
-    """``timing`` in its table; of those alone in the first pass that has not met the pair."""
-    if not alone:
-        found.times.setdefault(key, {})[pair] = timing
-        return
-    place = sum(pair in tables.get(key, {}) for tables in found.alone)
-    if place == len(found.alone):
-        found.alone.append({})
-    found.alone[place].setdefault(key, {})[pair] = timing
-
-
-def _timing(result: CaseResult) -> Timing | None:
-    samples = result.time_ns.get(default_clock(result) or "", [])
-    calls = sorted(over_ranks(samples)) if samples else []
-    if result.status != "ok" or not calls or calls[0] <= 0:
-        return None
-    middle = quantile(calls, 0.5)
-    # From the fast side, which is what is judged: half the interquartile range of a symmetric one.
-    spread = math.log(middle / quantile(calls, 0.25)) / 0.6745
-    good = 0.0 if result.case.size_bytes == LATENCY_BYTES else 0.25
-    return Timing(middle, quantile(calls, good), spread, len(calls))
 
 
 def link_of(pair: Pair) -> Pair:

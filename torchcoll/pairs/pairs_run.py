@@ -1,4 +1,6 @@
-"""Every pair of ranks or nodes: in rounds of disjoint pairs, the slow ones again alone, then all.
+"""Every pair of ranks or nodes: in rounds of disjoint pairs, the slow ones again alone, then all;
+and the command line of ``torchrun -m torchcoll.pairs``, with options of its own and some of the
+others'.
 
 No groups of two are made: 512 ranks have 130816 of them, each of which every rank would have to
 take part in making, and each rank would keep 511 communicators. Ranks send and receive over the
@@ -59,11 +61,7 @@ from torchcoll.pairs.schedule import (
 
 if TYPE_CHECKING:
     from torchcoll.bench.output import Output
-    from torchcoll.core.result import Run
 
-
-# -------------------------------------------------------------------------------------------------
-# The command line of ``torchrun -m torchcoll.pairs``: its own options, and some of the others'.
 
 # Fields of Spec that mean something here; the others are refused.
 _OWN = (
@@ -143,8 +141,6 @@ def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
     return replace(options, spec=replace(spec, sizes=sizes, iters=iters), other=other), pairs
 
 
-# -------------------------------------------------------------------------------------------------
-
 _NAMED = 8  # of a round's pairs, in messages
 
 
@@ -178,6 +174,7 @@ class PairsRun:
 
     def sweep(self) -> None:
         """Rounds, the slow pairs alone, all ranks together; events of the suspects. Collective."""
+        session = self.session
         self._prepare()
         count = len(self.units)
         for turn, met in enumerate(rounds(count), 1):
@@ -194,14 +191,13 @@ class PairsRun:
         self._stated("all ranks together")
         self._all.run()
         if self.options.bisect:
-            bisect(self.session, self.units, self.options.threshold, self._stated)
-        self._on_rank_0(self._events)
-
-    # -- before -----------------------------------------------------------------------------
+            bisect(session, self.units, self.options.threshold, self._stated)
+        if self.local.rank == 0:
+            self._events()
 
     def _prepare(self) -> None:
         """Memory on every rank, and a connected group."""
-        failure = ""
+        session, failure = self.session, ""
         for case in self._cases:
             sizing = size_case(case, self.local.ranks)
             if refused := self._all.agree_on_case(sizing):
@@ -222,15 +218,13 @@ class PairsRun:
             raise TorchcollError("pairs: no memory on {}: {}".format(*failed))
         self.local.progress.step("connecting all ranks")
         # torch: all ranks take part in the first call on a group, if it is a send or a receive.
-        self._or_trouble(self.session.communicators.align(self._cases[0].backend), "a barrier")
+        self._or_trouble(session.communicators.align(self._cases[0].backend), "a barrier")
 
     def _or_trouble(self, call: Callable[[], object], what: str) -> None:
         try:
             call()
         except RuntimeError as error:
             self.local.abort(f"{what}: {brief(error)}")
-
-    # -- one round --------------------------------------------------------------------------
 
     def _own(self, met: Sequence[Pair]) -> _Own | None:
         for pair in met:
@@ -249,10 +243,12 @@ class PairsRun:
         self._stated(text)
         # In the file a round is in flight, not one of its pairs.
         started = replace(self._cases[0], group=f"{rule}/{text}")
-        self._on_rank_0(lambda: self._recorder.started(started))
+        if self.local.rank == 0:
+            self._recorder.started(started)
         for case in cases:
             gathered = self._one_kind(case, own, text)
-            self._on_rank_0(partial(self._keep, case, gathered, met, rule))
+            if self.local.rank == 0:
+                self._keep(case, gathered, met, rule)
 
     def _one_kind(self, case: Case, own: _Own | None, text: str) -> list[Any]:
         """This kind of call on all pairs of the round; [rank] of samples on rank 0."""
@@ -330,15 +326,9 @@ class PairsRun:
         self.local.device.synchronize()
         return checker.count_wrong()
 
-    # -- rank 0 -----------------------------------------------------------------------------
-
     @property
     def _recorder(self) -> Any:
         return self.session.recorder
-
-    def _on_rank_0(self, action: Callable[[], object]) -> None:
-        if self.local.rank == 0:
-            action()
 
     def _keep(self, case: Case, gathered: list[Any], met: Sequence[Pair], rule: str) -> None:
         from torchcoll.bench.recorder import result_of_pair
@@ -421,25 +411,24 @@ def _sweep(
     PairsRun(session, pairs, stated).sweep()
     failure = None
     if output:
+        finished = output.run
+
+        def show() -> None:
+            from torchcoll.pairs.show import show_pairs
+
+            show_pairs(finished, options.format, pairs.threshold)
+
         if line:
             line.clear()
-        output.show(lambda: _show(output.run, options, pairs))
-        failure = output.failure() or _accused(output.run)
+        output.show(show)
+        failure = output.failure()
+        accused = [e["message"] for e in finished.events if e["kind"] == "suspect"]
+        if accused and not failure:
+            more = f" (and {len(accused) - 1} more)" if len(accused) > 1 else ""
+            failure = f"suspect: {accused[0]}{more}"
     agreed: str | None = session.local.control.decide(failure)
     return agreed
 
 
 def nothing_stated(text: str) -> None:
     pass
-
-
-def _show(run: Run, options: Options, pairs: PairOptions) -> None:
-    from torchcoll.pairs.show import show_pairs
-
-    show_pairs(run, options.format, pairs.threshold)
-
-
-def _accused(run: Run) -> str | None:
-    stated = [event["message"] for event in run.events if event["kind"] == "suspect"]
-    more = f" (and {len(stated) - 1} more)" if len(stated) > 1 else ""
-    return f"suspect: {stated[0]}{more}" if stated else None

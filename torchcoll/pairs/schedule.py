@@ -128,8 +128,9 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
     (dtype,) = spec.dtypes
     largest = Case(PAIR, max(spec.sizes), dtype, None, None, False, "synchronized", "", "")
     need = need_bytes(size_case(largest, 2), 0, spec.check)
+    kinds = 1 + 3 * len(spec.sizes)  # of calls: the latency, and three of each size
     moved = sum(3 * calls * size_bytes for size_bytes in spec.sizes)
-    each_s = moved / (_ASSUMED_GBPS * 1e9) + _kinds(spec) * ranks * _AGREEMENT_US * 1e-6
+    each_s = moved / (_ASSUMED_GBPS * 1e9) + kinds * ranks * _AGREEMENT_US * 1e-6
     time = time_text(each_s * schedule * 1e9, 3)
     file, held = _kept(spec, pairs, len(units[0]))
     idle = ", one idle in each" if count % 2 else ""
@@ -168,17 +169,13 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
     return [*lines, total]
 
 
-def _kinds(spec: Spec) -> int:
-    """Kinds of calls a pair makes: the latency, and three of each size."""
-    return 1 + 3 * len(spec.sizes)
-
-
 def _kept(spec: Spec, pairs: int, at_once: int) -> tuple[int, int]:
     """Bytes of all results in the file, and in rank 0's memory. ``at_once``: pairs of ranks in a
     pair.
     """
-    cases = pairs * _kinds(spec)
-    each = _kinds(spec) * ((spec.iters or 0) + 1) + LATENCY_ITERS
+    kinds = 1 + 3 * len(spec.sizes)
+    cases = pairs * kinds
+    each = kinds * ((spec.iters or 0) + 1) + LATENCY_ITERS
     samples = pairs * each * 2 * at_once
     return (
         cases * _FILE_BYTES + samples * _SAMPLE_BYTES,

@@ -1,8 +1,10 @@
-"""What the pairs of a run say: heat table, a line a unit, suspects; text, markdown, CSV, JSON."""
+"""What the pairs of a run say: a matrix (figures where units are few, else shades of how fast each
+is), a line a unit, suspects; text, markdown, CSV, JSON.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError, one_line
@@ -20,7 +22,6 @@ from torchcoll.pairs.matches import (
     LATENCY,
     SEND,
     Pairs,
-    Timing,
     is_pair,
     key_of,
     read_pairs,
@@ -41,9 +42,6 @@ from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head
 
-# -------------------------------------------------------------------------------------------------
-# The pairs of a run as a matrix: figures where units are few, else shades of how fast each is.
-
 _NUMBERS = 12  # units up to which the cells are figures; beyond, shades
 _WORST = 16  # rows of a table that would be longer than
 MOST_ROWS = 64
@@ -61,12 +59,11 @@ def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
         above = f"{format_size(size_bytes)} both ways at once, GB/s sent by each {per}"
     else:
         above = "latency in us"
-    times, count = pairs.times[key], len(pairs.units)
+    count = len(pairs.units)
     if count <= _NUMBERS:
         heads = [Head(pairs.by, repeat=True), *(Head(str(unit)) for unit in range(count))]
         rows = [
-            [str(a), *(_figure(pairs, key, _at(times, a, b), (a, b)) for b in range(count))]
-            for a in range(count)
+            [str(a), *(_figure(pairs, key, (a, b)) for b in range(count))] for a in range(count)
         ]
         return Grid(heads, rows, [above])
     relative = _relative(pairs, key)
@@ -74,10 +71,19 @@ def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
     width = (out.width or 200) - label - 2
     each = 2 if 2 * count <= width else 1
     merged = -(-count * each // width)
-    shades = _SHADES if _unicode(out) else _ASCII
+    encoding = getattr(out.file, "encoding", None) or "utf-8"
+    shades = _SHADES if out.terminal and encoding.lower().startswith("utf") else _ASCII
     rows = []
     for unit in slowest_units(pairs, key):
-        cells = [_shade(relative, unit, other, shades) for other in range(count)]
+        cells = []
+        for other in range(count):
+            speed = relative.get((unit, other)) or relative.get((other, unit))
+            if other == unit:
+                cells.append(_SELF)
+            elif speed is None:
+                cells.append(_NONE)
+            else:
+                cells.append(shades[sum(speed < limit for limit in _LIMITS)])
         if merged > 1:
             order = [_SELF, *shades, _NONE]
             cells = [
@@ -94,16 +100,9 @@ def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
     return Grid([Head(pairs.by), Head("", left=True)], rows, lines)
 
 
-def _unicode(out: Destination) -> bool:
-    encoding = getattr(out.file, "encoding", None) or "utf-8"
-    return out.terminal and encoding.lower().startswith("utf")
-
-
-def _at(times: Mapping[Pair, Any], a: int, b: int) -> Any:
-    return times.get((a, b)) or times.get((b, a))
-
-
-def _figure(pairs: Pairs, key: tuple[str, int], timing: Timing | None, pair: Pair) -> str:
+def _figure(pairs: Pairs, key: tuple[str, int], pair: Pair) -> str:
+    times = pairs.times[key]
+    timing = times.get(pair) or times.get(pair[::-1])
     if timing is None:
         return "" if pair[0] == pair[1] else _NONE
     ns = timing.median_ns
@@ -123,15 +122,6 @@ def _relative(pairs: Pairs, key: tuple[str, int]) -> dict[Pair, float]:
     }
 
 
-def _shade(relative: dict[Pair, float], a: int, b: int, shades: str) -> str:
-    if a == b:
-        return _SELF
-    value = _at(relative, a, b)
-    if value is None:
-        return _NONE
-    return shades[sum(value < limit for limit in _LIMITS)]
-
-
 def slowest_units(pairs: Pairs, key: tuple[str, int]) -> list[int]:
     """All units, or the slowest where they are many."""
     count = len(pairs.units)
@@ -145,8 +135,6 @@ def slowest_units(pairs: Pairs, key: tuple[str, int]) -> list[int]:
     order = sorted(own, key=lambda unit: (median(own[unit]) if own[unit] else 0.0, unit))
     return sorted(order[:_WORST])
 
-
-# -------------------------------------------------------------------------------------------------
 
 SCHEMA = "torchcoll-pairs/1"
 
@@ -191,9 +179,6 @@ def pairs_grids(
     return [*grids, units]
 
 
-# -- text -----------------------------------------------------------------------------------
-
-
 def _title(run: Run, pairs: Pairs) -> list[str]:
     what = f"{len(pairs.units)} {pairs.by}s"
     if pairs.by == "node":
@@ -229,7 +214,18 @@ def _units(pairs: Pairs, format: str) -> Grid:
     shown: Sequence[int] = range(len(pairs.units))
     if format == "table" and len(pairs.units) > MOST_ROWS:
         shown = slowest_units(pairs, next((k for k in keys if k[0] == EXCHANGE), keys[0]))
-    columns = [_middles(pairs, key, places) for key in keys for places in _places(key)]
+    columns = []
+    for key in keys:
+        text = format_time if key[0] == LATENCY else format_bandwidth
+        for ends in ((0,), (1,)) if key[0] == SEND else ((0, 1),):
+            # Of each unit over the pairs in which it stands at one of these ends.
+            values: dict[int, list[float]] = {}
+            for pair, timing in pairs.times[key].items():
+                ns = timing.median_ns
+                value = ns if key[0] == LATENCY else pairs.gbps(key, pair, ns)
+                for end in ends:
+                    values.setdefault(pair[end], []).append(value)
+            columns.append({unit: text(median(of_unit)) for unit, of_unit in values.items()})
     rows = [
         [
             format_ranges([unit]),
@@ -239,22 +235,6 @@ def _units(pairs: Pairs, format: str) -> Grid:
         for unit in shown
     ]
     return Grid(heads, rows, [f"each {pairs.by}: median over its pairs"])
-
-
-def _places(key: tuple[str, int]) -> tuple[tuple[int, ...], ...]:
-    return ((0,), (1,)) if key[0] == SEND else ((0, 1),)
-
-
-def _middles(pairs: Pairs, key: tuple[str, int], places: tuple[int, ...]) -> dict[int, str]:
-    """The median of each unit over the pairs in which it stands at one of these places."""
-    own: dict[int, list[float]] = {}
-    for pair, timing in pairs.times[key].items():
-        ns = timing.median_ns
-        value = ns if key[0] == LATENCY else pairs.gbps(key, pair, ns)
-        for place in places:
-            own.setdefault(pair[place], []).append(value)
-    text = format_time if key[0] == LATENCY else format_bandwidth
-    return {unit: text(median(values)) for unit, values in own.items()}
 
 
 def _below(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -> list[str]:
@@ -364,9 +344,6 @@ def _conclusion(
     if len(pairs.units) == 3 and not standing:
         lines.append("with three there are two other pairs to compare each with: little evidence")
     return lines
-
-
-# -- data -----------------------------------------------------------------------------------
 
 
 def _records(pairs: Pairs) -> list[dict[str, Any]]:

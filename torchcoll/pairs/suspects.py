@@ -1,4 +1,5 @@
-"""Which rank, node or link is slow: a reading of the pairs that torchcoll.pairs measured.
+"""Which rank, node or link is slow: a reading of the pairs that torchcoll.pairs measured, and what
+is said of a suspect: one line, and the events of a result file.
 
 Pure and without numpy: rank 0 reads its own run with it, and chooses what is measured again.
 
@@ -236,13 +237,13 @@ class _Table:
             self._scales[group] = self._scaled(met)
         return self._scales[group]
 
-    def _sides(self) -> Iterable[tuple[str, tuple[int, ...]]]:
-        """(what it is called, places in the pair that are to blame)."""
-        kind = self._key[0]
-        return ((SEND, (0,)), (RECEIVE, (1,))) if kind == SEND else ((kind, (0, 1)),)
-
     def units(self) -> Iterable[tuple[int, Evidence]]:
-        for what, places in self._sides():
+        # What it is called, and the places in the pair that are to blame.
+        kind = self._key[0]
+        sides: Sequence[tuple[str, tuple[int, ...]]] = [(kind, (0, 1))]
+        if kind == SEND:
+            sides = [(SEND, (0,)), (RECEIVE, (1,))]
+        for what, places in sides:
             own: defaultdict[int, list[Pair]] = defaultdict(list)
             for pair in self._speeds:
                 for place in places:
@@ -299,18 +300,19 @@ class _Table:
         ratios, stands = [], []
         for speeds in self._alone:
             own = [speeds[pair] for pair in met if pair in speeds]
-            usual = [s for p, s in speeds.items() if link_of(p) not in mine and self._usual(p)]
+            usual = []  # speeds alone of pairs that were not slow beside the others
+            for pair, alone_speed in speeds.items():
+                if link_of(pair) in mine or pair not in self._speeds:
+                    continue
+                of_pair = self._others(pair[0])
+                if not of_pair or self._speeds[pair] > (1 - self._threshold) * of_pair[0]:
+                    usual.append(alone_speed)
             if own and usual:
                 ratios.append(median(own) / median(usual))
                 slower = median(own) < min(usual)
                 stands.append(slower and ratios[-1] <= 1 - self._threshold)
         alone = (median(ratios), all(stands)) if ratios else (None, None)
         return Evidence(what, self._key[1], self._within, ratio, z, slow, len(met), *alone)
-
-    def _usual(self, pair: Pair) -> bool:
-        others = self._others(pair[0])
-        speed = self._speeds.get(pair)
-        return speed is not None and (others is None or speed > (1 - self._threshold) * others[0])
 
 
 def again_alone(pairs: Pairs, found: Sequence[Suspect]) -> tuple[list[Pair], dict[Pair, list[int]]]:
@@ -374,9 +376,6 @@ def without(pairs: Pairs, found: Sequence[Suspect]) -> list[int]:
     return [unit for unit in range(len(pairs.units)) if unit not in gone]
 
 
-# -------------------------------------------------------------------------------------------------
-# What is said of a suspect: one line, and the events of a result file.
-
 _TOLD = 3  # kinds of calls in the line of a suspect
 
 
@@ -418,7 +417,7 @@ def noise_text(pairs: Pairs, several: Sequence[Noise]) -> str:
         actions.append(f"--sizes {format_size(SIZES[0])}")
     if any(one.calls < ITERS for one in stated):
         actions.append(f"-n {ITERS}")
-    least = max(map(_least, stated))
+    least = max(math.ceil(100 * one.seen) for one in stated)
     if not actions and least < 100 and bandwidth:
         actions = [f"--threshold {least}%"]
     use = f"; use {' '.join(actions)}" if actions else ""
@@ -433,11 +432,7 @@ def noise_words(pairs: Pairs, one: Noise) -> str:
     if one.between > one.spread:
         scatter = f"differ by {100 * one.between:.0f} % from pair to pair"
     calls = f"{one.what}{where} {format_size(one.size_bytes)} x {one.calls} calls"
-    return f"{calls} {scatter} (seen from {_least(one)} % on)"
-
-
-def _least(one: Noise) -> int:
-    return math.ceil(100 * one.seen)
+    return f"{calls} {scatter} (seen from {math.ceil(100 * one.seen)} % on)"
 
 
 def _where(one: Evidence | Noise) -> str:
