@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from error_form import error_line, error_text
 
+from torchcoll.core.collectives import COLLECTIVES
+
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = (
-    "allreduce allgather allgatherv reducescatter reducescatterv alltoall alltoallv broadcast "
-    "reduce gather scatter sendrecv hypercube barrier suite pairs"
-)
+MODULES = " ".join([*(entry.module for entry in COLLECTIVES.values()), "suite", "pairs"])
 
 
 def launch(*arguments, cwd=ROOT, script=ROOT / "launch/local.sh", **environment):

@@ -161,10 +161,9 @@ def test_two_ranks_on_two_nodes(cluster, tmp_path):
     assert "MASTER_ADDR" not in run.environment["variables"]  # derived from the list of nodes
     labels = {"variant": "loopback", "driver": "none", "firmware": "2", "launch": "1"}
     assert run.spec.labels == {**labels, "kernel": os.uname().release}
-    ten = [name for name, entry in COLLECTIVES.items() if entry.has_data and not entry.has_splits]
-    assert len(ten) == 10
+    even = [name for name, entry in COLLECTIVES.items() if entry.has_data and not entry.has_splits]
     assert sorted((r.case.collective, r.status) for r in run.results) == sorted(
-        (name, "ok") for name in ten for _ in ("1K", "4K")
+        (name, "ok") for name in even for _ in ("1K", "4K")
     )
     # Two CPUs a node, one task on each.
     bound = "--cpus-per-task=2 --distribution=block:block"
