@@ -16,7 +16,7 @@ fail() {
     exit "${2:-1}"
 }
 
-MODULES='allreduce allgather allgatherv reducescatter reducescatterv alltoall alltoallv broadcast'
+MODULES='allreduce allgather reducescatter alltoall alltoallv reducescatterv allgatherv broadcast'
 MODULES+=' reduce gather scatter sendrecv hypercube barrier suite pairs'
 
 # module_of NAME: sets module to the entry stub of a collective; torch writes all_reduce.
