@@ -23,15 +23,14 @@ from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
 from torchcoll.inputs import named_path
 from torchcoll.pairs.matches import read_pairs
-from torchcoll.report.answer import Answer
+from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.columns import values_of
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.notes import runs_lines
-from torchcoll.report.page import Illustration, Page, Section, Titled
+from torchcoll.report.page import Illustration, Page, Section, Titled, each_caveat_once
 from torchcoll.report.pictures import check_drawn, svg_text
 from torchcoll.runs.many import MOST_RUNS, runs_grids
 from torchcoll.runs.material import Material, material_of
-from torchcoll.runs.once import said_once
 from torchcoll.runs.show import further_grids, has_pairs, table_grid, title_of
 from torchcoll.stats.matching import conditions
 from torchcoll.stats.sides import Reading, Side
@@ -59,6 +58,7 @@ class _Document:
         self.inline = inline
         self.sections: list[Section] = []
         self.answers: list[Answer] = []
+        self.printed: set[str] = set()  # texts of the caveats that the answers contain
         self.notes = list(found.notes)
         self.rows = [summarise_run(run) for run in found.runs]
         # Pairs have a section of their own: as cases they would be hundreds of lines.
@@ -79,6 +79,9 @@ class _Document:
         for name, draw in figures:
             self.draw(section, name, draw)
         self.sections.append(section)
+        for answer in answers_of(section):
+            if isinstance(answer.headline, Caveat):
+                self.printed.add(answer.headline.text)
         self.answers += [
             replace(one, headline=f"{title}: {one.headline}") for one in answers_of(section)
         ]
@@ -140,7 +143,8 @@ def page_of(
             f"--filter {filter} left out cases that the commands of the sections show"
         )
     _ending(document, command)
-    return Page(_title(found), document.answers, said_once(document.answers, document.sections))
+    sections = each_caveat_once(document.sections, document.printed)
+    return Page(_title(found), document.answers, sections)
 
 
 def _filtered(found: Material, text: str) -> None:
@@ -607,6 +611,7 @@ def _published(document: _Document) -> None:
             first.setdefault(known[0].published[0][0].kind, run)
     grids = [grid for run in first.values() if (grid := published_grid(run))]
     document.answers += [Answer(grid.above[0]) for grid in grids]
+    document.printed |= {grid.above[0] for grid in grids}
     if grids:
         document.add("What others publish", grids, document.command("show --published"))
 

@@ -16,7 +16,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
 from torchcoll.inputs import load_all
 from torchcoll.pairs.matches import is_pair
-from torchcoll.report.answer import Answer
+from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.columns import (
     Column,
     Entry,
@@ -31,7 +31,7 @@ from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.header import asked_cases, first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 from torchcoll.verdict.judging import Verdict, judge
-from torchcoll.verdict.published import published_line
+from torchcoll.verdict.published_show import published_lines
 from torchcoll.verdict.show import answer_of, over_all
 
 Source = Run | str | os.PathLike[str]
@@ -58,8 +58,7 @@ def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = Non
     below = notes.lines() if "verified" in keys else reason_lines(rows)
     below += [] if rows else ["no case has ended"]
     below += limit_lines(entries)
-    published = published_line(run, rows) if view.usual else ""
-    below += [published] if published else []
+    below += published_lines(run, rows) if view.usual else []
     below += run_lines(run, rows, "first_call_ns" in keys) + clock_lines(entries, view.clock)
     return Grid(
         heads=[column.head for column in columns],
@@ -71,17 +70,22 @@ def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = Non
     )
 
 
-def reason_lines(rows: Sequence[Row]) -> list[str]:
+def reason_lines(rows: Sequence[Row]) -> list[Caveat]:
     """Why cases failed or are not possible, once each, where no column marks them."""
     found = dict.fromkeys((row.status, row.reason) for row in rows if row.status != "ok")
-    return [f"{status}: {one_line(reason)}" for status, reason in found if reason]
+    return [Caveat(one_line(reason), f"{status}: ") for status, reason in found if reason]
 
 
 def without_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
     """The lines below a table, without what the verdict that ends them says too."""
     said = {phrase.text for phrase in verdict.phrases}
-    # Events begin with their kind.
-    return [line for line in lines if line not in said and line.partition(": ")[2] not in said]
+    # An event has its kind before its text.
+    texts = [line.text if isinstance(line, Caveat) else line for line in lines]
+    return [
+        line
+        for line, text in zip(lines, texts, strict=True)
+        if text not in said and line not in said
+    ]
 
 
 def with_percentiles(columns: Sequence[Column], extra: Sequence[Column]) -> list[Column]:

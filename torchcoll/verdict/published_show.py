@@ -8,7 +8,9 @@ from typing import Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size
+from torchcoll.report.answer import Caveat
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.verdict.published import (
@@ -46,6 +48,12 @@ def show_published(runs: Sequence[Run], format: str = "table", file: TextIO | No
             for gbps in list(own.values())[:1]
         ]
     print_forms(titled, records, {"schema": SCHEMA, "rows": records}, format, file)
+
+
+def published_lines(run: Run, rows: Sequence[Row]) -> list[Caveat]:
+    """Where the run stands, in one sentence; none where nothing is published of such a machine."""
+    best = standings(run, rows)[:1]
+    return [Caveat(standing.text, after=" (torchcoll show --published)") for standing in best]
 
 
 def published_grid(run: Run) -> Grid | None:
