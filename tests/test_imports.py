@@ -41,7 +41,7 @@ TABLE = {
     "importers": ({"core", "libraries"}, set(), set()),
     "machine": ({"core", "libraries"}, {"torch"}, set()),
     "bench": ({"core", "libraries", "machine"}, {"torch"}, {"runs.live", "report", "verdict"}),
-    "inputs": ({"core"}, set(), {"importers.registry"}),
+    "inputs": ({"core"}, set(), {"importers.registry", "libraries"}),
     "matrix": ({"core", "libraries", "inputs"}, set(), {"machine"}),
     "verdict": ({"core", "libraries", "inputs", "pairs"}, set(), {"tomli", "tomllib"}),
     "stats": ({"core", "libraries", "inputs"}, SCIENCE, set()),

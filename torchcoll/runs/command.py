@@ -84,13 +84,15 @@ def run_show(options: argparse.Namespace) -> ExitCode:
 
 def _shown(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.result import Run
-    from torchcoll.inputs import leave_out, load_all, sources_of
+    from torchcoll.inputs import leave_out, load_all, results_and_traffic, sources_of
     from torchcoll.report.notes import note_lines
     from torchcoll.runs.show import show
 
     sources = sources_of(options.files, options.collective, options.ranks)
     loaded = [one for one in sources if isinstance(one, Run)]
-    files, traffic = _by_kind([os.fspath(one) for one in sources if not isinstance(one, Run)])
+    files, traffic = results_and_traffic(
+        os.fspath(source) for source in sources if not isinstance(source, Run)
+    )
     if traffic and not files and not loaded:
         return _show_traffic(options, traffic)
     if traffic and not _fits_both(options):
@@ -116,23 +118,6 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         print()
         _show_traffic(options, traffic)
     return ExitCode.OK
-
-
-def _by_kind(reported: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Result files, and traffic: a folder of nothing else stays one, since its ranks are joined."""
-    from torchcoll.core.file import is_traffic
-    from torchcoll.core.result import Run
-    from torchcoll.core.traffic import RANK_FILE
-    from torchcoll.inputs import expanded
-
-    results: list[str] = []
-    traffic: list[str] = []
-    for path in reported:
-        inside = [os.fspath(file) for file in expanded(path) if not isinstance(file, Run)]
-        sent = [f for f in inside if os.path.basename(f).startswith(RANK_FILE) or is_traffic(f)]
-        results += [file for file in inside if file not in sent]
-        traffic += [path] if sent == inside and os.path.isdir(path) else sent
-    return results, traffic
 
 
 def _fits_both(options: argparse.Namespace) -> bool:

@@ -21,7 +21,7 @@ from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, facts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
-from torchcoll.inputs import named_path
+from torchcoll.inputs import Material, named_path, read_material
 from torchcoll.pairs.matches import read_pairs
 from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.columns import values_of
@@ -30,7 +30,6 @@ from torchcoll.report.notes import runs_lines
 from torchcoll.report.page import Illustration, Page, Section, Titled, each_caveat_once
 from torchcoll.report.pictures import check_drawn, svg_text
 from torchcoll.runs.many import MOST_RUNS, runs_grids
-from torchcoll.runs.material import Material, material_of
 from torchcoll.runs.show import further_grids, has_pairs, table_grid, title_of
 from torchcoll.stats.matching import conditions
 from torchcoll.stats.sides import Reading, Side
@@ -65,7 +64,7 @@ class _Document:
         self.plain = [run for run in found.runs if not has_pairs(run)]
 
     def command(self, name: str, kind: str = "runs") -> str:
-        return f"torchcoll {name} {shlex.join(self.found.named.get(kind, []))}"
+        return f"torchcoll {name} {shlex.join(self.found.arguments.get(kind, []))}"
 
     def add(
         self,
@@ -129,7 +128,7 @@ def page_of(
     UnavailableError without matplotlib.
     """
     check_drawn()
-    found = material_of(arguments)
+    found = read_material(arguments)
     _filtered(found, filter)
     document = _Document(found, fabric, inline)
     if found.runs:
@@ -327,7 +326,7 @@ def _comparisons(document: _Document) -> list[Comparison]:
         named += " ..." * (max(len(sides[0].runs), len(other.runs)) > _FEW)
         given = [
             argument
-            for argument in document.found.named.get("runs", [])
+            for argument in document.found.arguments.get("runs", [])
             if named_path(argument)[0] in (sides[0].name, other.name)
         ]
         if {named_path(argument)[0] for argument in given} == {sides[0].name, other.name}:

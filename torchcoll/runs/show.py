@@ -70,7 +70,7 @@ def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = Non
     )
 
 
-def reason_lines(rows: Sequence[Row]) -> list[Caveat]:
+def reason_lines(rows: Sequence[Row]) -> list[str]:
     """Why cases failed or are not possible, once each, where no column marks them."""
     found = dict.fromkeys((row.status, row.reason) for row in rows if row.status != "ok")
     return [Caveat(one_line(reason), f"{status}: ") for status, reason in found if reason]
