@@ -38,7 +38,7 @@ EXCEPTIONS = {
     "machine/setting_traps.py": ({"mpi"}, "a value of oneCCL's CCL_ATL_TRANSPORT"),
     "report/header.py": ({"barrier"}, "a label: the cost of the barrier between calls"),
     "curves/astra_export.py": ({"all_to_all"}, "the one that ASTRA-sim sends directly"),
-    "runs/export.py": ({"all_to_all", "all_to_all_v"}, "names of nccl-tests' programs"),
+    "report/export.py": ({"all_to_all", "all_to_all_v"}, "names of nccl-tests' programs"),
     "training/decode.py": (
         {
             *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"),

@@ -10,7 +10,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.implementations import refusal
 from torchcoll.core.spec import Spec
 from torchcoll.core.summary import libraries_of
-from torchcoll.runs.export import NcclTests
+from torchcoll.report.export import NcclTests
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torchcoll.cli import main
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.importers.base import numbers
 from torchcoll.inputs import load
-from torchcoll.runs.reference import load_points
+from torchcoll.report.reference import load_points
 
 RESULTS = Path(__file__).parents[2] / "results"
 TABLES = RESULTS / "h200-8gpu-kernels"

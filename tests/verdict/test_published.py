@@ -16,7 +16,7 @@ from torchcoll.cli import main
 from torchcoll.core.file import save
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.units import parse_size
-from torchcoll.runs.document import page_of
+from torchcoll.overview.document import page_of
 from torchcoll.verdict.limits import check_labels
 from torchcoll.verdict.published import alike, publications, standings
 from torchcoll.verdict.published_show import published_lines

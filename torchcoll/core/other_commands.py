@@ -29,7 +29,7 @@ _READERS = (
     ("log", re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) |\d\)? ?\|CCL_[A-Z]+\|")),
 )
 _EXECUTION_TRACE = (".et", ".et.gz")
-# What torchcoll prints with --format nccl-tests (runs/export.py), whatever stands before it.
+# What torchcoll prints with --format nccl-tests (report/export.py), whatever stands before it.
 PRINTED = re.compile(
     rb"# [^\n]{1,300} in the text format of nccl-tests\s*$|# torchcoll: time is the ", re.MULTILINE
 )

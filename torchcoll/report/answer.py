@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# The verdict of each level of an answer; '' where nothing was judged.
+VERDICTS = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
 _LONG = 110  # characters: a shorter caveat is printed in full each time
 _SHORTENED = 45  # characters of a repeated caveat: enough to recognise it
 

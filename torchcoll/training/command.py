@@ -128,7 +128,7 @@ def _plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[Bu
 
 def _show_advice(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import is_traffic
-    from torchcoll.runs.show import show
+    from torchcoll.overview.show import show
     from torchcoll.training.advise import CAPS_MB, advise
 
     if (options.model is None) == (options.parameters is None):
@@ -172,7 +172,7 @@ def _caps(text: str | None) -> list[float | None]:
 
 
 def _show_shards(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.runs.show import show
+    from torchcoll.overview.show import show
 
     (together,) = _togethers(options) or [1]
     reshard = next(iter(_reshards(options)), None)
@@ -182,7 +182,7 @@ def _show_shards(options: argparse.Namespace) -> ExitCode:
 
 def _show_shard_advice(options: argparse.Namespace) -> ExitCode:
     """A choice for each way to wrap and to reshard."""
-    from torchcoll.runs.show import show
+    from torchcoll.overview.show import show
     from torchcoll.training.advise import advise
 
     for name in ("parameters", "dtype", "accumulate"):
@@ -345,7 +345,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
     try:
         found = play(torch, what, read, options.steps, options.compute)
         if found is not None and file.writer:
-            from torchcoll.runs.show import show
+            from torchcoll.overview.show import show
 
             lost, there = file.look_after(), file.writer.there()
             found.write(file.writer)
@@ -440,10 +440,10 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
     from torchcoll.importers.traces import read_traffic
+    from torchcoll.overview.show import show
     from torchcoll.report.destination import check_new
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
-    from torchcoll.runs.show import show
 
     choice(options.format, "format", FORMATS)
     number = _step_number(options.step)

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
-from torchcoll.report.answer import Answer
+from torchcoll.report.answer import VERDICTS, Answer
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import View, json_text, run_object
 from torchcoll.report.grid import Grid, print_grids
@@ -16,8 +16,7 @@ from torchcoll.report.header import asked_cases, header_lines
 from torchcoll.verdict.judging import Verdict
 
 FORMATS = ("table", "markdown", "json")
-WORDS = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
-_KINDS = {word: kind for kind, word in WORDS.items()}
+_KINDS = {word: kind for kind, word in VERDICTS.items()}
 _FAILING = ("bad", "doubt")
 _WORST = ("bad", "doubt", "good", "")
 _REASONS = 3  # that several runs have, in one sentence
@@ -62,11 +61,11 @@ def answer_of(verdict: Verdict) -> Answer:
 def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
     """One verdict of several runs, given as (name, its own): how many have which, and the worst."""
     kinds = [answer.level for _, answer in named]
-    counts = [f"{kinds.count(kind)} {WORDS[kind]}" for kind in _WORST if kind in kinds]
+    counts = [f"{kinds.count(kind)} {VERDICTS[kind]}" for kind in _WORST if kind in kinds]
     worst = next(kind for kind in _WORST if kind in kinds)
     own = [(name, answer) for name, answer in named if answer.level == worst]
     text = f"{len(named)} runs: {', '.join(counts)}" if worst else f"{len(named)} runs, none judged"
-    facts: dict[str, Any] = {"counts": {WORDS[kind]: kinds.count(kind) for kind in _WORST}}
+    facts: dict[str, Any] = {"counts": {VERDICTS[kind]: kinds.count(kind) for kind in _WORST}}
     if worst == "good":
         return Answer(text, worst, **facts)
     facts["worst"] = tuple(name for name, _ in own)
@@ -74,7 +73,7 @@ def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
     for name, answer in own:
         reason = answer.headline
         if answer.worst:
-            reason = f"{WORDS[worst]} {answer.worst[0]}"
+            reason = f"{VERDICTS[worst]} {answer.worst[0]}"
         reasons.setdefault(reason, []).append(one_line(name))
     if len(reasons) == 1 and (len(own) > 1 or not worst):
         [reason] = own[0][1].worst[:1] or reasons

@@ -85,8 +85,8 @@ def run_show(options: argparse.Namespace) -> ExitCode:
 def _shown(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.result import Run
     from torchcoll.inputs import leave_out, load_all, results_and_traffic, sources_of
+    from torchcoll.overview.show import show
     from torchcoll.report.notes import note_lines
-    from torchcoll.runs.show import show
 
     sources = sources_of(options.files, options.collective, options.ranks)
     loaded = [one for one in sources if isinstance(one, Run)]
@@ -135,7 +135,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
 
 def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode:
     from torchcoll.core.traffic import Traffic
-    from torchcoll.runs.show import show
+    from torchcoll.overview.show import show
 
     if options.reference:
         raise UsageError("reference", options.reference, "result files with it, not traffic")
@@ -149,7 +149,7 @@ def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode
 
 def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
     from torchcoll.inputs import load_all
-    from torchcoll.runs.reference import is_points, load_points, points_of, show_reference
+    from torchcoll.report.reference import is_points, load_points, points_of, show_reference
 
     if options.format not in ("table", "markdown"):
         expected = "one of table, markdown with --reference"
@@ -189,9 +189,9 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_plot(options: argparse.Namespace) -> ExitCode:
     from torchcoll.inputs import expanded, load_all, named_path, with_results
+    from torchcoll.overview.plot import plot
     from torchcoll.report.destination import free_name
     from torchcoll.report.pictures import check_path
-    from torchcoll.runs.plot import plot
 
     path = options.output or ("torchcoll.png" if options.force else free_name("torchcoll.png"))
     check_path(path, options.force)
@@ -241,8 +241,8 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_export(options: argparse.Namespace) -> ExitCode:
     from torchcoll.inputs import load_all
+    from torchcoll.overview.show import show
     from torchcoll.report.destination import check_new, write_file
-    from torchcoll.runs.show import show
 
     formats = ("nccl-tests", "csv", "json", "parquet")
     if options.trace and options.format:
@@ -253,7 +253,7 @@ def run_export(options: argparse.Namespace) -> ExitCode:
         check_new(options.output, "output", options.force)
     runs = load_all(options.files)
     if options.trace:
-        from torchcoll.runs.chrome_trace import trace_text
+        from torchcoll.report.chrome_trace import trace_text
 
         trace = trace_text(runs)
         if options.output:
@@ -264,7 +264,7 @@ def run_export(options: argparse.Namespace) -> ExitCode:
             tell(f"torchcoll: note: clocks: {note}")
         return ExitCode.OK
     if options.format == "parquet":
-        from torchcoll.runs.frames import write_parquet
+        from torchcoll.overview.frames import write_parquet
 
         if not options.output:
             raise UsageError("output", "none", "a file", "Parquet is binary: name one with -o.")
@@ -299,9 +299,9 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 def run_explain(options: argparse.Namespace) -> ExitCode:
     from torchcoll.bench.output import RUNS_FOLDER
     from torchcoll.inputs import load_all
+    from torchcoll.overview.explain import asked, explained, general, newest
     from torchcoll.report.destination import Destination
     from torchcoll.report.grid import print_grids
-    from torchcoll.runs.explain import asked, explained, general, newest
     from torchcoll.verdict.judging import judge
 
     what = asked(options.words)
@@ -347,9 +347,9 @@ def run_report(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
     from torchcoll.core.file import uncollected
+    from torchcoll.overview.document import page_of
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.page import html_text, page_markdown
-    from torchcoll.runs.document import page_of
 
     path = Path(options.output)
     if path.suffix.lower() not in (".html", ".md"):

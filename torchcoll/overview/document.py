@@ -22,15 +22,15 @@ from torchcoll.core.result import Run, facts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
 from torchcoll.inputs import Material, named_path, read_material
+from torchcoll.overview.show import further_grids, has_pairs, table_grid, title_of
 from torchcoll.pairs.matches import read_pairs
 from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.columns import values_of
 from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.many import MOST_RUNS, runs_grids
 from torchcoll.report.notes import runs_lines
 from torchcoll.report.page import Illustration, Page, Section, Titled, each_caveat_once
 from torchcoll.report.pictures import check_drawn, svg_text
-from torchcoll.runs.many import MOST_RUNS, runs_grids
-from torchcoll.runs.show import further_grids, has_pairs, table_grid, title_of
 from torchcoll.stats.matching import conditions
 from torchcoll.stats.sides import Reading, Side
 from torchcoll.verdict.judging import Verdict, judge
@@ -365,7 +365,7 @@ def _errors(document: _Document, sides: Sequence[Side]) -> None:
 
 
 def _ratios(found: Comparison) -> tuple[str, Callable[[], Figure | None]]:
-    from torchcoll.runs.figures import ratio_figure
+    from torchcoll.overview.figures import ratio_figure
 
     text = (
         "Ratio of each case with its 95 % interval; the band is what counts as the same; above 1 "
@@ -469,7 +469,7 @@ def _short_names(runs: Sequence[Run]) -> list[str]:
 
 
 def _curves(document: _Document, compared: Sequence[Comparison]) -> None:
-    from torchcoll.runs.plot import lines_figure, picture_of
+    from torchcoll.overview.plot import lines_figure, picture_of
 
     sides = [Side("", document.plain)]
     if compared and not compared[0].base.only:
@@ -516,7 +516,7 @@ def _transitions(document: _Document) -> None:
 
 
 def _calls(document: _Document) -> None:
-    from torchcoll.runs.figures import calls_figure, chosen, ranks_figure
+    from torchcoll.overview.figures import calls_figure, chosen, ranks_figure
 
     runs = document.plain
     run = next((one for one in runs if chosen(one)), None)
@@ -540,10 +540,10 @@ def _calls(document: _Document) -> None:
 
 
 def _pairs(document: _Document, run: Run) -> None:
+    from torchcoll.overview.figures import pairs_figure
     from torchcoll.pairs.show import pairs_grids
     from torchcoll.pairs.suspects import suspects
     from torchcoll.report.destination import Destination
-    from torchcoll.runs.figures import pairs_figure
 
     pairs = read_pairs(run)
     assert pairs is not None
@@ -589,7 +589,7 @@ def _further(document: _Document, run: Run) -> None:
     if run.windows:
         from torchcoll.contention.show import soak_answer
         from torchcoll.contention.soaked import soaked
-        from torchcoll.runs.figures import soak_figure
+        from torchcoll.overview.figures import soak_figure
 
         if found := soaked(run):
             document.answers.append(Answer(soak_answer(found), "bad" if found.faults else ""))

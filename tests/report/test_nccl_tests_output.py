@@ -9,7 +9,7 @@ from handmade import case, not_run, result, run
 
 from torchcoll.bench.stopping import FIRST_BATCH
 from torchcoll.core.result import Verification
-from torchcoll.runs.export import _LEAST_ITERS, NcclTests, float_text
+from torchcoll.report.export import _LEAST_ITERS, NcclTests, float_text
 
 NUMBER = r"(\d[\d.e+]*)"
 ROW = re.compile(

@@ -16,8 +16,8 @@ from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, over_ranks_of, stated
 from torchcoll.core.traffic import Traffic
+from torchcoll.overview.show import show
 from torchcoll.report.formats import ORIGIN, origins_of
-from torchcoll.runs.show import show
 from torchcoll.training.traffic_table import TrafficRow, summarise_traffic
 
 

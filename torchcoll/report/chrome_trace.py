@@ -14,7 +14,7 @@ from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.result import CaseResult, Matrix, Run
 from torchcoll.core.summary import batches_of, default_clock, median
 from torchcoll.report.perfetto import complete_event, named_track, trace_document
-from torchcoll.runs.views import rank_of
+from torchcoll.report.views import rank_of
 
 _US = 1e3
 RECORDED = "recorded"

@@ -13,14 +13,13 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_ratio, format_size, format_time
-from torchcoll.report.answer import Answer
+from torchcoll.report.answer import VERDICTS, Answer
 from torchcoll.report.columns import DIMENSIONS, values_of
 from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import header_lines, kind_texts, what_text
 from torchcoll.report.notes import run_lines, runs_lines
-from torchcoll.runs.views import WAITING, rank_values
-from torchcoll.verdict.show import WORDS
+from torchcoll.report.views import WAITING, rank_values
 
 MOST_RUNS, MOST_RANKS = 20, 64  # more are shown in short
 _MOST_CASES = 40  # rows; of more kinds and sizes the largest size of each
@@ -65,7 +64,7 @@ def runs_grids(
         own = [(name, answer) for name, answer in named if answer.level == kind]
         below += [f"{name}: {answer.text}" for name, answer in own[:_NAMED]]
         if len(own) > _NAMED:
-            below.append(f"and {len(own) - _NAMED} more with {WORDS[kind]}")
+            below.append(f"and {len(own) - _NAMED} more with {VERDICTS[kind]}")
     speeds = _speeds(list(cases.values()))
     grids = [_spread(list(cases.values()), names)]
     if len(speeds) > 1 and any(len(case) > 2 for case in cases.values()):

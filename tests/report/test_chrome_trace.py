@@ -12,7 +12,7 @@ from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.inputs import load
-from torchcoll.runs.chrome_trace import trace_text
+from torchcoll.report.chrome_trace import trace_text
 
 
 def calls(text):

@@ -26,7 +26,7 @@ from torchcoll.report.pictures import (
     time_axis,
     write_caption,
 )
-from torchcoll.runs.views import in_order, rank_of
+from torchcoll.report.views import in_order, rank_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

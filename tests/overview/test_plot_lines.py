@@ -6,7 +6,7 @@ import pytest
 from made_launches import given, launches, measured, run
 
 from torchcoll.core.errors import UsageError
-from torchcoll.runs.plot import picture_of
+from torchcoll.overview.plot import picture_of
 from torchcoll.stats.sides import side
 
 

@@ -187,7 +187,7 @@ def show(
     elif format in ("csv", "json"):
         out.write(_machine_text(runs, readings, format, view))
     else:
-        from torchcoll.runs.export import run_text
+        from torchcoll.report.export import run_text
 
         for run in runs:
             out.write(run_text(run, readings))
@@ -277,7 +277,7 @@ def _check_together(readings: View, format: str, view: str, metric: str | None) 
 
 def _machine_text(runs: Sequence[Run], readings: View, format: str, view: str) -> str:
     from torchcoll.report.formats import ROWS, csv_text, json_text, run_object
-    from torchcoll.runs.views import CALLS, RANKS
+    from torchcoll.report.views import CALLS, RANKS
 
     records = {"ranks": RANKS, "calls": CALLS}.get(view, ROWS)
     if format == "csv":
@@ -297,11 +297,11 @@ def _titled_grids(
     """The tables to print, under the path of the file that they come from, and of several runs that
     are judged one verdict.
     """
-    from torchcoll.runs.views import calls_grids, per_rank_grids, pivot_grids
+    from torchcoll.report.views import calls_grids, per_rank_grids, pivot_grids
 
     if view.startswith(_PIVOT):
         return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], None
-    from torchcoll.runs.many import MOST_RANKS, MOST_RUNS, ranks_grids, runs_grids
+    from torchcoll.report.many import MOST_RANKS, MOST_RUNS, ranks_grids, runs_grids
 
     def make(run: Run) -> list[Grid]:
         if view == "ranks":

@@ -10,8 +10,8 @@ from handmade import MIB, Terminal, case, not_run, result, run
 
 from torchcoll.cli import main
 from torchcoll.core.file import save
+from torchcoll.overview.show import show
 from torchcoll.report.answer import Answer
-from torchcoll.runs.show import show
 from torchcoll.verdict.judging import Verdict
 from torchcoll.verdict.limits import Phrase
 from torchcoll.verdict.show import answer_of, over_all
