@@ -1,4 +1,4 @@
-"""``torchcoll show``: result files and traffic files as tables."""
+"""``torchcoll show``, ``plot``, ``export``, ``explain`` and ``report``."""
 
 from __future__ import annotations
 
@@ -162,10 +162,6 @@ def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
     show_reference(runs, points, options.format)
 
 
-# -------------------------------------------------------------------------------------------------
-# ``torchcoll plot``: time and bus bandwidth over sizes, as a picture.
-
-
 def plot_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -216,10 +212,6 @@ def _name(path: str, taken: Container[str]) -> str:
     stem = last.rpartition(".")[0] or last
     longer = os.path.join(os.path.basename(os.path.dirname(whole)), stem)
     return next((name for name in (stem, longer) if name not in taken), path)
-
-
-# -------------------------------------------------------------------------------------------------
-# ``torchcoll export``: result files as other tools read them.
 
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -280,10 +272,6 @@ def run_export(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-# -------------------------------------------------------------------------------------------------
-# ``torchcoll explain``: where the figures of one row come from.
-
-
 def explain_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -314,10 +302,6 @@ def run_explain(options: argparse.Namespace) -> ExitCode:
     print_grids(grids, "table", out)
     out.flush()
     return ExitCode.OK
-
-
-# -------------------------------------------------------------------------------------------------
-# ``torchcoll report``: all that files tell, as one page.
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:

@@ -176,10 +176,6 @@ def _title(found: Material) -> str:
     return "what a training sends" if found.traffic else "what the logs say"
 
 
-# -------------------------------------------------------------------------------------------------
-# Results.
-
-
 def _about_runs(document: _Document) -> None:
     runs = document.found.runs
     verdicts = [
@@ -630,9 +626,6 @@ def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
             section.parts.append(Titled(title_of(run) if len(own) > 1 else "", [grid]))
     if own:
         document.sections.append(section)
-
-
-# -------------------------------------------------------------------------------------------------
 
 
 def _about_traffic(document: _Document) -> None:

@@ -68,10 +68,6 @@ def chosen(run: Run) -> list[CaseResult]:
     return [alike[place] for place in places][:_CASES]
 
 
-# -------------------------------------------------------------------------------------------------
-# Calls.
-
-
 def calls_figure(run: Run, results: Sequence[CaseResult]) -> Figure:
     """A row a case: how its steady calls are distributed on each rank, and its calls in order."""
     figure, axes = new_figure(len(results), 2)
@@ -165,10 +161,6 @@ def _draw_calls(axis: Axes, result: CaseResult) -> None:
     axis.grid(True, color="0.9")
 
 
-# -------------------------------------------------------------------------------------------------
-# Ranks and pairs, as maps.
-
-
 def ranks_figure(run: Run) -> Figure | None:
     """A row a rank, a column a case: the rank's own median over that of the median rank. None where
     fewer than two ranks or no samples are there.
@@ -259,9 +251,6 @@ def pairs_figure(pairs: Pairs) -> Figure:
     return figure
 
 
-# -------------------------------------------------------------------------------------------------
-# A comparison.
-
 _RESULT_MARKS = {
     "slower": ("^", PALETTE[1]),
     "faster": ("v", PALETTE[2]),
@@ -325,10 +314,6 @@ def _draw_ratios(axis: Axes, table: Sequence[Compared], threshold: float) -> Non
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_ylabel("ratio")
-
-
-# -------------------------------------------------------------------------------------------------
-# Hours.
 
 
 def soak_figure(found: Soaked, run: Run) -> Figure:

@@ -1,4 +1,4 @@
-"""Runs, what a training sends, and what torchcoll found in them, as pandas tables."""
+"""Runs, what a training sends, and findings as pandas tables; rows of runs as Parquet."""
 
 from __future__ import annotations
 
@@ -75,9 +75,6 @@ def _run_table(run: Run, over_ranks: str, clock: str | None) -> pandas.DataFrame
     frame: pandas.DataFrame = pandas.DataFrame(records, columns=[*names, *ORIGIN, *labels])
     return frame
 
-
-# -------------------------------------------------------------------------------------------------
-# The rows of runs as Parquet.
 
 # Types of the columns of a Row by their annotation: without them a column of unknowns would have no
 # type, and files could not be read as one dataset.

@@ -1,4 +1,4 @@
-"""A picture of time and bus bandwidth over sizes."""
+"""A picture of time and bus bandwidth over sizes, and ``plot``, which draws any finding."""
 
 from __future__ import annotations
 
@@ -44,10 +44,6 @@ if TYPE_CHECKING:
     from torchcoll.inputs import Source
     from torchcoll.startup.cold import Cold
     from torchcoll.verdict.rules import Limit
-
-
-# -------------------------------------------------------------------------------------------------
-# Result files -> lines over sizes, as a picture draws them.
 
 
 @dataclass(frozen=True)
@@ -160,8 +156,6 @@ def _point(size_bytes: int, items: Sequence[Measured]) -> PlotPoint:
     time_ns = geometric(medians) or 0.0
     return PlotPoint(size_bytes, time_ns, low, high, busbw or None, len(medians))
 
-
-# -------------------------------------------------------------------------------------------------
 
 _MOST_LINES = 48  # of one panel: more names than fit beside it
 _NOTHING_MOVED = "one rank, or nothing was communicated"
@@ -295,10 +289,6 @@ def _caption(picture: Picture, over_ranks: str) -> list[str]:
                  f"line: {' or '.join(stated)}")  # fmt: skip
     words.append(f"band: {'; '.join(bands)}" if bands else "no band: the source has no samples")
     return ["; ".join(filter(None, words)), *picture.notes]
-
-
-# -------------------------------------------------------------------------------------------------
-# The public name ``plot``: runs, result files, what ``cold`` or ``transitions`` found.
 
 
 def plot(

@@ -1,4 +1,4 @@
-"""The table of a run, and ``show``, which prints it in every form."""
+"""The table of a run, and ``show``, which prints runs and findings in every form, HTML too."""
 
 from __future__ import annotations
 
@@ -369,10 +369,6 @@ def title_of(run: Run) -> str:
     return one_line(run.path or run.header.get("run_id") or "run")
 
 
-# -------------------------------------------------------------------------------------------------
-# ``show`` of what torchcoll.pairs measured: a row a pair would be hundreds.
-
-
 def has_pairs(run: Run) -> bool:
     return any(map(is_pair, run.results))
 
@@ -394,9 +390,6 @@ def show_with_pairs(runs: Sequence[Run], format: str, out: Destination) -> None:
             title = title_of(run) if len(runs) > 1 else ""
             print_grids([(title, [table_grid(run)])], format, out)
 
-
-# -------------------------------------------------------------------------------------------------
-# In a notebook: what ``show`` prints, as HTML, the answer first.
 
 # Columns are aligned by blanks: the notebook must neither wrap nor collapse them.
 _STYLE = "white-space: pre; overflow-x: auto; font-family: monospace; line-height: 1.25"

@@ -286,10 +286,6 @@ def percentile_column(percentile: float) -> Column:
     )
 
 
-# -------------------------------------------------------------------------------------------------
-# What a topology allows: ``show --topology``.
-
-
 LIMIT_FIELDS = tuple(
     f"{name}_{what}" for name in ("limit", "best") for what in ("algorithm", "gbps", "share")
 )

@@ -1,4 +1,7 @@
-"""Where a report goes: a terminal with a width, or a pipe or file without one."""
+"""Where output goes: a terminal with a width, a pipe or file without one, or a new file beside it.
+
+No file is overwritten unasked, and no link is followed.
+"""
 
 from __future__ import annotations
 
@@ -94,9 +97,6 @@ class Destination:
         return Console(file=self.file, width=self.width, highlight=False, emoji=False, markup=False)
 
 
-# -------------------------------------------------------------------------------------------------
-# Files that a command writes beside its output: none is overwritten, no link is followed.
-
 _ACTION = "Name another file, or replace it with --force."
 
 
@@ -148,9 +148,6 @@ def free_name(path: str) -> str:
         found = f"{stem}-{number}{suffix}"
     return found
 
-
-# -------------------------------------------------------------------------------------------------
-# How far a run is, in one line.
 
 _BAR = 12  # with the name of a case after it, the line fits into 80 columns
 

@@ -30,8 +30,6 @@ from torchcoll.report.formats import View
 from torchcoll.report.header import NOT_ALIGNED, given_text, program_text
 from torchcoll.report.notes import SPLITS_LINE, launch_lines, stop_lines
 
-# -------------------------------------------------------------------------------------------------
-
 _LEAST_ITERS = 5  # the first batch of bench/stopping.py; what is slow ends after it
 
 # torch's names -> ncclDataType names where they differ (nccl-tests src/common.cu).

@@ -1,4 +1,4 @@
-"""What of a run is shown: the choices of ``show``, checked."""
+"""The forms of output: which rows and columns of a run are shown, as JSON, CSV or tables."""
 
 from __future__ import annotations
 
@@ -144,9 +144,6 @@ class View:
         return [] if self.limits is None else limit_columns()
 
 
-# -------------------------------------------------------------------------------------------------
-# The rows as JSON: the names of Row's fields, base units, unknown is null.
-
 SCHEMA = "torchcoll-rows/1"
 
 
@@ -239,7 +236,6 @@ def json_text(found: Sequence[dict[str, Any]]) -> str:
     return json.dumps(found[0] if len(found) == 1 else found, indent=1) + "\n"
 
 
-# -------------------------------------------------------------------------------------------------
 # The rows as CSV: every field of a Row in base units, unknown as an empty field.
 #
 # A list is its items with commas between them, as the options of the command line take lists; an
@@ -305,9 +301,6 @@ def _no_formula(text: str) -> str:
     # "'=1" too, or reading would take the wrong one away.
     return f"'{text}" if _FORMULA.match(text) and not _NUMBERS.fullmatch(text) else text
 
-
-# -------------------------------------------------------------------------------------------------
-# The four formats of what is no run.
 
 FORMATS = ("table", "markdown", "csv", "json")
 

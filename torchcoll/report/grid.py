@@ -288,10 +288,6 @@ def print_grids(
         print_answer(over_all, out)
 
 
-# -------------------------------------------------------------------------------------------------
-# A table as GitHub markdown.
-
-
 def escaped(text: str) -> str:
     # '*' marks a slow first call and would start emphasis; '<0.001' would be taken for a tag. Text
     # of a file that comes from elsewhere is to be no code and no link either.

@@ -26,9 +26,6 @@ from torchcoll.core.summary import (
 from torchcoll.core.units import counted, format_ranges, format_size, time_text
 from torchcoll.report.columns import statistics_of, values_of
 
-# -------------------------------------------------------------------------------------------------
-# What a table is about, in words: the kind of case and what tells it from the others.
-
 _ALWAYS = ("collective", "size_bytes", "dtype", "op", "ranks", "backend", "beside")
 _PLAIN = ("collective", "dtype", "op", "backend")
 
@@ -60,8 +57,6 @@ def _text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
             words.append(f"{one_line(name.removeprefix('label='))} {one_line(value)}")
     return ", ".join(words)
 
-
-# -------------------------------------------------------------------------------------------------
 
 _MODES = {
     "synchronized": "synchronized (a barrier before every call, outside the stamps)",

@@ -27,10 +27,6 @@ _NAMED = 5  # of the slowest
 _ALL = "--all shows every table"
 
 
-# -------------------------------------------------------------------------------------------------
-# Many runs.
-
-
 @dataclass(frozen=True)
 class _Measured:
     run: int  # its place among the runs
@@ -156,10 +152,6 @@ def _slowest_hosts(runs: Sequence[Run], speeds: dict[int, float]) -> Grid:
     worst = sorted(own, key=lambda host: -median(own[host]))[:_NAMED]
     rows = [[one_line(h), format_ratio(median(own[h])), str(len(own[h]))] for h in worst]
     return Grid([Head("slowest hosts", left=True), Head("ratio"), Head("runs")], rows)
-
-
-# -------------------------------------------------------------------------------------------------
-# Many ranks.
 
 
 def ranks_grids(run: Run, view: View) -> list[Grid]:

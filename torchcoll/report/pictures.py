@@ -169,9 +169,6 @@ def write_figure(figure: Figure, path: str | os.PathLike[str]) -> Drawn:
     return Drawn(Path(path))
 
 
-# -------------------------------------------------------------------------------------------------
-# A picture as a part of a page.
-
 # What is ink or paper follows the page's colours; those of lines are readable on both.
 _INK = {
     "#000000": "var(--ink)",

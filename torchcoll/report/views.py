@@ -257,9 +257,6 @@ def _read_as(points: Sequence[_Point], view: View) -> list[str]:
     return ["; ".join(words)]
 
 
-# -------------------------------------------------------------------------------------------------
-# Two views of the samples of each case: its ranks (``--view ranks``), and every call in order.
-
 # A duration says nothing of when a rank arrived: only that the last one to arrive waits least.
 WAITING = (
     "each rank's own time: waiting for the others as well as working; the rank that arrives last "

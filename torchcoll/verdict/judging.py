@@ -6,36 +6,32 @@ read the same samples otherwise.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from xml.sax.saxutils import quoteattr
 
-from torchcoll.core.case import OWN
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.plausibility import (
     IMPLAUSIBLE,
-    SWEEP,
     link_unused,
     stated_link_gbps,
     summarise_run,
 )
-from torchcoll.core.result import EXPECTED_STATUSES, Run, hosts_of
-from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, median, nothing_sent
+from torchcoll.core.result import EXPECTED_STATUSES, Run
+from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
 from torchcoll.core.units import counted, time_text
 from torchcoll.inputs import load_one
 from torchcoll.verdict.assumed import assumptions, by_names, by_names_text
+from torchcoll.verdict.baseline import against_phrase
 from torchcoll.verdict.limits import (
     FAIL,
     NO_REFERENCE,
     PASS,
-    POOR,
     WARN,
     Phrase,
     by_fabric,
@@ -44,116 +40,8 @@ from torchcoll.verdict.limits import (
     is_rccl,
     label_problem,
     odd_links,
-    word_of,
 )
 from torchcoll.verdict.rules import Fabric, read_rules
-
-# -------------------------------------------------------------------------------------------------
-# A run measured by another one of the same machine, in place of a fabric's limits.
-
-
-def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
-    """How fast the cases that both have are: the median of them, the largest sizes, and the worst.
-
-    The lower of the first two decides. Of many cases of one launch some are slow on any machine, so
-    the worst alone does not; but what is lost at the largest size of a collective is bandwidth, and
-    a median over all sizes would hide it. A case below the lower threshold makes a PASS a WARN.
-    Raises UsageError for a run of another machine or without a case in common.
-    """
-    _check_alike(run, base)
-    path = base.path or base.source.get("file")
-    name = os.path.basename(path) if path else "the baseline"
-    known: dict[tuple[Any, ...], list[Row]] = {}
-    for row in summarise_run(base):
-        if row.status == "ok" and row.median_ns:
-            known.setdefault(_key(row), []).append(row)
-    both = [
-        (row, before)
-        for row in rows
-        if row.median_ns and (before := _alike(row, known.get(_key(row), [])))
-    ]
-    shares = [((before.median_ns or 0.0) / (row.median_ns or 1.0), row) for row, before in both]
-    if not shares:
-        raise UsageError("against", name, "a run that has a case in common with this one")
-    middle = median([share for share, _ in shares])
-    worst, row = min(shares, key=lambda pair: pair[0])
-    large, largest = min((_at_largest(shares, name) for name in _collectives(shares)), key=_share)
-    word = word_of(min(middle, large))
-    before_ns = next(before.median_ns for one, before in both if one is row)
-    several = ", the lowest of the largest sizes" if len(_collectives(shares)) > 1 else ""
-    text = (
-        f"{100 * middle:.1f} % of the speed of {name}, the median of "
-        f"{counted(len(shares), 'case')} in common, one launch each; "
-        f"{100 * large:.1f} % in {case_text(largest)}{several}; at worst "
-        f"{100 * worst:.1f} % in {case_text(row)} "
-        f"({time_text(before_ns)} to {time_text(row.median_ns)})"
-    )
-    unstated = sum(row.buffer_reuse != before.buffer_reuse for row, before in both)
-    if unstated:
-        text += (
-            f"; {counted(unstated, 'case')} matched without buffer reuse: one side does not tell"
-        )
-    if word == PASS and worst < POOR:
-        return Phrase(WARN, f"{text}, a case below {100 * POOR:g} %")
-    return Phrase(word, text)
-
-
-Share = tuple[float, Row]
-_UNTOLD = "buffer_reuse"  # a dimension that older imports do not tell
-
-
-def _share(pair: Share) -> float:
-    return pair[0]
-
-
-def _collectives(shares: Sequence[Share]) -> list[str]:
-    return list(dict.fromkeys(row.collective for _, row in shares))
-
-
-def _at_largest(shares: Sequence[Share], collective: str) -> Share:
-    """The median share of the cases of its largest size, and one of them."""
-    own = [pair for pair in shares if pair[1].collective == collective]
-    top = max(row.size_bytes for _, row in own)
-    largest = [pair for pair in own if pair[1].size_bytes == top]
-    return median([share for share, _ in largest]), largest[0][1]
-
-
-def _key(row: Row) -> tuple[Any, ...]:
-    names = [name for name in SWEEP if name != _UNTOLD]
-    return tuple(getattr(row, name) for name in (*names, "size_bytes"))
-
-
-def _alike(row: Row, known: Sequence[Row]) -> Row | None:
-    """The one that reuses its buffers as ``row`` does, else one where either does not tell: a file
-    that was imported before this was asked may have had either way.
-    """
-    same = [one for one in known if getattr(one, _UNTOLD) == getattr(row, _UNTOLD)]
-    loose = [one for one in known if "unknown" in (getattr(one, _UNTOLD), getattr(row, _UNTOLD))]
-    return next(reversed(same or loose), None)
-
-
-def _values(run: Run, name: str) -> set[str]:
-    return {str(m[name]) for m in run.members if m.get(name) not in (None, "")}
-
-
-_ALIKE: tuple[tuple[str, Callable[[Run], set[str]]], ...] = (
-    ("devices", lambda run: _values(run, "device_name")),
-    ("hosts", lambda run: {str(hosts_of(run))} - {"0"}),
-    ("NVLinks", lambda run: _values(run, "nvlinks")),
-    ("fabric", lambda run: {str(run.labels["fabric"])} if run.labels.get("fabric") else set()),
-)
-
-
-def _check_alike(run: Run, base: Run) -> None:
-    """Raises UsageError for a baseline of another fabric."""
-    for what, of in _ALIKE:
-        ours, theirs = of(run), of(base)
-        if ours and theirs and ours != theirs:
-            got, expected = (", ".join(sorted(values)) for values in (theirs, ours))
-            raise UsageError("against", f"{what} {got}", f"{expected}, as this run has")
-
-
-# -------------------------------------------------------------------------------------------------
 
 _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 
@@ -394,100 +282,3 @@ def _facts(
     ]
     if words:
         yield Phrase("", f"first result after {' and '.join(words)}")
-
-
-# -------------------------------------------------------------------------------------------------
-# The verdict for machines: JUnit XML for build servers, a health event for schedulers.
-
-HEALTH_SCHEMA = "torchcoll-health/1"
-
-
-def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
-    """One test suite a run: a test for the verdict, and one for each case."""
-    suites = [_suite(run, verdict) for run, verdict in zip(runs, verdicts, strict=True)]
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n{"".join(suites)}</testsuites>\n'
-
-
-def _suite(run: Run, verdict: Verdict) -> str:
-    name = one_line(run.path or run.header.get("run_id") or "run")
-    failed = [verdict.word == FAIL]
-    # What nothing was held against has not passed.
-    skipped = int(not verdict.judged)
-    kind = "failure" if failed[0] else "skipped" if skipped else ""
-    tests = [_test("verdict", kind, verdict.line)]
-    names: Counter[str] = Counter()
-    for row in summarise_run(run):
-        title = _title(row)
-        names[title] += 1
-        title += f" #{names[title]}" if names[title] > 1 else ""
-        text = f"{row.status}: {row.reason or row.verified}"
-        expected = row.status in EXPECTED_STATUSES and row.verified != "wrong"
-        kind = "failure" if not expected else "skipped" if row.status != "ok" else ""
-        failed.append(not expected)
-        skipped += kind == "skipped"
-        tests.append(_test(title, kind, text, row.median_ns))
-    counts = f'tests="{len(tests)}" failures="{sum(failed)}" skipped="{skipped}"'
-    return f"<testsuite name={quoteattr(name)} {counts}>\n{''.join(tests)}</testsuite>\n"
-
-
-def _title(row: Row) -> str:
-    """What tells cases of a run apart; build servers know a test again by it."""
-    words = [
-        row.collective,
-        str(row.size_bytes or row.size_bytes_requested or ""),
-        row.dtype,
-        row.op,
-        None if row.root is None else f"root {row.root}",
-        {True: "in place", False: "out of place", None: None}[row.in_place],
-        f"on {row.backend}",
-        f"by {row.implementation}" if row.implementation != OWN else None,
-        f"group {row.group}" if row.group else None,
-        f"{row.buffers} buffers" if row.buffers != "default" else None,
-        "async" if row.asynchronous else None,
-        f"coalesce {row.coalesce}" if row.coalesce > 1 else None,
-        f"splits {row.splits}" if row.splits else None,
-        row.mode if row.mode != "unknown" else None,
-    ]
-    return " ".join(filter(None, words))
-
-
-def _test(name: str, kind: str, text: str, time_ns: float | None = None) -> str:
-    """``kind``: failure, skipped, or '' for a test that passed. time_ns: of a call of the case."""
-    message = f"<{kind} message={quoteattr(one_line(text))}/>" if kind else ""
-    head = f'<testcase classname="torchcoll" name={quoteattr(one_line(name))}'
-    head += f' time="{time_ns / 1e9:.9f}"' if time_ns is not None else ""
-    return f"{head}>{message}</testcase>\n" if message else f"{head}/>\n"
-
-
-def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
-    """One JSON object a line and run: what a scheduler needs to drain a node.
-
-    healthy: False where the verdict is FAIL, None where nothing was judged. verdict, message: its
-    word and its line. causes: why cases failed or are not possible. hosts: those of the run.
-    suspects: the hosts that it accuses. start_utc, job: as recorded. file: its path.
-    """
-    lines = []
-    for run, verdict in zip(runs, verdicts, strict=True):
-        event: dict[str, Any] = {
-            "schema": HEALTH_SCHEMA,
-            "healthy": verdict.word != FAIL if verdict.judged else None,
-            "verdict": verdict.word,
-            "message": verdict.line,
-            "causes": _causes(run),
-            "hosts": _hosts(run.members),
-            "suspects": _hosts([e for e in run.events if e.get("kind") == "suspect"]),
-            "start_utc": run.header.get("start_utc"),
-            "job": run.header.get("job_id"),
-            "file": str(run.path) if run.path else None,
-        }
-        lines.append(json.dumps(event) + "\n")
-    return "".join(lines)
-
-
-def _causes(run: Run) -> list[str]:
-    rows = [row for row in summarise_run(run) if row.status not in EXPECTED_STATUSES]
-    return list(dict.fromkeys(one_line(row.reason) for row in rows if row.reason))
-
-
-def _hosts(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(str(one["host"]) for one in records if one.get("host")))

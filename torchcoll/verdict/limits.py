@@ -1,4 +1,4 @@
-"""A run measured by the limits of its fabric."""
+"""Which fabric a run was measured on, and the run measured by the limits of that fabric."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from torchcoll.core.result import Run, hosts_of, is_hosts
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_ranges, format_size
 from torchcoll.verdict.rules import Fabric, Limit, Rule, capped, guessable, load_fabric, packaged
-
-# -------------------------------------------------------------------------------------------------
-# The words of a verdict, and from which share of a reference on each is said.
 
 PASS, WARN, FAIL, NO_REFERENCE = "PASS", "WARN", "FAIL", "NO REFERENCE"
 # Shares of a reference, torchcoll's own choice: healthy systems of results/ and of public logs
@@ -49,10 +46,6 @@ def word_of(share: float) -> str:
 def case_text(row: Row) -> str:
     size = format_size(row.size_bytes or row.size_bytes_requested)
     return f"{row.collective} {size}" if COLLECTIVES[row.collective].has_data else row.collective
-
-
-# -------------------------------------------------------------------------------------------------
-# Which fabric a run was measured on: stated, or shown by the links that its ranks recorded.
 
 
 def fabric_of(run: Run, stated: str | None, own: Mapping[str, Rule]) -> Fabric | None:
@@ -127,8 +120,6 @@ def _recognised(run: Run, hosts: int, own: Mapping[str, Rule]) -> Fabric | None:
             return fabric
     return None
 
-
-# -------------------------------------------------------------------------------------------------
 
 BEYOND = 1.05  # of the ring's limit: something better than a ring was used
 # Of all limits of a fabric: it is another one. Some limits were measured, and others measure more.

@@ -1,0 +1,125 @@
+"""A run measured by another run of the same machine, in place of a fabric's limits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.plausibility import (
+    SWEEP,
+    summarise_run,
+)
+from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.summary import Row, median
+from torchcoll.core.units import counted, time_text
+from torchcoll.verdict.limits import (
+    PASS,
+    POOR,
+    WARN,
+    Phrase,
+    case_text,
+    word_of,
+)
+
+
+def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
+    """How fast the cases that both have are: the median of them, the largest sizes, and the worst.
+
+    The lower of the first two decides. Of many cases of one launch some are slow on any machine, so
+    the worst alone does not; but what is lost at the largest size of a collective is bandwidth, and
+    a median over all sizes would hide it. A case below the lower threshold makes a PASS a WARN.
+    Raises UsageError for a run of another machine or without a case in common.
+    """
+    _check_alike(run, base)
+    path = base.path or base.source.get("file")
+    name = os.path.basename(path) if path else "the baseline"
+    known: dict[tuple[Any, ...], list[Row]] = {}
+    for row in summarise_run(base):
+        if row.status == "ok" and row.median_ns:
+            known.setdefault(_key(row), []).append(row)
+    both = [
+        (row, before)
+        for row in rows
+        if row.median_ns and (before := _alike(row, known.get(_key(row), [])))
+    ]
+    shares = [((before.median_ns or 0.0) / (row.median_ns or 1.0), row) for row, before in both]
+    if not shares:
+        raise UsageError("against", name, "a run that has a case in common with this one")
+    middle = median([share for share, _ in shares])
+    worst, row = min(shares, key=lambda pair: pair[0])
+    large, largest = min((_at_largest(shares, name) for name in _collectives(shares)), key=_share)
+    word = word_of(min(middle, large))
+    before_ns = next(before.median_ns for one, before in both if one is row)
+    several = ", the lowest of the largest sizes" if len(_collectives(shares)) > 1 else ""
+    text = (
+        f"{100 * middle:.1f} % of the speed of {name}, the median of "
+        f"{counted(len(shares), 'case')} in common, one launch each; "
+        f"{100 * large:.1f} % in {case_text(largest)}{several}; at worst "
+        f"{100 * worst:.1f} % in {case_text(row)} "
+        f"({time_text(before_ns)} to {time_text(row.median_ns)})"
+    )
+    unstated = sum(row.buffer_reuse != before.buffer_reuse for row, before in both)
+    if unstated:
+        text += (
+            f"; {counted(unstated, 'case')} matched without buffer reuse: one side does not tell"
+        )
+    if word == PASS and worst < POOR:
+        return Phrase(WARN, f"{text}, a case below {100 * POOR:g} %")
+    return Phrase(word, text)
+
+
+Share = tuple[float, Row]
+_UNTOLD = "buffer_reuse"  # a dimension that older imports do not tell
+
+
+def _share(pair: Share) -> float:
+    return pair[0]
+
+
+def _collectives(shares: Sequence[Share]) -> list[str]:
+    return list(dict.fromkeys(row.collective for _, row in shares))
+
+
+def _at_largest(shares: Sequence[Share], collective: str) -> Share:
+    """The median share of the cases of its largest size, and one of them."""
+    own = [pair for pair in shares if pair[1].collective == collective]
+    top = max(row.size_bytes for _, row in own)
+    largest = [pair for pair in own if pair[1].size_bytes == top]
+    return median([share for share, _ in largest]), largest[0][1]
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    names = [name for name in SWEEP if name != _UNTOLD]
+    return tuple(getattr(row, name) for name in (*names, "size_bytes"))
+
+
+def _alike(row: Row, known: Sequence[Row]) -> Row | None:
+    """The one that reuses its buffers as ``row`` does, else one where either does not tell: a file
+    that was imported before this was asked may have had either way.
+    """
+    same = [one for one in known if getattr(one, _UNTOLD) == getattr(row, _UNTOLD)]
+    loose = [one for one in known if "unknown" in (getattr(one, _UNTOLD), getattr(row, _UNTOLD))]
+    return next(reversed(same or loose), None)
+
+
+def _values(run: Run, name: str) -> set[str]:
+    return {str(m[name]) for m in run.members if m.get(name) not in (None, "")}
+
+
+_ALIKE: tuple[tuple[str, Callable[[Run], set[str]]], ...] = (
+    ("devices", lambda run: _values(run, "device_name")),
+    ("hosts", lambda run: {str(hosts_of(run))} - {"0"}),
+    ("NVLinks", lambda run: _values(run, "nvlinks")),
+    ("fabric", lambda run: {str(run.labels["fabric"])} if run.labels.get("fabric") else set()),
+)
+
+
+def _check_alike(run: Run, base: Run) -> None:
+    """Raises UsageError for a baseline of another fabric."""
+    for what, of in _ALIKE:
+        ours, theirs = of(run), of(base)
+        if ours and theirs and ours != theirs:
+            got, expected = (", ".join(sorted(values)) for values in (theirs, ours))
+            raise UsageError("against", f"{what} {got}", f"{expected}, as this run has")
