@@ -95,15 +95,12 @@ def write_parquet(runs: Sequence[Run], file: BinaryIO) -> None:
             frame.insert(0, name, values)
         place = list(frame.columns).index("host")
         frame.insert(place, "over_ranks", [over_ranks_of(r, "max") for r in run.results])
-        frames.append(frame.astype({name: _type(name) for name in frame.columns}))
+        declared = {n: str(Row.__annotations__.get(n, "str")) for n in frame.columns}
+        types = {name: _PARQUET_TYPES[text.split(" | ")[0]] for name, text in declared.items()}
+        frames.append(frame.astype(types))
     try:
         pandas.concat(frames, ignore_index=True).to_parquet(file, index=False)
     except ImportError:
         raise UnavailableError(
             "parquet", "no library for it", "pyarrow", "Install torchcoll[parquet]."
         ) from None
-
-
-def _type(name: str) -> str:
-    declared = str(Row.__annotations__.get(name, "str")).split(" | ")[0]
-    return _PARQUET_TYPES[declared]

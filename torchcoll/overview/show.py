@@ -18,11 +18,11 @@ from torchcoll.inputs import load_all
 from torchcoll.pairs.matches import is_pair
 from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.columns import (
-    Column,
     Entry,
     columns_for,
     limit_lines,
     named_columns,
+    percentile_column,
     values_of,
 )
 from torchcoll.report.destination import Destination
@@ -51,7 +51,12 @@ def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = Non
     rows = [entry.row for entry in entries]
     columns = named_columns(view.columns) if view.columns else columns_for(rows)
     keys = {column.key for column in columns}
-    columns = with_limits(with_percentiles(columns, view.extra_columns()), view.limit_columns())
+    # The chosen percentiles stand with the other times, before the number of calls; shares of a
+    # limit stand beside the busbw that they are of.
+    place = next((i for i, column in enumerate(columns) if column.key == "calls"), len(columns))
+    columns = [*columns[:place], *map(percentile_column, view.percentiles), *columns[place:]]
+    place = next((i + 1 for i, c in enumerate(columns) if c.key == "busbw_gbps"), len(columns))
+    columns = [*columns[:place], *view.limit_columns(), *columns[place:]]
     how, clocks = view.over_ranks, values_of(rows, "clock")
     verdict = verdict or judge(run, rows=rows if view.usual else None)
     above = header_lines(run, rows or asked_cases(run), how, clocks, view.verbose)
@@ -59,7 +64,10 @@ def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = Non
     below += [] if rows else ["no case has ended"]
     below += limit_lines(entries)
     below += published_lines(run, rows) if view.usual else []
-    below += run_lines(run, rows, "first_call_ns" in keys) + clock_lines(entries, view.clock)
+    below += run_lines(run, rows, "first_call_ns" in keys)
+    ran = [entry for entry in entries if entry.result.time_ns]
+    if view.clock and (without := sum(view.clock not in e.result.time_ns for e in ran)):
+        below.append(f"{without} of {len(ran)} cases have no {view.clock} clock")
     return Grid(
         heads=[column.head for column in columns],
         rows=[[column.cell(entry) for column in columns] for entry in entries],
@@ -88,27 +96,8 @@ def without_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
     ]
 
 
-def with_percentiles(columns: Sequence[Column], extra: Sequence[Column]) -> list[Column]:
-    """The chosen percentiles stand with the other times, before the number of calls."""
-    place = next((i for i, column in enumerate(columns) if column.key == "calls"), len(columns))
-    return [*columns[:place], *extra, *columns[place:]]
-
-
-def with_limits(columns: Sequence[Column], extra: Sequence[Column]) -> list[Column]:
-    """Shares of a limit stand beside the busbw that they are of."""
-    place = next((i + 1 for i, c in enumerate(columns) if c.key == "busbw_gbps"), len(columns))
-    return [*columns[:place], *extra, *columns[place:]]
-
-
 def row_style(entry: Entry) -> str:
     return {"ok": "", "unsupported": "dim", "skipped": "dim"}.get(entry.row.status, "red")
-
-
-def clock_lines(entries: Sequence[Entry], clock: str | None) -> list[str]:
-    """Says how many cases were not read on the clock that was asked for."""
-    ran = [entry for entry in entries if entry.result.time_ns]
-    without = sum(clock not in entry.result.time_ns for entry in ran) if clock else 0
-    return [f"{without} of {len(ran)} cases have no {clock} clock"] if without else []
 
 
 def show(

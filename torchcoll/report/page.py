@@ -132,10 +132,13 @@ def page_markdown(page: Page, files: Sequence[str] = ()) -> str:
     for section in page.sections:
         lines.append(f"## {escaped(one_line(section.title))}\n")
         lines += [f"{escaped(one_line(text))}\n" for text in section.texts]
-        lines += [f"{_code(words)}\n" for words in section.commands]
+        for command in section.commands:  # a block: four blanks, in which nothing is markup
+            code = [f"    {printable(line)}" for line in command.splitlines()]
+            lines.append("\n".join(code) + "\n")
         for picture in section.pictures:
             if name := next(names, ""):
-                lines.append(f"![{_alternative(picture)}]({name})\n")
+                title = escaped(one_line(picture.title)).replace("[", "\\[").replace("]", "\\]")
+                lines.append(f"![{title}]({name})\n")
             lines += [f"{escaped(one_line(text))}\n" for text in picture.caption]
         for part in section.parts:
             lines += [f"### {escaped(one_line(part.title))}\n"] if part.title else []
@@ -152,12 +155,3 @@ def _plain(grid: Grid) -> Grid:
         [one_line(line) for line in grid.below],
         answer=grid.answer,
     )
-
-
-def _alternative(picture: Illustration) -> str:
-    return escaped(one_line(picture.title)).replace("[", "\\[").replace("]", "\\]")
-
-
-def _code(text: str) -> str:
-    """As a block: four blanks, in which nothing is markup."""
-    return "\n".join(f"    {printable(line)}" for line in text.splitlines())

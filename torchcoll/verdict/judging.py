@@ -26,7 +26,7 @@ from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
 from torchcoll.core.units import counted, time_text
 from torchcoll.inputs import load_one
-from torchcoll.verdict.assumed import assumptions, by_names, by_names_text
+from torchcoll.verdict.assumed import assumptions, by_names
 from torchcoll.verdict.baseline import against_phrase
 from torchcoll.verdict.limits import (
     FAIL,
@@ -123,7 +123,9 @@ def judge(
     else:
         found, problem = _fabric(run, fabric, rules)
         if found is None and not problem and (found := by_names(run)):
-            taken = [Phrase("", by_names_text(run, found))]
+            name = next(str(m["device_name"]) for m in run.members)
+            text = f"{found.name} is taken from the log: {run.ranks} {name} on one host"
+            taken = [Phrase("", text)]
         problems.append(problem)
         reference = [nothing] if nothing else by_fabric(good, found, run)
     if failures and all(phrase.word == NO_REFERENCE for phrase in reference):

@@ -153,10 +153,6 @@ def _sources(known: Sequence[Publication], numbers: dict[str, int]) -> list[str]
     return texts
 
 
-def _case_text(collective: str, size_bytes: int) -> str:
-    return f"{collective} {format_size(size_bytes)}"
-
-
 def _known_grid() -> Grid:
     """A line for each run that is known, with its largest all_reduce or what else it has."""
     known = sorted(publications(), key=lambda one: (one.gpu, one.hosts, one.ranks))
@@ -166,11 +162,15 @@ def _known_grid() -> Grid:
         first = next(iter(one.figures))[0]
         return max(key for key in one.figures if key[0] == first)
 
+    def largest_text(one: Publication) -> str:
+        collective, size_bytes = largest(one)
+        return f"{collective} {format_size(size_bytes)}"
+
     return filled(
         [
             (Head("kind", left=True), lambda one: one.kind),
             (Head("machine", left=True), lambda one: f"{one.machine} [{numbers[one.source]}]"),
-            (Head("largest case", left=True), lambda one: _case_text(*largest(one))),
+            (Head("largest case", left=True), largest_text),
             (Head("busbw", "GB/s"),
              lambda one: format_bandwidth(next(iter(one.figures[largest(one)].values())))),
             (_HEADS["network"], lambda one: one.network),
