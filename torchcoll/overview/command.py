@@ -14,7 +14,7 @@ from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
 from torchcoll.inputs import TOLD, add_told
 
 if TYPE_CHECKING:
-    from torchcoll.core.result import Run
+    pass
 
 
 def show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +109,16 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         show_published(runs, options.format)
         return ExitCode.OK
     if options.reference and runs:
-        _show_reference(runs, options)
+        from torchcoll.report.reference import is_points, load_points, points_of, show_reference
+
+        if options.format not in ("table", "markdown"):
+            expected = "one of table, markdown with --reference"
+            raise UsageError("format", options.format, expected)
+        if is_points(options.reference):
+            points = load_points(options.reference)
+        else:
+            points = [point for run in load_all([options.reference]) for point in points_of(run)]
+        show_reference(runs, points, options.format)
         return ExitCode.OK
     show(*runs, **_choices(options))
     for text in note_lines(options.format, runs):
@@ -145,21 +154,6 @@ def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode
         for problem in traffic.problems:
             tell(f"torchcoll: warning: {problem}")
     return ExitCode.OK
-
-
-def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
-    from torchcoll.inputs import load_all
-    from torchcoll.report.reference import is_points, load_points, points_of, show_reference
-
-    if options.format not in ("table", "markdown"):
-        expected = "one of table, markdown with --reference"
-        raise UsageError("format", options.format, expected)
-    path = options.reference
-    if is_points(path):
-        points = load_points(path)
-    else:
-        points = [p for run in load_all([path]) for p in points_of(run)]
-    show_reference(runs, points, options.format)
 
 
 def plot_arguments(parser: argparse.ArgumentParser) -> None:

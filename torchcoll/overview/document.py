@@ -129,7 +129,13 @@ def page_of(
     """
     check_drawn()
     found = read_material(arguments)
-    _filtered(found, filter)
+    if wanted := conditions(filter):
+        for run in found.runs:
+            items = Side("", [run]).measured("time", Reading())
+            run.results = [m.result for m in items if all(one.holds(m) for one in wanted)]
+        found.runs = [run for run in found.runs if run.results]
+        if not found.runs:
+            raise UsageError("filter", filter, "conditions that some case fulfils")
     document = _Document(found, fabric, inline)
     if found.runs:
         _about_runs(document)
@@ -144,18 +150,6 @@ def page_of(
     _ending(document, command)
     sections = each_caveat_once(document.sections, document.printed)
     return Page(_title(found), document.answers, sections)
-
-
-def _filtered(found: Material, text: str) -> None:
-    wanted = conditions(text)
-    if not wanted:
-        return
-    for run in found.runs:
-        items = Side("", [run]).measured("time", Reading())
-        run.results = [m.result for m in items if all(one.holds(m) for one in wanted)]
-    found.runs = [run for run in found.runs if run.results]
-    if not found.runs:
-        raise UsageError("filter", text, "conditions that some case fulfils")
 
 
 def _title(found: Material) -> str:
@@ -182,7 +176,13 @@ def _about_runs(document: _Document) -> None:
         judge(run, document.fabric, rows=rows)
         for run, rows in zip(runs, document.rows, strict=True)
     ]
-    _verdict_answer(document, verdicts)
+    answers = list(map(answer_of, verdicts))
+    if len(answers) > 1:
+        sides = [run.labels.get("cell", "") for run in runs]
+        distinct = all(sides) and len(set(sides)) == len(sides)
+        names = map(one_line, sides) if distinct else map(title_of, runs)
+        answers = [over_all(list(zip(names, answers, strict=True)))]
+    document.answers += answers
     _peak_answer(document)
     _launches(document, verdicts)
     compared = _comparisons(document)
@@ -200,18 +200,6 @@ def _about_runs(document: _Document) -> None:
         _further(document, run)
     _published(document)
     _tables(document, verdicts)
-
-
-def _verdict_answer(document: _Document, verdicts: Sequence[Verdict]) -> None:
-    answers = list(map(answer_of, verdicts))
-    if len(answers) > 1:
-        runs = document.found.runs
-        sides = [run.labels.get("cell", "") for run in runs]
-        names = map(title_of, runs)
-        if all(sides) and len(set(sides)) == len(sides):
-            names = map(one_line, sides)
-        answers = [over_all(list(zip(names, answers, strict=True)))]
-    document.answers += answers
 
 
 def _good(rows: Iterable[Row]) -> list[Row]:

@@ -166,6 +166,9 @@ def _fabric(
 
 
 def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
+    from torchcoll.pairs.matches import read_pairs
+    from torchcoll.pairs.suspects import suspect_text, suspects
+
     if run.ending:
         yield Phrase(FAIL, run.ending)
     elif run.end is None and not run.source:
@@ -187,21 +190,13 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
             if word == "failed" and items[0].reason:
                 first += f": {items[0].reason}"
             yield Phrase(FAIL, f"{len(items)} of {counted(len(rows), 'case')} {word}: {first}")
-    for text in _suspected(run):
+    # What the ranks reported, by the threshold they had; else what reading the pairs shows: a run
+    # that was cut reported nothing.
+    accusations = _messages(run, "suspect")
+    if not accusations and (pairs := read_pairs(run)):
+        accusations = [suspect_text(pairs, one) for one in suspects(pairs) if one.stands]
+    for text in _first(accusations, "suspect"):
         yield Phrase(FAIL, text)
-
-
-def _suspected(run: Run) -> list[str]:
-    """What the ranks told, by the threshold they had; else what reading the pairs shows: a run that
-    was cut told nothing.
-    """
-    from torchcoll.pairs.matches import read_pairs
-    from torchcoll.pairs.suspects import suspect_text, suspects
-
-    stated = _messages(run, "suspect")
-    if not stated and (pairs := read_pairs(run)):
-        stated = [suspect_text(pairs, one) for one in suspects(pairs) if one.stands]
-    return _first(stated, "suspect")
 
 
 def _stated(run: Run, kind: str) -> list[str]:
