@@ -41,8 +41,8 @@ from torchcoll.matrix.blocks import make_plan
 from torchcoll.matrix.command import show_summary
 from torchcoll.matrix.folder import Folder
 from torchcoll.matrix.run import summary
+from torchcoll.overview.show import show
 from torchcoll.report.reference import load_points
-from torchcoll.runs.show import show
 from torchcoll.verdict.rules import read_rules
 
 LIMIT_S = 1.0

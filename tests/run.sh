@@ -31,7 +31,7 @@ fi
 
 # Side by side, for tests wait as much as they compute: parts that take about the same CPU time, so
 # that none runs on alone. The part with the most ranks is shown live.
-rooms='tests/importers tests/machine tests/pairs tests/report tests/runs tests/training tests/verdict'
+rooms='tests/importers tests/machine tests/pairs tests/report tests/overview tests/training tests/verdict'
 others="tests --ignore tests/bench --ignore tests/launch --ignore tests/test_readme.py"
 for room in $rooms; do
     others+=" --ignore $room"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from handmade import Terminal
 
-from torchcoll.runs.show import show
+from torchcoll.overview.show import show
 
 
 @pytest.fixture

@@ -340,7 +340,7 @@ def test_something_is_seen_on_a_terminal_until_the_first_line(path):
     """As a user sees it: a terminal of both streams, and a command that takes its time."""
     program = (
         "import sys, time\nfrom torchcoll import cli\n"
-        "from torchcoll.runs import command\n"
+        "from torchcoll.overview import command\n"
         "shown = command._shown\n"
         "command._shown = lambda options: (time.sleep(1), shown(options))[1]\n"
         f"sys.exit(cli.main(['show', {str(path)!r}]))\n"

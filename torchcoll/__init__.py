@@ -34,10 +34,10 @@ _LAZY = {
     "try_buckets": "torchcoll.training.bucket_trial",
     "algorithms": "torchcoll.forcing.algorithms",
     "scaling": "torchcoll.curves.scaling",
-    "plot": "torchcoll.runs.plot",
-    "table": "torchcoll.runs.frames",
+    "plot": "torchcoll.overview.plot",
+    "table": "torchcoll.overview.frames",
     "transitions": "torchcoll.curves.transitions",
-    "show": "torchcoll.runs.show",
+    "show": "torchcoll.overview.show",
 }
 
 __all__ = sorted(_LAZY)

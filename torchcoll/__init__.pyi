@@ -12,9 +12,9 @@ from torchcoll.curves.scaling import scaling as scaling
 from torchcoll.curves.transitions import transitions as transitions
 from torchcoll.forcing.algorithms import algorithms as algorithms
 from torchcoll.inputs import load as load
-from torchcoll.runs.frames import table as table
-from torchcoll.runs.plot import plot as plot
-from torchcoll.runs.show import show as show
+from torchcoll.overview.frames import table as table
+from torchcoll.overview.plot import plot as plot
+from torchcoll.overview.show import show as show
 from torchcoll.startup.cold import cold as cold
 from torchcoll.training.advise import advise as advise
 from torchcoll.training.bucket_trial import try_buckets as try_buckets

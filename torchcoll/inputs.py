@@ -1,7 +1,8 @@
 """What the arguments of a command stand for: a file, a folder, a pattern, ``label=PATH``, stdin.
 
-A file is a result of torchcoll, output of another tool (which becomes runs), captured traffic or
-the manifest of a matrix. Every command asks here which of these an argument is.
+A file is a result of torchcoll, output of another tool (which becomes runs), captured traffic, the
+manifest of a matrix, a library's log or its topology. Every command asks here which of these an
+argument is.
 """
 
 from __future__ import annotations
@@ -12,20 +13,27 @@ import glob
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, tell
+from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, one_line, tell
 from torchcoll.core.file import is_ours, is_traffic, load_own
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
+
+if TYPE_CHECKING:
+    from torchcoll.core.traffic import Traffic
+    from torchcoll.libraries.dumps import Dump
+    from torchcoll.libraries.log_files import LogReader
 
 # What `torchcoll matrix` keeps beside the result files of its launches.
 MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
 Source = Run | str | os.PathLike[str]
 # What output of another tool may not tell, as options of the commands that read it.
 TOLD = ("collective", "ranks")
+_DISPLAYED = (".md", ".html", ".svg", ".png", ".pdf")
 _NAMED = 5  # files of a folder that are no results
 _LOOKED_AT = 1000  # folders below one without files
 
@@ -147,6 +155,132 @@ def with_results(arguments: Sequence[str], least: int = 1) -> list[str]:
         return list(arguments)
     leave_out(traffic)
     return found
+
+
+def results_and_traffic(paths: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The result files (or output of other tools) of these paths, and the captured traffic.
+
+    A folder that holds traffic alone stays one path, since its ranks are joined.
+    """
+    from torchcoll.core.traffic import RANK_FILE
+
+    results: list[str] = []
+    traffic: list[str] = []
+    for path in paths:
+        files = [os.fspath(file) for file in expanded(path) if not isinstance(file, Run)]
+        captured = [f for f in files if os.path.basename(f).startswith(RANK_FILE) or is_traffic(f)]
+        results += [file for file in files if file not in captured]
+        traffic += [path] if captured == files and os.path.isdir(path) else captured
+    return results, traffic
+
+
+@dataclass
+class Material:
+    """Everything that the arguments of a command hold.
+
+    folders: the arguments that are folders. notes: why files of folders were left out, and what was
+    wrong with others. arguments: those that hold ``runs``, ``traffic`` or ``logs``, by this name.
+    """
+
+    runs: list[Run] = field(default_factory=list)
+    traffic: list[Traffic] = field(default_factory=list)
+    dumps: list[Dump] = field(default_factory=list)
+    logs: list[LogReader] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    arguments: dict[str, list[str]] = field(default_factory=dict)
+
+
+def read_material(arguments: Sequence[str]) -> Material:
+    """Result files, output of other tools, traffic, logs and topology files, folders of them,
+    ``label=PATH``. Raises UnreadableError for a file that is none of these, and where nothing is.
+    """
+    from torchcoll.core.traffic import join_folder
+
+    material = Material()
+    results: list[str] = []
+    for argument in arguments:
+        label, named = named_path(argument)
+        if label:
+            results.append(argument)
+            material.arguments.setdefault("runs", []).append(argument)
+            continue
+        path = str(from_stdin(named))
+        kinds: set[str] = set()
+        if os.path.isdir(path):
+            material.folders.append(path)
+            for file in _results_and_logs_in(path):
+                try:
+                    kinds.add(_read_file(file, material, results))
+                except UnreadableError as error:
+                    material.notes.append(f"left out: {error}")
+        else:
+            kinds = {_read_file(str(file), material, results) for file in expanded(path)}
+        for kind in sorted(kinds):
+            material.arguments.setdefault(kind, []).append(argument)
+
+    # Files of one folder are the ranks of a capture, where they fit together: of several captures
+    # the last, as when the folder itself is loaded.
+    ranks_of: dict[Path, list[Traffic]] = {}
+    for traffic in material.traffic:
+        ranks_of.setdefault(Path(traffic.path or "").parent, []).append(traffic)
+    material.traffic = []
+    for folder, ranks in ranks_of.items():
+        try:
+            material.traffic += [join_folder(ranks, folder)] if len(ranks) > 1 else ranks
+        except UsageError:
+            material.traffic += ranks
+
+    material.runs += load_all(sources_of(results))
+    if not (material.runs or material.traffic or material.dumps or material.logs):
+        why = one_line(material.notes[0]) if material.notes else ""
+        raise UnreadableError("report", "nothing to report", "results, traffic or logs", why)
+    return material
+
+
+def _results_and_logs_in(folder: str) -> list[str]:
+    """Its results, or all of its files, and the logs that lie beside results."""
+    from torchcoll.libraries.log_files import files_of
+
+    files = [str(file) for file in expanded(folder)]
+    with contextlib.suppress(UnreadableError):  # none
+        files += files_of([folder])
+    # A report of the folder may be kept in it: its tables would be read as another tool's.
+    return [file for file in dict.fromkeys(files) if not file.endswith(_DISPLAYED)]
+
+
+def _read_file(file: str, material: Material, results: list[str]) -> str:
+    """Adds a file to the material, or its path to the results, and returns its kind, as in
+    ``Material.arguments``. Raises UnreadableError for a file of no known kind.
+    """
+    from torchcoll.core.traffic import Traffic
+    from torchcoll.libraries.dumps import read_dump
+    from torchcoll.libraries.log_files import read_log
+    from torchcoll.libraries.nccl.xml_tree import is_dump
+
+    if is_ours(file):
+        if is_traffic(file):
+            material.traffic.append(Traffic.load(file))
+            return "traffic"
+        results.append(file)
+        return "runs"
+    if is_dump(file):
+        dump, problems = read_dump(file)
+        dump.facts["fabrics"] = []
+        material.dumps.append(dump)
+        material.notes += problems
+        return "logs"
+    try:
+        material.runs += load_all([file])
+        return "runs"
+    except UnreadableError as refused:
+        try:
+            log, problems = read_log(file)
+        except UnreadableError:
+            raise refused from None
+    material.logs.append(log)
+    material.notes += problems
+    return "logs"
 
 
 def expanded(source: Source) -> list[Source]:

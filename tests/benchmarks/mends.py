@@ -220,7 +220,7 @@ MENDS = (
         "ranks that a file may claim",
         "core/bounds.py",
         {"MOST_RANKS = 1 << 20": "MOST_RANKS = 1 << 40"},
-        f"{HOSTILE} runs/test_foreign.py",
+        f"{HOSTILE} overview/test_foreign.py",
     ),
     Mend(
         "9",
@@ -485,7 +485,7 @@ MENDS = (
         "first calls by backend",
         "core/summary.py",
         {"ran = [r for r in ran if r.case.backend == backend] if backend else ran": "pass"},
-        "core machine startup runs/test_show.py comparison",
+        "core machine startup overview/test_show.py comparison",
     ),
     Mend(
         "14",

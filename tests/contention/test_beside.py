@@ -18,7 +18,7 @@ from torchcoll.bench.beside import BLOCKS, computation
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
 from torchcoll.machine.devices import Cpu
-from torchcoll.runs.show import show
+from torchcoll.overview.show import show
 
 MS = 1_000_000
 

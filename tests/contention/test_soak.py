@@ -27,7 +27,7 @@ from torchcoll.core.file import Writer
 from torchcoll.core.result import CaseResult, Run, SoakCase, SoakWindow
 from torchcoll.core.units import parse_duration
 from torchcoll.inputs import load
-from torchcoll.runs.show import show
+from torchcoll.overview.show import show
 
 CASE = Case("all_reduce", 1 << 20, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 

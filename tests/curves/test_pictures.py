@@ -14,7 +14,7 @@ from torchcoll.curves.scaling_show import scaling_figure
 from torchcoll.curves.validation import validate, validate_predicted
 from torchcoll.curves.validation_show import errors_figure
 from torchcoll.inputs import load_all
-from torchcoll.runs.plot import plot
+from torchcoll.overview.plot import plot
 
 
 @pytest.fixture

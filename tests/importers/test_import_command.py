@@ -36,7 +36,7 @@ from torchcoll.importers import base, registry
 from torchcoll.importers.base import ImportOptions
 from torchcoll.importers.command import columns_of
 from torchcoll.inputs import load
-from torchcoll.runs.frames import table
+from torchcoll.overview.frames import table
 
 FORMATS = {
     "nccl-tests": text(),

@@ -10,9 +10,11 @@ from handmade import MIB, Terminal, case, not_run, result, run
 
 from torchcoll.cli import main
 from torchcoll.core.file import save
+from torchcoll.overview.show import show
 from torchcoll.report.answer import Answer
-from torchcoll.runs.show import show
-from torchcoll.verdict.show import over_all
+from torchcoll.verdict.judging import Verdict
+from torchcoll.verdict.limits import Phrase
+from torchcoll.verdict.show import answer_of, over_all
 
 NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN)"
 
@@ -103,7 +105,10 @@ def test_a_verdict_above_the_programs_of_one_file():
     ],
 )
 def test_one_verdict_of_several(kinds, text, kind):
-    named = [(name, Answer(f"{k}-{name}; more", k)) for name, k in zip("abc", kinds, strict=False)]
+    named = [
+        (name, Answer(f"{k}-{name}", k, caveats=("more",)))
+        for name, k in zip("abc", kinds, strict=False)
+    ]
     answer = over_all(named)
     assert (answer.text, answer.level) == (text, kind)
     of_kind = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
@@ -114,14 +119,17 @@ def test_one_verdict_of_several(kinds, text, kind):
 
 def test_the_reason_is_that_of_the_word_and_which_runs_have_it():
     """A WARN may begin with what is well; runs of one reason share it."""
-    well, late = "PASS 369 GB/s; WARN NVLS not in use; no values checked", "WARN throttled; PASS x"
-    named = [(f"{n}.jsonl", Answer(text, "doubt")) for n, text in enumerate([well, well])]
+    facts = Phrase("PASS", "369 GB/s"), Phrase("WARN", "NVLS not in use"), Phrase("", "no values")
+    well = answer_of(Verdict(facts))
+    late = answer_of(Verdict((Phrase("WARN", "throttled"), Phrase("PASS", "x"))))
+    named = [(f"{n}.jsonl", answer) for n, answer in enumerate([well, well])]
     assert over_all(named).text == "2 runs: 2 WARN: NVLS not in use"
-    named = [(f"{n}.jsonl", Answer(t, "doubt")) for n, t in enumerate([well, late, well])]
+    named = [(f"{n}.jsonl", answer) for n, answer in enumerate([well, late, well])]
     assert over_all(named).text == (
         "3 runs: 3 WARN; 0.jsonl and 1 more: WARN NVLS not in use; 1.jsonl: WARN throttled"
     )
-    named = [(f"{n}.jsonl", Answer(f"FAIL {n}", "bad")) for n in range(5)]
+    failed = [answer_of(Verdict((Phrase("FAIL", str(n)),))) for n in range(5)]
+    named = [(f"{n}.jsonl", answer) for n, answer in enumerate(failed)]
     assert over_all(named).text == (
         "5 runs: 5 FAIL; 0.jsonl: FAIL 0; 1.jsonl: FAIL 1; 2.jsonl: FAIL 2; and 2 more"
     )

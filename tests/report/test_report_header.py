@@ -10,8 +10,8 @@ from handmade import case, result, run
 
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import format_ranges
+from torchcoll.overview.show import table_grid
 from torchcoll.report.header import first_lines, header_lines, ranks_text
-from torchcoll.runs.show import table_grid
 
 
 def members(hosts: int, each: int, device: str = "cuda", name: str = "NVIDIA H200"):

@@ -15,7 +15,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
 from torchcoll.inputs import load, load_all
-from torchcoll.runs.show import show
+from torchcoll.overview.show import show
 from torchcoll.verdict.judging import judge
 
 SXM = {"nvlinks": 18, "to_switch": True}

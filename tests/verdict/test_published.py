@@ -17,9 +17,10 @@ from torchcoll.cli import main
 from torchcoll.core.file import save
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.units import parse_size
-from torchcoll.runs.document import page_of
+from torchcoll.overview.document import page_of
 from torchcoll.verdict.limits import check_labels
-from torchcoll.verdict.published import alike, publications, published_line, standings
+from torchcoll.verdict.published import alike, publications, standings
+from torchcoll.verdict.published_show import published_lines
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "results" / "published"
@@ -115,7 +116,7 @@ def a_launch(device, ranks, hosts, busbw_gbps, size="8G", **labels):
 
 
 def line_of(run):
-    return published_line(run, summarise_run(run))
+    return "".join(published_lines(run, summarise_run(run)))
 
 
 def test_a_run_of_a_known_kind_is_told_where_it_stands():

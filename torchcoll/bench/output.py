@@ -54,7 +54,7 @@ class Output:
         self._nothing = False  # --resume of a file that is complete
         # Of pairs there are thousands: a round is made durable by the start of the next.
         self._durable = ("header", "started" if options.other else "case", "end")
-        from torchcoll.runs.live import reporter
+        from torchcoll.overview.live import reporter
 
         self._reporter = reporter(options.format, options.quiet, options.verbose)
 

@@ -27,9 +27,9 @@ def run_scaling(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.units import parse_size
     from torchcoll.curves.scaling import scaling
     from torchcoll.curves.scaling_show import show_scaling
+    from torchcoll.overview.plot import plot
     from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
-    from torchcoll.runs.plot import plot
 
     choice(options.format, "format", FORMATS)
     if options.plot:
@@ -70,9 +70,9 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.curves.transitions import transitions
     from torchcoll.curves.transitions_show import show_transitions
+    from torchcoll.overview.plot import plot
     from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
-    from torchcoll.runs.plot import plot
 
     choice(options.format, "format", FORMATS)
     choice(options.over_ranks, "over-ranks", OVER_RANKS)

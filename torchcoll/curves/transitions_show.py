@@ -16,7 +16,7 @@ from torchcoll.core.units import (
     format_time,
     time_text,
 )
-from torchcoll.report.answer import Answer
+from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.formats import Forms, known, picked, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import kind_texts
@@ -117,7 +117,7 @@ _MOST_TOLD = 4  # transitions, or laws, in the sentence
 def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> Answer:
     """How many transitions, and where; of figures that cannot be, why."""
     if doubts := [curve.doubt for curve in curves if curve.doubt]:
-        return Answer(f"implausible: {doubts[0]}", "bad")
+        return Answer(Caveat(doubts[0], f"{IMPLAUSIBLE}: "), "bad")
     words = []
     for curve, title in zip(curves, titles, strict=True):
         which = f"{title}, " if len(curves) > 1 else ""
@@ -205,7 +205,7 @@ def lines_below(found: CurveRanges, refine: bool = False) -> list[str]:
         which = "the other sizes are one range" if found.curve.slow_sizes else "one range"
         separate = " apart from that" if found.falls else ""
         lines.append(f"{which}: no change of behaviour is shown{separate}")
-    lines += [f"{IMPLAUSIBLE}: {one_line(found.doubt)}"] if found.doubt else []
+    lines += [Caveat(one_line(found.doubt), f"{IMPLAUSIBLE}: ")] if found.doubt else []
     seen = [one.handover for one in found.transitions]
     for one in found.handovers:
         if one not in seen:

@@ -1,4 +1,4 @@
-"""What a command found: one sentence, and the facts behind it as data."""
+"""What a command answers: one sentence, the facts behind it as data, and the caveats of both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-VERDICTS = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}  # by level
+# The verdict of each level of an answer; '' where nothing was judged.
+VERDICTS = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
+_LONG = 110  # characters: a shorter caveat is printed in full each time
+_SHORTENED = 45  # characters of a repeated caveat: enough to recognise it
+
+
+class Caveat(str):
+    """A line that limits a result: ``text``, which may be true of several tables, between what is
+    particular to this table (``before``: the number of a footnote, a status; ``after``).
+    """
+
+    text: str
+    before: str
+
+    def __new__(cls, text: str, before: str = "", after: str = "") -> Caveat:
+        caveat = super().__new__(cls, f"{before}{text}{after}")
+        caveat.text, caveat.before = text, before
+        return caveat
+
+    def once(self, printed: set[str]) -> str:
+        """The line, shortened where its text is among those that a page has printed. Adds it."""
+        if len(self.text) < _LONG:
+            return str(self)
+        if self.text in printed:
+            cut = self.text[:_SHORTENED].rpartition(" ")[0] or self.text[:_SHORTENED]
+            return f"{self.before}{cut.rstrip(',;:(')} ... (said above)"
+        printed.add(self.text)
+        return str(self)
 
 
 @dataclass(frozen=True)

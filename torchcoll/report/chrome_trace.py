@@ -74,7 +74,13 @@ def offsets_of(run: Run, hosts: Sequence[str]) -> tuple[list[int], str]:
     ]  # fmt: skip
     offsets, errors = [0] * run.ranks, [0.0]
     for rank in others:
-        gaps = sorted(mine - theirs for r in aligned for mine, theirs in _behind_barriers(r, rank))
+        gaps = []
+        for result in aligned:
+            starts = zip(result.cold_start_ns[0], result.cold_start_ns[rank], strict=False)
+            # The first call of a communicator has met at the store alone, behind no barrier.
+            behind_barriers = list(starts)[1 if result.ordinal == 0 else 0 :]
+            gaps += [first_rank - this_rank for first_rank, this_rank in behind_barriers]
+        gaps.sort()
         if not gaps:
             return [0] * run.ranks, (
                 f"{len(set(hosts))} hosts whose clocks the file cannot align: each host's events "
@@ -87,13 +93,6 @@ def offsets_of(run: Run, hosts: Sequence[str]) -> tuple[list[int], str]:
         f"rank's differences): within {max(errors) / 1e3:.1f} us as far as these starts agree, and "
         "never better than the barrier"
     )
-
-
-def _behind_barriers(result: CaseResult, rank: int) -> list[tuple[int, int]]:
-    """(start on rank 0, on this one) of its cold calls; the first has met at the store alone."""
-    starts = result.cold_start_ns
-    first = 1 if result.ordinal == 0 else 0
-    return list(zip(starts[0], starts[rank], strict=False))[first:]
 
 
 def _of_case(

@@ -1,4 +1,7 @@
-"""Where a report goes: a terminal with a width, or a pipe or file without one."""
+"""Where output goes: a terminal with a width, a pipe or file without one, or a new file beside it.
+
+No file is overwritten unasked, and no link is followed.
+"""
 
 from __future__ import annotations
 

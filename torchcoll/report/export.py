@@ -181,7 +181,11 @@ def block_end(name: str, pairs: Sequence[Pair], failed: int = 0) -> list[str]:
     failed += sum(row.status == "wrong" and row.verified != "wrong" for row in rows)
     bandwidths = [row.busbw_gbps or 0.0 for row in rows]
     average = sum(bandwidths) / len(bandwidths) if bandwidths else 0.0
-    comments = [_calls_line(pairs)] if pairs else []
+    comments = []
+    if pairs:  # what the heading could not know
+        steady = [row.calls for row, _ in pairs]
+        before = [sum(len(m[0]) for m in (r.cold_ns, r.warmup_ns) if m) for _, r in pairs]
+        comments.append(f"calls a case: warmup {_span(before)}, timed {_span(steady)}")
     comments += stop_lines(rows)
     if failed:
         comments.append(f"failed cases: {failed}, each counted as out of bounds")
@@ -200,13 +204,6 @@ def block_end(name: str, pairs: Sequence[Pair], failed: int = 0) -> list[str]:
         "#",
         "",
     ]
-
-
-def _calls_line(pairs: Sequence[Pair]) -> str:
-    """What the heading could not know."""
-    steady = [row.calls for row, _ in pairs]
-    before = [sum(len(m[0]) for m in (r.cold_ns, r.warmup_ns) if m) for _, r in pairs]
-    return f"calls a case: warmup {_span(before)}, timed {_span(steady)}"
 
 
 def _span(numbers: Sequence[int]) -> str:

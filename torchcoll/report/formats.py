@@ -1,4 +1,4 @@
-"""What of a run is shown: the choices of ``show``, checked; and its rows as JSON and CSV."""
+"""The forms of output: which rows and columns of a run are shown, as JSON, CSV or tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from torchcoll.report.columns import (
     limit_columns,
     limit_values,
     named_columns,
-    percentile_column,
     percentile_key,
     percentile_ns,
 )
@@ -136,9 +135,6 @@ class View:
 
     def _times(self, result: CaseResult) -> list[float]:
         return steady_times(result, self.clock or default_clock(result), self.over_ranks)
-
-    def extra_columns(self) -> list[Column]:
-        return [percentile_column(p) for p in self.percentiles]
 
     def limit_columns(self) -> list[Column]:
         return [] if self.limits is None else limit_columns()
@@ -294,11 +290,10 @@ def records_csv(records: Iterable[Mapping[str, Any]], names: Sequence[str] = ())
 def _cell(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         value = ",".join(one_line(item) for item in value)
-    return _no_formula(one_line(value)) if isinstance(value, str) else value
-
-
-def _no_formula(text: str) -> str:
-    # "'=1" too, or reading would take the wrong one away.
+    if not isinstance(value, str):
+        return value
+    text = one_line(value)
+    # No formula for a spreadsheet; "'=1" too, or reading would take the wrong quote away.
     return f"'{text}" if _FORMULA.match(text) and not _NUMBERS.fullmatch(text) else text
 
 

@@ -161,7 +161,9 @@ def what_text(items: Sequence[Any]) -> str:
         values = values_of(items, name)
         if len(values) == 1:
             words.append(_word(name, values[0]))
-    words += [f"sub-groups {rule}" for rule in _rules_of_groups(items)]
+    # The rule is ``mod:2`` of cases, and of results of its sub-group ``mod:2/0``.
+    groups = [one_line(name).split("/")[0] for name in values_of(items, "group")]
+    words += [f"sub-groups {rule}" for rule in dict.fromkeys(groups)]
     words += [
         f"{one_line(name)} buffers" for name in values_of(items, "buffers") if name != "default"
     ]
@@ -178,12 +180,6 @@ def what_text(items: Sequence[Any]) -> str:
     splits = values_of(items, "splits")
     words += [f"splits {' and '.join(map(one_line, splits))}"] if splits else []
     return ", ".join(filter(None, words))
-
-
-def _rules_of_groups(items: Sequence[Any]) -> list[str]:
-    """``mod:2`` of cases with that rule, and of results of its sub-group ``mod:2/0``."""
-    names = [one_line(name) for name in values_of(items, "group")]
-    return list(dict.fromkeys(name.split("/")[0] for name in names))
 
 
 def program_text(run: Run) -> str:
@@ -286,15 +282,10 @@ def _phase(run: Run, name: str, how: str = "max") -> float | None:
     return next(iter(over_ranks([[ns] for ns in run.phases.get(name) or []], how)), None)
 
 
-def _connects(run: Run, items: Sequence[Any]) -> str | None:
-    """When the backend connects; None where there is nothing to connect to."""
+def _start_up(run: Run, items: Sequence[Any]) -> str:
     backends = values_of(items, "backend")
     alone = run.ranks == 1 or (backends and not any(map(communicates, backends)))
-    return None if alone else run.header.get("connects")
-
-
-def _start_up(run: Run, items: Sequence[Any]) -> str:
-    when = _connects(run, items)
+    when = None if alone else run.header.get("connects")
     names = (
         *(("import torch", "import_torch"), ("rendezvous", "rendezvous"), ("device", "device")),
         *(("init", "init_process_group"), ("connect", "communicator")),

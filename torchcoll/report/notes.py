@@ -24,6 +24,7 @@ from torchcoll.core.summary import (
 )
 from torchcoll.core.two_modes import Modes, two_modes
 from torchcoll.core.units import counted, format_ranges, time_text
+from torchcoll.report.answer import Caveat
 
 SPLITS_LINE = (
     "size is the largest sum that a rank sends or receives; "
@@ -71,7 +72,7 @@ class Notes:
 
     def lines(self) -> list[str]:
         return [
-            f"[{number}] {_modes_text([*self._modes.values()]) if text is _MODES else text}"
+            Caveat(_modes_text([*self._modes.values()]) if text is _MODES else text, f"[{number}] ")
             for text, number in self._numbers.items()
         ] + self._short_lines()
 
@@ -154,7 +155,7 @@ def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
     lines += [text] if (text := nothing_sent(rows)) else []
     names = dict.fromkeys(row.collective for row in rows if has_splits(row.collective))
     lines += [f"{name}: {SPLITS_LINE}" for name in names]
-    return lines
+    return list(map(Caveat, lines))
 
 
 def stop_lines(rows: Iterable[Row]) -> list[str]:
@@ -199,9 +200,10 @@ def launch_lines(run: Run) -> list[str]:
     """What happened beside the cases, the launches of --resume, and how it all ended."""
     reason = (run.end or {}).get("reason")
     stated = [e for e in run.events if not reason or e.get("message") != reason or e.get("resumed")]
-    lines = [*dict.fromkeys(map(_event_text, stated)), *_continuation_lines(run)]
-    lines += problems_of(run)
-    return [*lines, one_line(run.way_on)] if run.way_on else lines
+    events = dict.fromkeys(map(_event_caveat, stated))
+    lines = [*_continuation_lines(run), *problems_of(run)]
+    lines += [one_line(run.way_on)] if run.way_on else []
+    return [*events, *map(Caveat, lines)]
 
 
 def runs_lines(runs: Sequence[Run]) -> list[str]:
@@ -214,13 +216,13 @@ def runs_lines(runs: Sequence[Run]) -> list[str]:
     for line, own in found.items():
         name = _name_of(own[0])
         where = name if len(own) == 1 else f"{len(own)} of {len(runs)} launches"
-        lines.append(line if len(runs) == 1 or name in line else f"{where}: {line}")
+        lines.append(line if len(runs) == 1 or name in line else Caveat(f"{where}: {line}"))
     return lines
 
 
 def found_lines(notes: Sequence[str], runs: Sequence[Run]) -> list[str]:
     """What stands below the tables of what was found in runs: of it, and of the runs."""
-    return list(dict.fromkeys(map(one_line, [*notes, *runs_lines(runs)])))
+    return list(map(Caveat, dict.fromkeys(map(one_line, [*notes, *runs_lines(runs)]))))
 
 
 def note_lines(format: str, runs: Sequence[Run], notes: Sequence[str] = ()) -> list[str]:
@@ -241,15 +243,14 @@ def _name_of(run: Run) -> str:
     return one_line(next(filter(None, known)))
 
 
-def _event_text(event: dict[str, Any]) -> str:
+def _event_caveat(event: dict[str, Any]) -> Caveat:
     kind, message = event.get("kind") or "event", one_line(event.get("message") or "")
+    before = "an earlier launch ended and was resumed: " if event.get("resumed") else ""
     if kind == "signal":
-        text = f"interrupted by {message}"
-    elif kind == "lost_rank" and message.startswith("lost "):
-        text = message
-    else:
-        text = f"{one_line(kind).replace('_', ' ')}: {message}"
-    return f"an earlier launch ended and was resumed: {text}" if event.get("resumed") else text
+        return Caveat(f"interrupted by {message}", before)
+    if kind == "lost_rank" and message.startswith("lost "):
+        return Caveat(message, before)
+    return Caveat(message, f"{before}{one_line(kind).replace('_', ' ')}: ")
 
 
 def _continuation_lines(run: Run) -> list[str]:

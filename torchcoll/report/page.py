@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import UnavailableError, one_line, printable
-from torchcoll.report.answer import Answer
+from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.grid import Grid, escaped, legends, markdown_text
 
 _STYLES = {"green": "good", "red": "bad", "yellow": "doubt", "dim": "dim"}
@@ -52,6 +52,31 @@ class Page:
     title: str
     answers: list[Answer]
     sections: list[Section]
+
+
+def each_caveat_once(sections: Sequence[Section], printed: Iterable[str] = ()) -> list[Section]:
+    """The sections, where a caveat is printed in full at its first table alone.
+
+    Tables that stand alone in a terminal each print their caveats; a page would repeat some of them
+    ten times. printed: texts of the caveats that stand above the sections.
+    """
+    texts = set(printed)
+
+    def line_once(line: str) -> str:
+        return line.once(texts) if isinstance(line, Caveat) else line
+
+    def grid_once(grid: Grid) -> Grid:
+        below = list(map(line_once, grid.below))  # first: the answer is printed below these lines
+        answer = grid.answer and replace(grid.answer, headline=line_once(grid.answer.headline))
+        return replace(grid, below=below, answer=answer)
+
+    return [
+        replace(
+            section,
+            parts=[replace(part, grids=list(map(grid_once, part.grids))) for part in section.parts],
+        )
+        for section in sections
+    ]
 
 
 def html_text(page: Page) -> str:
@@ -107,10 +132,13 @@ def page_markdown(page: Page, files: Sequence[str] = ()) -> str:
     for section in page.sections:
         lines.append(f"## {escaped(one_line(section.title))}\n")
         lines += [f"{escaped(one_line(text))}\n" for text in section.texts]
-        lines += [f"{_code(words)}\n" for words in section.commands]
+        for command in section.commands:  # a block: four blanks, in which nothing is markup
+            code = [f"    {printable(line)}" for line in command.splitlines()]
+            lines.append("\n".join(code) + "\n")
         for picture in section.pictures:
             if name := next(names, ""):
-                lines.append(f"![{_alternative(picture)}]({name})\n")
+                title = escaped(one_line(picture.title)).replace("[", "\\[").replace("]", "\\]")
+                lines.append(f"![{title}]({name})\n")
             lines += [f"{escaped(one_line(text))}\n" for text in picture.caption]
         for part in section.parts:
             lines += [f"### {escaped(one_line(part.title))}\n"] if part.title else []
@@ -127,12 +155,3 @@ def _plain(grid: Grid) -> Grid:
         [one_line(line) for line in grid.below],
         answer=grid.answer,
     )
-
-
-def _alternative(picture: Illustration) -> str:
-    return escaped(one_line(picture.title)).replace("[", "\\[").replace("]", "\\]")
-
-
-def _code(text: str) -> str:
-    """As a block: four blanks, in which nothing is markup."""
-    return "\n".join(f"    {printable(line)}" for line in text.splitlines())

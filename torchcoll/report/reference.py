@@ -78,21 +78,17 @@ def _point(record: dict[str, Any]) -> PublishedFigure:
 def points_of(run: Run) -> list[PublishedFigure]:
     """The rows of another run as points."""
     name = one_line(run.source.get("file") or run.path or "run")
-    return [
-        PublishedFigure(
-            name, row.collective, row.size_bytes, row.ranks, row.busbw_gbps or 0.0, *_status(row)
-        )
-        for row in _with_figures(run)
-    ]
+    points = []
+    for row in _with_figures(run):
+        status = (IMPLAUSIBLE, row.reason) if row.status == IMPLAUSIBLE else ("measured", "")
+        figure = row.collective, row.size_bytes, row.ranks, row.busbw_gbps or 0.0
+        points.append(PublishedFigure(name, *figure, *status))
+    return points
 
 
 def _with_figures(run: Run) -> list[Row]:
     """The rows with a busbw, those too that cannot be: they are shown as what they are."""
     return [r for r in summarise_run(run) if r.busbw_gbps and r.status in ("ok", IMPLAUSIBLE)]
-
-
-def _status(row: Row) -> tuple[str, str]:
-    return (IMPLAUSIBLE, row.reason) if row.status == IMPLAUSIBLE else ("measured", "")
 
 
 def with_published(run: Run, points: Sequence[PublishedFigure]) -> Grid:

@@ -1,4 +1,7 @@
-"""Two views of the samples of each case: its ranks (``--view ranks``), and every call in order."""
+"""Two views of the samples of each case: its ranks (``--view ranks``), and every call in order.
+
+A duration says nothing of when a rank arrived: only that the last one to arrive waits least.
+"""
 
 from __future__ import annotations
 

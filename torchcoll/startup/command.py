@@ -20,9 +20,9 @@ def cold_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cold(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.overview.plot import plot
     from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
-    from torchcoll.runs.plot import plot
     from torchcoll.startup.cold import cold
     from torchcoll.startup.show import show_cold
 

@@ -90,8 +90,8 @@ _OF_FSDP = ("ranks", "together", "reshard", "replicas", "param_dtype", "reduce_d
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import is_traffic
+    from torchcoll.overview.show import show
     from torchcoll.report.formats import FORMATS
-    from torchcoll.runs.show import show
 
     choice(options.format, "format", FORMATS)
     if options.fsdp is None:
@@ -134,7 +134,7 @@ def _plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[Bu
 
 def _show_advice(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import is_traffic
-    from torchcoll.runs.show import show
+    from torchcoll.overview.show import show
     from torchcoll.training.advise import CAPS_MB, advise
 
     gradients: Any = options.model
@@ -333,7 +333,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
             torch, what, lambda: Traffic.load(options.file), options.steps, options.compute
         )
         if found is not None and file.writer:
-            from torchcoll.runs.show import show
+            from torchcoll.overview.show import show
 
             lost, there = file.look_after(), file.writer.there()
             found.write(file.writer)
@@ -381,10 +381,10 @@ _DIGITS = 10
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
     from torchcoll.importers.traces import read_traffic
+    from torchcoll.overview.show import show
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
-    from torchcoll.runs.show import show
 
     choice(options.format, "format", FORMATS)
     number = None

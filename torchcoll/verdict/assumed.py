@@ -45,11 +45,6 @@ def by_names(run: Run) -> Fabric | None:
     return found[0] if len(found) == 1 else None
 
 
-def by_names_text(run: Run, fabric: Fabric) -> str:
-    name = next(str(m["device_name"]) for m in run.members)
-    return f"{fabric.name} is taken from the log: {run.ranks} {name} on one host"
-
-
 def assumptions(rows: Sequence[Row], run: Run) -> list[Phrase]:
     """The nearest fabrics that could have carried this, with the share of each; [] where none."""
     rows = [row for row in rows if row.device != "cpu" and row.busbw_gbps]

@@ -1,4 +1,4 @@
-"""A run measured by another one of the same machine, in place of a fabric's limits."""
+"""A run measured by another run of the same machine, in place of a fabric's limits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
         raise UsageError("against", name, "a run that has a case in common with this one")
     middle = median([share for share, _ in shares])
     worst, row = min(shares, key=lambda pair: pair[0])
-    large, largest = min((_at_largest(shares, name) for name in _collectives(shares)), key=_share)
+    large, largest = min(
+        (_at_largest(shares, name) for name in _collectives(shares)), key=lambda pair: pair[0]
+    )
     word = word_of(min(middle, large))
     before_ns = next(before.median_ns for one, before in both if one is row)
     several = ", the lowest of the largest sizes" if len(_collectives(shares)) > 1 else ""
@@ -72,10 +74,6 @@ def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
 
 Share = tuple[float, Row]
 _UNTOLD = "buffer_reuse"  # a dimension that older imports do not tell
-
-
-def _share(pair: Share) -> float:
-    return pair[0]
 
 
 def _collectives(shares: Sequence[Share]) -> list[str]:

@@ -40,7 +40,7 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
 def run_check(options: argparse.Namespace) -> ExitCode:
     from torchcoll.inputs import expanded, load_all, sources_of
     from torchcoll.report.destination import check_new, write_file
-    from torchcoll.verdict.for_machines import health_text, junit_text
+    from torchcoll.verdict.gates import health_text, junit_text
     from torchcoll.verdict.judging import judge
     from torchcoll.verdict.limits import FAIL
     from torchcoll.verdict.show import FORMATS, show_verdicts

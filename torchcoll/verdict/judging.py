@@ -26,7 +26,7 @@ from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
 from torchcoll.core.units import counted, time_text
 from torchcoll.inputs import load_one
-from torchcoll.verdict.assumed import assumptions, by_names, by_names_text
+from torchcoll.verdict.assumed import assumptions, by_names
 from torchcoll.verdict.baseline import against_phrase
 from torchcoll.verdict.limits import (
     FAIL,
@@ -123,7 +123,9 @@ def judge(
     else:
         found, problem = _fabric(run, fabric, rules)
         if found is None and not problem and (found := by_names(run)):
-            taken = [Phrase("", by_names_text(run, found))]
+            name = next(str(m["device_name"]) for m in run.members)
+            text = f"{found.name} is taken from the log: {run.ranks} {name} on one host"
+            taken = [Phrase("", text)]
         problems.append(problem)
         reference = [nothing] if nothing else by_fabric(good, found, run)
     if failures and all(phrase.word == NO_REFERENCE for phrase in reference):
@@ -164,6 +166,9 @@ def _fabric(
 
 
 def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
+    from torchcoll.pairs.matches import read_pairs
+    from torchcoll.pairs.suspects import suspect_text, suspects
+
     if run.ending:
         yield Phrase(FAIL, run.ending)
     elif run.end is None and not run.source:
@@ -185,21 +190,13 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
             if word == "failed" and items[0].reason:
                 first += f": {items[0].reason}"
             yield Phrase(FAIL, f"{len(items)} of {counted(len(rows), 'case')} {word}: {first}")
-    for text in _suspected(run):
+    # What the ranks reported, by the threshold they had; else what reading the pairs shows: a run
+    # that was cut reported nothing.
+    accusations = _messages(run, "suspect")
+    if not accusations and (pairs := read_pairs(run)):
+        accusations = [suspect_text(pairs, one) for one in suspects(pairs) if one.stands]
+    for text in _first(accusations, "suspect"):
         yield Phrase(FAIL, text)
-
-
-def _suspected(run: Run) -> list[str]:
-    """What the ranks told, by the threshold they had; else what reading the pairs shows: a run that
-    was cut told nothing.
-    """
-    from torchcoll.pairs.matches import read_pairs
-    from torchcoll.pairs.suspects import suspect_text, suspects
-
-    stated = _messages(run, "suspect")
-    if not stated and (pairs := read_pairs(run)):
-        stated = [suspect_text(pairs, one) for one in suspects(pairs) if one.stands]
-    return _first(stated, "suspect")
 
 
 def _stated(run: Run, kind: str) -> list[str]:

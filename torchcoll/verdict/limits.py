@@ -1,4 +1,4 @@
-"""A run measured by the limits of its fabric."""
+"""Which fabric a run was measured on, and the run measured by the limits of that fabric."""
 
 from __future__ import annotations
 
@@ -135,7 +135,11 @@ def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phra
     if all(row.ranks < 1 for row in rows):
         return [Phrase(NO_REFERENCE, "where the number of ranks is unknown")]
     if fabric is None:
-        where = " and ".join(dict.fromkeys(f"{_backend_text(row)} on {row.device}" for row in rows))
+        where = " and ".join(
+            dict.fromkeys(
+                f"{row.backend}{' (RCCL)' if is_rccl(row) else ''} on {row.device}" for row in rows
+            )
+        )
         within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)
         way = "" if within else "--fabric NAME or "
         text = f"for {where}{' within one host' if within else ''}"
@@ -154,10 +158,6 @@ def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phra
 def is_rccl(row: Row) -> bool:
     """AMD's NCCL, which torch calls nccl too."""
     return (row.library or "").startswith("RCCL")
-
-
-def _backend_text(row: Row) -> str:
-    return f"{row.backend} (RCCL)" if is_rccl(row) else row.backend
 
 
 def _doubts(
@@ -197,7 +197,11 @@ def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> Phr
         least = f"{100 * lowest[0]:.1f} %"
         text += f", {len(judged)} collectives at {least} and more" if word == PASS else ""
         text += f", the lowest of {len(judged)} collectives" if word != PASS else ""
-    beyond = any(_is_beyond(row, fabric) for _, row, _ in judged)
+    most = {
+        row.collective: max(x.busbw_gbps for x in fabric.limits if row.collective in x.collectives)
+        for _, row, _ in judged
+    }
+    beyond = any((r.busbw_gbps or 0.0) > _ANOTHER * most[r.collective] for _, r, _ in judged)
     if beyond:
         text += "; more than it carries: another fabric, switches that reduce, or fewer ranks"
     return Phrase(WARN if beyond and word == PASS else word, text)
@@ -220,11 +224,6 @@ def limit_of(row: Row, fabric: Fabric, run: Run) -> Limit | None:
     if not _usable(row, fabric) or not _held_by_any(fabric, row):
         return None
     return _limit_of(row, fabric, device_of(run) if fabric.several_hosts else None)
-
-
-def _is_beyond(row: Row, fabric: Fabric) -> bool:
-    most = max(x.busbw_gbps for x in fabric.limits if row.collective in x.collectives)
-    return (row.busbw_gbps or 0.0) > _ANOTHER * most
 
 
 def _held(rows: Sequence[Row], fabric: Fabric) -> str:

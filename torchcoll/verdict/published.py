@@ -156,9 +156,3 @@ def standings(run: Run, rows: Sequence[Row]) -> list[PublishedCase]:
         return names.index(one.row.collective), -len(one.published), -one.row.size_bytes
 
     return sorted(found, key=order)
-
-
-def published_line(run: Run, rows: Sequence[Row]) -> str:
-    """Where the run stands, in one sentence; '' where nothing is published of such a machine."""
-    found = standings(run, rows)
-    return f"{found[0].text} (torchcoll show --published)" if found else ""

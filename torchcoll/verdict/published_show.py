@@ -8,7 +8,9 @@ from typing import Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size
+from torchcoll.report.answer import Caveat
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.verdict.published import (
@@ -46,6 +48,12 @@ def show_published(runs: Sequence[Run], format: str = "table", file: TextIO | No
             for gbps in list(own.values())[:1]
         ]
     print_forms(titled, records, {"schema": SCHEMA, "rows": records}, format, file)
+
+
+def published_lines(run: Run, rows: Sequence[Row]) -> list[Caveat]:
+    """Where the run stands, in one sentence; none where nothing is published of such a machine."""
+    best = standings(run, rows)[:1]
+    return [Caveat(standing.text, after=" (torchcoll show --published)") for standing in best]
 
 
 def published_grid(run: Run) -> Grid | None:
@@ -145,10 +153,6 @@ def _sources(known: Sequence[Publication], numbers: dict[str, int]) -> list[str]
     return texts
 
 
-def _case_text(collective: str, size_bytes: int) -> str:
-    return f"{collective} {format_size(size_bytes)}"
-
-
 def _known_grid() -> Grid:
     """A line for each run that is known, with its largest all_reduce or what else it has."""
     known = sorted(publications(), key=lambda one: (one.gpu, one.hosts, one.ranks))
@@ -158,11 +162,15 @@ def _known_grid() -> Grid:
         first = next(iter(one.figures))[0]
         return max(key for key in one.figures if key[0] == first)
 
+    def largest_text(one: Publication) -> str:
+        collective, size_bytes = largest(one)
+        return f"{collective} {format_size(size_bytes)}"
+
     return filled(
         [
             (Head("kind", left=True), lambda one: one.kind),
             (Head("machine", left=True), lambda one: f"{one.machine} [{numbers[one.source]}]"),
-            (Head("largest case", left=True), lambda one: _case_text(*largest(one))),
+            (Head("largest case", left=True), largest_text),
             (Head("busbw", "GB/s"),
              lambda one: format_bandwidth(next(iter(one.figures[largest(one)].values())))),
             (_HEADS["network"], lambda one: one.network),

@@ -111,13 +111,9 @@ class Rule:
         )
 
 
-def packaged() -> list[str]:
-    """The names of the fabrics that torchcoll knows."""
-    return list(_packaged_names())
-
-
 @cache  # the package does not change while it runs, and every verdict asks
-def _packaged_names() -> tuple[str, ...]:
+def packaged() -> tuple[str, ...]:
+    """The names of the fabrics that torchcoll knows."""
     files = resources.files("torchcoll").joinpath("rules").iterdir()
     names = (file.name for file in files)
     return tuple(sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml")))
@@ -297,17 +293,14 @@ def _check_values(only: Mapping[str, Sequence[Any]], path: str) -> None:
     """What no case has would make a limit that never holds."""
     known: dict[str, Collection[str]] = {"dtype": DTYPES, "op": OPS}
     for name, values in only.items():
-        wrong = [v for v in values if not _may_be(v, known.get(name))]
+        if name in known:
+            wrong = [v for v in values if not (isinstance(v, str) and v in known[name])]
+        else:
+            wrong = [v for v in values if not (type(v) is int and v > 0)]
         if wrong or not values:
             got = f"only {name} {wrong[0] if wrong else '[]'}"
             expected = f"some of {', '.join(known[name])}" if name in known else "numbers above 0"
             raise _refuse(got, path, expected)
-
-
-def _may_be(value: object, known: Collection[str] | None) -> bool:
-    if known is None:
-        return type(value) is int and value > 0
-    return isinstance(value, str) and value in known
 
 
 def _check_keys(table: Mapping[str, Any], known: Sequence[str], path: str) -> None:

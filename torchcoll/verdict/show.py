@@ -17,6 +17,7 @@ from torchcoll.verdict.judging import Verdict
 
 FORMATS = ("table", "markdown", "json")
 _KINDS = {word: kind for kind, word in VERDICTS.items()}
+_FAILING = ("bad", "doubt")
 _WORST = ("bad", "doubt", "good", "")
 _REASONS = 3  # that several runs have, in one sentence
 _WHAT_RAN = 2  # lines of a run's header: the collective, and where it ran
@@ -50,8 +51,11 @@ def show_verdicts(
 
 
 def answer_of(verdict: Verdict) -> Answer:
+    """``worst`` is why the verdict is no better: a WARN may begin with what is well."""
     first, *others = [str(phrase) for phrase in verdict.phrases] or [""]
-    return Answer(first, _KINDS[verdict.word], caveats=tuple(others))
+    level = _KINDS[verdict.word]
+    failing = [p.text for p in verdict.phrases if p.word == verdict.word and level in _FAILING]
+    return Answer(first, level, worst=tuple(failing), caveats=tuple(others))
 
 
 def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
@@ -67,20 +71,15 @@ def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
     facts["worst"] = tuple(name for name, _ in own)
     reasons: dict[str, list[str]] = {}
     for name, answer in own:
-        reasons.setdefault(_reason(answer), []).append(one_line(name))
+        reason = answer.headline
+        if answer.worst:
+            reason = f"{VERDICTS[worst]} {answer.worst[0]}"
+        reasons.setdefault(reason, []).append(one_line(name))
     if len(reasons) == 1 and (len(own) > 1 or not worst):
-        reason = next(iter(reasons))
-        text += f": {reason.removeprefix(VERDICTS[worst] + ' ') if worst else reason}"
-        return Answer(text, worst, **facts)
+        [reason] = own[0][1].worst[:1] or reasons
+        return Answer(f"{text}: {reason}", worst, **facts)
     for reason, names in list(reasons.items())[:_REASONS]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         text += f"; {names[0]}{more}: {reason}"
     left = sum(len(names) for names in list(reasons.values())[_REASONS:])
     return Answer(text + (f"; and {left} more" if left else ""), worst, **facts)
-
-
-def _reason(answer: Answer) -> str:
-    """The part of a verdict that says why it is no better: a WARN may begin with what is well."""
-    parts = answer.text.split("; ")
-    word = VERDICTS[answer.level]
-    return next((part for part in parts if part.startswith(f"{word} ")), parts[0])

@@ -1,4 +1,4 @@
-"""The table of a run, and ``show``, which prints it in every form."""
+"""The table of a run, and ``show``, which prints runs and findings in every form, HTML too."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
 from torchcoll.inputs import load_all
 from torchcoll.pairs.matches import is_pair
-from torchcoll.report.answer import Answer
+from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.columns import (
-    Column,
     Entry,
     columns_for,
     limit_lines,
     named_columns,
+    percentile_column,
     values_of,
 )
 from torchcoll.report.destination import Destination
@@ -31,7 +31,7 @@ from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.header import asked_cases, first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 from torchcoll.verdict.judging import Verdict, judge
-from torchcoll.verdict.published import published_line
+from torchcoll.verdict.published_show import published_lines
 from torchcoll.verdict.show import answer_of, over_all
 
 Source = Run | str | os.PathLike[str]
@@ -51,16 +51,23 @@ def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = Non
     rows = [entry.row for entry in entries]
     columns = named_columns(view.columns) if view.columns else columns_for(rows)
     keys = {column.key for column in columns}
-    columns = with_limits(with_percentiles(columns, view.extra_columns()), view.limit_columns())
+    # The chosen percentiles stand with the other times, before the number of calls; shares of a
+    # limit stand beside the busbw that they are of.
+    place = next((i for i, column in enumerate(columns) if column.key == "calls"), len(columns))
+    columns = [*columns[:place], *map(percentile_column, view.percentiles), *columns[place:]]
+    place = next((i + 1 for i, c in enumerate(columns) if c.key == "busbw_gbps"), len(columns))
+    columns = [*columns[:place], *view.limit_columns(), *columns[place:]]
     how, clocks = view.over_ranks, values_of(rows, "clock")
     verdict = verdict or judge(run, rows=rows if view.usual else None)
     above = header_lines(run, rows or asked_cases(run), how, clocks, view.verbose)
     below = notes.lines() if "verified" in keys else reason_lines(rows)
     below += [] if rows else ["no case has ended"]
     below += limit_lines(entries)
-    published = published_line(run, rows) if view.usual else ""
-    below += [published] if published else []
-    below += run_lines(run, rows, "first_call_ns" in keys) + clock_lines(entries, view.clock)
+    below += published_lines(run, rows) if view.usual else []
+    below += run_lines(run, rows, "first_call_ns" in keys)
+    ran = [entry for entry in entries if entry.result.time_ns]
+    if view.clock and (without := sum(view.clock not in e.result.time_ns for e in ran)):
+        below.append(f"{without} of {len(ran)} cases have no {view.clock} clock")
     return Grid(
         heads=[column.head for column in columns],
         rows=[[column.cell(entry) for column in columns] for entry in entries],
@@ -74,37 +81,23 @@ def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = Non
 def reason_lines(rows: Sequence[Row]) -> list[str]:
     """Why cases failed or are not possible, once each, where no column marks them."""
     found = dict.fromkeys((row.status, row.reason) for row in rows if row.status != "ok")
-    return [f"{status}: {one_line(reason)}" for status, reason in found if reason]
+    return [Caveat(one_line(reason), f"{status}: ") for status, reason in found if reason]
 
 
 def without_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
     """The lines below a table, without what the verdict that ends them says too."""
     said = {phrase.text for phrase in verdict.phrases}
-    # Events begin with their kind.
-    return [line for line in lines if line not in said and line.partition(": ")[2] not in said]
-
-
-def with_percentiles(columns: Sequence[Column], extra: Sequence[Column]) -> list[Column]:
-    """The chosen percentiles stand with the other times, before the number of calls."""
-    place = next((i for i, column in enumerate(columns) if column.key == "calls"), len(columns))
-    return [*columns[:place], *extra, *columns[place:]]
-
-
-def with_limits(columns: Sequence[Column], extra: Sequence[Column]) -> list[Column]:
-    """Shares of a limit stand beside the busbw that they are of."""
-    place = next((i + 1 for i, c in enumerate(columns) if c.key == "busbw_gbps"), len(columns))
-    return [*columns[:place], *extra, *columns[place:]]
+    # An event has its kind before its text.
+    texts = [line.text if isinstance(line, Caveat) else line for line in lines]
+    return [
+        line
+        for line, text in zip(lines, texts, strict=True)
+        if text not in said and line not in said
+    ]
 
 
 def row_style(entry: Entry) -> str:
     return {"ok": "", "unsupported": "dim", "skipped": "dim"}.get(entry.row.status, "red")
-
-
-def clock_lines(entries: Sequence[Entry], clock: str | None) -> list[str]:
-    """Says how many cases were not read on the clock that was asked for."""
-    ran = [entry for entry in entries if entry.result.time_ns]
-    without = sum(clock not in entry.result.time_ns for entry in ran) if clock else 0
-    return [f"{without} of {len(ran)} cases have no {clock} clock"] if without else []
 
 
 def show(

@@ -7,7 +7,7 @@ from error_form import error_text
 from made_launches import given, launches, measured, run
 
 from torchcoll.core.errors import UsageError
-from torchcoll.runs.plot import picture_of
+from torchcoll.overview.plot import picture_of
 from torchcoll.stats.sides import side
 
 

@@ -108,7 +108,7 @@ def test_traffic_alone_is_one_line(runs, command, reported, capsys):
 
 
 def test_plot_draws_a_side_for_each_file_of_results(runs, capsys, monkeypatch):
-    from torchcoll.runs import plot
+    from torchcoll.overview import plot
 
     drawn = []
     monkeypatch.setattr(plot, "plot", lambda sides, *_, **__: drawn.extend(sides))

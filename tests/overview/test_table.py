@@ -14,7 +14,7 @@ import torchcoll
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Reported, Run
-from torchcoll.runs.frames import table
+from torchcoll.overview.frames import table
 
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 

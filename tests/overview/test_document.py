@@ -17,9 +17,9 @@ from sent import ddp, traffic
 from torchcoll.cli import main
 from torchcoll.core.errors import UnavailableError, UnreadableError, UsageError
 from torchcoll.core.file import save
+from torchcoll.overview import document
+from torchcoll.overview.document import page_of
 from torchcoll.report.page import html_text, page_markdown
-from torchcoll.runs import document
-from torchcoll.runs.document import page_of
 
 pytest.importorskip("matplotlib")
 

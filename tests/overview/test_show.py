@@ -11,7 +11,7 @@ from handmade import Terminal, case, not_run, result, run
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Choice, Run, Verification
-from torchcoll.runs.show import show
+from torchcoll.overview.show import show
 
 HEADER = """\
 torchcoll 0.1.0: all_reduce, float32, sum, in place

@@ -24,6 +24,12 @@ from torchcoll.core.plausibility import doubts_of
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import P99_CALLS, library_of
 from torchcoll.core.units import format_size
+from torchcoll.overview.show import (
+    further_grids,
+    row_style,
+    show,
+    without_verdict,
+)
 from torchcoll.report.columns import DIMENSIONS, Column, default_columns, values_of
 from torchcoll.report.destination import Destination, ProgressLine, RunProgress
 from torchcoll.report.formats import RUN_FORMATS, View
@@ -41,12 +47,6 @@ from torchcoll.report.grid import (
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 from torchcoll.report.views import pivot_grids
-from torchcoll.runs.show import (
-    further_grids,
-    row_style,
-    show,
-    without_verdict,
-)
 from torchcoll.verdict.judging import judge
 from torchcoll.verdict.show import answer_of
 

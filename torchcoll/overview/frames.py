@@ -1,4 +1,4 @@
-"""Runs, what a training sends, and what torchcoll found in them, as pandas tables."""
+"""Runs, what a training sends, and findings as pandas tables; rows of runs as Parquet."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, over_ranks_of, stated
 from torchcoll.core.traffic import Traffic
+from torchcoll.overview.show import show
 from torchcoll.report.formats import ORIGIN, origins_of
-from torchcoll.runs.show import show
 from torchcoll.training.traffic_table import TrafficRow, summarise_traffic
 
 
@@ -95,15 +95,12 @@ def write_parquet(runs: Sequence[Run], file: BinaryIO) -> None:
             frame.insert(0, name, values)
         place = list(frame.columns).index("host")
         frame.insert(place, "over_ranks", [over_ranks_of(r, "max") for r in run.results])
-        frames.append(frame.astype({name: _type(name) for name in frame.columns}))
+        declared = {n: str(Row.__annotations__.get(n, "str")) for n in frame.columns}
+        types = {name: _PARQUET_TYPES[text.split(" | ")[0]] for name, text in declared.items()}
+        frames.append(frame.astype(types))
     try:
         pandas.concat(frames, ignore_index=True).to_parquet(file, index=False)
     except ImportError:
         raise UnavailableError(
             "parquet", "no library for it", "pyarrow", "Install torchcoll[parquet]."
         ) from None
-
-
-def _type(name: str) -> str:
-    declared = str(Row.__annotations__.get(name, "str")).split(" | ")[0]
-    return _PARQUET_TYPES[declared]

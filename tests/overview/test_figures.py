@@ -12,14 +12,14 @@ from made_launches import run as launch
 from torchcoll.comparison.compare import compare
 from torchcoll.contention.soaked import soaked
 from torchcoll.core.result import SoakCase, SoakWindow
-from torchcoll.report.pictures import new_figure, style_of, svg_text
-from torchcoll.runs.figures import (
+from torchcoll.overview.figures import (
     calls_figure,
     chosen,
     ranks_figure,
     ratio_figure,
     soak_figure,
 )
+from torchcoll.report.pictures import new_figure, style_of, svg_text
 from torchcoll.stats.sides import Side
 
 pytest.importorskip("matplotlib")

@@ -16,7 +16,7 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.file import records_of
 from torchcoll.core.result import Verification
 from torchcoll.inputs import load, load_all
-from torchcoll.runs.show import show
+from torchcoll.overview.show import show
 
 VIEWS = (
     *({}, {"columns": "all"}, {"format": "markdown"}, {"format": "csv"}, {"format": "json"}),

@@ -21,17 +21,16 @@ from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, facts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
-from torchcoll.inputs import named_path
+from torchcoll.inputs import Material, named_path, read_material
+from torchcoll.overview.show import further_grids, has_pairs, table_grid, title_of
 from torchcoll.pairs.matches import read_pairs
-from torchcoll.report.answer import Answer
+from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.columns import values_of
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.many import MOST_RUNS, runs_grids
 from torchcoll.report.notes import runs_lines
-from torchcoll.report.page import Illustration, Page, Section, Titled
+from torchcoll.report.page import Illustration, Page, Section, Titled, each_caveat_once
 from torchcoll.report.pictures import check_drawn, svg_text
-from torchcoll.runs.material import Material, material_of
-from torchcoll.runs.show import further_grids, has_pairs, table_grid, title_of
 from torchcoll.stats.filters import conditions
 from torchcoll.stats.sides import Reading, Side
 from torchcoll.verdict.judging import Verdict, judge
@@ -58,13 +57,14 @@ class _Document:
         self.inline = inline
         self.sections: list[Section] = []
         self.answers: list[Answer] = []
+        self.printed: set[str] = set()  # texts of the caveats that the answers contain
         self.notes = list(found.notes)
         self.rows = [summarise_run(run) for run in found.runs]
         # Pairs have a section of their own: as cases they would be hundreds of lines.
         self.plain = [run for run in found.runs if not has_pairs(run)]
 
     def command(self, name: str, kind: str = "runs") -> str:
-        return f"torchcoll {name} {shlex.join(self.found.named.get(kind, []))}"
+        return f"torchcoll {name} {shlex.join(self.found.arguments.get(kind, []))}"
 
     def add(
         self,
@@ -78,6 +78,9 @@ class _Document:
         for name, draw in figures:
             self.draw(section, name, draw)
         self.sections.append(section)
+        for answer in answers_of(section):
+            if isinstance(answer.headline, Caveat):
+                self.printed.add(answer.headline.text)
         self.answers += [
             replace(one, headline=f"{title}: {one.headline}") for one in answers_of(section)
         ]
@@ -125,8 +128,14 @@ def page_of(
     UnavailableError without matplotlib.
     """
     check_drawn()
-    found = material_of(arguments)
-    _filtered(found, filter)
+    found = read_material(arguments)
+    if wanted := conditions(filter):
+        for run in found.runs:
+            items = Side("", [run]).measured("time", Reading())
+            run.results = [m.result for m in items if all(one.holds(m) for one in wanted)]
+        found.runs = [run for run in found.runs if run.results]
+        if not found.runs:
+            raise UsageError("filter", filter, "conditions that some case fulfils")
     document = _Document(found, fabric, inline)
     if found.runs:
         _about_runs(document)
@@ -139,19 +148,8 @@ def page_of(
             f"--filter {filter} left out cases that the commands of the sections show"
         )
     _ending(document, command)
-    return Page(_title(found), document.answers, document.sections)
-
-
-def _filtered(found: Material, text: str) -> None:
-    wanted = conditions(text)
-    if not wanted:
-        return
-    for run in found.runs:
-        items = Side("", [run]).measured("time", Reading())
-        run.results = [m.result for m in items if all(one.holds(m) for one in wanted)]
-    found.runs = [run for run in found.runs if run.results]
-    if not found.runs:
-        raise UsageError("filter", text, "conditions that some case fulfils")
+    sections = each_caveat_once(document.sections, document.printed)
+    return Page(_title(found), document.answers, sections)
 
 
 def _title(found: Material) -> str:
@@ -178,7 +176,13 @@ def _about_runs(document: _Document) -> None:
         judge(run, document.fabric, rows=rows)
         for run, rows in zip(runs, document.rows, strict=True)
     ]
-    _verdict_answer(document, verdicts)
+    answers = list(map(answer_of, verdicts))
+    if len(answers) > 1:
+        sides = [run.labels.get("cell", "") for run in runs]
+        distinct = all(sides) and len(set(sides)) == len(sides)
+        names = map(one_line, sides) if distinct else map(title_of, runs)
+        answers = [over_all(list(zip(names, answers, strict=True)))]
+    document.answers += answers
     _peak_answer(document)
     _launches(document, verdicts)
     compared = _comparisons(document)
@@ -196,18 +200,6 @@ def _about_runs(document: _Document) -> None:
         _further(document, run)
     _published(document)
     _tables(document, verdicts)
-
-
-def _verdict_answer(document: _Document, verdicts: Sequence[Verdict]) -> None:
-    answers = list(map(answer_of, verdicts))
-    if len(answers) > 1:
-        runs = document.found.runs
-        sides = [run.labels.get("cell", "") for run in runs]
-        names = map(title_of, runs)
-        if all(sides) and len(set(sides)) == len(sides):
-            names = map(one_line, sides)
-        answers = [over_all(list(zip(names, answers, strict=True)))]
-    document.answers += answers
 
 
 def _good(rows: Iterable[Row]) -> list[Row]:
@@ -318,7 +310,7 @@ def _comparisons(document: _Document) -> list[Comparison]:
         named += " ..." * (max(len(sides[0].runs), len(other.runs)) > _FEW)
         given = [
             argument
-            for argument in document.found.named.get("runs", [])
+            for argument in document.found.arguments.get("runs", [])
             if named_path(argument)[0] in (sides[0].name, other.name)
         ]
         if {named_path(argument)[0] for argument in given} == {sides[0].name, other.name}:
@@ -357,7 +349,7 @@ def _errors(document: _Document, sides: Sequence[Side]) -> None:
 
 
 def _ratios(found: Comparison) -> tuple[str, Callable[[], Figure | None]]:
-    from torchcoll.runs.figures import ratio_figure
+    from torchcoll.overview.figures import ratio_figure
 
     text = (
         "Ratio of each case with its 95 % interval; the band is what counts as the same; above 1 "
@@ -461,7 +453,7 @@ def _short_names(runs: Sequence[Run]) -> list[str]:
 
 
 def _curves(document: _Document, compared: Sequence[Comparison]) -> None:
-    from torchcoll.runs.plot import lines_figure, picture_of
+    from torchcoll.overview.plot import lines_figure, picture_of
 
     sides = [Side("", document.plain)]
     if compared and not compared[0].base.only:
@@ -508,7 +500,7 @@ def _transitions(document: _Document) -> None:
 
 
 def _calls(document: _Document) -> None:
-    from torchcoll.runs.figures import calls_figure, chosen, ranks_figure
+    from torchcoll.overview.figures import calls_figure, chosen, ranks_figure
 
     runs = document.plain
     run = next((one for one in runs if chosen(one)), None)
@@ -532,10 +524,10 @@ def _calls(document: _Document) -> None:
 
 
 def _pairs(document: _Document, run: Run) -> None:
+    from torchcoll.overview.figures import pairs_figure
     from torchcoll.pairs.show import pairs_grids
     from torchcoll.pairs.suspects import suspects
     from torchcoll.report.destination import Destination
-    from torchcoll.runs.figures import pairs_figure
 
     pairs = read_pairs(run)
     assert pairs is not None
@@ -581,7 +573,7 @@ def _further(document: _Document, run: Run) -> None:
     if run.windows:
         from torchcoll.contention.soak_show import soak_answer
         from torchcoll.contention.soaked import soaked
-        from torchcoll.runs.figures import soak_figure
+        from torchcoll.overview.figures import soak_figure
 
         if found := soaked(run):
             document.answers.append(Answer(soak_answer(found), "bad" if found.faults else ""))
@@ -602,6 +594,7 @@ def _published(document: _Document) -> None:
             first.setdefault(known[0].published[0][0].kind, run)
     grids = [grid for run in first.values() if (grid := published_grid(run))]
     document.answers += [Answer(grid.above[0]) for grid in grids]
+    document.printed |= {grid.above[0] for grid in grids}
     if grids:
         document.add("What others publish", grids, document.command("show --published"))
 

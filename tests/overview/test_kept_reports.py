@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchcoll.cli import main
-from torchcoll.runs import document
+from torchcoll.overview import document
 
 ROOT = Path(__file__).parents[2]
 # One for each of the five documents that the project grew from.

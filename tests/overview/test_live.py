@@ -15,8 +15,8 @@ from handmade import Terminal, case, not_run, result, run
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Choice, Run
+from torchcoll.overview.live import reporter
 from torchcoll.report.destination import ProgressLine, RunProgress
-from torchcoll.runs.live import reporter
 
 
 class Pipe(io.StringIO):
@@ -252,7 +252,7 @@ def test_a_reader_that_leaves_ends_the_printing_and_not_the_run():
     program = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from handmade import *\n"
-        "from torchcoll.runs.live import reporter\n"
+        "from torchcoll.overview.live import reporter\n"
         "r, done = reporter(), [result()] * 3\n"
         "r.begin(run(), [d.case for d in done])\n"
         "for i, d in enumerate(done):\n"

@@ -1,4 +1,4 @@
-"""A picture of time and bus bandwidth over sizes."""
+"""A picture of time and bus bandwidth over sizes, and ``plot``, which draws any finding."""
 
 from __future__ import annotations
 

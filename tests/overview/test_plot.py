@@ -15,7 +15,7 @@ from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.file import save
 from torchcoll.curves.transitions import transitions
 from torchcoll.curves.transitions_show import ranges_figure
-from torchcoll.runs.plot import lines_figure, picture_of
+from torchcoll.overview.plot import lines_figure, picture_of
 from torchcoll.startup.cold import cold
 from torchcoll.startup.show import cold_figure
 from torchcoll.stats.sides import side
@@ -257,7 +257,7 @@ def test_commands_that_draw_beside_their_tables(tmp_path, capsys, command, word)
 
 
 def test_files_are_named_after_themselves(tmp_path):
-    from torchcoll.runs.command import _name
+    from torchcoll.overview.command import _name
 
     assert _name("some/where/run.jsonl.gz", []) == "run"
     assert _name("some/where/run.jsonl", ["run"]) == "where/run"

@@ -1,4 +1,4 @@
-"""The verdict for machines: JUnit XML for build servers, a health event for schedulers."""
+"""The verdict for other programs: JUnit XML for build servers, a health event for schedulers."""
 
 from __future__ import annotations
 
@@ -25,30 +25,27 @@ HEALTH_SCHEMA = "torchcoll-health/1"
 
 def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
     """One test suite a run: a test for the verdict, and one for each case."""
-    suites = [_suite(run, verdict) for run, verdict in zip(runs, verdicts, strict=True)]
+    suites = []
+    for run, verdict in zip(runs, verdicts, strict=True):
+        failed = [verdict.word == FAIL]
+        skipped = int(not verdict.judged)  # what was compared with nothing has not passed
+        kind = "failure" if failed[0] else "skipped" if skipped else ""
+        tests = [_test("verdict", kind, verdict.line)]
+        names: Counter[str] = Counter()
+        for row in summarise_run(run):
+            title = _title(row)
+            names[title] += 1
+            title += f" #{names[title]}" if names[title] > 1 else ""
+            text = f"{row.status}: {row.reason or row.verified}"
+            expected = row.status in EXPECTED_STATUSES and row.verified != "wrong"
+            kind = "failure" if not expected else "skipped" if row.status != "ok" else ""
+            failed.append(not expected)
+            skipped += kind == "skipped"
+            tests.append(_test(title, kind, text, row.median_ns))
+        name = quoteattr(one_line(run.path or run.header.get("run_id") or "run"))
+        counts = f'tests="{len(tests)}" failures="{sum(failed)}" skipped="{skipped}"'
+        suites.append(f"<testsuite name={name} {counts}>\n{''.join(tests)}</testsuite>\n")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n{"".join(suites)}</testsuites>\n'
-
-
-def _suite(run: Run, verdict: Verdict) -> str:
-    name = one_line(run.path or run.header.get("run_id") or "run")
-    failed = [verdict.word == FAIL]
-    # What nothing was held against has not passed.
-    skipped = int(not verdict.judged)
-    kind = "failure" if failed[0] else "skipped" if skipped else ""
-    tests = [_test("verdict", kind, verdict.line)]
-    names: Counter[str] = Counter()
-    for row in summarise_run(run):
-        title = _title(row)
-        names[title] += 1
-        title += f" #{names[title]}" if names[title] > 1 else ""
-        text = f"{row.status}: {row.reason or row.verified}"
-        expected = row.status in EXPECTED_STATUSES and row.verified != "wrong"
-        kind = "failure" if not expected else "skipped" if row.status != "ok" else ""
-        failed.append(not expected)
-        skipped += kind == "skipped"
-        tests.append(_test(title, kind, text, row.median_ns))
-    counts = f'tests="{len(tests)}" failures="{sum(failed)}" skipped="{skipped}"'
-    return f"<testsuite name={quoteattr(name)} {counts}>\n{''.join(tests)}</testsuite>\n"
 
 
 def _title(row: Row) -> str:
@@ -89,12 +86,13 @@ def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
     """
     lines = []
     for run, verdict in zip(runs, verdicts, strict=True):
+        failed = [row for row in summarise_run(run) if row.status not in EXPECTED_STATUSES]
         event: dict[str, Any] = {
             "schema": HEALTH_SCHEMA,
             "healthy": verdict.word != FAIL if verdict.judged else None,
             "verdict": verdict.word,
             "message": verdict.line,
-            "causes": _causes(run),
+            "causes": list(dict.fromkeys(one_line(row.reason) for row in failed if row.reason)),
             "hosts": _hosts(run.members),
             "suspects": _hosts([e for e in run.events if e.get("kind") == "suspect"]),
             "start_utc": run.header.get("start_utc"),
@@ -103,11 +101,6 @@ def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
         }
         lines.append(json.dumps(event) + "\n")
     return "".join(lines)
-
-
-def _causes(run: Run) -> list[str]:
-    rows = [row for row in summarise_run(run) if row.status not in EXPECTED_STATUSES]
-    return list(dict.fromkeys(one_line(row.reason) for row in rows if row.reason))
 
 
 def _hosts(records: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""``torchcoll show``, ``plot``, ``export``, ``explain`` and ``report``: what happened in a run."""
+"""``torchcoll show``, ``plot``, ``export``, ``explain`` and ``report``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
 from torchcoll.inputs import TOLD, add_told
 
 if TYPE_CHECKING:
-    from torchcoll.core.result import Run
+    pass
 
 
 def show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,13 +84,15 @@ def run_show(options: argparse.Namespace) -> ExitCode:
 
 def _shown(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.result import Run
-    from torchcoll.inputs import leave_out, load_all, sources_of
+    from torchcoll.inputs import leave_out, load_all, results_and_traffic, sources_of
+    from torchcoll.overview.show import show
     from torchcoll.report.notes import note_lines
-    from torchcoll.runs.show import show
 
     sources = sources_of(options.files, options.collective, options.ranks)
     loaded = [one for one in sources if isinstance(one, Run)]
-    files, traffic = _by_kind([os.fspath(one) for one in sources if not isinstance(one, Run)])
+    files, traffic = results_and_traffic(
+        os.fspath(source) for source in sources if not isinstance(source, Run)
+    )
     if traffic and not files and not loaded:
         return _show_traffic(options, traffic)
     if traffic and not _fits_both(options):
@@ -107,7 +109,16 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         show_published(runs, options.format)
         return ExitCode.OK
     if options.reference and runs:
-        _show_reference(runs, options)
+        from torchcoll.report.reference import is_points, load_points, points_of, show_reference
+
+        if options.format not in ("table", "markdown"):
+            expected = "one of table, markdown with --reference"
+            raise UsageError("format", options.format, expected)
+        if is_points(options.reference):
+            points = load_points(options.reference)
+        else:
+            points = [point for run in load_all([options.reference]) for point in points_of(run)]
+        show_reference(runs, points, options.format)
         return ExitCode.OK
     show(*runs, **_choices(options))
     for text in note_lines(options.format, runs):
@@ -116,23 +127,6 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         print()
         _show_traffic(options, traffic)
     return ExitCode.OK
-
-
-def _by_kind(reported: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Result files, and traffic: a folder of nothing else stays one, since its ranks are joined."""
-    from torchcoll.core.file import is_traffic
-    from torchcoll.core.result import Run
-    from torchcoll.core.traffic import RANK_FILE
-    from torchcoll.inputs import expanded
-
-    results: list[str] = []
-    traffic: list[str] = []
-    for path in reported:
-        inside = [os.fspath(file) for file in expanded(path) if not isinstance(file, Run)]
-        sent = [f for f in inside if os.path.basename(f).startswith(RANK_FILE) or is_traffic(f)]
-        results += [file for file in inside if file not in sent]
-        traffic += [path] if sent == inside and os.path.isdir(path) else sent
-    return results, traffic
 
 
 def _fits_both(options: argparse.Namespace) -> bool:
@@ -150,7 +144,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
 
 def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode:
     from torchcoll.core.traffic import Traffic
-    from torchcoll.runs.show import show
+    from torchcoll.overview.show import show
 
     if options.reference:
         raise UsageError("reference", options.reference, "result files with it, not traffic")
@@ -160,21 +154,6 @@ def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode
         for problem in traffic.problems:
             tell(f"torchcoll: warning: {problem}")
     return ExitCode.OK
-
-
-def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
-    from torchcoll.inputs import load_all
-    from torchcoll.report.reference import is_points, load_points, points_of, show_reference
-
-    if options.format not in ("table", "markdown"):
-        expected = "one of table, markdown with --reference"
-        raise UsageError("format", options.format, expected)
-    path = options.reference
-    if is_points(path):
-        points = load_points(path)
-    else:
-        points = [p for run in load_all([path]) for p in points_of(run)]
-    show_reference(runs, points, options.format)
 
 
 def plot_arguments(parser: argparse.ArgumentParser) -> None:
@@ -200,9 +179,9 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_plot(options: argparse.Namespace) -> ExitCode:
     from torchcoll.inputs import expanded, load_all, named_path, with_results
+    from torchcoll.overview.plot import plot
     from torchcoll.report.destination import free_name
     from torchcoll.report.pictures import check_path
-    from torchcoll.runs.plot import plot
 
     path = options.output or ("torchcoll.png" if options.force else free_name("torchcoll.png"))
     check_path(path, options.force)
@@ -248,8 +227,8 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_export(options: argparse.Namespace) -> ExitCode:
     from torchcoll.inputs import load_all
+    from torchcoll.overview.show import show
     from torchcoll.report.destination import check_new, write_file
-    from torchcoll.runs.show import show
 
     formats = ("nccl-tests", "csv", "json", "parquet")
     if options.trace and options.format:
@@ -271,7 +250,7 @@ def run_export(options: argparse.Namespace) -> ExitCode:
             tell(f"torchcoll: note: clocks: {note}")
         return ExitCode.OK
     if options.format == "parquet":
-        from torchcoll.runs.frames import write_parquet
+        from torchcoll.overview.frames import write_parquet
 
         if not options.output:
             raise UsageError("output", "none", "a file", "Parquet is binary: name one with -o.")
@@ -302,9 +281,9 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 def run_explain(options: argparse.Namespace) -> ExitCode:
     from torchcoll.bench.output import RUNS_FOLDER
     from torchcoll.inputs import load_all
+    from torchcoll.overview.explain import asked, explained, general, newest
     from torchcoll.report.destination import Destination
     from torchcoll.report.grid import print_grids
-    from torchcoll.runs.explain import asked, explained, general, newest
     from torchcoll.verdict.judging import judge
 
     what = asked(options.words)
@@ -346,9 +325,9 @@ def run_report(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
     from torchcoll.core.file import uncollected
+    from torchcoll.overview.document import page_of
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.page import html_text, page_markdown
-    from torchcoll.runs.document import page_of
 
     path = Path(options.output)
     if path.suffix.lower() not in (".html", ".md"):
