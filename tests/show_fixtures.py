@@ -8,6 +8,20 @@ import pytest
 from handmade import Terminal
 
 from torchcoll.overview.show import show
+from torchcoll.report import columns as report_columns
+
+
+@pytest.fixture
+def fixed_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables have these columns, whatever is shown by default: for tests of how tables look.
+
+    The list that is shown by default has a test of its own, in tests/overview/test_table.py.
+    """
+    names = (
+        *("size_bytes", "first_call_ns", "median_ns", "low_ns", "high_ns", "p99_ns"),
+        *("calls", "expected_ns", "algorithm", "algbw_gbps", "busbw_gbps", "verified"),
+    )
+    monkeypatch.setattr(report_columns, "SHOWN_BY_DEFAULT", names)
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """What tests of printed tables share."""
 
-from show_fixtures import on_terminal, shown
+from show_fixtures import fixed_columns, on_terminal, shown
 
-__all__ = ["on_terminal", "shown"]
+__all__ = ["fixed_columns", "on_terminal", "shown"]

@@ -18,6 +18,8 @@ from torchcoll.core.result import CaseResult, Choice, Run
 from torchcoll.overview.live import reporter
 from torchcoll.report.destination import ProgressLine, RunProgress
 
+pytestmark = pytest.mark.usefixtures("fixed_columns")
+
 
 class Pipe(io.StringIO):
     """Remembers what had been written at each flush."""

@@ -13,6 +13,8 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Choice, Run, Verification
 from torchcoll.overview.show import show
 
+pytestmark = pytest.mark.usefixtures("fixed_columns")
+
 HEADER = """\
 torchcoll 0.1.0: all_reduce, float32, sum, in place
 backend: gloo of torch 2.13.0; 8 ranks on vm, cpu

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from handmade import case, result, run
 
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Reported
 from torchcoll.inputs import load
+
+pytestmark = pytest.mark.usefixtures("fixed_columns")
 
 MIB = 1 << 20
 

@@ -11,6 +11,8 @@ from handmade import case, not_run, result, run
 
 from torchcoll.core.file import save
 
+pytestmark = pytest.mark.usefixtures("fixed_columns")
+
 # The names of Row's fields as users of JSON know them, in order.
 VALUES = {
     "collective": "all_reduce",

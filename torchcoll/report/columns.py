@@ -164,7 +164,7 @@ COLUMNS: dict[str, Column] = {
     )
 }
 
-_ALWAYS = (
+SHOWN_BY_DEFAULT = (
     *("size_bytes", "first_call_ns", "median_ns", "low_ns", "high_ns", "p99_ns"),
     *("calls", "expected_ns", "algorithm", "algbw_gbps", "busbw_gbps", "verified"),
 )
@@ -215,7 +215,7 @@ def default_columns(
     ]
     if resized:
         keys.append("size_bytes_requested")
-    for key in _ALWAYS:
+    for key in SHOWN_BY_DEFAULT:
         if (key == "p99_ns" and not p99) or (key in _OF_DATA and not has_data):
             continue
         if (key == "algorithm" and not algorithm) or (key == "expected_ns" and not expected):
