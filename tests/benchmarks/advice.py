@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchcoll
 from torchcoll.core.result import Run
-from torchcoll.core.summary import median, paired_ratio
+from torchcoll.core.summary import geometric_interval, median
 from torchcoll.stats.ratios import geometric
 from torchcoll.training.plans import BucketPlan
 
@@ -141,7 +141,7 @@ def report(name: str, launches: list[Launch]) -> None:
     curves = [one.curve for one in launches]
     advice = torchcoll.advise(launches[0].plans, curves, backward_ms=backward / 1e6)
     rows = {row.caps_mb[0]: row for row in advice.rows}
-    steps = {cap: paired_ratio([one.steps_ns[cap] for one in launches])[0] for cap in CAPS_MB}
+    steps = {cap: geometric_interval([one.steps_ns[cap] for one in launches])[0] for cap in CAPS_MB}
     best = min(CAPS_MB, key=steps.__getitem__)
     size_bytes = sum(bucket.size_bytes for bucket in launches[0].plans[0].buckets)
     print(
@@ -158,7 +158,7 @@ def report(name: str, launches: list[Launch]) -> None:
             continue  # the same buckets as a smaller cap
         row = rows[cap]
         modelled = alone + (row.exposed_ns or 0)
-        ratio, low, high = paired_ratio(
+        ratio, low, high = geometric_interval(
             [one.steps_ns[cap] / one.steps_ns[best] for one in launches]
         )
         interval = "-" if cap == best or low is None else f"{low:.3f} to {high:.3f}"
@@ -170,7 +170,7 @@ def report(name: str, launches: list[Launch]) -> None:
         print("no advice: every cap is beyond the curve")
         return
     (advised,) = advice.best.caps_mb
-    ratio, low, high = paired_ratio(
+    ratio, low, high = geometric_interval(
         [one.steps_ns[advised] / one.steps_ns[best] for one in launches]
     )
     interval = "" if low is None else f" (95 % {low:.3f} to {high:.3f}, {len(launches)} launches)"

@@ -30,7 +30,7 @@ from torch.distributed.fsdp import fully_shard
 
 import torchcoll
 from torchcoll.core.result import Run
-from torchcoll.core.summary import paired_ratio
+from torchcoll.core.summary import geometric_interval
 from torchcoll.stats.ratios import geometric
 
 ROUNDS, STEPS, SKIP = 3, 5, 2
@@ -151,7 +151,7 @@ def main() -> None:
 
 
 def interval(ratios: Sequence[float]) -> str:
-    ratio, low, high = paired_ratio(ratios)
+    ratio, low, high = geometric_interval(ratios)
     return f"{ratio:.3f}" if low is None else f"{ratio:.3f} ({low:.3f} to {high:.3f})"
 
 

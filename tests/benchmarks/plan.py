@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torchcoll
 from torchcoll.core.intervals import Union
 from torchcoll.core.result import Run
-from torchcoll.core.summary import median, paired_ratio, summarise
+from torchcoll.core.summary import geometric_interval, median, summarise
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted
 from torchcoll.curves.model_fit import fit_model
@@ -154,7 +154,7 @@ def alone_ns(run: Run, traffic: Traffic) -> float:
 
 
 def row(what: str, pairs: list[tuple[float, float]]) -> None:
-    ratio, low, high = paired_ratio([ours / base for ours, base in pairs])
+    ratio, low, high = geometric_interval([ours / base for ours, base in pairs])
     ends = "" if low is None or high is None else f" (95 % {low:.2f} to {high:.2f})"
     middle = median([base for _, base in pairs]) / 1e6
     print(f"  {what:42s} {ratio:5.2f}{ends}, of {middle:.2f} ms", flush=True)

@@ -16,11 +16,11 @@ from torchcoll.core.result import CaseResult, Choice, Reported, Run, Verificatio
 from torchcoll.core.summary import (
     Row,
     default_clock,
+    geometric_interval,
     host_bound,
     library_of,
     median,
     over_ranks,
-    paired_ratio,
     quantile,
     relative_half_width,
     summarise,
@@ -61,11 +61,11 @@ def test_paired_ratio_is_scipys_interval_of_logarithms(ratios):
         return
     found = scipy.stats.ttest_1samp(logs, 0).confidence_interval(0.95)
     expected = [numpy.exp(logs.mean()), *numpy.exp(found)]
-    assert paired_ratio(ratios) == pytest.approx(expected, rel=1e-3)
+    assert geometric_interval(ratios) == pytest.approx(expected, rel=1e-3)
 
 
 def test_one_pair_has_no_interval():
-    assert paired_ratio([1.25]) == (1.25, None, None)
+    assert geometric_interval([1.25]) == (1.25, None, None)
 
 
 @given(st.lists(st.floats(1, 1e9), min_size=2, max_size=50))

@@ -69,10 +69,11 @@ def relative_half_width(values: Sequence[float]) -> float:
     return t_975(n - 1) * deviation / math.sqrt(n) / median(values)
 
 
-def paired_ratio(ratios: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Geometric mean of the ratios of pairs, and its 95 % t interval on the logarithms.
+def geometric_interval(ratios: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Geometric mean of ratios, and its 95 % t interval on the logarithms.
 
-    One ratio has no interval: (ratio, None, None).
+    One ratio has no interval: (ratio, None, None). For ranks, which load no scipy; everything else
+    takes ``paired_ratio`` of stats/ratios.py.
     """
     logs = [math.log(ratio) for ratio in ratios]
     n, mean = len(logs), sum(logs) / len(logs)

@@ -14,8 +14,8 @@ from typing import Generic, NamedTuple, TypeVar
 from scipy import stats
 
 from torchcoll.core.display import Displayed
-from torchcoll.core.summary import paired_ratio
 from torchcoll.core.units import format_size
+from torchcoll.stats.ratios import paired_ratio
 from torchcoll.training.measured_curves import CurveUsed
 
 THRESHOLD = 0.02  # as in a comparison: a change below it is nothing that anyone would act on
@@ -179,12 +179,13 @@ def interval(ratios: Sequence[float], launches: int, choices: int = 1) -> Interv
     ratios: one for each of ``MeasuredCurves.every``. choices: as many intervals hold together.
     """
     if launches > 1:  # the centre is their mean, and no launch of its own
-        ratio, low, high = paired_ratio(ratios[1:])
-        if low is None or high is None or choices < 2:
-            return ratio, low, high
+        paired = paired_ratio([1.0] * launches, ratios[1:])
+        if paired.low is None or paired.high is None:  # no launch differs from another
+            return paired.ratio, paired.ratio, paired.ratio
         t = stats.t(launches - 1)
         wider = t.ppf(1 - 0.025 / choices) / t.ppf(0.975)
-        return ratio, ratio * (low / ratio) ** wider, ratio * (high / ratio) ** wider
+        low, high = paired.low / paired.ratio, paired.high / paired.ratio
+        return paired.ratio, paired.ratio * low**wider, paired.ratio * high**wider
     return (ratios[0], min(ratios), max(ratios)) if len(ratios) > 1 else (ratios[0], None, None)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.core.display import Displayed
-from torchcoll.core.summary import HIGH, LOW, median, paired_ratio, quantile
+from torchcoll.core.summary import HIGH, LOW, geometric_interval, median, quantile
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import whole_number
 
@@ -137,7 +137,7 @@ class Tried:
         this launch.
         """
         pairs = zip(self.times_ns, self.base_ns, strict=True)
-        return paired_ratio([median(own) / median(base) for own, base in pairs])
+        return geometric_interval([median(own) / median(base) for own, base in pairs])
 
     @property
     def result(self) -> str:
