@@ -16,17 +16,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.nvlink import AMPERE, BLACKWELL, HOPPER, VOLTA, NvlinkGeneration
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row, libraries_of, summarise
 
 # What a device can carry at most, by its generation: an upper bound, never what to expect.
 #
-# Links: NVLink of one GPU, one direction, all links together. ``wire_gbps`` is the signalling rate
-# of the generation's largest part (NVIDIA's product pages give both directions: 300, 600, 900, 1800
-# GB/s). ``ring_gbps`` is what NCCL reckons with for a full part: links x GB/s a link of
-# src/graph/topo.h (20 for sm70 and sm80, 20.6 for sm90 since 2.20, 40.1 for sm100 since 2.27); a
-# measured ring comes close (about 370 GB/s of busbw on eight H100, NVIDIA/nccl-tests#212). Memory:
-# the data sheets' bandwidth; a copy within the device reads and writes, so it moves half.
+# Links: NVLink of one GPU, one direction, all links together (core/nvlink.py). Memory: the data
+# sheets' bandwidth; a copy within the device reads and writes, so it moves half.
 
 
 @dataclass(frozen=True)
@@ -34,19 +31,26 @@ class DeviceLimits:
     """Bounds of one device. multicast: its switches can reduce (NVLS), which lifts all_reduce."""
 
     name: str
-    ring_gbps: float
-    wire_gbps: float
+    nvlink: NvlinkGeneration
     memory_gbps: float
     multicast: bool = False
+
+    @property
+    def ring_gbps(self) -> float:
+        return self.nvlink.ring_gbps
+
+    @property
+    def wire_gbps(self) -> float:
+        return self.nvlink.all_wires_gbps
 
 
 # Smaller parts of a name (PCIe cards, A800, H20) have fewer links: the bound holds for them too.
 DEVICES = (
-    DeviceLimits("V100", 120, 150, 900),
-    DeviceLimits("A100", 240, 300, 2039),
-    DeviceLimits("H100", 370.8, 450, 3350, multicast=True),
-    DeviceLimits("H200", 370.8, 450, 4800, multicast=True),
-    DeviceLimits("B200", 721.8, 900, 8000, multicast=True),
+    DeviceLimits("V100", VOLTA, 900),
+    DeviceLimits("A100", AMPERE, 2039),
+    DeviceLimits("H100", HOPPER, 3350, multicast=True),
+    DeviceLimits("H200", HOPPER, 4800, multicast=True),
+    DeviceLimits("B200", BLACKWELL, 8000, multicast=True),
 )
 _ALIASES = {"A800": "A100", "H800": "H100", "H20": "H100", "GH200": "H200", "GB200": "B200"}
 

@@ -1,8 +1,7 @@
 """What NCCL and RCCL take the links of a topology for, in GB/s of one direction, and the ceiling of
 a ring that follows.
 
-NVLink: ncclTopoNVLinkBw of NCCL's src/graph/topo.h, about four fifths of the wire's rate; a
-measured ring comes close to it (core/plausibility.py). XGMI: ncclTopoXGMISpeed of RCCL's. PCI:
+NVLink: core/nvlink.py. XGMI: ncclTopoXGMISpeed of RCCL's. PCI:
 ncclTopoAddPci of src/graph/topo.cc, about three quarters of the wire's rate. Versions differ a
 little; these are of NCCL 2.27 to 2.30, and of an RCCL that is based on 2.26.
 """
@@ -12,15 +11,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from torchcoll.core.nvlink import generation_of
 from torchcoll.libraries.nccl.topology import Gpu, Link, Nic, Topology, TopologyDevice
 from torchcoll.libraries.nccl.xml_tree import Node
 
-# From this compute capability on; 8.6 is an exception. Above the last the file is of a GPU that is
-# newer than this table.
-_NVLINK = ((60, 18.0), (70, 20.0), (80, 20.0), (90, 20.6), (100, 40.1))
-_NEWER = 107
-_NVLINK_86 = 12.0
-_WIRE = {70: 25.0, 80: 25.0, 90: 25.0, 100: 50.0}  # NVIDIA's product pages, as core/plausibility.py
+_NVLINK_86 = 12.0  # the exception of ncclTopoNVLinkBw
 _XGMI = ((r"910|gfx90a", 36.0), (r"gfx94\w|gfx95\w", 48.0), (r"90[0-8]|gfx90[0-8]", 24.0))
 _LANE_MBPS = {2.5: 1500, 5.0: 3000, 8.0: 6000, 16.0: 12000, 32.0: 24000, 64.0: 48000}
 _GT = re.compile(r"(\d+(?:\.\d+)?) GT/s")
@@ -32,16 +27,18 @@ def link_gbps(gpu: Gpu, link: Link) -> float | None:
     if link.kind == "xgmi":
         found = (gbps for names, gbps in _XGMI if re.match(rf"(?:{names})(?!\w)", gpu.gcn))
         return next(found, None)
-    if link.kind != "nvlink" or gpu.sm is None or gpu.sm >= _NEWER:
+    if link.kind != "nvlink" or gpu.sm is None:
         return None
     if gpu.sm == 86:
         return _NVLINK_86
-    return next((gbps for sm, gbps in reversed(_NVLINK) if gpu.sm >= sm), None)
+    generation = generation_of(gpu.sm)
+    return generation.nccl_gbps if generation else None
 
 
 def wire_gbps(gpu: Gpu) -> float | None:
     """What the wire of one NVLink signals."""
-    return _WIRE.get(gpu.sm // 10 * 10) if gpu.sm and gpu.sm != 86 and gpu.sm < _NEWER else None
+    generation = generation_of(gpu.sm) if gpu.sm and gpu.sm != 86 else None
+    return generation.wire_gbps if generation else None
 
 
 def pci_gbps(node: Node) -> float | None:
