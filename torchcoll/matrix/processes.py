@@ -128,11 +128,14 @@ def end_leftovers(mark: str, grace_s: float) -> None:
     deadline = time.monotonic() + grace_s
     while (left := marked(mark)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    while left and marked(mark) and time.monotonic() < deadline + _LEFTOVER_S:
-        time.sleep(_POLL_S)  # the next launch is to have the machine for itself
+    # Looked for again each time: one of them may have forked before it was killed. Waited for, as
+    # the next launch is to have the machine for itself.
+    while left and time.monotonic() < deadline + _LEFTOVER_S:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
+        left = marked(mark)
 
 
 def marked(mark: str) -> list[int]:
