@@ -118,20 +118,16 @@ def _program(collective: str | None) -> str:
 def _run_cases(collective: str | None, launch: Launch, arguments: list[str]) -> int:
     options = parse(arguments, collective, _program(collective))
     if options.dry_run:
-        return _dry_run(options, launch)
+        from torchcoll.bench.plan import plan, plan_lines
+
+        if launch.rank == 0:
+            ranks = options.ranks or launch.ranks
+            spec, notes = options.asked(ranks)
+            print("\n".join(map(printable, plan_lines(plan(spec, ranks)))))
+            for note in notes:
+                tell(f"torchcoll: warning: {note}")
+        return ExitCode.OK
     return measure(options, launch, arguments, _sweep_cases)
-
-
-def _dry_run(options: Options, launch: Launch) -> int:
-    from torchcoll.bench.plan import plan, plan_lines
-
-    if launch.rank == 0:
-        ranks = options.ranks or launch.ranks
-        spec, notes = options.asked(ranks)
-        print("\n".join(map(printable, plan_lines(plan(spec, ranks)))))
-        for note in notes:
-            tell(f"torchcoll: warning: {note}")
-    return ExitCode.OK
 
 
 # Measures all there is; the text of what makes the exit code 1, on all ranks alike.

@@ -433,10 +433,6 @@ class Checker:
     def turns(self) -> tuple[int, ...]:
         return turns_of(self._case)
 
-    def _pattern(self, values: Any) -> Pattern:
-        buffer = self._buffers.send
-        return Pattern(self._torch, values, buffer.dtype, buffer.device)
-
     def _values(self, turn: int) -> Values:
         return Values(self._torch, self._case, self._sizing.ranks, turn)
 
@@ -481,7 +477,9 @@ class Checker:
     @property
     def _reduced(self) -> Pattern:
         if self._expected is None:
-            self._expected = self._pattern(self._values(self._turn).result())
+            values = self._values(self._turn).result()
+            buffer = self._buffers.send
+            self._expected = Pattern(self._torch, values, buffer.dtype, buffer.device)
         return self._expected
 
     def count_wrong(self) -> tuple[int, int]:

@@ -448,7 +448,14 @@ class Watchdog:
                 # Rank 0 may live without a store.
                 speaks = control.rank in (0, self._first_here()) or bool(buffers)
                 if not speaks:
-                    self._wait_for_end_of(self._first_here())
+                    # The rank that speaks leaves first: the first one to leave is what a launcher
+                    # ends the others for.
+                    rank = self._first_here()
+                    deadline = time.monotonic() + GRACE_S
+                    while time.monotonic() < deadline:
+                        if rank in dead_ranks(self.control.members, self.control.rank):
+                            break
+                        time.sleep(_POLL_S)
         self._leave(code or ExitCode.HANG, "failed", kind, text, speaks, answers)
 
     def _survey(self, word: dict[str, Any]) -> list[dict[str, Any] | None]:
@@ -518,16 +525,6 @@ class Watchdog:
         if 0 in self._here():
             return 0 in dead_ranks(control.members, control.rank)
         return self._store_gone and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-
-    def _wait_for_end_of(self, rank: int) -> None:
-        """The rank that speaks leaves first: the first one to leave is what a launcher ends the
-        others for.
-        """
-        deadline = time.monotonic() + GRACE_S
-        while time.monotonic() < deadline:
-            if rank in dead_ranks(self.control.members, self.control.rank):
-                break
-            time.sleep(_POLL_S)
 
     def _first_here(self) -> int:
         """The rank that speaks for this host when the store is gone, and rank 0 with it."""

@@ -166,7 +166,12 @@ def matched(
     ours, theirs = side_of(base, "base"), side_of(new, "new")
     check_together(ours, theirs)
     names = tuple(n.strip() for n in by.split(",")) if isinstance(by, str) and by else tuple(by)
-    _check_names(names, ours, theirs)
+    known = {*NAMES, *values_by_name(ours), *values_by_name(theirs)}
+    for name in names:
+        if name not in known:
+            facts = sorted(known - set(NAMES))
+            expected = f"one of {', '.join(NAMES)}, or {', '.join(facts)}"
+            raise UsageError("by", name, expected, did_you_mean(name, known))
     if not names and has_model(ours, theirs):
         names = scenarios(ours, theirs)
     pairs, reading = _pairs_of(ours, theirs, metric, over_ranks, conditions(filter), names)
@@ -201,15 +206,6 @@ def comparison_of(
     named = zip(found.left_out, separate, strict=True)
     found.notes = [*(outlier_text(name, one) for name, one in named), *_notes(found, pairs)]
     return found
-
-
-def _check_names(names: Sequence[str], base: Side, new: Side) -> None:
-    known = {*NAMES, *values_by_name(base), *values_by_name(new)}
-    for name in names:
-        if name not in known:
-            facts = sorted(known - set(NAMES))
-            expected = f"one of {', '.join(NAMES)}, or {', '.join(facts)}"
-            raise UsageError("by", name, expected, did_you_mean(name, known))
 
 
 def _pairs_of(

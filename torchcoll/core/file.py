@@ -229,7 +229,11 @@ def load_own(path: str | os.PathLike[str]) -> Run:
         except UnreadableError as error:  # killed before its header was written
             run.problems.append(str(error))
         number += 1
-    _judge(run)
+    if run.end is None:
+        flight = f"; in flight: {run.in_flight.describe()}" if run.in_flight else ""
+        run.problems.append(f"{TRUNCATED}{flight}")
+    elif run.ending:
+        run.problems.append(run.ending)
     return run
 
 
@@ -299,14 +303,6 @@ def _merge(run: Run, further: Run) -> None:
     run.lost = max(0, run.lost - len(new)) + further.lost  # what was lost is run again
     run.end, run.in_flight = further.end, further.in_flight
     run.continuations.append(further)
-
-
-def _judge(run: Run) -> None:
-    if run.end is None:
-        flight = f"; in flight: {run.in_flight.describe()}" if run.in_flight else ""
-        run.problems.append(f"{TRUNCATED}{flight}")
-    elif run.ending:
-        run.problems.append(run.ending)
 
 
 def _read_file(path: Path) -> Run:

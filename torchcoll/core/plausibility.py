@@ -148,16 +148,6 @@ def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> list[str]:
     for sweep in _sweeps(timed) if device else ():
         if device and (text := _copy_text([row for _, row in sweep], device)):
             reasons |= {key: text for key, _ in sweep}
-    causes = _causes(run, link_gbps)
-    found = {key: f"{reason}{LIKELY}{causes}" for key, reason in reasons.items()}
-    tool = run.source.get("tool")
-    if tool in _NCCL_TESTS:
-        alone = [n for n, r in enumerate(run.results) if r.ranks == 1 and r.status == "ok"]
-        found |= dict.fromkeys(alone, _MEETS_NOBODY.format(tool=tool))
-    return [found.get(number, "") for number, _ in enumerate(run.results)]
-
-
-def _causes(run: Run, link_gbps: float | None) -> str:
     words = ["the time of enqueueing alone"]
     if run.source:
         words = [
@@ -167,7 +157,13 @@ def _causes(run: Run, link_gbps: float | None) -> str:
             "data that never left a cache",
         ]
     words += [] if link_gbps is None else ["links that are faster than was stated"]
-    return ", ".join(words[:-1]) + (" or " if len(words) > 1 else "") + words[-1]
+    causes = ", ".join(words[:-1]) + (" or " if len(words) > 1 else "") + words[-1]
+    found = {key: f"{reason}{LIKELY}{causes}" for key, reason in reasons.items()}
+    tool = run.source.get("tool")
+    if tool in _NCCL_TESTS:
+        alone = [n for n, r in enumerate(run.results) if r.ranks == 1 and r.status == "ok"]
+        found |= dict.fromkeys(alone, _MEETS_NOBODY.format(tool=tool))
+    return [found.get(number, "") for number, _ in enumerate(run.results)]
 
 
 @lru_cache(maxsize=256)  # the rows of a run have few

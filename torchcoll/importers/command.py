@@ -65,7 +65,13 @@ def write(runs: Sequence[Run], path: str) -> list[Path]:
     where one of the files exists, and for several runs on stdout.
     """
     if path == "-":
-        _print_run(runs)
+        if len(runs) > 1:
+            action = "A result file has one: name it, the others become RUN-2, ..."
+            raise UsageError("output", f"- for {len(runs)} runs", "a file", action)
+        with tempfile.TemporaryDirectory(prefix="torchcoll-") as folder:
+            file = Path(folder, "run.jsonl")
+            save(runs[0], file)
+            sys.stdout.write(file.read_text(encoding="utf-8"))
         return []
     paths = output_paths(path, len(runs))
     for each in paths:
@@ -76,16 +82,6 @@ def write(runs: Sequence[Run], path: str) -> list[Path]:
     for run, each in zip(runs, paths, strict=True):
         save(run, each)
     return paths
-
-
-def _print_run(runs: Sequence[Run]) -> None:
-    if len(runs) > 1:
-        action = "A result file has one: name it, the others become RUN-2, ..."
-        raise UsageError("output", f"- for {len(runs)} runs", "a file", action)
-    with tempfile.TemporaryDirectory(prefix="torchcoll-") as folder:
-        file = Path(folder, "run.jsonl")
-        save(runs[0], file)
-        sys.stdout.write(file.read_text(encoding="utf-8"))
 
 
 def import_arguments(parser: argparse.ArgumentParser) -> None:

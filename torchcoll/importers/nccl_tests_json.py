@@ -180,20 +180,16 @@ def _row(
     op = str(row.get("redop") or "").strip()
     root = str(row.get("root") or "").strip()
     entry = COLLECTIVES[launch.collective or ""]
+    # -1 is all of them, one after the other: shown as 0, as before.
     return NcclTestsRow(
         place,
         size,
         count,
         options.dtype or dtype_named(str(row.get("type") or "")) or "",
         op if op and op != "none" else None,
-        _root(root) if entry.has_root else None,
+        (0 if root == "-1" else whole(root)) if entry.has_root else None,
         blocks,
     )
-
-
-def _root(text: str) -> int | None:
-    """-1 is all of them, one after the other: shown as 0, as before."""
-    return 0 if text == "-1" else whole(text)
 
 
 def _count(value: object) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -79,7 +78,7 @@ def ranges(calls: Counter[LoggedCall]) -> list[LoggedRange]:
         for size in sorted(sizes):
             own = sizes[size]
             labels = tuple(sorted({call.label for call in own}))
-            channels = _channels(own)
+            channels = tuple(sorted({call.channels for call in own if call.channels is not None}))
             count = sum(calls[call] for call in own)
             if last and last.labels == labels:
                 every = tuple(sorted({*last.channels, *channels}))
@@ -91,7 +90,3 @@ def ranges(calls: Counter[LoggedCall]) -> list[LoggedRange]:
                 last = LoggedRange(function, size, size, 1, labels, channels, count, unit, basis)
                 found.append(last)
     return found
-
-
-def _channels(calls: Iterable[LoggedCall]) -> tuple[int, ...]:
-    return tuple(sorted({call.channels for call in calls if call.channels is not None}))

@@ -73,7 +73,14 @@ def read_machine(paths: Sequence[str]) -> Machine:
     if not found.hosts:
         action = "Have NCCL write it: NCCL_TOPO_DUMP_FILE=topo.xml."
         raise UsageError("topology", f"{graphed} alone, a graph", "a topology beside it", action)
-    _check_graphs(found, graphed)
+    # A graph lists the GPUs of its host: those of another one say nothing here.
+    sizes = {len(c.gpus) for g in found.graphs if g.id == 0 for c in g.orders}
+    known = {len(one.stated) for one in found.hosts if one.stated}
+    if sizes and known and not sizes & known:
+        (most,) = {max(sizes)}
+        got = f"rings of {counted(most, 'GPU')} in {graphed}"
+        expected = f"{' or '.join(map(str, sorted(known)))}, as the topology has"
+        raise UsageError("graph file", got, expected, "Give the two files of one launch.")
     return found
 
 
@@ -83,17 +90,6 @@ def _check(stated: Topology) -> None:
         raise UnreadableError("XML", f"{len(stated.gpus)} in {stated.file}", expected)
     if not stated.gpus:
         raise UsageError("topology", f"no GPU in {stated.file}", "one or more")
-
-
-def _check_graphs(found: Machine, path: str) -> None:
-    """A graph lists the GPUs of its host: those of another one say nothing here."""
-    sizes = {len(c.gpus) for g in found.graphs if g.id == 0 for c in g.orders}
-    known = {len(one.stated) for one in found.hosts if one.stated}
-    if sizes and known and not sizes & known:
-        (most,) = {max(sizes)}
-        got = f"rings of {counted(most, 'GPU')} in {path}"
-        expected = f"{' or '.join(map(str, sorted(known)))}, as the topology has"
-        raise UsageError("graph file", got, expected, "Give the two files of one launch.")
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,15 @@ def limits_for(paths: Sequence[str]) -> Callable[[Run, Sequence[Row]], list[RowL
 def shares_of(machine: Machine, run: Run, rows: Sequence[Row]) -> list[RowLimit]:
     """One for each row. Raises UsageError where the topology cannot be that of the run."""
     hosts = hosts_of(run)
-    _check_run(machine, run, hosts)
+    given = len(machine.hosts)
+    files = ", ".join(one.file for one in machine.hosts)
+    if hosts and given > 1 and given != hosts:
+        got, expected = f"{given} hosts ({files})", f"1, or {hosts} as the run has"
+        raise UsageError("topology", got, expected)
+    device, own = device_of(run), machine.reach(max(hosts, 1)).own_gbps
+    if device and own and machine.reach(1).switched and own > _SLACK * device.ring_gbps:
+        got = f"GPUs with {own:g} GB/s of links in {files}"
+        raise UsageError("topology", got, f"at most the {device.ring_gbps:g} of a {device.name}")
     reaches: dict[tuple[int, int], list[AlgorithmLimit]] = {}
     found = []
     for row in rows:
@@ -131,18 +135,6 @@ def shares_of(machine: Machine, run: Run, rows: Sequence[Row]) -> list[RowLimit]
             reaches[key] = limits_of(reach, machine.graphs)
         found.append(_share(row, reaches[key], reach))
     return found
-
-
-def _check_run(machine: Machine, run: Run, hosts: int) -> None:
-    given = len(machine.hosts)
-    files = ", ".join(one.file for one in machine.hosts)
-    if hosts and given > 1 and given != hosts:
-        got, expected = f"{given} hosts ({files})", f"1, or {hosts} as the run has"
-        raise UsageError("topology", got, expected)
-    device, own = device_of(run), machine.reach(max(hosts, 1)).own_gbps
-    if device and own and machine.reach(1).switched and own > _SLACK * device.ring_gbps:
-        got = f"GPUs with {own:g} GB/s of links in {files}"
-        raise UsageError("topology", got, f"at most the {device.ring_gbps:g} of a {device.name}")
 
 
 def _reach(machine: Machine, row: Row, hosts: int) -> tuple[Reach | None, str]:

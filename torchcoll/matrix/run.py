@@ -195,7 +195,7 @@ def _judged(
     found = check(folder.result(job), job, recorded)
     if found.unavailable or (not found.usable and nccl_forced.UNAVAILABLE in output):
         return "unavailable", "NCCL has not got it on this machine", None, False
-    code = _code_text(ended.exit_code)
+    code = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
     if not found.usable:
         if not ended.exit_code or found.complete:
             return "failed", found.reason, None, False
@@ -209,10 +209,6 @@ def _judged(
 
 
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
-
-
-def _code_text(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _last_error(output: str) -> str:

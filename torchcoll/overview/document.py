@@ -140,7 +140,14 @@ def page_of(
     if found.runs:
         _about_runs(document)
     if found.traffic:
-        _about_traffic(document)
+        from torchcoll.training.traffic_show import traffic_grids
+        from torchcoll.training.traffic_table import summarise_traffic
+
+        for traffic in document.found.traffic:
+            grids = traffic_grids(traffic, summarise_traffic(traffic))
+            several = len(document.found.traffic) > 1
+            name = f": {one_line(traffic.path or 'traffic')}" if several else ""
+            document.add(f"What a training sends{name}", grids, document.command("show", "traffic"))
     if found.dumps or found.logs:
         _about_logs(document)
     if filter:
@@ -614,17 +621,6 @@ def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
             section.parts.append(Titled(title_of(run) if len(own) > 1 else "", [grid]))
     if own:
         document.sections.append(section)
-
-
-def _about_traffic(document: _Document) -> None:
-    from torchcoll.training.traffic_show import traffic_grids
-    from torchcoll.training.traffic_table import summarise_traffic
-
-    for traffic in document.found.traffic:
-        grids = traffic_grids(traffic, summarise_traffic(traffic))
-        several = len(document.found.traffic) > 1
-        name = f": {one_line(traffic.path or 'traffic')}" if several else ""
-        document.add(f"What a training sends{name}", grids, document.command("show", "traffic"))
 
 
 def _about_logs(document: _Document) -> None:

@@ -184,7 +184,16 @@ def lines_figure(
             _draw(left, right, line, name, style_of(number))
         here = [(name, one) for name, one in limits if collective in one.collectives]
         for name, limit in here:
-            _draw_limit(right, name, limit)
+            right.axhline(limit.busbw_gbps, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
+            right.annotate(
+                literal(f"{limit.algorithm} limit of {name}, {limit.busbw_gbps:.4g}"),
+                (0.01, limit.busbw_gbps),
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 2),
+                textcoords="offset points",
+                fontsize="small",
+                color="0.3",
+            )
         sizes = [p.size_bytes for line in lines for p in (*line.points, *line.doubted)]
         for axis in (left, right):
             size_axis(axis, sizes)
@@ -244,19 +253,6 @@ def _doubt(row: Any) -> str:
     if row.verified == "wrong":
         return "wrong"
     return "" if row.status == "ok" else str(row.status)
-
-
-def _draw_limit(axis: Axes, fabric: str, limit: Limit) -> None:
-    axis.axhline(limit.busbw_gbps, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
-    axis.annotate(
-        literal(f"{limit.algorithm} limit of {fabric}, {limit.busbw_gbps:.4g}"),
-        (0.01, limit.busbw_gbps),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 2),
-        textcoords="offset points",
-        fontsize="small",
-        color="0.3",
-    )
 
 
 def _bandwidth_axis(axis: Axes, lines: Sequence[PlotLine]) -> None:

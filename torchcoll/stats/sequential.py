@@ -185,7 +185,11 @@ class Looks:
         """After a round. cases: numbers of those that can be tested, as ``seen`` has them;
         launches: of a side that count; most: at which it ends.
         """
-        self._grow(int(cases.max(initial=-1)) + 1)
+        number = int(cases.max(initial=-1)) + 1
+        more = number - len(self._best)
+        if more > 0:
+            self._best = numpy.concatenate((self._best, numpy.ones(more)))
+            self._same = numpy.concatenate((self._same, numpy.zeros(more, bool)))
         t = seen.difference / seen.error
         found = evidence(t, seen.degrees, seen.information)
         self._best[cases] = numpy.maximum(self._best[cases], found)
@@ -207,12 +211,6 @@ class Looks:
             if chance[place] >= _LEAST_CHANCE:
                 break
         return Decided(differs, same, p, level, chance)
-
-    def _grow(self, number: int) -> None:
-        more = number - len(self._best)
-        if more > 0:
-            self._best = numpy.concatenate((self._best, numpy.ones(more)))
-            self._same = numpy.concatenate((self._same, numpy.zeros(more, bool)))
 
     def _chance(self, seen: Seen, launches: int, most: int, needed: float) -> float:
         """That one case is settled with ``most`` launches a side: the share of draws where it is.

@@ -32,7 +32,12 @@ def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
     a median over all sizes would hide it. A case below the lower threshold makes a PASS a WARN.
     Raises UsageError for a run of another machine or without a case in common.
     """
-    _check_alike(run, base)
+    # Raises UsageError for a baseline of another fabric.
+    for what, of in _ALIKE:
+        ours, theirs = of(run), of(base)
+        if ours and theirs and ours != theirs:
+            got, expected = (", ".join(sorted(values)) for values in (theirs, ours))
+            raise UsageError("against", f"{what} {got}", f"{expected}, as this run has")
     path = base.path or base.source.get("file")
     name = os.path.basename(path) if path else "the baseline"
     known: dict[tuple[Any, ...], list[Row]] = {}
@@ -112,12 +117,3 @@ _ALIKE: tuple[tuple[str, Callable[[Run], set[str]]], ...] = (
     ("NVLinks", lambda run: _values(run, "nvlinks")),
     ("fabric", lambda run: {str(run.labels["fabric"])} if run.labels.get("fabric") else set()),
 )
-
-
-def _check_alike(run: Run, base: Run) -> None:
-    """Raises UsageError for a baseline of another fabric."""
-    for what, of in _ALIKE:
-        ours, theirs = of(run), of(base)
-        if ours and theirs and ours != theirs:
-            got, expected = (", ".join(sorted(values)) for values in (theirs, ours))
-            raise UsageError("against", f"{what} {got}", f"{expected}, as this run has")

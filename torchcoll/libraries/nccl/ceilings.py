@@ -271,23 +271,19 @@ def _busbw(algbw: float, n: int) -> float:
 
 
 def _with_model(limit: AlgorithmLimit, reach: Reach, graphs: Sequence[Graphs]) -> AlgorithmLimit:
-    graph = _graph_of(limit.algorithm, graphs)
-    if graph is None or reach.ranks < 2 or graph.leaves_host != (reach.hosts > 1):
-        return limit
-    if limit.gbps is None and limit.algorithm not in (RING, TREE):  # not to be had here
-        return limit
-    return replace(limit, expected_gbps=_expected(limit, graph, reach))
-
-
-def _graph_of(algorithm: str, graphs: Sequence[Graphs]) -> Graphs | None:
     number = {
         RING: _RING_GRAPH,
         TREE: _TREE_GRAPH,
         COLLNET: _CHAIN_GRAPH,
         NVLS: _NVLS_GRAPH,
         NVLS_TREE: _NVLS_GRAPH,
-    }.get(algorithm)
-    return next((g for g in graphs if g.id == number and g.together_gbps is not None), None)
+    }.get(limit.algorithm)
+    graph = next((g for g in graphs if g.id == number and g.together_gbps is not None), None)
+    if graph is None or reach.ranks < 2 or graph.leaves_host != (reach.hosts > 1):
+        return limit
+    if limit.gbps is None and limit.algorithm not in (RING, TREE):  # not to be had here
+        return limit
+    return replace(limit, expected_gbps=_expected(limit, graph, reach))
 
 
 def _expected(limit: AlgorithmLimit, graph: Graphs, reach: Reach) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchcoll.core.errors import UsageError
@@ -70,7 +70,7 @@ class TuningTables:
         readers = [read_log(path)[0] for path in self.files]
         jobs = [job for job in jobs_of(readers) if isinstance(job, NcclJob)]
         self._of: dict[int, NcclCommunicator] = {}
-        for group in _tuned(jobs):
+        for group in (group for job in jobs for group in job.communicators if group.tuning):
             self._of.setdefault(group.nranks or 0, group)
         if not self._of:
             action = "Its rank 0 writes one: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING."
@@ -102,7 +102,3 @@ class TuningTables:
             for c in cells
         ]
         return min(found, key=lambda one: one.time_ns, default=None)
-
-
-def _tuned(jobs: Iterable[NcclJob]) -> Iterable[NcclCommunicator]:
-    return (group for job in jobs for group in job.communicators if group.tuning)

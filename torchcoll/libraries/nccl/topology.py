@@ -125,7 +125,10 @@ def topology(root: Node, file: str = "") -> Topology:
         if node.tag == "nic" or (node.tag == "pci" and _bare(node, _NIC)):
             nics += _nics(node, _cpu_of(node, of))
     for gpu in gpus:
-        _find_peers(gpu, gpus)
+        for link in gpu.links:
+            if link.to == "gpu":
+                same = (g for g in gpus if g.busid == link.target)
+                link.peer = next((g for g in same if _host(g) == _host(gpu)), None)
     amd = root.text("version") == "2" or any(gpu.gcn for gpu in gpus)
     library = "RCCL" if amd else "NCCL"
     hosts = max(len(hashes), 1)
@@ -212,13 +215,6 @@ def _link(node: Node, busid: str) -> Link | None:
     if tclass == SWITCH:
         return Link(node.tag, target, count, "switch")
     return Link(node.tag, target, count, "itself" if target == busid else "gpu")
-
-
-def _find_peers(gpu: Gpu, gpus: list[Gpu]) -> None:
-    for link in gpu.links:
-        if link.to == "gpu":
-            same = (g for g in gpus if g.busid == link.target)
-            link.peer = next((g for g in same if _host(g) == _host(gpu)), None)
 
 
 def _host(device: TopologyDevice) -> int | None:
