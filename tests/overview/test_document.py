@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from error_form import error_tail, error_text, expecting
@@ -388,3 +390,16 @@ def test_the_names_given_are_those_of_the_page(tmp_path):
     assert any(text.startswith("gloo against oneccl: ") for text in texts)
     grids = [grid for section in page.sections for part in section.parts for grid in part.grids]
     assert not any("auto" in cell for grid in grids for row in grid.rows for cell in row)
+
+
+def test_every_command_of_a_page_works(file, unlaid, capsys, monkeypatch):
+    """Options move from command to command; what a page tells people to type moves with them."""
+    monkeypatch.chdir(Path(file).parent)
+    page = page_of([file])
+    commands = [command for section in page.sections for command in section.commands if command]
+    assert any("--view calls" in command for command in commands)
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "torchcoll"
+        if words[0] not in ("plot", "report"):  # which write files
+            assert main(words) in (0, 1), capsys.readouterr().err

@@ -518,7 +518,7 @@ def _calls(document: _Document) -> None:
     document.add(
         "Calls and ranks",
         [],
-        f"torchcoll show --calls {shlex.quote(str(run.path))}" if run.path else "",
+        f"torchcoll show --view calls {shlex.quote(str(run.path))}" if run.path else "",
         [
             (f"Each call, by rank and in order{which}", lambda: calls_figure(run, results)),
             (
