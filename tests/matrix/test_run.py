@@ -375,6 +375,23 @@ def test_stopped_and_begun_again(number):
     assert len(side("base", "D").runs) == 4
 
 
+def test_ctrl_c_while_a_launch_is_being_started_leaves_nothing(monkeypatch):
+    """The process runs already, and Popen has not returned: busy machines make that moment long."""
+    children = []
+
+    def interrupted(*words, popen=subprocess.Popen, **options):
+        children.append(popen(*words, **options))
+        while not processes.marked("here"):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes.subprocess, "Popen", interrupted)
+    with open("log", "wb") as log, pytest.raises(KeyboardInterrupt):
+        processes.launch(["sleep", "60"], {"PATH": os.environ["PATH"]}, "here", log)
+    assert processes.marked("here") == []
+    assert children[0].wait() == -signal.SIGKILL
+
+
 def test_one_matrix_at_a_time(capsys):
     process = started(words=["hang"])
     try:

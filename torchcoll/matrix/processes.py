@@ -92,6 +92,9 @@ def _started(
         )
     except OSError as error:
         raise _NotStarted(f"{words[0]}: {error.strerror}") from None
+    except BaseException:  # Ctrl-C, while nobody knows the process yet
+        end_leftovers(mark, 0.0)
+        raise
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
