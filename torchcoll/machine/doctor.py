@@ -23,28 +23,21 @@ from torchcoll.machine.usable import Usable, backends, devices, nccl_version, no
 
 
 def launchers(facts: Facts) -> list[Usable]:
-    return [_torchrun(facts), *_commands(facts)]
-
-
-def _torchrun(facts: Facts) -> Usable:
+    torchrun = facts.commands.get("torchrun")
     if not facts.torch:
-        return no("torchrun", "it is a part of torch", no_torch(facts)[1])
-    command = facts.commands.get("torchrun")
-    if command is None:
-        return Usable("torchrun", True, "not on PATH: python -m torch.distributed.run is the same")
-    if not command["own"]:
-        text = f"{command['path']} is another Python's: use python -m torch.distributed.run"
-        return Usable("torchrun", True, text)
-    return Usable("torchrun", True, f"of torch {facts.torch['version']}")
-
-
-def _commands(facts: Facts) -> list[Usable]:
-    found = []
+        usable = [no("torchrun", "it is a part of torch", no_torch(facts)[1])]
+    else:
+        text = f"of torch {facts.torch['version']}"
+        if torchrun is None:
+            text = "not on PATH: python -m torch.distributed.run is the same"
+        elif not torchrun["own"]:
+            text = f"{torchrun['path']} is another Python's: use python -m torch.distributed.run"
+        usable = [Usable("torchrun", True, text)]
     for name in ("srun", "mpirun", "mpiexec"):
         command = facts.commands.get(name)
         if command is None:
             what = "Slurm" if name == "srun" else "an MPI (any one of its kind will do)"
-            found.append(no(name, "not on PATH", f"nothing where torchrun does; else load {what}"))
+            usable.append(no(name, "not on PATH", f"nothing where torchrun does; else load {what}"))
         elif command["error"]:
             action = (
                 "run it where the cluster's configuration is"
@@ -52,43 +45,38 @@ def _commands(facts: Facts) -> list[Usable]:
                 else "see what it says"
             )
             error = command["error"].removeprefix(f"{name}: error: ")
-            found.append(no(name, f"{name} --version fails: {error}", action))
+            usable.append(no(name, f"{name} --version fails: {error}", action))
         else:
             job = facts.launch.job_id
             where = "" if name != "srun" else f"; inside of job {job}" if job else "; in no job yet"
-            found.append(Usable(name, True, command["version"] + where))
-    return found
+            usable.append(Usable(name, True, command["version"] + where))
+    return usable
 
 
 def interfaces(facts: Facts) -> list[Usable]:
-    return [_interface(i) for i in facts.interfaces] + [_port(p) for p in facts.rdma]
-
-
-def _interface(interface: dict[str, Any]) -> Usable:
-    name, state = interface["name"], interface["state"]
-    speed = interface["speed_mbps"]
-    words = [interface["kind"], *interface["families"]]
-    words += [f"{speed / 1000:g} Gb/s"] if speed else []
-    if interface["kind"] == "loopback":
-        words.append("reaches this host alone")
-    # Tunnels and loopback are 'unknown' while they work.
-    if state not in ("up", "unknown"):
-        return no(name, f"{interface['kind']}, {state}", "nothing, unless it was meant to be used")
-    if not interface["families"]:
-        return no(
-            name, f"{interface['kind']}, no address", "nothing, unless it was meant to be used"
-        )
-    return Usable(name, True, ", ".join(words))
-
-
-def _port(port: dict[str, Any]) -> Usable:
-    name = f"{port['name']}:{port['port']}"
-    text = ", ".join(filter(None, (port["link"], port["rate"])))
-    if port["state"] == "active":
-        return Usable(name, True, f"RDMA, {text}")
-    return no(
-        name, f"RDMA, {text}, port is {port['state']}", "nothing, unless it was meant to be used"
-    )
+    action = "nothing, unless it was meant to be used"
+    usable = []
+    for interface in facts.interfaces:
+        name, kind, state = interface["name"], interface["kind"], interface["state"]
+        # Tunnels and loopback are 'unknown' while they work.
+        if state not in ("up", "unknown"):
+            usable.append(no(name, f"{kind}, {state}", action))
+        elif not interface["families"]:
+            usable.append(no(name, f"{kind}, no address", action))
+        else:
+            speed = interface["speed_mbps"]
+            texts = [kind, *interface["families"]]
+            texts += [f"{speed / 1000:g} Gb/s"] if speed else []
+            texts += ["reaches this host alone"] if kind == "loopback" else []
+            usable.append(Usable(name, True, ", ".join(texts)))
+    for port in facts.rdma:
+        name = f"{port['name']}:{port['port']}"
+        text = f"RDMA, {', '.join(filter(None, (port['link'], port['rate'])))}"
+        if port["state"] == "active":
+            usable.append(Usable(name, True, text))
+        else:
+            usable.append(no(name, f"{text}, port is {port['state']}", action))
+    return usable
 
 
 SCHEMA = "torchcoll-doctor/1"
@@ -141,17 +129,15 @@ def report(facts: Facts) -> dict[str, Any]:
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """All traps, the worst first."""
-    found = [_weighed(finding, facts) for check in CHECKS for finding in check(facts)]
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
-
-
-def _weighed(finding: Finding, facts: Facts) -> Finding:
+    """All traps, the worst first; of a backend that cannot be used here they are notes."""
     usable = {backend.name for backend in backends(facts) if backend.usable}
-    if not finding.backends or usable & set(finding.backends):
-        return finding
-    names = " or ".join(finding.backends)
-    return replace(finding, severity="note", why=f"{finding.why} (Not now: no {names} here.)")
+    traps_here = []
+    for finding in (finding for check in CHECKS for finding in check(facts)):
+        if finding.backends and not usable & set(finding.backends):
+            why = f"{finding.why} (Not now: no {' or '.join(finding.backends)} here.)"
+            finding = replace(finding, severity="note", why=why)
+        traps_here.append(finding)
+    return sorted(traps_here, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def versions(facts: Facts) -> dict[str, str | None]:

@@ -44,6 +44,10 @@ def torch_facts(torch: Any, launch: Launch) -> dict[str, Any]:
     (kind -> a dict each); why (kind -> what torch says where it finds none); threads; nccl.
     """
     dist = torch.distributed
+    try:
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    except Exception:  # AttributeError on a CPU build, RuntimeError without the library
+        nccl = None
     facts: dict[str, Any] = {
         "version": str(torch.__version__),
         **{name: getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")},
@@ -51,7 +55,7 @@ def torch_facts(torch: Any, launch: Launch) -> dict[str, Any]:
         "devices": {},
         "why": {},
         "threads": torch.get_num_threads(),
-        NCCL: _nccl(torch),
+        NCCL: nccl,
     }
     for name in (e.name for e in BACKENDS.values() if e.communicates and not e.module):
         ask = getattr(dist, f"is_{name}_available", None)
@@ -59,13 +63,6 @@ def torch_facts(torch: Any, launch: Launch) -> dict[str, Any]:
     for kind in ("cuda", "xpu"):
         facts["devices"][kind], facts["why"][kind] = _devices(torch, kind, launch)
     return facts
-
-
-def _nccl(torch: Any) -> str | None:
-    try:
-        return ".".join(map(str, torch.cuda.nccl.version()))
-    except Exception:  # AttributeError on a CPU build, RuntimeError without the library
-        return None
 
 
 def _devices(torch: Any, kind: str, launch: Launch) -> tuple[list[dict[str, Any]], str]:
@@ -86,22 +83,18 @@ def _devices(torch: Any, kind: str, launch: Launch) -> tuple[list[dict[str, Any]
         devices.append({"device": f"{kind}:{index}", **facts, **pci})
     if devices:
         mine = own_device(launch, devices)
-        mine["error"] = _exercise(torch, mine["device"])
+        # One sum on it: a list of devices does not tell whether any works.
+        try:
+            right = torch.ones(8, device=mine["device"]).sum().item() == 8
+            mine["error"] = "" if right else "1 + 1 + ... is not right there"
+        except Exception as error:
+            mine["error"] = _first_line(error)
     return devices, text
 
 
 def own_device(launch: Launch, devices: list[dict[str, Any]]) -> dict[str, Any]:
     """The device of this rank: by local rank; the only one where each rank sees its own alone."""
     return devices[launch.local_rank % len(devices)]
-
-
-def _exercise(torch: Any, device: str) -> str:
-    """One sum on the device: a list of devices does not tell whether any works."""
-    try:
-        right = torch.ones(8, device=device).sum().item() == 8
-        return "" if right else "1 + 1 + ... is not right there"
-    except Exception as error:
-        return _first_line(error)
 
 
 def module_facts(run: Callable[..., tuple[int, str, str]]) -> dict[str, dict[str, Any]]:
@@ -342,26 +335,23 @@ def cpu_facts(proc: str = "/proc", sysfs: str = "/sys") -> dict[str, Any]:
     model = re.search(r"^model name\s*:\s*(.*)$", info, re.M)
     flags = re.search(r"^flags\s*:\s*(.*)$", info, re.M)
     affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    steal = None
+    # proc(5): user nice system idle iowait irq softirq steal, in ticks.
+    fields = (text_in(f"{proc}/stat") or "").split("\n", 1)[0].split()
+    if len(fields) >= 9 and fields[0] == "cpu":
+        ticks = [int(field) for field in fields[1:9]]
+        busy = sum(ticks) - ticks[3] - ticks[4]
+        steal = ticks[7] / busy if busy else 0.0
     cpufreq = Path(sysfs, f"devices/system/cpu/cpu{min(affinity, default=0)}/cpufreq")
     return {
         "model": model[1] if model else None,
         "affinity": sorted(affinity) or list(range(os.cpu_count() or 1)),
         "numa_nodes": numa_nodes_of(affinity, sysfs),
         "virtual": "hypervisor" in flags[1].split() if flags else None,
-        "steal": _steal(text_in(f"{proc}/stat") or ""),
+        "steal": steal,
         "governor": text_in(cpufreq / "scaling_governor"),
         "driver": text_in(cpufreq / "scaling_driver"),
     }
-
-
-def _steal(stat: str) -> float | None:
-    """proc(5): user nice system idle iowait irq softirq steal, in ticks."""
-    words = stat.split("\n", 1)[0].split()
-    if len(words) < 9 or words[0] != "cpu":
-        return None
-    ticks = [int(word) for word in words[1:9]]
-    busy = sum(ticks) - ticks[3] - ticks[4]
-    return ticks[7] / busy if busy else 0.0
 
 
 _VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}

@@ -119,16 +119,23 @@ def _gpu(library: Any, place: str) -> dict[str, Any]:
     milliwatts = gpu.number("nvmlDeviceGetPowerUsage")
     limit = gpu.number("nvmlDeviceGetEnforcedPowerLimit")
     persistence = gpu.number("nvmlDeviceGetPersistenceMode")
+    load = _Utilization()
+    load_known = gpu.ask("nvmlDeviceGetUtilizationRates", ctypes.byref(load))
+    limited_ns: dict[str, int | None] = {}
+    for policy, number in _POLICIES.items():
+        violation = _Violation()
+        known = gpu.ask("nvmlDeviceGetViolationStatus", number, ctypes.byref(violation))
+        limited_ns[policy] = violation.violation_ns if known else None
     return {
         "place": place,
         "index": gpu.number("nvmlDeviceGetIndex"),
-        "busy_percent": gpu.busy_percent(),
+        "busy_percent": load.gpu if load_known else None,
         "sm_clock_mhz": gpu.number("nvmlDeviceGetClockInfo", _SM),
         "sm_clock_max_mhz": gpu.number("nvmlDeviceGetMaxClockInfo", _SM),
         "mem_clock_mhz": gpu.number("nvmlDeviceGetClockInfo", _MEM),
         "mem_clock_max_mhz": gpu.number("nvmlDeviceGetMaxClockInfo", _MEM),
         "reasons": gpu.reasons(),
-        "limited_ns": {name: gpu.limited_ns(policy) for name, policy in _POLICIES.items()},
+        "limited_ns": limited_ns,
         "ecc_corrected": gpu.ecc(_CORRECTED),
         "ecc_uncorrected": gpu.ecc(_UNCORRECTED),
         "temperature_c": gpu.number("nvmlDeviceGetTemperature", _GPU_SENSOR),
@@ -151,18 +158,13 @@ class _Gpu:
         self._library = library
         self._handle = handle
 
-    def _ask(self, name: str, *arguments: object) -> bool:
+    def ask(self, name: str, *arguments: object) -> bool:
         return _call(self._library, name, self._handle, *arguments)
 
     def number(self, name: str, *arguments: int, kind: Any = ctypes.c_uint) -> int | None:
         """What a call with one result tells."""
         value = kind()
-        return value.value if self._ask(name, *arguments, ctypes.byref(value)) else None
-
-    def busy_percent(self) -> int | None:
-        value = _Utilization()
-        known = self._ask("nvmlDeviceGetUtilizationRates", ctypes.byref(value))
-        return value.gpu if known else None
+        return value.value if self.ask(name, *arguments, ctypes.byref(value)) else None
 
     def reasons(self) -> list[str] | None:
         for name in ("EventReasons", "ThrottleReasons"):  # renamed in CUDA 12
@@ -172,11 +174,6 @@ class _Gpu:
                 return [word for bit, word in REASONS.items() if bits & bit]
         return None
 
-    def limited_ns(self, policy: int) -> int | None:
-        value = _Violation()
-        known = self._ask("nvmlDeviceGetViolationStatus", policy, ctypes.byref(value))
-        return value.violation_ns if known else None
-
     def ecc(self, kind: int) -> int | None:
         return self.number("nvmlDeviceGetTotalEccErrors", kind, _VOLATILE, kind=ctypes.c_ulonglong)
 
@@ -185,7 +182,7 @@ class _Gpu:
         for version in (3, 2):
             found, count = (_Process * _MAX_PROCESSES)(), ctypes.c_uint(_MAX_PROCESSES)
             call = f"nvmlDeviceGetComputeRunningProcesses_v{version}"
-            if self._ask(call, ctypes.byref(count), found):
+            if self.ask(call, ctypes.byref(count), found):
                 return [
                     {"pid": p.pid, "size_bytes": None if p.used == _NOT_AVAILABLE else p.used}
                     for p in found[: count.value]
@@ -202,8 +199,9 @@ class _Gpu:
             kind = self.number("nvmlDeviceGetNvLinkRemoteDeviceType", link)
             name = "unknown" if kind is None else _REMOTES.get(kind, "unknown")
             remotes[name] = remotes.get(name, 0) + 1
+        call = "nvmlDeviceGetNvLinkErrorCounter"
         errors = {
-            name: [self._link_errors(link, counter) for link in active]
+            name: [self.number(call, link, counter, kind=ctypes.c_ulonglong) for link in active]
             for name, counter in _LINK_ERRORS.items()
         }
         known = {
@@ -212,8 +210,3 @@ class _Gpu:
             if any(count is not None for count in counts)
         }
         return {"nvlinks": len(active), "nvlink_to": remotes, "nvlink_errors": known or None}
-
-    def _link_errors(self, link: int, counter: int) -> int | None:
-        return self.number(
-            "nvmlDeviceGetNvLinkErrorCounter", link, counter, kind=ctypes.c_ulonglong
-        )

@@ -39,17 +39,15 @@ def device_facts(torch: Any, device: str, proc: str = "/proc") -> dict[str, Any]
     ]
     if all(isinstance(part, int) for part in parts):
         facts["pci_id"] = "{:04x}:{:02x}:{:02x}.0".format(*parts)
-    else:
-        facts["pci_id"] = _pci_id_of(facts["uuid"], proc) if kind == "cuda" else None
+        return facts
+    facts["pci_id"] = None
+    if kind == "cuda" and uuid:
+        for path in Path(proc, "driver/nvidia/gpus").glob("*/information"):
+            with contextlib.suppress(OSError):
+                if str(uuid).removeprefix("GPU-") in path.read_text():
+                    facts["pci_id"] = path.parent.name.lower()
+                    break
     return facts
-
-
-def _pci_id_of(uuid: str | None, proc: str) -> str | None:
-    for path in Path(proc, "driver/nvidia/gpus").glob("*/information"):
-        with contextlib.suppress(OSError):
-            if uuid and uuid.removeprefix("GPU-") in path.read_text():
-                return path.parent.name.lower()
-    return None
 
 
 def pci_facts(pci_id: str, sysfs: str = "/sys") -> dict[str, Any]:

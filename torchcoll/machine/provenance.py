@@ -66,7 +66,10 @@ def mapped_libraries(
             "how": _how(path, env),
         }
         if thorough:
-            facts["ends_sha256"] = _ends_sha256(path)
+            facts["ends_sha256"] = None
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                facts["ends_sha256"] = _hashed(path, status.st_mtime_ns, status.st_size)
         found.append(facts)
     return found
 
@@ -177,14 +180,6 @@ def _oneccl_version(path: str) -> str | None:
             place = m.find(b"Gold-20")
             return m[place + 5 : place + 40].split()[0].decode() if place >= 0 else None
     except (OSError, ValueError, IndexError):
-        return None
-
-
-def _ends_sha256(path: str) -> str | None:
-    try:
-        status = os.stat(path)
-        return _hashed(path, status.st_mtime_ns, status.st_size)
-    except OSError:
         return None
 
 

@@ -63,12 +63,6 @@ class Settings:
 
 def setting_traps(settings: Settings) -> Iterator[Finding]:
     """The traps of one host's settings."""
-    yield from _transport_without_mpi(settings)
-    yield from _spinning_workers(settings)
-    yield from _slow_variables(settings)
-
-
-def _transport_without_mpi(settings: Settings) -> Iterator[Finding]:
     # Hung until a limit of 60 s (measured): each rank is an MPI world of its own.
     if settings.environ.get("CCL_ATL_TRANSPORT") == "mpi" and settings.launcher in _WITHOUT_MPI:
         yield Finding(
@@ -80,8 +74,6 @@ def _transport_without_mpi(settings: Settings) -> Iterator[Finding]:
             _ONECCL,
         )
 
-
-def _spinning_workers(settings: Settings) -> Iterator[Finding]:
     # On 2 ranks and 2 cores 24.7 ms in place of 57 us at 1 KiB, and 29.3 ms in place of 516 us at
     # 1 MiB (measured). Under mpirun oneCCL turns its workers off by itself.
     if (
@@ -101,8 +93,6 @@ def _spinning_workers(settings: Settings) -> Iterator[Finding]:
             _ONECCL,
         )
 
-
-def _slow_variables(settings: Settings) -> Iterator[Finding]:
     for name, (values, effect) in _SLOW.items():
         value = settings.environ.get(name, "")
         if re.fullmatch(values, value):

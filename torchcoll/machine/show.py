@@ -85,7 +85,11 @@ def _lines(report: dict[str, Any], width: int | None) -> Iterator[Line]:
     yield from _ranks(report, width)
     yield from _title("Communication libraries")
     yield from _libraries(report["libraries"], width)
-    yield from _findings(report["findings"], width)
+    traps = report["findings"]
+    yield from _title(f"Traps: {len(traps)} found" if traps else "Traps: none found")
+    for trap in traps:
+        texts = [trap["what"], trap["why"], f"-> {trap['action']}"]
+        yield from _marked(trap["severity"], texts, 11, width)
 
 
 def _title(text: str) -> Iterator[Line]:
@@ -144,19 +148,17 @@ def _ranks(report: dict[str, Any], width: int | None) -> Iterator[Line]:
     yield from _wrapped(f"{here}, started by {launch['launcher']}{job}", "  ", "  ", width)
     heads = [Head("rank"), Head("local"), Head("device", left=True), Head("PCI id", left=True)]
     heads += [Head("NUMA"), Head("nearest NIC", left=True), Head("name", left=True)]
-    cells = [_rank_cells(row) for row in rows]
+    cells = []
+    for row in rows:
+        nics = row["nearest_nics"] or []
+        near = ",".join(nic["name"] for nic in nics) + (f" ({nics[0]['shares']})" if nics else "")
+        node = "" if row["numa_node"] is None else str(row["numa_node"])
+        texts = [row["rank"], row["local_rank"], row["device"], row["pci_id"] or "", node, near]
+        cells.append([one_line(text) for text in (*texts, row["device_name"] or "")])
     used = [i for i in range(len(heads)) if any(row[i] for row in cells)]
     grid = Grid([heads[i] for i in used], [[row[i] for i in used] for row in cells])
     for line in plain_lines(grid):
         yield "", f"  {line}"
-
-
-def _rank_cells(row: dict[str, Any]) -> list[str]:
-    nics = row["nearest_nics"] or []
-    near = ",".join(nic["name"] for nic in nics) + (f" ({nics[0]['shares']})" if nics else "")
-    node = "" if row["numa_node"] is None else str(row["numa_node"])
-    texts = [row["rank"], row["local_rank"], row["device"], row["pci_id"] or "", node, near]
-    return [one_line(text) for text in (*texts, row["device_name"] or "")]
 
 
 def _libraries(libraries: list[dict[str, Any]], width: int | None) -> Iterator[Line]:
@@ -167,10 +169,3 @@ def _libraries(libraries: list[dict[str, Any]], width: int | None) -> Iterator[L
         yield from _wrapped(one_line(text), "  ", "    ", width)
         # Not wrapped: a path is for copying.
         yield "", f"    {one_line(library['path'])}"
-
-
-def _findings(found: list[dict[str, Any]], width: int | None) -> Iterator[Line]:
-    yield from _title(f"Traps: {len(found)} found" if found else "Traps: none found")
-    for item in found:
-        texts = [item["what"], item["why"], f"-> {item['action']}"]
-        yield from _marked(item["severity"], texts, 11, width)

@@ -259,7 +259,18 @@ def during(first: dict[str, Any], last: dict[str, Any], kind: str) -> Iterator[s
     known = {device["place"]: device for device in first["devices"]}
     for device in last["devices"]:
         yield from _of_device(known[device["place"]], device, _name(device, last), seconds)
-    yield from _of_cores(first["cpu"], last["cpu"], last["host"], kind)
+    host, earlier_cpu, cpu = last["host"], first["cpu"], last["cpu"]
+    cores = cpu.get("cores") or 0
+    if cores and seconds >= LEAST_S:
+        stolen = cpu.get("stolen_cores") or 0
+        if (cpu.get("others_cores") or 0) > BUSY_SHARE.get(kind, BUSY_SHARE_WITH_DEVICE) * cores:
+            yield f"{host}: {_cores_text(cpu)} during the run"
+        if stolen > max(STOLEN_CORES, STOLEN_SHARE * (cpu.get("busy_cores") or 0)):
+            yield f"{host}: the hypervisor took {stolen:.2g} of {cores} cores during the run"
+    for unit in ("core", "package"):
+        times = _rise(earlier_cpu.get(f"throttled_{unit}"), cpu.get(f"throttled_{unit}"))
+        if times:
+            yield f"{host}: CPU {unit} slowed by heat {times} times during the run"
     for port, counts in last["network"].items():
         earlier = first["network"].get(port, {})
         risen = {
@@ -269,7 +280,7 @@ def during(first: dict[str, Any], last: dict[str, Any], kind: str) -> Iterator[s
         }
         if risen:
             texts = ", ".join(f"{name} +{number}" for name, number in risen.items())
-            yield f"{port} of {last['host']}: {texts} during the run"
+            yield f"{port} of {host}: {texts} during the run"
 
 
 def _of_device(
@@ -308,20 +319,6 @@ def _of_device(
         ]
     if errors:
         yield f"{name}: NVLink errors during the run: {', '.join(errors)}"
-
-
-def _of_cores(first: dict[str, Any], last: dict[str, Any], host: str, kind: str) -> Iterator[str]:
-    cores, seconds = last.get("cores") or 0, last.get("seconds") or 0.0
-    if cores and seconds >= LEAST_S:
-        others, stolen = last.get("others_cores"), last.get("stolen_cores")
-        if (others or 0) > BUSY_SHARE.get(kind, BUSY_SHARE_WITH_DEVICE) * cores:
-            yield f"{host}: {_cores_text(last)} during the run"
-        if (stolen or 0) > max(STOLEN_CORES, STOLEN_SHARE * (last.get("busy_cores") or 0)):
-            yield f"{host}: the hypervisor took {stolen:.2g} of {cores} cores during the run"
-    for part in ("core", "package"):
-        risen = _rise(first.get(f"throttled_{part}"), last.get(f"throttled_{part}"))
-        if risen:
-            yield f"{host}: CPU {part} slowed by heat {risen} times during the run"
 
 
 def why_busy(state: dict[str, Any], shares: dict[str, Any] | None) -> str | None:
