@@ -37,7 +37,7 @@ from torchcoll.training.decode import (
     tensors,
 )
 from torchcoll.training.device_times import DeviceTimes
-from torchcoll.training.group_names import unboxed
+from torchcoll.training.group_names import unbox_group
 from torchcoll.training.recorded_calls import CallRecorder, RecordedCall
 from torchcoll.training.waits import Waits
 
@@ -307,7 +307,7 @@ class _Watch:
         return kernel
 
     def _record(self, schema: Schema, bound: dict[str, Any], issue: Callable[[], Any]) -> Any:
-        group = unboxed(bound.get("process_group", bound.get("group_name")))
+        group = unbox_group(bound.get("process_group", bound.get("group_name")))
         if group is None:
             self._recorder.note(_NO_GROUP.format("{}", schema.name))
             return issue()
@@ -322,7 +322,7 @@ class _Watch:
         device = _CPU if held is None else held.device
         on_host = device.type == "cpu"
         if not on_host:
-            self._device.ask(group)
+            self._device.enable_timing(group)
         # Read when the call is on its way, so that its peers need not wait for that: in a step most
         # of what Python does for the first time takes ten times as long as in a loop. But after it
         # a sparse tensor holds that of the other ranks too.

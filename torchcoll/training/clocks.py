@@ -21,7 +21,7 @@ from torchcoll.core.collectives import COLLECTIVES, has_splits
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_ranges, time_text
-from torchcoll.training.joined import Joined
+from torchcoll.training.joined import JoinedCall
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class _Bound:
     ends: list[int]
 
 
-def measured_offsets(traffic: Traffic, calls: Iterable[Joined]) -> Offsets:
+def measured_offsets(traffic: Traffic, calls: Iterable[JoinedCall]) -> Offsets:
     """calls: those to measure by. One clock that all ranks name needs none."""
     ranks = sorted(traffic.calls)
     if not ranks:
@@ -106,7 +106,7 @@ def measured_offsets(traffic: Traffic, calls: Iterable[Joined]) -> Offsets:
     return Offsets(added, error, max(off, default=None), text, problem)
 
 
-def _bounds(calls: Iterable[Joined]) -> dict[tuple[int, int], _Bound]:
+def _bounds(calls: Iterable[JoinedCall]) -> dict[tuple[int, int], _Bound]:
     """(rank, other) -> bounds of what is added to the stamps of the other; of each call the first
     rank with each of the rest, both ways.
     """

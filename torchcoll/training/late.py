@@ -14,7 +14,7 @@ from operator import attrgetter
 
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.training.joined import Joined
+from torchcoll.training.joined import JoinedCall
 
 LATENESS_NS = 5_000_000  # sys.getswitchinterval: so long a thread may go on while others wait
 LATE = "end when Python hears of it, up to 5 ms late"
@@ -88,12 +88,12 @@ class LateRank:
     waited_ns: float | None
 
 
-def error_ns(one: Joined, source: str) -> int:
+def error_ns(one: JoinedCall, source: str) -> int:
     """By how much the time of a call on a rank may be too long."""
     return LATENESS_NS if any(heard_late(c, source) for c in one.calls.values()) else 0
 
 
-def late_ranks(split: Iterable[Joined], source: str) -> tuple[list[LateRank], int]:
+def late_ranks(split: Iterable[JoinedCall], source: str) -> tuple[list[LateRank], int]:
     """A row for each rank, and of how many calls it cannot be known. source: of the traffic."""
     waits: dict[int, list[int]] = defaultdict(list)  # rank -> the waits that it caused
     shares: dict[int, list[float]] = defaultdict(list)  # rank -> 1 / ranks of each of its calls

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic
 from torchcoll.stats.drift import TimeDrift, drift_of
-from torchcoll.training.joined import Joined, join_ranks, not_split
+from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
 from torchcoll.training.late import late_ranks
 
 MOST_ROWS = 24
@@ -53,10 +53,12 @@ def over_time(traffic: Traffic) -> OverTime | None:
         return None
     joined, _ = join_ranks(traffic)
     count = min(len(spans) for spans in traffic.steps.values())
-    split: dict[int, dict[Joined, None]] = defaultdict(dict)  # those that tell wait from transfer
+    split: dict[int, dict[JoinedCall, None]] = defaultdict(
+        dict
+    )  # those that tell wait from transfer
     for rank, calls in traffic.calls.items():
         for call, one in zip(calls, joined[rank], strict=True):
-            if call.step is not None and not not_split(one):
+            if call.step is not None and not unsplit_reason(one):
                 split[call.step][one] = None
     took = [
         max(spans[k][1] - spans[k][0] for spans in traffic.steps.values()) for k in range(count)
@@ -81,7 +83,7 @@ def _stretch(
     length_s: float,
     steps: Sequence[int],
     took: Sequence[int],
-    calls: Mapping[int, Mapping[Joined, None]],
+    calls: Mapping[int, Mapping[JoinedCall, None]],
     source: str,
 ) -> Stretch:
     known = [[one.times_ns.values() for one in calls[k]] for k in steps if k in calls]

@@ -238,7 +238,7 @@ class Player:
         them that needs it then, to free a callback or the last reference to a tensor, never ends
         (seen with torch 2.6).
         """
-        self._stamps.settle()
+        self._stamps.wait_for_callbacks()
         self._items.clear()
         self._groups.clear()
 

@@ -188,7 +188,7 @@ def planned_step(
     for sent in counts:
         place = groups[sent.group]
         size_bytes = sent.size_bytes * place.beside
-        known[sent] = call_time.of(sent.collective, size_bytes, place.ranks, place.hosts)
+        known[sent] = call_time.duration(sent.collective, size_bytes, place.ranks, place.hosts)
 
     def row(sent: Sent, calls: int) -> PlannedRow:
         one = known[sent]

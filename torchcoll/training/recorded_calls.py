@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.traffic import POINT_TO_POINT, Traffic, TrafficCall, leave_unmarked
 from torchcoll.training.capture_file import BATCH, warn
-from torchcoll.training.decode import of_world, reduction
+from torchcoll.training.decode import reduction, to_world_ranks
 from torchcoll.training.group_names import GroupNames, environment
 
 if TYPE_CHECKING:
@@ -153,8 +153,8 @@ class CallRecorder:
         self, call: RecordedCall, fields: dict[str, Any], group: Any, device: torch.device
     ) -> None:
         """fields: what ``decode`` tells of it; group: its process group."""
-        fields["group"] = name = self._groups.of(group, device)
-        of_world(fields, self.traffic.groups[name].ranks)
+        fields["group"] = name = self._groups.name(group, device)
+        to_world_ranks(fields, self.traffic.groups[name].ranks)
         call.fields = fields
         overdue = self._file is not None and call.start >= self._write_at_ns
         if self._streams and (overdue or len(self._open) >= BATCH):
@@ -327,6 +327,6 @@ class CallRecorder:
     def _source(self, work: Any, group: str) -> int | None:
         """Rank of the world that a message came from; None while it has not."""
         found: dict[str, Any] = {"peer": work._source_rank() if work.is_completed() else None}
-        of_world(found, self.traffic.groups[group].ranks)
+        to_world_ranks(found, self.traffic.groups[group].ranks)
         peer: int | None = found["peer"]
         return peer

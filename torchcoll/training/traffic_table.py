@@ -16,7 +16,7 @@ from torchcoll.core.intervals import Union
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic
 from torchcoll.core.units import format_ranges
-from torchcoll.training.joined import Joined, join_ranks
+from torchcoll.training.joined import JoinedCall, join_ranks
 from torchcoll.training.late import cut_at_marks
 from torchcoll.training.over_time import OverTime, over_time
 from torchcoll.training.steps import Kind, Steps, described, steps_of
@@ -138,7 +138,7 @@ Places = dict[int, dict[int, list[int]]]  # rank -> step -> places in the calls 
 class _TrafficReader:
     traffic: Traffic
     steps: Steps
-    joined: Mapping[int, Sequence[Joined]]
+    joined: Mapping[int, Sequence[JoinedCall]]
 
     def rows(self) -> list[TrafficRow]:
         """A row for each kind of call, and for the ranks that make as many of it, as first seen."""

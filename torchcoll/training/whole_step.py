@@ -33,7 +33,7 @@ from torchcoll.core.intervals import Span, Union, merged
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, time_text
 from torchcoll.training.clocks import Offsets, measured_offsets
-from torchcoll.training.joined import Joined, join_ranks
+from torchcoll.training.joined import JoinedCall, join_ranks
 from torchcoll.training.late import cut_at_marks, error_ns, late_ranks
 from torchcoll.training.steps import Steps, described, steps_of
 
@@ -49,7 +49,7 @@ class StepCall:
     """
 
     call: TrafficCall
-    joined: Joined
+    joined: JoinedCall
     start: int
     end: int
     wait_ns: int | None
@@ -187,7 +187,7 @@ def _spans(traffic: Traffic, steps: Steps, number: int) -> dict[int, Span]:
     return found
 
 
-def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[Joined]) -> RankStep:
+def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[JoinedCall]) -> RankStep:
     begin, end = span
     computing = None
     if rank in traffic.computing:
@@ -200,7 +200,7 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[Joined]
     apart = TrafficCall(UNTOLD, 0, 0, group=UNTOLD)
     for start, end_ in traffic.apart.get(rank, ()):
         if start < end and end_ > begin:
-            calls.append(StepCall(apart, Joined({rank: apart}), start, end_, None))
+            calls.append(StepCall(apart, JoinedCall({rank: apart}), start, end_, None))
     calls.sort(key=lambda one: (one.start, one.end))
     talking = merged(_cut((one.start, one.end), span) for one in calls)
     total = sum(b - a for a, b in talking)
@@ -276,13 +276,13 @@ def beside(spans: Sequence[Span], hiding: Sequence[Span]) -> list[Span]:
     return found
 
 
-def wait_of(call: TrafficCall, one: Joined) -> int | None:
+def wait_of(call: TrafficCall, one: JoinedCall) -> int | None:
     """What the call took longer than on the rank that came last; None where that is not known."""
     known = call.time_ns is not None and _splits(one)
     return (call.time_ns or 0) - min(one.times_ns.values()) if known else None
 
 
-def _splits(one: Joined) -> bool:
+def _splits(one: JoinedCall) -> bool:
     """Whether the shortest of its times is that of the rank that came last, as in ``cost``."""
     call = next(iter(one.calls.values()))
     entry = COLLECTIVES.get(call.collective)
@@ -303,18 +303,18 @@ def step_offsets(traffic: Traffic, number: int | None) -> Offsets:
 
 
 def _tell_late(
-    found: WholeStep, traffic: Traffic, steps: Steps, joined: Mapping[int, Sequence[Joined]]
+    found: WholeStep, traffic: Traffic, steps: Steps, joined: Mapping[int, Sequence[JoinedCall]]
 ) -> None:
     """How often each rank came last, over the steady steps. The calls of one step go together, for
     who is late to one is late to the next: each step is one vote of each group, for its rank that
     came last most. Of all groups together it would mostly be one of that which calls most.
     """
-    every: list[Joined] = []
+    every: list[JoinedCall] = []
     steps_of_group: Counter[tuple[int, ...]] = Counter()
     votes: Counter[tuple[tuple[int, ...], int]] = Counter()
     for step in steps.steady:
         own = {joined[rank][i]: None for rank, at in steps.at.items() for i in at.get(step, ())}
-        groups: dict[tuple[int, ...], list[Joined]] = defaultdict(list)
+        groups: dict[tuple[int, ...], list[JoinedCall]] = defaultdict(list)
         for call in filter(_splits, own):
             groups[tuple(sorted(call.members))].append(call)
         for members, calls in groups.items():
@@ -364,7 +364,7 @@ def _walk(found: WholeStep) -> None:
     ranks: Counter[int] = Counter()
     rest = IDLE if found.known else ""
     rank, time = last.rank, last.end
-    passed: set[Joined] = set()
+    passed: set[JoinedCall] = set()
 
     def go(until: int, kind: str) -> None:
         nonlocal time
