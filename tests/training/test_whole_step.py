@@ -15,7 +15,7 @@ from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, join
 from torchcoll.importers.traces import read_traffic
-from torchcoll.training.clocks import measured_offsets
+from torchcoll.training.clocks import measure_offsets
 from torchcoll.training.drawn_show import MOST_DRAWN, _drawn, _label, _together, draw_step
 from torchcoll.training.joined import join_ranks
 from torchcoll.training.perfetto_show import traffic_trace
@@ -184,7 +184,7 @@ def test_a_call_that_ends_later_held_nothing_up():
 
 def by_calls(found):
     joined, _ = join_ranks(found)
-    return measured_offsets(found, dict.fromkeys(one for own in joined.values() for one in own))
+    return measure_offsets(found, dict.fromkeys(one for own in joined.values() for one in own))
 
 
 def test_bounds_of_two_calls():

@@ -34,10 +34,10 @@ from torchcoll.training.late import (
     LateRank,
     cut_at_marks,
     error_ns,
-    heard_late,
     late_ranks,
+    may_end_late,
 )
-from torchcoll.training.steps import steps_of
+from torchcoll.training.steps import find_steps
 from torchcoll.training.traffic_table import group_text
 
 _RUN = "a Run, its file, or a list of them"
@@ -124,7 +124,7 @@ def cost(
         if now is not before
     }
     joined, separate = join_ranks(traffic)
-    steps = steps_of(traffic)
+    steps = find_steps(traffic)
     found: dict[tuple[object, ...], list[JoinedCall]] = defaultdict(list)
     every: dict[JoinedCall, None] = {}
     for rank, calls in traffic.calls.items():
@@ -276,7 +276,7 @@ def _notes(
 ) -> list[str]:
     notes = []
     calls = [call for one in every for call in one.calls.values()]
-    late = sum(heard_late(call, source) for call in calls)
+    late = sum(may_end_late(call, source) for call in calls)
     if late:
         notes.append(
             f"{late} of {len(calls)} calls {LATE}: in place and transfer may be so much too long, "

@@ -32,10 +32,10 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.intervals import Span, Union, merged
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, time_text
-from torchcoll.training.clocks import Offsets, measured_offsets
+from torchcoll.training.clocks import Offsets, measure_offsets
 from torchcoll.training.joined import JoinedCall, join_ranks
 from torchcoll.training.late import cut_at_marks, error_ns, late_ranks
-from torchcoll.training.steps import Steps, described, steps_of
+from torchcoll.training.steps import Steps, find_steps, group_description
 
 COMPUTING, EXPOSED, IDLE = "computing", "exposed", "idle"
 _CHANCE = 0.05  # over all ranks (Bonferroni)
@@ -132,7 +132,7 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
             f"no call of {traffic.path or traffic.source} that tells when it ran",
             "a capture, or a profiler trace with what ran (on GPUs: activities CUDA)",
         )
-    steps = steps_of(traffic)
+    steps = find_steps(traffic)
     if number is None:
         # Of the steady steps the one of median duration, on the slowest rank.
         durations = {}
@@ -161,7 +161,7 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
         ranks,
         offsets,
         {},
-        {name: described(group) or name for name, group in traffic.groups.items()},
+        {name: group_description(group) or name for name, group in traffic.groups.items()},
         max((error_ns(one.joined, traffic.source) for r in ranks for one in r.calls), default=0),
     )
     _tell_late(found, traffic, steps, joined)
@@ -294,11 +294,11 @@ def step_offsets(traffic: Traffic, number: int | None) -> Offsets:
     """By all calls; where clocks do not run alike over all of them, by those of the step alone."""
     joined, _ = join_ranks(traffic)
     calls = list(dict.fromkeys(one for own in joined.values() for one in own))
-    found = measured_offsets(traffic, calls)
+    found = measure_offsets(traffic, calls)
     if not found.problem or number is None:
         return found
     own = [one for one in calls if any(call.step == number for call in one.calls.values())]
-    nearer = measured_offsets(traffic, own)
+    nearer = measure_offsets(traffic, own)
     return nearer if len(nearer.added_ns) > len(found.added_ns) else found
 
 
