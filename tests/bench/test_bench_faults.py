@@ -360,7 +360,7 @@ def test_a_damaged_value_in_the_store(launch, writer, key, text):
         error_line(
             f"key {key} of the store",
             got,
-            "what a rank of this launch writes there. Another program reaches the store's "
+            "what a rank of this run writes there. Another program reaches the store's "
             "port: see docs/clusters.md.",
         )
     ]
