@@ -10,7 +10,7 @@ from torchcoll.report.perfetto import complete_event, named_track, trace_documen
 from torchcoll.training.joined import join_ranks
 from torchcoll.training.late import cut_at_marks
 from torchcoll.training.step_show import call_text
-from torchcoll.training.whole_step import UNTOLD, step_offsets, wait_of
+from torchcoll.training.whole_step import UNKNOWN_CALLS, call_wait_ns, step_offsets
 
 _TOLD = {
     *("collective", "bytes_in", "bytes_out", "dtype", "op", "root", "peer", "group", "sequence"),
@@ -37,7 +37,10 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
         plain = [
             *(("steps", f"step {number}", "step", span) for number, span in enumerate(steps)),
             *(("computing",) * 3 + (span,) for span in traffic.computing.get(rank, ())),
-            *((UNTOLD, UNTOLD, "communication", span) for span in traffic.apart.get(rank, ())),
+            *(
+                (UNKNOWN_CALLS, UNKNOWN_CALLS, "communication", span)
+                for span in traffic.apart.get(rank, ())
+            ),
         ]
         for track, name, category, (start, end) in plain:
             place = tracks.of(track, start, end)
@@ -51,7 +54,11 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
         for (start, end), _, call, one in sorted(spans, key=lambda own: own[:2]):
             place = tracks.of(f"group {one_line(call.group)}", start, end)
             told = {name: value for name, value in call.to_json().items() if name in _TOLD}
-            args = {**told, "wait_ns": wait_of(call, one), "error_ns": offsets.error_ns.get(rank)}
+            args = {
+                **told,
+                "wait_ns": call_wait_ns(call, one),
+                "error_ns": offsets.error_ns.get(rank),
+            }
             kept = {name: value for name, value in args.items() if value is not None}
             made = complete_event(
                 call_text(call), "communication", rank, start + shift, end - start, kept, place

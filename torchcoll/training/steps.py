@@ -176,7 +176,8 @@ def _most_common_step(sent: Sequence[Sent]) -> Sent:
         )
         groups[frozenset(content)].append(step)
     steps = max(
-        groups.values(), key=lambda counts: (any(sent[counts[0]].values()), len(counts), counts[-1])
+        groups.values(),
+        key=lambda numbers: (any(sent[numbers[0]].values()), len(numbers), numbers[-1]),
     )
     return sent[steps[0]]
 
