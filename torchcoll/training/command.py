@@ -325,7 +325,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         asked=fingerprint(asked),
         argv=sys.argv[1:],
         recorder=recorder,
-        on_leaving=file.drop,
+        on_leaving=file.close,
     )
 
     try:
@@ -335,7 +335,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         if found is not None and file.writer:
             from torchcoll.overview.show import show
 
-            lost, there = file.look_after(), file.writer.there()
+            lost, there = file.replace_if_removed(), file.writer.there()
             found.write(file.writer)
             found.path = file.path
             if there:
@@ -345,7 +345,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
                 complain(f"torchcoll: error: {lost}", launch.rank, speaks=True)
                 return ExitCode.FAILED
     finally:
-        file.drop()
+        file.close()
     return ExitCode.OK
 
 
