@@ -45,7 +45,7 @@ class DeviceTimes:
     def watch(self, call: RecordedCall, work: Any) -> None:
         """Queues a call whose duration is to be read; without a Work it has none."""
         if work is None or _capturing():
-            call.unstated = _REFUSED
+            call.no_time_reason = _REFUSED
             return
         self.poll()
         self._waiting.append((call, work))
@@ -60,7 +60,7 @@ class DeviceTimes:
                         return
                     call.time_ns, call.clock = round(1e6 * work._get_duration()), "device"
                 except (RuntimeError, NotImplementedError):
-                    call.unstated = _REFUSED
+                    call.no_time_reason = _REFUSED
                 self._waiting.popleft()
 
     def finish(self) -> None:
