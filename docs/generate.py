@@ -188,7 +188,7 @@ Two relatives: what [a training sends](../gradients.md) is in a traffic file, sc
 `torchcoll matrix` keeps a manifest, `torchcoll-matrix/1`, beside its launches.
 """
 _ORDER = ("header", "ranks", "phase", "machine", "started", "case", "soak", "event", "end")
-_INSIDE = ("spec", "case_key", "soak_case", "verification", "reported", "choice", "beside")
+_INSIDE = ("spec", "case_key", "soak_case", "verification", "reported", "choice", "concurrent")
 
 
 def file_format() -> Iterator[str]:

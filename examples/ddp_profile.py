@@ -116,7 +116,7 @@ def main() -> None:
             torchcoll.show(torchcoll.cost(together, alone))
             torchcoll.show(torchcoll.advise(together, curve, caps_mb=CAPS_MB))
 
-    # 4. Real steps decide; better in more rounds, and in several launches.
+    # 4. Real steps decide; better in more rounds, and in several runs.
     module = model.module
     del model
     found = torchcoll.try_buckets(

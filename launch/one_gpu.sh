@@ -116,7 +116,7 @@ shown() {
     shift
     printf '\n== %s\n\n' "$title"
     local kept=(--no-output)
-    [[ " $* " != *' --library-log '* ]] || kept=(-J forced.jsonl) # its logs lie beside the file
+    [[ " $* " != *' --library-log '* ]] || kept=(-J forced.jsonl) # its logs lie next to the file
     (cd "$scratch" && rm -rf forced.jsonl*)
     start "$@" "${kept[@]}" 2>/dev/null
     printf '$ torchrun %s\n\n' "${run[*]:3}"
@@ -199,10 +199,10 @@ everything() {
     shown 'one rank: asynchronous' 1 allreduce --async --op avg --sizes 4K,64M -n 50
     shown 'one rank: in groups of 4' 1 allgather --coalesce 4 --sizes 4K,64M -n 50
     for ranks in 1 2; do
-        shown "$ranks of 1 GPU: beside a matrix product" "$ranks" allreduce --op avg \
-            --beside matmul:64M --sizes 1M,256M -n 20
+        shown "$ranks of 1 GPU: concurrent with a matrix product" "$ranks" allreduce --op avg \
+            --concurrent matmul:64M --sizes 1M,256M -n 20
     done
-    shown 'one rank: beside a copy' 1 allreduce --op avg --beside copy:256M --sizes 256M -n 20
+    shown 'one rank: concurrent with a copy' 1 allreduce --op avg --concurrent copy:256M --sizes 256M -n 20
     dumped
     printf '\n'
     if [ "$status" -ne 0 ]; then

@@ -16,6 +16,11 @@
 #PBS -j oe
 set -euo pipefail
 
+[ -z "${LAUNCHES:-}" ] || {
+    echo "torchcoll: error: LAUNCHES: got $LAUNCHES, expected RUNS. Set RUNS=$LAUNCHES in its place." >&2
+    exit 2
+}
+
 RANKS_PER_NODE=${RANKS_PER_NODE:-12}
 # Cores of each rank of a node: two each, on the socket of its GPU (6 GPUs with 2 tiles, 2 x 52 cores)
 CPU_BIND=${CPU_BIND:-list:1-2:9-10:17-18:25-26:33-34:41-42:52-53:60-61:68-69:76-77:84-85:92-93}
@@ -25,7 +30,7 @@ MIN_BYTES=${MIN_BYTES:-4}
 MAX_BYTES=${MAX_BYTES:-2K} # 512 float32
 FACTOR=${FACTOR:-2}
 ARGS=${ARGS:-}         # more options for torchcoll; '-n 0' keeps to the cold calls
-LAUNCHES=${LAUNCHES:-2} # mpiexec in this job
+RUNS=${RUNS:-2} # mpiexec in this job
 LABELS=${LABELS:-}
 RESULTS=${RESULTS:-torchcoll-runs}
 SETUP=${SETUP:-}       # a file to source first: module load frameworks
@@ -69,10 +74,10 @@ MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")$MASTER_SUFFIX
 echo "NUM_OF_NODES $nodes TOTAL_NUM_RANKS $ranks RANKS_PER_NODE $RANKS_PER_NODE"
 
 status=0
-for ((launch = 1; launch <= LAUNCHES; launch++)); do
-    file=$RESULTS/pbs-${PBS_JOBID%%.*}-${ranks}ranks-$launch.jsonl
+for ((number = 1; number <= RUNS; number++)); do
+    file=$RESULTS/pbs-${PBS_JOBID%%.*}-${ranks}ranks-$number.jsonl
     # PMIx gives the ranks no number of ranks: WORLD_SIZE does.
-    settings=("MASTER_ADDR=$MASTER_ADDR" "MASTER_PORT=$((20000 + (10#${job:-0} * 10 + launch) % 10000))"
+    settings=("MASTER_ADDR=$MASTER_ADDR" "MASTER_PORT=$((20000 + (10#${job:-0} * 10 + number) % 10000))"
         "WORLD_SIZE=$ranks" "OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}")
     this=(mpiexec --np "$ranks" -ppn "$RANKS_PER_NODE")
     [ -z "$CPU_BIND" ] || this+=(--cpu-bind "$CPU_BIND")
@@ -81,7 +86,7 @@ for ((launch = 1; launch <= LAUNCHES; launch++)); do
     done
     # shellcheck disable=SC2206  # ARGS holds several words
     this+=("$PYTHON" -m "torchcoll.$MODULE" --backend "$BACKEND"
-        -b "$MIN_BYTES" -e "$MAX_BYTES" -f "$FACTOR" $ARGS --label "launch=$launch"
+        -b "$MIN_BYTES" -e "$MAX_BYTES" -f "$FACTOR" $ARGS --label "run=$number"
         -J "$file")
     for label in $LABELS; do
         this+=(--label "$label")
@@ -90,7 +95,7 @@ for ((launch = 1; launch <= LAUNCHES; launch++)); do
     code=0
     "${this[@]}" || code=$?
     # A launcher that ends the other ranks gives their exit code; the file has torchcoll's own. Where
-    # it is complete a case may have failed, which says nothing of the next launch.
+    # it is complete a case may have failed, which says nothing about the next run.
     ended=$(sed -n '$s/^{"record":"end","status":"complete","exit_code":\([0-9]*\).*/\1/p' "$file" 2>/dev/null) || true
     code=${ended:-$code}
     [ "$code" -le "$status" ] || status=$code

@@ -1,7 +1,7 @@
-"""A launch of torchcoll that measures nothing: it writes a small result file in 30 ms.
+"""A run of torchcoll that measures nothing: it writes a small result file in 30 ms.
 
 Run as ``python fake_launch.py [WORDS] --output FILE --label k=v ...``; each word is something that
-a launch may do: see ``main``.
+a run may do: see ``main``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def main(arguments: list[str]) -> int:
     path, words = arguments[place + 1], arguments[:place]
     labels = dict(pair.split("=", 1) for pair in arguments[place + 3 :: 2])
     says = dict(word.split("=", 1) for word in words if "=" in word)
-    print(f"fake launch of cell {labels['cell']}", flush=True)
+    print(f"fake run of cell {labels['cell']}", flush=True)
     if "look" in says:
         print(f"there: {os.path.exists(says['look'])}", flush=True)
-    if "once" in says:  # a word that holds for the first launch only: once=hang
+    if "once" in says:  # a word that holds for the first run only: once=hang
         flag = f"{os.path.dirname(path)}/logs/been-here"
         if not os.path.exists(flag):
             open(flag, "w").close()
@@ -72,8 +72,8 @@ def main(arguments: list[str]) -> int:
     asked = {**CASE, "backend": says.get("backend", CASE["backend"])}
     case = {"record": "case", "case": asked, "status": bad, "ranks": ranks, "reason": reason}
     time_ns = 1000
-    if "slow" in says:  # the variable that makes it slow; launches differ a little
-        time_ns = (2000 if says["slow"] in variables else 1000) + int(labels["launch"])
+    if "slow" in says:  # the variable that makes it slow; runs differ a little
+        time_ns = (2000 if says["slow"] in variables else 1000) + int(labels["run"])
     case["size_bytes"] = CASE["size_bytes"]
     case["time_ns"] = {"host": [[time_ns] * 3] * ranks}
     if "ran" in says:  # as the library's log tells: RING/LL

@@ -80,7 +80,7 @@ _RESULT = {
     "batches": [3],
     "members": [],
     "ordinal": 0,
-    "settled": 2,
+    "steady_after": 2,
     "stop": "count",
     "verification": {"checked": 512, "wrong": 0, "wrong_ranks": [], "tolerance_ulp": 0},
     "warnings": ["a"],
@@ -549,14 +549,14 @@ ranks = [16, 32]
 dtype = ["float32"]
 """
 _COMMAND = ["true", "-m", "torchcoll.allreduce"]
-_PLAN, _ = make_plan(_COMMAND, ["NCCL_NTHREADS=64,128"], launches=2)
+_PLAN, _ = make_plan(_COMMAND, ["NCCL_NTHREADS=64,128"], runs=2)
 MANIFEST = _lines(
     {"record": "matrix", "schema": "torchcoll-matrix/1", "spec": _PLAN.to_json()},
     *(
         {
-            "record": "launch",
+            "record": "run",
             "cell": cell.name,
-            "launch": 1,
+            "run": 1,
             "attempt": 1,
             "status": "ok",
             "reason": "",

@@ -46,7 +46,7 @@ def result(ranks: int = 8, cold: tuple[int, ...] = (5_000_000, 1_100_000), **cha
         "bytes_out": asked.size_bytes,
         "cold_ns": [list(cold) for _ in range(ranks)],
         "time_ns": {"host": steady(ranks)},
-        "settled": 2,
+        "steady_after": 2,
         "verification": Verification(checked=max(1, ranks * asked.size_bytes // 4), wrong=0),
     }
     return CaseResult(asked, ranks=ranks, **(fields | changed))

@@ -1,4 +1,4 @@
-"""Launches made by hand, of cases whose busbw is chosen."""
+"""Runs made by hand, of cases whose busbw is chosen."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def case_of(
 
 
 def launch(*results: CaseResult, hosts: int = 1, **changed: Any) -> Run:
-    """A launch of these; device, nvlinks, to_switch: of its ranks; labels; fields of Run."""
+    """A run of these; device, nvlinks, to_switch: of its ranks; labels; fields of Run."""
     device = changed.pop("device", "NVIDIA H200")
     facts = {
         "nvlinks": changed.pop("nvlinks", None),

@@ -1,4 +1,4 @@
-"""Running things as a user on a cluster would, for the launch tests."""
+"""Running things as a user on a cluster would, for the run tests."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from made_launches import measured, run
+from made_runs import measured, run
 
 from torchcoll.core.result import Run
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
@@ -28,7 +28,7 @@ def curve(
     ranks: int = 2,
     **changed: Any,
 ) -> Run:
-    """A launch of all_reduce, every call of a size alike."""
+    """A run of all_reduce, every call of a size alike."""
     time = time or line()
     changed.setdefault("device", "cuda")  # where communication hides behind the computation
     more = {

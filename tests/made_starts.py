@@ -1,11 +1,11 @@
-"""Launches made by hand whose starts differ: first calls, phases, jobs."""
+"""Runs made by hand whose starts differ: first calls, phases, jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from made_launches import measured, run
+from made_runs import measured, run
 
 from torchcoll.core.result import Run
 
@@ -15,7 +15,7 @@ MS = 1_000_000
 def start(
     calls_ms: Sequence[float], ranks: int = 2, steady_ns: int = 1000, *more: Any, **changed: Any
 ) -> Run:
-    """A launch whose first case has these first calls, of 1 KiB; ``more`` results behind it.
+    """A run whose first case has these first calls, of 1 KiB; ``more`` results behind it.
 
     The last rank takes as long as they say, the others half of it. job, utc: of the header.
     """

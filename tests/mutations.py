@@ -260,7 +260,7 @@ def gloo_campaign(rank: int, ranks: int, path: str, dtypes: Sequence[str]) -> li
 
 
 def outcome(of_ranks: Sequence[list[Any]]) -> dict[str, Any]:
-    """Over the ranks of a launch: false alarms, undetected, void and seen (case, fault)."""
+    """Over the ranks of a run: false alarms, undetected, void and seen (case, fault)."""
     stated: dict[tuple[str, str], list[bool]] = {}
     for rows in of_ranks:
         for key, name, changed, found in rows:

@@ -41,7 +41,7 @@ def jobs() -> Iterator[Callable[..., Job]]:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
-    """``launch("all_reduce", "-n 2", 2)``: the command on so many ranks, with a result file."""
+    """``run("all_reduce", "-n 2", 2)``: the command on so many ranks, with a result file."""
     started: list[Measured] = []
 
     def start(

@@ -370,8 +370,8 @@ def test_beside(tmp_path):
     once nothing ends before the longer of both would alone.
     """
     for ranks, options in ((1, ""), (2, "--rehearse")):
-        words = f"{options} --sizes 64M --op avg -n 20 --beside matmul:64M"
-        found = Started(tmp_path, "allreduce", words, ranks).only().beside
+        words = f"{options} --sizes 64M --op avg -n 20 --concurrent matmul:64M"
+        found = Started(tmp_path, "allreduce", words, ranks).only().concurrent
         assert (found.work, found.threads, len(found.alone_ns)) == ("matmul:64M", None, ranks)
         alone, both = (min(map(min, times)) for times in (found.work_ns, found.both_ns))
         print(f"{ranks} ranks: {found.repeats} products alone {alone} ns, at once {both} ns")

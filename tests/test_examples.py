@@ -32,9 +32,12 @@ def test_nccl_vs_oneccl_prints_what_its_readme_shows(command, monkeypatch, capsy
 def test_nccl_vs_oneccl_has_no_verdict_where_there_is_no_evidence():
     measured, across, alike = (text for command, text in SHOWN.items() if " compare " in command)
     # What the version that measured it said, of the same samples in the schema of that time.
-    assert "\n32 cases: 31 faster, 1 unclear\n" in measured
+    assert "\n32 cases: 31 faster, 1 inconclusive\n" in measured
     assert not re.search(r"\b(faster|slower|same)\b", across + alike)
-    assert (across.count("incomparable (different hardware"), alike.count("unclear (")) == (2, 1)
+    assert (across.count("not comparable (different hardware"), alike.count("inconclusive (")) == (
+        2,
+        1,
+    )
 
 
 def test_the_launch_that_made_the_gloo_file(tmp_path):

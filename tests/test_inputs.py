@@ -24,7 +24,7 @@ LONG = "x" * 300
 
 COMMANDS = [
     *("show {}", "log {}", "trace {}", "import {} -o a.jsonl", "limits {}", "compare {} {run}"),
-    *("check {run} --against {}", "check {run} --rules {}", "show {run} --topology {}"),
+    *("check {run} --baseline {}", "check {run} --rules {}", "show {run} --topology {}"),
     *("plot {}", "export {} --format csv", "report {} -o a.html", "explain {}", "cold {}"),
     *("transitions {}", "scaling {}", "algorithms {}", "pairs {}"),
     *("model predict {} --ranks 2 --sizes 8",),

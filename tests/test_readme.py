@@ -362,7 +362,7 @@ def test_commands_that_the_pages_name_exist() -> None:
 
 LINKED = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 TEXTS = PAGES | {path.name: path.read_text() for path in OTHERS}
-KEPT = r"(?:docs|examples|launch|results|tests|torchcoll)"
+KEPT = r"(?:docs|examples|run|results|tests|torchcoll)"
 
 
 def anchors(text: str) -> set[str]:

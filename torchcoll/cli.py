@@ -46,9 +46,10 @@ _WRITERS = (
 
 
 # Options that ``show`` had, and what has them now.
-_JUDGING = ("--against", "--fabric", "--gate", "--health", "--junit", "--rules")
+_JUDGING = ("--baseline", "--fabric", "--gate", "--health", "--junit", "--rules")
 _MOVED = {
     **{option: f"check FILE {option}" for option in _JUDGING},
+    "--against": "check FILE --baseline",
     "--calls": "show FILE --view calls",
     "--per-rank": "show FILE --view ranks",
     "--pivot": "show FILE --view pivot:KEY",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
     from torchcoll.libraries.log_files import LogReader
 
-# What `torchcoll matrix` keeps beside the result files of its launches.
+# What `torchcoll matrix` keeps beside the result files of its runs.
 MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
 Source = Run | str | os.PathLike[str]
 # What output of another tool may not tell, as options of the commands that read it.
@@ -109,7 +109,7 @@ def sources_of(
     arguments: Iterable[str], collective: str | None = None, ranks: int | None = None
 ) -> list[Source]:
     """What these arguments of a command stand for: paths, and the Runs of those that ``label=PATH``
-    names or that collective and ranks are told of. The label becomes that of the launch, ``cell``.
+    names or that collective and ranks are told of. The label becomes that of the run, ``cell``.
     """
     found: list[Source] = []
     told = collective is not None or ranks is not None
@@ -121,7 +121,7 @@ def sources_of(
             continue
         runs = load_all(files, collective=collective, ranks=ranks)
         for run in runs if label else ():
-            # The name that was given counts more than what a matrix or versus called the launch.
+            # The name that was given counts more than what a matrix or versus called the run.
             labels = {**_assigned(label), **run.labels, "cell": label}
             run.header["spec"] = {**(run.header.get("spec") or {}), "labels": labels}
         found += runs
@@ -432,7 +432,7 @@ def _unnamed(run: Run) -> Run:
 
 
 def _assigned(label: str) -> dict[str, str]:
-    """``NCCL_ALGO=Ring`` as a label of that name: what a launch was told to use."""
+    """``NCCL_ALGO=Ring`` as a label of that name: what a run was told to use."""
     name, equals, value = label.partition("=")
     return {name: value} if equals else {}
 

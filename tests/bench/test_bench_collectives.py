@@ -118,14 +118,14 @@ def test_every_collective(launch, ranks):
 def check_samples(result: CaseResult, ranks: int) -> int:
     """Samples of every rank, all alike in number; the calls that the communicator has made."""
     cold, warm, steady = result.cold_ns, result.warmup_ns, result.time_ns["host"]
-    for matrix in (cold, warm, steady, result.lead_ns):
+    for matrix in (cold, warm, steady, result.ramp_up_ns):
         assert len(matrix) == ranks
         assert len({len(row) for row in matrix}) == 1
         assert all(type(ns) is int and ns > 0 for row in matrix for ns in row)
     assert 3 <= len(cold[0]) <= 20
     assert (len(warm[0]), len(steady[0])) == (1, 2)
     assert (result.batches, result.stop) == ([2], "count")
-    calls = len(cold[0]) + 1 + len(result.lead_ns[0]) + 2
+    calls = len(cold[0]) + 1 + len(result.ramp_up_ns[0]) + 2
     if result.case.collective == "barrier":
         assert result.verification is None
         return calls

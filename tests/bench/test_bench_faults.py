@@ -360,7 +360,7 @@ def test_a_damaged_value_in_the_store(launch, writer, key, text):
         error_line(
             f"key {key} of the store",
             got,
-            "what a rank of this launch writes there. Another program reaches the store's "
+            "what a rank of this run writes there. Another program reaches the store's "
             "port: see docs/clusters.md.",
         )
     ]
@@ -651,7 +651,7 @@ def test_no_room_for_a_thread(launch):
 def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
     # The others get theirs a moment later; on a busy machine that is no fraction of a second.
     monkeypatch.setattr(watchdog, "_LINGER_S", 1.0)
-    measured = launch("all_reduce", "--sizes 8,16M -n 300 -T 60", 2)
+    measured = launch("all_reduce", "--sizes 8,16M -n 10000 -T 60", 2)
     running(measured, 1)
     time.sleep(0.05)
     for rank in (0, 1):
@@ -705,7 +705,7 @@ def test_a_signal_that_was_ignored_stays_ignored(launch):
 
 
 def test_rank_0_alone_is_interrupted(launch):
-    measured = launch("all_reduce", "--sizes 8,16M -n 300 -T 60", 3)
+    measured = launch("all_reduce", "--sizes 8,16M -n 10000 -T 60", 3)
     running(measured, 1)
     measured.job.signal(0, signal.SIGINT)
     measured.ended([130, HANG, HANG], 45)
@@ -732,7 +732,7 @@ def test_a_launch_that_is_ended_before_all_have_met(launch):
 
 def test_torchrun_ends_the_survivors_by_signal(launch):
     """Rank 1 is lost, and SIGTERM comes at once: the lost rank is the news."""
-    measured = launch("all_reduce", "--sizes 8,16M -n 300 -T 60", 3)
+    measured = launch("all_reduce", "--sizes 8,16M -n 10000 -T 60", 3)
     running(measured, 1)
     measured.job.signal(1, signal.SIGKILL)
     measured.job.until(lambda: 1 not in measured.job.running())

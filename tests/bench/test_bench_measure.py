@@ -1,4 +1,4 @@
-"""One launch on real ranks: phases, cold calls, reasons to stop, memory, one rank, fake."""
+"""One run on real ranks: phases, cold calls, reasons to stop, memory, one rank, fake."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def test_cold_calls(launch):
     for result in run.results:
         assert len(result.cold_ns) == 2
         assert 3 <= len(result.cold_ns[0]) == len(result.cold_ns[1]) <= 20
-        assert result.settled is None or 2 <= result.settled <= len(result.cold_ns[0])
+        assert result.steady_after is None or 2 <= result.steady_after <= len(result.cold_ns[0])
     more = launch("all_reduce", "--sizes 8 -n 1 --cold 25", 2).ended(0).only()
     assert [len(row) for row in more.cold_ns] == [25, 25]
 
 
 def test_cold_calls_follow_rank_0s_rule(launch):
-    """What is recorded of rank 0 is what the rule was fed: its last calls have settled."""
+    """What is recorded of rank 0 is what the rule was fed: its last calls have steady_after."""
     for result in launch("all_reduce", "--sizes 8,1K,4K -n 1", 2).ended(0).run.results:
         durations = result.cold_ns[0]
-        if result.settled is not None:
-            pair = durations[result.settled - 2 : result.settled]
+        if result.steady_after is not None:
+            pair = durations[result.steady_after - 2 : result.steady_after]
             assert max(pair) <= 1.5 * min(durations)
         else:
             assert len(durations) == 20
@@ -64,14 +64,14 @@ def test_fresh_group(launch):
 def test_a_shared_communicator(launch):
     first, second = launch("all_reduce", "--sizes 8,16 -n 2", 2).ended(0).run.results
     assert (first.communicator, first.connect_ns) == ("shared", [])
-    calls = len(first.cold_ns[0]) + len(first.lead_ns[0]) + 2 + 1  # the last one is verified
+    calls = len(first.cold_ns[0]) + len(first.ramp_up_ns[0]) + 2 + 1  # the last one is verified
     assert (first.ordinal, second.ordinal) == (0, calls)
-    assert 1 <= len(first.lead_ns[0]) <= 10
+    assert 1 <= len(first.ramp_up_ns[0]) <= 10
 
 
 def test_lead_calls_of_each_batch(launch, monkeypatch):
     """As many before each batch as rank 0 decides, by its last cold call: of 1 us 10, of 4 ms 2,
-    and one of those that take longer than all lead calls may.
+    and one of those that take longer than all ramp-up calls may.
     """
     monkeypatch.setattr(stopping, "MOST_BATCH", 100)
     for call_ns, leads in ((1000, 10), (4_000_000, 2), (20_000_000, 1)):
@@ -84,7 +84,7 @@ def test_lead_calls_of_each_batch(launch, monkeypatch):
         ranks = 2 if leads == 2 else 1
         result = launch("all_reduce", "--sizes 8 -n 110", ranks, setup=clock).ended(0).only()
         assert result.batches == [100, 10]
-        assert [len(row) for row in result.lead_ns] == [2 * leads] * ranks
+        assert [len(row) for row in result.ramp_up_ns] == [2 * leads] * ranks
         assert [len(row) for row in result.time_ns["host"]] == [110] * ranks
 
 
@@ -121,22 +121,22 @@ def test_samples_of_several_calls_are_no_waiting():
     one.sizing = SimpleNamespace(case=SimpleNamespace(mode="back-to-back"))
     one.device = SimpleNamespace(calls_per_sample=10)
     one.lead, one.batches, one.batch_starts = [5], [25], [(1000, 0)]
-    one.spent = dict.fromkeys(("lead", "barriers", "gathers"), 0)
+    one.spent = dict.fromkeys(("ramp_up", "barriers", "gathers"), 0)
     one._account(1, {"device": [4, 4, 6], "issue": [1] * 25}, 7, 1000 + 5 + 110 + 3)
-    assert one.spent == {"lead": 5, "barriers": 3, "gathers": 7}
+    assert one.spent == {"ramp_up": 5, "barriers": 3, "gathers": 7}
 
 
 def test_where_the_time_went(launch):
-    """Lead calls, barriers and gathers are parts of the case's wall time, and the table says it."""
+    """Ramp-up calls, barriers and gathers are parts of the case's wall time, as the table says."""
     measured = launch("all_reduce", "--sizes 8,1K -n 50 --verbose", 2).ended(0)
     for result in measured.run.results:
         spent = result.spent_ns
-        assert list(spent) == ["lead", "barriers", "gathers", "case"]
-        assert spent["lead"] == sum(result.lead_ns[0])
+        assert list(spent) == ["ramp_up", "barriers", "gathers", "case"]
+        assert spent["ramp_up"] == sum(result.ramp_up_ns[0])
         assert min(spent.values()) > 0
-        parts = spent["lead"] + spent["barriers"] + spent["gathers"]
+        parts = spent["ramp_up"] + spent["barriers"] + spent["gathers"]
         assert parts + sum(result.time_ns["host"][0]) <= spent["case"]
-    assert "; of the time of all cases: lead calls " in measured.stdout()
+    assert "; of the time of all cases: ramp-up calls " in measured.stdout()
 
 
 def noting(event, real):
@@ -168,7 +168,7 @@ def test_no_cold_call_directly_follows_an_exchange(launch, fresh):
         Control.decide = noting("store", Control.decide)
         dist.barrier = noting("barrier", dist.barrier)
         dist.all_reduce = noting("call", dist.all_reduce)
-        stopping.SettlingRule.settled = None  # 20 cold calls a case
+        stopping.SteadyStateRule.steady_after = None  # 20 cold calls a case
 
     options = f"--sizes 8,16 -n 0 -c 0 {'--fresh-group' if fresh else ''}"
     measured = launch("all_reduce", options, 2, setup=setup).ended(0)

@@ -212,7 +212,7 @@ def test_the_mode_names_what_there_is():
         parse(["--mode", "busy"], None, "x")
 
 
-# What only a launch finds: exit code, line.
+# What only a run finds: exit code, line.
 BAD_ON_RANKS = [
     ("--root 2", 2, error_text("root", "2", "0 to 1 (2 ranks)")),
     ("-i 1", 2, error_text("sizes", "more than 100000 sizes", "at most 100000. ")),

@@ -10,7 +10,7 @@ CASE = Case("all_reduce", 16, "float32", "sum", None, True, "synchronized", "glo
 
 
 def sent(cold, checked=None, wrong=0, connect=None):
-    words = {"cold": [cold, cold + 1], "cold_start": [cold, cold + 50], "lead": [], "warmup": []}
+    words = {"cold": [cold, cold + 1], "cold_start": [cold, cold + 50], "ramp_up": [], "warmup": []}
     words["connect"] = connect
     if checked is None:
         return words
@@ -22,7 +22,7 @@ def test_sub_groups():
     gathered = [sent(10, 4), sent(20, 4), sent(30, 4, wrong=1)]
     steady = [[{"host": [batch + rank]} for rank in range(3)] for batch in (100, 200)]
     case = Case(**{**CASE.to_json(), "group": "list"})
-    facts = {"status": "ok", "batches": [1, 1], "settled": 2}
+    facts = {"status": "ok", "batches": [1, 1], "steady_after": 2}
     pair, alone = results_of([(0, 2), (1,)], size_case(case, 2), gathered, steady, **facts)
     assert (pair.case.group, pair.members, pair.ranks) == ("list/0", [0, 2], 2)
     assert pair.cold_ns == [[10, 11], [30, 31]]

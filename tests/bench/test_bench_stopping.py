@@ -11,7 +11,7 @@ import pytest
 
 from torchcoll.bench import plan
 from torchcoll.bench.stopping import (
-    SettlingRule,
+    SteadyStateRule,
     StoppingRule,
     StoppingRules,
     cap_calls,
@@ -22,13 +22,13 @@ from torchcoll.machine.devices import Cpu, FakeClock
 
 
 def settle(least: int, durations: list[int]) -> tuple[int, int | None]:
-    """(calls made, settled) of a rule that is fed these durations until it is done."""
-    rule = SettlingRule(least)
+    """(calls made, steady_after) of a rule that is fed these durations until it is done."""
+    rule = SteadyStateRule(least)
     for calls, duration in enumerate(durations, 1):
         rule.add([duration])
         if rule.done:
             assert rule.next_block() == 0
-            return calls, rule.settled
+            return calls, rule.steady_after
     raise AssertionError("not done")
 
 
@@ -42,7 +42,7 @@ def test_a_case_has_a_batch_however_late_it_is():
 @pytest.mark.parametrize(
     ("durations", "expected"),
     [
-        ([100, 100, 100], (3, 2)),  # settled after two, three are made all the same
+        ([100, 100, 100], (3, 2)),  # steady after two, three are made all the same
         ([900, 100, 100], (3, 3)),
         ([900, 100, 150], (3, 3)),  # 1.5 times the smallest is near
         ([900, 100, 151, 120, 110], (5, 5)),
@@ -69,7 +69,7 @@ def test_two_in_a_row_near_the_smallest_settle(durations, expected):
     ],
 )
 def test_cold_calls_between_two_decisions(least, durations, expected):
-    rule = SettlingRule(least)
+    rule = SteadyStateRule(least)
     rule.add([int(ns) for ns in durations])
     assert rule.next_block() == expected
 
@@ -341,8 +341,8 @@ def test_the_plan_knows_the_limits():
     """bench/plan.py repeats these numbers, for it may not import them."""
     from torchcoll.bench import stopping
 
-    assert plan.COLD_LIMIT_S == SettlingRule.MOST_NS / 1e9
-    assert plan.COLD_CALLS == SettlingRule.MOST
+    assert plan.COLD_LIMIT_S == SteadyStateRule.MOST_NS / 1e9
+    assert plan.COLD_CALLS == SteadyStateRule.MOST
     assert plan.PATIENCE == stopping.PATIENCE
 
 
@@ -362,7 +362,7 @@ def test_isolated_calls():
 
 
 def test_back_to_back_calls():
-    """Each call ends where the next begins: the samples add up to what passed. Lead calls, of
+    """Each call ends where the next begins: the samples add up to what passed. Ramp-up calls, of
     which nothing remains in the steady ones, go before.
     """
     clock, samples, lead = FakeClock(), [], [9]

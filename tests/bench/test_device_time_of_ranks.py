@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ranks import Job
 from simulated_device import BACKEND, BARRIER_S, CALL_S, WORK_S, SimulatedTorch
 
-from torchcoll.bench import beside, calls
+from torchcoll.bench import calls, concurrent
 from torchcoll.bench.communicators import Communicators
 from torchcoll.bench.session import SessionOptions, opened
 from torchcoll.bench.sweep import Sweep
@@ -33,8 +33,8 @@ WAYS = {
     # torch collects no all_to_all itself: the backend groups them, told the device.
     "grouped": {"mode": "back-to-back", "coalesce": 4, "collectives": "all_to_all"},
     "sendrecv": {"mode": "back-to-back", "collectives": "sendrecv"},
-    "beside": {"mode": "back-to-back", "beside": "matmul:4K"},
-    "beside a collective": {"mode": "back-to-back", "groups": "mod:1", "beside": "same:div:2"},
+    "concurrent": {"mode": "back-to-back", "concurrent": "matmul:4K"},
+    "beside a collective": {"mode": "back-to-back", "groups": "mod:1", "concurrent": "same:div:2"},
 }
 # What torchcoll does, taken away in the ranks.
 LESS = {
@@ -59,7 +59,7 @@ def take_away(way: str, patch: pytest.MonkeyPatch) -> None:
 
 def rank() -> None:
     """Each way in one process group, which all share; rank 0 keeps what was measured."""
-    beside.BLOCKS = 3
+    concurrent.BLOCKS = 3
     simulated_device.register()
     torch_, kept = SimulatedTorch(), {}
     dist.init_process_group(BACKEND)
@@ -103,7 +103,7 @@ def test_a_call_of_20_ms_reads_20_ms_and_is_issued_at_once(measured, way):
     assert len(times) == len(issued) == 2 * 3
     assert min(times) >= CALL_NS
     assert min(every(found["cold_ns"])) >= CALL_NS
-    assert min(every(found["lead_ns"])) >= CALL_NS
+    assert min(every(found["ramp_up_ns"])) >= CALL_NS
     assert 4 * median(issued) < median(times)
     assert min(found["barrier"]) >= BARRIER_NS
 
@@ -115,14 +115,14 @@ def test_what_the_calls_leave_is_right(measured, way):
     assert verification["checked"] == 2 * 1024 and verification["wrong"] == 0
 
 
-@pytest.mark.parametrize("way", ["beside", "beside a collective"])
+@pytest.mark.parametrize("way", ["concurrent", "beside a collective"])
 def test_beside(measured, way):
     """Alone each takes what its calls take, together no less than either alone would, and less
     than one after the other: the work has a stream of its own.
     """
-    found = measured[way]["beside"]
+    found = measured[way]["concurrent"]
     calls_ns = found["calls"] * CALL_NS
-    work_ns = found["repeats"] * (WORK_NS if way == "beside" else CALL_NS)
+    work_ns = found["repeats"] * (WORK_NS if way == "concurrent" else CALL_NS)
     names = ("alone", "work", "both_calls", "both_work", "both")
     alone, work, both_calls, both_work, both = (every(found[f"{name}_ns"]) for name in names)
     assert len(both) == 2 * 3

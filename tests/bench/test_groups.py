@@ -123,7 +123,7 @@ def test_a_wrong_group_is_named(launch):
         ("mod:2/1", "wrong"),
     ]
     check = run.results[1].verification
-    assert (check.wrong, check.wrong_ranks) == (1, (3,))  # a rank of the launch
+    assert (check.wrong, check.wrong_ranks) == (1, (3,))  # a rank of the run
 
 
 def test_fresh_sub_groups(launch):
@@ -279,7 +279,7 @@ def test_bytes_of_coalesced_calls(launch):
     assert first.warnings[:1] == [reason]
     assert f"[1] {reason}" in measured.stdout()
     assert [len(ns) for ns in first.time_ns["host"]] == [3, 3]
-    assert second.ordinal == 4 * (20 + len(first.lead_ns[0]) + 3)
+    assert second.ordinal == 4 * (20 + len(first.ramp_up_ns[0]) + 3)
     row = summarise_run(measured.run)[0]
     assert (row.coalesce, row.size_bytes) == (4, 1024)
     assert row.algbw_gbps == 4 * 1024 / row.median_ns

@@ -16,7 +16,7 @@ def test_a_rendezvous_file_instead_of_a_master(launch, tmp_path):
     options = f"--sizes 8 -n 1 --rendezvous-file {meeting}"
     run = launch("all_reduce", options, 2, environment=NO_MASTER).ended(0).run
     assert [result.status for result in run.results] == ["ok"]
-    # Processes that end by os._exit leave it: the next launch must not meet the dead.
+    # Processes that end by os._exit leave it: the next run must not meet the dead.
     meeting.touch()
     refused = launch("all_reduce", f"{options} -T 1", 2, environment=NO_MASTER).job.wait()
     assert refused[0].code != 0 and str(meeting) in refused[0].stderr

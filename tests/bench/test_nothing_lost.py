@@ -1,4 +1,4 @@
-"""No launch that measured nothing is a success, and no file that was taken away is one either."""
+"""No run that measured nothing is a success, and no file that was taken away is one either."""
 
 from __future__ import annotations
 

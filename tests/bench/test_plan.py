@@ -18,7 +18,7 @@ from torchcoll.bench.plan import (
     plan_lines,
     slow_call_s,
 )
-from torchcoll.bench.stopping import PATIENCE, SettlingRule, StoppingRule
+from torchcoll.bench.stopping import PATIENCE, SteadyStateRule, StoppingRule
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
@@ -146,8 +146,8 @@ def test_limit_of_a_case(fields, limit):
 
 
 def test_the_limits_are_those_of_the_bench():
-    assert (module.PATIENCE, module.COLD_CALLS) == (PATIENCE, SettlingRule.MOST)
-    assert module.COLD_LIMIT_S * 1e9 == SettlingRule.MOST_NS
+    assert (module.PATIENCE, module.COLD_CALLS) == (PATIENCE, SteadyStateRule.MOST)
+    assert module.COLD_LIMIT_S * 1e9 == SteadyStateRule.MOST_NS
 
 
 def test_the_rules_of_the_bench_keep_the_limit():
@@ -158,7 +158,7 @@ def test_the_rules_of_the_bench_keep_the_limit():
         spec = Spec(max_time_s=rng.choice([0.1, 1.0, 5.0]), cold=rng.choice([1, 3, 20]))
         longest = int(slow_call_s(spec) * 1e9 * rng.choice([1.0, rng.random()]))
         shortest = rng.choice([longest, 1])
-        settling, cold = SettlingRule(spec.cold), 0
+        settling, cold = SteadyStateRule(spec.cold), 0
         while block := settling.next_block():
             durations = [rng.randint(shortest, longest) for _ in range(block)]
             settling.add(durations)

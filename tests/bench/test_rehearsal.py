@@ -36,7 +36,7 @@ def test_only_nccl_rehearses(backend, kind):
 @pytest.mark.parametrize(
     ("in_group", "hosts", "line"),
     [
-        (True, "a", error_tail("inside a process group", "a launch of its own")),
+        (True, "a", error_tail("inside a process group", "a run of its own")),
         (False, "abb", error_tail("ranks on 2 hosts", "one host, one GPU")),
     ],
 )

@@ -159,7 +159,7 @@ def test_a_fault_at_the_place_of_the_checked_call_is_found(launch):
 
         def prepare(dist, layout, send, recv, op, group):
             call = entry.prepare(dist, layout, send, recv, op, group)
-            # 4 places of 1K: 20 cold calls and 4 lead calls are whole turns.
+            # 4 places of 1K: 20 cold calls and 4 ramp-up calls are whole turns.
             place = recv.storage_offset() // 256
 
             def spoilt():

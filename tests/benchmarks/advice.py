@@ -1,14 +1,14 @@
 """Is the bucket_cap_mb that ``advise`` proposes as fast as the best one that was tried?
 
-Each launch, two forked gloo ranks, measures for each model the curve of all_reduce, a backward pass
+Each run, two forked gloo ranks, measures for each model the curve of all_reduce, a backward pass
 without communication (no_sync), and real steps with every cap (``try_buckets``: shuffled rounds).
-``advise`` gets torch's own buckets, the curves of all launches and the median backward; it sees no
-step. The ratio is of steps with the advised cap over steps with the best, paired by launch; the
+``advise`` gets torch's own buckets, the curves of all runs and the median backward; it sees no
+step. The ratio is of steps with the advised cap over steps with the best, paired by run; the
 best is chosen by the same steps, so that the ratio is 1 or more by construction.
 
-    python tests/benchmarks/advice.py FOLDER launch    one more launch, 1 to 2 minutes; beside what
+    python tests/benchmarks/advice.py FOLDER run    one more run, 1 to 2 minutes; beside what
                                                        it measured the Run of its curve (.jsonl)
-    python tests/benchmarks/advice.py FOLDER           what the launches in it tell
+    python tests/benchmarks/advice.py FOLDER           what the runs in it tell
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @dataclass
 class Launch:
-    """What one launch measured of one model. Times in ns."""
+    """What one run measured of one model. Times in ns."""
 
     curve: Run
     plans: list[BucketPlan]
@@ -148,9 +148,7 @@ def report(name: str, launches: list[Launch]) -> None:
         f"\n{name}: {size_bytes / 2**20:.1f} MiB of gradients, a step without communication "
         f"{alone / 1e6:.1f} ms, its backward {backward / 1e6:.1f} ms"
     )
-    print(
-        "  cap  buckets  modelled   measured  over best  95 % (paired by launch)  model off  result"
-    )
+    print("  cap  buckets  modelled   measured  over best  95 % (paired by run)  model off  result")
     off = {cap: (alone + (row.exposed_ns or 0)) / steps[cap] for cap, row in rows.items()}
     centre = geometric(off.values())  # all caps alike: what matters to a choice is the rest
     for cap in CAPS_MB:
@@ -173,7 +171,7 @@ def report(name: str, launches: list[Launch]) -> None:
     ratio, low, high = geometric_interval(
         [one.steps_ns[advised] / one.steps_ns[best] for one in launches]
     )
-    interval = "" if low is None else f" (95 % {low:.3f} to {high:.3f}, {len(launches)} launches)"
+    interval = "" if low is None else f" (95 % {low:.3f} to {high:.3f}, {len(launches)} runs)"
     holds = "includes" if (low or ratio) <= LIMIT else "DOES NOT include"
     if advised == best:
         interval = " (the same)"
@@ -185,7 +183,7 @@ def report(name: str, launches: list[Launch]) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    if sys.argv[2:] == ["launch"]:
+    if sys.argv[2:] == ["run"]:
         importlib.import_module("torch._dynamo")  # DDP does; here once and not in each rank
         found = fork_ranks(2, launch, free_port(), ROUNDS)[0]
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,9 +192,7 @@ def main() -> None:
         torchcoll.save(next(iter(found.values())).curve, folder / f"{now}-curve.jsonl")
         return
     launches = [pickle.loads(file.read_bytes()) for file in sorted(folder.glob("*.pickle"))]
-    title(
-        f"advice, gloo, 2 ranks, {len(launches)} launches, {ROUNDS} rounds of {STEPS} steps a cap"
-    )
+    title(f"advice, gloo, 2 ranks, {len(launches)} runs, {ROUNDS} rounds of {STEPS} steps a cap")
     for name in MODELS:
         report(name, [one[name] for one in launches])
 

@@ -1,8 +1,8 @@
 """How often does ``advise`` call a cap worse that is truly best, and one that is truly slower?
 
-Simulated campaigns: a true curve of all_reduce, launches of it with noise (a factor of the launch,
+Simulated campaigns: a true curve of all_reduce, runs of it with noise (a factor of the run,
 and one of each size), and true steps that differ from the model by an error of each cap, as real
-ones do (advice.py). ``advise`` sees the launches alone. A cap is truly best where its true step is
+ones do (advice.py). ``advise`` sees the runs alone. A cap is truly best where its true step is
 the least, truly slower where it is 1.10 to 1.15 of that.
 
     python tests/benchmarks/advice_simulation.py [CAMPAIGNS [MODEL_ERROR [SEED]]]
@@ -33,10 +33,10 @@ LAUNCHES = 6
 
 
 class SimulatedTimes:
-    """In place of a MeasuredCallTime, which reads its curves from files: centre, then launches."""
+    """In place of a MeasuredCallTime, which reads its curves from files: centre, then runs."""
 
     def __init__(self, curves: list[MeasuredCurve], launches: int) -> None:
-        self.curves, self.launches, self.hides = curves, launches, curves[0].hides
+        self.curves, self.runs, self.hides = curves, launches, curves[0].hides
 
     def of(self, collective: str, size_bytes: float, ranks: int, dtype: str | None) -> Duration:
         times_ns = tuple(curve.time_ns(size_bytes) for curve in self.curves)
@@ -103,12 +103,10 @@ def main() -> None:
         choices.MODEL_ERROR = float(sys.argv[2])
     seed = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     title(
-        f"advice, simulated: {count} campaigns of {LAUNCHES} launches each, allowance "
+        f"advice, simulated: {count} campaigns of {LAUNCHES} runs each, allowance "
         f"{choices.MODEL_ERROR:g}, seed {seed}"
     )
-    print(
-        "noise of a launch  error of the model  worse: truly best  worse: truly 10 to 15 % slower"
-    )
+    print("noise of a run  error of the model  worse: truly best  worse: truly 10 to 15 % slower")
     for noise in (0.03, 0.07, 0.12):
         for error in (0.0, 0.02, 0.03, 0.04):
             tally, rng = Tally(), random.Random(seed)

@@ -23,8 +23,8 @@ from pathlib import Path
 from common import title
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from made_launches import measured
-from made_launches import run as made_run
+from made_runs import measured
+from made_runs import run as made_run
 
 from torchcoll import load
 from torchcoll.comparison.prediction import error_summary

@@ -1,11 +1,11 @@
-"""Is what --beside says of CPUs what a bare script finds with the same threads?
+"""Is what --concurrent says of CPUs what a bare script finds with the same threads?
 
 Two gloo ranks, all_reduce of 4 MiB beside a matrix product of 1 MiB in one thread. torchcoll's
-launches and those of the bare script (a thread, a barrier and perf_counter_ns) take turns; shown
+runs and those of the bare script (a thread, a barrier and perf_counter_ns) take turns; shown
 is the ratio of their slowdowns and the difference of their overlaps, and as A/A the same of every
-other launch of the bare script against the launches between.
+other run of the bare script against the runs between.
 
-    python tests/benchmarks/beside.py [LAUNCHES]
+    python tests/benchmarks/beside.py [RUNS]
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ torch.set_num_threads(1)
 def ours(rank: int, port: int) -> tuple[float, float, int, int] | None:
     """Slowdown and overlap; calls and repeats of a block."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    spec = Spec(sizes=(SIZE_BYTES,), iters=20, check=False, beside="matmul:1M")
+    spec = Spec(sizes=(SIZE_BYTES,), iters=20, check=False, concurrent="matmul:1M")
     with opened(torch, SessionOptions(spec, Launch("benchmark", rank, RANKS, rank, RANKS))) as one:
         Sweep(one).run()
         if not one.run:
@@ -86,9 +86,7 @@ def of_bare(ranks: list[list[tuple[int, ...]]]) -> tuple[float, float]:
 
 def main() -> None:
     launches = int(sys.argv[1]) if len(sys.argv) > 1 else 12
-    title(
-        f"beside: {launches} launches, {RANKS} gloo ranks on {len(os.sched_getaffinity(0))} cores"
-    )
+    title(f"beside: {launches} runs, {RANKS} gloo ranks on {len(os.sched_getaffinity(0))} cores")
     own: list[Any] = []
     bares: list[tuple[float, float]] = []
     for _ in range(launches):

@@ -153,7 +153,7 @@ def main() -> None:
                 )
                 for launches in LAUNCHES if "compare" in parts else ():
                     simulated = comparisons(cases, change, noise, launches)
-                    row(f"{name}, {launches} launches", simulated, wanted, MOST["compare"])
+                    row(f"{name}, {launches} runs", simulated, wanted, MOST["compare"])
                 if "versus" in parts:
                     simulated = runs_of_versus(cases, change, noise)
                     row(f"{name}, versus", simulated, wanted, MOST["versus"])

@@ -5,8 +5,8 @@
 Logarithms of figures go through the model and the residuals of ``compare``, all repetitions at
 once; the outlier rule, Holm and the results are written here again for arrays. That this is what
 ``torchcoll compare`` does with result files is checked in every run (``agreement``): each result,
-ratio and p. A case of a launch has its own normal noise, ``shared`` noise is the same in all cases
-of a launch. Drift is a share a launch; an outlier is a launch at random, 30 % slow in all cases.
+ratio and p. A case of a run has its own normal noise, ``shared`` noise is the same in all cases
+of a run. Drift is a share a run; an outlier is a run at random, 30 % slow in all cases.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.units import counted
 from torchcoll.stats.needed import (
-    MOST_LAUNCHES,
+    MOST_RUNS,
     Target,
     asked,
-    launches_needed,
-    launches_range,
+    runs_needed,
+    runs_range,
 )
 from torchcoll.stats.ratios import LEVEL, ORDERED, ratio_of
 from torchcoll.stats.statistics import (
@@ -61,19 +61,19 @@ _END = {"status": "complete", "exit_code": 0, "wall_s": 1.0}
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is simulated. order: the sides in the order of their launches, or ``random``."""
+    """What is simulated. order: the sides in the order of their runs, or ``random``."""
 
     order: str
     noise: float = 0.01
     drift: float = 0.0
-    outlier: int = 0  # so many launches
+    outlier: int = 0  # so many runs
     change: float = 0.0
-    shared: float = 0.0  # share of the variance that all cases of a launch have in common
+    shared: float = 0.0  # share of the variance that all cases of a run have in common
     tails: str = "normal"
     cases: int = CASES
     factor: float = 1.0  # noise of the new side over that of the base
     noisier: int = CASES  # so many cases have the factor
-    step: float = 0.0  # of the machine, between the sixth and the seventh launch
+    step: float = 0.0  # of the machine, between the sixth and the seventh run
 
     def __str__(self) -> str:
         words = [f"{100 * self.noise:g} % {self.tails} noise"]
@@ -95,7 +95,7 @@ NAMES = {FIRST_A: "A-B", ABBA: "ABBA", ABAB: "ABAB", **UNEVEN}
 
 
 def sides_of(scenario: Scenario, rng: numpy.random.Generator) -> tuple[int, ...]:
-    """The side of each launch in order of time."""
+    """The side of each run in order of time."""
     order = {name: letters for letters, name in NAMES.items()}.get(scenario.order, ABAB)
     sides = [int(letter == "B") for letter in order]
     return tuple(rng.permutation(sides).tolist() if scenario.order == "random" else sides)
@@ -104,7 +104,7 @@ def sides_of(scenario: Scenario, rng: numpy.random.Generator) -> tuple[int, ...]
 def draw(
     scenario: Scenario, sides: tuple[int, ...], repetitions: int, rng: numpy.random.Generator
 ) -> numpy.ndarray:
-    """Logarithms [launch][repetition][case]."""
+    """Logarithms [run][repetition][case]."""
     shape = len(sides), repetitions, scenario.cases
     own, common = (_noise(scenario.tails, rng, size) for size in (shape, (*shape[:2], 1)))
     z = math.sqrt(1 - scenario.shared) * own + math.sqrt(scenario.shared) * common
@@ -131,7 +131,7 @@ def _noise(tails: str, rng: numpy.random.Generator, shape: tuple[int, ...]) -> n
 
 @dataclass(frozen=True)
 class Judged:
-    """[repetition][case]: faster and slower as -1 and 1, same, p and ratio; left_out: launches."""
+    """[repetition][case]: faster and slower as -1 and 1, same, p and ratio; left_out: runs."""
 
     differs: numpy.ndarray
     same: numpy.ndarray
@@ -141,7 +141,7 @@ class Judged:
 
 
 def judge(sides: tuple[int, ...], order: tuple[float, ...], logs: numpy.ndarray) -> Judged:
-    """All repetitions with these launches; those with outliers without them."""
+    """All repetitions with these runs; those with outliers without them."""
     found, (worst, far) = _once(sides, order, logs, 0)
     for launch in set(worst.tolist()):
         which = numpy.flatnonzero(worst == launch)
@@ -161,7 +161,7 @@ def judge(sides: tuple[int, ...], order: tuple[float, ...], logs: numpy.ndarray)
 def _once(
     sides: tuple[int, ...], order: tuple[float, ...], logs: numpy.ndarray, left_out: int
 ) -> tuple[Judged, tuple[numpy.ndarray, numpy.ndarray]]:
-    """With these launches alone, and of each repetition the worst of them and if it is too far."""
+    """With these runs alone, and of each repetition the worst of them and if it is too far."""
     model = model_of(sides, order)
     effect, _, rest = least_squares(model, logs)
     share = numpy.median(noise_share(model, rest), axis=1, keepdims=True)
@@ -199,7 +199,7 @@ def holm(p: numpy.ndarray) -> numpy.ndarray:
 
 @dataclass(frozen=True)
 class Found:
-    """Of all repetitions: with a false alarm, with the change found, with launches left out."""
+    """Of all repetitions: with a false alarm, with the change found, with runs left out."""
 
     alarms: int
     hits: int
@@ -240,7 +240,7 @@ ASKED = (
     ),
     *(Scenario(order) for order in ("A-B", "ABBA", "random", "ABAB")),
 )
-BESIDE = (
+CONCURRENT = (
     Scenario("ABBA", shared=1.0),
     Scenario("A-B", shared=1.0),
     Scenario("A-B", shared=0.5, drift=0.01, outlier=1),
@@ -279,7 +279,7 @@ POWERED = tuple(
 
 
 def report_alarms(scenarios: Sequence[Scenario], repetitions: int) -> None:
-    print(f"\n{'nothing changed':64}{'false alarm in any case':26}a launch left out")
+    print(f"\n{'nothing changed':64}{'false alarm in any case':26}a run left out")
     for scenario in scenarios:
         found = rates(scenario, repetitions)
         alarms = interval(found.alarms, repetitions)
@@ -299,7 +299,7 @@ def report_power(repetitions: int) -> None:
 
 
 def launch(logs: numpy.ndarray, number: int) -> Run:
-    """A launch that started ``number`` minutes after the first, one figure a case."""
+    """A run that started ``number`` minutes after the first, one figure a case."""
     results = []
     for place, log in enumerate(logs):
         asked_for = Case("all_reduce", 8 << place, "float32", "sum", None, True, "synchronized",
@@ -312,7 +312,7 @@ def launch(logs: numpy.ndarray, number: int) -> Run:
 
 
 def through_files(sides: tuple[int, ...], logs: numpy.ndarray) -> list[dict[str, object]]:
-    """The rows of ``torchcoll compare`` on the files of logs [launch][case]."""
+    """The rows of ``torchcoll compare`` on the files of logs [run][case]."""
     with tempfile.TemporaryDirectory() as folder:
         for number, (side, own) in enumerate(zip(sides, logs, strict=True)):
             save(launch(own, number), Path(folder) / "ba"[side] / f"{number}.jsonl")
@@ -333,7 +333,7 @@ def agreement(scenario: Scenario, repetitions: int, seed: int = 1) -> tuple[int,
         ours = judge(sides, tuple(map(float, range(len(sides)))), logs)
         for place, row in enumerate(through_files(sides, logs[:, 0])):
             differs, same = ours.differs[0, place], ours.same[0, place]
-            result = ("same" if same else "unclear", "slower", "faster")[differs]
+            result = ("same" if same else "inconclusive", "slower", "faster")[differs]
             numbers = (row["ratio"], row["p_value"])
             expected = (math.exp(ours.effect[0, place]), ours.p[0, place])
             total += 1
@@ -343,20 +343,20 @@ def agreement(scenario: Scenario, repetitions: int, seed: int = 1) -> tuple[int,
 
 def report_agreement(repetitions: int) -> None:
     print(f"\nthe same through files and torchcoll compare, {repetitions} comparisons a row")
-    for scenario in (ASKED[7], ASKED[-5], POWERED[8], BESIDE[2], NOISIER[15]):
+    for scenario in (ASKED[7], ASKED[-5], POWERED[8], CONCURRENT[2], NOISIER[15]):
         agree, total = agreement(scenario, repetitions)
         print(f"{scenario!s:64}{agree} of {total} cases agree", flush=True)
 
 
-# -- how many launches it needs ----------------------------------------------------------------
+# -- how many runs it needs ----------------------------------------------------------------
 
 TRUTHS = (0.0, 0.01, 0.015, 0.025, 0.03, 0.05, 0.1)
 NOISES = (0.01, 0.02, 0.05)
 
 
-def settled(truth: float, noise: float, launches: int, repetitions: int, seed: int = 2) -> float:
-    """How often so many launches a side, A B A B ..., give the true result at Holm's first level
-    of CASES, by simulated launches.
+def decided(truth: float, noise: float, launches: int, repetitions: int, seed: int = 2) -> float:
+    """How often so many runs a side, A B A B ..., give the true result at Holm's first level
+    of CASES, by simulated runs.
     """
     rng = numpy.random.default_rng([seed, launches, round(1e4 * truth), round(1e4 * noise)])
     sides = (0, 1) * launches
@@ -372,22 +372,22 @@ def settled(truth: float, noise: float, launches: int, repetitions: int, seed: i
 
 
 def report_needs(repetitions: int) -> None:
-    print(f"\n{'truth, noise':18}{'N':>5}   {'settled with N':>15}{'with N - 1':>12}")
+    print(f"\n{'truth, noise':18}{'N':>5}   {'decided with N':>15}{'with N - 1':>12}")
     what = asked(THRESHOLD, CASES)
     for change in TRUTHS:
         for noise in NOISES:
             truth = math.log1p(change)
-            number = launches_needed(what, ORDERED, truth, noise)
+            number = runs_needed(what, ORDERED, truth, noise)
             both = (number, number - 1) if number else ()
-            texts = [f"{settled(truth, noise, n, repetitions):.3f}" for n in both] or ["-", "-"]
+            texts = [f"{decided(truth, noise, n, repetitions):.3f}" for n in both] or ["-", "-"]
             name = f"{100 * change:g} %, {100 * noise:g} %"
             print(f"{name:18}{number or 'over 1000':>5}   {texts[0]:>15}{texts[1]:>12}", flush=True)
 
 
 def report_ranges(repetitions: int) -> None:
     print(
-        f"\nthe range that is printed, of unclear cases among {CASES} with 6 launches a side, "
-        f"{repetitions} a row\n{'truth, noise':18}{'N':>5}{'unclear':>10}{'holds N':>24}"
+        f"\nthe range that is printed, of inconclusive cases among {CASES} with 6 runs a side, "
+        f"{repetitions} a row\n{'truth, noise':18}{'N':>5}{'inconclusive':>10}{'holds N':>24}"
         f"{'N below it':>12}{'above':>8}   middle range"
     )
     what = asked(THRESHOLD, CASES)
@@ -398,7 +398,7 @@ def report_ranges(repetitions: int) -> None:
 
 def report_range(change: float, noise: float, what: Target, repetitions: int) -> None:
     truth = math.log1p(change)
-    number = launches_needed(what, ORDERED, truth, noise)
+    number = runs_needed(what, ORDERED, truth, noise)
     rng = numpy.random.default_rng([3, round(1e4 * change), round(1e4 * noise)])
     degrees, share = ORDERED.degrees(LAUNCHES), ORDERED.error(LAUNCHES)
     found: list[tuple[int, int]] = []
@@ -411,21 +411,21 @@ def report_range(change: float, noise: float, what: Target, repetitions: int) ->
         significant = (ratio.p_value or 0) < what.level and abs(effect) > what.limit
         inside = abs(effect) + special.stdtrit(degrees, 0.95) * spread * share < what.limit
         if not significant and not inside:
-            low, high = launches_range(what, ratio, LAUNCHES)
-            found.append((low or MOST_LAUNCHES + 1, high or MOST_LAUNCHES + 1))
+            low, high = runs_range(what, ratio, LAUNCHES)
+            found.append((low or MOST_RUNS + 1, high or MOST_RUNS + 1))
     name = f"{100 * change:g} %, {100 * noise:g} %"
     if len(found) < repetitions / 2:
         print(f"{name:18}{number or '>1000':>5}{100 * len(found) / tries:8.1f} %   too few")
         return
-    # Who is left unclear by six needs seven at least.
-    true = max(number or MOST_LAUNCHES + 1, LAUNCHES + 1)
+    # Who is left inconclusive by six needs seven at least.
+    true = max(number or MOST_RUNS + 1, LAUNCHES + 1)
     below, above = (sum(one) for one in zip(*((true < a, true > b) for a, b in found), strict=True))
     middle = [sorted(ends)[len(found) // 2] for ends in zip(*found, strict=True)]
     print(
         f"{name:18}{number or '>1000':>5}{100 * len(found) / tries:8.1f} %"
         f"{interval(len(found) - below - above, len(found)):>24}"
         f"{100 * below / len(found):10.1f} %{100 * above / len(found):6.1f} %   "
-        f"{middle[0]} to {middle[1] if middle[1] <= MOST_LAUNCHES else f'over {MOST_LAUNCHES}'}",
+        f"{middle[0]} to {middle[1] if middle[1] <= MOST_RUNS else f'over {MOST_RUNS}'}",
         flush=True,
     )
 
@@ -433,7 +433,7 @@ def report_range(change: float, noise: float, what: Target, repetitions: int) ->
 PARTS = {
     "agreement": lambda _: report_agreement(AGREEMENTS),
     "asked": lambda repetitions: report_alarms(ASKED, repetitions),
-    "beside": lambda repetitions: report_alarms(BESIDE, repetitions),
+    "concurrent": lambda repetitions: report_alarms(CONCURRENT, repetitions),
     "noisier": lambda repetitions: report_alarms(NOISIER, repetitions),
     "power": report_power,
     "needs": lambda repetitions: report_needs(4 * repetitions),
@@ -445,7 +445,7 @@ if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 4000
     title("compare, simulated")
     print(
-        f"{CASES} cases, {LAUNCHES} launches a side, threshold {100 * THRESHOLD:g} %, "
+        f"{CASES} cases, {LAUNCHES} runs a side, threshold {100 * THRESHOLD:g} %, "
         f"{count} comparisons a row"
     )
     for part in sys.argv[2:] or PARTS:

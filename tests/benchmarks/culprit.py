@@ -4,7 +4,7 @@
     culprit.py FILE none=300 path50=60 path70=60 slow=60 busy=20    until FILE has so many of each
     culprit.py FILE --short slow=20 busy=20 none=20     the same with 128K and 5 calls, 200 Mbit/s
 
-Each launch adds a line to FILE and its result file to FILE.runs, so a campaign of hours can be cut
+Each run adds a line to FILE and its result file to FILE.runs, so a campaign of hours can be cut
 anywhere (--seconds S) and goes on with the same command. path50 and path70: what two hosts send to
 each other goes at 50 or 70 % of the rate, their links being sound; slow: the link of one host at
 60 %; busy: a neighbour sends on one link; none: nothing is wrong, and nobody is to be named.
@@ -46,7 +46,7 @@ def busy_seconds() -> tuple[float, float, float]:
 
 
 def launched(made: Hosts, kind: str, number: int, folder: Path) -> dict[str, Any]:
-    """One launch: who was the culprit, who was named, and how busy the machine was."""
+    """One run: who was the culprit, who was named, and how busy the machine was."""
     culprits = _LINKS[number % len(_LINKS)] if kind in PATHS else (number % COUNT,)
     culprits = () if kind == "none" else culprits
     began, before = time.monotonic(), busy_seconds()
@@ -102,9 +102,7 @@ def table(rows: list[dict[str, Any]]) -> None:
         for name in ("ranks", "interrupts", "idle"):
             shares = sorted(row[f"{name}_share"] for row in own)
             low, middle, high = (shares[int(q * (len(shares) - 1))] for q in (0.05, 0.5, 0.95))
-            print(
-                f"  CPU {name}: {middle:.0%} (5 to 95 % of the launches: {low:.0%} to {high:.0%})"
-            )
+            print(f"  CPU {name}: {middle:.0%} (5 to 95 % of the runs: {low:.0%} to {high:.0%})")
 
 
 def _line(kind: str, rows: list[dict[str, Any]]) -> None:
@@ -117,7 +115,7 @@ def _line(kind: str, rows: list[dict[str, Any]]) -> None:
             others[_words(expected, row["named"])] += 1
     text = f"  {kind}: {right} of {len(rows)} right"
     if kind == "none":
-        text = f"  none: {len(rows) - right} of {len(rows)} healthy launches accuse somebody"
+        text = f"  none: {len(rows) - right} of {len(rows)} healthy runs accuse somebody"
         if right == len(rows):  # 95 %; Hanley and Lippman-Hand, JAMA 249, 1983
             text += f" (below {3 / len(rows):.1%}, rule of three)"
     if kind in PATHS:
@@ -141,7 +139,7 @@ def _words(expected: list[str], found: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
-    parser.add_argument("asked", nargs="*", metavar="KIND=LAUNCHES")
+    parser.add_argument("asked", nargs="*", metavar="KIND=RUNS")
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     reported = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Who is named when a rank fails: faults on each of three ranks, and what the launch says of it.
+"""Who is named when a rank fails: faults on each of three ranks, and what the run says of it.
 
 ``forked``: ranks forked from one Python, with the variables of a launcher. ``torchrun`` and
-``mpirun`` (Open MPI): the launcher itself. A cell says who was named; ``!`` marks a launch in which
+``mpirun`` (Open MPI): the launcher itself. A cell says who was named; ``!`` marks a run in which
 innocent ranks were named and the culprit was not. ``told``: what failed is no rank, and it is named
-(a disk, a folder, the store). ``nothing to tell``: this rank can do that, and the launch is
+(a disk, a folder, the store). ``nothing to tell``: this rank can do that, and the run is
 complete (rank 1 uses no disk). Faults of networks are made between namespaces, and need root.
 
 Usage: faults.py [forked|torchrun|mpirun [FAULT ...]]
@@ -35,7 +35,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 RANKS = 3
-# Real launches start Python, on a busy machine.
+# Real runs start Python, on a busy machine.
 TIMEOUT_S = 20 if {"--rank", "torchrun", "mpirun"} & {*sys.argv} else 6
 ARGUMENTS = f"--sizes 8,16 -n 30 -T {TIMEOUT_S} --quiet --output"
 Setup = Callable[[], None]
@@ -399,7 +399,7 @@ def accused(line: str) -> set[int]:
 
 
 def verdict(fault: str, victim: int, lines: list[str], end: str) -> str:
-    """named, or what else the lines of a launch come to."""
+    """named, or what else the lines of a run come to."""
     named: set[int] = set().union(*map(accused, lines)) if lines else set()
     if fault in TOLD and not named - {victim}:
         if any(re.search(TOLD[fault], line) for line in lines):
@@ -413,11 +413,11 @@ def verdict(fault: str, victim: int, lines: list[str], end: str) -> str:
     return f"! {', '.join(map(str, sorted(named)))}" if named else "nobody"
 
 
-# -- launches --------------------------------------------------------------------------------------
+# -- runs --------------------------------------------------------------------------------------
 
 
 def as_rank(fault: str, victim: int, path: str, rank: int) -> None:
-    """What one rank of a real launch, or a forked one, does."""
+    """What one rank of a real run, or a forked one, does."""
     from torchcoll.bench.main import main
 
     sys.argv[1:] = [*ARGUMENTS.split(), path]
@@ -638,7 +638,7 @@ def main() -> None:
 
     title(f"faults: {RANKS} ranks, {launcher}, all_reduce, --timeout {TIMEOUT_S}")
     counts: dict[str, int] = {}
-    for fault in faults:  # three launches side by side: they mostly wait
+    for fault in faults:  # three runs side by side: they mostly wait
         found = fork_ranks(RANKS, lambda victim, fault=fault: one(launcher, fault, victim))
         for each in found:
             counts[each["verdict"]] = counts.get(each["verdict"], 0) + 1

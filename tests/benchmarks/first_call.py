@@ -10,10 +10,10 @@ over the time from the last rank's start to the last rank's end.
 
 On a connected communicator (``connected``):
 
-55 cases of all_reduce, each 64 B larger than the last, in one launch of 2 gloo ranks: nothing but
+55 cases of all_reduce, each 64 B larger than the last, in one run of 2 gloo ranks: nothing but
 the size is new to a case, so its first call should take what the others take. First call over the
-median of the steady ones, and the second call over it; a median over the cases of a launch, and
-over all launches. A/A: the first steady call over the median. Skew: how far apart the ranks of this
+median of the steady ones, and the second call over it; a median over the cases of a run, and
+over all runs. A/A: the first steady call over the median. Skew: how far apart the ranks of this
 host entered the first call, by cold_start_ns.
 
     chrt -r 1 python tests/benchmarks/first_call.py [new|connected]
@@ -153,7 +153,7 @@ def report_connected() -> None:
         every += found
         first, second, steady, skew = (statistics.median(c) for c in zip(*found, strict=True))
         print(
-            f"launch {launch + 1}: first / median {first:.2f}, second {second:.2f}, "
+            f"run {launch + 1}: first / median {first:.2f}, second {second:.2f}, "
             f"a steady call (A/A) {steady:.2f}; skew of the first call {skew / 1000:.1f} us",
             flush=True,
         )

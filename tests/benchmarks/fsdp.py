@@ -1,12 +1,12 @@
 """What FSDP2's steps take, against what ``advise`` says of them from measured curves.
 
-Each launch, forked gloo ranks, measures the curves of all_gather, reduce_scatter and all_reduce,
+Each run, forked gloo ranks, measures the curves of all_gather, reduce_scatter and all_reduce,
 the forward and backward pass without FSDP2 on all ranks at once, and real steps with six settings:
 1, 2 or all blocks a unit, parameters resharded after the forward pass or kept; in shuffled rounds.
 ``advise`` gets the plans of these settings, the curves and the passes; it sees no step.
 
-    python tests/benchmarks/fsdp.py FOLDER RANKS launch    one more launch, about a minute
-    python tests/benchmarks/fsdp.py FOLDER RANKS           what the launches in it tell
+    python tests/benchmarks/fsdp.py FOLDER RANKS run    one more run, about a minute
+    python tests/benchmarks/fsdp.py FOLDER RANKS           what the runs in it tell
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Model(nn.Module):
 
 @dataclass
 class Launch:
-    """What one launch measured. Times in ns."""
+    """What one run measured. Times in ns."""
 
     curve: Run
     forward_ns: float
@@ -139,7 +139,7 @@ def launch(rank: int, ranks: int, port: int) -> Launch:
 
 def main() -> None:
     folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
-    if sys.argv[3:] == ["launch"]:
+    if sys.argv[3:] == ["run"]:
         importlib.import_module("torch._dynamo")
         found = fork_ranks(ranks, launch, ranks, free_port())[0]
         folder.mkdir(parents=True, exist_ok=True)
@@ -156,9 +156,9 @@ def interval(ratios: Sequence[float]) -> str:
 
 
 def report(ranks: int, launches: list[Launch]) -> None:
-    """Of each launch its own prediction is set against its own steps."""
+    """Of each run its own prediction is set against its own steps."""
     title(
-        f"fsdp, gloo, {ranks} ranks, {len(launches)} launches, {ROUNDS} rounds of {STEPS} steps a "
+        f"fsdp, gloo, {ranks} ranks, {len(launches)} runs, {ROUNDS} rounds of {STEPS} steps a "
         "setting"
     )
     passes = [one.forward_ns + one.backward_ns for one in launches]

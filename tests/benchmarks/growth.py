@@ -3,8 +3,8 @@
     python tests/benchmarks/growth.py [CURVES]
 
 Each part of a curve grows over the range of ranks by its share of the time on the fewest ranks;
-noise is normal in the logarithm, of each launch. A mixture has no name: any law is a wrong one, the
-larger part too. Ranks 2 4 8; 2 3 4 8 and 2 4 8 16; 2 4 8 16 32; with 3 and with 6 launches on each.
+noise is normal in the logarithm, of each run. A mixture has no name: any law is a wrong one, the
+larger part too. Ranks 2 4 8; 2 3 4 8 and 2 4 8 16; 2 4 8 16 32; with 3 and with 6 runs on each.
 `wrong in a cell`: the worst of those that are pooled in a row, each of CURVES curves.
 """
 

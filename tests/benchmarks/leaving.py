@@ -1,6 +1,6 @@
-"""Launches of many ranks on a busy machine: how all of them leave, and what their files say.
+"""Runs of many ranks on a busy machine: how all of them leave, and what their files say.
 
-Usage: leaving.py [LAUNCHES [RANKS [OTHER PROCESSES THAT SPIN]]]
+Usage: leaving.py [RUNS [RANKS [OTHER PROCESSES THAT SPIN]]]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def load(processes: int) -> Iterator[None]:
 
 def main() -> None:
     launches, ranks, others = [*map(int, sys.argv[1:]), *(20, 64, 2)[len(sys.argv) - 1 :]]
-    title(f"leaving: {launches} launches of {ranks} ranks, beside {others} processes that spin")
+    title(f"leaving: {launches} runs of {ranks} ranks, beside {others} processes that spin")
     stories: Counter[str] = Counter()
     with load(others), tempfile.TemporaryDirectory() as folder:
         for number in range(launches):

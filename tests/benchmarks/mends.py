@@ -44,7 +44,7 @@ ODD = "found = _not_waiting(words, names) or _out_of_step(words, names) or _owin
 MENDS = (
     Mend(
         "1",
-        "a launch without one measured case is no success",
+        "a run without one measured case is no success",
         "core/result.py",
         {'if not bad and not any(result.status == "ok" for result in results):': "if False:"},
         REFUSED,
@@ -212,7 +212,7 @@ MENDS = (
         "8",
         "each rank of a pinned host has its own cores",
         "machine/doctor_facts.py",
-        {"own if rank == launch.local_rank else self.neighbours.get(rank, other)": "own"},
+        {"own if rank == run.local_rank else self.neighbours.get(rank, other)": "own"},
         "machine/test_doctor.py",
     ),
     Mend(

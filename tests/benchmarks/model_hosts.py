@@ -1,9 +1,9 @@
 """Collectives over 2, 3, 4, 6 and 8 hosts with links of a known rate, for benchmarks/model.py.
 
-    python tests/benchmarks/model_hosts.py FOLDER [--mbit 100] [--launches 1] 2 3 4 6 8
+    python tests/benchmarks/model_hosts.py FOLDER [--mbit 100] [--runs 1] 2 3 4 6 8
 
 The hosts are network namespaces on one bridge, each behind a token-bucket link (root, ip and tc
-needed). FOLDER gets a result file a launch, and a line in idle.txt: how busy the machine was, for
+needed). FOLDER gets a result file a run, and a line in idle.txt: how busy the machine was, for
 a link is what is measured only where the CPUs are idle. goodput.json: what plain sockets get on the
 same links, which is what a collective can get: the filter counts headers too. One host sends to
 another, or each to the next one at once, so that acknowledgements go between the data of a ring.
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("counts", nargs="+", type=int)
     parser.add_argument("--mbit", type=float, default=100.0)
-    parser.add_argument("--launches", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=1)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     arguments = f"--collectives {COLLECTIVES} --sizes {SIZES} -n 8 -w 1 -c 0"
@@ -119,7 +119,7 @@ def main() -> None:
             one, ring = known[str(count)]
             print(f"{count} hosts, plain sockets: {one:.1f} Mbit/s one way, {ring:.1f} in a ring")
             rates.write_text(json.dumps(known))
-        for launch in range(asked.launches):
+        for launch in range(asked.runs):
             name = f"{count}hosts-{launch + 1}"
             if (asked.folder / f"{name}.jsonl").exists():
                 continue

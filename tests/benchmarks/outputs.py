@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 GLOO = "results/gloo-oneccl-2ranks"
-FIRST = f"{GLOO}/launch-1.jsonl"
+FIRST = f"{GLOO}/run-1.jsonl"
 A100 = "results/a100-8gpu-baseline/curve.jsonl"
 H200 = "results/h200-8gpu-kernels"
 MOVES = "results/nccl-transitions/a100-8gpu.jsonl"
@@ -74,16 +74,16 @@ def commands() -> list[str]:
         f"compare {ccl} {gloo} --fail-on slower:5%",
         f"compare {gloo} {ccl} --fit",
         f"compare {gloo} {ccl} --by size",
-        f"compare {gloo} {ccl} --only unclear",
+        f"compare {gloo} {ccl} --only inconclusive",
         f"compare {gloo} {ccl} --filter all_reduce",
         f"compare {kernels} --all",
         f"compare {kernels} --fit",
         f"compare {A100} {H200}/generic.jsonl",
         f"compare {GLOO} {A100}",
-        f"compare {FIRST} {GLOO}/launch-2.jsonl",
+        f"compare {FIRST} {GLOO}/run-2.jsonl",
         f"show {GLOO}",
         f"show {GLOO} --format json",
-        f"show {GLOO} --against {FIRST}",
+        f"show {GLOO} --baseline {FIRST}",
         f"show {COLD}",
         f"show {H200}",
         f"scaling {COLD} --sizes 1K,1M",

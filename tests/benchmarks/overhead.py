@@ -1,10 +1,11 @@
 """Does the timed loop change what it measures? Its calls against those of a bare loop.
 
 Blocks follow each other without a pause here, so what a case does between its batches (a gather, a
-decision, a refill, and the lead calls after them) is not in these figures: steady.py has whole
+decision, a refill, and the ramp-up calls after them) is not in these figures: steady.py has whole
 cases beside a bare loop of the same pacing. That is why a review of whole cases found 1.026, 1.077
 and 1.017 at 8 B, 64K and 1M where this found 0.991, 1.017 and 0.987: both were right, of different
-things. Its medians had the slow calls after each interruption in them; now lead calls take those.
+things. Its medians had the slow calls after each interruption in them; now ramp-up
+calls take those.
 
 Both align by a barrier before every call, on the group of a torchcoll Session whose watchdog runs.
 300 pairs of blocks in one process pair, each pair in random order; the A/A row compares the bare

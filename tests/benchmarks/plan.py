@@ -1,6 +1,6 @@
 """Is the communication of a planned step what the step then takes? Four gloo ranks, DDP and FSDP2.
 
-Each launch measures all_reduce, all_gather and reduce_scatter over sizes, alone and beside a matrix
+Each run measures all_reduce, all_gather and reduce_scatter over sizes, alone and beside a matrix
 product, and a model is fitted to either. The plan is made on meta, from the model's code: DDP's
 buckets, FSDP2's shards. Then the step is really run, captured, and each of its calls is measured
 alone, twice.
@@ -8,10 +8,10 @@ alone, twice.
 The measured communication of a step is the time in which any of its calls was in flight, each from
 when its last rank had issued it until it had ended (a call that waits behind another one counts
 once: the sum of durations counts it for as often as it waits); of the ranks and of several steps
-the median. All figures are ratios of one launch; the row 'alone again' is how far the same calls
+the median. All figures are ratios of one run; the row 'alone again' is how far the same calls
 alone differ from themselves.
 
-    python tests/benchmarks/plan.py [LAUNCHES]
+    python tests/benchmarks/plan.py [RUNS]
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Launch:
     """curve, beside, alone: of rank 0; captured: of rank 0."""
 
     curve: Run
-    beside: Run
+    concurrent: Run
     alone: dict[str, list[Run]]
     captured: dict[str, Traffic]
 
@@ -88,16 +88,16 @@ def launch(rank: int, port: int) -> Any:
     spec = torchcoll.Spec(collectives=COLLECTIVES, sizes=SIZES, max_time_s=0.25)
     curve = torchcoll.run(spec)
     spec = torchcoll.Spec(
-        collectives=COLLECTIVES, sizes=WORK_SIZES, iters=5, beside=WORK, check=False
+        collectives=COLLECTIVES, sizes=WORK_SIZES, iters=5, concurrent=WORK, check=False
     )
-    beside = torchcoll.run(spec)
+    concurrent = torchcoll.run(spec)
     captured, alone = {}, {}
     for kind in ("DDP", "FSDP2"):
         captured[kind] = stepped(kind)
         own = planned(kind).spec(max_time_s=0.25)
         alone[kind] = [torchcoll.run(own), torchcoll.run(own)]
     dist.barrier()
-    return captured if rank else Launch(curve or Run(), beside or Run(), alone, captured)
+    return captured if rank else Launch(curve or Run(), concurrent or Run(), alone, captured)
 
 
 def stepped(kind: str) -> Traffic:
@@ -164,13 +164,13 @@ def main() -> None:
     launches = int(sys.argv[1]) if len(sys.argv) > 1 else LAUNCHES
     title("plan: predicted against measured communication of a step")
     print(
-        f"{launches} launches of {RANKS} gloo ranks, layers {WIDTHS}, "
-        f"scipy {importlib.metadata.version('scipy')}; ratios, geometric means over launches"
+        f"{launches} runs of {RANKS} gloo ranks, layers {WIDTHS}, "
+        f"scipy {importlib.metadata.version('scipy')}; ratios, geometric means over runs"
     )
     found: list[tuple[Launch, list[Any], list[dict[str, Projection]]]] = []
     for _ in range(launches):
         ranks = fork_ranks(RANKS, launch, free_port())
-        models = (fit_model([ranks[0].curve]), fit_model([ranks[0].beside], beside=True))
+        models = (fit_model([ranks[0].curve]), fit_model([ranks[0].concurrent], concurrent=True))
         plans = [
             {kind: plan_traffic(one.model, planned(kind), [], None) for kind in ("DDP", "FSDP2")}
             for one in models
@@ -180,14 +180,14 @@ def main() -> None:
 
 
 def told(found: Sequence[tuple[Launch, list[Any], list[dict[str, Projection]]]]) -> None:
-    """Of all launches so far: the last is the result."""
+    """Of all runs so far: the last is the result."""
     launches = len(found)
-    print(f"\nafter {counted(launches, 'launch')}")
+    print(f"\nafter {counted(launches, 'run')}")
     for kind in ("DDP", "FSDP2"):
         alone = [[alone_ns(run, planned(kind)) for run in own.alone[kind]] for own, _, _ in found]
         steps = [in_step([ranks[kind] for ranks in captured]) for _, captured, _ in found]
         real = [flight for flight, _ in steps]
-        plan, beside = ([plans[n][kind].step.comm_ns for _, _, plans in found] for n in (0, 1))
+        plan, concurrent = ([plans[n][kind].step.comm_ns for _, _, plans in found] for n in (0, 1))
         calls = len(planned(kind).calls[0])
         print(f"{kind}, {calls} calls a step")
         row("alone again / alone (A/A)", [(b, a) for a, b in alone])
@@ -197,14 +197,15 @@ def told(found: Sequence[tuple[Launch, list[Any], list[dict[str, Projection]]]])
         row("planned / in the step", [(p[0], r) for p, r in zip(plan, real, strict=True)])
         row(
             f"planned beside {WORK} / in the step",
-            [(p[0], r) for p, r in zip(beside, real, strict=True)],
+            [(p[0], r) for p, r in zip(concurrent, real, strict=True)],
         )
         inside = sum(p[1] <= a[0] <= p[2] for p, a in zip(plan, alone, strict=True))
         held, also = (
-            sum(p[1] <= r <= p[2] for p, r in zip(own, real, strict=True)) for own in (plan, beside)
+            sum(p[1] <= r <= p[2] for p, r in zip(own, real, strict=True))
+            for own in (plan, concurrent)
         )
         print(
-            f"  the plan's interval holds the calls alone in {inside} of {launches} launches, the "
+            f"  the plan's interval holds the calls alone in {inside} of {launches} runs, the "
             f"step in {held}, beside {WORK} in {also}"
         )
 

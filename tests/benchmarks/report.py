@@ -1,6 +1,6 @@
-"""What a report of many launches takes: seconds of CPU and of the clock, and the size of the page.
+"""What a report of many runs takes: seconds of CPU and of the clock, and the size of the page.
 
-python tests/benchmarks/report.py [LAUNCHES [SIZES]] (default 100 launches of 30 sizes, synthetic: 8
+python tests/benchmarks/report.py [RUNS [SIZES]] (default 100 runs of 30 sizes, synthetic: 8
 ranks, 100 calls a case, log-normal times about latency + size / bandwidth, seed 0)
 """
 
@@ -63,7 +63,7 @@ def launch(number: int, sizes: int, rng: random.Random) -> Run:
 def main() -> None:
     launches, sizes = (int(one) for one in [*sys.argv[1:], "100", "30"][:2])
     print(f"{date.today()}, torchcoll {torchcoll.__version__}, Python {platform.python_version()}")
-    print(f"{launches} synthetic launches x {sizes} sizes, {RANKS} ranks, {CALLS} calls a case")
+    print(f"{launches} synthetic runs x {sizes} sizes, {RANKS} ranks, {CALLS} calls a case")
     with tempfile.TemporaryDirectory() as folder:
         rng = random.Random(0)
         for number in range(launches):

@@ -44,7 +44,7 @@ def synthetic(ranks: int) -> Run:
                 size_bytes=sizing.size_bytes,
                 cold_ns=[row[:COLD] for row in samples],
                 time_ns={"host": [row[COLD:] for row in samples]},
-                settled=3,
+                steady_after=3,
                 stop="count",
             )
         )

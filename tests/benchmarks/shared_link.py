@@ -5,9 +5,9 @@ python tests/benchmarks/shared_link.py [MBIT]     100 Mbit/s
 
 busbw counts what a rank sends over the link one way: S bytes for an all_reduce of S on two ranks.
 The rate of the link is what one collective alone gets. Expected: two at once have half of it each
-and all of it together, on groups of their own (--groups) and as calls and work (--beside); with an
-offset of half a call, the other half is shared: 1.5 times as long for both; beside UDP at 40 % of
-the rate of the link one way, what is left of it.
+and all of it together, on groups of their own (--groups) and as calls and work (--concurrent); with
+an offset of half a call, the other half is shared: 1.5 times as long for both; with UDP at 40 %
+of the rate of the link one way, what is left of it.
 """
 
 from __future__ import annotations
@@ -119,13 +119,13 @@ def main() -> None:
         said("two groups at once, the sum in Mbit/s", sum(both), alone)
         for place, own in enumerate(both):
             said(f"  slowdown of group {place}", alone / own, 2.0)
-        (one,) = overlaps(measured(made, folder, 2, "--groups div:2 --beside all_reduce:div:2"))
+        (one,) = overlaps(measured(made, folder, 2, "--groups div:2 --concurrent all_reduce:div:2"))
         assert one.busbw_gbps
         said("calls beside another all_reduce, slowdown", one.slowdown.value, 2.0)
         said("  slowdown of the other", one.work_slowdown.value, 2.0)
         said("  the sum at once in Mbit/s", 8000 * one.busbw_gbps[1], 8000 * one.busbw_gbps[0])
         half_ns = one.calls_ns / 2
-        words = f"--groups div:2 --beside all_reduce:div:2 --offset {half_ns / 1e6:.0f}ms"
+        words = f"--groups div:2 --concurrent all_reduce:div:2 --offset {half_ns / 1e6:.0f}ms"
         for way in overlaps(measured(made, folder, 2, words)):
             late = way.offset_ns or 0.0
             print(f"single calls, the other {late / 1e6:.0f} ms after it")
@@ -133,9 +133,9 @@ def main() -> None:
             said("  slowdown", way.slowdown.value, 2.0 - late / way.calls_ns)
             said("  slowdown of the other", way.work_slowdown.value, 2.0 - late / way.calls_ns)
         with stream(made, SHARE * mbit) as arrived:
-            (beside,) = rates(measured(made, folder, 2, "--beside external:udp"))
-        print(f"beside UDP, of which {arrived[0]:.1f} Mbit/s arrived: {beside:.1f} Mbit/s")
-        said("  left, of alone", beside / alone, 1 - arrived[0] / mbit)
+            (concurrent,) = rates(measured(made, folder, 2, "--concurrent background:udp"))
+        print(f"beside UDP, of which {arrived[0]:.1f} Mbit/s arrived: {concurrent:.1f} Mbit/s")
+        said("  left, of alone", concurrent / alone, 1 - arrived[0] / mbit)
 
 
 if __name__ == "__main__":

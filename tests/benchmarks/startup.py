@@ -1,4 +1,4 @@
-"""What torchcoll adds to a launch: one size, 10 calls, against a bare script that does the same.
+"""What torchcoll adds to a run: one size, 10 calls, against a bare script that does the same.
 
 Both under torchrun with 2 gloo ranks, 10 interleaved pairs. The bare script makes the 3 cold, 10
 steady and 1 verifying calls; torchcoll may make up to 17 cold calls more until they settle, and 50

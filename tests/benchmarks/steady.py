@@ -141,8 +141,8 @@ ROWS = {
     "places": f"first {FIRST} places of a batch over the rest",
     "bare": "torchcoll -n 100 over a bare loop, same pacing",
     "stream": f"back to back -n {STREAM} over a bare loop",
-    # Nothing of torchcoll: what batches of 5, 10 and 5 without lead calls do by themselves.
-    "interrupted": "a bare loop in 5, 10, 5 without lead calls over it",
+    # Nothing of torchcoll: what batches of 5, 10 and 5 without ramp-up calls do by themselves.
+    "interrupted": "a bare loop in 5, 10, 5 without ramp-up calls over it",
 }
 
 if __name__ == "__main__":

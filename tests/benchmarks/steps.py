@@ -19,7 +19,7 @@ from torchcoll.core.intervals import Span, Union, merged
 from torchcoll.importers import traces
 from torchcoll.training.clocks import measured_offsets
 from torchcoll.training.joined import join_ranks
-from torchcoll.training.whole_step import beside
+from torchcoll.training.whole_step import uncovered
 
 
 def spans(path: str, copies: bool) -> tuple[list[Span], list[Span]]:
@@ -52,7 +52,7 @@ def hta(path: str, idle: str, compute: str, overlap: str, window_us: str) -> Non
     window = float(window_us) * 1000
     ours_idle = 1 - total([*cut(sent), *cut(busy)]) / window
     sent, busy = map(cut, spans(path, copies=False))
-    alone = sum(end - start for start, end in beside(sent, busy))
+    alone = sum(end - start for start, end in uncovered(sent, busy))
     ours = (ours_idle, total(busy) / window, 1 - alone / total(sent))
     print(Path(path).name)
     for name, mine, theirs in zip(

@@ -2,7 +2,7 @@
 
 Every collective on gloo ranks, --mode back-to-back. The true period is a wall clock around each
 whole batch, between two barriers, by a wrapper around the device that torchcoll knows nothing of;
-it has the lead calls in it. Beside the row's figure over it stand what was shown before (the
+it has the ramp-up calls in it. Beside the row's figure over it stand what was shown before (the
 median, and the mean, of the maxima over ranks), and as A/A the true period of rank 0 over that of
 the last.
 

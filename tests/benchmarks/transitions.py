@@ -11,7 +11,7 @@ they are equal (`kink`), two that the library hands over from 2 to 8 times too e
 whose bandwidth is 1.3 to 4 times as high from some size on without a jump (`bend`), or with two
 steps (`two`): these at any place of the sweep alike. Curves where some law has fewer than 4 sizes
 are counted apart. Then, alike: one law whose slope is 1.5 to 4 times as steep from some size on,
-without a jump (`steep`), and the median of three launches of one law, one of which took 3 or 8
+without a jump (`steep`), and the median of three runs of one law, one of which took 3 or 8
 times as long at one size (`once x3`, `once x8`).
 
 shown: a transition is printed. named: with a law on both sides, and a jump or none. holds: every

@@ -1,12 +1,12 @@
-"""How often the rule of ``torchcoll versus`` is wrong, and how many launches it takes.
+"""How often the rule of ``torchcoll versus`` is wrong, and how many runs it takes.
 
     python tests/benchmarks/versus.py [RUNS [PART...]]
 
-Each row simulates so many whole runs of versus: launches in turn, a look after every round, repeats
-of launches that are outliers, the end. The rule is the shipped one (``Looks``, ``due``), and so is
+Each row simulates so many whole runs of versus: runs in turn, a look after every round, repeats
+of runs that are outliers, the end. The rule is the shipped one (``Looks``, ``due``), and so is
 the linear model; the outlier rule is written here again for arrays. That all of it is what
 ``torchcoll versus`` does with result files is checked in ``agreement``. Noise is normal, of every
-case of every launch; an outlier is one of the first three launches of a side, 30 % slow in all
+case of every run; an outlier is one of the first three runs of a side, 30 % slow in all
 cases.
 """
 
@@ -28,7 +28,7 @@ from scipy import stats
 from torchcoll.comparison.versus import Versus
 from torchcoll.core.file import save
 from torchcoll.matrix.axes import Cell
-from torchcoll.matrix.blocks import LaunchPlan
+from torchcoll.matrix.blocks import RunPlan
 from torchcoll.matrix.launch_command import command_of
 from torchcoll.stats.needed import asked, power
 from torchcoll.stats.ratios import ORDERED
@@ -45,7 +45,7 @@ from torchcoll.stats.statistics import (
 CASES = 25
 CHANGED = 12  # the number of the case that changes, where one does
 THRESHOLD = 0.02
-MOST = 30  # launches a side, as versus has it
+MOST = 30  # runs a side, as versus has it
 FIXED = 6
 OUTLIER = 0.3
 AGREEMENTS = 5
@@ -53,8 +53,8 @@ AGREEMENTS = 5
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is simulated. factor: noise of the new side over that of the base; on: to MOST launches,
-    whatever is settled; until: no further than to where the change is found.
+    """What is simulated. factor: noise of the new side over that of the base; on: to MOST runs,
+    whatever is decided; until: no further than to where the change is found.
     """
 
     noise: float
@@ -83,7 +83,7 @@ class Scenario:
 
 @dataclass
 class One:
-    """One run. out: the places of the launches that are left out; found: the round in which the
+    """One run. out: the places of the runs that are left out; found: the round in which the
     case that changed was first shown to differ.
     """
 
@@ -97,7 +97,7 @@ class One:
     alarm: bool = False
     same: bool = False
     repeats: int = 0
-    figures: numpy.ndarray | None = None  # logarithms [launch][case]
+    figures: numpy.ndarray | None = None  # logarithms [run][case]
     last: Decided | None = None
 
     def kept(self) -> dict[int, int]:
@@ -142,7 +142,7 @@ def simulate(scenario: Scenario, runs: int, seed: int = 0) -> list[One]:
 
 
 def _drawn(scenario: Scenario, runs: int, rng: numpy.random.Generator) -> numpy.ndarray:
-    """Noise [launch][run][case]: of more launches than there are ever."""
+    """Noise [run][run][case]: of more runs than there are ever."""
     return scenario.noise * rng.standard_normal((2 * MOST + 20, runs, scenario.cases))
 
 
@@ -189,7 +189,7 @@ def _furthest(
 
 
 def seen_of(sides: Sequence[int], keep: Sequence[int], logs: numpy.ndarray) -> Seen:
-    """Of logs [launch][run][case]."""
+    """Of logs [run][run][case]."""
     model = model_of(tuple(sides[p] for p in keep), tuple(map(float, keep)))
     effect, _, rest = least_squares(model, logs[list(keep)])
     share = numpy.median(noise_share(model, rest), axis=1, keepdims=True)
@@ -222,7 +222,7 @@ def _look(
             one.alarm = one.alarm or alarm if scenario.on else alarm
             one.last = found
             one.same = bool(found.same[scenario.changed])
-            why = "settled" if found.settled.all() else "futile" if found.futile else ""
+            why = "decided" if found.decided.all() else "futile" if found.futile else ""
             why = "found" if scenario.until and one.found else why
             if number == MOST or (why and not scenario.on):
                 one.ended, one.why = number, why or "most"
@@ -241,7 +241,7 @@ def _ends(found: Sequence[One]) -> str:
     ways = collections.Counter(one.why for one in found)
     ended = sum(one.ended for one in found) / len(found)
     text = f"{ended:5.1f}   " + ", ".join(
-        f"{100 * ways[why] / len(found):.0f} % {why}" for why in ("settled", "futile", "most")
+        f"{100 * ways[why] / len(found):.0f} % {why}" for why in ("decided", "futile", "most")
     )
     return f"{text}; {100 * sum(one.repeats > 0 for one in found) / len(found):.1f} % with a repeat"
 
@@ -269,7 +269,7 @@ CHANGES = tuple(
 
 
 def report_equal(scenarios: Sequence[Scenario], runs: int) -> None:
-    print(f"\n{'nothing changed':44}{'a false difference':24}launches a side, how it ended")
+    print(f"\n{'nothing changed':44}{'a false difference':24}runs a side, how it ended")
     for scenario in scenarios:
         found = simulate(scenario, runs)
         alarms = interval(sum(one.alarm for one in found), runs)
@@ -277,7 +277,7 @@ def report_equal(scenarios: Sequence[Scenario], runs: int) -> None:
 
 
 def report_threshold(runs: int) -> None:
-    print(f"\n{'changed by the threshold':44}{'called the same':24}launches a side, how it ended")
+    print(f"\n{'changed by the threshold':44}{'called the same':24}runs a side, how it ended")
     for scenario in AT_THRESHOLD:
         found = simulate(scenario, runs)
         same = interval(sum(one.same for one in found), runs)
@@ -306,9 +306,9 @@ def report_changes(scenarios: Sequence[Scenario], runs: int) -> None:
 
 
 def through_files(one: One) -> tuple[int, list[str]]:
-    """(rounds, results) of ``Versus`` on the files of this run's launches, as it asks for them."""
+    """(rounds, results) of ``Versus`` on the files of this run's runs, as it asks for them."""
     command = command_of(["python", "-m", "torchcoll.allreduce"])
-    plan = LaunchPlan(command, [Cell("A"), Cell("B")], MOST, 0)
+    plan = RunPlan(command, [Cell("A"), Cell("B")], MOST, 0)
     with tempfile.TemporaryDirectory() as folder:
         state = Versus(plan, Path(folder), THRESHOLD, MOST, MOST)
         place = 0
@@ -326,7 +326,9 @@ def report_agreement(runs: int) -> None:
         agree = 0
         for one in simulate(scenario, runs, seed=1):
             names = zip(one.last.differs.tolist(), one.last.same.tolist(), strict=True)
-            ours = [("same" if same else "unclear", "slower", "faster")[d] for d, same in names]
+            ours = [
+                ("same" if same else "inconclusive", "slower", "faster")[d] for d, same in names
+            ]
             agree += through_files(one) == (one.ended, ours)
         print(f"{scenario!s:44}{agree} of {runs} end in the same round with the same results",
               flush=True)  # fmt: skip
@@ -339,7 +341,7 @@ PARTS = {
     "equal-outlier": lambda runs: report_equal(EQUAL[3:], runs),
     "changes-outlier": lambda runs: report_changes(CHANGES[6:], runs),
     "threshold": report_threshold,
-    "beside": lambda runs: report_equal(EQUAL_BESIDE, runs),
+    "concurrent": lambda runs: report_equal(EQUAL_BESIDE, runs),
 }
 
 
@@ -347,7 +349,7 @@ if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
     title("versus, simulated")
     print(
-        f"{CASES} cases, threshold {100 * THRESHOLD:g} %, at most {MOST} launches a side, "
+        f"{CASES} cases, threshold {100 * THRESHOLD:g} %, at most {MOST} runs a side, "
         f"{count} runs a row"
     )
     for part in sys.argv[2:] or PARTS:

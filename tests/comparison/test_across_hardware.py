@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from made_launches import given, launches, measured, run
+from made_runs import given, make_runs, measured, run
 
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare
@@ -24,7 +24,7 @@ CCL = {K: 50_000, 64 * K: 60_000, M: 250_000, 16 * M: 8_000_000}
 
 
 def sides(nccl=NCCL, ccl=CCL, of_nccl=None, of_ccl=None, **changed):
-    """Both sides, one launch each; changed: of both launches."""
+    """Both sides, one run each; changed: of both runs."""
     return tuple(
         side(
             name,
@@ -125,7 +125,7 @@ def test_settings_of_both_sides_are_one_table():
         assert row in table
     (alone,) = (line for line in table if line.startswith("recorded for nccl only: "))
     assert "NCCL_ALGO Ring" in alone and "kernel 6.1" in alone
-    assert not any("does not tell" in line or "what differs" in line for line in lines)
+    assert not any("does not tell" in line or "differences:" in line for line in lines)
     assert not any(line.startswith("side by side") for line in lines)
 
 
@@ -167,7 +167,7 @@ def test_cases_of_one_side_are_one_line():
     comparison = compare(base, new)
     alone = [line for line in lines_of(comparison) if " only" in line]
     assert alone == [
-        "7 cases: 7 incomparable (3 on one side only)",
+        "7 cases: 7 not comparable (3 on one side only)",
         "cases on one side only (--all lists them): 2 in nccl (all_gather, all_to_all), 1 in "
         "oneccl (reduce_scatter)",
     ]
@@ -180,8 +180,8 @@ def test_cases_of_one_side_are_one_line():
 
 def test_each_side_has_a_line_through_its_own_sizes():
     """Two sizes in common, which make no line: latency + size / bandwidth of all sizes of each."""
-    base = launches([{n: 20_000 + n // 10 for n in (K, M, 4 * M, 16 * M)}])
-    new = launches([{n: 50_000 + n // 2 for n in (K, 2 * M, 8 * M, 16 * M)}], device_name="PVC")
+    base = make_runs([{n: 20_000 + n // 10 for n in (K, M, 4 * M, 16 * M)}])
+    new = make_runs([{n: 50_000 + n // 2 for n in (K, 2 * M, 8 * M, 16 * M)}], device_name="PVC")
     comparison = compare(base, new, fit=True)
     latency, bandwidth = comparison.fitted
     assert (latency.base, latency.new) == (
@@ -189,10 +189,10 @@ def test_each_side_has_a_line_through_its_own_sizes():
         pytest.approx(50_000, rel=1e-3),
     )
     assert (bandwidth.base, bandwidth.new) == (pytest.approx(10), pytest.approx(2))
-    assert {one.judged.result for one in comparison.fitted} == {"incomparable"}
+    assert {one.judged.result for one in comparison.fitted} == {"not comparable"}
     lines = lines_of(comparison)
     (head,) = (line for line in lines if line.startswith("case | figure"))
-    assert head == "case | figure | base | new | off by, at most | result"
+    assert head == "case | figure | base | new | maximum error | result"
 
 
 # -- oneCCL's own benchmark ---------------------------------------------------------------------

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from error_form import error_text, got
-from made_launches import given, in_turn, launches, measured, run
+from made_runs import given, in_turn, make_runs, measured, run
 
 import torchcoll
 from torchcoll.comparison.compare import compare
@@ -14,7 +14,7 @@ from torchcoll.comparison.show import answer_of, comparison_grids
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Reported, Verification
 
-BASE = launches([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
+BASE = make_runs([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
 
 
 def results(base, new, **choices):
@@ -24,7 +24,7 @@ def results(base, new, **choices):
 
 
 def times(factor):
-    return launches(
+    return make_runs(
         [round(factor * n) for n in (100_100, 101_000, 99_000, 100_600, 99_400, 99_900)]
     )
 
@@ -49,54 +49,54 @@ def test_same_and_the_threshold():
 
 
 def test_unclear_says_how_many_launches_would_settle_it():
-    noisy = launches([100_000, 110_000, 95_000])
-    ((result, reason),) = results(noisy, launches([104_000, 113_000, 98_000]))
-    # By hand: six launches, three parameters; the side in statsmodels' OLS has p 0.537.
-    assert result == "unclear"
-    # The spread of one launch is 8.1 %. Of 30 launches a side the error is that times the root of
+    noisy = make_runs([100_000, 110_000, 95_000])
+    ((result, reason),) = results(noisy, make_runs([104_000, 113_000, 98_000]))
+    # By hand: six runs, three parameters; the side in statsmodels' OLS has p 0.537.
+    assert result == "inconclusive"
+    # The spread of one run is 8.1 %. Of 30 runs a side the error is that times the root of
     # 2 / 30, 2.1 %, and 80 % at level 5 % takes 2.85 of it (noncentral t, 57 degrees): 6.1 %.
-    text = re.fullmatch(r"p 0.54, 30 launches a side would show differences from (.*) % on", reason)
+    text = re.fullmatch(r"p 0.54, 30 runs a side would show differences from (.*) % on", reason)
     assert text and float(text[1]) == pytest.approx(5.9, abs=0.3)
 
 
 def test_a_change_within_the_threshold_is_no_change_however_sure():
-    new = launches([round(1.019 * n) for n in (100_000, 100_010, 99_990) * 4])
-    base = launches([100_000, 100_010, 99_990] * 4)
+    new = make_runs([round(1.019 * n) for n in (100_000, 100_010, 99_990) * 4])
+    base = make_runs([100_000, 100_010, 99_990] * 4)
     assert results(base, new) == [("same", "90 % within 2 %")]
 
 
 def test_near_the_threshold_it_may_take_any_number_of_launches():
-    new = launches([round(1.0199 * n) for n in (100_000, 101_000, 99_000)])
-    ((result, reason),) = results(launches([100_000, 101_000, 99_000]), new)
-    assert result == "unclear"
+    new = make_runs([round(1.0199 * n) for n in (100_000, 101_000, 99_000)])
+    ((result, reason),) = results(make_runs([100_000, 101_000, 99_000]), new)
+    assert result == "inconclusive"
     assert reason.startswith("p 0.08, needs ")
 
 
 def test_one_launch_a_side():
-    (row,) = compare(launches([100]), launches([150])).rows
-    assert (row.result, row.reason) == ("unclear", "1 launch a side")
+    (row,) = compare(make_runs([100]), make_runs([150])).rows
+    assert (row.result, row.reason) == ("inconclusive", "1 run a side")
     assert row.ratio == pytest.approx(1.5)
     assert row.judged.p_value is None
-    assert results(launches([100]), times(1)) == [("unclear", "1 launch in base")]
-    assert results(times(1), launches([100])) == [("unclear", "1 launch in new")]
+    assert results(make_runs([100]), times(1)) == [("inconclusive", "1 run in base")]
+    assert results(times(1), make_runs([100])) == [("inconclusive", "1 run in new")]
 
 
 def test_launches_that_are_copies():
-    reason = "the launches of each side are equal: no spread to judge by"
-    assert results(launches([100, 100]), launches([150, 150])) == [("unclear", reason)]
+    reason = "the runs of each side are equal: no spread to judge by"
+    assert results(make_runs([100, 100]), make_runs([150, 150])) == [("inconclusive", reason)]
 
 
 def test_the_calls_of_a_launch_are_no_replicates():
     many = {"host": [[100_000 + i % 7 for i in range(1000)]] * 2}
     more = {"host": [[105_000 + i % 7 for i in range(1000)]] * 2}
     one, other = run(measured(1, time_ns=many)), run(measured(1, time_ns=more))
-    assert results(one, other) == [("unclear", "1 launch a side")]
+    assert results(one, other) == [("inconclusive", "1 run a side")]
 
 
 def test_a_case_that_ran_twice_in_a_launch_is_one_launch():
     twice = run(measured(100), measured(121))
-    (row,) = compare(twice, launches([110])).rows
-    assert (row.reason, row.ratio) == ("1 launch a side", pytest.approx(1.0))
+    (row,) = compare(twice, make_runs([110])).rows
+    assert (row.reason, row.ratio) == ("1 run a side", pytest.approx(1.0))
 
 
 @pytest.mark.parametrize(
@@ -124,17 +124,17 @@ def test_incomparable(new, reason):
     base = run(measured(100), measured(100, size_bytes=8))
     if reason == "only in base":
         base = run(measured(100), measured(100, size_bytes=4096))
-        assert ("incomparable", reason) in results(base, new)
+        assert ("not comparable", reason) in results(base, new)
         return
     found = compare(base, new)
     row = next(row for row in found.rows if row.pair.size_bytes == 1024)
-    assert (row.result, row.reason, row.ratio) == ("incomparable", reason, None)
+    assert (row.result, row.reason, row.ratio) == ("not comparable", reason, None)
 
 
 def test_one_rank_has_no_bandwidth():
     base, new = run(measured(100, ranks=1), ranks=1), run(measured(120, ranks=1), ranks=1)
-    assert results(base, new, metric="busbw") == [("incomparable", "no busbw in base")]
-    assert results(base, new) == [("unclear", "1 launch a side")]
+    assert results(base, new, metric="busbw") == [("not comparable", "no busbw in base")]
+    assert results(base, new) == [("inconclusive", "1 run a side")]
 
 
 def test_wrong_launches_are_left_out_and_counted():
@@ -142,7 +142,7 @@ def test_wrong_launches_are_left_out_and_counted():
     (row,) = compare(*in_turn(BASE, times(1) + wrong)).rows
     assert row.result == "same"
     assert len(row.judged.new) == 6
-    assert row.notes == ("1 of 7 launches of new left out: wrong",)
+    assert row.notes == ("1 of 7 runs of new left out: wrong",)
 
 
 def test_holm_is_over_the_cases():
@@ -152,21 +152,21 @@ def test_holm_is_over_the_cases():
         {n: time if n > 1 else round(1.04 * time) for n in range(1, 11)}
         for time in (1000, 1010, 990)
     ]
-    sides = in_turn(launches(base), launches(new))
+    sides = in_turn(make_runs(base), make_runs(new))
     alone = compare(*sides, filter="size=1").rows[0]
     # statsmodels 0.15.0: OLS(log of 1000, 1040, 1010, 1050, 990, 1030; [1, side, 0 to 5]).
     raw = 0.015525271451005017
     assert alone.judged.p_value == pytest.approx(raw, rel=0.01)  # there of one noise
     assert alone.result == "slower"
-    beside = compare(*sides)
-    assert beside.rows[0].judged.p_value == pytest.approx(10 * raw, rel=0.01)
-    assert beside.tally == {"unclear": 10}
+    concurrent = compare(*sides)
+    assert concurrent.rows[0].judged.p_value == pytest.approx(10 * raw, rel=0.01)
+    assert concurrent.tally == {"inconclusive": 10}
 
 
 def test_mann_whitney_beside_it():
-    few = compare(*in_turn(launches([100, 101, 102]), launches([200, 201, 202])))
+    few = compare(*in_turn(make_runs([100, 101, 102]), make_runs([200, 201, 202])))
     assert few.notes == [
-        "Mann-Whitney cannot confirm: 3 against 3 launches reach p = 0.1, and Holm over 1 case "
+        "Mann-Whitney cannot confirm: 3 against 3 runs reach p = 0.1, and Holm over 1 case "
         "asks for 0.05"
     ]
     assert compare(*in_turn(BASE, times(1.05))).notes == [
@@ -175,8 +175,8 @@ def test_mann_whitney_beside_it():
 
 
 def test_the_worst_is_the_slowest_whatever_the_metric():
-    base = launches([{8: 100, 64: 200, 512: 400}])
-    new = launches([{8: 150, 64: 200, 512: 200}])
+    base = make_runs([{8: 100, 64: 200, 512: 400}])
+    new = make_runs([{8: 150, 64: 200, 512: 200}])
     for metric in ("time", "busbw"):
         ranked = compare(base, new, metric=metric).ranked
         assert [row.pair.size_bytes for row in ranked] == [8, 64, 512]
@@ -194,12 +194,14 @@ def test_a_number_in_the_answer_has_its_name():
 
 
 def test_ratios_beyond_the_threshold_are_counted_without_a_test():
-    found = compare(launches([{8: 100, 64: 100, 512: 100}]), launches([{8: 101, 64: 103, 512: 50}]))
+    found = compare(
+        make_runs([{8: 100, 64: 100, 512: 100}]), make_runs([{8: 101, 64: 103, 512: 50}])
+    )
     assert found.beyond == 2
     answer = answer_of(found)
     assert answer.level == "doubt"
     assert answer.text == (
-        "2 of 3 differ by more than 2 %: 512 0.5x, 64 1.03x; one launch a side, so none is evidence"
+        "2 of 3 differ by more than 2 %: 512 0.5x, 64 1.03x; one run a side, so none is evidence"
     )
 
 
@@ -213,7 +215,7 @@ def test_means_are_compared_like_with_like():
     found = compare(ours, theirs)
     (row,) = found.rows
     assert (row.base, row.new) == (pytest.approx(150), pytest.approx(300))
-    assert (row.result, row.reason) == ("unclear", "single means, 1 launch a side")
+    assert (row.result, row.reason) == ("inconclusive", "single means, 1 run a side")
     note = "some figures are means, and no single calls are known; samples are read as means too"
     assert note in found.notes
     assert found.reading == "mean over calls, mean over ranks"
@@ -232,9 +234,9 @@ def test_samples_beside_a_mean_of_their_own_source_are_read_as_means():
 
 def test_published_figures_are_a_reference_and_never_evidence():
     table = [run(given(f * 100), source={"tool": "a published table"}) for f in (1, 1.01, 0.99)]
-    ours = launches([200, 201, 199])
+    ours = make_runs([200, 201, 199])
     (row,) = compare(table, ours).rows
-    assert (row.result, row.reason) == ("unclear", "reference, a published figure")
+    assert (row.result, row.reason) == ("inconclusive", "reference, a published figure")
     assert (row.judged.ratio.low, row.judged.p_value) == (None, None)
     assert row.ratio == pytest.approx(1.5, rel=2e-3)  # means over two ranks, as given
 
@@ -253,10 +255,10 @@ def test_over_ranks():
 
 
 def test_rehearsals_do_not_mix_with_real_launches():
-    rehearsals = launches([100], rehearse=True)
-    with pytest.raises(UsageError, match=got(r"1 rehearsals \(--rehearse\) among 2 launches")):
-        compare(rehearsals, launches([100]))
-    event = launches([100], events=[{"kind": "rehearsal", "message": "one GPU"}])
+    rehearsals = make_runs([100], rehearse=True)
+    with pytest.raises(UsageError, match=got(r"1 rehearsals \(--rehearse\) among 2 runs")):
+        compare(rehearsals, make_runs([100]))
+    event = make_runs([100], events=[{"kind": "rehearsal", "message": "one GPU"}])
     assert any("rehearsals" in note for note in compare(rehearsals, event).notes)
 
 
@@ -281,7 +283,7 @@ def test_the_public_name_and_what_show_prints(capsys):
     torchcoll.show(found)
     assert capsys.readouterr().out.splitlines()[-4:] == [
         "1 case: 1 slower",
-        "p: t of the side in log figure ~ side + launch number by start time, one case; below 0.05 "
+        "p: t of the side in log figure ~ side + run number by start time, one case; below 0.05 "
         "counts",
         "Mann-Whitney with Holm confirms 1 of 1 differences",
         "1 of 1 case slower in new: 1K 1.05x (at least 1.04x)",
@@ -306,13 +308,13 @@ def test_without_samples_the_sources_say_what_a_figure_is():
 def test_no_size_exceeds_the_best_of_its_side():
     """Of 100 and 400 us the geometric mean is 200 us: the one size is its side's best."""
     times_ns = [100_000, 400_000]
-    comparison = compare(launches(times_ns), launches(times_ns, device_name="PVC"))
+    comparison = compare(make_runs(times_ns), make_runs(times_ns, device_name="PVC"))
     cells = [cell for grid in comparison_grids(comparison) for row in grid.rows for cell in row]
     assert [cell for cell in cells if cell.endswith("%")] == ["100.0 %", "100.0 %"]
 
 
 def test_the_identity_of_a_job_of_intel_mpi_is_no_difference():
-    base, new = in_turn(launches([100_000] * 2), launches([100_000] * 2))
+    base, new = in_turn(make_runs([100_000] * 2), make_runs([100_000] * 2))
     for number, one in enumerate([*base, *new]):
         one.environment["variables"] = {"I_MPI_HYDRA_UUID": str(number), "I_MPI_FABRICS": "shm"}
     new[0].environment["variables"]["I_MPI_FABRICS"] = "ofi"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from error_form import error_line, error_text
-from made_launches import given, in_turn, launches, measured, run
+from made_runs import given, in_turn, make_runs, measured, run
 
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare
@@ -23,9 +23,9 @@ from torchcoll.core.summary import Row
 from torchcoll.stats.sides import side
 
 ROOT = Path(__file__).resolve().parents[2]
-BASE = launches([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
-THIRD = launches([100_000, 99_500, 100_500, 99_000, 101_000, 100_000])
-SLOW = launches([n * 104 // 100 for n in (100_100, 101_000, 99_000, 100_600, 99_400, 99_900)])
+BASE = make_runs([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
+THIRD = make_runs([100_000, 99_500, 100_500, 99_000, 101_000, 100_000])
+SLOW = make_runs([n * 104 // 100 for n in (100_100, 101_000, 99_000, 100_600, 99_400, 99_900)])
 
 
 @pytest.fixture
@@ -42,19 +42,19 @@ def rows(capsys):
 
 
 TABLE = """\
-base (before, 6 launches) -> new (after, 6 launches)
+base (before, 6 runs) -> new (after, 6 runs)
 all_reduce, float32, sum, in place
 gloo, cpu, 2 ranks, synchronized mode, host clock
-what differs: nothing that is known of the environments
-time: median over calls, max over ranks; geometric mean over the launches
-ratio = new / base without what drifts from launch to launch, and its 95 % interval; \
-launches are the replicates
+differences: none recorded between the environments
+time: median over calls, max over ranks; geometric mean over the runs
+ratio = new / base without what drifts from run to run, and its 95 % interval; \
+runs are the replicates
 
 size      base       new  ratio            95 %  result
   1K  100.0 us  104.0 us  1.041  1.030 to 1.051  slower (p < 0.0001)
 
 1 case: 1 slower
-p: t of the side in log figure ~ side + launch number by start time, one case; below 0.05 counts
+p: t of the side in log figure ~ side + run number by start time, one case; below 0.05 counts
 Mann-Whitney with Holm confirms 1 of 1 differences
 1 of 1 case slower in new: 1K 1.04x (at least 1.03x)
 """
@@ -78,7 +78,7 @@ def test_the_table(folder, capsys):
 def test_sides(folder, sides, capsys):
     assert main(["compare", *sides.split(), "--format", "json"]) == 0
     (row,) = rows(capsys)
-    assert (row["base_launches"], row["new_launches"], row["result"]) == (6, 6, "slower")
+    assert (row["base_runs"], row["new_runs"], row["result"]) == (6, 6, "slower")
 
 
 ALGO = "NCCL_ALGO"
@@ -107,7 +107,7 @@ def test_unnamed_files_of_two_sides_are_not_one(in_tmp_path, base, new, text, ca
     assert main(["compare", *files]) == 2
     error = error_line(
         "new",
-        f"{len(new)} launches, {text}",
+        f"{len(new)} runs, {text}",
         "those of one side. Name both sides, quoted: a='...*' b='...*'.\n",
     )
     assert capsys.readouterr() == ("", error)
@@ -119,7 +119,7 @@ def test_unnamed_files_of_two_sides_are_not_one(in_tmp_path, base, new, text, ca
 @pytest.mark.parametrize(
     ("base", "new"),
     [
-        ({"labels": {"cell": "0", "launch": "1"}}, {"labels": {"cell": "1", "launch": "1"}}),
+        ({"labels": {"cell": "0", "run": "1"}}, {"labels": {"cell": "1", "run": "1"}}),
         ({"environment": {"torch": "2.13.0"}}, {"environment": {"torch": "2.14.0"}}),
         ({"variables": {}}, {"variables": {ALGO: "RING"}}),
         ({}, {}),
@@ -129,11 +129,11 @@ def test_unnamed_files_behind_the_first_are_launches_of_one_side(in_tmp_path, ba
     save(run(measured(100_000), **base), "0.jsonl")
     save(run(measured(90_000), **new), "1.jsonl")
     if "labels" in new:
-        new = {"labels": {**new["labels"], "launch": "2"}}
+        new = {"labels": {**new["labels"], "run": "2"}}
     # Another host and kernel are a scheduler's choice.
     save(run(measured(91_000), **{"hosts": ["other"], **new}), "2.jsonl")
     assert main(["compare", "0.jsonl", "1.jsonl", "2.jsonl", "--format", "json"]) == 0
-    assert rows(capsys)[0]["new_launches"] == 2
+    assert rows(capsys)[0]["new_runs"] == 2
 
 
 def test_two_backends_of_the_same_launches(folder, capsys):
@@ -148,8 +148,8 @@ def test_two_backends_of_the_same_launches(folder, capsys):
     found = rows(capsys)
     assert [(r["result"], r["dtype"], r["ratio"] and round(r["ratio"], 2)) for r in found] == [
         ("slower", "float32", 1.2),
-        ("incomparable", "bfloat16", None),
-        ("incomparable", "bfloat16", None),
+        ("not comparable", "bfloat16", None),
+        ("not comparable", "bfloat16", None),
     ]
     # What keeps cases apart otherwise is compared where it is asked for.
     line = "compare dtype:float32=one dtype:bfloat16=one --filter backend=gloo,size=1K"
@@ -169,7 +169,7 @@ def test_three_sides_are_two_comparisons(folder, capsys):
     assert [each["rows"][0]["result"] for each in found] == ["slower", "same"]
     assert main(["compare", "a=before", "b=after", "c=third"]) == 0
     text = capsys.readouterr().out
-    assert "a (before, 6 launches) -> c (third, 6 launches)" in text
+    assert "a (before, 6 runs) -> c (third, 6 runs)" in text
     assert main(["compare", "a=before", "b=after", "c=third", "--format", "csv"]) == 0
     assert [r["new_name"] for r in csv.DictReader(io.StringIO(capsys.readouterr().out))] == [
         "b",
@@ -179,7 +179,7 @@ def test_three_sides_are_two_comparisons(folder, capsys):
 
 @pytest.fixture
 def sizes(in_tmp_path):
-    """8: slower by 20 %, 64: faster by 10 %, 1K: the same, 1M: unclear (its launches scatter)."""
+    """8: slower by 20 %, 64: faster by 10 %, 1K: the same, 1M: inconclusive (its runs scatter)."""
     noise = (-200, 100, 0, 200, -100, 50)
     far = (-20_000, 20_000, -15_000, 12_000, 9_000, -9_000)
     for name, slow, fast, shift in (
@@ -199,11 +199,11 @@ def sizes(in_tmp_path):
 @pytest.mark.parametrize(
     ("choices", "shown", "hidden"),
     [
-        ("", ["8", "64"], "  all_reduce at 1K, 1M: 1 same, ratio 1.000; 1 unclear"),
+        ("", ["8", "64"], "  all_reduce at 1K, 1M: 1 same, ratio 1.000; 1 inconclusive"),
         ("--all", ["8", "64", "1K", "1M"], ""),
         ("--only changed", ["8", "64"], "  all_reduce at 1K, 1M: 1 same"),
         ("--only slower", ["8"], "  all_reduce at 64, 1K, 1M: 1 faster, ratio 0.9"),
-        ("--only unclear", ["1M"], "  all_reduce at 8, 64, 1K: 1 slower, ratio 1.2"),
+        ("--only inconclusive", ["1M"], "  all_reduce at 8, 64, 1K: 1 slower, ratio 1.2"),
     ],
 )
 def test_what_has_not_changed_is_a_line_a_collective(sizes, choices, shown, hidden, capsys):
@@ -216,14 +216,14 @@ def test_what_has_not_changed_is_a_line_a_collective(sizes, choices, shown, hidd
     assert [line[: len(hidden)] for line in folded] == ([hidden] if hidden else [])
     assert lines[-1] == (
         "1 of 4 cases slower in new: 8 1.2x (at least 1.19x); 1 of 4 cases faster: 64 0.9x "
-        "(at most 0.902x); 1 same, 1 unclear"
+        "(at most 0.902x); 1 same, 1 inconclusive"
     )
 
 
 def test_the_answer_comes_first_on_a_terminal_and_is_coloured(sizes, monkeypatch):
     answer = (
         "1 of 4 cases slower in new: 8 1.2x (at least 1.19x); 1 of 4 cases faster: 64 0.9x "
-        "(at most 0.902x); 1 same, 1 unclear"
+        "(at most 0.902x); 1 same, 1 inconclusive"
     )
 
     class Terminal(io.StringIO):
@@ -288,8 +288,8 @@ def test_csv_and_markdown(folder, capsys):
         ("slower:3%", 1, "1 slower"),
         ("slower:0.03", 1, "1 slower"),
         ("slower:5%", 0, ""),
-        ("unclear,incomparable", 0, ""),
-        ("unclear,slower", 1, "1 slower"),
+        ("inconclusive,not-comparable", 0, ""),
+        ("inconclusive,slower", 1, "1 slower"),
     ],
 )
 def test_fail_on(folder, gate, code, line, capsys):
@@ -304,13 +304,13 @@ def test_fail_on_what_could_not_be_compared(folder, capsys):
     save(run(measured(100), measured(9, size_bytes=8)), folder / "good.jsonl")
     line = ["compare", "good.jsonl", "bad.jsonl", "--fail-on"]
     assert main([*line, "slower"]) == 0
-    assert main([*line, "incomparable"]) == 1
+    assert main([*line, "not-comparable"]) == 1
 
 
 def test_fit(folder, capsys):
     sizes = {n: 20_000 + n // 10 for n in (1024, 1 << 16, 1 << 20)}
     for name in ("x", "y"):
-        for number, one in enumerate(launches([sizes, {n: t + 50 for n, t in sizes.items()}])):
+        for number, one in enumerate(make_runs([sizes, {n: t + 50 for n, t in sizes.items()}])):
             save(one, folder / name / f"{number}.jsonl")
     assert main(["compare", "x", "y", "--fit"]) == 0
     out = capsys.readouterr().out
@@ -341,8 +341,8 @@ def test_only_what_both_sides_tell_stands_above_the_table(folder, capsys):
 
 
 def test_no_size_is_small_enough_for_a_latency(folder, capsys):
-    save(launches([{1 << 20: 20_000, 4 << 20: 50_000}])[0], folder / "a.jsonl")
-    save(launches([{1 << 20: 20_000}], device_name="PVC")[0], folder / "b.jsonl")
+    save(make_runs([{1 << 20: 20_000, 4 << 20: 50_000}])[0], folder / "a.jsonl")
+    save(make_runs([{1 << 20: 20_000}], device_name="PVC")[0], folder / "b.jsonl")
     assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
     out = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -355,8 +355,8 @@ def test_no_size_is_small_enough_for_a_latency(folder, capsys):
 
 def test_different_hardware_is_shown_side_by_side(folder, capsys):
     sizes = {1024: 10_000, 1 << 20: 20_000, 4 << 20: 50_000}
-    save(launches([sizes])[0], folder / "a.jsonl")
-    save(launches([sizes], device_name="PVC")[0], folder / "b.jsonl")
+    save(make_runs([sizes])[0], folder / "a.jsonl")
+    save(make_runs([sizes], device_name="PVC")[0], folder / "b.jsonl")
     assert main(["compare", "nccl=a.jsonl", "oneccl=b.jsonl"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     start = lines.index("each by its own measure nccl oneccl")
@@ -372,14 +372,14 @@ def test_different_hardware_is_shown_side_by_side(folder, capsys):
         "nccl: the best is that of its largest size, 4M; larger sizes may reach more",
         "oneccl: the best is that of its largest size, 4M; larger sizes may reach more",
         "",
-        "all sizes: incomparable (different hardware: device names Xeon and PVC)",
+        "all sizes: not comparable (different hardware: device names Xeon and PVC)",
         "",
         "size nccl of its oneccl of its",
         "best best",
         "1K 10.00 us 0.1 % 10.00 us 0.1 %",
         "1M 20.00 us 62.5 % 20.00 us 62.5 %",
     ]
-    assert "3 cases: 3 incomparable" in lines
+    assert "3 cases: 3 not comparable" in lines
     assert lines[-1] == (
         "no ratio (different hardware: device names Xeon and PVC); half-bandwidth size: nccl 1K to "
         "1M, oneccl 1K to 1M; share of its own best busbw at 4M: nccl 100.0 % (its largest size), "
@@ -394,11 +394,11 @@ def test_what_only_one_side_has_is_told_in_short(folder, capsys):
     save(run(*(measured(9, size_bytes=n) for n in (16, *more))), folder / "b.jsonl")
     assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "9 cases: 1 unclear, 8 incomparable (8 on one side only)" in lines
+    assert "9 cases: 1 inconclusive, 8 not comparable (8 on one side only)" in lines
     assert lines[-3:] == [
         "only in base: all_reduce: 8, 32",
         "only in new: all_reduce: 64, 128, ..., 2K, (6)",
-        "the one case does not differ by more than 2 %; one launch a side, so that is no evidence",
+        "the one case does not differ by more than 2 %; one run a side, so that is no evidence",
     ]
     assert main(["compare", "a.jsonl", "b.jsonl", "--format", "json"]) == 0
     assert len(rows(capsys)) == 9
@@ -408,7 +408,7 @@ def test_single_means_of_another_tool(folder, capsys):
     for name, ns in (("a", 100), ("b", 150)):
         save(run(given(ns), source={"tool": "nccl-tests"}), folder / f"{name}.jsonl")
     assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
-    assert "unclear (single means, 1 launch a side)" in capsys.readouterr().out
+    assert "inconclusive (single means, 1 run a side)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_single_means_of_another_tool(folder, capsys):
             "before",
             2,
             error_text("compare", "the side base alone",
-                "BASE and NEW, of two names. Files of one name are launches of one side: "
+                "BASE and NEW, of two names. Files of one name are runs of one side: "
                 "before='a/*.jsonl' after='b/*.jsonl'."),
         ),
         (
@@ -433,7 +433,7 @@ def test_single_means_of_another_tool(folder, capsys):
             "before before/0.jsonl",
             2,
             error_text("new", "before/0.jsonl",
-                "files that are not in base too. Two backends of one launch: backend:gloo=PATH "
+                "files that are not in base too. Two backends of one run: backend:gloo=PATH "
                 "backend:ccl=PATH."),
         ),
         ("before =after", 2, error_text("file", "=after", "a path, or label=PATH")),
@@ -447,7 +447,7 @@ def test_single_means_of_another_tool(folder, capsys):
         ("before after --threshold 2", 2, error_text("threshold", "2",
             "a share above 0 and below 1, such as 2% or 0.02")),
         ("before after --fail-on faster", 2, error_text("fail-on", "faster",
-            "slower, slower:5%, unclear or incomparable")),
+            "slower, slower:5%, inconclusive or not-comparable")),
         ("before after --fail-on slower:much", 2, error_text("fail-on slower", "much",
             "a share above 0 and below 1, such as 2% or 0.02")),
         ("before after --format html", 2, error_text("format", "html",
@@ -502,7 +502,7 @@ def test_errors_of_a_model_by_scenario(in_tmp_path, capsys):
         for number, (pattern, ranks) in enumerate((("incast", 2), ("incast", 4), ("ring", 2))):
             extra = 20 * (name == "sim") * (pattern == "ring")
             case = measured(factor + extra, ranks=ranks)
-            one = run(case, ranks=ranks, labels={"pattern": pattern, "launch": str(number)})
+            one = run(case, ranks=ranks, labels={"pattern": pattern, "run": str(number)})
             save(one, in_tmp_path / name / f"{number}.jsonl")
     assert main(["compare", "measured=real", "model=sim", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)["errors"]
@@ -516,8 +516,8 @@ def test_errors_of_a_model_by_scenario(in_tmp_path, capsys):
 
 def test_a_model_that_is_exact_somewhere_has_no_geometric_mean_to_boast_of():
     exact, model = (
-        side("base", launches([{8: 100, 64: 100}])),
-        side("model", launches([{8: 100, 64: 150}])),
+        side("base", make_runs([{8: 100, 64: 100}])),
+        side("model", make_runs([{8: 100, 64: 150}])),
     )
     every, _ = compare(exact, model).errors
     assert (every.found.geomean, every.found.mean) == (0.0, pytest.approx(0.25))
@@ -528,7 +528,7 @@ def test_a_pattern_takes_folders_of_folders(folder, capsys):
     for name in ("after", "third"):
         (folder / name).rename(folder / "all" / name)
     assert main(["compare", "before", "all/**/*"]) == 0
-    assert "new (all/**/*, 12 launches)" in capsys.readouterr().out
+    assert "new (all/**/*, 12 runs)" in capsys.readouterr().out
 
 
 def test_a_truncated_file_is_said_to_be(folder, capsys):

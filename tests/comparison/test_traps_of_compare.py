@@ -8,7 +8,7 @@ import io
 import shutil
 
 import pytest
-from made_launches import given, in_turn, launches, measured, run
+from made_runs import given, in_turn, make_runs, measured, run
 
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare
@@ -24,7 +24,7 @@ TABLE = {"tool": "a published table"}
 
 
 def side(scale=1.0, **changed):
-    return launches(
+    return make_runs(
         [{n: round(ns * scale * noise) for n, ns in SIZES.items()} for noise in NOISE], **changed
     )
 
@@ -44,13 +44,13 @@ def test_a_copy_is_no_further_launch(tmp_path):
         (20_000, 20_200)
     }
     problems = [text for each in found.new.runs for text in each.problems]
-    assert problems == [f"{new}/copy{n}.jsonl holds the same launch: left out" for n in range(2)]
+    assert problems == [f"{new}/copy{n}.jsonl holds the same run: left out" for n in range(2)]
 
 
 def test_a_copy_on_the_other_side(tmp_path):
     base = files(tmp_path / "base", side())
     shutil.copytree(base, tmp_path / "new")
-    with pytest.raises(UsageError, match=r"not in base too \(.*base/0.jsonl is the same launch\)"):
+    with pytest.raises(UsageError, match=r"not in base too \(.*base/0.jsonl is the same run\)"):
         compare(base, tmp_path / "new")
 
 
@@ -62,7 +62,7 @@ def test_figures_of_others_that_are_one_launch():
     twice = [imported(10.5, 11.5, 12.5), imported(10.5, 11.5, 12.5)]
     found = compare(twice, [imported(10.5, 11.5, 12.6)])
     assert len(found.base.runs) == 1
-    # Two figures alike may well be two launches.
+    # Two figures alike may well be two runs.
     few = [imported(10.5, 10.5, 12.5), imported(10.5, 10.5, 12.5)]
     assert len(compare(few, [imported(10.5, 11.5, 12.6)]).base.runs) == 2
 
@@ -74,7 +74,7 @@ def test_wrong_results_have_no_fit():
         for _ in NOISE
     ]
     found = compare(side(), fast, fit=True)
-    assert {one.judged.result for one in found.fitted} == {"incomparable"}
+    assert {one.judged.result for one in found.fitted} == {"not comparable"}
 
 
 def test_published_figures_are_no_evidence_for_a_fit():
@@ -83,13 +83,15 @@ def test_published_figures_are_no_evidence_for_a_fit():
         for noise in NOISE
     ]
     found = compare(side(), published, fit=True)
-    assert {(one.judged.result, one.judged.p_value) for one in found.fitted} == {("unclear", None)}
+    assert {(one.judged.result, one.judged.p_value) for one in found.fitted} == {
+        ("inconclusive", None)
+    }
 
 
 def test_a_fit_of_single_means_says_so():
     sides = [run(*(given(k * ns, size_bytes=n) for n, ns in SIZES.items())) for k in (1, 2)]
     reasons = {one.judged.reason for one in compare(*sides, fit=True).fitted}
-    assert reasons == {"single means, 1 launch a side"}
+    assert reasons == {"single means, 1 run a side"}
 
 
 def test_an_issued_call_is_no_faster_operation():
@@ -99,25 +101,25 @@ def test_an_issued_call_is_no_faster_operation():
         return run(one, source={"tool": "nccl-tests"})
 
     (row,) = compare(side(), [issued(noise) for noise in NOISE], filter="size=1K").rows
-    assert row.result == "incomparable"
+    assert row.result == "not comparable"
     assert row.reason == "the issue clock in new alone: no operation's time"
 
 
 def test_samples_among_means_are_read_as_means():
     mean = [run(given(100), source={"tool": "nccl-tests"})]
-    found = compare(launches([100]), [*launches([101]), *mean])
+    found = compare(make_runs([100]), [*make_runs([101]), *mean])
     assert found.reading == "mean over calls, mean over ranks"
     assert [row.base for row in found.rows if row.base] == [75.0]  # ranks of 100 and 50 ns
 
 
 def test_remarks_on_a_case_are_footnotes(capsys):
     slow = [run(measured(ns, warnings=["4 buffers in flight"])) for ns in (200, 202)]
-    (row,) = compare(launches([100, 101]), slow).rows
+    (row,) = compare(make_runs([100, 101]), slow).rows
     assert row.notes == ("new: 4 buffers in flight",)
 
 
 def test_one_rank_and_fake_send_nothing():
-    alone = [launches(times, ranks=1) for times in ([100], [110])]
+    alone = [make_runs(times, ranks=1) for times in ([100], [110])]
     for runs in alone:
         for each in runs:
             each.results = [dataclasses.replace(r, ranks=1) for r in each.results]
@@ -140,13 +142,13 @@ def test_a_duration_below_0_is_no_case(tmp_path):
 def test_a_launch_without_a_figure_is_counted():
     broken = run(measured(100))
     broken.results[0].time_ns = {"host": [[0] * 3] * 2}
-    (row,) = compare(*in_turn(launches([100, 101]), [*launches([100, 102]), broken])).rows
-    assert row.notes == ("1 of 3 launches of new left out: no figure",)
+    (row,) = compare(*in_turn(make_runs([100, 101]), [*make_runs([100, 102]), broken])).rows
+    assert row.notes == ("1 of 3 runs of new left out: no figure",)
 
 
 def test_a_gate_that_can_see_nothing_says_so(in_tmp_path, capsys):
-    save(launches([100])[0], in_tmp_path / "a.jsonl")
-    save(launches([300])[0], in_tmp_path / "b.jsonl")
+    save(make_runs([100])[0], in_tmp_path / "a.jsonl")
+    save(make_runs([300])[0], in_tmp_path / "b.jsonl")
     assert main(["compare", "a.jsonl", "b.jsonl", "--fail-on", "slower"]) == 0
     assert capsys.readouterr().err == (
         "torchcoll: warning: --fail-on slower: 1 of 1 case could not be judged, and cannot fail "
@@ -155,7 +157,7 @@ def test_a_gate_that_can_see_nothing_says_so(in_tmp_path, capsys):
 
 
 def test_csv_and_json_say_the_rest_on_stderr(in_tmp_path, capsys):
-    save(launches([100])[0], in_tmp_path / "a.jsonl")
+    save(make_runs([100])[0], in_tmp_path / "a.jsonl")
     ending = {"status": "failed", "reason": "x"}
     slow = run(measured(300, warnings=["hm"]), environment={"kernel": "6.2"}, end=ending)
     save(slow, in_tmp_path / "b.jsonl")
@@ -186,7 +188,7 @@ def test_first_calls_stay_out_of_a_mean_of_launches():
     base = [imported(100, calls=20), imported(90_000, calls=1, first_call_ns=90_000)]
     (row,) = compare(base, [imported(150, calls=20)]).rows
     assert (row.ratio, row.judged.base) == (pytest.approx(1.5), pytest.approx((100,)))
-    assert row.notes == ("1 of 2 launches of base left out: one cold call",)
+    assert row.notes == ("1 of 2 runs of base left out: one cold call",)
 
 
 def test_small_ratios_keep_their_digits_and_names_tell_the_placement(capsys):
@@ -210,4 +212,4 @@ def test_small_ratios_keep_their_digits_and_names_tell_the_placement(capsys):
 
 def test_what_keeps_apart_is_unset():
     with pytest.raises(UsageError, match=r"NCCL_ALGO \(unset; Ring\)"):
-        compare(launches([100]), launches([100], variables={"NCCL_ALGO": "Ring"}), by="NCCL_ALGO")
+        compare(make_runs([100]), make_runs([100], variables={"NCCL_ALGO": "Ring"}), by="NCCL_ALGO")

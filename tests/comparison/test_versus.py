@@ -1,6 +1,6 @@
 """torchcoll versus: what is launched next, what a folder amounts to, and how it is told.
 
-Most tests write the result files that launches would have left; the last ones launch
+Most tests write the result files that runs would have left; the last ones run
 tests/fake_launch.py, which takes 30 ms.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from error_form import error_line, error_tail, error_text, got
-from made_launches import measured, run
+from made_runs import measured, run
 from ranks import past
 
 from torchcoll.cli import main
@@ -29,7 +29,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.matrix import processes
 from torchcoll.matrix.axes import Cell
-from torchcoll.matrix.blocks import LaunchPlan
+from torchcoll.matrix.blocks import RunPlan
 from torchcoll.matrix.launch_command import command_of
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
@@ -45,7 +45,7 @@ def _here(in_tmp_path, monkeypatch):
 
 
 def begun(cells="ab", most=30, threshold=0.02):
-    plan = LaunchPlan(command_of([sys.executable, str(FAKE)]), [Cell(n) for n in cells], most, 0)
+    plan = RunPlan(command_of([sys.executable, str(FAKE)]), [Cell(n) for n in cells], most, 0)
     return Versus(plan, Path(), threshold, most, most)
 
 
@@ -54,15 +54,15 @@ def there(job):
 
 
 def played(state, times, limit=200, **changed):
-    """Writes what is asked for, a minute apart, until the end; the launches in their order.
+    """Writes what is asked for, a minute apart, until the end; the runs in their order.
 
-    times: (cell, launch) -> size -> ns.
+    times: (cell, run) -> size -> ns.
     """
     started = []
     while len(started) < limit and (job := state.next(there)) is not None:
         minute = len(list(Path().glob("*.jsonl")))
         at = f"2026-03-01T{minute // 60:02}:{minute % 60:02}:00Z"
-        cases = [measured(ns, size_bytes=s) for s, ns in times(job.cell.name, job.launch).items()]
+        cases = [measured(ns, size_bytes=s) for s, ns in times(job.cell.name, job.run).items()]
         one = run(*cases, labels={"cell": job.cell.name}, header={"start_utc": at}, **changed)
         save(one, f"{job.stem}.jsonl")
         started.append(job.stem)
@@ -70,7 +70,7 @@ def played(state, times, limit=200, **changed):
 
 
 def noisy(ratios, noise=0.005, seed=0):
-    """Times with noise of every case of every launch; ratios: cell -> size -> factor."""
+    """Times with noise of every case of every run; ratios: cell -> size -> factor."""
 
     def times(cell, launch):
         rng = random.Random(f"{seed}/{cell}/{launch}")
@@ -101,11 +101,11 @@ def test_a_b_b_a_until_every_case_is_settled():
     started = played(state, noisy({"a": {K: 1, M: 1}, "b": {K: 1, M: 1.3}}, noise=0.002))
     assert started[:6] == ["a-1", "b-1", "b-2", "a-2", "a-3", "b-3"]
     assert len(started) == 2 * state.round and 3 <= state.round < 8
-    assert state.stopped == "every case is settled" and not state.failed
+    assert state.stopped == "every case is decided" and not state.failed
     assert without_bounds(told(state)).startswith(
         "b is slower than a at 1M, by at least B (estimate 30 %); the same within 2 % below; "
     )
-    assert told(state).endswith(f"; {state.round} launches a side")
+    assert told(state).endswith(f"; {state.round} runs a side")
 
 
 def test_the_same_folder_gives_the_same_answer():
@@ -135,7 +135,7 @@ def test_an_outlier_is_launched_again_kept_and_named():
 
     state = begun()
     started = played(state, times)
-    assert state.launches["b"] == state.launches["a"] + 1 == state.round + 1
+    assert state.runs["b"] == state.runs["a"] + 1 == state.round + 1
     repeats = [one for one in state.news() if one is not None]
     assert [one.job.stem for one in repeats] == ["b-4"]
     assert repeat_text(repeats[0]).startswith("b-4 is an outlier, 1.3")
@@ -153,11 +153,11 @@ def test_no_launch_without_a_chance():
     state = begun()
     played(state, noisy({"a": {K: 1, M: 1}, "b": {K: 1, M: 1}}, noise=0.2))
     assert state.round < 8
-    assert re.match(r"no open case has a chance of 20 % .* by 30 launches a side: 1?\d % at best",
+    assert re.match(r"no open case has a chance of 20 % .* by 30 runs a side: 1?\d % at best",
                     state.stopped)  # fmt: skip
     reasons = [row.reason for row in state.comparisons()[0].rows]
     assert all(
-        re.fullmatch(r"p .*, 1?\d % to settle, (needs|too near|30 launches) .*", reason)
+        re.fullmatch(r"p .*, 1?\d % to decide, (needs|too near|30 runs) .*", reason)
         for reason in reasons
     )
 
@@ -165,30 +165,30 @@ def test_no_launch_without_a_chance():
 def test_the_most_launches_are_the_end():
     state = begun(most=4)
     played(state, noisy({"a": {K: 1}, "b": {K: 1.02}}, noise=0.008, seed=2))
-    assert state.stopped == "4 launches a side are the most that were asked for"
+    assert state.stopped == "4 runs a side are the most that were asked for"
     # The number is that of the table, where a case has none the other end of what it needs.
     ((row,),) = (one.rows for one in state.comparisons())
-    low, high = map(int, re.search(r", needs (\d+) to (\d+) launches$", row.reason).groups())
+    low, high = map(int, re.search(r", needs (\d+) to (\d+) runs$", row.reason).groups())
     assert 4 < low < high and row.judged.needed == (low, high)
-    # Four launches a side share the error of 'same': with more, --resume finds what differs. This
+    # Four runs a side share the error of 'same': with more, --resume finds what differs. This
     # ratio lies within 2 %, so that it may be the same.
     assert row.ratio < 1.02
     assert told(state) == (
-        "b and a are unclear at 1K; 4 launches a side. What is unclear takes a new folder, begun "
-        f"with --launches {high}, and ends once it is settled"
+        "b and a are inconclusive at 1K; 4 runs a side. What is inconclusive takes a new folder, "
+        f"begun with --runs {high}, and ends once it is decided"
     )
 
 
 def test_what_may_differ_is_resumed():
-    """A ratio far beyond 2 %: the launches that are there count."""
+    """A ratio far beyond 2 %: the runs that are there count."""
     state = begun(most=3)
     played(state, noisy({"a": {K: 1}, "b": {K: 1.2}}, noise=0.1, seed=1))
     ((row,),) = (one.rows for one in state.comparisons())
     low, high = row.judged.needed
     assert row.ratio > 1.1 and 3 < low < high
     assert told(state) == (
-        "b and a are unclear at 1K; 3 launches a side. What is unclear goes on with torchcoll "
-        f"versus --resume 'runs/a b' --launches {high}, and ends once it is settled"
+        "b and a are inconclusive at 1K; 3 runs a side. What is inconclusive goes on with "
+        f"torchcoll versus --resume 'runs/a b' --runs {high}, and ends once it is decided"
     )
 
 
@@ -202,16 +202,16 @@ def test_launches_behind_the_end_are_taken_too():
 
 
 def test_where_only_the_least_number_is_known_it_is_proposed():
-    """After three launches the noise is open by any factor: the least that may do is a way on."""
+    """After three runs the noise is open by any factor: the least that may do is a way on."""
     state = begun(most=3)
     played(state, noisy({"a": {K: 1}, "b": {K: 1.03}}, noise=0.1, seed=1))
     ((row,),) = (one.rows for one in state.comparisons())
     low, high = row.judged.needed
     assert high is None
     shown = row.reason.partition(", ")[2]
-    assert shown.startswith("30 launches a side would show differences from ")
+    assert shown.startswith("30 runs a side would show differences from ")
     assert told(state).endswith(
-        f"takes a new folder, begun with --launches {low}; at this noise {shown}"
+        f"takes a new folder, begun with --runs {low}; at this noise {shown}"
     )
 
 
@@ -223,7 +223,7 @@ def test_where_launches_may_never_be_enough_none_are_proposed():
     assert high is None and state.futile
     state.most = low
     assert told(state).endswith(
-        "What is unclear: it is too near the threshold of 2 %; longer launches (-n, --max-time) "
+        "What is inconclusive: it is too near the threshold of 2 %; longer runs (-n, --max-time) "
         "or a larger --threshold help"
     )
 
@@ -237,8 +237,8 @@ def test_three_sides_are_compared_with_the_first():
         "b is slower than a at 1K, by at least B (estimate 20 %). c is faster than a at 1K, by "
         "at least B (estimate 50 %); "
     )
-    assert text.endswith(" launches of each")
-    assert round_text(state).startswith(f"round {state.round}: b: 1 of 1 settled: 1K slower. c: 1")
+    assert text.endswith(" runs of each")
+    assert round_text(state).startswith(f"round {state.round}: b: 1 of 1 decided: 1K slower. c: 1")
 
 
 def test_after_every_round_it_says_what_is_settled():
@@ -247,7 +247,7 @@ def test_after_every_round_it_says_what_is_settled():
     played(state, noisy({"a": {**sizes, M: 1}, "b": {**sizes, M: 1.3}}, noise=0.002))
     text = round_text(state)
     assert re.match(
-        r"round \d: 9 of 9 settled: 1K 2K 4K 8K \.\.\. 128K \(8\) same, 1M slower$", text
+        r"round \d: 9 of 9 decided: 1K 2K 4K 8K \.\.\. 128K \(8\) same, 1M slower$", text
     )
 
 
@@ -282,7 +282,7 @@ def test_a_wrong_case_leaves_the_others():
     played(state, times)
     (found,) = state.comparisons()
     assert [row.result for row in found.rows] == ["slower", "slower"]
-    assert found.rows[1].notes == (f"1 of {state.round} launches of base left out: failed",)
+    assert found.rows[1].notes == (f"1 of {state.round} runs of base left out: failed",)
 
 
 # -- sentences -------------------------------------------------------------------------------
@@ -323,14 +323,14 @@ def test_the_answer_in_one_sentence(ratios, start):
     state = begun()
     new = dict(zip(sizes, ratios, strict=True))
     played(state, noisy({"a": dict.fromkeys(sizes, 1), "b": new}, noise=0.0005))
-    assert without_bounds(told(state)) == f"{start}; {state.round} launches a side"
+    assert without_bounds(told(state)) == f"{start}; {state.round} runs a side"
 
 
 # -- the budget ------------------------------------------------------------------------------
 
 
 class Files:
-    """A folder whose launches end at once; ``unavailable``: what its cells lack."""
+    """A folder whose runs end at once; ``unavailable``: what its cells lack."""
 
     def __init__(self, lacking=()):
         self.lacking = lacking
@@ -351,18 +351,18 @@ def test_no_round_begins_that_would_end_behind_the_budget():
     times = noisy({"a": {K: 1}, "b": {K: 1.02}}, noise=0.01)
     ended = []
     for job in state.jobs(Files(), 95, lambda: next(clock)):
-        save(run(measured(times(job.cell.name, job.launch)[K])), f"{job.stem}.jsonl")
+        save(run(measured(times(job.cell.name, job.run)[K])), f"{job.stem}.jsonl")
         ended.append(job.stem)
-    # 10 s are over when the first launch begins, 20 s at the second, 30 s at the third; a round is
-    # two launches of 50 / 4 s at the fifth and of 70 / 6 s at the seventh: 93 s. At the ninth 90 s
+    # 10 s are over when the first run begins, 20 s at the second, 30 s at the third; a round is
+    # two runs of 50 / 4 s at the fifth and of 70 / 6 s at the seventh: 93 s. At the ninth 90 s
     # are over, and a round takes 22 s.
     assert len(ended) == 8 and state.stopped == "the time of --budget is spent"
 
 
 def test_a_budget_that_cannot_reach_a_look_is_told_after_the_first_launch():
-    """Six launches of 10 s and more, by a clock that each look at moves on: of 59 s it cannot."""
+    """Six runs of 10 s and more, by a clock that each look at moves on: of 59 s it cannot."""
     for budget_s, told in ((59, True), (60, False)):
-        clock = itertools.count(0, 5)  # the first launch: from 5 s, its end is looked at at 10 s
+        clock = itertools.count(0, 5)  # the first run: from 5 s, its end is looked at at 10 s
         state = begun()
         jobs = state.jobs(Files(), budget_s, partial(next, clock))
         save(run(measured(1000)), f"{next(jobs).stem}.jsonl")
@@ -371,7 +371,7 @@ def test_a_budget_that_cannot_reach_a_look_is_told_after_the_first_launch():
         assert (
             list(state.news())
             == [
-                "--budget ends before anything is judged: 3 launches of each of 2 sides take about "
+                "--budget ends before anything is judged: 3 runs of each of 2 sides take about "
                 "1 min, 10 s each"
             ]
             * told
@@ -381,11 +381,11 @@ def test_a_budget_that_cannot_reach_a_look_is_told_after_the_first_launch():
 
 def test_where_a_launch_is_known_it_is_told_before_the_first():
     state = begun()
-    next(state.jobs(Files(), 59, lambda: 0, launch_s=10))
+    next(state.jobs(Files(), 59, lambda: 0, run_s=10))
     assert len(list(state.news())) == 1
     state = begun()
     played(state, noisy({"a": {K: 1}, "b": {K: 1.02}}, noise=0.008, seed=2), limit=6)
-    next(state.jobs(Files(), 5, lambda: 0, launch_s=10))  # it has judged
+    next(state.jobs(Files(), 5, lambda: 0, run_s=10))  # it has judged
     assert [one for one in state.news() if isinstance(one, str)] == []
 
 
@@ -416,10 +416,10 @@ def test_a_folder_that_others_read(capsys):
     last = out.splitlines()[-1]
     assert (
         without_bounds(last) == "Ring is slower than auto at 8, by at least B (estimate 100 %); "
-        f"{rounds} launches a side"
+        f"{rounds} runs a side"
     )
-    assert err.splitlines()[-1] == f"round {rounds}: 1 of 1 settled: 8 slower"
-    assert spec()["versus"] == {"threshold": 0.02, "launches": 30}
+    assert err.splitlines()[-1] == f"round {rounds}: 1 of 1 decided: 8 slower"
+    assert spec()["versus"] == {"threshold": 0.02, "runs": 30}
     before = Path("D/manifest.jsonl").read_bytes()
     assert main(["versus", "--resume", "D"]) == 0
     assert capsys.readouterr() == (out, "")
@@ -429,7 +429,7 @@ def test_a_folder_that_others_read(capsys):
     sides = [f"{name}=D/{name}-[0-9]*.jsonl" for name in ("auto", "Ring")]
     assert main(["compare", *sides, "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert (row["result"], row["base_launches"]) == ("slower", rounds)
+    assert (row["result"], row["base_runs"]) == ("slower", rounds)
 
 
 def test_compare_reads_the_folder(capsys):
@@ -460,7 +460,7 @@ def test_compare_of_a_folder_that_has_not_judged_yet(capsys):
     assert capsys.readouterr().err == (
         error_line(
             "compare",
-            "D, without 3 launches of each side",
+            "D, without 3 runs of each side",
             "the folder of a versus that has judged. torchcoll versus --resume D goes on.\n",
         )
     )
@@ -475,7 +475,7 @@ def test_algorithms_reads_the_folder(capsys):
 
 def test_launches_that_are_all_equal_settle_nothing(capsys):
     assert versus("-o", "D", words=()) == 0
-    assert "no case can be judged, however many launches there are: the launches of each side" in (
+    assert "no case can be judged, however many runs there are: the runs of each side" in (
         capsys.readouterr().out
     )
 
@@ -490,8 +490,8 @@ def test_formats(format, capsys):
         assert found["schema"] == "torchcoll-versus/1" and found["answer"]["headline"].startswith(
             "Ring is slo"
         )
-        assert found["ended"] == "every case is settled"
-        assert found["launches"] == {"auto": found["rounds"], "Ring": found["rounds"]}
+        assert found["ended"] == "every case is decided"
+        assert found["runs"] == {"auto": found["rounds"], "Ring": found["rounds"]}
         assert found["comparisons"][0]["rows"][0]["result"] == "slower"
     elif format == "csv":
         head, row = out.splitlines()
@@ -519,7 +519,7 @@ def test_two_whole_commands(capsys):
 
 
 def test_two_backends(capsys):
-    code = main(["versus", "--backend", "gloo,ccl", "-o", "D", "--launches", "3", "--",
+    code = main(["versus", "--backend", "gloo,ccl", "-o", "D", "--runs", "3", "--",
                  sys.executable, "-S", str(FAKE)])  # fmt: skip
     commands = [json.loads(line)["command"] for line in
                 Path("D/manifest.jsonl").read_text().splitlines()[1:]]  # fmt: skip
@@ -532,7 +532,7 @@ def test_two_backends(capsys):
 
 def test_the_first_calls_of_two_backends_are_in_the_answer(capsys):
     """Of all calls they differ most, and no case shows them. gloo connects for 10 ms before."""
-    plan = LaunchPlan(command_of([sys.executable, str(FAKE)]), [Cell("gloo"), Cell("ccl")], 3, 0)
+    plan = RunPlan(command_of([sys.executable, str(FAKE)]), [Cell("gloo"), Cell("ccl")], 3, 0)
     state = Versus(plan, Path(), 0.02, 3, 3)
     first_ns = {"gloo": 500_000, "ccl": 652_000_000}
     while (job := state.next(there)) is not None:
@@ -557,12 +557,12 @@ def test_the_first_calls_of_two_backends_are_in_the_answer(capsys):
     show_versus(state, comparisons, "D", "")
     assert (
         f"first call: gloo 500 us, ccl 652 ms; time to first result: {times} (geometric means over "
-        "the launches)\n"
+        "the runs)\n"
     ) in capsys.readouterr().out
 
 
 def test_implementations(capsys):
-    """Each in launches of its own, the first of them the base."""
+    """Each in runs of its own, the first of them the base."""
     code = main(["versus", "--implementation", "nccl,one_shot,two_shot", "-o", "D", "--dry-run",
                  "--", sys.executable, "-S", str(FAKE)])  # fmt: skip
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -575,7 +575,7 @@ def test_implementations(capsys):
 def test_interrupted_it_says_how_to_go_on(capsys):
     assert versus("-o", "D", words=["slow=NCCL_ALGO", "once=stop"]) == 130
     err = capsys.readouterr().err
-    assert "nothing is judged before 3 launches a side: interrupted by SIGINT; " in err
+    assert "nothing is judged before 3 runs a side: interrupted by SIGINT; " in err
     assert err.endswith("torchcoll versus --resume D goes on\n")
     assert main(["versus", "--resume", "D"]) == 0
     assert "Ring is slower than auto at 8, by at least B (estimate 100 %)" in without_bounds(
@@ -599,7 +599,7 @@ def test_killed_it_goes_on(capfd):
     process.wait()
     assert main(["versus", "--resume", "D"]) == 0
     out, err = capfd.readouterr()
-    assert "ended 1 processes of a launch whose matrix was killed" in err
+    assert "ended 1 processes of a run whose matrix was killed" in err
     assert "auto-1: its matrix was killed; what it wrote is aside/auto-1.1.jsonl" in err
     assert "Ring is slower than auto at 8, by at least B (estimate 100 %)" in without_bounds(out)
 
@@ -608,10 +608,10 @@ def test_a_launch_that_fails_twice_ends_it(capsys):
     assert versus("-o", "D", words=["refuse"]) == 1
     err = capsys.readouterr().err.splitlines()
     reason = error_text("exit code 2: sizes", "1KB", "a number")
-    assert err[0] == "auto and Ring in turn, at most 30 launches of each, into D"
+    assert err[0] == "auto and Ring in turn, at most 30 runs of each, into D"
     assert err[1:3] == [f"auto-1: failed: {reason}"] * 2
     assert err[3] == (
-        f"torchcoll: nothing is judged before 3 launches a side: auto-1 has no result: {reason}"
+        f"torchcoll: nothing is judged before 3 runs a side: auto-1 has no result: {reason}"
     )
 
 
@@ -619,7 +619,7 @@ def test_a_launch_that_fails_twice_ends_it(capsys):
     ("words", "line"),
     [
         (["--"], error_text("command", "none",
-            "a launch of torchcoll behind --. Such as: -- torch")),
+            "a run of torchcoll behind --. Such as: -- torch")),
         (["--", sys.executable, str(FAKE)], error_text("versus", "one side, auto",
             "two at least.")),
         (["--env", "NCCL_ALGO=Ring", "--", sys.executable, str(FAKE)],
@@ -628,7 +628,7 @@ def test_a_launch_that_fails_twice_ends_it(capsys):
          error_text("backend", "gloo,", "names with commas, such as gloo,ccl")),
         (["--backend", "gloo,ccl", "--", sys.executable, str(FAKE), "--backend", "gloo"],
          error_text("command", "--backend gloo", "no --backend with that of versus")),
-        (["--launches", "2", "--"], error_text("launches", "2", "a whole number from 3 on")),
+        (["--runs", "2", "--"], error_text("runs", "2", "a whole number from 3 on")),
         (["--budget", "10", "--"], error_text("budget", "10",
             "a time above 0 with its unit: 90s,")),
         (["--budget", "0m", "--"], error_text("budget", "0m",
@@ -638,10 +638,10 @@ def test_a_launch_that_fails_twice_ends_it(capsys):
         (["--a", "x", "--b", "y"],
          error_text("command", "x", "a module of torchcoll in it, or a script that passes its")),
         (["--env", "A=1,2", "--a", "x", "--b", "y"],
-         error_text("a", "--env, --axis, --backend, --implementation or --around too",
+         error_text("a", "--env, --axis, --backend, --implementation or --load too",
              "two whole c")),
         (["--implementation", "own", "--a", "x", "--b", "y"],
-         error_text("a", "--env, --axis, --backend, --implementation or --around too",
+         error_text("a", "--env, --axis, --backend, --implementation or --load too",
              "two whole c")),
         (["--implementation", "own,", "--", sys.executable, str(FAKE)],
          error_text("implementation", "own,", "names with commas, such as own,one_shot")),
@@ -658,7 +658,7 @@ def test_refused(words, line, capsys):
 
 
 def test_a_folder_begun_otherwise(capsys):
-    assert versus("-o", "D", "--launches", "3") == 0
+    assert versus("-o", "D", "--runs", "3") == 0
     for words, line in (
         (
             ["-o", "D", "--threshold", "5%"],
@@ -673,7 +673,7 @@ def test_a_folder_begun_otherwise(capsys):
     capsys.readouterr()
     assert main(["matrix", "-o", "D", "--env", "NCCL_ALGO=,Ring", "--", *command]) == 2
     assert got(error_tail("those of a matrix", "those of a versus")) in capsys.readouterr().err
-    assert main(["matrix", "-o", "E", "--launches", "1", "--", *command]) == 0
+    assert main(["matrix", "-o", "E", "--runs", "1", "--", *command]) == 0
     capsys.readouterr()
     assert main(["versus", "--resume", "E"]) == 2
     assert "E, which torchcoll matrix has begun" in capsys.readouterr().err
@@ -681,7 +681,7 @@ def test_a_folder_begun_otherwise(capsys):
 
 def test_a_command_with_a_secret_is_given_again(capsys):
     words = ["slow=NCCL_ALGO", "token=abc"]
-    assert versus("-o", "D", "--launches", "3", words=words) == 0
+    assert versus("-o", "D", "--runs", "3", words=words) == 0
     capsys.readouterr()
     assert main(["versus", "--resume", "D"]) == 2
     assert error_tail(
@@ -693,19 +693,19 @@ def test_a_command_with_a_secret_is_given_again(capsys):
 def test_a_dry_run_starts_nothing(capsys):
     assert versus("-o", "D", "--dry-run") == 0
     out, err = capsys.readouterr()
-    assert "2 cells x 1 launch = 2" in err and len(out.splitlines()) == 2
-    assert err.endswith("this is one round of 30 at most; it ends once every case is settled\n")
+    assert "2 cells x 1 run = 2" in err and len(out.splitlines()) == 2
+    assert err.endswith("this is one round of 30 at most; it ends once every case is decided\n")
     assert not Path("D").exists()
 
 
 def test_a_dry_run_tells_a_budget_that_cannot_do(capsys):
-    """13 cases of 1.5 s and 10 s to start, as the line of totals says: 29.5 s a launch."""
+    """13 cases of 1.5 s and 10 s to start, as the line of totals says: 29.5 s a run."""
     command = [sys.executable, "-m", "torchcoll.allreduce"]
     words = ["versus", "--env", "NCCL_ALGO=,Ring", "-o", "D", "--dry-run", "--budget"]
     for budget, told in (("2m", True), ("177s", False)):
         assert main([*words, budget, "--", *command]) == 0
         text = (
-            "torchcoll: note: --budget ends before anything is judged: 3 launches of each of 2 "
+            "torchcoll: note: --budget ends before anything is judged: 3 runs of each of 2 "
             "sides take about 2 min 57 s, 29.5 s each\n"
         )
         assert (text in capsys.readouterr().err) == told
@@ -713,18 +713,18 @@ def test_a_dry_run_tells_a_budget_that_cannot_do(capsys):
 
 def test_more_launches_later(capsys):
     """'same' keeps the number over which its error is spent."""
-    assert versus("-o", "D", "--launches", "3") == 0
-    assert main(["versus", "--resume", "D", "--launches", "40"]) == 0
-    assert spec()["versus"]["launches"] == 3
+    assert versus("-o", "D", "--runs", "3") == 0
+    assert main(["versus", "--resume", "D", "--runs", "40"]) == 0
+    assert spec()["versus"]["runs"] == 3
     assert "two one-sided tests in at most 3 rounds" in capsys.readouterr().out
 
 
 def test_a_broken_manifest(capsys):
-    assert versus("-o", "D", "--launches", "3") == 0
+    assert versus("-o", "D", "--runs", "3") == 0
     path = Path("D/manifest.jsonl")
     header = json.loads(path.read_text().splitlines()[0])
     for broken in (
-        {"versus": {"launches": "x"}},
+        {"versus": {"runs": "x"}},
         {"versus": 3},
         {"cells": [{"name": "a", "axes": 5}]},
     ):

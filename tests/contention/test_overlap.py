@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchcoll.bench.beside import BLOCKS, Work, measure_beside, measure_offset
+from torchcoll.bench.concurrent import BLOCKS, Work, measure_concurrent, measure_offset
 from torchcoll.contention.overlap import Estimate, overlap, overlaps
-from torchcoll.contention.show import beside_grid
+from torchcoll.contention.show import concurrent_grid
 from torchcoll.core.case import Case
-from torchcoll.core.result import BLOCKS_OF_BESIDE, LATER_BLOCKS, Beside, CaseResult, Run
+from torchcoll.core.result import CONCURRENT_BLOCKS, LATER_BLOCKS, CaseResult, ConcurrentBlocks, Run
 from torchcoll.core.summary import summarise
 from torchcoll.machine.devices import nothing
 from torchcoll.report.grid import legends
@@ -69,7 +69,7 @@ def made(found) -> CaseResult:
     single = {
         name: [values] if isinstance(values, list) else values for name, values in found.items()
     }
-    result = CaseResult(CASE, "ok", 1, beside=Beside(**single))
+    result = CaseResult(CASE, "ok", 1, concurrent=ConcurrentBlocks(**single))
     assert CaseResult.from_json(result.to_json()) == result
     return result
 
@@ -77,7 +77,7 @@ def made(found) -> CaseResult:
 def measured(share: float) -> CaseResult:
     device = OverlappingDevice(share)
     work = Work("matmul:1M", list, threads=1)
-    found = measure_beside(session_on(device), None, work, list, list, "case")
+    found = measure_concurrent(session_on(device), None, work, list, list, "case")
     assert found.pop("all_calls") == sum(calls for calls, _ in device.made)
     return made(found)
 
@@ -102,7 +102,7 @@ def test_an_offset_on_a_shared_link(offset, slowdown, begins, monkeypatch):
     assert later.slowdown.value == pytest.approx(slowdown, rel=1e-3)
     assert later.work_slowdown.value == pytest.approx(slowdown, rel=1e-3)
     assert once.covered and later.covered
-    grid = beside_grid([once, later])
+    grid = concurrent_grid([once, later])
     assert [row[2] for row in grid.rows] == ["at once", begins]
     # What could be hidden is known of the one alone, and no sum of rates is one that there was.
     overlaps_told = [row[[head.first for head in grid.heads].index("overlap")] for row in grid.rows]
@@ -115,8 +115,10 @@ def test_single_calls_are_told_one_by_one():
     blocks = dict(alone_ns=[[20 * MS]], work_ns=[[60 * MS]], both_calls_ns=[[40 * MS]])
     blocks |= dict(both_work_ns=[[80 * MS]], both_ns=[[80 * MS]], offset_ns=500_000)
     blocks |= dict(later_calls_ns=[[30 * MS]], later_work_ns=[[70 * MS]], later_ns=[[80 * MS]])
-    beside = Beside("all_reduce:div:2:1M", None, 20, 20, later_begins_ns=[[510_000]], **blocks)
-    found = overlaps(Run({}, results=[CaseResult(CASE, "ok", 2, beside=beside)]))
+    concurrent = ConcurrentBlocks(
+        "all_reduce:div:2:1M", None, 20, 20, later_begins_ns=[[510_000]], **blocks
+    )
+    found = overlaps(Run({}, results=[CaseResult(CASE, "ok", 2, concurrent=concurrent)]))
     assert [(one.calls_ns, one.work_ns) for one in found] == [(MS, 3 * MS)] * 2
     assert [one.offset_ns for one in found] == [0, 510_000]
 
@@ -194,7 +196,7 @@ def test_the_rank_that_is_last_counts_and_blocks_are_the_replicates():
             CASE,
             "ok",
             2,
-            beside=Beside(
+            concurrent=ConcurrentBlocks(
                 *("copy:64M", None, 10, 3),
                 alone_ns=[[100, 150], [90, 200]],
                 work_ns=[[300, 400], [200, 100]],
@@ -223,7 +225,7 @@ def test_two_collectives_share_what_there_is():
             "ok",
             2,
             size_bytes=1 << 20,
-            beside=Beside(
+            concurrent=ConcurrentBlocks(
                 *("all_reduce:div:2:1M", None, 20, 100),
                 alone_ns=[[2_097_152]],
                 work_ns=[[10_485_760]],
@@ -258,9 +260,9 @@ def test_busbw_alone_is_that_of_the_table_of_the_run(collective, coalesce, sent,
     )
     blocks = dict(alone_ns=[[10 * MS]], work_ns=[[20 * MS]], both_calls_ns=[[10 * MS]])
     blocks |= dict(both_work_ns=[[20 * MS]], both_ns=[[20 * MS]], work_bus_bytes=1000)
-    beside = Beside("all_reduce:div:2:1M", None, 10, 10, **blocks)
+    concurrent = ConcurrentBlocks("all_reduce:div:2:1M", None, 10, 10, **blocks)
     result = CaseResult(
-        asked, "ok", 8, size_bytes=sent, busiest_bytes=busiest, beside=beside,
+        asked, "ok", 8, size_bytes=sent, busiest_bytes=busiest, concurrent=concurrent,
         time_ns={"host": [[MS]] * 8},
     )  # fmt: skip
     found = overlap(result)
@@ -275,7 +277,7 @@ def test_work_that_ended_before_the_calls_is_too_short():
             CASE,
             "ok",
             2,
-            beside=Beside(
+            concurrent=ConcurrentBlocks(
                 *("matmul:1M", 1, 10, 3),
                 alone_ns=[[100] * 3] * 2,
                 work_ns=[[80] * 3] * 2,
@@ -294,7 +296,11 @@ def test_work_that_ended_before_all_had_is_too_short():
     """
     blocks = dict(alone_ns=[[50] * 3], work_ns=[[80] * 3], both_calls_ns=[[50] * 3])
     blocks |= dict(both_work_ns=[[80] * 3], both_ns=[[100] * 3])
-    found = overlap(CaseResult(CASE, "ok", 2, beside=Beside(*("matmul:1M", None, 10, 3), **blocks)))
+    found = overlap(
+        CaseResult(
+            CASE, "ok", 2, concurrent=ConcurrentBlocks(*("matmul:1M", None, 10, 3), **blocks)
+        )
+    )
     assert (found.uncovered, found.covered) == (3, False)
 
 
@@ -305,12 +311,14 @@ def test_an_overlap_that_is_not_known_is_a_dash():
         dataclasses.replace(one, efficiency=Estimate(0.5, 0.5 - half, 0.5 + half))
         for half in (0.45, 0.55)
     )
-    grid = beside_grid([known, unknown])
+    grid = concurrent_grid([known, unknown])
     place = [head.first for head in grid.heads].index("overlap")
     assert [row[place] for row in grid.rows] == ["0.50 [0.05, 0.95]", "-"]
     # Its definition goes with the column.
     assert any(text.startswith("overlap: ") for text in legends(grid.heads))
-    assert not any(text.startswith("overlap: ") for text in legends(beside_grid([unknown]).heads))
+    assert not any(
+        text.startswith("overlap: ") for text in legends(concurrent_grid([unknown]).heads)
+    )
 
 
 def test_cases_without_work_are_not_there():
@@ -329,18 +337,18 @@ def test_cases_without_work_are_not_there():
     ],
 )
 def test_a_broken_record_is_refused(change):
-    good = {name: [[1]] for name in BLOCKS_OF_BESIDE + LATER_BLOCKS} | {"offset_ns": 1}
+    good = {name: [[1]] for name in CONCURRENT_BLOCKS + LATER_BLOCKS} | {"offset_ns": 1}
     good |= {"work": "copy:1M", "threads": None, "calls": 1, "repeats": 1}
-    assert Beside.from_json(good).blocks == 1
+    assert ConcurrentBlocks.from_json(good).blocks == 1
     with pytest.raises((TypeError, ValueError)):
-        Beside.from_json({**good, **change})
+        ConcurrentBlocks.from_json({**good, **change})
 
 
 def test_a_loaded_machine_is_warned_of_beside_the_slowdown():
     found = overlap(measured(0.5))
-    assert not any(line.startswith("WARN") for line in beside_grid([found]).below)
+    assert not any(line.startswith("WARN") for line in concurrent_grid([found]).below)
     text = "vm: other processes used 1.4 of 2 cores during the run"
-    grid = beside_grid([found], [text])
+    grid = concurrent_grid([found], [text])
     assert [line for line in grid.below if line.startswith(f"WARN {text}")]
     # And which of the two times of a case this table has.
     assert any("runs of 5 calls with no barrier between them" in line for line in grid.above)

@@ -1,4 +1,4 @@
-"""The first call of a launch: whose it is, and what counts as connecting."""
+"""The first call of a run: whose it is, and what counts as connecting."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_two_ranks_gain_nothing_by_the_switch_and_unknown_devices_have_no_bound(
 
 
 def on_hosts(result, *ranks, device="NVIDIA H100 80GB HBM3", **labels):
-    """A launch with so many ranks on each host."""
+    """A run with so many ranks on each host."""
     run = launch(result, device=device, **labels)
     names = [f"node{host}" for host, many in enumerate(ranks) for _ in range(many)]
     run.members = [{"device_name": device, "host": host} for host in names]

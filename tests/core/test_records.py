@@ -35,7 +35,7 @@ def result(case=CASES[0], first=1000, **fields):
         "time_ns": {"host": [[10, 11], [12, 13]]},
         "batches": [2],
         "ordinal": 1,
-        "settled": 3,
+        "steady_after": 3,
         "stop": "count",
         "verification": Verification(512, 0),
     }
@@ -60,7 +60,7 @@ def a_run():
                 reason="3 of 512 elements wrong",
                 warmup_ns=[[1], [2]],
                 communicator="new",
-                settled=None,
+                steady_after=None,
                 verification=Verification(512, 3, (1,), 2),
                 warnings=["slow"],
                 choices=[Choice("RING", "LL", 2), Choice("NVLS", source="kernel name")],
@@ -135,7 +135,7 @@ def test_stamps_that_run_backwards_are_a_problem(tmp_path, first, second, proble
     again = load(path)
     assert again.results == run.results
     why = {
-        "monotonic": "the file is damaged, or of two launches",
+        "monotonic": "the file is damaged, or of two runs",
         "wall": "the clock was set meanwhile",
     }
     at = CASES[0 if first and not second else 1].describe()
@@ -143,9 +143,10 @@ def test_stamps_that_run_backwards_are_a_problem(tmp_path, first, second, proble
     assert again.problems == stated
 
 
-def test_files_of_before_have_no_stamps_and_no_lead_calls(tmp_path):
+def test_files_of_before_have_no_stamps_and_no_ramp_up_calls(tmp_path):
     """They are read, as unknown."""
-    new = "start_ns start_wall_us cold_start_ns batch_start_ns batch_start_wall_us lead_ns spent_ns"
+    new = "start_ns start_wall_us cold_start_ns batch_start_ns batch_start_wall_us "
+    new += "ramp_up_ns spent_ns"
     path = tmp_path / "old.jsonl"
     lines = [json.loads(line) for line in text_of(a_run()).splitlines()]
     for line in lines:
@@ -156,7 +157,7 @@ def test_files_of_before_have_no_stamps_and_no_lead_calls(tmp_path):
     assert run.problems == [] and len(run.results) == 3
     for result in run.results:
         assert (result.start_ns, result.start_wall_us, result.spent_ns) == (None, None, {})
-        assert not (result.batch_start_ns or result.batch_start_wall_us or result.lead_ns)
+        assert not (result.batch_start_ns or result.batch_start_wall_us or result.ramp_up_ns)
 
 
 def without_reuse(path, run):
@@ -218,8 +219,8 @@ def test_what_a_file_of_before_had_failed_is_made_up_for(tmp_path):
         ("cold_start_ns", [["a"]]),
         ("batch_start_ns", [1 << 63]),
         ("batch_start_wall_us", 7),
-        ("lead_ns", [[-1]]),
-        ("lead_ns", {"host": []}),
+        ("ramp_up_ns", [[-1]]),
+        ("ramp_up_ns", {"host": []}),
         ("spent_ns", [1]),
         ("spent_ns", {"case": "1"}),
     ],
@@ -401,7 +402,7 @@ def changed(**fields):
         changed(ranks=1 << 63),
         changed(size_bytes=-1),
         changed(calls_per_sample=0),
-        changed(settled="3"),
+        changed(steady_after="3"),
         changed(stop=3),
         changed(communicator=None),
         changed(warnings="ab", reason=1),
@@ -637,12 +638,12 @@ def test_file_2_and_3_are_merged(tmp_path):
     assert run.complete
     assert (run.problems, run.in_flight) == ([], None)
     assert [c.path.name for c in run.continuations] == ["run.jsonl.2", "run.jsonl.3"]
-    assert [[r.case for r in own] for _, own in run.launches()] == [[c] for c in CASES]
+    assert [[r.case for r in own] for _, own in run.all_runs()] == [[c] for c in CASES]
     # ... and saved again they are three files again
     save(run, tmp_path / "again.jsonl")
     again = load(tmp_path / "again.jsonl")
     assert (again.results, again.events, again.end) == (run.results, run.events, run.end)
-    assert [len(own) for _, own in again.launches()] == [1, 1, 1]
+    assert [len(own) for _, own in again.all_runs()] == [1, 1, 1]
 
 
 def test_an_event_that_was_overcome_is_marked(tmp_path):

@@ -143,16 +143,16 @@ def test_25_canaries_are_in_no_file_and_no_output(tmp_path):
 
 
 def test_secrets_of_a_matrix_are_not_in_its_folder(tmp_path, capfd):
-    script = tmp_path / "launch.sh"
+    script = tmp_path / "run.sh"
     script.write_text('echo "torchcoll: $NCCL_MY_TOKEN $2"; exit 1\n')
-    command = ["matrix", "-o", str(tmp_path / "m"), "--launches", "1"]
+    command = ["matrix", "-o", str(tmp_path / "m"), "--runs", "1"]
     command += ["--env", "NCCL_MY_TOKEN=canary1x,canary2x", "--axis", "proxy=http://u:canary3x@h"]
     words = ["--", "sh", str(script), "--api-token", "canary4x", "{proxy}"]
     assert main([*command, "--dry-run", *words]) == 0
     assert main([*command, *words]) == 1
     stated = "".join(capfd.readouterr())
     folder = tmp_path / "m"
-    for log in (folder / "logs").iterdir():  # what the launch itself says is its own
+    for log in (folder / "logs").iterdir():  # what the run itself says is its own
         assert "canary" in log.read_text()
         log.unlink()
     assert "canary" not in stated + _all_text(folder)

@@ -363,7 +363,7 @@ def test_join_tells_groups_of_one_name_apart():
         }
         assert used == {0: [(0, 1), (0, 2)], 1: [(0, 1)], 2: [(0, 2)]}
         assert set(found.groups) == {"1", "1@2"}
-    # Rank 1 of another launch: it does not know the group in which it should be.
+    # Rank 1 of another run: it does not know the group in which it should be.
     parts[1] = of_group([1], "1", groups={"1": Group("1", (1, 2))})
     with pytest.raises(UsageError, match=got("group 1 of ranks")):
         join(parts)

@@ -291,6 +291,6 @@ def test_what_is_no_list_of_ranks(text):
 
 
 def test_counted():
-    assert [counted(1, "case"), counted(2, "case"), counted(0, "launch")] == (
-        ["1 case", "2 cases", "0 launches"]
+    assert [counted(1, "case"), counted(2, "case"), counted(0, "run")] == (
+        ["1 case", "2 cases", "0 runs"]
     )

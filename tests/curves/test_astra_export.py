@@ -15,8 +15,8 @@ import handmade
 import made_models
 import pytest
 from error_form import error_text
-from made_launches import measured
-from made_launches import run as made_run
+from made_runs import measured
+from made_runs import run as made_run
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
@@ -124,7 +124,7 @@ def test_the_simulator_says_what_the_law_says(collective, law, tmp_path):
 def test_the_system_is_what_the_simulator_was_given(model, tmp_path):
     """Nothing beside the steps, all_to_all a block after the other: as when SAID was printed. With
     an endpoint-delay of 0 it ended with 'Assertion get_event_time() > current_time failed', where
-    no launch came first.
+    no run came first.
     """
     run = handmade.run(handmade.result(case=handmade.case(size_bytes=1 << 20)))
     export_run(model, run, tmp_path / "sim")
@@ -197,7 +197,7 @@ def test_a_captured_step(model, tmp_path):
     done = export_step(model, traffic, tmp_path / "sim")
     nodes = read_nodes(tmp_path / "sim" / "traces" / "step" / "step.1.et")
     kinds = [(n.name, n.duration_us, n.after) for n in nodes]
-    # From the start of the first to that of the second: 2 ms, in which 5 us are its launch.
+    # From the start of the first to that of the second: 2 ms, in which 5 us are its run.
     assert kinds == [
         ("launch", 5, ()),
         ("all_reduce", 0, (0,)),

@@ -1,4 +1,4 @@
-"""What launches and calls tell of noise: figures that can be computed in the head."""
+"""What runs and calls tell of noise: figures that can be computed in the head."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torchcoll.curves.curve_scatter import known_scatter
 
 def test_launches_that_differ_at_one_size_more_than_at_another():
     # Logarithms 0 and 0.1 at one size, 0 and -0.1 at the other: +-0.05 about means of which neither
-    # launch is the slower one. 4 x 0.05^2 = 0.01, with 2 - 1 degrees of freedom.
+    # run is the slower one. 4 x 0.05^2 = 0.01, with 2 - 1 degrees of freedom.
     known = known_scatter([{0: 1.0, 1: math.exp(0.1)}, {0: 1.0, 1: math.exp(-0.1)}], [])
-    assert (known.one, known.launches) == (pytest.approx(0.1), True)
+    assert (known.one, known.runs) == (pytest.approx(0.1), True)
     assert known.point == pytest.approx(0.1 / math.sqrt(2))
 
 
@@ -25,18 +25,18 @@ def test_a_launch_that_is_slower_at_all_sizes_moves_no_point():
 def test_calls_of_one_launch_tell_the_least():
     # 3.29 standard deviations of 8 % from the 5th to the 95th percentile, 100 calls, a median.
     known = known_scatter([{0: 1.0}], [(1.0, math.exp(3.29 * 0.08), 100)])
-    assert (known.one, known.launches) == (pytest.approx(0.08 * 1.25 / 10), False)
+    assert (known.one, known.runs) == (pytest.approx(0.08 * 1.25 / 10), False)
     assert known.point == known.one
 
 
 @pytest.mark.parametrize("calls", [[], [(0.0, 1.0, 9)], [(1.0, 2.0, 1)]])
 def test_what_nothing_tells_is_not_known(calls):
-    # Two launches at one size: their difference may be that of the whole launch.
+    # Two runs at one size: their difference may be that of the whole run.
     assert known_scatter([{0: 1.0, 1: 2.0}], calls) is None
 
 
 def test_a_launch_that_was_slow_at_one_size_tells_nothing_of_the_others():
-    # At seven sizes the launches differ by 0, +0.1 and -0.1 in turn, one is 8 times slow at one.
+    # At seven sizes the runs differ by 0, +0.1 and -0.1 in turn, one is 8 times slow at one.
     turns = [(0, 0.1, -0.1), (0.1, -0.1, 0), (-0.1, 0, 0.1)]
     sizes = [dict(enumerate(map(math.exp, turns[n % 3]))) for n in range(9)]
     even = known_scatter(sizes, [])

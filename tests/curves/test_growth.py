@@ -15,7 +15,7 @@ RANKS = (2, 4, 8, 16)
 
 
 def one(law, ranks=RANKS, noise=()):
-    """The growth of one curve; ``noise``: factors of the launches on each number of ranks."""
+    """The growth of one curve; ``noise``: factors of the runs on each number of ranks."""
     points = [(n, law(n) * factor) for n in ranks for factor in (noise or (1.0,))]
     (found,) = growths([points])
     return found
@@ -26,7 +26,7 @@ NOISE = (0.99, 1.0, 1.01)
 
 def test_a_logarithm_is_told_from_a_line():
     found = one(lambda n: 2000 + 3000 * math.log2(n), noise=NOISE)
-    assert (found.result, found.launches, found.numbers) == ("log2 n", 12, RANKS)
+    assert (found.result, found.runs, found.numbers) == ("log2 n", 12, RANKS)
     assert found.reason.startswith("n and (n-1)/n do not fit; p <")
     law = found.law
     # 2000 + 3000 on 2 ranks, 2000 + 12000 on 16: 2.8 times as much.
@@ -49,8 +49,8 @@ def test_a_line_is_told_from_a_logarithm():
 def test_no_growth_is_shown_and_not_assumed():
     assert one(lambda n: 1000, noise=NOISE).result == "constant"
     assert one(lambda n: 1000, noise=NOISE).reason == "90 % within 10 %"
-    unclear = one(lambda n: 1000, noise=(0.5, 1.0, 2.0))
-    assert unclear.result == "unclear"
+    inconclusive = one(lambda n: 1000, noise=(0.5, 1.0, 2.0))
+    assert inconclusive.result == "inconclusive"
     # 5 % over the whole range is below what counts, however sure it is.
     assert one(lambda n: 1000 + 12.5 * math.log2(n), noise=(0.9999, 1.0001)).result == "constant"
 
@@ -99,7 +99,7 @@ def test_a_ring_is_never_called_a_logarithm(ranks):
             for _ in range(4)
         ]
         results = {growths([curve])[0].result for curve in curves}
-        assert results <= {"(n-1)/n", "grows", "constant", "unclear"}
+        assert results <= {"(n-1)/n", "grows", "constant", "inconclusive"}
 
 
 def test_half_n_and_half_its_share_look_like_a_logarithm():
@@ -122,7 +122,7 @@ def test_a_mixture_that_is_far_off_does_not_fit(noise):
     # n squared takes n and less than nothing of (n-1)/n.
     found = one(lambda n: 10_000 + 100 * n * n, (2, 4, 8, 16, 32, 64), noise)
     assert found.result == "grows"
-    assert found.reason.startswith("by none of these laws; n is off by ")
+    assert found.reason.startswith("by none of these laws; n has an error of ")
     assert not any(mixture.fits for mixture in found.mixtures)
 
 
@@ -143,8 +143,8 @@ def test_growth_of_no_known_law_is_growth():
     assert found.result == "grows"
     # Four: 1/12.
     found = one(lambda n: 10_000 + 100 * n**3, (2, 4, 8, 16))
-    assert found.result == "unclear"
-    assert found.reason == "no law fits; p 0.083 by order: more launches tell"
+    assert found.result == "inconclusive"
+    assert found.reason == "no law fits; p 0.083 by order: more runs tell"
 
 
 def test_a_law_that_the_launches_reject_is_not_named():
@@ -171,7 +171,7 @@ def test_a_true_law_is_seldom_named_as_another():
                 for n in (2, 4, 8)
                 for _ in range(3)
             ]
-            wrong += growths([points])[0].result not in (name, "grows", "unclear", "constant")
+            wrong += growths([points])[0].result not in (name, "grows", "inconclusive", "constant")
     assert wrong < 9
 
 
@@ -204,7 +204,7 @@ def test_constant_times_seldom_seem_to_grow():
         [(n, noise.lognormvariate(0, 0.2)) for n in RANKS for _ in range(2)] for _ in range(100)
     ]
     results = [growths([curve])[0].result for curve in curves]
-    assert sum(result not in ("unclear", "constant") for result in results) < 11
+    assert sum(result not in ("inconclusive", "constant") for result in results) < 11
 
 
 def test_any_unit_and_single_noise_free_launches():
@@ -218,7 +218,7 @@ def test_a_law_within_the_margin_is_accepted_however_small_the_noise():
     ranks = (2, 4, 8, 16, 64, 256, 768)
     found = one(lambda n: (2000 + 3000 * math.log2(n)) * (1.007 if n == 768 else 1), ranks, noise)
     assert found.result == "log2 n"
-    assert found.reason.startswith("off by 0.") and "more than the noise" in found.reason
+    assert found.reason.startswith("maximum error 0.") and "more than the noise" in found.reason
     # 5 % is more than the margin.
     found = one(lambda n: (2000 + 3000 * math.log2(n)) * (1.1 if n == 768 else 1), ranks, noise)
     assert (found.result, found.reason[:22]) == ("grows", "by none of these laws;")

@@ -8,7 +8,7 @@ import random
 
 import pytest
 from error_form import error_tail, error_text, expecting, got
-from made_launches import measured, run
+from made_runs import measured, run
 
 from torchcoll import cli
 from torchcoll.core.errors import UnreadableError, UsageError
@@ -24,7 +24,7 @@ US = 1000
 
 
 def launch(ranks, time, sizes=SIZES, hosts=1):
-    """A launch of all_reduce; time: ns of (ranks, size)."""
+    """A run of all_reduce; time: ns of (ranks, size)."""
     names = [f"node{n}" for n in range(hosts)]
     results = [measured(round(time(ranks, n)), ranks, size_bytes=n) for n in sizes]
     return run(*results, ranks=ranks, hosts=names)
@@ -307,7 +307,7 @@ def test_left_out_sizes_and_ranks_beside_the_cubic():
 
 
 def test_what_cannot_be_predicted_without_a_point_is_said_and_the_rest_validated():
-    """One launch is on two hosts: without it nothing is known of links between hosts."""
+    """One run is on two hosts: without it nothing is known of links between hosts."""
     own = SIZES[1:6]
     runs = [launch(n, ring, own) for n in (2, 4, 8)] + [launch(16, ring, own, hosts=2)]
     found = validate(runs)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import made_models
 import pytest
 from error_form import error_tail, error_text, got
-from made_launches import measured, run
+from made_runs import measured, run
 
 from torchcoll import cli
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
-from torchcoll.core.result import Beside
+from torchcoll.core.result import ConcurrentBlocks
 from torchcoll.curves.model import MachineModel
 from torchcoll.curves.model_check import check_model
 from torchcoll.curves.model_file import model_text
@@ -25,7 +26,7 @@ SIZES = [1 << k for k in range(12, 26, 2)]  # 4K to 16M
 
 
 def launch(ranks, factor=1.0, sizes=SIZES, name="a", **changed):
-    """A launch of all_reduce as made_models has its times, so many times as long."""
+    """A run of all_reduce as made_models has its times, so many times as long."""
     results = [
         measured(
             round(factor * made_models.ring_ns("all_reduce", size, ranks)),
@@ -94,16 +95,20 @@ def test_what_lies_beyond_the_data_is_counted_apart(files, capsys):
     assert check(files, "slow", "far") == 0
     lines = capsys.readouterr().out.splitlines()
     assert "; 9.1 % within its data, 16.7 % beyond it (2 times)" in lines[-1]
-    rows = [line.split() for line in lines if line.startswith(("within the", "beyond the data  "))]
-    assert [row[4] for row in rows] == ["7", "2"]
-    far = [line for line in lines if line.startswith("beyond the data: ")]
+    rows = [
+        re.split("  +", line)
+        for line in lines
+        if re.match("(within the data|extrapolated)  ", line)
+    ]
+    assert [row[2] for row in rows] == ["7", "2"]
+    far = [line for line in lines if line.startswith("extrapolated: ")]
     assert len(far) == 2 and all("all_reduce on 16 ranks" in line for line in far)
     assert any("16x the largest size (16M); 2x the most ranks (8)" in line for line in far)
 
 
 def test_a_run_that_it_was_fitted_to_is_no_test(files, capsys):
     check(files, "fitted", "slow")
-    text = "1 launch of these are among those that the model was fitted to"
+    text = "1 run of these are among those that the model was fitted to"
     assert text in capsys.readouterr().out
     check(files, "slow")
     assert "fitted to" not in capsys.readouterr().out
@@ -182,32 +187,34 @@ def test_its_errors_are_drawn(model):
 
 
 def worked(ranks, factor, covered=True):
-    """As ``launch``, and beside a matrix product so many times as long: two blocks of two calls."""
+    """As ``run``, and beside a matrix product so many times as long: two blocks of two calls."""
     made = launch(ranks, name=f"beside{ranks}")
     for one in made.results:
         ns = made_models.ring_ns("all_reduce", one.size_bytes, ranks)
         alone, both = ([[round(2 * f * ns)] * 2] * ranks for f in (1, factor))
         work = [[round((2 if covered else 0.5) * factor * ns)] * 2] * ranks
-        one.beside = Beside("matmul:1M", 1, 2, 3, alone, work, both, work, both)
+        one.concurrent = ConcurrentBlocks("matmul:1M", 1, 2, 3, alone, work, both, work, both)
     return made
 
 
 def test_a_model_of_calls_beside_work():
-    found = fit_model([worked(n, 1.5) for n in (2, 4, 8)], beside=True).model
+    found = fit_model([worked(n, 1.5) for n in (2, 4, 8)], concurrent=True).model
     (entry,) = found.entries
-    assert entry.beside == "matmul:1M"
+    assert entry.concurrent == "matmul:1M"
     alone = made_models.ring_ns("all_reduce", 1 << 20, 4)
     assert found.predict("all_reduce", 1 << 20, 4).time_ns == pytest.approx(1.5 * alone, rel=1e-3)
     # About another run, its calls beside the same work: 1.5 / 2 - 1 is -25 %.
     checked = check_model(found, [worked(4, 2)])
     assert checked.totals[0].errors.mean == pytest.approx(0.25, abs=1e-3)
-    with pytest.raises(UsageError, match=got("7 cases without work beside it, .*--beside matmul")):
+    with pytest.raises(
+        UsageError, match=got("7 cases without work beside it, .*--concurrent matmul")
+    ):
         check_model(found, [launch(4)])
-    assert "beside matmul:1M" in kind_texts([entry.kind])[0]
+    assert "concurrent matmul:1M" in kind_texts([entry.kind])[0]
 
 
 def test_work_that_ended_before_the_calls_is_said():
-    found = fit_model([worked(4, 1.5, covered=False)], beside=True)
+    found = fit_model([worked(4, 1.5, covered=False)], concurrent=True)
     text = "in 7 of 7 cases the work ended before the calls"
     assert any(note.startswith(text) for note in found.notes)
     plan = plan_shape(found.model, None, 1e6, {"dp": 4}, [], None, 1, "float32")
@@ -216,12 +223,14 @@ def test_work_that_ended_before_the_calls_is_said():
 
 def test_a_plan_says_beside_what(tmp_path, capsys):
     path = tmp_path / "machine.json"
-    for beside, expected in ((True, "4 ranks (dp=4): "), (False, "4 ranks (dp=4): at least ")):
-        path.write_text(model_text(fit_model([worked(4, 1.5)], beside=beside).model))
+    for concurrent, expected in ((True, "4 ranks (dp=4): "), (False, "4 ranks (dp=4): at least ")):
+        path.write_text(model_text(fit_model([worked(4, 1.5)], concurrent=concurrent).model))
         words = ["plan", "--model", str(path), "--parameters", "1e6", "--parallel", "dp=4"]
         assert cli.main(words) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[-1].startswith(expected)
-        assert ("of communication a step beside matmul:1M" in lines[-1]) == beside
-        assert ("at least" in lines[-1]) != beside
-        assert any(line.startswith("calls as they are alone: a lower") for line in lines) != beside
+        assert ("of communication a step beside matmul:1M" in lines[-1]) == concurrent
+        assert ("at least" in lines[-1]) != concurrent
+        assert (
+            any(line.startswith("calls as they are alone: a lower") for line in lines) != concurrent
+        )

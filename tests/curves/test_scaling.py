@@ -7,7 +7,7 @@ import math
 import pytest
 from error_form import error_text
 from handmade import Terminal
-from made_launches import given, measured, run
+from made_runs import given, measured, run
 from made_starts import MS, start
 
 from torchcoll.core.errors import UsageError
@@ -18,7 +18,7 @@ NOISE = (0.99, 1.01)
 
 
 def launch(ranks, times, hosts=1, **changed):
-    """A launch with a case of each size -> ns; the first call takes thrice as long."""
+    """A run with a case of each size -> ns; the first call takes thrice as long."""
     names = [f"node{n}" for n in range(hosts)]
     results = [measured(round(ns), ranks, size_bytes=n, ordinal=0) for n, ns in times.items()]
     return run(*results, ranks=ranks, hosts=names, **changed)
@@ -36,9 +36,9 @@ def test_a_curve_over_ranks():
     (curve,) = found(grown(lambda n: 2000 + 3000 * math.log2(n)), link=0.5).curves
     assert [point.ranks for point in curve.points] == [2, 4, 8, 16]
     two = curve.points[0]
-    # 5000 ns, one launch 1 % slower and one faster.
+    # 5000 ns, one run 1 % slower and one faster.
     assert two.time_ns == pytest.approx(5000, rel=1e-3)
-    assert (two.low_ns, two.high_ns, two.launches, two.hosts) == (4950, 5050, 2, (1,))
+    assert (two.low_ns, two.high_ns, two.runs, two.hosts) == (4950, 5050, 2, (1,))
     # 1024 B in 5 us, all_reduce on 2 ranks: a bus factor of 1, and 0.2048 of 0.5 GB/s.
     assert two.busbw_gbps == pytest.approx(0.2048, rel=1e-3)
     assert two.share == pytest.approx(0.4096, rel=1e-3)
@@ -54,12 +54,12 @@ def test_a_spread_stands_behind_its_figure():
     """Times of 4950 and 5050 ns; the first calls take thrice as long."""
     (table, *_) = scaling_grids(found(grown(lambda n: 5000)))
     row = dict(zip([head.text for head in table.heads], table.rows[0], strict=True))
-    assert list(row)[-5:] == ["launches", "time", "of one launch", "busbw GB/s", "first call"]
-    assert row["of one launch"] == "4.95 us to 5.05 us"
+    assert list(row)[-5:] == ["runs", "time", "of one run", "busbw GB/s", "first call"]
+    assert row["of one run"] == "4.95 us to 5.05 us"
     # Of a start, which has no time, it is that of the first call.
     runs = [start([n, 1, 1], 2, phases={"communicator": [MS] * 2}) for n in (2, 4)]
     table = scaling_grids(found(runs))[1]
-    assert [head.text for head in table.heads][-2:] == ["time to first result", "of one launch"]
+    assert [head.text for head in table.heads][-2:] == ["time to first result", "of one run"]
     assert table.rows[0][-1] == "3.00 ms to 5.00 ms"
 
 
@@ -78,7 +78,9 @@ def test_rows_are_whole_in_80_columns(monkeypatch):
     (row,) = (line for line in lines if line.split()[:3] == ["1K", "time", "12"])
     # log2 12 is 3.585 and log2 768 is 9.585: 4.8755 s are 1.585 times 3.0755 s.
     assert row.split()[3:7] == ["to", "768", "grows", "1.585"]
-    assert "not shown in 80 columns: why, best law of growth (95 % of b), off by" in out.text()
+    assert (
+        "not shown in 80 columns: why, best law of growth (95 % of b), maximum error" in out.text()
+    )
 
 
 def test_the_start_of_the_launch_is_a_curve_of_its_own():
@@ -139,7 +141,7 @@ def test_what_differs_beside_the_ranks_is_told():
         for n, kernel in ((2, "6.1"), (4, "6.8"))
     ]
     assert found(runs).curves[0].hidden == "kernel (6.1, 6.8)"
-    note = "hidden: the launches of a curve are not alike in kernel (6.1, 6.8)"
+    note = "hidden: the runs of a curve are not alike in kernel (6.1, 6.8)"
     assert note in found(runs).notes
     assert found(grown(lambda n: 1000)).curves[0].hidden == ""
 
@@ -203,7 +205,7 @@ def test_what_is_not_possible_is_named():
 
 
 def test_first_calls_of_a_job_are_those_of_its_first_launch():
-    # The second launch of each job finds it warm: its first call takes 1 ms.
+    # The second run of each job finds it warm: its first call takes 1 ms.
     runs = [
         start([first, 1, 1], ranks, job=str(ranks), utc=f"0{place}")
         for ranks in (2, 4, 8)
@@ -219,6 +221,6 @@ def test_first_calls_of_a_job_are_those_of_its_first_launch():
     ]
     assert [curve.fits[0].part for curve in result.starts] == ["1 in job", "2 in job"]
     assert result.notes == [
-        "1st call of a case: not of 3 of 6 launches, which came later in a job; `torchcoll cold` "
+        "1st call of a case: not of 3 of 6 runs, which came later in a job; `torchcoll cold` "
         "shows them"
     ]

@@ -8,7 +8,7 @@ import json
 import numpy
 import pytest
 from error_form import error_text
-from made_launches import given, launches, measured, run
+from made_runs import given, make_runs, measured, run
 
 import torchcoll
 from torchcoll.cli import main
@@ -24,7 +24,7 @@ TIMES = {s: round(20_000 + s / 100) if s <= 1 << 18 else round(60_000 + s / 200)
 
 
 def runs(count=1, **labels):
-    found = launches([TIMES] * count)
+    found = make_runs([TIMES] * count)
     for one in found:
         one.header.setdefault("spec", {})["labels"] = labels
     return found
@@ -47,7 +47,7 @@ def all_of(*curves):
 
 def test_launches_are_pooled():
     (one,) = found(*runs(3))
-    assert {point.launches for point in one.points} == {3}
+    assert {point.runs for point in one.points} == {3}
     (change,) = one.transitions
     assert (change.low_bytes, change.high_bytes) == (1 << 18, 1 << 19)
     assert change.kind == "cliff"
@@ -79,9 +79,9 @@ def test_the_log_names_a_change_elsewhere(capsys):
 
 def test_launches_that_disagree_in_their_sizes(capsys):
     more = {s: TIMES[s] for s in SIZES[4:]}
-    show_transitions([all_of(*found(*launches([TIMES, more])))])
+    show_transitions([all_of(*found(*make_runs([TIMES, more])))])
     text = capsys.readouterr().out
-    assert "the launches disagree in their sizes (1 from 1K, 2 from 16K): a step there may" in text
+    assert "the runs disagree in their sizes (1 from 1K, 2 from 16K): a step there may" in text
 
 
 def test_what_was_varied_on_purpose_makes_curves_of_its_own():
@@ -94,7 +94,7 @@ def test_what_pooled_launches_differ_in_is_said(capsys):
     first, second = runs(2)
     second.header["environment"] = first.header["environment"] | {"torch": "2.15.0"}
     torchcoll.show(transitions([first, second]))
-    assert "hidden: the launches are not alike in torch" in capsys.readouterr().out
+    assert "hidden: the runs are not alike in torch" in capsys.readouterr().out
 
 
 def test_show_prints_them(capsys):
@@ -104,11 +104,11 @@ def test_show_prints_them(capsys):
 
 def test_of_very_many_sizes_some_are_taken(capsys):
     # 2001 sizes: each third of them.
-    (one,) = found(*launches([{64 * k: 20_000 + 64 * k // 100 for k in range(1, 2002)}]))
+    (one,) = found(*make_runs([{64 * k: 20_000 + 64 * k // 100 for k in range(1, 2002)}]))
     assert (len(one.points), one.sizes, len(one.curve.ranges)) == (667, 2001, 1)
     assert one.points[1].size_bytes == 4 * 64
     show_transitions([all_of(one)])
-    assert ": 667 of 2001 sizes (more are too many), 1 launch" in capsys.readouterr().out
+    assert ": 667 of 2001 sizes (more are too many), 1 run" in capsys.readouterr().out
 
 
 def test_sizes_that_narrow_a_transition():
@@ -123,7 +123,7 @@ FROM_8M = {s: round(t * (1 if s < 1 << 23 else 1.3)) for s, t in TIMES_OF_ONE_LA
 
 
 def test_a_change_near_the_end_is_told_without_law_and_jump(capsys):
-    (one,) = found(*launches([FROM_8M]))
+    (one,) = found(*make_runs([FROM_8M]))
     show_transitions([all_of(one)])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:4] for line in lines if line.startswith("    1")] == [
@@ -131,22 +131,22 @@ def test_a_change_near_the_end_is_told_without_law_and_jump(capsys):
     ]
     assert not any(line.startswith("    2") for line in lines)
     assert (
-        "after 1, between 2M and 8M: a change, with too few sizes after it for a law or a jump; "
+        "after 1, between 2M and 8M: a change, but too few sizes after it for a law or jump; "
         "--refine proposes some"
     ) in lines
     assert not any("one range" in line for line in lines)
     (record,) = records(one)
     stated = ("kind", "low_bytes", "high_bytes", "jump", "after_latency_ns", "after_algbw_gbps")
-    assert [record[name] for name in stated] == ["unclear", 1 << 21, 1 << 23, None, None, None]
+    assert [record[name] for name in stated] == ["inconclusive", 1 << 21, 1 << 23, None, None, None]
     assert record["before_latency_ns"] == pytest.approx(25_000, rel=1e-4)
 
 
 def test_a_change_near_the_beginning(capsys):
     times = {s: round(t / (1.3 if s < 512 else 1)) for s, t in TIMES_OF_ONE_LAW.items()}
-    (one,) = found(*launches([times]))
+    (one,) = found(*make_runs([times]))
     show_transitions([all_of(one)], refine=True)
     text = capsys.readouterr().out
-    assert "before 1, between 128 and 512: a change, with too few sizes before it for" in text
+    assert "before 1, between 128 and 512: a change, but too few sizes before it for" in text
     # Below 128, down to a quarter of it would be 32: the sweep begins at 8, so 8 x 2, 8 x 8.
     # Between: 128 x 4^(k / 7) in steps of 4: 156, 190.2, 231.9, 282.7, 344.6, 420.
     assert text.splitlines()[-3:] == [
@@ -158,12 +158,12 @@ def test_a_change_near_the_beginning(capsys):
 
 
 def test_sizes_that_settle_a_change_near_the_end():
-    (one,) = found(*launches([FROM_8M]))
+    (one,) = found(*make_runs([FROM_8M]))
     # Six between 2M and 8M; from 8M to 128M at even ratios 16M, 32M, 64M, 128M, two of them new.
     assert [s for s in one.refining if s > 1 << 23] == [1 << 24, 1 << 26]
     assert len([s for s in one.refining if 1 << 21 < s < 1 << 23]) == 6
     more = {s: round((25_000 + s / 60) * (1 if s < 1 << 23 else 1.3)) for s in one.refining}
-    (again,) = found(*launches([FROM_8M | more]))
+    (again,) = found(*make_runs([FROM_8M | more]))
     (change,) = again.transitions
     assert change.high_bytes == 1 << 23
     assert change.low_bytes == max(s for s in more if s < 1 << 23)
@@ -174,7 +174,7 @@ def test_sizes_beyond_the_last_one():
     # The last size alone is slow; its transition ends the sweep: up to four times 128M, at ratios
     # of the root of 2, in steps of 256 bytes.
     times = {s: t * (2 if s == 1 << 27 else 1) for s, t in TIMES_OF_ONE_LAW.items()}
-    (one,) = found(*launches([times]))
+    (one,) = found(*make_runs([times]))
     root = round(2**0.5 * (1 << 19)) * 256
     assert [s for s in one.refining if s > 1 << 27] == [root, 1 << 28, 2 * root, 1 << 29]
 
@@ -183,11 +183,11 @@ def test_two_changes_with_too_few_sizes_between(capsys):
     # Twice the time at 64K and 128K, three times from 256K on.
     factors = [1] * 6 + [2, 2] + [3] * 8
     times = {s: f * (20_000 + s // 100) for s, f in zip(SIZES, factors, strict=True)}
-    (one,) = found(*launches([times]))
+    (one,) = found(*make_runs([times]))
     show_transitions([all_of(one)])
     text = capsys.readouterr().out
-    assert "\nafter 1, between 32K and 64K: a change, with too few sizes after it" in text
-    assert "\nbefore 2, between 128K and 256K: a change, with too few sizes before it" in text
+    assert "\nafter 1, between 32K and 64K: a change, but too few sizes after it" in text
+    assert "\nbefore 2, between 128K and 256K: a change, but too few sizes before it" in text
     # Between 64K and 128K at ratios of the fourth root of 2, in steps of 256 bytes.
     steps = [round(256 * 2 ** (k / 4)) * 256 for k in (1, 2, 3)]
     assert [s for s in one.refining if 1 << 16 < s < 1 << 17] == steps
@@ -195,9 +195,9 @@ def test_two_changes_with_too_few_sizes_between(capsys):
 
 def test_a_change_with_too_few_sizes_on_either_side(capsys):
     times = [20_000, 22_000, 26_400, 39_600, 47_500, 47_500, 47_500, 47_500]
-    show_transitions([all_of(*found(*launches([dict(zip(SIZES, times, strict=False))])))])
+    show_transitions([all_of(*found(*make_runs([dict(zip(SIZES, times, strict=False))])))])
     text = capsys.readouterr().out
-    assert "\nbetween 4K and 32K: a change, with too few sizes before or after it for a law" in text
+    assert "\nbetween 4K and 32K: a change, but too few sizes before or after it for a law" in text
     assert "\n     1 " not in text  # no law
 
 
@@ -229,25 +229,25 @@ def test_command(tmp_path, capsys, format):
 
 
 def test_too_few_sizes_and_noise_are_said(capsys):
-    few = launches([{s: TIMES[s] for s in SIZES[:5]}])
+    few = make_runs([{s: TIMES[s] for s in SIZES[:5]}])
     show_transitions([all_of(*found(*few))])
     assert "too few sizes to find a boundary: 5, and 4 on each side" in capsys.readouterr().out
-    # Every other size four times as slow, in the second launch the others: noise.
+    # Every other size four times as slow, in the second run the others: noise.
     first, second = (
         {s: TIMES[s] * (1 + 3 * ((k // 2 + turn) % 2)) for k, s in enumerate(SIZES)}
         for turn in (0, 1)
     )
     third = {s: TIMES[s] * (1 + 3 * (k % 3 == 1)) for k, s in enumerate(SIZES)}
     assert (
-        shown(capsys, *launches([first, second, third])).count("too noisy: times scatter by") == 1
+        shown(capsys, *make_runs([first, second, third])).count("too noisy: times scatter by") == 1
     )
-    # The same sizes in every launch: no noise. Of one launch nobody knows.
-    text = shown(capsys, *launches([first, first, first]))
+    # The same sizes in every run: no noise. Of one run nobody knows.
+    text = shown(capsys, *make_runs([first, first, first]))
     assert "noisy" not in text and "repeat" not in text and "no change" not in text
-    assert "x its time (launches of one size scatter by 0.0 %)" in text
-    text = shown(capsys, *launches([first]))
+    assert "x its time (runs of one size scatter by 0.0 %)" in text
+    text = shown(capsys, *make_runs([first]))
     assert "noisy" not in text
-    assert "one launch cannot tell noise from what each size takes: repeat it" in text
+    assert "one run cannot tell noise from what each size takes: repeat it" in text
 
 
 def test_calls_of_one_launch_may_show_that_it_is_noise(capsys):
@@ -258,7 +258,7 @@ def test_calls_of_one_launch_may_show_that_it_is_noise(capsys):
     wide = run(*(wild(TIMES[s] * (1 + 3 * (k % 2)), s) for k, s in enumerate(SIZES)))
     text = shown(capsys, wide)
     assert "too noisy: times scatter by" in text
-    assert "and calls of one size as much; repeat the launches" in text
+    assert "and calls of one size as much; repeat the runs" in text
 
 
 def shown(capsys, *runs):
@@ -272,7 +272,7 @@ LAW = {1 << k: round(40_000 + (1 << k) / 140) for k in range(20, 29)}
 
 @pytest.mark.parametrize("factor", [2, 3])
 def test_a_slow_size_of_nine_is_named_and_no_noise(capsys, factor):
-    text = shown(capsys, *launches([LAW | {1 << 24: factor * LAW[1 << 24]}]))
+    text = shown(capsys, *make_runs([LAW | {1 << 24: factor * LAW[1 << 24]}]))
     # 40 us + 16M / 140 = 159.8 us; 32M take 279.7 us.
     slow = {2: "319.7 us", 3: "479.5 us"}[factor]
     assert (
@@ -280,15 +280,15 @@ def test_a_slow_size_of_nine_is_named_and_no_noise(capsys, factor):
         in text
     )
     assert "the other sizes are one range: no change of behaviour is shown" in text
-    assert "1 launch: only others show whether these times stay" in text
+    assert "1 run: only others show whether these times stay" in text
     assert "nois" not in text and "end of the sizes" not in text
     assert "only others show" not in shown(
-        capsys, *launches([LAW | {1 << 24: factor * LAW[1 << 24]}] * 2)
+        capsys, *make_runs([LAW | {1 << 24: factor * LAW[1 << 24]}] * 2)
     )
 
 
 def test_at_an_end_another_law_may_begin(capsys):
-    text = shown(capsys, *launches([LAW | {1 << 28: 2 * LAW[1 << 28]}]))
+    text = shown(capsys, *make_runs([LAW | {1 << 28: 2 * LAW[1 << 28]}]))
     assert (
         "slow size at 256M: 2.00x the time of its law; in no fit; at the end of the sizes" in text
     )
@@ -315,7 +315,7 @@ def test_one_law_that_does_not_fit_is_neither_noise_nor_one_range(capsys):
     text = shown(capsys, published(SENDRECV, "sendrecv"))
     assert "time falls from 97.90 us at 1M to 65.70 us at 4M" in text
     assert "one law does not fit: 64M takes 1.85x its time; too few sizes to say more" in text
-    assert "(1 launch: whether that is noise is not known)" in text
+    assert "(1 run: whether that is noise is not known)" in text
     assert "repeat" not in text and "no change" not in text
     # The largest of the deviations stands beside its size.
     assert "85.2 % at 64M" in text
@@ -329,7 +329,7 @@ TWO_HOSTS += (350.41, 596.75, 934.67, 1625.63, 2972.25, 5784.75)
 
 def test_a_slow_size_inside_a_transition_is_in_no_law(capsys):
     times = {8 << k: round(1000 * us) for k, us in enumerate(TWO_HOSTS)}
-    (one,) = found(*launches([times]))
+    (one,) = found(*make_runs([times]))
     assert list(one.curve.slow_sizes) == [16]  # 512K
     assert [(r.first, r.last) for r in one.curve.ranges] == [(0, 15), (17, 28)]
     show_transitions([all_of(one)])
@@ -344,7 +344,7 @@ def test_a_law_that_does_not_fit_is_said_beside_a_change_too(capsys):
     times = {s: round(20_000 + s / 100) for s in (1024 * 2**k for k in range(20))}
     times |= {s: 6 * ns for s, ns in times.items() if s >= 1 << 25}
     times |= {s: round(1.5 * times[s]) for s in (1 << 13, 1 << 14, 1 << 16, 1 << 17)}
-    text = shown(capsys, *launches([times] * 2))
+    text = shown(capsys, *make_runs([times] * 2))
     assert "1 to 2 between 8M and 32M: time jumps up" in text
     assert "the law of range 1 does not fit: 128K takes 1.3" in text
 
@@ -353,7 +353,7 @@ def test_a_line_that_meets_zero_at_a_size_has_no_latency(capsys):
     # 30 us + S / 4 up to 256K, then a byte a nanosecond: 95.5 us at 256K - 262.1 us + S.
     sizes = [1 << k for k in range(10, 27)]
     times = {s: 30_000 + s // 4 if s <= 1 << 18 else s - 166_608 for s in sizes}
-    (one,) = found(*launches([times]))
+    (one,) = found(*make_runs([times]))
     show_transitions([all_of(one)])
     (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if " 64M " in line]
     assert row[row.index("64M") + 1 :][:2] == ["-", "1.000"]
@@ -364,17 +364,17 @@ def test_a_line_that_meets_zero_at_a_size_has_no_latency(capsys):
 def test_a_law_after_two_sizes_that_have_none(capsys):
     text = shown(capsys, published(HYPERCUBE, "hypercube"))
     assert "time falls from 220.3 us at 4M to 101.8 us at 16M" in text
-    assert "before 1, between 4M and 16M: a change, with too few sizes before it" in text
+    assert "before 1, between 4M and 16M: a change, but too few sizes before it" in text
     assert "repeat" not in text and "no change" not in text
 
 
 def test_launches_that_agree_say_that_it_is_no_noise(capsys):
     sizes = dict(zip(QUARTERS, (round(1000 * us) for us in SENDRECV), strict=True))
-    text = shown(capsys, *launches([sizes, {n: round(1.3 * ns) for n, ns in sizes.items()}]))
-    assert "too few sizes to say more (launches of one size scatter by 0.0 %)" in text
+    text = shown(capsys, *make_runs([sizes, {n: round(1.3 * ns) for n, ns in sizes.items()}]))
+    assert "too few sizes to say more (runs of one size scatter by 0.0 %)" in text
 
 
-# 20 us + S / 5 GB/s at 17 sizes from 1K; of each launch 2 % noise, always the same.
+# 20 us + S / 5 GB/s at 17 sizes from 1K; of each run 2 % noise, always the same.
 MANY = [1 << k for k in range(10, 27)]
 
 
@@ -385,13 +385,13 @@ def noisy_launches(count, slow):
         for _ in range(count)
     ]
     times[1][1 << 20] = round(times[1][1 << 20] * slow)
-    return launches(times)
+    return make_runs(times)
 
 
 @pytest.mark.parametrize("slow", [3, 8, 20])
 def test_one_launch_that_was_slow_once_of_three_is_no_change(capsys, slow):
     text = shown(capsys, *noisy_launches(3, slow))
-    assert "17 sizes, 3 launches (their median), " in text
+    assert "17 sizes, 3 runs (their median), " in text
     assert "one range: no change of behaviour is shown" in text
     assert "between" not in text and "slow size" not in text and "disagree" not in text
 
@@ -403,7 +403,7 @@ def test_of_two_launches_none_is_right_where_they_disagree(capsys, slow):
     assert one.curve.ranges[0].bandwidth_gbps == pytest.approx(5, rel=0.02)
     show_transitions([all_of(one)])
     text = capsys.readouterr().out
-    assert "launches disagree at 1M: repeat them; in the fit it weighs little" in text
+    assert "runs disagree at 1M: repeat them; in the fit it weighs little" in text
     assert "one range: no change of behaviour is shown" in text
 
 

@@ -16,10 +16,11 @@ from ranks import Measured
 from torchcoll.core.case import Case
 from torchcoll.core.errors import ExitCode
 from torchcoll.core.file import SCHEMA as CURRENT
+from torchcoll.core.jsonl import rename_old_keys
 from torchcoll.core.result import (
-    Beside,
     CaseResult,
     Choice,
+    ConcurrentBlocks,
     Reported,
     SoakCase,
     SoakWindow,
@@ -59,7 +60,7 @@ def of(record: str) -> jsonschema.Draft202012Validator:
 
 WHOLE = jsonschema.Draft202012Validator(SCHEMA)
 OF = {record: of(record) for record in RECORDS}
-INSIDE = {name: name for name in ("spec", "verification", "reported", "beside")}
+INSIDE = {name: name for name in ("spec", "verification", "reported", "concurrent")}
 
 
 def unknown(data: dict[str, Any], name: str) -> set[str]:
@@ -85,7 +86,9 @@ def offences(path: Path) -> list[str]:
     """What of the file is not as the schema says, and what it does not say."""
     found = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        data = shortened(json.loads(line))
+        data = json.loads(line)
+        rename_old_keys(data)  # results/ holds files of earlier versions too
+        data = shortened(data)
         problems = [error.message for error in OF[data["record"]].iter_errors(data)]
         problems += unknown(data, data["record"])
         found += [f"{path.name}:{number}: {problem[:200]}" for problem in problems]
@@ -107,7 +110,7 @@ def test_files_that_are_written_are_as_the_schema_says(tmp_path):
     several = "--collectives all_reduce,all_to_all_v,reduce,barrier --sizes 64 -n 5 --label a=b"
     suite = Measured(tmp_path / "suite", None, several, 3).ended(0)
     again = Measured(
-        tmp_path / "fresh", "all_reduce", "--sizes 64 --fresh-group -n 2 --beside copy:4K"
+        tmp_path / "fresh", "all_reduce", "--sizes 64 --fresh-group -n 2 --concurrent copy:4K"
     )
     again.ended(0)
     pairs = Measured(tmp_path / "pairs", "pairs", "--sizes 4K -n 2 --threshold 0.9999", 3).ended(0)
@@ -128,7 +131,7 @@ def test_files_that_are_written_are_as_the_schema_says(tmp_path):
         ("verification", Verification),
         ("reported", Reported),
         ("choice", Choice),
-        ("beside", Beside),
+        ("concurrent", ConcurrentBlocks),
         ("soak", SoakWindow),
         ("soak_case", SoakCase),
     ],
@@ -171,7 +174,7 @@ def changed(record: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_no_record_is_refused(name, path, value):
-    lines = (ROOT / "results/gloo-oneccl-2ranks/launch-1.jsonl").read_text().splitlines()
+    lines = (ROOT / "results/gloo-oneccl-2ranks/run-1.jsonl").read_text().splitlines()
     record = next(r for r in map(json.loads, lines) if r["record"] == name)
     assert WHOLE.is_valid(record)
     assert not WHOLE.is_valid(changed(record, path, value))

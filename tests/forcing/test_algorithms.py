@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 from error_form import error_tail, error_text, expecting, got
-from made_launches import measured as measured_on
-from made_launches import run
+from made_runs import measured as measured_on
+from made_runs import run
 
 import torchcoll
 from torchcoll.cli import main
@@ -29,7 +29,7 @@ from torchcoll.stats.ratios import Ratio
 _NUMBERS = itertools.count()
 measured = partial(measured_on, backend="nccl", device="cuda")
 K, M = 1 << 10, 1 << 20
-NOISE = (0.990, 1.010, 0.995, 1.005, 0.998, 1.002)  # of six launches: 0.7 %
+NOISE = (0.990, 1.010, 0.995, 1.005, 0.998, 1.002)  # of six runs: 0.7 %
 RING, TREE = {"NCCL_ALGO": "allreduce:ring"}, {"NCCL_ALGO": "allreduce:tree"}
 
 
@@ -37,8 +37,8 @@ _CELLS = itertools.count()
 
 
 def cell(name, times, variables=None, count=6, choice=None, noise=NOISE):
-    """The launches of a cell: size -> ns. ``choice``: what the log says. Launch 1 of every cell
-    comes first, then launch 2 in the opposite order, and so on: no cell is earlier than another.
+    """The runs of a cell: size -> ns. ``choice``: what the log says. Run 1 of every cell
+    comes first, then run 2 in the opposite order, and so on: no cell is earlier than another.
     """
     place = next(_CELLS) % 30
     starts = [
@@ -51,7 +51,7 @@ def cell(name, times, variables=None, count=6, choice=None, noise=NOISE):
                 measured(round(ns * noise[k]), size_bytes=size, choices=[choice] if choice else [])
                 for size, ns in times.items()
             ),
-            labels={"cell": name, "launch": str(k + 1)},
+            labels={"cell": name, "run": str(k + 1)},
             variables=variables or {},
             environment={"libraries": {"nccl": "nccl 2.27.5"}},
             header={"start_utc": starts[k]},
@@ -105,14 +105,14 @@ def test_near_optimal_is_said_only_if_it_holds_at_every_size():
     )
     # 1.2 % slower: the estimate is within 2 %, the end of its interval is not.
     table = table_of(*cell("auto", {K: 101_200, M: 200_000}), *cell("ring", times, RING))
-    assert [size.result for size in table.sizes] == ["unclear", "near-optimal"]
+    assert [size.result for size in table.sizes] == ["inconclusive", "near-optimal"]
     # Spread 0.71 %: 2 (3.2415 * 0.0071 / (log 1.02 - log 1.012))^2 + 1 = 17.9 + 1.
     assert table.sizes[0].needed == pytest.approx(18, abs=2)
-    assert f"unclear at 1K ({table.sizes[0].needed} launches" in table.statement(0.02)
+    assert f"inconclusive at 1K ({table.sizes[0].needed} runs" in table.statement(0.02)
 
 
 def test_a_drift_is_no_difference():
-    """Slower by 3 % a launch of each cell. Welch's t takes the drift for noise, of 5 %: it shows
+    """Slower by 3 % a run of each cell. Welch's t takes the drift for noise, of 5 %: it shows
     neither that ring is 5 % faster at 1K, nor that AUTO loses less than 2 % at 1M.
     """
     drifting = [factor * 1.03**k for k, factor in enumerate(NOISE)]
@@ -125,12 +125,12 @@ def test_a_drift_is_no_difference():
 
 
 def test_an_outlying_launch_is_left_out_of_all_sizes():
-    """The third launch of AUTO took 1.4 times as long, at seven sizes."""
+    """The third run of AUTO took 1.4 times as long, at seven sizes."""
     times = {K << n: 100_000 << n for n in range(7)}
     odd = [factor * (1.4 if k == 2 else 1) for k, factor in enumerate(NOISE)]
     rng = random.Random(1)
     runs = cell("auto", times, noise=odd) + cell("ring", times, RING)
-    for one in runs:  # else all sizes of a launch were one
+    for one in runs:  # else all sizes of a run were one
         for result in one.results:
             scale = rng.gauss(1, 0.003)
             result.time_ns = {"host": [[round(ns * scale) for ns in own]
@@ -153,7 +153,7 @@ def test_cells_that_were_measured_one_after_the_other():
         one.header["start_utc"] = f"2026-01-01T01:00:{number:02}Z"
     assert algorithms(runs).notes.count(said) == 1
     del runs[0].header["start_utc"]
-    unknown = "start times are not known of all launches: a drift would look like a difference"
+    unknown = "start times are not known of all runs: a drift would look like a difference"
     assert unknown in algorithms(runs).notes
 
 
@@ -174,7 +174,7 @@ def test_one_launch_is_no_evidence():
     times = {K: 200_000}
     table = table_of(*cell("auto", times, count=1), *cell("ring", {K: 100_000}, RING, count=1))
     (size,) = table.sizes
-    assert (size.result, size.reason) == ("unclear", "1 launch a cell")
+    assert (size.result, size.reason) == ("inconclusive", "1 run a cell")
     assert size.regret == pytest.approx(2.0)
 
 
@@ -182,8 +182,8 @@ def test_equal_launches_have_no_spread_to_judge_by():
     auto, ring = ([run(measured(100_000), variables=v) for _ in range(2)] for v in ({}, RING))
     (size,) = table_of(*auto, *ring).sizes
     assert (size.result, size.reason) == (
-        "unclear",
-        "launches are equal: no spread to judge by",
+        "inconclusive",
+        "runs are equal: no spread to judge by",
     )
 
 
@@ -223,7 +223,7 @@ def test_a_launch_that_tells_no_variables_is_not_pooled_with_auto():
     found = algorithms([*RUNS, unstated("old.out")])
     assert [s.regret for s in found.tables[0].sizes] == [s.regret for s in table_of(*RUNS).sizes]
     assert (
-        "left out: no variable of the library is known, and other launches tell of AUTO: old.out "
+        "left out: no variable of the library is known, and other runs tell of AUTO: old.out "
         + said
     ) in found.notes
     forced = [one for one in RUNS if one.labels["cell"] != "auto"]
@@ -278,8 +278,7 @@ def test_launches_that_disagree_in_their_sizes():
         [],
     ]
     assert (
-        "the launches of a cell disagree in their sizes: ring; a size has the launches that "
-        "measured it"
+        "the runs of a cell disagree in their sizes: ring; a size has the runs that measured it"
     ) in found.notes
     text = io.StringIO()
     show_algorithms([found], file=text)
@@ -330,9 +329,7 @@ def test_no_right_result():
 
 def test_gloo_does_not_read_what_forces_nccl():
     runs = [run(measured_on(100), variables=v) for v in ({}, RING) for _ in range(2)]
-    with pytest.raises(
-        UsageError, match=error_tail("none that forces anything on gloo", "launches")
-    ):
+    with pytest.raises(UsageError, match=error_tail("none that forces anything on gloo", "runs")):
         algorithms(runs)
 
 
@@ -376,18 +373,18 @@ def test_requested_and_effective():
 def folder(in_tmp_path):
     path = in_tmp_path / "dir"
     for each in RUNS:
-        save(each, path / f"{each.labels['cell']}-{each.labels['launch']}.jsonl")
+        save(each, path / f"{each.labels['cell']}-{each.labels['run']}.jsonl")
     spec = {
         "command": ["torchrun", "--nproc-per-node", "{nproc}", "-m", "torchcoll.allreduce"],
         "cells": [{"name": "auto", "axes": {"nproc": "2"}}],
-        "launches": 6,
+        "runs": 6,
     }
-    bad = {"record": "launch", "cell": "nvls", "launch": 1, "status": "unavailable"}
+    bad = {"record": "run", "cell": "nvls", "run": 1, "status": "unavailable"}
     lines = [
         json.dumps({"record": "matrix", "schema": "torchcoll-matrix/1", "spec": spec}),
         json.dumps({**bad, "reason": "NCCL has not got it on this machine", "file": None}),
-        json.dumps({"record": "launch", "cell": "ring", "launch": 1, "file": "ring-1.jsonl"}),
-        '{"record": "launch", "cell": "tr',
+        json.dumps({"record": "run", "cell": "ring", "run": 1, "file": "ring-1.jsonl"}),
+        '{"record": "run", "cell": "tr',
     ]
     text = "\n".join(lines).replace('{"record": "matrix"', '{"record":"matrix"', 1)
     (path / "manifest.jsonl").write_text(text)

@@ -1,9 +1,9 @@
-"""What ran in the launches of a setting, against what the setting says."""
+"""What ran in the runs of a setting, against what the setting says."""
 
 from __future__ import annotations
 
 import pytest
-from made_launches import measured, run
+from made_runs import measured, run
 
 from torchcoll.core.result import Choice
 from torchcoll.forcing.check import Ran, what_ran

@@ -1,6 +1,6 @@
 """``torchcoll algorithms --check``: what is launched again, what is said of it, and exit codes.
 
-What it starts from is made by hand (forced cells need NCCL); the launches of the check are real
+What it starts from is made by hand (forced cells need NCCL); the runs of the check are real
 processes, the last one measures on gloo.
 """
 
@@ -39,7 +39,7 @@ CASE = {
 def write_launch(path, cell, launch, time_ns, choice):
     header = {
         **{"record": "header", "schema": "torchcoll/2", "ranks": 2},
-        "spec": {"labels": {"cell": cell, "launch": str(launch)}},
+        "spec": {"labels": {"cell": cell, "run": str(launch)}},
         "environment": {
             "variables": VARIABLES[cell.split("-")[0]],
             "libraries": {"nccl": "nccl 2.28.3"},
@@ -55,7 +55,7 @@ def write_launch(path, cell, launch, time_ns, choice):
     path.write_text("".join(json.dumps(one) + "\n" for one in (header, case, end)))
 
 
-def write_matrix(*words, launches=2, choice=None, cells=None, command=None):
+def write_matrix(*words, runs=2, choice=None, cells=None, command=None):
     """Ring takes 100 us, tree and AUTO 200 us."""
     folder = Path("D")
     folder.mkdir()
@@ -64,12 +64,12 @@ def write_matrix(*words, launches=2, choice=None, cells=None, command=None):
         for name, own in VARIABLES.items()
     ]
     for cell in cells:
-        for launch in range(1, launches + 1):
+        for launch in range(1, runs + 1):
             name = cell["name"]
             time_ns = 100_000 * (1 if name.startswith("ring") else 2) + launch
             write_launch(folder / f"{name}-{launch}.jsonl", name, launch, time_ns, choice)
     command = command or [sys.executable, "-S", str(FAKE), *words]
-    spec = {"command": command, "cells": cells, "launches": launches, "seed": 0}
+    spec = {"command": command, "cells": cells, "runs": runs, "seed": 0}
     record = {"record": "matrix", "schema": "torchcoll-matrix/1", "spec": spec}
     (folder / "manifest.jsonl").write_text(json.dumps(record, separators=(",", ":")) + "\n")
     return spec
@@ -92,7 +92,7 @@ def folder():
 
 def launched():
     lines = (folder() / "manifest.jsonl").read_text().splitlines()[1:]
-    return [(r["cell"], r["launch"], r["status"]) for r in map(json.loads, lines)]
+    return [(r["cell"], r["run"], r["status"]) for r in map(json.loads, lines)]
 
 
 def test_the_exported_variables_are_launched_against_auto(capsys):
@@ -102,7 +102,7 @@ def test_the_exported_variables_are_launched_against_auto(capsys):
     assert sorted(launched()) == [
         (name, launch, "ok") for name in ("auto", "exported") for launch in (1, 2)
     ]
-    # Launch 1 of both comes before launch 2 of any.
+    # Run 1 of both comes before run 2 of any.
     assert [launch for _, launch, _ in launched()] == [1, 1, 2, 2]
     variables = {
         name: load(folder() / f"{name}-1.jsonl").environment["variables"]
@@ -115,7 +115,7 @@ def test_the_exported_variables_are_launched_against_auto(capsys):
     assert [line for line in lines if line[0] != "#"] == [f"export NCCL_ALGO={RING}"]
     (row,) = (line for line in lines if line.startswith("#    8  "))
     assert row.split()[2:7] == ["1.000", "us", "1.000", "us", "1.000"]
-    assert "what ran is not known: the launches kept no log of the library" in lines[-1]
+    assert "what ran is not known: the runs kept no log of the library" in lines[-1]
 
 
 def test_readers_of_the_matrix_do_not_see_the_check(capsys):
@@ -134,7 +134,7 @@ def test_the_same_command_again_launches_what_is_missing(capsys):
     os.remove(folder() / "exported-2.jsonl")
     capsys.readouterr()
     assert checked() == 0
-    assert "3 of 4 launches are done\n[4/4] exported-2: ok" in capsys.readouterr().err
+    assert "3 of 4 runs are done\n[4/4] exported-2: ok" in capsys.readouterr().err
     assert len(launched()) == 5
 
 
@@ -150,9 +150,9 @@ def test_interrupted(capsys, monkeypatch):
 
 
 def test_launches_that_were_added_to_the_matrix_are_added_to_the_check():
-    write_matrix(launches=1)
+    write_matrix(runs=1)
     assert checked() == 0
-    record = {"record": "launch", "cell": "ring", "launch": 2, "file": None}
+    record = {"record": "run", "cell": "ring", "run": 2, "file": None}
     with open("D/manifest.jsonl", "a") as manifest:
         print(json.dumps(record), file=manifest)
     assert checked() == 0
@@ -176,7 +176,7 @@ def test_what_forces_in_the_shell_is_unset_for_auto(monkeypatch):
 
 
 def test_a_setting_that_turns_out_slower_fails(capsys):
-    write_matrix("slow=NCCL_ALGO", launches=3)
+    write_matrix("slow=NCCL_ALGO", runs=3)
     assert checked() == 1
     out = capsys.readouterr().out
     (row,) = (line for line in out.splitlines() if line.startswith("#    8  "))
@@ -212,7 +212,7 @@ def test_no_launch_that_works(capsys):
     write_matrix("refuse")
     assert checked() == 1
     err = capsys.readouterr().err
-    assert error_text("check", "no result of auto", f"launches. See {folder()}/logs.") in err
+    assert error_text("check", "no result of auto", f"runs. See {folder()}/logs.") in err
 
 
 LOGGED = {"algorithm": "RING", "protocol": "LL", "channels": 4}
@@ -257,7 +257,7 @@ def test_files_without_a_matrix(capsys):
     assert checked() == 2
     out, err = capsys.readouterr()
     assert out.endswith(
-        "# check: torchcoll matrix --env NCCL_ALGO=,allreduce:ring --launches 6 -o check -- "
+        "# check: torchcoll matrix --env NCCL_ALGO=,allreduce:ring --runs 6 -o check -- "
         "LAUNCHER ... -m MODULE ...\n"
     )
     assert err == (
@@ -276,7 +276,7 @@ def test_a_tuner_file_from_files_without_a_matrix(capsys):
     assert checked("--export-tuner", "t.csv") == 2
     out, err = capsys.readouterr()
     assert out.startswith(f"check: torchcoll matrix --env NCCL_TUNER_CONFIG_FILE={os.getcwd()}/t")
-    assert " --env NCCL_TUNER_PLUGIN=,/path/of/libnccl-tuner-example.so --launches 6 " in out
+    assert " --env NCCL_TUNER_PLUGIN=,/path/of/libnccl-tuner-example.so --runs 6 " in out
     assert error_line("check", "D", "the folder of one torchcoll matrix") in err
 
 
@@ -315,7 +315,7 @@ def test_a_check_is_for_people(capsys, format):
 
 
 def planned(cells, command, learned, values=None):
-    spec = {"command": command, "cells": cells, "launches": 3, "seed": 7}
+    spec = {"command": command, "cells": cells, "runs": 3, "seed": 7}
     values = values or {"NCCL_ALGO": RING}
     return recheck(Path("D"), spec, values, {"NCCL_ALGO"}, learned, ["all_reduce"], lambda v: {**v})
 
@@ -340,7 +340,7 @@ def test_axes_and_what_all_cells_set_stay():
         Cell("exported-nproc2", {"nproc": "2"}, {"NCCL_ALGO": RING, **kept}),
         Cell("exported-nproc4", {"nproc": "4"}, {"NCCL_ALGO": RING, **kept}),
     ]
-    assert (again.plan.launches, again.plan.seed) == (3, 7)
+    assert (again.plan.runs, again.plan.seed) == (3, 7)
     assert again.by == ()  # the ranks tell these apart
 
 
@@ -381,7 +381,7 @@ def test_launches_that_measure(capfd, monkeypatch):
     """gloo does not read NCCL_ALGO: there is no difference to be found, and none is claimed."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     words = ["--sizes", "1K", "-n", "5", "--cold", "1", "--backend", "gloo"]
-    write_matrix(command=[sys.executable, "-m", "torchcoll.allreduce", *words], launches=1)
+    write_matrix(command=[sys.executable, "-m", "torchcoll.allreduce", *words], runs=1)
     code, (out, err) = checked(), capfd.readouterr()
     assert code == 0, err
     runs = [load(folder() / f"{name}-1.jsonl") for name in ("auto", "exported")]
@@ -389,4 +389,4 @@ def test_launches_that_measure(capfd, monkeypatch):
     assert [run.environment["variables"].get("NCCL_ALGO") for run in runs] == [None, RING]
     assert "\n#   NCCL_ALGO: unset -> allreduce:ring\n" in out
     (row,) = (line for line in out.splitlines() if line.startswith("#   1K  "))
-    assert "unclear (1 launch a side)" in row  # a footnote may follow
+    assert "inconclusive (1 run a side)" in row  # a footnote may follow

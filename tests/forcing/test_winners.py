@@ -34,7 +34,7 @@ def ratio(base, new):
 
 
 def test_the_best_is_chosen_without_the_launch_that_times_it():
-    # Without the first launch b looks best (100 < 120) and is timed by it: 100. Without the second
+    # Without the first run b looks best (100 < 120) and is timed by it: 100. Without the second
     # a does (90 < 100), and takes 120. The lucky mean of a or b alone would give 1.2.
     cells = {"a": [90.0, 120.0], "b": [100.0, 100.0]}
     assert regret([120.0, 120.0], cells) == pytest.approx(120 / math.sqrt(100 * 120))
@@ -47,7 +47,7 @@ def test_one_launch_a_cell_gives_the_plain_ratio():
 
 
 def test_launches_that_are_missing_are_no_reason_to_stop():
-    # The third launch of a is not there; without it both others still choose a.
+    # The third run of a is not there; without it both others still choose a.
     cells = {"a": [100.0, 100.0], "b": [200.0, 200.0, 200.0]}
     assert regret([150.0], cells) == pytest.approx(1.5)
 
@@ -67,8 +67,8 @@ def test_a_cell_with_one_launch_leaves_no_upper_end():
 
 
 def test_the_drift_is_that_of_both_cells():
-    """Slopes of 0.01 and 0.03 a launch over 3 launches (squares 2) and 2 that are 4 apart (8):
-    (0.02 + 0.24) / 10. At launch 0 the means are 0.01 - 0.026 and 0.06 - 0.052.
+    """Slopes of 0.01 and 0.03 a run over 3 runs (squares 2) and 2 that are 4 apart (8):
+    (0.02 + 0.24) / 10. At run 0 the means are 0.01 - 0.026 and 0.06 - 0.052.
     """
     cells = {"a": [1.0, math.exp(0.01), math.exp(0.02)], "b": [1.0, math.exp(0.12)]}
     numbers = {"a": [0, 1, 2], "b": [0, 4]}
@@ -84,8 +84,8 @@ def test_the_drift_is_that_of_both_cells():
 
 @pytest.mark.parametrize(("distance", "tied"), [(0.46, True), (0.47, False)])
 def test_ties_know_the_drift_as_badly_as_it_is_known(distance, tied):
-    """Three launches each, squares 0.02 a cell, 3 degrees beside a drift: s^2 = 0.04 / 3. The
-    centres of the launch numbers are 3 apart, their squares 4: error sqrt(s^2 (2/3 + 9/4)) =
+    """Three runs each, squares 0.02 a cell, 3 degrees beside a drift: s^2 = 0.04 / 3. The
+    centres of the run numbers are 3 apart, their squares 4: error sqrt(s^2 (2/3 + 9/4)) =
     0.19720, t(0.95, 3) = 2.35336, so the margin is 0.46409. Without the drift's share it is 0.222.
     """
     logs = numpy.array([0.0577350, -0.1154701, 0.0577350])

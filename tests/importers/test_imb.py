@@ -314,9 +314,9 @@ def test_output_that_was_cut(imported):
 
 def test_the_output_of_several_programs(imported):
     output = imported(f"+ mpirun\n{imb(table('Bcast'))}+ mpirun\n{imb(table('Bcast', 8), end='')}")
-    assert [(run.ranks, run.source["launch"]) for run in output.runs] == [(4, "1"), (8, "2")]
+    assert [(run.ranks, run.source["run"]) for run in output.runs] == [(4, "1"), (8, "2")]
     assert [run.end["status"] for run in output.runs] == ["complete", "truncated"]
-    assert "the output of 2 launches, one after the other" in output.warnings
+    assert "the output of 2 runs, one after the other" in output.warnings
 
 
 def test_a_pasted_table_needs_its_name(imported):

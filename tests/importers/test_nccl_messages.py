@@ -1,4 +1,4 @@
-"""NCCL's own messages in the output of nccl-tests: variables, version and choices of a launch."""
+"""NCCL's own messages in the output of nccl-tests: variables, version and choices of a run."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_compare_and_transitions_tell_the_variable(in_tmp_path, capsys):
     files(in_tmp_path)
     assert main(["compare", "ring.out", "tree.out"]) == 0
     out = capsys.readouterr().out
-    assert "what differs:\n  NCCL_ALGO: Ring -> Tree\n" in out
+    assert "differences:\n  NCCL_ALGO: Ring -> Tree\n" in out
     assert main(["compare", "auto.out", "tree.out"]) == 0
     out = capsys.readouterr().out
     assert "base does not tell NCCL_ALGO: it may differ" in out

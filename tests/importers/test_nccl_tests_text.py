@@ -283,7 +283,7 @@ def test_the_average_tells_that_rows_are_missing(imported):
     found = imported(text(SMALL))
     assert found.warnings == [
         "average bus bandwidth 21.6725 given, 0 of the rows that are here: rows are missing, or "
-        "are another launch's"
+        "are another run's"
     ]
 
 

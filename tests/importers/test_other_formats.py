@@ -185,7 +185,7 @@ def test_oneccl_rows_of_one_iteration_are_the_calls_of_the_process(imported):
     assert found.warnings == [
         "-i 1 -w 0: each row is one call, in the order of the process; torchcoll cold reads them so"
     ]
-    assert "launch" not in run.source
+    assert "run" not in run.source
     # What is untimed between the rows is told.
     assert "repeat the call once, untimed" in imported(first_calls(check="last")).warnings[1]
 
@@ -203,12 +203,12 @@ def test_first_calls_are_no_times(in_tmp_path, capsys):
     for more in ([], ["--fit"]):
         assert main(["compare", "a.log", "b.log", *more]) == 0
         out = capsys.readouterr().out
-        assert "3 cases: 3 incomparable\n3 cases not shown: first calls of a process: " in out
+        assert "3 cases: 3 not comparable\n3 cases not shown: first calls of a process: " in out
         assert "ratio" not in out
     assert main(["compare", "a.log", "b.log", "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {(r["result"], r["reason"], r["ratio"], r["base"], r["new"]) for r in rows} == {
-        ("incomparable", "first calls of a process: torchcoll cold", None, None, None)
+        ("not comparable", "first calls of a process: torchcoll cold", None, None, None)
     }
 
 
@@ -221,14 +221,14 @@ def test_oneccl_means_are_no_first_calls(imported, asked):
 def test_oneccl_output_of_a_job_with_several_launches(imported):
     cut = first_calls(48).split("             8")[0]
     found = imported(f"+ mpiexec\n{first_calls()}+ mpiexec\n{cut}\n+ mpiexec\n{first_calls(48)}")
-    assert [(run.ranks, len(run.results), run.source["launch"]) for run in found.runs] == [
+    assert [(run.ranks, len(run.results), run.source["run"]) for run in found.runs] == [
         (24, 3, "1"),
         (48, 2, "2"),
         (48, 3, "3"),
     ]
     assert [run.end["status"] for run in found.runs] == ["complete", "truncated", "complete"]
     assert [run.results[1].ordinal for run in found.runs] == [1, 1, 1]
-    assert "the output of 3 launches, one after the other" in found.warnings
+    assert "the output of 3 runs, one after the other" in found.warnings
 
 
 def test_osu(imported):

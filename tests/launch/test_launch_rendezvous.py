@@ -233,7 +233,7 @@ def test_a_node_file_that_only_rank_0_has():
 
 
 def meet(launches, timeout_s=60.0):
-    """What each rank of ``launches`` gets from an all_gather over the store, or its error."""
+    """What each rank of ``runs`` gets from an all_gather over the store, or its error."""
     answers = [None] * len(launches)
 
     def rank(number):
@@ -270,7 +270,7 @@ def test_ranks_meet_in_a_file(tmp_path):
     assert str(first) == (
         error_text(
             "rendezvous-file",
-            f"{path}, left over from an earlier launch or used by another",
+            f"{path}, left over from an earlier run or used by another",
             "a file that does not exist. Remove it, or name another.",
         )
     )
@@ -285,12 +285,12 @@ def test_the_store_of_a_launch_that_crashed(tmp_path):
     torch.distributed.PrefixStore("torchcoll", store).set("g1/1", "1")
     launches = [Launch(BY_HAND, r, 2, r, 2, rendezvous_file=str(path)) for r in (1, 0)]
     late, first = meet(launches, 0.5)
-    assert "left over from an earlier launch" in str(first)
+    assert "left over from an earlier run" in str(first)
     assert isinstance(late, HangError)
 
 
 def test_a_file_for_each_job(tmp_path, monkeypatch):
-    """The key of the launch makes what is left of an earlier one harmless."""
+    """The key of the run makes what is left of an earlier one harmless."""
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-host/1@1")
     path = tmp_path / "meet"
     path.write_text("left over")

@@ -73,7 +73,7 @@ with open(words[words.index("-J") + 1], "w") as file:  # so that the script goes
 
 
 def start(folder, arguments, reported, ranks):
-    """The ranks that were written down, forked: two imports of torch less a launch."""
+    """The ranks that were written down, forked: two imports of torch less a run."""
     unset = dict.fromkeys(("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 
     def target():
@@ -111,7 +111,7 @@ def test_pbs_and_pals(tmp_path):
         found = torchcoll.load(file)
         assert found.complete
         assert found.header["launcher"] == "PALS"
-        assert found.spec.labels == {"launch": str(number), "iter": "4"}
+        assert found.spec.labels == {"run": str(number), "iter": "4"}
         assert [r.case.size_bytes for r in found.results] == [4, 8]
         assert all(len(r.cold_ns[0]) >= 3 for r in found.results)
         known = found.environment["variables"]
@@ -127,7 +127,7 @@ def test_pbs_has_the_settings_of_slingshot_on_slingshot_alone(tmp_path, devices,
     env = {
         **program(tmp_path / "bin", "mpiexec", PALS),
         **{"PBS_JOBID": "1.server", "PBS_NODEFILE": str(nodes), "PBS_O_WORKDIR": str(tmp_path)},
-        **{"CXI_DEVICES": str(tmp_path / devices), "LAUNCHES": "1"},
+        **{"CXI_DEVICES": str(tmp_path / devices), "RUNS": "1"},
     }
     done = run(["bash", LAUNCH / "pbs.sh"], env=env, cwd=tmp_path)
     assert ("FI_CXI_RX_MATCH_MODE=software" in done.stdout) is there
@@ -151,7 +151,7 @@ def test_pbs_of_many_nodes(tmp_path):
     for words in (
         "mpiexec --np 48 -ppn 12 --cpu-bind list:1-2:",
         "--env MASTER_ADDR=x3.site.fast --env MASTER_PORT=20171 --env WORLD_SIZE=48",
-        "-m torchcoll.allreduce --backend ccl -b 4 -e 2K -f 2 --label launch=1",
+        "-m torchcoll.allreduce --backend ccl -b 4 -e 2K -f 2 --label run=1",
     ):
         assert words in command
     assert "CCL_" not in command
@@ -183,7 +183,7 @@ def test_one_slurm_job_for_each_variant(tmp_path):
 
 
 def test_the_slurm_script_repeats_the_report(tmp_path):
-    """Eight ranks, ten programs, 1M to 16G by 4, ten launches; a case that fails stops none."""
+    """Eight ranks, ten programs, 1M to 16G by 4, ten runs; a case that fails stops none."""
     end = '{"record":"end","status":"complete","exit_code":1,"wall_s":2}'
     stand_in = f"#!/bin/sh\nfor file; do :; done\necho '{end}' >$file\nexit 143\n"
     env = program(tmp_path / "bin", "srun", stand_in)
@@ -195,7 +195,7 @@ def test_the_slurm_script_repeats_the_report(tmp_path):
     start = f"+ srun --kill-on-bad-exit=1 --label apptainer exec --nv i.sif {sys.executable} -m"
     assert lines[0].startswith(f"{start} torchcoll.suite --collectives sendrecv,reduce,")
     assert " -b 1M -e 16G -f 4 --label kernel=" in lines[0]
-    assert lines[9].endswith("--label launch=10 -J torchcoll-runs/slurm-5-10.jsonl")
+    assert lines[9].endswith("--label run=10 -J torchcoll-runs/slurm-5-10.jsonl")
     assert "#SBATCH --ntasks-per-node=8\n" in (LAUNCH / "slurm.sbatch").read_text()
 
 

@@ -146,7 +146,7 @@ def cluster(tmp_path_factory):
 def test_two_ranks_on_two_nodes(cluster, tmp_path):
     code, out = cluster.batch(
         tmp_path,
-        **{"MIN_BYTES": "1K", "MAX_BYTES": "4K", "LAUNCHES": "1", "ARGS": "-n 5"},
+        **{"MIN_BYTES": "1K", "MAX_BYTES": "4K", "RUNS": "1", "ARGS": "-n 5"},
         **{"VARIANT": "loopback", "LABELS": "driver=none firmware=2"},
     )
     assert code == 0, out
@@ -159,7 +159,7 @@ def test_two_ranks_on_two_nodes(cluster, tmp_path):
     assert files[0].name == f"slurm-{job}-1.jsonl"
     assert run.header["launcher"] == "srun"
     assert "MASTER_ADDR" not in run.environment["variables"]  # derived from the list of nodes
-    labels = {"variant": "loopback", "driver": "none", "firmware": "2", "launch": "1"}
+    labels = {"variant": "loopback", "driver": "none", "firmware": "2", "run": "1"}
     assert run.spec.labels == {**labels, "kernel": os.uname().release}
     even = [name for name, entry in COLLECTIVES.items() if entry.has_data and not entry.has_splits]
     assert sorted((r.case.collective, r.status) for r in run.results) == sorted(
@@ -172,7 +172,7 @@ def test_two_ranks_on_two_nodes(cluster, tmp_path):
 
 def test_a_launch_that_cannot_start_is_the_last(cluster, tmp_path):
     """Nine more of the same say no more. srun gives the exit code of the rank that it ended."""
-    code, out = cluster.batch(tmp_path, MIN_BYTES="1KB", LAUNCHES="10")
+    code, out = cluster.batch(tmp_path, MIN_BYTES="1KB", RUNS="10")
     assert code in (2, 128 + 15)
     assert out.count("+ srun") == 1
     assert out.count("torchcoll: error: ") == 1

@@ -188,7 +188,7 @@ def test_this_machine_is_asked(gpus, host, capsys):
         error_line(
             "limits of this machine",
             "no GPU that torch can use",
-            "GPUs and NCCL. Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a launch; "
+            "GPUs and NCCL. Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a run; "
             "then torchcoll limits topo.xml.\n",
         )
     )

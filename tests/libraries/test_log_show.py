@@ -93,7 +93,7 @@ def test_the_whole_table(log, capsys):
         "           0  AllReduce  RING       LL        16.60 us  1.200",
         "           0  AllReduce  RING       SIMPLE    36.40 us  2.400",
         "",
-        "what NCCL's cost model expects; a combination that is not here is not to be used",
+        "what NCCL's cost model expects; combinations that are not listed cannot be used",
         "",
         "chosen for  sizes     algorithm/protocol  channels  calls",
         "AllGather   1K to 4K  RING/LL               1 to 2      2",

@@ -244,8 +244,8 @@ def test_an_interface_carries_no_more_than_its_pci_link(tmp_path, link, width, s
 
 
 def test_an_interface_beside_a_gpu_does_not_need_the_link_to_the_cpu(tmp_path):
-    beside = pci("0000:60:00.0", nic("mlx5_0", 0))
-    for inside, gbps in (((beside, gpu(0)), 25.0), ((beside,), 12.0)):
+    concurrent = pci("0000:60:00.0", nic("mlx5_0", 0))
+    for inside, gbps in (((concurrent, gpu(0)), 25.0), ((concurrent,), 12.0)):
         switch = pci("0000:50:00.0", *inside, link="8.0 GT/s")
         stated = read(tmp_path, system(cpu(0, switch)))
         assert speeds.network_gbps(stated.nics, stated) == gbps

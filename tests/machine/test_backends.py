@@ -1,4 +1,4 @@
-"""Which backend and device a launch takes, and several backends in one launch."""
+"""Which backend and device a run takes, and several backends in one run."""
 
 from __future__ import annotations
 
@@ -400,7 +400,7 @@ def test_two_backends_in_one_launch(launch):
         ordinals[result.case.backend].append(result.ordinal)
     for backend, seen in ordinals.items():
         mine = [r for r in run.results if r.case.backend == backend]
-        calls = [len(r.cold_ns[0]) + len(r.lead_ns[0]) + 5 + 1 for r in mine]  # one to verify
+        calls = [len(r.cold_ns[0]) + len(r.ramp_up_ns[0]) + 5 + 1 for r in mine]  # one to verify
         assert seen == [0, calls[0], calls[0] + calls[1]]
     aside = measured.job.text(0, "stdout").split("median time by backend\n\n")[1]
     aside = aside.partition("\n\n")[0].splitlines()

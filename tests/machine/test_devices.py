@@ -480,7 +480,7 @@ def test_registered_buffers_need_a_connection():
     dist = Dist()
     communicators(dist, buffers="registered")
     assert "connect default cuda:2 lazy=None" in dist.log
-    dist = Dist()  # its rows are unsupported; the launch is not
+    dist = Dist()  # its rows are unsupported; the run is not
     communicators(dist, "gloo", kind="cpu", buffers="registered")
     assert not [line for line in dist.log if line.startswith("connect")]
 

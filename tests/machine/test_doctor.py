@@ -572,8 +572,8 @@ def test_ranks_look_at_each_others_cores():
         pytest.skip("needs 2 cores")
     program = (
         "from torchcoll.machine import doctor_facts as facts\n"
-        "launch, _ = facts.launch_facts()\n"
-        "print(facts.wait_for_rank_0(launch) if launch.rank else facts.neighbours(launch, 60))"
+        "run, _ = facts.launch_facts()\n"
+        "print(facts.wait_for_rank_0(run) if run.rank else facts.neighbours(run, 60))"
     )
     ranks = []
     for rank in (1, 0):
@@ -706,7 +706,7 @@ def test_modules_are_imported_by_a_child(tmp_path, monkeypatch):
 
 def test_a_contradiction_of_launchers_is_a_fact():
     launch, error = launch_facts({"RANK": "1"})
-    assert (launch.launcher, "RANK without WORLD_SIZE" in error) == ("unclear", True)
+    assert (launch.launcher, "RANK without WORLD_SIZE" in error) == ("ambiguous", True)
     assert launch_facts({}) == (Launch("none"), "")
 
 

@@ -124,7 +124,7 @@ def cores(others, stolen=0.0, cores=16, seconds=10.0, busy=8.0):
         ("cuda", cores(9.0), "other processes used 9 of 16 cores during the run"),
         ("cpu", cores(1.61, seconds=0.4), None),  # too short to tell
         ("cpu", cores(None), None),
-        ("cpu", cores(0.0, stolen=0.17), "the hypervisor took 0.17 of 16 cores during the run"),
+        ("cpu", cores(0.0, stolen=0.17), "CPU steal 1.1 % during the run"),
         ("cpu", cores(0.0, stolen=0.16), None),  # 2 % of 8
         ("cpu", cores(0.0, stolen=0.02, busy=0.1), None),
     ],

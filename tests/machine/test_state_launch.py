@@ -1,4 +1,4 @@
-"""The state in a launch: looked at by one rank of each host, kept in the file, shown, refused."""
+"""The state in a run: looked at by one rank of each host, kept in the file, shown, refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells, their names, and the order of launches."""
+"""Cells, their names, and the order of runs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_names_fit_for_files():
 def test_blocks_are_shuffled_by_the_seed_and_may_be_added():
     def order(launches, seed):
         axes = ["n=1,2,3,4,5,6"]
-        plan, _ = make_plan([*MODULE, "{n}"], axes=axes, launches=launches, seed=seed)
+        plan, _ = make_plan([*MODULE, "{n}"], axes=axes, runs=launches, seed=seed)
         return [job.key for job in plan.jobs()]
 
     three = order(3, seed=7)
@@ -113,7 +113,7 @@ def test_the_command_of_a_launch(tmp_path):
     words = plan.words(job, tmp_path / "x.jsonl", {"size": "1K", "n": "1"})
     assert words == [
         *MODULE, "--sizes", "1K", "-n1", "--output", f"{tmp_path}/x.jsonl",
-        "--label", "cell=Ring-size1K", "--label", "launch=1", "--label", "size=1K",
+        "--label", "cell=Ring-size1K", "--label", "run=1", "--label", "size=1K",
         "--label", "n=1",
     ]  # fmt: skip
     env = {"NCCL_ALGO": "Tree", "HOME": "/h"}
@@ -128,19 +128,19 @@ def test_a_line_that_can_be_typed():
 
 
 def test_dry_run(in_tmp_path, capsys):
-    options = ["--env", "NCCL_ALGO=,Ring", "--launches", "1", "-o", "D", "--dry-run"]
+    options = ["--env", "NCCL_ALGO=,Ring", "--runs", "1", "-o", "D", "--dry-run"]
     assert main(["matrix", *options, "--", "python", "-m", "torchcoll.allreduce"]) == 0
     out, err = capsys.readouterr()
     assert sorted(out.splitlines()) == [
         "NCCL_ALGO=Ring python -m torchcoll.allreduce --output D/Ring-1.jsonl "
-        "--label cell=Ring --label launch=1",
+        "--label cell=Ring --label run=1",
         "env -u NCCL_ALGO python -m torchcoll.allreduce --output D/auto-1.jsonl "
-        "--label cell=auto --label launch=1",
+        "--label cell=auto --label run=1",
     ]
     # 13 cases without options; 2 x (10 + 13 x 1.5) s.
     assert err == (
-        "2 cells x 1 launch = 2, in this order:\n"
-        "total: 2 cells x 1 launch = 2; about 59 s (assumed: 10 s to start a launch, and 1.5 s for "
+        "2 cells x 1 run = 2, in this order:\n"
+        "total: 2 cells x 1 run = 2; about 59 s (assumed: 10 s to start a run, and 1.5 s for "
         "each of its 13 cases)\n"
     )
     assert list(in_tmp_path.iterdir()) == []
@@ -152,22 +152,22 @@ def test_dry_run(in_tmp_path, capsys):
         ("-n 20", "no estimate of time: 20 calls a case take as long as they take"),
         ("-n 0", "no estimate of time: the cold calls alone take as long as they take"),
         # 2 x (10 + 2 x 2.5) s.
-        ("--sizes 8,1K --max-time 2", "about 30 s (assumed: 10 s to start a launch, and 2.5 s for "
+        ("--sizes 8,1K --max-time 2", "about 30 s (assumed: 10 s to start a run, and 2.5 s for "
          "each of its 2 cases)"),
         ("--bogus", "its time is not known from here"),
     ],
 )  # fmt: skip
 def test_dry_runs_end_with_their_time(in_tmp_path, capsys, words, told):
-    line = f"matrix --launches 2 -o D --dry-run -- python -m torchcoll.allreduce {words}"
+    line = f"matrix --runs 2 -o D --dry-run -- python -m torchcoll.allreduce {words}"
     assert main(line.split()) == 0
     total = capsys.readouterr().err.splitlines()[-1]
-    assert total == f"total: 1 cell x 2 launches = 2; {told}"
+    assert total == f"total: 1 cell x 2 runs = 2; {told}"
 
 
 def test_what_is_told_beforehand(monkeypatch, in_tmp_path, capsys):
     monkeypatch.setenv("NCCL_PROTO", "LL")
     options = ["--env", "NCCL_BUFSIZE=1,2", "--env", "FOO=1", "-o", "D", "--dry-run"]
-    assert main(["matrix", *options, "--launches", "1", "--", *MODULE]) == 0
+    assert main(["matrix", *options, "--runs", "1", "--", *MODULE]) == 0
     out, err = capsys.readouterr()
     assert err.splitlines()[:3] == [
         "torchcoll: note: NCCL_PROTO=LL is in the environment: it is forced in every cell",
@@ -226,7 +226,7 @@ ON_RANKS = "-m torchcoll.allreduce"
         ),
         (
             f"-o D --axis cell=1 -- python {ON_RANKS} {{cell}}",
-            error_text("axis", "cell", "another name than cell and launch"),
+            error_text("axis", "cell", "another name than cell and run"),
         ),
         (
             f"-o D --axis library=x.so -- python {ON_RANKS}",
@@ -271,7 +271,7 @@ ON_RANKS = "-m torchcoll.allreduce"
         (
             "-o D",
             error_text("command", "none",
-                "a launch of torchcoll behind --. Such as: -- torchrun --nproc-per-node 2 -m "
+                "a run of torchcoll behind --. Such as: -- torchrun --nproc-per-node 2 -m "
                 "torchcoll.allreduce"),
         ),
         (
@@ -287,12 +287,12 @@ ON_RANKS = "-m torchcoll.allreduce"
             error_text("command", "--no-output", "no --no-output: a matrix sets it"),
         ),
         (
-            f"-o D -- python {ON_RANKS} --label launch=3",
-            error_text("command", "--label launch=3", "other labels: a matrix sets these"),
+            f"-o D -- python {ON_RANKS} --label run=3",
+            error_text("command", "--label run=3", "other labels: a matrix sets these"),
         ),
         (
-            f"-o D --launches 0 -- python {ON_RANKS}",
-            error_text("launches", "0", "a whole number from 1 on"),
+            f"-o D --runs 0 -- python {ON_RANKS}",
+            error_text("runs", "0", "a whole number from 1 on"),
         ),
         (
             f"-o D --seed x -- python {ON_RANKS}",

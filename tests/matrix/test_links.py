@@ -26,7 +26,7 @@ def _here(in_tmp_path, monkeypatch):
 
 
 def matrix(*options):
-    return main(["matrix", "-o", "D", "--launches", "1", *options, *COMMAND])
+    return main(["matrix", "-o", "D", "--runs", "1", *options, *COMMAND])
 
 
 def versus(*options):
@@ -77,7 +77,7 @@ def test_a_link_in_place_of_a_log(capsys, place):
     os.makedirs("D/logs")
     os.symlink("../../victim", f"D/{place}")
     load = f"idle={sys.executable} -S -c 'import time; time.sleep(60)'"
-    options = ["--around", load] if "load" in place else []
+    options = ["--load", load] if "load" in place else []
     for cell in ("idle-1", "auto-1"):
         link = Path("D", place.replace("auto-1", cell))
         if not link.is_symlink():
@@ -95,11 +95,11 @@ def test_a_fifo_in_place_of_a_file_does_not_block(capsys):
 
 
 def test_logs_that_become_a_link_after_the_start(capsys):
-    """As somebody would do who waits for the first launch."""
+    """As somebody would do who waits for the first run."""
     os.mkdir("elsewhere")
     Path("swap.sh").write_text("mv D/logs D/was; ln -s ../elsewhere D/logs # torchcoll")
     words = ["--", "sh", "swap.sh"]
-    assert main(["matrix", "-o", "D", "--launches", "2", *words]) == 1
+    assert main(["matrix", "-o", "D", "--runs", "2", *words]) == 1
     assert "logs is a symbolic link" in one_error(capsys)
     assert os.listdir("elsewhere") == []
 

@@ -1,4 +1,4 @@
-"""A real matrix: launches that measure, and a library that is really preloaded."""
+"""A real matrix: runs that measure, and a library that is really preloaded."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_two_libraries(in_tmp_path, monkeypatch, capfd):
     command = [sys.executable, "-m", "torchcoll.allreduce", "--sizes", "{size}", "-n", "2"]
     command += ["--backend", "gloo", "--cold", "1"]
     options = ["--axis", axis, "--axis", "size=8\\,1K", "--env", "OMP_NUM_THREADS=1"]
-    code = main(["matrix", *options, "--launches", "1", "-o", "D", "--", *command])
+    code = main(["matrix", *options, "--runs", "1", "-o", "D", "--", *command])
     out, err = capfd.readouterr()
     lines = Path("D/manifest.jsonl").read_text().splitlines()[1:]
     records = [json.loads(line) for line in lines]
     assert code == 0, err
-    assert sorted((r["cell"], r["launch"], r["status"], r["library"]) for r in records) == [
+    assert sorted((r["cell"], r["run"], r["status"], r["library"]) for r in records) == [
         ("new-libucc.so.1", 1, "ok", str(paths[1])),
         ("old-libucc.so.1", 1, "ok", str(paths[0])),
     ]
@@ -54,7 +54,7 @@ def test_two_libraries(in_tmp_path, monkeypatch, capfd):
     assert "one rank" in Path("D/logs/old-libucc.so.1-1.log").read_text()
     assert "1 of 1" in out
     assert re.search(r"old-libucc\.so\.1 +1 of 1 +\d+\.\d s$", out, re.MULTILINE)
-    # One folder has the launches of all cells: what would make two sides of them.
+    # One folder has the runs of all cells: what would make two sides of them.
     assert main(["compare", "D"]) == 2
     err = capfd.readouterr().err
     sides = shlex.split(err.partition("Name two of its 2 cells: torchcoll compare ")[2])

@@ -201,7 +201,7 @@ def test_subsets():
         "devices_0-2": ("0,1,2", "3"),
         "devices_0-3": ("0,1,2,3", "4"),
     }
-    # Only what the scheduler gave; one list for the launch, on Intel's GPUs too.
+    # Only what the scheduler gave; one list for the run, on Intel's GPUs too.
     environ = {"PATH": "/bin:/usr/bin", "ZE_AFFINITY_MASK": "4,6,7"}
     words = "{nproc} -m torchcoll.allreduce --device xpu"
     found, _ = cells(words, "subsets", environ=environ)

@@ -1,4 +1,4 @@
-"""Launching: what is recorded, what counts, and going on after being killed."""
+"""Runing: what is recorded, what counts, and going on after being killed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError
 from torchcoll.inputs import load_all
 from torchcoll.matrix import processes
-from torchcoll.matrix.folder import _is_launch
+from torchcoll.matrix.folder import _is_run
 from torchcoll.stats.sides import side
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
 
 
-def arguments(*options, words=(), launches=1):
+def arguments(*options, words=(), runs=1):
     command = [sys.executable, "-S", str(FAKE), *words]
-    return ["matrix", "-o", "D", "--launches", str(launches), *options, "--", *command]
+    return ["matrix", "-o", "D", "--runs", str(runs), *options, "--", *command]
 
 
 def matrix(*options, **how):
@@ -38,8 +38,8 @@ def manifest():
     return [json.loads(line) for line in Path("D/manifest.jsonl").read_text().splitlines()]
 
 
-def launches():
-    return [record for record in manifest() if record["record"] == "launch"]
+def recorded_runs():
+    return [record for record in manifest() if record["record"] == "run"]
 
 
 def files(folder="D"):
@@ -55,7 +55,7 @@ def _here(in_tmp_path, monkeypatch):
 
 
 def only():
-    (record,) = launches()
+    (record,) = recorded_runs()
     return record
 
 
@@ -63,21 +63,21 @@ def only():
 
 
 def test_two_cells_twice(capsys):
-    assert matrix("--env", "NCCL_ALGO=,Ring", launches=2) == 0
+    assert matrix("--env", "NCCL_ALGO=,Ring", runs=2) == 0
     out, err = capsys.readouterr()
     expected = ["Ring-1.jsonl", "Ring-2.jsonl", "auto-1.jsonl", "auto-2.jsonl"]
     assert files() == [*expected, "manifest.jsonl"]
     runs = {name: load(f"D/{name}") for name in expected}
-    assert runs["Ring-2.jsonl"].labels == {"cell": "Ring", "launch": "2"}
+    assert runs["Ring-2.jsonl"].labels == {"cell": "Ring", "run": "2"}
     assert runs["Ring-2.jsonl"].environment["variables"]["NCCL_ALGO"] == "Ring"
     assert "NCCL_ALGO" not in runs["auto-1.jsonl"].environment["variables"]
-    first = launches()[0]
+    first = recorded_runs()[0]
     assert first["status"] == "ok" and first["exit_code"] == 0 and first["attempt"] == 1
-    assert first["command"][-4:] == ["--label", f"cell={first['cell']}", "--label", "launch=1"]
-    assert Path("D", first["log"]).read_text() == f"fake launch of cell {first['cell']}\n"
+    assert first["command"][-4:] == ["--label", f"cell={first['cell']}", "--label", "run=1"]
+    assert Path("D", first["log"]).read_text() == f"fake run of cell {first['cell']}\n"
     lines = err.splitlines()
     assert [line.split(":")[0] for line in lines] == [
-        f"[{n}/4] {record['cell']}-{record['launch']}" for n, record in enumerate(launches(), 1)
+        f"[{n}/4] {record['cell']}-{record['run']}" for n, record in enumerate(recorded_runs(), 1)
     ]
     assert all(": ok, " in line for line in lines)
     rows = [line.split() for line in out.splitlines() if line]
@@ -90,19 +90,19 @@ def test_started_again_only_what_is_missing_runs(capsys):
     before = manifest()
     os.remove("D/Ring-1.jsonl")
     capsys.readouterr()
-    assert matrix("--env", "NCCL_ALGO=,Ring", "--quiet", launches=2) == 0
+    assert matrix("--env", "NCCL_ALGO=,Ring", "--quiet", runs=2) == 0
     assert capsys.readouterr().err == ""
     added = manifest()[len(before) :]
     assert manifest()[: len(before)] == before
-    assert [(r["cell"], r["launch"], r["attempt"]) for r in added[:1]] == [("Ring", 1, 2)]
-    assert sorted((r["cell"], r["launch"]) for r in added[1:]) == [("Ring", 2), ("auto", 2)]
-    assert matrix("--env", "NCCL_ALGO=,Ring", launches=2) == 0
+    assert [(r["cell"], r["run"], r["attempt"]) for r in added[:1]] == [("Ring", 1, 2)]
+    assert sorted((r["cell"], r["run"]) for r in added[1:]) == [("Ring", 2), ("auto", 2)]
+    assert matrix("--env", "NCCL_ALGO=,Ring", runs=2) == 0
     assert len(manifest()) == len(before) + 3
-    assert capsys.readouterr().err == "4 of 4 launches are done\n"
+    assert capsys.readouterr().err == "4 of 4 runs are done\n"
 
 
 def test_readers_take_the_folder_and_the_glob(capsys):
-    assert matrix(launches=2) == 0
+    assert matrix(runs=2) == 0
     assert len(side("base", "D").runs) == 2
     assert len(load_all(sorted(str(p) for p in Path("D").glob("*.jsonl")))) == 2
     capsys.readouterr()
@@ -125,8 +125,8 @@ def test_readers_take_the_folder_and_the_glob(capsys):
     [
         ("refuse", error_text("exit code 2: sizes", "1KB", "a number")),
         ("silent", "no result file"),
-        ("cut", "exit code 1: fake launch of cell auto"),
-        ("killed", "signal 6: fake launch of cell auto"),
+        ("cut", "exit code 1: fake run of cell auto"),
+        ("killed", "signal 6: fake run of cell auto"),
         ("wrong-label", "its file is of cell another, not auto"),
         ("lose=NCCL_ALGO", "NCCL_ALGO did not reach the ranks"),
         ("differ=NCCL_ALGO", "NCCL_ALGO did not reach rank 1"),
@@ -146,22 +146,22 @@ def test_a_launch_that_does_not_count(word, reason, capsys):
     assert files() == ["manifest.jsonl"]
     assert files("D/aside") == ([f"{record['cell']}-1.1.jsonl"] if wrote else [])
     assert record["aside"] == (f"aside/{record['cell']}-1.1.jsonl" if wrote else None)
-    assert "fake launch of cell" in record["output"]
+    assert "fake run of cell" in record["output"]
     # It is missing, so it runs again; nothing is lost.
     assert matrix(*options, words=[word]) == 1
-    assert [r["attempt"] for r in launches()] == [1, 2]
+    assert [r["attempt"] for r in recorded_runs()] == [1, 2]
     assert len(files("D/aside")) == 2 * wrote
 
 
 def test_a_silent_signal():
     command = ["/bin/sh", "-c", "kill -9 $$ # torchcoll", "torchcoll.sh"]
     Path("torchcoll.sh").write_text("# torchcoll\n")
-    assert main(["matrix", "-o", "D", "--launches", "1", "--", *command]) == 1
+    assert main(["matrix", "-o", "D", "--runs", "1", "--", *command]) == 1
     assert only()["reason"] == "signal 9: no result file"
 
 
 def test_a_folder_that_is_removed_meanwhile(capsys):
-    assert matrix(words=["remove"], launches=2) == 1
+    assert matrix(words=["remove"], runs=2) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
         error_line(
             "folder D",
@@ -175,7 +175,7 @@ def test_a_folder_that_is_removed_meanwhile(capsys):
 def test_what_lies_beside_a_file_goes_with_it():
     for attempt in (1, 2):
         assert matrix(words=["cut", "log"]) == 1
-        assert launches()[-1]["aside"] == f"aside/auto-1.{attempt}.jsonl"
+        assert recorded_runs()[-1]["aside"] == f"aside/auto-1.{attempt}.jsonl"
     names = [f"auto-1.{n}.jsonl{ending}" for n in (1, 2) for ending in ("", ".log")]
     assert sorted(path.name for path in Path("D/aside").iterdir()) == names
     assert files() == ["manifest.jsonl"]
@@ -201,9 +201,9 @@ def test_a_variable_that_is_back(monkeypatch):
         f'#!/bin/sh\n# torchcoll\nNCCL_ALGO=Tree exec {sys.executable} -S {FAKE} "$@"\n'
     )
     os.chmod("run", 0o755)
-    options = ["-o", "D", "--launches", "1", "--env", "NCCL_ALGO=,Ring"]
+    options = ["-o", "D", "--runs", "1", "--env", "NCCL_ALGO=,Ring"]
     assert main(["matrix", *options, "--", "./run"]) == 1
-    assert {r["cell"]: r["reason"] for r in launches()} == {
+    assert {r["cell"]: r["reason"] for r in recorded_runs()} == {
         "auto": "NCCL_ALGO is Tree on rank 0, and was to be unset",
         "Ring": "NCCL_ALGO is Tree on rank 0, not Ring",
     }
@@ -213,7 +213,7 @@ def test_ranks_that_do_not_find_each_other():
     """mpiexec of another MPI: each process is rank 0 of 1."""
     words = ["ranks=1", "{nproc}"]
     assert matrix("--axis", "nproc=1,2", words=words) == 1
-    assert {r["cell"]: r["reason"] for r in launches()} == {
+    assert {r["cell"]: r["reason"] for r in recorded_runs()} == {
         "nproc1": "",
         "nproc2": "nproc is 2, and 1 rank found each other",
     }
@@ -227,7 +227,7 @@ def test_wrong_cases_are_kept_and_said(capsys):
     text = "1 wrong of 1 case: all_reduce 8 float32 sum on gloo: 3 elements differ"
     assert record["reason"] == text
     assert matrix(words=["wrong"]) == 1  # done, and not right
-    assert len(launches()) == 1
+    assert len(recorded_runs()) == 1
     assert f"auto: {text}" in capsys.readouterr().out
 
 
@@ -241,7 +241,7 @@ def test_a_launcher_that_fails_in_the_end():
 def test_a_program_that_cannot_be_started(in_tmp_path):
     (in_tmp_path / "torchcoll-run").write_text("#!/no/such/shell\ntorchcoll\n")
     os.chmod("torchcoll-run", 0o755)
-    words = ["--launches", "1", "-o", "D", "--", "./torchcoll-run"]
+    words = ["--runs", "1", "-o", "D", "--", "./torchcoll-run"]
     assert main(["matrix", *words]) == 1
     assert only()["reason"] == "./torchcoll-run: No such file or directory"
 
@@ -249,16 +249,16 @@ def test_a_program_that_cannot_be_started(in_tmp_path):
 def test_what_the_machine_lacks_is_tried_once(capsys):
     """NCCL 2.24 and newer say so of NVLS, CollNet, ...: no failure of the matrix."""
     words = ["{how}"]
-    assert matrix("--axis", "how=fine,lacking", words=words, launches=2) == 0
-    found = {(r["cell"], r["launch"]): r["status"] for r in launches()}
+    assert matrix("--axis", "how=fine,lacking", words=words, runs=2) == 0
+    found = {(r["cell"], r["run"]): r["status"] for r in recorded_runs()}
     assert found == {
         ("how_fine", 1): "ok",
         ("how_fine", 2): "ok",
         ("how_lacking", 1): "unavailable",
     }
     assert "how_lacking: NCCL has not got it on this machine" in capsys.readouterr().out
-    assert matrix("--axis", "how=fine,lacking", words=words, launches=2) == 0
-    assert len(launches()) == 3
+    assert matrix("--axis", "how=fine,lacking", words=words, runs=2) == 0
+    assert len(recorded_runs()) == 3
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_the_library_that_was_really_mapped(in_tmp_path):
     a, b = (str(in_tmp_path / folder / "libucc.so.1") for folder in ("a", "b"))
     # ld.so only warns of an empty file: nothing is loaded, as of a library for other hosts.
     assert matrix("--axis", f"library={a},{b}", words=[f"mapped={a}", "version=1.2"]) == 1
-    found = {r["cell"]: (r["status"], r["reason"], r["library"]) for r in launches()}
+    found = {r["cell"]: (r["status"], r["reason"], r["library"]) for r in recorded_runs()}
     assert found == {
         "a-libucc.so.1": ("ok", "", f"{a} 1.2"),
         "b-libucc.so.1": (
@@ -298,7 +298,7 @@ def test_the_environment_that_was_really_used(in_tmp_path):
     a, b = in_tmp_path / "a", in_tmp_path / "b"
     torch = f"{a}/lib/libtorch_cpu.so"
     assert matrix("--axis", f"venv={a},{b}", words=[f"mapped={torch}", "version=2.13"]) == 1
-    assert {r["cell"]: r["reason"] for r in launches()} == {
+    assert {r["cell"]: r["reason"] for r in recorded_runs()} == {
         "a": "",
         "b": f"rank 0: torch is mapped from {torch}, not from {b}",
     }
@@ -314,7 +314,7 @@ def test_a_cell_that_hangs(capsys, monkeypatch):
     """TERM does not end it, and its rank is in a session of its own."""
     mark = f"{os.path.realpath('D')}//"
 
-    class Time:  # ten minutes pass once the launch and its rank are there, however long that takes
+    class Time:  # ten minutes pass once the run and its rank are there, however long that takes
         sleep, passed_s = time.sleep, 0
 
         def monotonic(self):
@@ -326,7 +326,7 @@ def test_a_cell_that_hangs(capsys, monkeypatch):
     words = ["{how}"]
     options = ["--axis", "how=stubborn,fine", "--cell-timeout", "300"]
     assert matrix(*options, words=words) == 1
-    assert {r["cell"]: (r["status"], r["reason"]) for r in launches()} == {
+    assert {r["cell"]: (r["status"], r["reason"]) for r in recorded_runs()} == {
         "how_stubborn": ("timeout", "ended after --cell-timeout 300 s"),
         "how_fine": ("ok", ""),
     }
@@ -336,8 +336,8 @@ def test_a_cell_that_hangs(capsys, monkeypatch):
 
 
 def started(*options, words):
-    """A matrix in a process of its own, once its first launch hangs."""
-    command = [sys.executable, "-m", "torchcoll", *arguments(*options, words=words, launches=2)]
+    """A matrix in a process of its own, once its first run hangs."""
+    command = [sys.executable, "-m", "torchcoll", *arguments(*options, words=words, runs=2)]
     with open("out", "w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     began = time.monotonic()
@@ -357,8 +357,8 @@ def test_stopped_and_begun_again(number):
     code = process.wait()
     if number == signal.SIGKILL:
         assert code == -number
-        assert len(processes.marked(mark)) == 1, "the launch goes on"
-        assert launches() == []
+        assert len(processes.marked(mark)) == 1, "the run goes on"
+        assert recorded_runs() == []
     else:
         assert code == 128 + number
         assert only()["status"] == "interrupted"
@@ -366,11 +366,11 @@ def test_stopped_and_begun_again(number):
         assert f"interrupted by {signal.Signals(number).name}\n" in stated
         assert "without a result: 4 of 4; the same command again runs them\n" in stated
         assert processes.marked(mark) == []
-    assert matrix(*options, words=["once=hang"], launches=2) == 0
+    assert matrix(*options, words=["once=hang"], runs=2) == 0
     assert processes.marked(mark) == []
-    counted = [(r["cell"], r["launch"]) for r in launches() if r["status"] == "ok"]
+    counted = [(r["cell"], r["run"]) for r in recorded_runs() if r["status"] == "ok"]
     assert sorted(counted) == [("Ring", 1), ("Ring", 2), ("auto", 1), ("auto", 2)]
-    # What the stopped launch wrote is kept, and no reader of the folder meets it.
+    # What the stopped run wrote is kept, and no reader of the folder meets it.
     assert len(files("D/aside")) == 1
     assert len(side("base", "D").runs) == 4
 
@@ -473,10 +473,10 @@ def test_a_launch_in_the_manifest_that_was_edited_runs_again(change):
 
 
 def test_a_manifest_that_was_cut_off():
-    """Killed while it wrote: the launch of that line runs again, the others do not."""
+    """Killed while it wrote: the run of that line runs again, the others do not."""
     assert matrix("--env", "NCCL_ALGO=,Ring") == 0
     text = Path("D/manifest.jsonl").read_text()
-    last = launches()[-1]["cell"]
+    last = recorded_runs()[-1]["cell"]
     Path("D/manifest.jsonl").write_text(text[:-40])
     assert matrix("--env", "NCCL_ALGO=,Ring") == 0
     lines = Path("D/manifest.jsonl").read_text().splitlines()
@@ -555,6 +555,6 @@ def test_the_reason_is_not_what_torchrun_says_of_all_tracebacks():
 
 @pytest.mark.parametrize("seconds", ["7", -1, 1e12, {}, True, float("nan")])
 def test_a_launch_whose_seconds_are_none_runs_again(seconds):
-    line = {"record": "launch", "cell": "a", "launch": 1, "status": "ok", "reason": ""}
-    assert _is_launch({**line, "seconds": 7.5}) and _is_launch(line)
-    assert not _is_launch({**line, "seconds": seconds})
+    line = {"record": "run", "cell": "a", "run": 1, "status": "ok", "reason": ""}
+    assert _is_run({**line, "seconds": 7.5}) and _is_run(line)
+    assert not _is_run({**line, "seconds": seconds})

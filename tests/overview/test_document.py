@@ -217,7 +217,7 @@ def test_sides_are_compared_with_the_first(tmp_path):
                     f"new={tmp_path}/b1.jsonl", f"new={tmp_path}/b2.jsonl"])  # fmt: skip
     assert titles(page)[:2] == ["What was run", "new against old"]
     (said,) = [one.text for one in page.answers if one.text.startswith("new against old")]
-    assert "4 unclear" in said or "none of 4" in said
+    assert "4 inconclusive" in said or "none of 4" in said
 
 
 def times_file(path, times_us):
@@ -280,7 +280,7 @@ def test_too_many_lines_say_how_to_filter(tmp_path):
     save(run(*(result(2, case=one) for one in several), ranks=2), tmp_path / "x.jsonl")
     page = page_of([str(tmp_path / "x.jsonl")])
     assert "Time and bandwidth over sizes" not in titles(page)
-    (left,) = [section for section in page.sections if section.title == "What is not here"]
+    (left,) = [section for section in page.sections if section.title == "Not included"]
     text = " ".join(left.parts[0].grids[0].below)
     assert error_text("lines", "41 in one panel", "at most 16. --filter collective=") in text
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 from handmade import MIB, case, result, run
-from made_launches import measured
-from made_launches import run as launch
+from made_runs import measured
+from made_runs import run as launch
 
 from torchcoll.comparison.compare import compare
 from torchcoll.contention.soaked import soaked

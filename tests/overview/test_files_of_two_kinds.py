@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from error_form import error_line, error_text
-from made_launches import measured, run
+from made_runs import measured, run
 from sent import call, traffic
 
 from torchcoll.cli import main
@@ -27,7 +27,7 @@ ALONE = error_line(
 
 @pytest.fixture
 def runs(in_tmp_path):
-    """Two launches, a replay's traffic and a manifest."""
+    """Two runs, a replay's traffic and a manifest."""
     for number in (1, 2):
         cases = [measured(number * 100_000, size_bytes=1 << n) for n in range(10, 16)]
         save(run(*cases), f"runs/{number}-all_reduce.jsonl")

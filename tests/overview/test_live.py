@@ -54,7 +54,7 @@ backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
 clock: host; mode: synchronized (a barrier before every call, outside the stamps)
 slowest rank = max over ranks
 each case until 5 % precision or 1 s; verification on; the same buffers in every call
-low, high = p5, p95 within this launch
+low, high = p5, p95 within this run
 
 """
 HEADINGS = """\
@@ -70,9 +70,9 @@ END = """\
 
 [1] no avg
 * first call over 3 times the median
-first call 5.00 ms, settled after 2 calls
+first call 5.00 ms, steady after 2 calls
 """
-VERDICT = "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN); 1"
+VERDICT = "NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN); 1"
 FACTS = " case correct, 1 unsupported; first result after 5.00 ms\n"
 
 

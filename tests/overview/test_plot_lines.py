@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from error_form import error_text
-from made_launches import given, launches, measured, run
+from made_runs import given, make_runs, measured, run
 
 from torchcoll.core.errors import UsageError
 from torchcoll.overview.plot import picture_of
@@ -21,17 +21,17 @@ def test_one_launch_is_a_line_of_medians_with_the_spread_of_its_calls():
     (line,) = lines_of(run(result, measured(9000, size_bytes=1 << 20)))
     first, last = line.points
     # Of 100 .. 500 the 5th percentile lies a fifth of the way from the first to the second.
-    assert (first.size_bytes, first.time_ns, first.launches) == (1024, 300, 1)
+    assert (first.size_bytes, first.time_ns, first.runs) == (1024, 300, 1)
     assert (first.low_ns, first.high_ns) == (pytest.approx(120), pytest.approx(480))
     # 2 ranks: the bus factor of all_reduce, 2 (n - 1) / n, is 1. 1 MiB in 9 us.
     assert last.busbw_gbps == pytest.approx((1 << 20) / 9000)
 
 
 def test_several_launches_are_pooled_by_their_geometric_mean():
-    (line,) = lines_of(*launches([{1024: 200}, {1024: 800}]))
+    (line,) = lines_of(*make_runs([{1024: 200}, {1024: 800}]))
     (point,) = line.points
     assert (point.time_ns, point.low_ns, point.high_ns) == (pytest.approx(400), 200, 800)
-    assert point.launches == 2
+    assert point.runs == 2
 
 
 def test_what_differs_in_more_than_the_size_is_another_line():
@@ -48,11 +48,11 @@ def test_what_was_varied_on_purpose_makes_lines_and_the_rest_is_told():
     ]
     found = picture_of([side("a", varied)])
     assert [line.values["NCCL_ALGO"] for line in found.panels["all_reduce"]] == ["Ring", "Tree"]
-    assert found.notes == ["hidden: the launches of a are not alike in kernel (6.1, 6.8)"]
+    assert found.notes == ["hidden: the runs of a are not alike in kernel (6.1, 6.8)"]
 
 
 def test_sides_are_never_pooled():
-    one, other = launches([100]), launches([400], environment={"kernel": "6.8"})
+    one, other = make_runs([100]), make_runs([400], environment={"kernel": "6.8"})
     found = picture_of([side("a", one), side("b", other)])
     assert [(x.side, x.points[0].time_ns) for x in found.panels["all_reduce"]] == [
         ("a", 100),

@@ -21,10 +21,10 @@ backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
 clock: host; mode: synchronized (a barrier before every call, outside the stamps)
 slowest rank = max over ranks
 each case until 5 % precision or 1 s; verification on; the same buffers in every call
-first call 5.00 ms, settled after 2 calls
-low, high = p5, p95 within this launch
+first call 5.00 ms, steady after 2 calls
+low, high = p5, p95 within this run
 """
-NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN)"
+NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN)"
 
 
 def body(text: str) -> str:
@@ -38,7 +38,7 @@ def test_what_authors_ask_for_is_in_the_header_of_verbose(shown):
     assert lines[5:8] == [
         "start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connects in the first "
         "call",
-        "first call 5.00 ms, settled after 2 calls",
+        "first call 5.00 ms, steady after 2 calls",
         "cost of measuring, a call: timed loop 80 ns, barrier 35.0 us",
     ]
     assert "\n".join([*lines[:5], lines[6], *lines[8:], ""]) == shown(run(result()))
@@ -64,7 +64,7 @@ def test_a_stream_shows_its_period_and_names_its_spread(shown):
     text = shown(run(result(2, case=asked, time_ns={"host": [fast, slow]}, batches=[20, 5])))
     assert "\nperiod = time of the batches on the slowest rank / calls\n" in text
     assert (
-        "\nlow, high = p5, p95 of the intervals between calls, within this launch; "
+        "\nlow, high = p5, p95 of the intervals between calls, within this run; "
         "the period, their mean, may lie outside\n"
     ) in text
     assert "\n* first call over 3 times the period\n" in text
@@ -86,13 +86,11 @@ def test_two_modes_are_told_beside_the_median(shown):
         [500_000] * 13 + [2_000_000, 3_000_000, 4_000_000, 4_000_000, 4_000_000] + [4_000_000] * 2
     )
     text = shown(run(result(2, time_ns={"host": [times] * 2}), ranks=2))
-    assert (
-        "\n[1] two modes: 35 % of the calls take 2.3 to 4.0 ms, the others 500 to 500 us\n" in text
-    )
+    assert "\n[1] bimodal: 35 % of the calls take 2.3 to 4.0 ms, the others 500 to 500 us\n" in text
     assert " correct [1]\n" in text
     # A period is a mean, which both modes enter.
     stream = result(2, case=case(mode="back-to-back"), time_ns={"host": [times] * 2}, batches=[20])
-    assert "two modes" not in shown(run(stream, ranks=2))
+    assert "bimodal" not in shown(run(stream, ranks=2))
 
 
 def test_rows_with_two_modes_share_one_line(shown):
@@ -104,9 +102,9 @@ def test_rows_with_two_modes_share_one_line(shown):
         for size, times in ((64, first), (128, [500_000] * 20), (256, second))
     ]
     text = shown(run(*results, ranks=2))
-    line = "two modes in 2 rows: 25 to 35 % of the calls take 2.5 to 4.0 ms, the others 500 to "
+    line = "bimodal in 2 rows: 25 to 35 % of the calls take 2.5 to 4.0 ms, the others 500 to "
     assert f"\n[1] {line}600 us\n" in text
-    assert text.count("[1] two modes") == 1
+    assert text.count("[1] bimodal") == 1
     assert "\nshort: 1 row of 20 calls, too few " in text  # 128 B
     assert [" correct [1]" in row for row in body(text).splitlines()[2:5]] == [True, False, True]
 
@@ -123,10 +121,15 @@ def test_host_bound_is_told(shown):
 
 
 def test_what_measuring_took_of_the_time(shown):
-    """Of 200 ms lead calls 3, barriers 50, gathers 1; sub-groups, at the same time, count once."""
+    """Of 200 ms ramp-up calls 3, barriers 50, gathers 1; concurrent sub-groups count once."""
 
     def spent(start, **changed):
-        parts = {"case": 100_000_000, "lead": 1_500_000, "barriers": 25_000_000, "gathers": 500_000}
+        parts = {
+            "case": 100_000_000,
+            "ramp_up": 1_500_000,
+            "barriers": 25_000_000,
+            "gathers": 500_000,
+        }
         return result(2, batches=[21], start_ns=start, spent_ns=parts, **changed)
 
     groups = [spent(7, case=case(group=f"mod:2/{n}")) for n in range(2)]
@@ -134,7 +137,7 @@ def test_what_measuring_took_of_the_time(shown):
     line = (
         "cost of measuring, a call: timed loop 80 ns, barrier 35.0 us; of the time of all cases: "
     )
-    assert f"\n{line}lead calls 1.5 %, barriers 25.0 %, gathers 0.5 %\n" in text
+    assert f"\n{line}ramp-up calls 1.5 %, barriers 25.0 %, gathers 0.5 %\n" in text
 
 
 def test_columns_line_up_from_nanoseconds_to_minutes_and_from_bytes_to_terabytes(shown):
@@ -304,14 +307,14 @@ def test_events_are_words(shown, kind, message, line):
     launch = run(result(), events=[{"kind": kind, "message": message}])
     assert f"\n{line}\n{NONE}" in shown(launch)
     launch.events[0]["resumed"] = True
-    assert f"\nan earlier launch ended and was resumed: {line}\n" in shown(launch)
+    assert f"\nan earlier run ended and was resumed: {line}\n" in shown(launch)
 
 
 def in_modes(*stretches, lead=(), **changed):
     """A case of stretches of (us, calls), one after another, on 8 ranks."""
     times = [round(1000 * us) for us, count in stretches for _ in range(count)]
     leads = [[1000 * us for us in lead]] * 8
-    return result(time_ns={"host": [times] * 8}, batches=[len(times)], lead_ns=leads, **changed)
+    return result(time_ns={"host": [times] * 8}, batches=[len(times)], ramp_up_ns=leads, **changed)
 
 
 def test_few_calls_may_all_lie_in_one_of_two_modes(shown):
@@ -319,18 +322,18 @@ def test_few_calls_may_all_lie_in_one_of_two_modes(shown):
     many = in_modes((400, 200), (900, 120))
     few = in_modes((400, 20), case=case(size_bytes=4096))
     both = shown(run(many, few))
-    assert "two modes: 38 % of the calls take 900 to 900 us, the others 400 to 400 us" in both
-    assert "\nshort: 1 row of 20 calls, too few to show whether there are two modes too\n" in both
+    assert "bimodal: 38 % of the calls take 900 to 900 us, the others 400 to 400 us" in both
+    assert "\nshort: 1 row of 20 calls, too few to show whether they are bimodal too\n" in both
     assert "short:" not in shown(run(many)) + shown(run(few))
 
 
 def test_lead_calls_show_modes_that_few_steady_calls_do_not(shown):
     """10 calls of 900 us before 20 of 400 us: a third of the calls is slow."""
-    assert "two modes: 33 % of the calls" in shown(run(in_modes((400, 20), lead=[900] * 10)))
+    assert "bimodal: 33 % of the calls" in shown(run(in_modes((400, 20), lead=[900] * 10)))
     slower = in_modes((400, 20), lead=[450] * 10)  # as they are after an interruption
-    assert "two modes" not in shown(run(slower))
+    assert "bimodal" not in shown(run(slower))
     # Of many calls they change nothing.
-    assert "two modes" not in shown(run(in_modes((400, 60), lead=[900] * 20)))
+    assert "bimodal" not in shown(run(in_modes((400, 60), lead=[900] * 20)))
 
 
 def test_how_the_rows_ended(shown):
@@ -430,7 +433,7 @@ def test_a_full_table_fits_into_80_columns(on_terminal):
         " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms 1.098 ms   101 67.109 117.441 correct\n"
         "\n"
         "* first call over 3 times the median\n"
-        "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN); 1\n"
+        "NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN); 1\n"
         "  case correct; first result after 5.00 ms\n"
     )
 
@@ -447,7 +450,7 @@ def test_what_does_not_fit_is_named(on_terminal):
         "not shown in 80 columns: p99 (use a wider terminal, or --format json)",
         "[1] no avg",
         "* first call over 3 times the median",
-        "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN); 1",
+        "NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN); 1",
         "  case correct, 1 unsupported; first result after 5.00 ms",
     ]
     # 4 + 9 + 8 + 5 + 6 + 7 + 15 characters and 6 gaps: 60 without low and high.

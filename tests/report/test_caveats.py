@@ -53,7 +53,7 @@ def test_only_data_is_a_repetition():
 
 def test_short_and_different_caveats_are_printed_each_time():
     different = Caveat(TEXT.replace("857", "864"))
-    short = Caveat("2 cases unclear")
+    short = Caveat("2 cases inconclusive")
     assert below([short, Caveat(TEXT)], [short, different]) == [[short, TEXT], [short, different]]
 
 

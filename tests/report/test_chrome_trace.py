@@ -38,7 +38,7 @@ def made(**changed):
         "time_ns": {"host": [[5, 6, 7], [8, 3, 9]]},
         "batches": [2, 1],
         "batch_start_ns": [1_000_200, 1_000_300],
-        "lead_ns": [[1, 2], [3, 1]],
+        "ramp_up_ns": [[1, 2], [3, 1]],
         "start_ns": 1_000_000,
     }
     return result(2, **(fields | changed))
@@ -51,19 +51,19 @@ def test_recorded_starts_and_reckoned_ones():
         0: [
             ("cold", 0, 0, 50),
             ("cold", 1, 100, 10),
-            ("lead", 2, 200, 1),
+            ("ramp_up", 2, 200, 1),
             ("steady", 3, 203, 5),
             ("steady", 4, 211, 6),
-            ("lead", 5, 300, 2),
+            ("ramp_up", 5, 300, 2),
             ("steady", 6, 302, 7),
         ],
         1: [
             ("cold", 0, 5, 40),
             ("cold", 1, 102, 20),
-            ("lead", 2, 200, 3),
+            ("ramp_up", 2, 200, 3),
             ("steady", 3, 203, 8),
             ("steady", 4, 211, 3),
-            ("lead", 5, 300, 1),
+            ("ramp_up", 5, 300, 1),
             ("steady", 6, 302, 9),
         ],
     }
@@ -74,7 +74,9 @@ def test_recorded_starts_and_reckoned_ones():
 
 
 def test_without_a_barrier_each_rank_goes_on_alone():
-    one = made(case=case(mode="back-to-back"), lead_ns=[], batches=[3], batch_start_ns=[1_000_200])
+    one = made(
+        case=case(mode="back-to-back"), ramp_up_ns=[], batches=[3], batch_start_ns=[1_000_200]
+    )
     steady = {r: [c[2] for c in own if c[0] == "steady"] for r, own in
               calls(trace_text([run(one, ranks=2)])).items()}  # fmt: skip
     assert steady == {0: [200, 205, 211], 1: [200, 208, 211]}
@@ -120,7 +122,7 @@ def test_a_real_launch_is_what_the_format_of_chrome_traces_asks_for():
     """Google's Trace Event Format, which Perfetto reads: events have ph, pid, tid and name; X has
     ts and dur in us; M names processes and threads. Slices of one thread nest or do not meet.
     """
-    path = Path(__file__).parents[2] / "results/gloo-oneccl-2ranks/launch-1.jsonl"
+    path = Path(__file__).parents[2] / "results/gloo-oneccl-2ranks/run-1.jsonl"
     found = json.loads(trace_text([load(path)]))
     assert isinstance(found["traceEvents"], list)
     assert found["displayTimeUnit"] in ("ms", "ns")

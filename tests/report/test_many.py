@@ -16,11 +16,11 @@ from torchcoll.verdict.judging import Verdict
 from torchcoll.verdict.limits import Phrase
 from torchcoll.verdict.show import answer_of, over_all
 
-NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN)"
+NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN)"
 
 
 def timed(ns: int, host: str, name: str, ranks: int = 2, **changed):
-    """One launch on one host, of two sizes: ns, and twice that."""
+    """One run on one host, of two sizes: ns, and twice that."""
     cases = [
         result(ranks, case=case(size_bytes=size), time_ns={"host": [[time] * 21] * ranks})
         for size, time in ((MIB, ns), (4 * MIB, 2 * ns))
@@ -54,7 +54,7 @@ def test_more_than_twenty_runs_are_a_summary():
         "all_reduce 4M 25 200.0 us 200.0 us 300.0 us 1.500 24.jsonl",
     ]
     assert "24.jsonl 1.500 n3" in lines
-    # n3 was in 6 launches of the others and in the slow one: the median of the seven is 1.
+    # n3 was in 6 runs of the others and in the slow one: the median of the seven is 1.
     assert "n3 1.000 7" in lines
     assert len(lines) < 40
     whole = printed(*fleet(25), every=True)

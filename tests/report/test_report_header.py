@@ -101,11 +101,11 @@ def test_two_backends_and_many_collectives():
 
 def test_time_to_first_result_adds_an_eager_connect():
     # The slowest connect is 40 ms, the slowest first call 5 ms.
-    launch = run(result(settled=None))
+    launch = run(result(steady_after=None))
     launch.header["connects"] = "communicator"
     launch.phases["communicator"] = [40_000_000, *[1_000_000] * 7]
     assert first_lines(launch)[0] == (
-        "first call 5.00 ms, not settled after 2 calls, time to first result 45.0 ms"
+        "first call 5.00 ms, not steady after 2 calls, time to first result 45.0 ms"
     )
     start_up = header_lines(launch, [case()], verbose=True)[5]
     assert start_up == (
@@ -116,7 +116,7 @@ def test_time_to_first_result_adds_an_eager_connect():
 def test_a_fresh_communicator_has_its_own_connect():
     launch = run(result(2, connect_ns=[3_000_000, 30_000_000]), ranks=2)
     assert first_lines(launch)[0] == (
-        "connect 30.0 ms, first call 5.00 ms, settled after 2 calls, time to first result 35.0 ms"
+        "connect 30.0 ms, first call 5.00 ms, steady after 2 calls, time to first result 35.0 ms"
     )
 
 
@@ -127,8 +127,8 @@ def test_the_version_is_also_found_in_the_environment():
 
 def test_the_first_call_is_that_of_the_first_case_that_ran():
     later = result(cold=(1_000,), ordinal=30)
-    first = result(cold=(7_000_000,), settled=4)
-    assert first_lines(run(later, first))[0].startswith("first call 7.00 ms, settled after 4 calls")
+    first = result(cold=(7_000_000,), steady_after=4)
+    assert first_lines(run(later, first))[0].startswith("first call 7.00 ms, steady after 4 calls")
     assert first_lines(run(later, phases={})) == []
 
 
@@ -179,10 +179,10 @@ def test_a_file_without_a_case_names_what_was_asked():
 
 
 def test_the_first_call_is_read_as_the_table_is():
-    launch = run(result(2, cold_ns=[[4_000_000], [8_000_000]], settled=None), ranks=2)
+    launch = run(result(2, cold_ns=[[4_000_000], [8_000_000]], steady_after=None), ranks=2)
     assert first_lines(launch)[0].startswith("first call 8.00 ms, ")
     line = first_lines(launch, "mean")[0]
-    assert line == "first call 6.00 ms, not settled after 1 call, time to first result 6.00 ms"
+    assert line == "first call 6.00 ms, not steady after 1 call, time to first result 6.00 ms"
     assert first_lines(launch, "rank0")[0].startswith("first call 4.00 ms, ")
 
 
@@ -220,12 +220,12 @@ def test_each_backend_has_its_first_call():
     """gloo connects within init (24 ms at the slowest), ccl in its first call."""
     of_each = {"gloo": "init_process_group", "ccl": "first call"}
     header = {"connects": "init_process_group", "connects_of": of_each}
-    gloo = result(cold=(1_000_000, 500_000), settled=2, case=case(backend="gloo"))
-    ccl = result(cold=(900_000_000, 5_000_000), settled=None, case=case(backend="ccl"))
+    gloo = result(cold=(1_000_000, 500_000), steady_after=2, case=case(backend="gloo"))
+    ccl = result(cold=(900_000_000, 5_000_000), steady_after=None, case=case(backend="ccl"))
     launch = run(gloo, ccl, header=header)
     assert first_lines(launch)[:2] == [
-        "gloo: first call 1.00 ms, settled after 2 calls, time to first result 25.0 ms",
-        "ccl: first call 900 ms, not settled after 2 calls, time to first result 900 ms",
+        "gloo: first call 1.00 ms, steady after 2 calls, time to first result 25.0 ms",
+        "ccl: first call 900 ms, not steady after 2 calls, time to first result 900 ms",
     ]
     assert header_lines(launch, [case()], verbose=True)[5] == (
         "start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms including connecting, "

@@ -138,7 +138,7 @@ def test_markdown(shown):
         "\n"
         "- [1] a \\| b\n"
         "- \\* first call over 3 times the median\n"
-        "- NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN); "
+        "- NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN); "
         "1 case correct, 1 unsupported; first result after 5.00 ms\n"
     )
 
@@ -268,12 +268,12 @@ def test_calls_in_order(shown):
 
 
 def test_calls_stand_where_they_ran(shown):
-    """Lead calls go before the steady ones of each batch; kinds and numbers, for machines too."""
+    """Ramp-up calls go before the steady ones of each batch; kinds and numbers, in JSON too."""
     launch = run(
         result(
             2,
             cold_ns=[[90_000], [90_000]],
-            lead_ns=[[50_000, 40_000], [51_000, 41_000]],
+            ramp_up_ns=[[50_000, 40_000], [51_000, 41_000]],
             time_ns={"host": [[20_000, 21_000, 22_000], [20_000, 21_000, 22_000]]},
             batches=[2, 1],
         ),
@@ -281,13 +281,13 @@ def test_calls_stand_where_they_ran(shown):
     )
     rows = shown(launch, view="calls").split("rank\n", 1)[1].splitlines()[:6]
     assert [row.split()[:3] for row in rows] == [
-        *(["0", "cold", "90.00"], ["1", "lead", "51.00"], ["2", "steady", "20.00"]),
-        *(["3", "steady", "21.00"], ["4", "lead", "41.00"], ["5", "steady", "22.00"]),
+        *(["0", "cold", "90.00"], ["1", "ramp_up", "51.00"], ["2", "steady", "20.00"]),
+        *(["3", "steady", "21.00"], ["4", "ramp_up", "41.00"], ["5", "steady", "22.00"]),
     ]
     found = list(csv.DictReader(io.StringIO(shown(launch, view="calls", format="csv"))))
     assert [(r["call"], r["kind"], r["ns"]) for r in found if r["rank"] == "1"] == [
-        *(("0", "cold", "90000"), ("1", "lead", "51000"), ("2", "steady", "20000")),
-        *(("3", "steady", "21000"), ("4", "lead", "41000"), ("5", "steady", "22000")),
+        *(("0", "cold", "90000"), ("1", "ramp_up", "51000"), ("2", "steady", "20000")),
+        *(("3", "steady", "21000"), ("4", "ramp_up", "41000"), ("5", "steady", "22000")),
     ]
 
 
@@ -301,7 +301,7 @@ def test_samples_of_several_calls_weigh_as_many(shown):
             2,
             case=case(mode="back-to-back"),
             cold_ns=[[90_000], [90_000]],
-            lead_ns=[[50_000, 40_000], [51_000, 41_000]],
+            ramp_up_ns=[[50_000, 40_000], [51_000, 41_000]],
             time_ns={"device": device, "issue": [[7] * 31] * 2},
             batches=[21, 10],
             calls_per_sample=10,
@@ -317,16 +317,21 @@ def test_samples_of_several_calls_weigh_as_many(shown):
     names = ("kind", "call", "calls_per_sample")
     rows = long_rows(shown(launch, view="calls", format="csv"), rank="1")
     assert [tuple(r[n] for n in names) for r in rows if r["clock"] == "device"] == [
-        *[("lead", "1", "1"), ("steady", "2", "10"), ("steady", "12", "10"), ("steady", "22", "1")],
-        *[("lead", "23", "1"), ("steady", "24", "10")],
+        *[
+            ("ramp_up", "1", "1"),
+            ("steady", "2", "10"),
+            ("steady", "12", "10"),
+            ("steady", "22", "1"),
+        ],
+        *[("ramp_up", "23", "1"), ("steady", "24", "10")],
     ]
     # Every call was issued by itself, and has the number that it has on the other clock.
     issued = [(r["call"], r["calls_per_sample"]) for r in rows if r["clock"] == "issue"]
     assert issued == [(str(n), "1") for n in (*range(2, 23), *range(24, 34))]
     lines = shown(launch, view="calls").split("rank\n", 1)[1].splitlines()
     assert [line.split()[:2] for line in lines[:7]] == [
-        *(["0", "cold"], ["1", "lead"], ["2", "steady"], ["12", "steady"], ["22", "steady"]),
-        *(["23", "lead"], ["24", "steady"]),
+        *(["0", "cold"], ["1", "ramp_up"], ["2", "steady"], ["12", "steady"], ["22", "steady"]),
+        *(["23", "ramp_up"], ["24", "steady"]),
     ]
 
 
@@ -404,7 +409,7 @@ def test_pivot_by_label_reads_launches_as_their_median_and_names_what_differs(sh
         metric="time",
     )
     assert text == (
-        "3 launches: all_reduce, float32, sum, in place\n"
+        "3 runs: all_reduce, float32, sum, in place\n"
         "backend: gloo; device: cpu; ranks: 2\n"
         "median over calls, max over ranks; clock: host; mode: synchronized\n"
         "\n"
@@ -528,10 +533,10 @@ def resumed(tmp_path):
 def test_rows_of_several_launches_say_so_and_what_differs(shown, tmp_path):
     path = resumed(tmp_path)
     end = (
-        "\nan earlier launch ended and was resumed: interrupted by SIGINT\n"
-        "rows of 2 launches (--resume): the first, a.jsonl.2 from all_reduce 32 float32 sum on "
+        "\nan earlier run ended and was resumed: interrupted by SIGINT\n"
+        "rows of 2 runs (--resume): the first, a.jsonl.2 from all_reduce 32 float32 sum on "
         "gloo on\n"
-        "differs between the launches: torch (2.13.0, 2.14.0); hosts (vm, vm vm2)\n"
+        "differs between the runs: torch (2.13.0, 2.14.0); hosts (vm, vm vm2)\n"
     )
     assert f"{end}NO REFERENCE for gloo on cpu " in shown(path)
     comments = end.strip().replace("\n", "\n# torchcoll: ")

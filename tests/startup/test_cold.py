@@ -1,4 +1,4 @@
-"""What starting costs: calls, set-up, launches of one job, cases that are cold later."""
+"""What starting costs: calls, set-up, runs of one job, cases that are cold later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 
 import pytest
 from error_form import error_text
-from made_launches import given, measured, run
+from made_runs import given, measured, run
 from made_starts import MS, start
 
 import torchcoll
@@ -83,7 +83,7 @@ def test_a_communicator_that_others_had_used():
     launch = run(measured(100, ordinal=None), header={"connects": "before"})
     found = cold(launch)
     assert (found.rows[0].own, found.rows[0].first_result_ns) == (False, None)
-    assert "others had used the communicator before" in found.notes[0]
+    assert "the communicator had been used before" in found.notes[0]
 
 
 def test_each_backend_of_a_launch_has_its_own_first_call():
@@ -111,12 +111,10 @@ def test_a_stream_is_not_read_on_the_clock_of_the_first_calls():
 
 
 def test_nothing_that_tells_a_first_call(tmp_path):
-    with pytest.raises(
-        UsageError, match=error_text("first calls", "none in 1 file", "launches with")
-    ):
+    with pytest.raises(UsageError, match=error_text("first calls", "none in 1 file", "runs with")):
         cold(run(given(100)))
     found = cold([run(given(100)), start([3, 2, 1])])
-    assert found.notes[0] == "1 of 2 launches tell no first call"
+    assert found.notes[0] == "1 of 2 runs tell no first call"
     save(start([3, 2, 1]), tmp_path / "a.jsonl")
     assert torchcoll.cold(tmp_path).rows[0].name == "a.jsonl"
 
@@ -124,7 +122,7 @@ def test_nothing_that_tells_a_first_call(tmp_path):
 def test_by_number_of_ranks():
     found = cold([start([8, 2, 1], 4), start([2, 2, 1], 4), start([1, 1, 1], 2)])
     two, four = found.scales
-    assert (two.ranks, two.launches, two.first_ns) == (2, 1, MS)
+    assert (two.ranks, two.runs, two.first_ns) == (2, 1, MS)
     # The geometric mean of 2 and 8 is 4.
     assert (four.first_ns, four.low_ns, four.high_ns) == (pytest.approx(4 * MS), 2 * MS, 8 * MS)
     assert four.second_ns == 2 * MS
@@ -134,13 +132,13 @@ def test_a_wrong_first_case_is_in_no_mean():
     bad = start([1000, 1, 1])
     bad.results[0].status = "wrong"
     found = cold([bad, start([2, 1, 1])])
-    assert (len(found.rows), found.scales[0].launches, found.scales[0].first_ns) == (2, 1, 2 * MS)
+    assert (len(found.rows), found.scales[0].runs, found.scales[0].first_ns) == (2, 1, 2 * MS)
     assert found.notes[0].startswith("in no mean, as their first case did not end well: r1 wrong")
 
 
 def test_what_was_varied_makes_kinds_and_the_rest_is_told():
     ring, tree = (
-        start([2, 1, 1], variables={"NCCL_ALGO": name}, labels={"cell": name, "launch": "1"})
+        start([2, 1, 1], variables={"NCCL_ALGO": name}, labels={"cell": name, "run": "1"})
         for name in ("Ring", "Tree")
     )
     found = cold([ring, tree])
@@ -148,7 +146,7 @@ def test_what_was_varied_makes_kinds_and_the_rest_is_told():
     old, new = start([2, 1, 1]), start([2, 1, 1], environment={"kernel": "6.8"})
     found = cold([old, new])
     assert len(found.scales) == 1
-    assert found.notes == ["hidden: the launches are not alike in kernel (6.1, 6.8)"]
+    assert found.notes == ["hidden: the runs are not alike in kernel (6.1, 6.8)"]
 
 
 def test_launches_of_a_job_stand_in_the_order_of_time():
@@ -165,7 +163,7 @@ def test_launches_of_a_job_stand_in_the_order_of_time():
 
 
 def jobs(ratios, ranks=2, first=10.0, name=""):
-    """A job for each ratio of its second to its first launch."""
+    """A job for each ratio of its second to its first run."""
     return [
         start([first * factor, 1, 1], ranks, job=f"{name}{job}", utc=f"2026-11-20T10:0{job}:0{k}")
         for job, ratio in enumerate(ratios)
@@ -176,7 +174,7 @@ def jobs(ratios, ranks=2, first=10.0, name=""):
 def test_one_job_is_no_evidence():
     first, scale = cold(jobs([0.5])).scales
     assert first.again is None
-    assert (scale.again.judged.result, scale.again.judged.reason) == ("unclear", "1 job")
+    assert (scale.again.judged.result, scale.again.judged.reason) == ("inconclusive", "1 job")
     assert scale.again.judged.ratio.ratio == pytest.approx(0.5)
     assert cold(jobs([0.5])).again == []  # one number of ranks: nothing to pool
     assert cold([start([2, 1, 1]), start([1, 1, 1])]).scales[0].again is None  # no job
@@ -192,7 +190,7 @@ def test_the_second_launch_of_the_same_job():
     half = 4.3027 * 0.1 / math.sqrt(3)
     assert judged.ratio.high == pytest.approx(math.exp(0.2 + half), rel=1e-4)
     assert judged.p_value == pytest.approx(0.0742, abs=1e-4)
-    assert judged.result == "unclear"
+    assert judged.result == "inconclusive"
     assert judged.reason.startswith("p 0.074, needs ")
     assert judged.reason.endswith(" jobs")
     assert (scale.again.figure, scale.again.others) == ("time to first result", 0)
@@ -204,7 +202,7 @@ def test_the_second_launch_of_the_same_job():
         ([0.5, 0.52, 0.49, 0.51], "faster"),
         ([2.0, 2.1, 1.9, 2.0], "slower"),
         ([1.0, 1.02, 0.98, 1.01], "same"),
-        ([1.0, 1.0, 1.0], "unclear"),
+        ([1.0, 1.0, 1.0], "inconclusive"),
     ],
 )
 def test_verdicts_on_the_second_launch(ratios, result):
@@ -217,7 +215,7 @@ def test_verdicts_on_the_second_launch(ratios, result):
 def test_two_launches_of_a_job_that_are_not_alike_have_no_mean():
     # 257 s and 1.46 s: their geometric mean, 19.4 s, is what neither of them took.
     found = cold(jobs([1.46 / 257, 1.5 / 257], first=257_000.0))
-    assert [(one.in_job, one.launches) for one in found.scales] == [("1", 2), ("2", 2)]
+    assert [(one.in_job, one.runs) for one in found.scales] == [("1", 2), ("2", 2)]
     assert found.scales[0].first_ns == pytest.approx(257e9)
     # The geometric mean of 1.46 s and 1.5 s.
     assert found.scales[1].first_ns == pytest.approx(1.4799e9, rel=1e-4)
@@ -227,7 +225,7 @@ def test_two_launches_of_a_job_that_are_not_alike_have_no_mean():
 def test_later_launches_of_a_job_are_not_told_apart():
     runs = [start([9 - k, 1, 1], job="5", utc=f"0{k}") for k in range(5)]
     found = cold([*runs, start([20, 1, 1], utc="09")])
-    assert [(one.in_job, one.launches, one.low_ns) for one in found.scales] == [
+    assert [(one.in_job, one.runs, one.low_ns) for one in found.scales] == [
         ("-", 1, 20 * MS),
         ("1", 1, 9 * MS),
         ("2", 1, 8 * MS),
@@ -250,7 +248,7 @@ def test_a_third_launch_that_differs_is_not_averaged_with_the_first_two(third, p
         for place, factor in enumerate((1.0, noise, third * noise))
     ]
     found = cold(runs)
-    assert [(one.in_job, one.launches) for one in found.scales] == places
+    assert [(one.in_job, one.runs) for one in found.scales] == places
     # Logarithms of the first two: half of them 0, the others' sum that of the noise, 0.
     assert found.scales[0].first_ns == pytest.approx(100 * MS, rel=0.001)
     assert found.scales[0].again.judged.result == "same"
@@ -272,19 +270,19 @@ def test_only_launches_that_are_alike_are_a_pair():
     assert (first.in_job, second.in_job, four.in_job) == ("1", "2", "")
 
 
-def later(first, size_bytes=4096, settled=1000, label="", **changed):
-    """A case that is not the launch's first."""
-    cold_ns = [[first, settled, settled]] * 2
+def later(first, size_bytes=4096, steady=1000, label="", **changed):
+    """A case that is not the run's first."""
+    cold_ns = [[first, steady, steady]] * 2
     choices = [Choice(*label.split("/"))] if label else []
     changed = {"ordinal": 30, "choices": choices, **changed}
-    return measured(settled, size_bytes=size_bytes, cold_ns=cold_ns, **changed)
+    return measured(steady, size_bytes=size_bytes, cold_ns=cold_ns, **changed)
 
 
 def test_a_late_connect_is_told_from_a_settled_case():
     runs = [start([9, 1, 1], 2, 1000, later(50_000), later(2000, 8192)) for _ in range(2)]
     (late,) = cold(runs).late
-    assert (late.size_bytes, late.ordinal, late.cold, late.launches) == (4096, 30, 2, 2)
-    assert (late.first_ns, late.settled_ns, late.why) == (
+    assert (late.size_bytes, late.ordinal, late.cold, late.runs) == (4096, 30, 2, 2)
+    assert (late.first_ns, late.steady_ns, late.why) == (
         pytest.approx(50_000),
         pytest.approx(1000),
         "",
@@ -299,7 +297,7 @@ def test_what_happens_in_half_of_the_launches_is_a_hiccup():
 
 def test_a_slow_device_clock_is_no_late_connect():
     """The steady calls back to back are faster than any call by itself."""
-    launch = start([9, 1, 1], 2, 1000, later(50_000, settled=40_000))
+    launch = start([9, 1, 1], 2, 1000, later(50_000, steady=40_000))
     launch.results[1].time_ns = {"device": [[1000] * 3] * 2}
     assert cold(launch).late == []
 

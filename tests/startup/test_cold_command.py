@@ -9,7 +9,7 @@ import re
 
 import pytest
 from error_form import error_text
-from made_launches import measured
+from made_runs import measured
 from made_starts import MS, benchmark, start
 
 import torchcoll
@@ -26,9 +26,9 @@ NODES = (1, 2, 4, 8, 16, 32, 64)
 
 @pytest.fixture
 def seven_jobs(tmp_path):
-    """The oneCCL scaling study's experiment: 12 ranks a node, each job two launches.
+    """The oneCCL scaling study's experiment: 12 ranks a node, each job two runs.
 
-    2nd call = 1.15 x the 1st; the 3rd is 29000 to 8000 times faster than the 2nd; the 2nd launch of
+    2nd call = 1.15 x the 1st; the 3rd is 29000 to 8000 times faster than the 2nd; the 2nd run of
     a job takes as long as the 1st, 2 % more or less.
     """
     for place, nodes in enumerate(NODES):
@@ -55,16 +55,16 @@ def test_the_statements_of_the_scaling_study(seven_jobs, capsys):
     assert "(4, 8, 16, ... bytes); t_max" in shown[2]
     assert "pbs-script.o8987480 #1 1 12 1.020 s 1.173 s 40.45 us 1.150 29000" in shown
     assert "pbs-script.o8987480 #2 2 12 1.000 s 1.150 s 39.66 us 1.150 29000" in shown
-    # By number of ranks: two launches, their geometric mean.
-    scales = [line for line in shown if line.endswith("unclear (1 job)")]
+    # By number of ranks: two runs, their geometric mean.
+    scales = [line for line in shown if line.endswith("inconclusive (1 job)")]
     assert len(scales) == 7
     assert scales[0].startswith("12 2 1.010 s 1.00 s to 1.02 s 1.161 s")
-    assert scales[-1].endswith("1.150 8000 0.980 unclear (1 job)")
+    assert scales[-1].endswith("1.150 8000 0.980 inconclusive (1 job)")
     assert "2nd / 1st call: 1.150 on 12 ranks to 1.150 on 768 ranks" in shown
     assert "2nd / 3rd call: 29000 on 12 ranks to 8000 on 768 ranks" in shown
-    (whole,) = (line for line in shown if line.startswith("2nd launch / 1st, 7 jobs of 12 to 768"))
+    (whole,) = (line for line in shown if line.startswith("2nd run / 1st, 7 jobs of 12 to 768"))
     assert whole.endswith("same (90 % within 10 %)")
-    assert "14 of 14 launches: import: the output of 2 launches, one after the other" in shown
+    assert "14 of 14 runs: import: the output of 2 runs, one after the other" in shown
 
 
 def test_their_growth_is_told_by_scaling(seven_jobs, capsys):
@@ -72,7 +72,7 @@ def test_their_growth_is_told_by_scaling(seven_jobs, capsys):
     found = json.loads(capsys.readouterr().out)
     (fit,) = found["fits"]
     # 0.5 s more each time the ranks double.
-    assert (fit["figure"], fit["result"]) == ("1st call of the launch", "log2 n")
+    assert (fit["figure"], fit["result"]) == ("1st call of the run", "log2 n")
     assert fit["laws"][0]["slope_ns"] == pytest.approx(0.505e9, rel=0.02)
     assert [row["launch_first_call_ns"] for row in found["rows"][:1]] == [
         pytest.approx(1.01e9, rel=1e-3)
@@ -81,7 +81,7 @@ def test_their_growth_is_told_by_scaling(seven_jobs, capsys):
 
 
 def saved(tmp_path):
-    """Two jobs of two launches, and one launch of four ranks, as files."""
+    """Two jobs of two runs, and one run of four ranks, as files."""
     more = measured(1000, size_bytes=4096, cold_ns=[[60_000, 1000, 900]] * 2, ordinal=20)
     more.choices = [Choice("TREE", "LL")]
     phases = {
@@ -94,7 +94,7 @@ def saved(tmp_path):
     for job in ("71", "72"):
         for k, ms in enumerate((40, 42) if job == "71" else (44, 43)):
             launch = start([ms, 4, 2], 2, 1000, more, job=job, utc=f"{job}:{k}", phases=phases)
-            launch.header["spec"]["labels"] = {"cell": "auto", "launch": str(k + 1)}
+            launch.header["spec"]["labels"] = {"cell": "auto", "run": str(k + 1)}
             save(launch, tmp_path / f"auto-{job}-{k + 1}.jsonl")
     save(start([90, 4, 2], 4, job="73", utc="73:0", end=None), tmp_path / "four.jsonl")
     return tmp_path
@@ -107,12 +107,12 @@ def test_a_folder_of_launches(tmp_path, capsys):
     row = "auto-71-1.jsonl 71 1 auto 2 1 40.00 ms 4.000 ms 2.000 ms 1.000 us 0.100 2.000 40000"
     # Connected beside a steady call of 1 us: 70 ms less that.
     assert f"{row} 70.00 ms 70.00 ms 1 20.00 ms" in shown
-    # By number of ranks and place in job; hosts, launches, and the geometric mean of 42 and 43.
+    # By number of ranks and place in job; hosts, runs, and the geometric mean of 42 and 43.
     (two,) = (line for line in shown if line.startswith("2 2 1 2 42.50 ms"))
     # 72 / 70 and 73 / 74: the logarithms' mean is 0.00728, its error 0.0209, so t = 0.3487, and
     # with 1 degree of freedom p = 1 - 2 / pi x atan t.
     assert " 1.007 " in two
-    assert two.endswith("unclear (p 0.79, needs 3 to 40 jobs)")
+    assert two.endswith("inconclusive (p 0.79, needs 3 to 40 jobs)")
     init = "30.0 ms (rank 1, +20.0 ms) 20.0 ms (rank 1, +11.0 ms) topo 15.0 ms, 75 %"
     assert any(line.endswith(f"900 ms (rank 1, +100 ms) {init}") for line in shown)
     assert f"{tmp_path}/four.jsonl: truncated: the file has no end record" in shown
@@ -159,7 +159,7 @@ def test_show_prints_what_cold_returns(tmp_path):
     out = io.StringIO()
     torchcoll.show(torchcoll.cold(saved(tmp_path)), format="markdown", file=out)
     assert out.getvalue().startswith("- all_reduce, 1K, float32, sum, gloo\n- slowest rank = max")
-    assert "| launch | job |" in out.getvalue()
+    assert "| run | job |" in out.getvalue()
 
 
 def test_a_scaling_table(tmp_path, capsys):
@@ -169,12 +169,12 @@ def test_a_scaling_table(tmp_path, capsys):
             save(launch, tmp_path / f"{ranks}-{k}.jsonl")
     assert main(["scaling", str(tmp_path), "--sizes", "1K", "--link-gbps", "1"]) == 0
     shown = lines(capsys)
-    assert shown[1] == "slowest rank = max over ranks; geometric means over the launches"
+    assert shown[1] == "slowest rank = max over ranks; geometric means over the runs"
     assert shown[2] == "share: busbw of the 1 GB/s of --link-gbps"
     # 1024 B in 20 us on 2 ranks are 0.0512 GB/s; on 8, 1024 x 1.75 / 80 us.
     assert "1K 2 1 2 20.00 us 20.0 us to 20.0 us 0.051 5.1 % 2.000 ms" in shown
     assert "1K 8 1 2 80.00 us 79.9 us to 80.1 us 0.022 2.2 % 8.000 ms" in shown
-    assert "start of the launch: all_reduce, 1K, float32, sum, gloo" in shown
+    assert "start of the run: all_reduce, 1K, float32, sum, gloo" in shown
     (time,) = (line for line in shown if line.startswith("1K time 2"))
     assert time.startswith("1K time 2 to 8 n log2 n and (n-1)/n do not fit; p < 0.0001 4.000 (3.9")
     assert " 0 ns + 10.0 us (9." in time
@@ -206,6 +206,4 @@ def test_means_are_no_first_calls(tmp_path, capsys):
     path = tmp_path / "bench.txt"
     path.write_text(benchmark([900.0, 30.0], 4, iters=20, warmup=5))
     assert main(["cold", str(path)]) == 2
-    assert (
-        error_text("first calls", "none in 1 file", "launches with cold") in capsys.readouterr().err
-    )
+    assert error_text("first calls", "none in 1 file", "runs with cold") in capsys.readouterr().err

@@ -14,15 +14,15 @@ from torchcoll.startup.cold import cold
 from torchcoll.startup.show import show_cold
 
 
-def launches():
-    """Two launches of a job on each of 2, 4 and 8 ranks; a later case that is cold again."""
+def recorded_runs():
+    """Two runs of a job on each of 2, 4 and 8 ranks; a later case that is cold again."""
     later = {"case": case(size_bytes=8), "cold": (90_000_000, 1_000_000, 1_000_000), "ordinal": 20}
     return [
         run(
             result(ranks, (5_000_000 * ranks, 2_000_000, 1_000_000)),
             result(ranks, **later),
             ranks=ranks,
-            header={"run_id": f"launch-{ranks}-{k}", "job_id": str(ranks), "start_utc": str(k)},
+            header={"run_id": f"run-{ranks}-{k}", "job_id": str(ranks), "start_utc": str(k)},
         )
         for ranks in (2, 4, 8)
         for k in (1, 2)
@@ -36,12 +36,12 @@ def test_nothing_is_cut(what, columns, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal = Terminal()
     if what == "cold":
-        show_cold([cold(launches())], file=terminal)
-        words = ["launch-8-2", "90.00 ms", "2 of 2", "2nd launch", "unclear", "import torch"]
+        show_cold([cold(recorded_runs())], file=terminal)
+        words = ["run-8-2", "90.00 ms", "2 of 2", "2nd run", "inconclusive", "import torch"]
     else:
-        show_scaling([scaling(launches())], file=terminal)
+        show_scaling([scaling(recorded_runs())], file=terminal)
         words = ["time to first result", "busbw", "constant"]
-        words += ["90 % within 10 %", "off by"] if columns == 200 else []
+        words += ["90 % within 10 %", "maximum error"] if columns == 200 else []
     shown = terminal.text()
     assert max(map(len, shown.splitlines())) <= columns
     # The rows of scaling stay whole: columns are left out, and named.
@@ -67,9 +67,9 @@ def test_a_kind_is_named_by_the_usual_and_by_what_differs():
 
 
 def test_what_several_launches_tell_stands_once():
-    one, two, three = launches()[:3]
+    one, two, three = recorded_runs()[:3]
     one.events = [{"kind": "warning", "message": "busy"}]
     two.events = [{"kind": "warning", "message": "busy"}, {"kind": "warning", "message": "hot"}]
-    lines = ["2 of 3 launches: warning: busy", "launch-2-2: warning: hot"]
+    lines = ["2 of 3 runs: warning: busy", "run-2-2: warning: hot"]
     assert runs_lines([one, two, three]) == lines
     assert runs_lines([one]) == ["warning: busy"]

@@ -28,8 +28,8 @@ VALUES = (100.0, 104.0, 106.5, 103.0, 109.0, 104.5, 131.0)
 
 
 def figures(values, sides, order=None):
-    launches = tuple((side, sides[:i].count(side)) for i, side in enumerate(sides))
-    return Figures(tuple(values), launches, None if order is None else tuple(order))
+    runs = tuple((side, sides[:i].count(side)) for i, side in enumerate(sides))
+    return Figures(tuple(values), runs, None if order is None else tuple(order))
 
 
 def test_the_ratio_is_that_of_statsmodels():
@@ -122,7 +122,7 @@ def test_one_launch_has_a_ratio_and_nothing_else():
     assert found.ratio == pytest.approx(math.sqrt(110 * 112) / 100)
     assert (found.low, found.p_value, found.spread) == (None, None, None)
     assert found.beyond(0.05) is None
-    assert sided([100, 100], [110, 110]).p_value is None  # copies, not launches
+    assert sided([100, 100], [110, 110]).p_value is None  # copies, not runs
 
 
 def test_the_interval_turns_with_the_sides():
@@ -168,14 +168,14 @@ def test_the_deleted_residuals_are_those_of_statsmodels():
 
 
 def _by_the_others():
-    """131 over what least squares of the six other launches (numpy's lstsq) gives for the last."""
+    """131 over what least squares of the six other runs (numpy's lstsq) gives for the last."""
     matrix = numpy.column_stack((numpy.ones(7), SIDES, ORDER))
     solved = numpy.linalg.lstsq(matrix[:-1], numpy.log(VALUES[:-1]), rcond=None)[0]
     return 131 / math.exp(matrix[-1] @ solved)
 
 
 def test_a_drift_is_no_difference():
-    # 1 % a launch, all of one side first: 100, 101, ... and then 106.15, ...
+    # 1 % a run, all of one side first: 100, 101, ... and then 106.15, ...
     values = [100 * 1.01**i * (1.001 if i % 2 else 1) for i in range(12)]
     found = side_ratio(figures(values, (0,) * 6 + (1,) * 6, range(12)))
     assert found.low < 1 < found.high
@@ -185,7 +185,7 @@ def test_a_drift_is_no_difference():
 
 
 def test_sides_that_began_at_one_instant_each():
-    """Side and launch number are one column: what is left is the side."""
+    """Side and run number are one column: what is left is the side."""
     values, sides = (100.0, 102.0, 110.0, 113.0), (0, 0, 1, 1)
     found = side_ratio(figures(values, sides, (0.0, 0.0, 1.0, 1.0)))
     assert found == side_ratio(figures(values, sides))
@@ -198,7 +198,7 @@ def test_sides_that_began_at_one_instant_each():
     [("AB", 0), ("AAB", 0), ("AAAB", 0), ("AABB", 1), ("ABBA", 1), ("ABABA", 2)],
 )
 def test_few_launches(sides, degrees):
-    """One launch a side has no spread of its own; 2 + 2 have one degree of freedom."""
+    """One run a side has no spread of its own; 2 + 2 have one degree of freedom."""
     numbers = tuple(int(letter == "B") for letter in sides)
     values = (100.0, 103.0, 104.0, 101.0, 102.0)[: len(sides)]
     found = side_ratio(figures(values, numbers, range(len(sides))))
@@ -223,7 +223,7 @@ def test_absurd_figures_overflow_nothing():
         ((0, 1, 2, 3), (0, 0, 1, 1), False),
         ((2, 3, 0, 1), (0, 0, 1, 1), False),
         ((0, 2, 1, 3), (0, 0, 1, 1), True),
-        ((0, 1, 0, 1), (0, 0, 1, 1), True),  # both sides of the same launches
+        ((0, 1, 0, 1), (0, 0, 1, 1), True),  # both sides of the same runs
         (None, (0, 0, 1, 1), True),
     ],
 )
@@ -231,21 +231,21 @@ def test_whether_the_launches_were_interleaved(order, sides, answer):
     assert figures((1.0, 2.0, 3.0, 4.0), sides, order).interleaved is answer
 
 
-def cases(count, slow=(), factor=1.3, launches=12):
-    """Noise of 1 %, the launches in ``slow`` slow by ``factor`` in every case."""
+def cases(count, slow=(), factor=1.3, runs=12):
+    """Noise of 1 %, the runs in ``slow`` slow by ``factor`` in every case."""
     rng = numpy.random.default_rng(5)
-    sides = (0, 1) * (launches // 2)
+    sides = (0, 1) * (runs // 2)
     found = []
     for _ in range(count):
-        values = 100 * numpy.exp(0.01 * rng.standard_normal(launches))
+        values = 100 * numpy.exp(0.01 * rng.standard_normal(runs))
         values[list(slow)] *= factor
-        found.append(figures(values.tolist(), sides, range(launches)))
+        found.append(figures(values.tolist(), sides, range(runs)))
     return found
 
 
 def test_a_launch_that_is_slow_in_all_cases_is_left_out():
     (one,) = outliers(cases(25, [3]))
-    assert one.launch == (1, 1)
+    assert one.run == (1, 1)
     assert one.factor == pytest.approx(1.3, abs=0.01)
     assert one.t > one.limit
     # Two-sided, 1 % / 12: the normal deviate of 0.01 / 24.
@@ -258,36 +258,36 @@ def test_two_launches_are_left_out_and_no_third():
     several = [
         figures(
             [v * (1.5 if i == 2 else 1) for i, v in enumerate(case.values)],
-            tuple(side for side, _ in case.launches),
+            tuple(side for side, _ in case.runs),
             case.order,
         )
         for case in cases(25, [7])
     ]
-    assert [one.launch for one in outliers(several)] == [(0, 1), (1, 3)]
+    assert [one.run for one in outliers(several)] == [(0, 1), (1, 3)]
     thrice = [
         figures(
             [v * {2: 6.0, 7: 2.5}.get(i, 1) for i, v in enumerate(case.values)],
-            tuple(side for side, _ in case.launches),
+            tuple(side for side, _ in case.runs),
             case.order,
         )
         for case in cases(25, [9])
     ]
-    assert [one.launch for one in outliers(thrice)] == [(0, 1), (1, 3)]
+    assert [one.run for one in outliers(thrice)] == [(0, 1), (1, 3)]
 
 
 def test_outliers_of_cases_with_different_launches():
-    """(0, 0) is twice as slow, in cases of seven launches alone, and (1, 3) by half. Without
+    """(0, 0) is twice as slow, in cases of seven runs alone, and (1, 3) by half. Without
     (1, 3) six are left, of which none can be judged: (0, 0) keeps the figures of all seven.
     """
     many = [case.without([(0, 0)]) for case in cases(20, [7], 1.5)]
     few = []
     for case in cases(25, [0], 2.5):
         values = [v * (1.5 if launch == (1, 3) else 1)
-                  for v, launch in zip(case.values, case.launches, strict=True)]  # fmt: skip
-        slow = Figures(tuple(values), case.launches, case.order)
+                  for v, launch in zip(case.values, case.runs, strict=True)]  # fmt: skip
+        slow = Figures(tuple(values), case.runs, case.order)
         few.append(slow.without([(0, 4), (0, 5), (1, 1), (1, 4), (1, 5)]))
     found = outliers([*many, *few])
-    assert [one.launch for one in found] == [(0, 0), (1, 3)]
+    assert [one.run for one in found] == [(0, 0), (1, 3)]
     assert found[0].factor > 2
     assert found[1].factor == pytest.approx(1.5, abs=0.02)
 
@@ -303,11 +303,11 @@ def test_a_side_keeps_two_launches():
     two, three = (0, 1, 0, 0, 0, 1, 0, 0, 0), (0, 1, 0, 0, 0, 1, 1, 0, 0)
     assert outliers([figures(values, two, range(9))] * 5) == []
     (one,) = outliers([figures(values, three, range(9))] * 5)
-    assert one.launch == (1, 1)
+    assert one.run == (1, 1)
 
 
 def test_of_few_cases_an_outlier_is_one_on_the_noise_of_its_own_side():
-    """Five base launches within 0.4 %, and four new ones that are off by -8, -2, 3 and 9 %: the
+    """Five base runs within 0.4 %, and four new ones that are off by -8, -2, 3 and 9 %: the
     last is far from all others and not from the three of its side.
     """
     logs = (0.002, -0.08, -0.001, -0.02, 0.001, 0.03, -0.002, 0.001, 0.09)
@@ -316,11 +316,11 @@ def test_of_few_cases_an_outlier_is_one_on_the_noise_of_its_own_side():
     calm = (0.002, -0.002, -0.001, 0.001, 0.001, -0.001, -0.002, 0.001, 0.09)
     assert outliers([case]) == outliers([case] * 4) == []
     alike = figures(numpy.exp(calm).tolist(), sides, range(9))
-    assert [one.launch for one in outliers([alike] * 5)] == [(1, 3)]
+    assert [one.run for one in outliers([alike] * 5)] == [(1, 3)]
 
 
 def test_deleted_residuals_on_the_noise_of_their_side_by_hand():
-    """Without the last launch: numpy's least squares of the six others, of whose residuals those of
+    """Without the last run: numpy's least squares of the six others, of whose residuals those of
     side 1 (the second, third and fifth) are the noise, on the sum of their 1 - leverages.
     """
     model = model_of(SIDES, ORDER)

@@ -7,7 +7,7 @@ import math
 import numpy
 import pytest
 from error_form import error_text
-from made_launches import given, launches, measured, run
+from made_runs import given, make_runs, measured, run
 
 from torchcoll.comparison.compare import compare
 from torchcoll.comparison.show import answer_of, comparison_grids, comparison_object
@@ -72,14 +72,14 @@ def test_nothing_in_common_with_many_sizes():
 )
 def test_what_may_differ_is_said(name, ours, theirs, note):
     found = compare(one(**{name: ours}), one(**{name: theirs}))
-    assert [row.reason for row in found.rows] == ["1 launch a side"]
+    assert [row.reason for row in found.rows] == ["1 run a side"]
     assert note.replace("differ:", "compared although they differ:") in found.notes
 
 
 @pytest.mark.parametrize(
     ("base", "new"),
     [
-        # Imported before this was asked, and again since: one launch of each.
+        # Imported before this was asked, and again since: one run of each.
         (["unknown", "rotate"], ["rotate", "rotate"]),
         (["unknown", "unknown"], ["unknown", "rotate"]),
         (["rotate", "unknown"], ["unknown", "rotate"]),
@@ -91,7 +91,7 @@ def test_launches_that_do_not_tell_are_taken_for_the_others(base, new):
     found = compare(ours, theirs)
     (row,) = found.rows
     assert (len(row.judged.base), len(row.judged.new)) == (2, 2)
-    note = "some launches do not tell buffer_reuse: taken for rotate, as all others"
+    note = "some runs do not tell buffer_reuse: taken for rotate, as all others"
     assert found.notes.count(note) == 1
     assert not any(text.startswith("matched without") for text in found.notes)
 
@@ -114,7 +114,7 @@ def test_another_way_to_measure_is_no_evidence(ours, theirs, how):
     base = [run(measured(ns, **ours)) for ns in (100, 101, 102)]
     new = [run(measured(ns, **theirs)) for ns in (200, 202, 204)]
     (row,) = compare(base, new).rows
-    assert (row.result, row.reason) == ("unclear", f"measured in different ways: {how}")
+    assert (row.result, row.reason) == ("inconclusive", f"measured in different ways: {how}")
     assert row.ratio and row.judged.p_value is None
     # Asked for by the names of the sides, it is judged like all else.
     name, (one, other) = how.split()[0], how.split()[1::2]
@@ -132,8 +132,8 @@ def test_two_kinds_of_one_side_are_compared_apart():
     float32, both = one(100), run(measured(110), measured(130, dtype="bfloat16"))
     rows = compare(float32, both).rows
     assert [(row.result, row.reason) for row in rows] == [
-        ("unclear", "1 launch a side"),
-        ("incomparable", "only in new"),
+        ("inconclusive", "1 run a side"),
+        ("not comparable", "only in new"),
     ]
 
 
@@ -149,7 +149,7 @@ def test_actual_bytes_match_what_was_imported():
     ours.results[0].size_bytes = 992
     theirs = run(given(100, size_bytes=992, clock="host"), source={"tool": "nccl-tests"})
     (row,) = compare(ours, theirs).rows
-    assert (row.pair.size_bytes, row.reason) == (992, "single means, 1 launch a side")
+    assert (row.pair.size_bytes, row.reason) == (992, "single means, 1 run a side")
 
 
 def test_a_clock_that_is_not_told_is_not_the_other_sides():
@@ -181,7 +181,7 @@ def test_what_differs_without_a_ratio_is_not_called_compared():
 def test_an_unknown_number_of_ranks_matches_any():
     theirs = run(given(100, ranks=0), source={"tool": "osu"}, ranks=0)
     found = compare(one(), theirs)
-    assert found.rows[0].result == "unclear"
+    assert found.rows[0].result == "inconclusive"
     assert "matched without ranks, mode: one side does not tell" not in found.notes
     assert any(note.startswith("matched without ranks") for note in found.notes)
 
@@ -215,7 +215,7 @@ def test_hidden_dimensions_are_reported_and_by_keeps_them_apart():
     new = [run(measured(101), **ring), run(measured(150), **tree)]
     found = compare(base, new)
     assert [line for line in found.notes if line.startswith("hidden")] == [
-        f"hidden: the launches of {side} are not alike in NCCL_ALGO (Ring, Tree) "
+        f"hidden: the runs of {side} are not alike in NCCL_ALGO (Ring, Tree) "
         "(--by NAME keeps them apart)"
         for side in ("base", "new")
     ]
@@ -289,12 +289,12 @@ SIZES = {1024: 10_000, 1 << 20: 20_000, 4 << 20: 50_000}
 )
 def test_different_hardware_has_no_faster_and_slower(changed, reason):
     base, new = (
-        launches([SIZES] * 3),
-        launches([{n: 2 * t for n, t in SIZES.items()}] * 3, **changed),
+        make_runs([SIZES] * 3),
+        make_runs([{n: 2 * t for n, t in SIZES.items()}] * 3, **changed),
     )
     found = compare(base, new)
     assert {(row.result, row.reason, row.ratio) for row in found.rows} == {
-        ("incomparable", reason, None)
+        ("not comparable", reason, None)
     }
     ((_, ours, theirs),) = found.profiles
     # 4 MiB in 50 us are 83.9 GB/s, 1 MiB in 20 us are 52.4: above half of it; 1 KiB is not.
@@ -302,11 +302,11 @@ def test_different_hardware_has_no_faster_and_slower(changed, reason):
     assert (ours.below_bytes, ours.half_bytes) == (1024, 1 << 20)
     assert (ours.floor_bytes, ours.floor_ns) == (1024, 10_000)
     assert theirs.floor_ns == pytest.approx(20_000)
-    assert ours.first_result_ns == 30_000  # the first call of the launch, thrice the others
+    assert ours.first_result_ns == 30_000  # the first call of the run, thrice the others
 
 
 def test_each_side_is_judged_by_all_of_its_own_sizes():
-    base, new = launches([{1024: 10_000}]), launches([{8: 5_000, **SIZES}], device_name="PVC")
+    base, new = make_runs([{1024: 10_000}]), make_runs([{8: 5_000, **SIZES}], device_name="PVC")
     ((_, ours, theirs),) = compare(base, new).profiles
     # Its one size is its best: nobody knows how much of the time is latency.
     assert (ours.best_gbps, ours.floor_bytes, ours.floor_ns) == (pytest.approx(0.1024), 1024, None)
@@ -324,7 +324,7 @@ def test_other_devices_and_ranks():
 
 def test_another_host_of_the_same_kind_is_no_other_hardware():
     found = compare(one(), run(measured(100), hosts=["vm2"]))
-    assert found.rows[0].reason == "1 launch a side"
+    assert found.rows[0].reason == "1 run a side"
 
 
 def test_time_to_first_result_counts_connecting():
@@ -366,7 +366,7 @@ def test_two_backends_are_compared_by_their_first_calls_too():
     (last,) = comparison_grids(found)[-1:]
     assert (
         "first call: gloo 6.00 ms, ccl 1.00 s; time to first result: gloo 16.3 ms, ccl 1.00 s "
-        "(geometric means over the launches)"
+        "(geometric means over the runs)"
     ) in last.below
     assert answer_of(found).text.endswith(
         "; time to first result (connecting and first call): gloo 16.3 ms, ccl 1.00 s"
@@ -384,8 +384,8 @@ def line(latency, gbps, noise=1.0):
 
 def test_fit_finds_latency_and_bandwidth():
     noises = (1, 1.004, 0.996, 1.002)
-    base = launches([line(20_000, 10, noise) for noise in noises])
-    new = launches([line(30_000, 10, noise) for noise in noises])
+    base = make_runs([line(20_000, 10, noise) for noise in noises])
+    new = make_runs([line(30_000, 10, noise) for noise in noises])
     found = compare(base, new, fit=True)
     latency, bandwidth = found.fitted
     assert (latency.base, latency.new) == (
@@ -399,27 +399,27 @@ def test_fit_finds_latency_and_bandwidth():
 
 
 def test_fit_without_enough_sizes_or_on_other_hardware():
-    few = compare(launches([{8: 1, 64: 2}]), launches([{8: 1, 64: 2}]), fit=True).fitted
+    few = compare(make_runs([{8: 1, 64: 2}]), make_runs([{8: 1, 64: 2}]), fit=True).fitted
     assert few[0].judged.reason == "no latency in base: 3 sizes that differ in it are needed"
-    other = compare(launches([SIZES]), launches([SIZES], device_name="PVC"), fit=True).fitted
-    assert {one.judged.result for one in other} == {"incomparable"}
+    other = compare(make_runs([SIZES]), make_runs([SIZES], device_name="PVC"), fit=True).fitted
+    assert {one.judged.result for one in other} == {"not comparable"}
 
 
 def test_fit_says_where_sizes_follow_no_line():
     from torchcoll.comparison.fits import misfit_note
 
-    steps = launches([{1024: 10_000, 2048: 90_000, 4096: 10_000, 8192: 12_000}])
-    (note,) = misfit_note(compare(steps, launches([SIZES]), fit=True, filter="size=1K").fitted) or [
-        ""
-    ]
+    steps = make_runs([{1024: 10_000, 2048: 90_000, 4096: 10_000, 8192: 12_000}])
+    (note,) = misfit_note(
+        compare(steps, make_runs([SIZES]), fit=True, filter="size=1K").fitted
+    ) or [""]
     assert note == ""
-    fitted = compare(steps, launches([{1024: 9, 2048: 9, 4096: 9, 8192: 9}]), fit=True).fitted
+    fitted = compare(steps, make_runs([{1024: 9, 2048: 9, 4096: 9, 8192: 9}]), fit=True).fitted
     (note,) = misfit_note(fitted)
     assert note.startswith("1 of 1 fits are poor: sizes there follow no line")
     assert note.endswith("% (all_reduce, 2K)")
     # Its figures are shown, and nothing is made of them.
     for one in fitted:
-        assert (one.judged.result, one.judged.ratio) == ("unclear", None)
+        assert (one.judged.result, one.judged.ratio) == ("inconclusive", None)
         assert one.judged.reason.startswith("no line: off by ")
         assert one.judged.reason.endswith(" % at 2K")
 
@@ -483,13 +483,13 @@ def test_one_rank_has_no_busbw():
 
 
 def test_a_latency_that_some_launches_cannot_resolve_is_no_figure():
-    # In the last launch of new small sizes are faster than any line through 0 with a latency.
+    # In the last run of new small sizes are faster than any line through 0 with a latency.
     line = {k: 10_000 + k for k in (1 << 14, 1 << 15, 1 << 16, 1 << 17)}
     steep = {k: round(k * (0.9 + 0.1 * k / (1 << 17))) for k in line}
-    found = compare(launches([line] * 3), launches([line, line, steep]), fit=True).fitted
+    found = compare(make_runs([line] * 3), make_runs([line, line, steep]), fit=True).fitted
     (latency,) = (one for one in found if one.figure == "latency")
-    assert latency.judged.result == "incomparable"
-    assert latency.judged.reason == "latency not resolved in 1 of 3 launches of new"
+    assert latency.judged.result == "not comparable"
+    assert latency.judged.reason == "latency not resolved in 1 of 3 runs of new"
 
 
 def test_a_fit_shows_no_smaller_difference_than_it_is_off_by():
@@ -499,16 +499,16 @@ def test_a_fit_shows_no_smaller_difference_than_it_is_off_by():
         law = {n: 10_000 + n for n in (1024, 4096, 16384, 65536)} | {262144: 1.2 * 272_144}
         return [{n: round(share * ns) + k for n, ns in law.items()} for k in range(6)]
 
-    base = launches(times(1))
-    for one in compare(base, launches(times(0.95)), fit=True, threshold=0.02).fitted:
-        assert one.judged.result == "unclear"
+    base = make_runs(times(1))
+    for one in compare(base, make_runs(times(0.95)), fit=True, threshold=0.02).fitted:
+        assert one.judged.result == "inconclusive"
         assert one.judged.reason.endswith("more than this ratio") and one.judged.ratio
-    for one in compare(base, launches(times(0.5)), fit=True, threshold=0.02).fitted:
+    for one in compare(base, make_runs(times(0.5)), fit=True, threshold=0.02).fitted:
         assert one.judged.result in ("faster", "slower")
 
 
 def test_a_fit_is_not_off_by_what_noise_is():
-    # 5 us + n / 2 GB/s, 12 launches with 2 % noise, one time of 108 three times as long: the line
+    # 5 us + n / 2 GB/s, 12 runs with 2 % noise, one time of 108 three times as long: the line
     # is right, and 10 % are shown.
     random = numpy.random.default_rng(0)
 
@@ -522,6 +522,6 @@ def test_a_fit_is_not_off_by_what_noise_is():
 
     base, new = times(1), times(1.1)
     base[3][16384] *= 3
-    for one in compare(launches(base), launches(new), fit=True).fitted:
+    for one in compare(make_runs(base), make_runs(new), fit=True).fitted:
         assert one.misfit < 0.02
         assert one.judged.result == "slower"

@@ -1,4 +1,4 @@
-"""How many launches a result takes, against noncentral t and against simulated launches."""
+"""How many runs a result takes, against noncentral t and against simulated runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scipy import stats
 
 from torchcoll.stats.needed import (
     asked,
-    launches_needed,
-    launches_range,
-    launches_to_bound,
     least_difference,
     power,
+    runs_needed,
+    runs_range,
+    runs_to_bound,
     smallest_difference,
 )
 from torchcoll.stats.ratios import (
@@ -32,24 +32,24 @@ from torchcoll.stats.sequential import bounds, least_t
 LIMIT = math.log(1.02)
 
 
-def at(design, launches, difference, spread, tested=25):
+def at(design, runs, difference, spread, tested=25):
     arrays = numpy.array([difference]), numpy.array([spread])
-    return float(power(asked(0.02, tested), design, launches, *arrays)[0])
+    return float(power(asked(0.02, tested), design, runs, *arrays)[0])
 
 
-@pytest.mark.parametrize("launches", [3, 6, 12])
-def test_far_beyond_the_threshold_power_is_that_of_noncentral_t(launches):
+@pytest.mark.parametrize("runs", [3, 6, 12])
+def test_far_beyond_the_threshold_power_is_that_of_noncentral_t(runs):
     """40 % at a spread of 10 %: the threshold is in nothing's way, significance alone decides."""
     difference, spread = math.log(1.4), 0.1
-    degrees = 2 * launches - 2
-    far = difference / (spread * math.sqrt(2 / launches))
+    degrees = 2 * runs - 2
+    far = difference / (spread * math.sqrt(2 / runs))
     quantile = stats.t.isf(0.05 / 25 / 2, degrees)
     expected = stats.nct.sf(quantile, degrees, far)
-    assert at(ONE_NOISE, launches, difference, spread) == pytest.approx(expected, abs=2e-3)
+    assert at(ONE_NOISE, runs, difference, spread) == pytest.approx(expected, abs=2e-3)
 
 
 def test_the_error_of_launches_in_turn():
-    """By numpy's inverse of the normal equations: A B A B ... of 4 launches a side."""
+    """By numpy's inverse of the normal equations: A B A B ... of 4 runs a side."""
     matrix = numpy.column_stack((numpy.ones(8), [0, 1] * 4, range(8)))
     assert ORDERED.error(4) == pytest.approx(math.sqrt(numpy.linalg.inv(matrix.T @ matrix)[1, 1]))
     assert (ORDERED.degrees(4), ONE_NOISE.degrees(4), PAIRED.degrees(4)) == (5, 6, 3)
@@ -59,18 +59,18 @@ def test_the_error_of_launches_in_turn():
     ("change", "spread", "tested"), [(0.05, 0.02, 25), (0.0, 0.01, 25), (0.03, 0.01, 1)]
 )
 def test_the_number_is_the_least_that_settles_it_nine_times_in_ten(change, spread, tested):
-    """Launches A B A B ..., by numpy's lstsq and scipy's t; with one launch less it is not."""
+    """Runs A B A B ..., by numpy's lstsq and scipy's t; with one run less it is not."""
     difference = math.log1p(change)
-    number = launches_needed(asked(0.02, tested), ORDERED, difference, spread)
+    number = runs_needed(asked(0.02, tested), ORDERED, difference, spread)
     shares = []
-    for launches in (number, number - 1):
-        rng = numpy.random.default_rng(launches)
-        sides = [0, 1] * launches
-        matrix = numpy.column_stack((numpy.ones(2 * launches), sides, range(2 * launches)))
-        noise = spread * rng.standard_normal((2 * launches, 20_000))
+    for runs in (number, number - 1):
+        rng = numpy.random.default_rng(runs)
+        sides = [0, 1] * runs
+        matrix = numpy.column_stack((numpy.ones(2 * runs), sides, range(2 * runs)))
+        noise = spread * rng.standard_normal((2 * runs, 20_000))
         logs = noise + difference * numpy.array(sides)[:, None]
         solved, squares, *_ = numpy.linalg.lstsq(matrix, logs, rcond=None)
-        degrees = 2 * launches - 3
+        degrees = 2 * runs - 3
         inverse = numpy.linalg.inv(matrix.T @ matrix)[1, 1]
         error = numpy.sqrt(squares / degrees * inverse)
         if change > 0.02:
@@ -86,15 +86,15 @@ def test_the_number_is_the_least_that_settles_it_nine_times_in_ten(change, sprea
 @pytest.mark.parametrize(("change", "spread"), [(0.05, 0.02), (0.0, 0.01)])
 def test_with_looks_it_is_the_number_of_the_last_one(change, spread):
     """The rule of versus: evidence as the paper of Lindon and others has it, and the bounds of
-    Jennison and Turnbull in the place of t's 95 %. One launch less is too few.
+    Jennison and Turnbull in the place of t's 95 %. One run less is too few.
     """
     difference = math.log1p(change)
-    number = launches_needed(asked(0.02, 25, looks=True), ORDERED, difference, spread)
-    assert number > launches_needed(asked(0.02, 25), ORDERED, difference, spread)
+    number = runs_needed(asked(0.02, 25, looks=True), ORDERED, difference, spread)
+    assert number > runs_needed(asked(0.02, 25), ORDERED, difference, spread)
     shares = []
-    for launches in (number, number - 1):
-        rng = numpy.random.default_rng(launches)
-        degrees, share = 2 * launches - 3, ORDERED.error(launches)
+    for runs in (number, number - 1):
+        rng = numpy.random.default_rng(runs)
+        degrees, share = 2 * runs - 3, ORDERED.error(runs)
         seen = spread * numpy.sqrt(rng.chisquare(degrees, 20_000) / degrees)
         effect = difference + spread * share * rng.standard_normal(20_000)
         t = abs(effect) / (seen * share)
@@ -104,14 +104,14 @@ def test_with_looks_it_is_the_number_of_the_last_one(change, spread):
             evidence = math.sqrt(r) * numpy.exp(-(degrees + 1) / 2 * logs)
             shares.append(((evidence > 25 / 0.05) & (effect > LIMIT)).mean())
         else:
-            bound = stats.t.ppf(stats.norm.cdf(bounds(launches)[-1]), degrees)
+            bound = stats.t.ppf(stats.norm.cdf(bounds(runs)[-1]), degrees)
             shares.append((abs(effect) + bound * seen * share < LIMIT).mean())
     assert shares[0] > 0.89
     assert shares[1] < 0.91
 
 
 def test_nothing_is_settled_before_the_first_look():
-    assert launches_needed(asked(0.02, 1, looks=True), ORDERED, math.log(2), 0.0001) == 3
+    assert runs_needed(asked(0.02, 1, looks=True), ORDERED, math.log(2), 0.0001) == 3
 
 
 def test_holm_leaves_more_to_the_next_one():
@@ -121,17 +121,17 @@ def test_holm_leaves_more_to_the_next_one():
 
 
 def test_at_the_threshold_no_number_is_enough():
-    assert launches_needed(asked(0.02, 1), ORDERED, LIMIT, 0.01) is None
-    assert launches_needed(asked(0.02, 1), ORDERED, 1.01 * LIMIT, 0.01) is None
+    assert runs_needed(asked(0.02, 1), ORDERED, LIMIT, 0.01) is None
+    assert runs_needed(asked(0.02, 1), ORDERED, 1.01 * LIMIT, 0.01) is None
 
 
 @pytest.mark.parametrize(("change", "spread"), [(0.05, 0.05), (0.0, 0.02), (0.03, 0.02)])
 def test_the_range_holds_the_number_in_eight_of_ten(change, spread):
-    """Of 60 cases that six launches a side left unclear: 80 % would give fewer than 41 once in
+    """Of 60 cases that six runs a side left inconclusive: 80 % would give fewer than 41 once in
     100 times. A quarter of them spans less than a factor of 100: 7 to 1000 does not.
     """
     truth, what, rng = math.log1p(change), asked(0.02, 25), numpy.random.default_rng(1)
-    number = launches_needed(what, ORDERED, truth, spread)
+    number = runs_needed(what, ORDERED, truth, spread)
     held = total = 0
     ends = []
     while total < 60:
@@ -143,7 +143,7 @@ def test_the_range_holds_the_number_in_eight_of_ten(change, spread):
         if significant or abs(effect) + stats.t.ppf(0.95, 9) * error < LIMIT:
             continue
         total += 1
-        low, high = launches_range(what, ratio, 6)
+        low, high = runs_range(what, ratio, 6)
         held += low is not None and low <= number <= (high or 10_000)
         ends.append((low or math.inf, high or math.inf))
     assert held >= 41
@@ -154,52 +154,52 @@ def test_the_range_holds_the_number_in_eight_of_ten(change, spread):
 
 def test_a_range_begins_behind_the_launches_that_are_there():
     ratio = ratio_of(math.log(1.06), 0.02, 9, 0.03, ORDERED)
-    low, high = launches_range(asked(0.02, 25), ratio, 6)
+    low, high = runs_range(asked(0.02, 25), ratio, 6)
     assert 7 <= low < high
 
 
 def test_without_spread_there_is_no_range():
-    assert launches_range(asked(0.02, 1), Ratio(1.1), 1) == (None, None)
+    assert runs_range(asked(0.02, 1), Ratio(1.1), 1) == (None, None)
 
 
 def test_a_thousand_launches_that_settled_nothing():
     ratio = ratio_of(LIMIT, 0.01 * ORDERED.error(1000), 1997, 0.01, ORDERED)
-    assert launches_range(asked(0.02, 1), ratio, 1000) == (None, None)
+    assert runs_range(asked(0.02, 1), ratio, 1000) == (None, None)
 
 
 def test_pairs_have_a_range_of_pairs():
     ratio = paired_ratio([1.0, 1.0, 1.0], [math.exp(x) for x in (0.1, 0.2, 0.3)])
-    low, high = launches_range(asked(0.1, 1), ratio, 3)
+    low, high = runs_range(asked(0.1, 1), ratio, 3)
     assert 4 <= low < high
 
 
 def test_launches_that_bring_the_upper_end_below_the_threshold():
-    """By simulated launches: the upper end of Student's 95 % interval of what is no difference."""
-    number = launches_to_bound(Ratio(1.0, spread=0.01), 0.02)
+    """By simulated runs: the upper end of Student's 95 % interval of what is no difference."""
+    number = runs_to_bound(Ratio(1.0, spread=0.01), 0.02)
     shares = []
-    for launches in (number, number - 1):
-        rng = numpy.random.default_rng(launches)
-        base, new = 0.01 * rng.standard_normal((2, 20_000, launches))
-        squares = (base.var(axis=1, ddof=1) + new.var(axis=1, ddof=1)) / launches
-        upper = stats.t.ppf(0.975, 2 * launches - 2) * numpy.sqrt(squares)
+    for runs in (number, number - 1):
+        rng = numpy.random.default_rng(runs)
+        base, new = 0.01 * rng.standard_normal((2, 20_000, runs))
+        squares = (base.var(axis=1, ddof=1) + new.var(axis=1, ddof=1)) / runs
+        upper = stats.t.ppf(0.975, 2 * runs - 2) * numpy.sqrt(squares)
         shares.append((new.mean(axis=1) - base.mean(axis=1) + upper < LIMIT).mean())
     assert shares[0] > 0.89
     assert shares[1] < 0.91
-    assert launches_to_bound(Ratio(1.03, spread=0.01), 0.02) is None
-    assert launches_to_bound(Ratio(1.0), 0.02) is None
+    assert runs_to_bound(Ratio(1.03, spread=0.01), 0.02) is None
+    assert runs_to_bound(Ratio(1.0), 0.02) is None
 
 
 # -- the bound of a difference -----------------------------------------------------------------
 
 
-def shown_by_t(rng, change, noise, launches=6):
+def shown_by_t(rng, change, noise, runs=6):
     """(estimate, bound) of 2,000 differences that one comparison by t has shown, in logarithms, in
     the direction of the truth.
     """
-    degrees = 2 * launches - 2
-    difference = rng.normal(math.log1p(change), noise * math.sqrt(2 / launches), 100_000)
+    degrees = 2 * runs - 2
+    difference = rng.normal(math.log1p(change), noise * math.sqrt(2 / runs), 100_000)
     spread = noise * numpy.sqrt(rng.chisquare(degrees, 100_000) / degrees)
-    error = spread * math.sqrt(2 / launches)
+    error = spread * math.sqrt(2 / runs)
     shown = (abs(difference) > stats.t.isf(0.025, degrees) * error) & (abs(difference) > LIMIT)
     what = asked(0.02, 1)
     every = zip(difference[shown][:2000], error[shown], spread[shown], strict=False)
@@ -224,7 +224,7 @@ def test_of_differences_that_are_shown_at_most_one_in_twenty_has_a_bound_beyond_
 
 
 def test_a_bound_is_worth_stating_where_the_noise_is_small():
-    """30 % at 5 % noise with 6 launches a side: the error of the ratio is 2.9 %, and 2.23 times
+    """30 % at 5 % noise with 6 runs a side: the error of the ratio is 2.9 %, and 2.23 times
     that (t of 10 degrees) below the estimate is 22 %.
     """
     found = shown_by_t(numpy.random.default_rng(4), 0.3, 0.05)

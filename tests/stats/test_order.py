@@ -1,4 +1,4 @@
-"""Launches in time, launches left out, and differences in how the sides were measured."""
+"""Runs in time, runs left out, and differences in how the sides were measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from made_launches import given, in_turn, launches, measured, run
+from made_runs import given, in_turn, make_runs, measured, run
 
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare
@@ -16,11 +16,11 @@ from torchcoll.stats.sides import start_of
 
 NOISE = (0, 400, -300, 200, -400, 100)
 STEP = "measured one after the other: a step between the sides would look the same"
-UNKNOWN = "start times are not known of all launches: a drift would look like a difference"
+UNKNOWN = "start times are not known of all runs: a drift would look like a difference"
 
 
 def side(times=NOISE, scale=1.0, **changed):
-    return launches([round(scale * (100_000 + noise)) for noise in times], **changed)
+    return make_runs([round(scale * (100_000 + noise)) for noise in times], **changed)
 
 
 def minutes(runs, first):
@@ -44,19 +44,19 @@ def test_one_side_after_the_other_is_said_on_every_result(capsys):
 def test_a_fit_says_it_too():
     sizes = (1 << 10, 1 << 20, 1 << 22)
     both = [
-        launches([{n: 20_000 + n // 10 + noise for n in sizes} for noise in NOISE]) for _ in "ab"
+        make_runs([{n: 20_000 + n // 10 + noise for n in sizes} for noise in NOISE]) for _ in "ab"
     ]
     assert STEP in compare(minutes(both[0], 0), minutes(both[1], 10), fit=True).notes
     assert STEP not in compare(*in_turn(*both), fit=True).notes
 
 
 def test_a_drift_over_both_sides_is_no_difference():
-    """1 % a launch: the second side is 6.2 % slower, and Welch's t was sure of it."""
+    """1 % a run: the second side is 6.2 % slower, and Welch's t was sure of it."""
     base = side([NOISE[i] + 1000 * i for i in range(6)])
     new = side([NOISE[-i] + 1000 * (i + 6) for i in range(6)])
     (row,) = compare(minutes(base, 0), minutes(new, 6)).rows
     assert row.new / row.base == pytest.approx(1.059, abs=0.002)
-    assert row.result in ("same", "unclear")
+    assert row.result in ("same", "inconclusive")
     assert row.judged.ratio.low < 1 < row.judged.ratio.high
 
 
@@ -107,7 +107,7 @@ def test_an_outlying_launch_is_named_and_left_out_of_all_cases(in_tmp_path, caps
     assert main(["compare", "before", "after", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["left_out"] == ["after/3.jsonl"]
-    assert [(r["new_launches"], r["result"]) for r in found["rows"]] == [(5, "same")] * 2
+    assert [(r["new_runs"], r["result"]) for r in found["rows"]] == [(5, "same")] * 2
     # What is left out is not in the figures either: 100 us and not 112.
     assert found["rows"][0]["new"] == pytest.approx(100_000, rel=0.005)
     (note,) = [text for text in found["notes"] if text.startswith("left out")]
@@ -117,7 +117,7 @@ def test_an_outlying_launch_is_named_and_left_out_of_all_cases(in_tmp_path, caps
 
 
 def test_a_case_that_only_the_launch_left_out_has():
-    """64 B of the base is right in its slow launch alone: without that there is no ratio."""
+    """64 B of the base is right in its slow run alone: without that there is no ratio."""
     base = [
         run(*(measured(round((2 if n == 0 else 1) * (100_000 + noise)), size_bytes=b)
               for b in (8, 16, 32)),
@@ -131,7 +131,7 @@ def test_a_case_that_only_the_launch_left_out_has():
     found = compare(*in_turn(base, new))
     assert len(found.left_out) == 1
     last = found.rows[-1]
-    assert (last.result, last.reason) == ("incomparable", "base only in launches left out")
+    assert (last.result, last.reason) == ("not comparable", "base only in runs left out")
     assert (last.ratio, last.judged.p_value) == (None, None)
     assert [row.result for row in found.rows[:-1]] == ["same"] * 3
 
@@ -148,12 +148,12 @@ def test_differing_iterations_stop_reasons_and_lead_calls_are_named():
     ]
     assert compare(one(20, "count"), one(20, "count")).differences == []
     led = one(20, "count")
-    led.results[0].lead_ns = [[5, 5, 5, 5], [5, 5, 5, 5]]  # two before each of two batches
+    led.results[0].ramp_up_ns = [[5, 5, 5, 5], [5, 5, 5, 5]]  # two before each of two batches
     (lead,) = compare(one(20, "count"), led).differences
-    assert str(lead) == "lead calls: none -> some"
+    assert str(lead) == "ramp-up calls: none -> some"
     # Their number follows the duration of a call: it differs between two runs of one command.
     more = one(20, "count")
-    more.results[0].lead_ns = [[5, 5], [5, 5]]
+    more.results[0].ramp_up_ns = [[5, 5], [5, 5]]
     assert compare(more, led).differences == []
     # What another tool does not tell is no difference; what it tells is one.
     stated = given(100)
@@ -196,8 +196,8 @@ def test_a_difference_in_the_reuse_of_buffers_is_named():
 def test_absurd_figures_in_files_are_compared(in_tmp_path, capsys):
     """The interval of 1 ns and 10^18 ns in turn is wider than a float."""
     for name, times in (("a", (1, 10**18, 1)), ("b", (10**18, 1, 10**18))):
-        for number, one in enumerate(launches(times)):
+        for number, one in enumerate(make_runs(times)):
             save(one, in_tmp_path / name / f"{number}.jsonl")
     for chosen in ("json", "table", "csv"):
         assert main(["compare", "a", "b", "--format", chosen]) == 0
-        assert "unclear" in capsys.readouterr().out
+        assert "inconclusive" in capsys.readouterr().out

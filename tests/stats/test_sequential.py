@@ -20,12 +20,12 @@ from torchcoll.stats.sequential import (
 )
 
 
-def seen(differences, noise=0.01, launches=6):
-    """As ``launches`` a side leave it where the model has their number."""
+def seen(differences, noise=0.01, runs=6):
+    """As ``runs`` a side leave it where the model has their number."""
     difference = numpy.array(differences, dtype=float)
     spread = numpy.full(difference.shape, noise)
-    degrees = numpy.full(difference.shape, 2.0 * launches - 3)
-    return Seen(difference, spread * math.sqrt(2 / launches), degrees, spread)
+    degrees = numpy.full(difference.shape, 2.0 * runs - 3)
+    return Seen(difference, spread * math.sqrt(2 / runs), degrees, spread)
 
 
 @pytest.mark.parametrize(("t", "degrees", "information"), [(0.0, 3, 1.5), (4.0, 9, 3), (-7, 21, 6)])
@@ -44,12 +44,12 @@ def test_evidence_of_nothing_is_below_one_and_of_much_finite():
 
 
 def test_the_interval_holds_what_evidence_does_not_reject():
-    one = seen([0.03], launches=8)
+    one = seen([0.03], runs=8)
     width = half_width(one)
     edge = evidence(width / one.error, one.degrees, one.information)
     assert edge == pytest.approx(20)  # 1 / 0.05
-    assert half_width(seen([0.03], launches=3), level=1e-6) == math.inf
-    assert half_width(seen([0.03], noise=0.02, launches=8)) == pytest.approx(2 * width)
+    assert half_width(seen([0.03], runs=3), level=1e-6) == math.inf
+    assert half_width(seen([0.03], noise=0.02, runs=8)) == pytest.approx(2 * width)
 
 
 def test_the_bound_of_one_look_is_that_of_one_test():
@@ -58,7 +58,7 @@ def test_the_bound_of_one_look_is_that_of_one_test():
 
 
 def test_two_looks_spend_what_they_may():
-    """Against scipy's bivariate normal: sums after 3 and 4 launches correlate with root 3/4."""
+    """Against scipy's bivariate normal: sums after 3 and 4 runs correlate with root 3/4."""
     first, second = bounds(4)
     spent = 0.05 * math.log(1 + (math.e - 1) * 3 / 4)
     assert stats.norm.sf(first) == pytest.approx(spent, rel=1e-6)
@@ -89,13 +89,13 @@ CASES = numpy.arange(3)
 def test_a_look_settles_what_is_clear():
     found = Looks(0.02, 30).look(CASES, seen([0.1, 0.0, -0.05], noise=0.005), 6, 30)
     assert found.differs.tolist() == [1, 0, -1] and found.same.tolist() == [False, True, False]
-    assert found.settled.all() and not found.futile
+    assert found.decided.all() and not found.futile
     assert found.p[0] < 0.001 and found.p[1] > 0.5
 
 
 def test_a_difference_below_the_threshold_is_no_result():
     found = Looks(0.02, 30).look(numpy.array([0]), seen([0.0195], noise=0.001), 6, 30)
-    assert not found.settled.any() and found.p[0] < 0.001
+    assert not found.decided.any() and found.p[0] < 0.001
 
 
 def test_the_largest_evidence_stays_and_the_figures_decide():
@@ -103,12 +103,12 @@ def test_the_largest_evidence_stays_and_the_figures_decide():
     one = numpy.array([0])
     assert looks.look(one, seen([0.05]), 8, 30).differs.tolist() == [1]
     back = looks.look(one, seen([0.01]), 9, 30)
-    assert back.p[0] < 0.05 and not back.settled.any()
+    assert back.p[0] < 0.05 and not back.decided.any()
     assert looks.look(one, seen([0.03]), 10, 30).differs.tolist() == [1]
 
 
 def test_same_needs_its_rounds():
-    one, calm = numpy.array([0]), seen([0.001], noise=0.001, launches=31)
+    one, calm = numpy.array([0]), seen([0.001], noise=0.001, runs=31)
     late = Looks(0.02, 30)
     assert not late.look(one, calm, 31, 40).same.any()  # begun with 30: its error is spent
     early = Looks(0.02, 30)
@@ -127,7 +127,7 @@ def test_noise_without_end_is_futile_and_a_near_settling_is_not():
     near = Looks(0.02, 30).look(CASES, seen([0.0, 0.01, -0.01], noise=0.02), 6, 30)
     assert not near.futile and numpy.nanmax(near.chance) >= 0.2
     last = Looks(0.02, 30).look(CASES, seen([0.0, 0.01, -0.01], noise=0.02), 30, 30)
-    assert not last.settled.all() and last.futile
+    assert not last.decided.all() and last.futile
 
 
 def test_cases_that_come_later_have_no_past():

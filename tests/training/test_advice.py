@@ -8,7 +8,7 @@ import math
 import pytest
 from error_form import error_tail, error_text, got
 from made_curves import MIB, MS, SIZES, curve, line, spread_curve, traffic
-from made_launches import given, launches, measured, run
+from made_runs import given, make_runs, measured, run
 
 import torchcoll
 from torchcoll.core.errors import UsageError
@@ -120,11 +120,11 @@ def test_one_launch_has_the_spread_of_its_calls():
     assert (own.ratio, own.ratio_low, own.ratio_high) == pytest.approx((1, 24 / 26, 10.5 / 9.5))
     assert results(found)["1"] == "within noise"  # 9 for 9.5 in the fast calls
     assert found.low_cap_mb == 1
-    assert found.launches == 1 and any(note.startswith("one launch") for note in found.notes)
+    assert found.runs == 1 and any(note.startswith("one run") for note in found.notes)
 
 
 def test_launches_are_paired():
-    # No backward: the sums 8 + n latencies, of launches with 1 and 2 ms: 9 and 10 in one bucket, 10
+    # No backward: the sums 8 + n latencies, of runs with 1 and 2 ms: 9 and 10 in one bucket, 10
     # and 12 in two. Logarithms of the ratios: 0.1054 and 0.1823. Two settings are set against the
     # best: t of 1 degree of freedom at 1 - 0.025 / 2 is 1 / tan(pi / 80).
     two = [curve(), curve(line(2))]
@@ -135,7 +135,7 @@ def test_launches_are_paired():
     assert row.ratio_low == pytest.approx(row.ratio / math.exp(half), rel=1e-4)
     assert row.ratio_high == pytest.approx(row.ratio * math.exp(half), rel=1e-4)
     assert (row.exposed_low_ns, row.exposed_high_ns) == pytest.approx((10 * MS, 12 * MS))
-    assert (found.launches, row.result) == (2, "within noise")
+    assert (found.runs, row.result) == (2, "within noise")
 
 
 def test_many_launches_tell():
@@ -143,7 +143,7 @@ def test_many_launches_tell():
     found = torchcoll.advise(EIGHT, six, caps_mb=[4, 8], backward_ms=0)
     assert results(found) == {"default": "worse", "4": "worse", "8": "best"}
     assert by_name(found)["4"].ratio == pytest.approx(10 / 9, rel=1e-3)
-    assert not any(note.startswith("one launch") for note in found.notes)
+    assert not any(note.startswith("one run") for note in found.notes)
 
 
 def test_a_curve_without_a_spread():
@@ -185,19 +185,19 @@ def test_beyond_the_curve_there_is_no_spread():
     assert by_name(found)["2"].exposed_high_ns == pytest.approx(8 * MS)  # 4 buckets of 2 ms
     (note,) = [note for note in found.notes if note.startswith("beyond the curve")]
     assert "without low, high and range" in note
-    # Of several launches too.
+    # Of several runs too.
     two = [curve(sizes=SIZES[:2]), curve(line(2), sizes=SIZES[:2])]
     whole = by_name(torchcoll.advise(EIGHT, two, caps_mb=[1, 8], backward_ms=0))["8"]
     assert (whole.exposed_low_ns, whole.ratio_low, whole.ratio_high) == (None, None, None)
 
 
 def test_sizes_that_not_all_launches_have():
-    # 10 ms too much at 1M, in one launch alone: not in the curve.
+    # 10 ms too much at 1M, in one run alone: not in the curve.
     odd = curve(lambda n: line()(n) + 10 * (n == SIZES[1]))
     fewer = curve(sizes=(SIZES[0], *SIZES[2:]))
     found = torchcoll.advise(EIGHT, [odd, fewer], caps_mb=[1], backward_ms=0)
     assert by_name(found)["1"].communication_ns == pytest.approx(16 * MS)
-    assert "1 size that not all launches have is left out" in found.notes
+    assert "1 size that not all runs have is left out" in found.notes
 
 
 def test_without_a_backward_time_there_is_no_proposal():
@@ -360,7 +360,7 @@ def test_traffic_in_a_file(tmp_path):
     torchcoll.save(curve(), tmp_path / "runs" / "a.jsonl")
     torchcoll.save(curve(), tmp_path / "runs" / "b.jsonl")
     found = torchcoll.advise(tmp_path / "t.jsonl", tmp_path / "runs")
-    assert (found.size_bytes, found.launches) == (8 * MIB, 2)
+    assert (found.size_bytes, found.runs) == (8 * MIB, 2)
     for path in (tmp_path / "t.jsonl", tmp_path / "runs" / "a.jsonl"):
         lines = path.read_text().splitlines(keepends=True)
         path.write_text("".join(lines[:-1]))
@@ -400,11 +400,11 @@ def sharded():
         ([run(*(given(9, size_bytes=n) for n in SIZES), rehearse=True)], got("1 rehearsals")),
         (
             [curve(sizes=SIZES[:1])],
-            error_text("curve of all_reduce", "1 size that its launch has", "2 or more"),
+            error_text("curve of all_reduce", "1 size that its run has", "2 or more"),
         ),
         (
             [curve(sizes=SIZES[:2]), curve(sizes=SIZES[2:])],
-            error_text("curve of all_reduce", "0 sizes that all of its 2 launches have"),
+            error_text("curve of all_reduce", "0 sizes that all of its 2 runs have"),
         ),
         (
             [curve(), curve(backend="ccl")],
@@ -496,8 +496,8 @@ def test_a_curve_that_does_not_tell_its_ranks():
 
 
 def test_launches_of_one_size_are_no_curve():
-    with pytest.raises(UsageError, match=got("1 size that all of its 3 launches have")):
-        torchcoll.advise(EIGHT, launches([100, 101, 102]))
+    with pytest.raises(UsageError, match=got("1 size that all of its 3 runs have")):
+        torchcoll.advise(EIGHT, make_runs([100, 101, 102]))
 
 
 def test_groups_are_named_in_the_traffic():
@@ -565,7 +565,7 @@ def test_slower_by_an_unknown_amount_is_not_within_2_percent():
     found = [result(*one) for one in ((1.30, 1.04), (1.30, 1.01), (1.015, 1.01), (1.30, 0.99))]
     assert found == [
         "worse",
-        "unclear",
+        "inconclusive",
         "within 2 %",
         "within noise",
     ]

@@ -11,7 +11,7 @@ import re
 import pytest
 from error_form import error_line, error_text
 from made_curves import MIB, curve, line, spread_curve, traffic
-from made_launches import run
+from made_runs import run
 
 import torchcoll
 from torchcoll.cli import main
@@ -37,11 +37,11 @@ def folder(in_tmp_path):
 
 TABLE = """\
 gradients: 8 MiB of float32: 2,097,152 parameters of float32, without a model: even buckets
-curve: all_reduce float32, on gloo, 2 ranks, synchronized, host clock; 256K to 64M, 3 launches
+curve: all_reduce float32, on gloo, 2 ranks, synchronized, host clock; 256K to 64M, 3 runs
 backward pass: 80.00 ms (given)
 model: an all_reduce starts when its bucket is ready and the one before it has ended, and takes what the curve says
 exposed = end of the last all_reduce - end of the backward pass; not in it: communication that slows the computation down, and ranks that wait for each other
-low, high = the least and the most of the launches; 95 % over the launches, for all rows together
+low, high = the least and the most of the runs; 95 % over the runs, for all rows together
 ratio = (backward + exposed) / that of the best
 
 bucket_cap_mb  buckets  largest  all_reduce   exposed       low      high  ratio            95 %   exposed  result
@@ -88,12 +88,12 @@ def test_no_word_is_lost_on_a_narrow_terminal(folder, monkeypatch):
 
 
 def test_a_model_is_planned_for_each_cap(folder, capsys):
-    # 4 tensors of 2 MiB; 25 MiB hold them all. One launch, 8 ms of backward.
+    # 4 tensors of 2 MiB; 25 MiB hold them all. One run, 8 ms of backward.
     words = "gradients advised:make --backward-ms 8 --format json --bucket-cap-mb 3,25"
     assert main([*words.split(), "--curve", "one.jsonl"]) == 0
     thing = json.loads(capsys.readouterr().out)
     assert (thing["schema"], thing["size_bytes"]) == ("torchcoll-advice/1", 8 * MIB)
-    assert thing["curve"]["launches"] == 1 and thing["curve"]["sizes"] == [MIB // 4, 64 * MIB]
+    assert thing["curve"]["runs"] == 1 and thing["curve"]["sizes"] == [MIB // 4, 64 * MIB]
     # Default: 2 and 6 MiB, 8 - 8 + 7. 3: two of 4 MiB, 4 + 10 - 8. 25: 9.
     rows = {row["name"]: row["exposed_ns"] for row in thing["rows"]}
     assert rows == pytest.approx({"default": 7e6, "3": 6e6, "25": 9e6})
@@ -251,23 +251,23 @@ SHARD_TABLE = """\
 proposal: 2 units of 2, kept: 6.995 ms of 11.99 ms of communication exposed, at its peak 5 MiB more
 a proposal of a model: measure real steps before you trust it
 FSDP2 on 2 ranks
-curve: all_gather float32, on gloo, 2 ranks, synchronized, host clock; 256K to 64M, 3 launches
-curve: reduce_scatter float32, on gloo, 2 ranks, synchronized, host clock; 256K to 64M, 3 launches
+curve: all_gather float32, on gloo, 2 ranks, synchronized, host clock; 256K to 64M, 3 runs
+curve: reduce_scatter float32, on gloo, 2 ranks, synchronized, host clock; 256K to 64M, 3 runs
 passes without communication: forward 3.000 ms (taken for half), backward 6.000 ms
 model: an all_gather runs beside the computation of the unit before, a reduce_scatter beside that of the unit after; calls of one group run one after the other
 exposed = end of the step - both passes; not in it: copying in and out, communication that slows the computation down, ranks that wait for each other
 held = what one rank keeps of parameters and gradients; peak = whole parameters and gradients at the worst moment, besides
-low, high = the least and the most of the launches; 95 % over the launches, for all rows together
+low, high = the least and the most of the runs; 95 % over the runs, for all rows together
 ratio = (passes + exposed) / that of the best
 
 choice                   calls  largest  together   exposed    hidden       low      high  ratio            95 %   held   peak  result
-3 units, resharded           9    1 MiB  20.98 ms  11.98 ms  8.998 ms  10.90 ms  13.20 ms  1.311  1.134 to 1.516  3 MiB  4 MiB  unclear
-2 units of 2, resharded      6    2 MiB  16.99 ms  8.992 ms  7.994 ms  8.500 ms  9.600 ms  1.125  1.082 to 1.168  3 MiB  5 MiB  unclear
+3 units, resharded           9    1 MiB  20.98 ms  11.98 ms  8.998 ms  10.90 ms  13.20 ms  1.311  1.134 to 1.516  3 MiB  4 MiB  inconclusive
+2 units of 2, resharded      6    2 MiB  16.99 ms  8.992 ms  7.994 ms  8.500 ms  9.600 ms  1.125  1.082 to 1.168  3 MiB  5 MiB  inconclusive
 3 units, kept                6    1 MiB  14.98 ms  8.982 ms  6.000 ms  8.100 ms  9.900 ms  1.122  0.990 to 1.271  3 MiB  4 MiB  within noise
 2 units of 2, kept           4    2 MiB  11.99 ms  6.995 ms  4.994 ms  6.700 ms  7.400 ms  1.000               -  3 MiB  5 MiB  best
 
 assumed: each unit runs once a step, in the order of registration, and every trainable parameter gets a gradient
-unclear: slower on these curves, but perhaps by no more than 20 %, as far as real steps may be from the model
+inconclusive: slower on these curves, but perhaps by no more than 20 %, as far as real steps may be from the model
 """  # noqa: E501
 
 

@@ -11,7 +11,7 @@ from torchcoll.training.measured_curves import MeasuredCallTime, MeasuredCurve
 
 
 def test_launches_are_the_alternatives_of_the_value():
-    """4 MiB: 1 + 4 ms in one launch, 2 + 4 ms in the other; their geometric mean is the value."""
+    """4 MiB: 1 + 4 ms in one run, 2 + 4 ms in the other; their geometric mean is the value."""
     times = MeasuredCallTime(side("curve", [curve(line(1)), curve(line(2))]))
     time = times.of("all_reduce", 4 * MIB, 2)
     assert time.each_ns[1:] == pytest.approx((5 * MS, 6 * MS))

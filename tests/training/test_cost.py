@@ -351,7 +351,7 @@ def hsdp() -> Traffic:
 
 
 def on_groups(text: str, ns: int) -> Run:
-    """A launch of 4 ranks that measured ALONE on each sub-group."""
+    """A run of 4 ranks that measured ALONE on each sub-group."""
     results = []
     for place, part in enumerate(text.split(";")):
         (one,) = measured(changed(group=f"{text}/{place}"), ns=ns).results
@@ -375,7 +375,7 @@ def test_several_runs_are_matched_by_their_groups(tmp_path):
         "measured on ranks 0-1 and 2-3, not on 0,2",
     )
     assert shard.isolated_ns == 2 * MS
-    # A launch of 2 ranks may have run on any of them.
+    # A run of 2 ranks may have run on any of them.
     assert [row.isolated_ns for row in torchcoll.cost(hsdp(), measured(ALONE)).rows] == [2 * MS] * 2
 
 
@@ -384,7 +384,7 @@ def test_replicate_launches_count_all(order):
     row = only(late(5), [measured(ALONE, ns=ms * MS) for ms in order])
     assert row.isolated_ns == pytest.approx(2 * MS)
     assert row.contention_ns == pytest.approx(MS)
-    assert row.isolated_as == "synchronized, host clock, gloo, sum, geometric mean of 3 launches"
+    assert row.isolated_as == "synchronized, host clock, gloo, sum, geometric mean of 3 runs"
 
 
 def test_other_ways_to_measure_are_no_replicates():

@@ -11,8 +11,8 @@ from dataclasses import replace
 import made_models
 import pytest
 from error_form import error_text
-from made_launches import measured, run
 from made_models import ring_ns
+from made_runs import measured, run
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
@@ -152,7 +152,7 @@ def test_ranks_beyond_the_data_are_said_and_one_host_is_no_network(model):
     assert low < value < high
     assert all("4x the most ranks (8)" in row.beyond for row in found.step.rows)
     assert any("fitted on one host" in note for note in found.notes)
-    assert any("lie beyond what the model was fitted on" in note for note in found.notes)
+    assert any("times are extrapolated" in note for note in found.notes)
     assert found.step.exposed_ns is None
 
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from error_form import error_text
 from made_curves import MIB, MS, curve, line
-from made_launches import run
+from made_runs import run
 from torch import nn
 
 import torchcoll
@@ -54,7 +54,7 @@ def test_beside_the_computation():
     assert (resharded.calls, kept.calls) == (9, 6)
     assert resharded.ratio == pytest.approx(21 / 18)
     # 1.167: real steps of a setting that was said to take 1.161 took 1.010 of the best.
-    assert [row.result for row in found.rows] == ["unclear", "best"]
+    assert [row.result for row in found.rows] == ["inconclusive", "best"]
     assert any("by no more than 20 %" in note for note in found.notes)
     assert (resharded.choice, kept.choice) == ("3 units, resharded", "3 units, kept")
     assert found.best is kept and found.forward_ns == ms(3)
@@ -151,7 +151,7 @@ def test_launches_give_an_interval():
     found = torchcoll.advise([plan(True), plan(False)], three, backward_ms=0)
     row = found.rows[0]
     assert (row.ratio, row.ratio_low, row.ratio_high) == pytest.approx((1.4, 1.4, 1.4))
-    assert (found.launches, row.result) == (3, "worse")
+    assert (found.runs, row.result) == (3, "worse")
     assert (row.exposed_low_ns, row.exposed_high_ns) == (ms(21), ms(25.2))
 
 
@@ -228,7 +228,7 @@ def test_beyond_the_curve():
             {},
             error_text(
                 "curve of all_reduce",
-                "1 size that its launch has",
+                "1 size that its run has",
                 "2 or more sizes. Measure it: torchrun --nproc-per-node 2 -m "
                 "torchcoll.allreduce -b 64K -e 256M -J FILE.",
             ),

@@ -196,7 +196,7 @@ TABLE = """\
 training steps of DistributedDataParallel: gloo, cpu, 2 ranks
 2 rounds, the caps in shuffled order (seed 0); in each 3 steps left out, then 2
 clock: host, the device idle at both ends of a step; max over ranks
-ratio = step / step with 25, of the medians of each round; its 95 % interval is over the rounds of this launch
+ratio = step / step with 25, of the medians of each round; its 95 % interval is over the rounds of this run
 
 bucket_cap_mb  steps      step       low      high  ratio            95 %  result
                         median        p5       p95
@@ -205,7 +205,7 @@ bucket_cap_mb  steps      step       low      high  ratio            95 %  resul
             1      4  30.00 ms  19.65 ms  40.35 ms  2.000  2.000 to 2.000  slower
 
 least ratio: bucket_cap_mb default, faster than 25
-one launch is one replicate: several launches alone tell how they differ
+one run is one replicate: several runs alone tell how they differ
 """  # noqa: E501
 
 

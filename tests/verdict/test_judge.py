@@ -171,15 +171,15 @@ def test_what_could_not_be_read_is_no_pass():
 
 def test_nothing_that_meets_is_not_measured_by_a_run_either():
     alone = launch(case_of(1, "broadcast", ranks=1, op=None, root=0))
-    assert judge(alone, against=alone).line.startswith("NO REFERENCE one rank, no communication")
+    assert judge(alone, baseline=alone).line.startswith("NO REFERENCE one rank, no communication")
     fake = launch(case_of(1, backend="fake", device="cpu"))
-    assert judge(fake, against=fake).word == "NO REFERENCE"
+    assert judge(fake, baseline=fake).word == "NO REFERENCE"
     shared = launch(case_of(1, rehearsal=True))
-    assert judge(shared, against=shared).word == "NO REFERENCE"
+    assert judge(shared, baseline=shared).word == "NO REFERENCE"
     # A run in which all failed is a FAIL, and no wrong baseline.
     failed = launch(case_of(1, status="failed"))
     assert (
-        judge(failed, against=launch(case_of(1))).line == "FAIL 1 of 1 case failed: all_reduce 1G"
+        judge(failed, baseline=launch(case_of(1))).line == "FAIL 1 of 1 case failed: all_reduce 1G"
     )
 
 
@@ -264,18 +264,18 @@ def test_several_hosts():
 def test_without_a_fabric():
     none = {"nvlinks": None, "to_switch": None}
     assert line(case_of(300), **none) == (
-        "NO REFERENCE for nccl on cuda (torchcoll check --fabric NAME or --against RUN); "
+        "NO REFERENCE for nccl on cuda (torchcoll check --fabric NAME or --baseline RUN); "
         # 300 of 370.8; the card on PCIe would carry 41.
         "assumed, no verdict: 81 % of the ring limit of nvswitch-h200 (--fabric NAME judges by "
         "one); 1 case correct"
     )
     host = case_of(2, device="cpu", backend="gloo")
     assert line(host, device="AMD EPYC", **none) == (
-        "NO REFERENCE for gloo on cpu within one host (torchcoll check --against RUN); 1 case "
+        "NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN); 1 case "
         "correct"
     )
     assert line(host, device="AMD EPYC", hosts=2, **none).startswith(
-        "NO REFERENCE for gloo on cpu (torchcoll check --fabric NAME or --against RUN)"
+        "NO REFERENCE for gloo on cpu (torchcoll check --fabric NAME or --baseline RUN)"
     )
 
 
@@ -299,7 +299,7 @@ def test_what_an_import_lacks_to_be_judged():
         f"{UNKNOWN_RANKS}; {NOT_JUDGED} ranks unknown (torchcoll import FILE --ranks N -o RUN)"
     )
     assert imported() == (
-        "NO REFERENCE for nccl on cuda (torchcoll check --fabric NAME or --against RUN); "
+        "NO REFERENCE for nccl on cuda (torchcoll check --fabric NAME or --baseline RUN); "
         f"{NOT_JUDGED} GPU unknown (torchcoll import FILE --label gpu=NAME -o RUN); assumed, no "
         # 300 of 370.8, and of eight rails of 50.
         "verdict: 81 % of the ring limit of nvswitch-h100 or nvswitch-h20 or nvswitch-h200, 75 % "
@@ -546,10 +546,10 @@ def times(*milliseconds, **how):
 def test_against_another_run(tmp_path, new, word, middle, large, worst):
     base = times(1, 1, 1)
     base.path = tmp_path / "base.jsonl"
-    verdict = judge(times(*new), against=base)
+    verdict = judge(times(*new), baseline=base)
     assert verdict.line == (
         f"{word} {middle} % of the speed of base.jsonl, the median of 3 cases in common, one "
-        f"launch each; {large} % in all_reduce 4K; at worst {worst}; 3 cases correct"
+        f"run each; {large} % in all_reduce 4K; at worst {worst}; 3 cases correct"
     )
     assert verdict.word == word
 
@@ -569,8 +569,8 @@ def test_against_another_run(tmp_path, new, word, middle, large, worst):
 )
 def test_against_a_run_of_another_fabric(base, new, message):
     with pytest.raises(UsageError) as caught:
-        judge(times(1, **new), against=times(1, **base))
-    assert str(caught.value) == error_text("against", f"{message}, as this run has")
+        judge(times(1, **new), baseline=times(1, **base))
+    assert str(caught.value) == error_text("baseline", f"{message}, as this run has")
 
 
 def reusing(how, *milliseconds):
@@ -584,38 +584,38 @@ def reusing(how, *milliseconds):
 @pytest.mark.parametrize(("ours", "theirs"), [("unknown", "rotate"), ("same", "unknown")])
 def test_against_a_run_that_does_not_tell_how_buffers_are_reused(ours, theirs):
     """An import of before this was asked: it matches either way, and that is said."""
-    line = judge(reusing(ours, 1.25, 1), against=reusing(theirs, 1, 1)).line
+    line = judge(reusing(ours, 1.25, 1), baseline=reusing(theirs, 1, 1)).line
     assert line.startswith("PASS 90.0 % of the speed of the baseline, the median of 2 cases")
     assert "; 2 cases matched without buffer reuse: one side does not tell; " in line
     # One of the same kind is nearer, and needs no such word.
     both = reusing(theirs, 1, 1)
     both.results += reusing(ours, 2, 2).results
-    line = judge(reusing(ours, 2, 2), against=both).line
+    line = judge(reusing(ours, 2, 2), baseline=both).line
     assert line.startswith("PASS 100.0 %") and "matched without" not in line
 
 
 def test_against_buffers_that_are_reused_in_another_way():
     with pytest.raises(UsageError, match="a case in common"):
-        judge(reusing("same", 1), against=reusing("rotate", 1))
+        judge(reusing("same", 1), baseline=reusing("rotate", 1))
 
 
 def test_against_a_run_with_nothing_in_common():
     other = launch(case_of(1, "broadcast", op=None, root=0))
     with pytest.raises(UsageError) as caught:
-        judge(times(1), against=other)
+        judge(times(1), baseline=other)
     words = expecting("a run that has a case in common with this one")
-    assert str(caught.value) == error_text("against", f"the baseline, {words}")
+    assert str(caught.value) == error_text("baseline", f"the baseline, {words}")
     # A figure that is not possible is no baseline.
     fast = launch(case_of(480, "all_gather", op=None))
     with pytest.raises(UsageError, match="a case in common"):
-        judge(launch(case_of(300, "all_gather", op=None)), against=fast)
+        judge(launch(case_of(300, "all_gather", op=None)), baseline=fast)
 
 
 def test_one_reference_at_a_time(tmp_path):
     with pytest.raises(UsageError) as caught:
-        judge(times(1), "nvswitch-h200", against=times(1))
+        judge(times(1), "nvswitch-h200", baseline=times(1))
     assert str(caught.value) == (
-        error_text("against", "a run with a fabric or rules", "one of them")
+        error_text("baseline", "a run with a fabric or rules", "one of them")
     )
 
 

@@ -81,8 +81,8 @@ def test_rules_and_fabrics_that_are_not_there(path, rules, tmp_path, capsys):
             error_text("rules", "2 fabrics", "--fabric NAME"),
         ),
         (
-            ["--against", path, "--rules", rules],
-            error_text("against", "a run with a fabric or rules, "),
+            ["--baseline", path, "--rules", rules],
+            error_text("baseline", "a run with a fabric or rules, "),
         ),
     ):
         assert main(["check", path, *words]) == 2
@@ -93,16 +93,16 @@ def test_rules_and_fabrics_that_are_not_there(path, rules, tmp_path, capsys):
 
 def test_against(path, tmp_path, capsys):
     save(launch(case_of(375)), tmp_path / "base.jsonl")
-    assert main(["check", path, "--against", str(tmp_path / "base.jsonl")]) == 0
+    assert main(["check", path, "--baseline", str(tmp_path / "base.jsonl")]) == 0
     assert last(capsys).startswith(
         "WARN 80.0 % of the speed of base.jsonl, the median of 1 case in"
     )
     save(launch(case_of(375), device="NVIDIA H100"), tmp_path / "h100.jsonl")
-    assert main(["check", path, "--against", str(tmp_path / "h100.jsonl")]) == 2
+    assert main(["check", path, "--baseline", str(tmp_path / "h100.jsonl")]) == 2
     assert capsys.readouterr().err == (
-        error_line("against", "devices NVIDIA H100", "NVIDIA H200, as this run has\n")
+        error_line("baseline", "devices NVIDIA H100", "NVIDIA H200, as this run has\n")
     )
-    assert main(["check", path, "--against", str(tmp_path / "none.jsonl")]) == 3
+    assert main(["check", path, "--baseline", str(tmp_path / "none.jsonl")]) == 3
 
 
 def test_against_a_file_of_before(path, tmp_path, capsys):
@@ -114,16 +114,16 @@ def test_against_a_file_of_before(path, tmp_path, capsys):
             del line["case"]["buffer_reuse"]
     old = tmp_path / "old.jsonl"
     old.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert main(["check", path, "--against", str(old)]) == 0
+    assert main(["check", path, "--baseline", str(old)]) == 0
     assert last(capsys).startswith("PASS 100.0 % of the speed of old.jsonl")
 
 
 def test_against_a_file_of_several_runs(path, tmp_path, capsys):
     table = "Collective,Size,Time (us),Ranks\nall_reduce,1M,10,2\nall_reduce,1M,20,4\n"
     (tmp_path / "two.csv").write_text(table)
-    assert main(["check", path, "--against", str(tmp_path / "two.csv")]) == 2
+    assert main(["check", path, "--baseline", str(tmp_path / "two.csv")]) == 2
     assert capsys.readouterr().err == (
-        error_line("against", f"2 runs in {tmp_path / 'two.csv'}", "a file of one run\n")
+        error_line("baseline", f"2 runs in {tmp_path / 'two.csv'}", "a file of one run\n")
     )
 
 
@@ -255,7 +255,7 @@ def test_a_gate_that_judged_nothing_says_so(path, tmp_path, capsys):
             "gate",
             "1 of 1 run without a reference",
             "runs that can be judged. State what they are measured by: --fabric, --rules "
-            "FILE or --against RUN.\n",
+            "FILE or --baseline RUN.\n",
         )
     )
     assert "NO REFERENCE" in stated.out  # the table is shown all the same
@@ -354,5 +354,5 @@ def test_from_python(path, rules):
     assert verdict.word == "WARN"
     assert verdict.line.startswith("WARN 300 GB/s busbw at 1G, 83.3 % of the ring limit of lab")
     assert repr(verdict).startswith("<WARN 300 GB/s busbw at 1G")
-    same = torchcoll.check(launch(case_of(300)), against=path)
+    same = torchcoll.check(launch(case_of(300)), baseline=path)
     assert same.line.startswith("PASS 100.0 % of the speed of a.jsonl")

@@ -24,7 +24,7 @@ class Communicator:
     """What one case's calls go through on this rank.
 
     ``used``: torchcoll has made calls on it, so a barrier takes nothing from the next one.
-    ``group`` None is the default group. ``ranks``: ranks of the launch in it. ``calls``: calls that
+    ``group`` None is the default group. ``ranks``: ranks of the run in it. ``calls``: calls that
     torchcoll has made on it, barriers for alignment aside; None: others had made some before.
     ``how``: shared, or how a fresh one was made: by new_group, or split off its parent by torch.
     """
@@ -174,7 +174,7 @@ class Communicators:
         return own
 
     def over(self, entry: BackendEntry, ranks: tuple[int, ...]) -> Any:
-        """A group of these ranks of the launch; None for the default one. All ranks must call it;
+        """A group of these ranks of the run; None for the default one. All ranks must call it;
         what those that are not in it get is of no use.
         """
         if len(ranks) == self._local.ranks:

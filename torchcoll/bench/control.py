@@ -39,7 +39,7 @@ _stores: dict[Launch, Any] = {}
 
 
 def store_of(torch: Any, launch: Launch, timeout_s: float, found_group: bool, fake: bool) -> Any:
-    """The store of the default process group where there is one, else of the launch; of a fake
+    """The store of the default process group where there is one, else of the run; of a fake
     world, which has one participant, none that others see.
     """
     global _runs
@@ -71,7 +71,7 @@ def own_part(dist: Any, store: Any, several: bool) -> tuple[Any, Any]:
 
 
 def open_store(torch: Any, launch: Launch, timeout_s: float) -> Any:
-    """The store of this launch: torchrun's own, else one that rank 0 serves (bench/meeting.py).
+    """The store of this run: torchrun's own, else one that rank 0 serves (bench/meeting.py).
 
     Raises HangError when it cannot be reached within ``timeout_s``.
     """
@@ -356,7 +356,7 @@ class NoWordError(HangError):
 
 
 class DamagedError(HangError):
-    """A value in the store that no rank of this launch has written: neither who should have nor who
+    """A value in the store that no rank of this run has written: neither who should have nor who
     reads it is at fault.
     """
 
@@ -364,7 +364,7 @@ class DamagedError(HangError):
         super().__init__(
             f"key {key} of the store",
             text.decode(errors="replace"),
-            "what a rank of this launch writes there",
+            "what a rank of this run writes there",
             "Another program reaches the store's port: see docs/clusters.md.",
         )
 

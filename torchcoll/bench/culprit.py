@@ -75,7 +75,7 @@ class Witness:
 
 @dataclass(frozen=True)
 class Culprit:
-    """Why a launch ends. kind: of the event in the result file; code: an exit code other than that
+    """Why a run ends. kind: of the event in the result file; code: an exit code other than that
     of a hang; clause: who did what, where the reason has no other field; lost: ranks that did not
     answer; alone: the one that hears of nobody, which may be cut off itself.
     """

@@ -168,7 +168,7 @@ class LibraryLog:
             return None
 
     def keep_timings(self, session: Session) -> None:
-        """NCCL's 'Init timings' of the launch's first communicator as phases. Collective."""
+        """NCCL's 'Init timings' of the run's first communicator as phases. Collective."""
         if NCCL not in self._libraries.values():
             return
         local = session.local

@@ -47,7 +47,7 @@ def main(
 ) -> None:
     """Measure and exit with the designed code; ``collective`` None is the suite.
 
-    action: what is done with the launch and the words of the command line in place of the cases of
+    action: what is done with the run and the words of the command line in place of the cases of
     a collective.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -154,7 +154,7 @@ def _sweep_cases(session: Session, output: Output | None) -> str | None:
 
 
 def measure(options: Options, launch: Launch, arguments: list[str], work: Work) -> int:
-    """The exit code, equal on all ranks, of a launch in which ``work`` measures; raises what ends
+    """The exit code, equal on all ranks, of a run in which ``work`` measures; raises what ends
     it before that.
     """
     told = _terminal() if launch.rank == 0 and not options.quiet else nobody

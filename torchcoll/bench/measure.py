@@ -19,8 +19,8 @@ from torchcoll.core.errors import HangError, TorchcollError, UsageError, brief
 from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
-    from torchcoll.bench.beside import Work
     from torchcoll.bench.buffers import Rotation
+    from torchcoll.bench.concurrent import Work
     from torchcoll.bench.session import Rank
     from torchcoll.bench.sweep import Sweep
     from torchcoll.core.result import CaseResult
@@ -139,7 +139,7 @@ def _cannot_run(sweep: Sweep, case: Case) -> NotRun | None:
         reason = f"a {case.collective} waits on the host, which no graph can capture"
     elif case.buffers != "default" and not backend_of(case.backend).buffers:
         reason = f"{case.backend} has no {case.buffers} buffers"
-    elif sweep.spec.beside_collective and case.device in backend_of(case.backend).one_at_a_time:
+    elif sweep.spec.concurrent_collective and case.device in backend_of(case.backend).one_at_a_time:
         # Two threads with a call each wait for each other's ranks for ever.
         reason = f"{case.backend} on {case.device} runs one call at a time, so two cannot overlap"
     return NotRun("unsupported", reason) if reason else None
@@ -236,20 +236,20 @@ class _Measurement:
         self.warmup: list[int] = []
         self.lead: list[int] = []
         self.batch_starts: list[tuple[int, int]] = []  # monotonic in ns, wall in us
-        self.spent = dict.fromkeys(("lead", "barriers", "gathers"), 0)
+        self.spent = dict.fromkeys(("ramp_up", "barriers", "gathers"), 0)
         self.gathered: list[list[dict[str, list[int]]]] = []  # rank 0: [batch][rank][clock]
         self.batches: list[int] = []
-        self.settled: int | None = None
+        self.steady_after: int | None = None
         self.stops: list[str] = []  # rank 0: of each sub-group
         self.steady_ns: int | None = None
-        self.calls_beside = 0
+        self.concurrent_calls = 0
 
     def measure(self) -> list[CaseResult]:
         local, case = self.local, self.sizing.case
         name = case.describe()
         ordinal = self.communicator.calls if case.implementation == OWN else None
         samples: dict[str, Any] = {"cold": self.cold, "cold_start": self.cold_starts}
-        samples |= {"warmup": self.warmup, "lead": self.lead}
+        samples |= {"warmup": self.warmup, "ramp_up": self.lead}
         samples["connect"] = self.communicator.connect_ns
         local.progress.step(f"{name}: filling the buffers")
         # Poison touches the receive buffer: else call 0 would pay for its page faults.
@@ -270,7 +270,7 @@ class _Measurement:
             self._cold(name)
             local.progress.step(f"{name}: warm-up calls", self.warmup)
             self._timed_alone(self.warmup, self.spec.warmup)
-            refused = self._measure_steady(name) or self._beside(samples, name)
+            refused = self._measure_steady(name) or self._concurrent(samples, name)
         except RuntimeError as error:
             local.abort(brief(error))
         self.sweep.has_called = self.communicator.used = True
@@ -282,7 +282,7 @@ class _Measurement:
             local.progress.step(f"{name}: what the library expects")
             expected_ns = library_log.expected_ns(local, self.call, self.communicator)
         calls = len(self.cold) + len(self.warmup) + len(self.lead) + sum(self.batches)
-        calls += self.calls_beside
+        calls += self.concurrent_calls
         self._count(calls * case.coalesce)
         return _results(
             self.sweep,
@@ -296,7 +296,7 @@ class _Measurement:
             spent_ns=self.spent,
             ordinal=ordinal,
             communicator=self.communicator.how,
-            settled=self.settled,
+            steady_after=self.steady_after,
             stops=self.stops,
             steady_ns=self.steady_ns,
             calls_per_sample=self._calls_per_sample,
@@ -353,9 +353,9 @@ class _Measurement:
         """
         local, cold, rule = self.local, self.cold, None
         if local.rank == 0:
-            from torchcoll.bench.stopping import SettlingRule
+            from torchcoll.bench.stopping import SteadyStateRule
 
-            rule = SettlingRule(self.spec.cold)
+            rule = SteadyStateRule(self.spec.cold)
             rule.add(cold)
         while calls := local.control.decide(rule and rule.next_block()):
             local.progress.step(f"{name}: cold calls", cold)
@@ -364,7 +364,7 @@ class _Measurement:
             if rule:
                 rule.add(cold[-calls:])
         if rule:
-            self.settled = rule.settled
+            self.steady_after = rule.steady_after
 
     def _captured(self, name: str) -> tuple[Call, NotRun | None]:
         """The replay of the captured call, or why not where some rank has none."""
@@ -416,7 +416,7 @@ class _Measurement:
         return None
 
     def _batch(self, name: str, leads: int, size: int) -> dict[str, list[int]]:
-        """The samples of ``size`` steady calls, after the lead calls."""
+        """The samples of ``size`` steady calls, after the ramp-up calls."""
         case, device, progress = self.sizing.case, self.device, self.local.progress
         clocks, lead = device.clocks(case.mode), list[int]()
         live = clocks["issue"] if "issue" in clocks else clocks["host"]
@@ -425,7 +425,7 @@ class _Measurement:
             self.align()
             device.stream(self.timed, size, clocks, leads, lead)
         else:
-            progress.step(f"{name}: lead calls", lead)
+            progress.step(f"{name}: ramp-up calls", lead)
             device.synchronized(self.timed, self.align, leads, {"host": lead, "issue": []})
             progress.step(f"{name}: steady calls", live)
             device.synchronized(self.timed, self.align, size, clocks)
@@ -438,19 +438,19 @@ class _Measurement:
         steady = next(iter(clocks.values()))  # samples may be means of several calls
         counts = calls_of_batch(self.batches[-1], self._calls_per_sample)
         calls = sum(map(operator.mul, steady, counts))
-        self.spent["lead"] += lead
+        self.spent["ramp_up"] += lead
         self.spent["gathers"] += gathers
         waiting = ended - self.batch_starts[-1][0] - lead - calls
         self.spent["barriers"] += max(0, waiting)
 
-    def _beside(self, samples: dict[str, Any], name: str) -> NotRun | None:
-        """What --beside asks for; why not where some rank has no room for the work."""
-        if not self.spec.works_beside:
+    def _concurrent(self, samples: dict[str, Any], name: str) -> NotRun | None:
+        """What --concurrent asks for; why not where some rank has no room for the work."""
+        if not self.spec.works_concurrently:
             return None
-        from torchcoll.bench.beside import (
+        from torchcoll.bench.concurrent import (
             collective,
             computation,
-            measure_beside,
+            measure_concurrent,
             measure_offset,
         )
 
@@ -458,17 +458,17 @@ class _Measurement:
         with contextlib.ExitStack() as stack:
             work: Work | None = None
             try:
-                if self.spec.beside_collective:
+                if self.spec.concurrent_collective:
                     work = stack.enter_context(collective(self.sweep, self.sizing, prepared))
                 else:
-                    work = computation(local.torch, str(self.spec.beside), self.device)
+                    work = computation(local.torch, str(self.spec.concurrent), self.device)
             except (RuntimeError, MemoryError) as error:
                 failure = brief(error)
             failed = local.control.failed(failure)
             if failed or work is None:
                 names, text = failed or ("", "")
-                return NotRun("oom", f"no memory for {self.spec.beside} on {names}: {text}")
-            if self.spec.beside_collective:
+                return NotRun("oom", f"no memory for {self.spec.concurrent} on {names}: {text}")
+            if self.spec.concurrent_collective:
                 # Connecting two groups at the same time may never end, so this one connects alone.
                 local.progress.step(f"{name}: first call of {work.name}")
                 refusal = first_call(local, work.name, work)
@@ -477,11 +477,11 @@ class _Measurement:
                     return NotRun("unsupported", f"{work.name}: {refusal.text}")
             blocks = (local, self.timed, work, self.refill, self.align, name)
             if self.spec.offset is None:
-                found = measure_beside(*blocks)
+                found = measure_concurrent(*blocks)
             else:
                 found = measure_offset(*blocks, self.spec.offset)
-        self.calls_beside = found.pop("all_calls")
-        samples["beside"] = found
+        self.concurrent_calls = found.pop("all_calls")
+        samples["concurrent"] = found
         return None
 
     def _check(self, samples: dict[str, Any], name: str) -> NotRun | None:

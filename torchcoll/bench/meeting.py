@@ -1,4 +1,4 @@
-"""Where the ranks of a launch meet when the launcher does not say it (torchrun does).
+"""Where the ranks of a run meet when the launcher does not say it (torchrun does).
 
 All ranks must come to the same answer without a word between them, so it is made only of what the
 launcher gives to all of them alike. Loaded where it is needed, not by every rank.
@@ -38,7 +38,7 @@ class Master:
 
 
 def join(torch: Any, launch: Launch, timeout_s: float) -> Any:
-    """The store of a launch of several ranks, which rank 0 serves.
+    """The store of a run of several ranks, which rank 0 serves.
 
     Raises HangError naming host and port when it cannot be reached within ``timeout_s``,
     UnavailableError when the port is taken, UsageError when nothing says where to meet.
@@ -76,7 +76,7 @@ def _join_tcp(torch: Any, launch: Launch, master: Master, timeout_s: float) -> A
             ) from None
         reason = str(error).splitlines()[0][:160]
         raise _unreachable(launch, master, timeout_s, reason) from None
-    # Another launch that was given the same port must not hear our ranks.
+    # Another run that was given the same port must not hear our ranks.
     return dist.PrefixStore(f"torchcoll/{launch_key(launch) or ''}", store)
 
 
@@ -246,7 +246,7 @@ def _first_host(launch: Launch, env: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def launch_key(launch: Launch, environ: Mapping[str, str] | None = None) -> str | None:
-    """A text that is the same on all ranks of this launch and on no other, or None.
+    """A text that is the same on all ranks of this run and on no other, or None.
 
     Where a launcher has no such variable (MPICH), the scheduler's job; ranks of one host outside
     a job have their launcher's process above them.
@@ -313,9 +313,9 @@ _FILE_HEAD = b"\t\0\0\0refcount/"
 
 
 def _join_file(torch: Any, launch: Launch, path: str, timeout_s: float) -> Any:
-    """A FileStore. A file left over from an earlier launch would be read as this one's.
+    """A FileStore. A file left over from an earlier run would be read as this one's.
 
-    Hence each launch that has a key has a file of its own, and rank 0 refuses one that exists.
+    Hence each run that has a key has a file of its own, and rank 0 refuses one that exists.
     """
     key = launch_key(launch)
     if key:
@@ -326,7 +326,7 @@ def _join_file(torch: Any, launch: Launch, path: str, timeout_s: float) -> Any:
         except FileExistsError:
             raise UsageError(
                 "rendezvous-file",
-                f"{path}, left over from an earlier launch or used by another",
+                f"{path}, left over from an earlier run or used by another",
                 "a file that does not exist",
                 "Remove it, or name another.",
             ) from None

@@ -30,7 +30,7 @@ _PLAIN = (
     "implementation",
     "asynchronous",
     "rehearse",
-    "beside",
+    "concurrent",
     "mesh",
     "offset",
 )
@@ -128,7 +128,7 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     default = SimpleNamespace(**{f.name: _written(f.name, f.default) for f in fields(Spec)})
     p = Parser(
         prog=program,
-        description="Measure a collective of torch.distributed on all ranks of this launch.",
+        description="Measure a collective of torch.distributed on all ranks of this run.",
         epilog="Sizes: 8, 1K, 25M, 1.5G (K, M, G, T are powers of 1024). Start with torchrun, "
         "srun or mpiexec; without a launcher there is one rank.",
         allow_abbrev=False,
@@ -243,10 +243,10 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         **text,
     )
     how.add_argument(
-        "--beside",
+        "--concurrent",
         metavar="WORK",
         help="matmul, copy or both, with :SIZE, or COLLECTIVE:GROUPS: what it and each case do to "
-        "each other; external:LABEL is kept in the file",
+        "each other; background:LABEL is kept in the file",
         **text,
     )
     how.add_argument(

@@ -223,7 +223,7 @@ class Output:
         if not self.options.gate or self._verdict().judged:
             return None
         action = "State its fabric (--label fabric=NAME), or judge the file by another run: "
-        action += "torchcoll check FILE --gate --against RUN."
+        action += "torchcoll check FILE --gate --baseline RUN."
         expected = "one that can be judged"
         return str(UsageError("gate", "a run without a reference", expected, action))
 
@@ -264,7 +264,7 @@ def of_restart(options: Options) -> Options:
         start_utc = datetime.fromisoformat(load_own(path).header["start_utc"])
     except (KeyError, ValueError, UnreadableError):
         return options
-    if start_utc.timestamp() < int(began_s):  # a file that was there before this launch
+    if start_utc.timestamp() < int(began_s):  # a file that was there before this run
         return options
     if options.soak is None and options.other is None:
         return replace(options, resume=str(path), output=None)
@@ -281,7 +281,7 @@ def _first_attempt_s() -> float | None:
     """
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         return None
-    # torchrun makes FOLDER/attempt_N/LOCAL_RANK/error.json, in a new folder for each launch.
+    # torchrun makes FOLDER/attempt_N/LOCAL_RANK/error.json, in a new folder for each run.
     folders = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parents
     try:
         return (folders[2] / "attempt_0").stat().st_mtime

@@ -1,4 +1,4 @@
-"""Rank 0's account of a launch: header, members, states of the hosts, and of each case what every
+"""Rank 0's account of a run: header, members, states of the hosts, and of each case what every
 rank has sent, put together. Loaded on rank 0 alone.
 """
 
@@ -15,10 +15,10 @@ from torchcoll.core import shared_cores
 from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.file import SCHEMA
 from torchcoll.core.result import (
-    BLOCKS_OF_BESIDE,
+    CONCURRENT_BLOCKS,
     LATER_BLOCKS,
-    Beside,
     CaseResult,
+    ConcurrentBlocks,
     Run,
     SoakWindow,
     Verification,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Rank 0's account of a launch: builds the Run and passes each record on (to the file)."""
+    """Rank 0's account of a run: builds the Run and passes each record on (to the file)."""
 
     def __init__(
         self, emit: Callable[[str, dict[str, Any]], None] = lambda record, data: None
@@ -237,7 +237,7 @@ def _result(
         return result
     result.cold_ns = [s["cold"] for s in gathered]
     result.cold_start_ns = [s["cold_start"] for s in gathered]
-    result.lead_ns = [s["lead"] for s in gathered] if first["lead"] else []
+    result.ramp_up_ns = [s["ramp_up"] for s in gathered] if first["ramp_up"] else []
     result.warmup_ns = [s["warmup"] for s in gathered] if first["warmup"] else []
     result.time_ns = {
         clock: [s["time"][clock] for s in gathered]
@@ -246,10 +246,10 @@ def _result(
     }
     if first["connect"] is not None:
         result.connect_ns = [s["connect"] for s in gathered]
-    if "beside" in first:
-        names = [name for name in BLOCKS_OF_BESIDE + LATER_BLOCKS if name in first["beside"]]
-        blocks = {name: [s["beside"][name] for s in gathered] for name in names}
-        result.beside = Beside.from_json({**first["beside"], **blocks})
+    if "concurrent" in first:
+        names = [name for name in CONCURRENT_BLOCKS + LATER_BLOCKS if name in first["concurrent"]]
+        blocks = {name: [s["concurrent"][name] for s in gathered] for name in names}
+        result.concurrent = ConcurrentBlocks.from_json({**first["concurrent"], **blocks})
     if "checked" in first:
         counts = [(s["checked"], s["wrong"], s["changed"]) for s in gathered]
         _verify(result, ranks, counts, tolerance_ulp(sizing.case, sizing.ranks))
@@ -261,9 +261,9 @@ def _result(
             place, got, expected = wrong[1]["first_wrong"]
             result.reason += f"; first on rank {wrong[0]}, element {place}: {got} for {expected}"
     warnings = [_UNVERIFIED] if first.get("unverified") else []
-    if result.settled is None:
+    if result.steady_after is None:
         warnings.append(
-            f"cold calls did not settle within {len(result.cold_ns[0])}, as rank 0 saw them"
+            f"the calls were not steady within {len(result.cold_ns[0])}, as rank 0 saw them"
         )
     if result.calls_per_sample > 1:
         warnings.append(

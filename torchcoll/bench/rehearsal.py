@@ -26,12 +26,12 @@ MEANINGLESS = "several ranks share one GPU, so bandwidth and time mean nothing"
 def begin(
     in_group: bool, hosts: Sequence[str], backend: str, kind: str, rank: int
 ) -> Callable[[], None]:
-    """``rehearse`` for this rank, where the launch is one that can be. Raises UsageError.
+    """``rehearse`` for this rank, where the run is one that can be. Raises UsageError.
 
     in_group: the program has a process group of its own. hosts: that of each rank.
     """
     if in_group:
-        raise UsageError("rehearse", "inside a process group", "a launch of its own")
+        raise UsageError("rehearse", "inside a process group", "a run of its own")
     if len({*hosts}) > 1:
         raise UsageError("rehearse", f"ranks on {len({*hosts})} hosts", "one host, one GPU")
     return rehearse(backend, kind, rank)

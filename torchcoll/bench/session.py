@@ -1,4 +1,4 @@
-"""One launch from its start to its end: the ranks meet, agree, open devices and groups, and leave.
+"""One run from its start to its end: the ranks meet, agree, open devices and groups, and leave.
 
 ``run`` is the public function; the command (bench/main.py) runs the same Sweep on the same Session
 and adds a file and a table.
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _HOSTS_NAMED = 4  # of those that have come, on the terminal
 Places = list[tuple[str, str | None]]  # host and device of each rank
-Parts = tuple[tuple[int, ...], ...]  # ranks of the launch in each sub-group
+Parts = tuple[tuple[int, ...], ...]  # ranks of the run in each sub-group
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Rank:
 
     torch: the module. rank, ranks: this rank's number and how many there are. control: agreement
     with the other ranks through the store. progress: what the watchdog sees of this rank. device:
-    where its buffers are. watchdog: ends the launch.
+    where its buffers are. watchdog: ends the run.
     """
 
     torch: Any
@@ -78,7 +78,7 @@ class Rank:
         return self.torch.distributed
 
     def abort(self, text: str, code: ExitCode | None = None) -> NoReturn:
-        """End the launch for what this rank alone has met; the watchdogs say where each rank is.
+        """End the run for what this rank alone has met; the watchdogs say where each rank is.
 
         code: the exit code of a user's mistake, whose text is printed as it is.
         """
@@ -87,7 +87,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """What a program or a command asks of a launch.
+    """What a program or a command asks of a run.
 
     asked: a hash that must be equal on all ranks; '' is that of the spec. phases: durations that
     the caller has measured already. earlier: gives rank 0's Spec, where it comes from a file that
@@ -117,7 +117,7 @@ class SessionOptions:
 
 
 def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
-    """Measure ``spec`` on all ranks of this launch; the Run on rank 0, None elsewhere.
+    """Measure ``spec`` on all ranks of this run; the Run on rank 0, None elsewhere.
 
     Uses the default process group when there is one (its backend, or ``spec.backend`` in a new
     group), else the launcher's variables, else one rank; leaves things as it found them.
@@ -172,7 +172,7 @@ def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
 
 class Meeting:
     """This rank where it has met the others: it can agree with them, is watched, and keeps the
-    account of the launch, on rank 0 with a ``recorder``.
+    account of the run, on rank 0 with a ``recorder``.
 
     Raises what stands against it on this rank; nothing is open then. ``undo``: what is put back in
     the end. ``file``: where rank 0 writes, and the run's id, from the header on. ``code``: the
@@ -292,11 +292,11 @@ class Meeting:
 
 
 class Session:
-    """What is open on one rank: the launch, its device and its communicators.
+    """What is open on one rank: the run, its device and its communicators.
 
     Made by ``opened``, complete from then on. Making it is collective: hello, device, header,
     process groups, ranks and phases. ``local`` is this rank. ``recorder`` and ``run`` exist on rank
-    0 alone. spec, parts, sizings: what was asked, as it is on this launch, its sub-groups and its
+    0 alone. spec, parts, sizings: what was asked, as it is on this run, its sub-groups and its
     cases.
     """
 

@@ -205,11 +205,11 @@ class StoppingRules:
         return self._rules[0].elapsed_ns
 
 
-class SettlingRule:
+class SteadyStateRule:
     """Cold calls go on until two in a row are within 1.5 of the smallest so far.
 
-    At least ``least`` calls, at most 20 (or ``least``, if that is more) and 5 s. ``settled`` is the
-    number of calls after which the rule held, None if it never did.
+    At least ``least`` calls, at most 20 (or ``least``, if that is more) and 5 s.
+    ``steady_after`` is the number of calls after which the rule held, None if it never did.
     """
 
     WITHIN = 1.5
@@ -236,7 +236,7 @@ class SettlingRule:
         return max(1, min(most, self.BLOCK_NS // max(1, self._durations[-1])))
 
     @property
-    def settled(self) -> int | None:
+    def steady_after(self) -> int | None:
         # Looked for afresh: a faster call shows that two slow ones in a row had not settled.
         near = self.WITHIN * min(self._durations, default=0)
         pairs = zip(self._durations, self._durations[1:], strict=False)
@@ -248,4 +248,4 @@ class SettlingRule:
         if calls < self.least:
             return False
         limit = calls >= max(self.MOST, self.least) or sum(self._durations) >= self.MOST_NS
-        return limit or self.settled is not None
+        return limit or self.steady_after is not None

@@ -1,4 +1,4 @@
-"""The cases of a launch one after the other: agreed on, measured, and given to rank 0's account."""
+"""The cases of a run one after the other: agreed on, measured, and given to rank 0's account."""
 
 from __future__ import annotations
 

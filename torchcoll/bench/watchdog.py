@@ -172,7 +172,7 @@ class Watchdog:
     """Watches ``progress`` of this rank, from the thread that makes it; ``close`` ends it.
 
     ``last_words`` is called once, by whichever thread is first to leave. ``signals``: take the
-    signals that end a launch (the command does; inside somebody's training they are not ours), but
+    signals that end a run (the command does; inside somebody's training they are not ours), but
     for those that are ignored. ``stops``: take
     SIGUSR1 too, with which Slurm warns (--signal): ``asked_to_stop`` is then True, and where the
     run has not ended a while later it is left as at a SIGTERM. pause_s: how long nobody has looked
@@ -356,7 +356,7 @@ class Watchdog:
         self.leave(128 + number, "interrupted", "signal", text, speaks)
 
     def _not_come(self) -> str:
-        """Of a launch that ends before all have met, whom rank 0 still waits for."""
+        """Of a run that ends before all have met, whom rank 0 still waits for."""
         control = self.control
         if control.members or control.rank:
             return ""

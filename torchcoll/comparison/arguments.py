@@ -15,9 +15,9 @@ from torchcoll.inputs import named_path
 def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     """``BASE NEW...`` of the command line: names of sides, and their paths.
 
-    ``label=path`` names the side; those of one label are its launches, and of a label such as
+    ``label=path`` names the side; those of one label are its runs, and of a label such as
     ``backend:gloo`` only those cases. Without a label the first
-    is the base and all others are launches of the new side. Raises UsageError for fewer than two
+    is the base and all others are runs of the new side. Raises UsageError for fewer than two
     sides, and for a glob that the shell has torn apart.
     """
     named: dict[str, list[str]] = {}
@@ -27,7 +27,7 @@ def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     if len(named) < 2:
         name, paths = next(iter(named.items()), ("none", []))
         several = f", {len(paths)} times" if len(paths) > 1 else ""
-        action = "Files of one name are launches of one side: before='a/*.jsonl' after='b/*.jsonl'."
+        action = "Files of one name are runs of one side: before='a/*.jsonl' after='b/*.jsonl'."
         cells = _cells(Path(paths[0])) if paths else []
         if len(cells) > 1:
             own = as_sides(paths[0], cells[:2])
@@ -40,7 +40,7 @@ def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def as_sides(folder: str, cells: Iterable[str]) -> str:
-    """Cells of a folder of matrix or versus, as words of a command: no other cell's launches."""
+    """Cells of a folder of matrix or versus, as words of a command: no other cell's runs."""
     return " ".join(shlex.quote(f"{cell}={folder}/{cell}-[0-9]*.jsonl") for cell in cells)
 
 

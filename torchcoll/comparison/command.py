@@ -1,4 +1,4 @@
-"""``torchcoll compare``: what differs between launches, and whether it is evidence."""
+"""``torchcoll compare``: what differs between runs, and whether it is evidence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="BASE and NEW, or the folder of a versus: a file, a folder, a quoted glob, or "
         "label=PATH; several files of a "
         "side (one label; without labels all behind the first, refused where only some of them "
-        "are like it) are its launches; "
+        "are like it) are its runs; "
         "backend:gloo=PATH takes those cases alone; model=PATH is a prediction, and its errors "
         "against the other side are told",
     )
@@ -50,7 +50,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         default="",
         metavar="NAMES",
-        help="keep apart launches that differ in these, in place of pooling: kernel, NCCL_ALGO, "
+        help="keep apart runs that differ in these, in place of pooling: kernel, NCCL_ALGO, "
         "label=KEY, ...",
     )
     add("--fit", action="store_true", help="latency and bandwidth in place of every size")
@@ -58,16 +58,18 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         "--all",
         dest="every",
         action="store_true",
-        help="every case; else what is the same or unclear is folded",
+        help="every case; else what is the same or inconclusive is folded",
     )
     add(
         "--only",
         default="",
         metavar="WHICH",
         help="slower, changed (slower or faster; where no test could judge, what differs by more "
-        "than --threshold) or unclear",
+        "than --threshold) or inconclusive",
     )
-    add("--fail-on", metavar="GATE", help="slower, slower:5%%, unclear, incomparable: exit 1")
+    add(
+        "--fail-on", metavar="GATE", help="slower, slower:5%%, inconclusive, not-comparable: exit 1"
+    )
     add("--format", default="table", help="table, markdown, csv or json")
     add_told(parser)
 
@@ -88,8 +90,8 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     if options.only:
         choice(options.only, "only", ONLY)
         if options.every or options.fit or options.format in ("csv", "json"):
-            beside = "--all" if options.every else "--fit" if options.fit else ""
-            got = f"{options.only} with {beside or f'--format {options.format}'}"
+            chosen = "--all" if options.every else "--fit" if options.fit else ""
+            got = f"{options.only} with {chosen or f'--format {options.format}'}"
             raise UsageError("only", got, "a table of cases", "csv and json have every case.")
     one = Path(options.sides[0]) if len(options.sides) == 1 else None
     if one and one.is_dir() and (state := read(one)):
@@ -158,7 +160,7 @@ def _compare_versus(state: Versus, options: argparse.Namespace, gate: dict[str, 
     if not found:
         raise UsageError(
             "compare",
-            f"{folder}, without {FIRST_LOOK} launches of each side",
+            f"{folder}, without {FIRST_LOOK} runs of each side",
             "the folder of a versus that has judged",
             f"torchcoll versus --resume {shlex.quote(folder)} goes on.",
         )
@@ -167,7 +169,7 @@ def _compare_versus(state: Versus, options: argparse.Namespace, gate: dict[str, 
 
 
 def versus_arguments(parser: argparse.ArgumentParser) -> None:
-    from torchcoll.matrix.command import add_around
+    from torchcoll.matrix.command import add_load
 
     add = parser.add_argument
     parser.usage = (
@@ -190,30 +192,30 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
         help="values of {name} in the command; library=PATH,... by LD_PRELOAD, venv=DIR,... first "
         "in PATH",
     )
-    add("--backend", metavar="A,B", help="each in launches of its own")
+    add("--backend", metavar="A,B", help="each in runs of its own")
     add(
         "--implementation",
         metavar="A,B",
         help="such as nccl,one_shot,two_shot (kernels of torch's symmetric memory), each in "
-        "launches of its own",
+        "runs of its own",
     )
-    add_around(parser)
+    add_load(parser)
     add("--threshold", metavar="SHARE", help="less is the same (2%%)")
     add(
-        "--launches",
+        "--runs",
         metavar="N",
         help="end with so many of each (30; 3 at least, before which nothing is judged); it ends "
-        "before that where every case is settled, or where no more would be",
+        "before that where every case is decided, or where no more would be",
     )
     add("--budget", metavar="TIME", help="begin no round that would end after 90s, 10m, 2h")
     add("-o", "--output", metavar="DIR", help="where everything goes; again: it goes on")
     add("--resume", metavar="DIR", help="go on in that folder, with the command that it has")
-    add("--cell-timeout", metavar="S", help="end a launch after so many seconds")
+    add("--cell-timeout", metavar="S", help="end a run after so many seconds")
     add("--format", default="table", help="table, markdown, csv or json")
-    add("--dry-run", action="store_true", help="the launches of a round, start nothing")
+    add("--dry-run", action="store_true", help="the runs of a round, start nothing")
     add("--quiet", action="store_true", help="no progress, only what was found")
     add("--a", nargs=argparse.REMAINDER, help="two whole commands: --a COMMAND --b COMMAND")
-    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="one launch, of both")
+    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="one run, of both")
 
 
 def run_versus(options: argparse.Namespace) -> ExitCode | int:
@@ -235,25 +237,25 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
             options.axis,
             options.backend,
             options.implementation,
-            options.around,
+            options.load,
             options.a,
         ),
         options.output,
         options.resume,
         None if options.threshold is None else parse_share(options.threshold, "threshold"),
-        number_of("launches", options.launches, int, FIRST_LOOK),
+        number_of("runs", options.runs, int, FIRST_LOOK),
     )
     state = Versus(asked.plan, asked.folder, asked.threshold, asked.most, asked.same_most)
     missing = state.next(lambda job: job.key in asked.there)
     if options.dry_run:
-        a_round = dataclasses.replace(asked.plan, launches=1)
+        a_round = dataclasses.replace(asked.plan, runs=1)
         notes = [*asked.notes]
-        launch_s = asked.launch_s or (estimated_s(a_round)[0] or 0.0) / len(a_round.cells)
-        if budget_s is not None and (text := state.short_of(budget_s, launch_s)):
+        run_s = asked.run_s or (estimated_s(a_round)[0] or 0.0) / len(a_round.cells)
+        if budget_s is not None and (text := state.short_of(budget_s, run_s)):
             notes.append(text)
         tell_notes(asked.plan, notes)
         code = dry_run(a_round, asked.folder)
-        tell(f"this is one round of {asked.most} at most; it ends once every case is settled")
+        tell(f"this is one round of {asked.most} at most; it ends once every case is decided")
         return code
     number = None
     if missing is not None:
@@ -269,7 +271,7 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
         go_on = (
             "" if number or state.failed else f". torchcoll versus --resume {asked.folder} goes on"
         )
-        tell(f"torchcoll: nothing is judged before {FIRST_LOOK} launches a side: {ended}{go_on}")
+        tell(f"torchcoll: nothing is judged before {FIRST_LOOK} runs a side: {ended}{go_on}")
     if number:
         return 128 + number
     return ExitCode.FAILED if state.failed or not state.standing else ExitCode.OK
@@ -287,7 +289,7 @@ def _launched(
     with Folder(asked.folder, asked.spec) as folder:
         live = Live(state, str(asked.folder), quiet)
         try:
-            jobs = state.jobs(folder, budget_s, launch_s=asked.launch_s)
+            jobs = state.jobs(folder, budget_s, run_s=asked.run_s)
             return run(asked.plan, folder, variables, live, timeout_s, jobs)
         finally:
             live.close()
@@ -295,12 +297,12 @@ def _launched(
 
 COMMANDS = {
     "versus": (
-        "A against B: launches in turn, until every case is settled",
+        "A against B: runs in turn, until every case is decided",
         versus_arguments,
         run_versus,
     ),
     "compare": (
-        "what differs between launches, case by case, and whether it is evidence",
+        "what differs between runs, case by case, and whether it is evidence",
         compare_arguments,
         run_compare,
     ),

@@ -59,7 +59,7 @@ class Comparison(Displayed):
     """What ``compare`` found. ``fitted`` is filled with fit=True, ``profiles`` on different
     hardware: (the first pair of the table, base, new) for each table, and ``settings``: what is not
     the same on both sides, or known of one alone, where no case has a ratio. ``left_out``: the
-    launches that were outliers, by their files. ``starts``: base and new, where they are two
+    runs that were outliers, by their files. ``starts``: base and new, where they are two
     backends. ``errors``: of a model, over all cases and over each scenario.
     """
 
@@ -112,7 +112,7 @@ def compare(
     by: str | Sequence[str] = (),
     fit: bool = False,
 ) -> Comparison:
-    """``new`` against ``base``: Runs, files, folders or globs; several are the launches of a side.
+    """``new`` against ``base``: Runs, files, folders or globs; several are the runs of a side.
     As on the command line ``label=PATH`` names a side, and of ``backend:gloo=PATH`` only those
     cases count.
 
@@ -121,7 +121,7 @@ def compare(
     ``size>=1M``. by: names that cases must agree in to be compared. fit: latency and bandwidth of
     each collective in place of the cases.
     Raises UsageError for choices that do not exist, for sides without a common case, and for
-    rehearsals among real launches; UnreadableError for a file.
+    rehearsals among real runs; UnreadableError for a file.
     """
     if not (isinstance(threshold, (int, float)) and 0 < threshold < 1):
         raise UsageError("threshold", threshold, "above 0 % and below 100 %")
@@ -192,11 +192,11 @@ def comparison_of(
     found = Comparison(
         ours, theirs, both.metric, threshold, both.reading, rows, differences, by=both.by
     )
-    found.left_out = [_launch_name(found, one) for one in separate]
+    found.left_out = [_run_name(found, one) for one in separate]
     if fit:
-        settled = [row.pair for row in rows if row.reason != FIRST_CALLS]
-        out = [one.launch for one in separate]
-        found.fitted = fit_pairs(settled, ours, theirs, threshold, both.metric, out)
+        decided = [row.pair for row in rows if row.reason != FIRST_CALLS]
+        out = [one.run for one in separate]
+        found.fitted = fit_pairs(decided, ours, theirs, threshold, both.metric, out)
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
         if not found.ranked:
@@ -268,20 +268,20 @@ def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
         notes.append(f"some figures are means, and no single calls are known{like}")
     notes += hidden_of(found.base, found.new, found.by)
     if found.base.rehearsals:
-        notes.append("all launches are rehearsals: ranks shared a GPU, and no time means anything")
+        notes.append("all runs are rehearsals: ranks shared a GPU, and no time means anything")
     notes += _nothing_sent(found)
     notes += _order_notes(found)
     return notes + mann_whitney_notes([one.judged for one in found.fitted or found.rows])
 
 
-def _launch_name(found: Comparison, one: Outlier) -> str:
-    side, number = one.launch
+def _run_name(found: Comparison, one: Outlier) -> str:
+    side, number = one.run
     run = (found.base, found.new)[side].runs[number]
-    return str(run.path or f"launch {number + 1} of {(found.base, found.new)[side].name}")
+    return str(run.path or f"run {number + 1} of {(found.base, found.new)[side].name}")
 
 
 def _order_notes(found: Comparison) -> list[str]:
-    """What the order of the launches in time leaves open."""
+    """What the order of the runs in time leaves open."""
     tested = [one.judged for one in found.fitted or found.rows if one.judged.p_value is not None]
     if not tested:
         return []

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from torchcoll.comparison.results import Judged
 
 
-_GATES = ("slower", "unclear", "incomparable")
+_GATES = {"slower": "slower", "inconclusive": "inconclusive", "not-comparable": "not comparable"}
 
 
 def parse_gate(text: str) -> dict[str, float]:
-    """Verdict -> the least change that counts, of ``slower:5%,incomparable``."""
+    """Map each result of a gate, such as ``slower:5%,not-comparable``, to its least change."""
     gate = {}
     for part in text.split(","):
         name, colon, share = (word.strip() for word in part.partition(":"))
         if name not in _GATES or (colon and name != "slower"):
-            raise UsageError("fail-on", part, "slower, slower:5%, unclear or incomparable")
-        gate[name] = parse_share(share, "fail-on slower") if colon else 0.0
+            raise UsageError("fail-on", part, "slower, slower:5%, inconclusive or not-comparable")
+        gate[_GATES[name]] = parse_share(share, "fail-on slower") if colon else 0.0
     return gate
 
 
@@ -41,7 +41,7 @@ def tripped(gate: dict[str, float], cases: Iterable[Judged]) -> dict[str, int]:
 def untested(gate: dict[str, float], found: Iterable[Comparison]) -> str:
     """What a gate on ``slower`` could not see, of the cases that both sides have; '' if nothing.
 
-    With one launch on a side it never trips, and wrong results are slower than nothing.
+    With one run on a side it never trips, and wrong results are slower than nothing.
     """
     cases: list[Judged] = []
     for each in found:

@@ -1,7 +1,7 @@
 """Latency and bandwidth of each collective, in place of a result on every size.
 
 The model is the oldest one: time = latency + size / bandwidth (R. W. Hockney, Parallel Computing 20
-(1994) 389). It is fitted to each launch on its own, so that launches stay the replicates, and it
+(1994) 389). It is fitted to each run on its own, so that runs stay the replicates, and it
 is told how badly it fits: a library that changes its algorithm at some size follows no line.
 """
 
@@ -19,9 +19,9 @@ from torchcoll.comparison.results import (
     Orders,
     beyond,
     case_of,
-    incomparable,
     is_right,
     judge,
+    not_comparable,
     other_clock,
     ratio_alone,
     record_of,
@@ -42,7 +42,7 @@ POOR = 0.25  # beyond, the sizes follow no line, and its figures are none of the
 
 @dataclass(frozen=True)
 class LatencyBandwidth:
-    """latency (ns) and bandwidth (GB/s) of one launch, None where the fit has it at 0."""
+    """latency (ns) and bandwidth (GB/s) of one run, None where the fit has it at 0."""
 
     latency: float | None
     bandwidth: float | None
@@ -98,7 +98,7 @@ def fit_pairs(
     left_out: Sequence[tuple[int, int]] = (),
 ) -> list[Fitted]:
     """Latency and bandwidth of every table; Holm is over all of them. metric: ``busbw`` makes the
-    bandwidth that, anything else algbw. left_out: launches, as (side, number).
+    bandwidth that, anything else algbw. left_out: runs, as (side, number).
     """
     metric = "busbw" if metric == "busbw" else "algbw"
     different = unlike(base_side, new_side)
@@ -119,14 +119,14 @@ def fit_pairs(
         worst = max(filter(None, both), key=lambda one: one.share, default=None)
         for figure in ("latency", "bandwidth"):
             own = [
-                (value, (side, launch), start)
+                (value, (side, run), start)
                 for side, lines in enumerate((ours, theirs))
-                for (launch, start), line in lines.items()
-                if (value := getattr(line, figure)) and (side, launch) not in left_out
+                for (run, start), line in lines.items()
+                if (value := getattr(line, figure)) and (side, run) not in left_out
             ]
             figures = Figures(
                 tuple(value for value, *_ in own),
-                tuple(launch for _, launch, _ in own),
+                tuple(run for _, run, _ in own),
                 orders.of(start for *_, start in own),
             )
             base, new = figures.of(0), figures.of(1)
@@ -137,10 +137,10 @@ def fit_pairs(
                 figure, *(_resolved(figure, lines) for lines in (ours, theirs))
             )
             if reason:
-                case = incomparable(base, new, reason)
+                case = not_comparable(base, new, reason)
             elif worst and worst.share > POOR:
                 off = f"off by {_off(worst.share)} at {format_size(worst.size_bytes)}"
-                case = Judged(base, new, "unclear", f"no line: {off}")
+                case = Judged(base, new, "inconclusive", f"no line: {off}")
             else:
                 case = case_of(table[0], figures, base_side, new_side)
                 if worst and _within_misfit(case, worst.share, threshold):
@@ -200,12 +200,12 @@ def _uncounted(figure: str, pair: Pair, metric: str) -> str:
 
 
 def _unresolved(figure: str, base: tuple[int, int], new: tuple[int, int]) -> str:
-    """Where the fit has a figure at 0 in some launches: the others alone would be a selection, and
-    the figure too high. (launches with the figure, launches with a line) of each side.
+    """Where the fit has a figure at 0 in some runs: the others alone would be a selection, and
+    the figure too high. (runs with the figure, runs with a line) of each side.
     """
     for name, (known, lines) in (("base", base), ("new", new)):
         if known < lines:
-            return f"{figure} not resolved in {lines - known} of {lines} launches of {name}"
+            return f"{figure} not resolved in {lines - known} of {lines} runs of {name}"
     return ""
 
 
@@ -223,7 +223,7 @@ def _why_not(figure: str, base: Sequence[float], new: Sequence[float]) -> str:
 def _lines(
     sizes: Sequence[Sequence[Measured]], metric: str
 ) -> dict[tuple[int, float | None], LatencyBandwidth]:
-    """The line of each launch (its number, its start) that has enough sizes, its bandwidth as
+    """The line of each run (its number, its start) that has enough sizes, its bandwidth as
     ``metric`` counts it.
     """
     points: dict[int, list[tuple[int, float]]] = {}
@@ -231,15 +231,15 @@ def _lines(
     for items in sizes:
         for m in items:
             if is_right(m) and m.row.median_ns and m.row.size_bytes:
-                points.setdefault(m.launch, []).append((m.row.size_bytes, m.row.median_ns))
-                starts.setdefault(m.launch, m.start)
+                points.setdefault(m.run, []).append((m.row.size_bytes, m.row.median_ns))
+                starts.setdefault(m.run, m.start)
     row = sizes[0][0].row
     share = _share(row, metric)
     return {
-        (launch, starts[launch]): replace(
+        (run, starts[run]): replace(
             line, bandwidth=line.bandwidth * share if line.bandwidth and share else None
         )
-        for launch, own in points.items()
+        for run, own in points.items()
         if (line := line_of(own)) is not None
     }
 
@@ -255,10 +255,10 @@ def line_of(points: Sequence[tuple[int, float]]) -> LatencyBandwidth | None:
 
 
 def misfit_of(sizes: Sequence[Sequence[Measured]]) -> Misfit | None:
-    """How far the medians over the launches are from a line, beyond twice their standard error (of
+    """How far the medians over the runs are from a line, beyond twice their standard error (of
     a median: 1.25 times that of a mean); None for too few sizes.
 
-    The furthest single time would be the furthest noise: the more launches, the further.
+    The furthest single time would be the furthest noise: the more runs, the further.
     """
     times: dict[int, list[float]] = {}
     for items in sizes:

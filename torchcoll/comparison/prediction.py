@@ -81,8 +81,8 @@ def scenario_errors(base: Side, new: Side, rows: Sequence[Compared]) -> list[Sce
     ]
 
 
-# Labels that number launches and cells: no scenario is told by them.
-_OF_MATRIX = ("label=launch", "label=cell")
+# Labels that number runs and cells: no scenario is told by them.
+_OF_MATRIX = ("label=run", "label=cell")
 
 
 def scenarios(base: Side, new: Side) -> tuple[str, ...]:

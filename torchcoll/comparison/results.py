@@ -1,4 +1,4 @@
-"""The cases of a comparison: the launches of each, their figures, and the result."""
+"""The cases of a comparison: the runs of each, their figures, and the result."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torchcoll.core.units import counted, format_percent, format_ratio
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
 from torchcoll.stats.matching import Pair
 from torchcoll.stats.needed import (
-    SEARCH_LAUNCHES,
+    SEARCH_RUNS,
     Target,
     asked,
-    launches_range,
     least_difference,
+    runs_range,
     smallest_difference,
 )
 from torchcoll.stats.ratios import (
@@ -41,20 +41,20 @@ from torchcoll.stats.statistics import (
     side_ratio,
 )
 
-RESULTS = ("faster", "slower", "same", "unclear", "incomparable")
+RESULTS = ("faster", "slower", "same", "inconclusive", "not comparable")
 NEEDS = (
-    "needs: launches a side, alternating, that settle it 9 times in 10; so many with 80 %, as far "
-    "as the launches tell"
+    "needs: runs a side, alternating, that decide it 9 times in 10; so many with 80 %, as far "
+    "as the runs tell"
 )
 NO_BOUND = "too noisy for a lower bound"  # of a difference that is shown
 LEAST_STATED = 0.001  # a smaller bound says nothing
-NO_STARTS = "start times are not known of all launches: a drift would look like a difference"
+NO_STARTS = "start times are not known of all runs: a drift would look like a difference"
 ONE_AFTER_THE_OTHER = "measured one after the other: a step between the sides would look the same"
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What is known of one pair of sets of launches. ``p_value`` is Holm's, over the comparison."""
+    """What is known of one pair of sets of runs. ``p_value`` is Holm's, over the comparison."""
 
     base: tuple[float, ...]
     new: tuple[float, ...]
@@ -64,44 +64,44 @@ class Judged:
     p_value: float | None = None
     mann_whitney: float | None = None  # adjusted alike; None where the order is in the way
     interleaved: bool = True  # False: one side was measured before the other
-    needed: tuple[int | None, int | None] | None = None  # launches a side; None: over MOST_LAUNCHES
-    resolution: float | None = None  # of an unclear case: see ``smallest_difference``
+    needed: tuple[int | None, int | None] | None = None  # runs a side; None: over MOST_RUNS
+    resolution: float | None = None  # of an inconclusive case: see ``smallest_difference``
     least: float | None = None  # of a difference: the ratio is at least so far from 1, if known
 
     @property
-    def settled(self) -> bool:
+    def decided(self) -> bool:
         """True where the reason is already known, before the test."""
         return self.ratio is None or self.ratio.p_value is None
 
 
 def measure(figures: Figures, single: str = "", share: float | None = None) -> Judged:
-    """The ratio of one case, one figure a launch; ``single``: what one launch is, if not that.
+    """The ratio of one case, one figure a run; ``single``: what one run is, if not that.
     share: of the noise, as ``side_ratio`` has it.
     """
     base, new = figures.of(0), figures.of(1)
     ratio = side_ratio(figures, share)
-    found = Judged(base, new, "unclear", "", ratio, interleaved=figures.interleaved)
+    found = Judged(base, new, "inconclusive", "", ratio, interleaved=figures.interleaved)
     if min(len(base), len(new)) == 1:
         where = "a side" if len(base) == len(new) else "in base" if len(base) == 1 else "in new"
-        return replace(found, reason=f"{single}1 launch {where}")
+        return replace(found, reason=f"{single}1 run {where}")
     if ratio.p_value is None:
-        return replace(found, reason="the launches of each side are equal: no spread to judge by")
+        return replace(found, reason="the runs of each side are equal: no spread to judge by")
     return found
 
 
 def ratio_alone(figures: Figures, reason: str) -> Judged:
-    """A ratio that is never evidence, however many launches there are."""
-    return Judged(figures.of(0), figures.of(1), "unclear", reason, plain_ratio(figures))
+    """A ratio that is never evidence, however many runs there are."""
+    return Judged(figures.of(0), figures.of(1), "inconclusive", reason, plain_ratio(figures))
 
 
-def incomparable(base: Sequence[float], new: Sequence[float], reason: str) -> Judged:
-    return Judged(tuple(base), tuple(new), "incomparable", reason)
+def not_comparable(base: Sequence[float], new: Sequence[float], reason: str) -> Judged:
+    return Judged(tuple(base), tuple(new), "not comparable", reason)
 
 
 def judge(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
     """The result of each case among all cases of the comparison, and what it would take."""
     judged = with_needs(decide(cases, threshold, more_is_faster), threshold)
-    tested = [i for i, case in enumerate(judged) if not case.settled]
+    tested = [i for i, case in enumerate(judged) if not case.decided]
     if all(judged[i].interleaved for i in tested):  # else a drift would be confirmed
         ranks = holm([mann_whitney(judged[i].base, judged[i].new) for i in tested])
         for i, p in zip(tested, ranks, strict=True):
@@ -110,20 +110,20 @@ def judge(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> li
 
 
 def with_needs(judged: Sequence[Judged], threshold: float, looks: bool = False) -> list[Judged]:
-    """What is unclear, with the launches that would settle it, in its reason too. looks: by the
+    """What is inconclusive, with the runs that would decide it, in its reason too. looks: by the
     rule of ``versus``, as ``asked`` has it; judged: all cases that Holm counts.
     """
-    tested = [case for case in judged if not case.settled]
+    tested = [case for case in judged if not case.decided]
     found = sum((case.p_value or 0.0) < LEVEL for case in tested)
 
     def needing(case: Judged) -> Judged:
-        if case.settled or case.result != "unclear":
+        if case.decided or case.result != "inconclusive":
             return case
         assert case.ratio is not None
         # What is significant by itself does not need to take its turn again.
         own = found - 1 if (case.p_value or 0) < LEVEL else found
         what = asked(threshold, len(tested), own, looks)
-        needed = launches_range(what, case.ratio, max(len(case.base), len(case.new)))
+        needed = runs_range(what, case.ratio, max(len(case.base), len(case.new)))
         resolution = smallest_difference(what, case.ratio)
         text = f"{case.reason}, {_needs_text(needed, threshold, resolution)}"
         return replace(case, needed=needed, resolution=resolution, reason=text)
@@ -133,7 +133,7 @@ def with_needs(judged: Sequence[Judged], threshold: float, looks: bool = False) 
 
 def decide(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
     """The results alone."""
-    tested = [i for i, case in enumerate(cases) if not case.settled]
+    tested = [i for i, case in enumerate(cases) if not case.decided]
     p_values = [case.ratio.p_value or 0.0 for i in tested if (case := cases[i]).ratio]
     judged = list(cases)
     for i, p, level in zip(tested, holm(p_values), holm_levels(p_values), strict=True):
@@ -154,8 +154,8 @@ def with_bound(case: Judged, what: Target) -> Judged:
 
 
 def resolution_text(change: float) -> str:
-    """What further launches could show at this noise: ``smallest_difference``."""
-    return f"{SEARCH_LAUNCHES} launches a side would show differences from {100 * change:.2g} % on"
+    """What further runs could show at this noise: ``smallest_difference``."""
+    return f"{SEARCH_RUNS} runs a side would show differences from {100 * change:.2g} % on"
 
 
 def _needs_text(
@@ -163,10 +163,10 @@ def _needs_text(
 ) -> str:
     low, high = needed
     if low is None or (high is None and change is not None and change < threshold):
-        return f"too near {format_percent(threshold)} to settle"
+        return f"too near {format_percent(threshold)} to decide"
     if high is None:
-        return resolution_text(change) if change is not None else f"needs {low} launches or more"
-    return f"needs {low} launches" if low == high else f"needs {low} to {high} launches"
+        return resolution_text(change) if change is not None else f"needs {low} runs or more"
+    return f"needs {low} runs" if low == high else f"needs {low} to {high} runs"
 
 
 def beyond(ratio: Ratio, threshold: float) -> bool:
@@ -196,7 +196,7 @@ def mann_whitney_notes(cases: Sequence[Judged]) -> list[str]:
         least = least_mann_whitney(base, new)
         if least * len(tested) >= LEVEL:
             notes.append(
-                f"Mann-Whitney cannot confirm: {base} against {new} launches reach p = "
+                f"Mann-Whitney cannot confirm: {base} against {new} runs reach p = "
                 f"{least:.2g}, and Holm over {counted(len(tested), 'case')} asks for "
                 f"{LEVEL / len(tested):.2g}"
             )
@@ -216,14 +216,14 @@ def p_note(cases: Sequence[Judged]) -> list[str]:
     what = f"Holm over {tested} cases" if tested > 1 else "one case"
     ordered = any(case.ratio and case.p_value is not None and case.ratio.design.in_order
                   for case in cases)  # fmt: skip
-    model = "side + launch number by start time" if ordered else "side"
+    model = "side + run number by start time" if ordered else "side"
     return [f"p: t of the side in log figure ~ {model}, {what}; below 0.05 counts"]
 
 
 def outlier_text(name: str, one: Outlier) -> str:
-    """A launch that is left out, and why."""
+    """A run that is left out, and why."""
     return (
-        f"left out of all cases: {name}, {format_ratio(one.factor)} times what the other launches "
+        f"left out of all cases: {name}, {format_ratio(one.factor)} times what the other runs "
         f"give (median over the cases; deleted residual {abs(one.t):.1f}, limit {one.limit:.1f})"
     )
 
@@ -240,7 +240,7 @@ class Compared:
     """One case on both sides.
 
     row: the new side's (the base's, where new has none): figures are geometric means over the
-    launches, other numbers medians. base, new: the metric, as ``row`` has it; of figures that
+    runs, other numbers medians. base, new: the metric, as ``row`` has it; of figures that
     cannot be too, where a side has no other.
     """
 
@@ -278,8 +278,8 @@ class Compared:
 
 
 def record_of(judged: Judged, base: float | None, new: float | None) -> dict[str, Any]:
-    """What was found of two sets of launches. p_value and mann_whitney_p are Holm's; needs_low and
-    needs_high are launches a side, where they would settle an unclear case.
+    """What was found of two sets of runs. p_value and mann_whitney_p are Holm's; needs_low and
+    needs_high are runs a side, where they would decide an inconclusive case.
     """
     ratio = judged.ratio
     return {
@@ -292,8 +292,8 @@ def record_of(judged: Judged, base: float | None, new: float | None) -> dict[str
         "mann_whitney_p": judged.mann_whitney,
         "base": base,
         "new": new,
-        "base_launches": len(judged.base),
-        "new_launches": len(judged.new),
+        "base_runs": len(judged.base),
+        "new_runs": len(judged.new),
         "needs_low": judged.needed[0] if judged.needed else None,
         "needs_high": judged.needed[1] if judged.needed else None,
     }
@@ -302,7 +302,7 @@ def record_of(judged: Judged, base: float | None, new: float | None) -> dict[str
 def measured_cases(
     pairs: Sequence[Pair], base: Side, new: Side, metric: str
 ) -> tuple[list[Judged], list[Outlier]]:
-    """Each case with its ratio and before its result, and the launches left out of all of them."""
+    """Each case with its ratio and before its result, and the runs left out of all of them."""
     different = unlike(base, new)
     orders = Orders(pairs)
     every = [figures_of(pair, orders) for pair in pairs]
@@ -311,14 +311,14 @@ def measured_cases(
         for pair, figures in zip(pairs, every, strict=True)
     ]
     found = outliers([figures for figures, why in zip(every, reasons, strict=True) if not why])
-    out = [one.launch for one in found]
+    out = [one.run for one in found]
     remaining = [figures.without(out) for figures in every]
     reasons = [why or _gone(kept) for why, kept in zip(reasons, remaining, strict=True)]
     share = common_share([kept for kept, why in zip(remaining, reasons, strict=True) if not why])
     cases = []
     for pair, figures, kept, reason in zip(pairs, every, remaining, reasons, strict=True):
         if reason:
-            cases.append(incomparable(figures.of(0), figures.of(1), reason))
+            cases.append(not_comparable(figures.of(0), figures.of(1), reason))
         else:
             cases.append(case_of(pair, kept, base, new, share))
     return cases, found
@@ -328,14 +328,14 @@ def compared_rows(
     pairs: Sequence[Pair], judged: Sequence[Judged], left_out: Sequence[Outlier]
 ) -> list[Compared]:
     """The cases as they are shown."""
-    out = [one.launch for one in left_out]
+    out = [one.run for one in left_out]
     return [_compared(pair, case, out) for pair, case in zip(pairs, judged, strict=True)]
 
 
 class Orders:
-    """The number of each start among those of all launches that have a part in the comparison.
+    """The number of each start among those of all runs that have a part in the comparison.
 
-    Launches that were started in the same second, and both sides of one launch, have one number.
+    Runs that were started in the same second, and both sides of one run, have one number.
     """
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
@@ -353,13 +353,13 @@ class Orders:
 
 
 def figures_of(pair: Pair, orders: Orders) -> Figures:
-    """The launches of both sides that have a right result."""
-    both = [(side, launches_of(items)) for side, items in enumerate((pair.base, pair.new))]
+    """The runs of both sides that have a right result."""
+    both = [(side, runs_of(items)) for side, items in enumerate((pair.base, pair.new))]
     own = [(value, (side, items[0])) for side, several in both for value, items in several]
     matched = bool(pair.base and pair.new)
     return Figures(
         tuple(value for value, _ in own),
-        tuple((side, first.launch) for _, (side, first) in own),
+        tuple((side, first.run) for _, (side, first) in own),
         orders.of(first.start for _, (_, first) in own) if matched else None,
     )
 
@@ -367,7 +367,7 @@ def figures_of(pair: Pair, orders: Orders) -> Figures:
 def case_of(
     pair: Pair, figures: Figures, base: Side, new: Side, share: float | None = None
 ) -> Judged:
-    """The ratio of figures, one a launch, of what may be compared. share: as ``side_ratio``."""
+    """The ratio of figures, one a run, of what may be compared. share: as ``side_ratio``."""
     if base.reference != new.reference:
         return ratio_alone(figures, "reference, a published figure")
     if how := _measured_separately(pair, base, new):
@@ -388,13 +388,13 @@ def _enters(item: Measured) -> bool:
     return is_right(item) and bool(item.figure)
 
 
-def launches_of(items: Sequence[Measured]) -> list[tuple[float, list[Measured]]]:
-    """One figure a launch, of those that are right: a case that ran twice in one is one."""
-    by_launch: dict[int, list[Measured]] = {}
+def runs_of(items: Sequence[Measured]) -> list[tuple[float, list[Measured]]]:
+    """One figure a run, of those that are right: a case that ran twice in one is one."""
+    by_run: dict[int, list[Measured]] = {}
     for item in items:
         if _enters(item):
-            by_launch.setdefault(item.launch, []).append(item)
-    return [(geometric([m.figure for m in own]) or 0.0, own) for own in by_launch.values()]
+            by_run.setdefault(item.run, []).append(item)
+    return [(geometric([m.figure for m in own]) or 0.0, own) for own in by_run.values()]
 
 
 def _why_not(pair: Pair, figures: Figures, metric: str) -> str:
@@ -418,9 +418,9 @@ def _why_not(pair: Pair, figures: Figures, metric: str) -> str:
 
 
 def _gone(kept: Figures) -> str:
-    """Why a case that had a figure on both sides has none in the launches that were kept."""
+    """Why a case that had a figure on both sides has none in the runs that were kept."""
     gone = [name for side, name in enumerate(("base", "new")) if not kept.of(side)]
-    return f"{' and '.join(gone)} only in launches left out" if gone else ""
+    return f"{' and '.join(gone)} only in runs left out" if gone else ""
 
 
 def other_clock(pair: Pair) -> str:
@@ -451,8 +451,8 @@ def _measured_separately(pair: Pair, base: Side, new: Side) -> str:
 def _compared(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]) -> Compared:
     items = pair.new or pair.base
     side = int(bool(pair.new))
-    kept = [m for m in items if (side, m.launch) not in left_out] if judged.ratio else items
-    good = [m.row for _, own in launches_of(kept) for m in own]
+    kept = [m for m in items if (side, m.run) not in left_out] if judged.ratio else items
+    good = [m.row for _, own in runs_of(kept) for m in own]
     notes = []
     if judged.p_value is not None and not judged.interleaved:
         notes.append(ONE_AFTER_THE_OTHER)
@@ -460,7 +460,7 @@ def _compared(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]) -
         out = [m for m in side_items if not _enters(m)]
         if out and len(out) < len(side_items):
             words = ", ".join(dict.fromkeys(map(_why_out, out)))
-            notes.append(f"{len(out)} of {len(side_items)} launches of {name} left out: {words}")
+            notes.append(f"{len(out)} of {len(side_items)} runs of {name} left out: {words}")
         remarks = dict.fromkeys(text for m in side_items for text in m.result.warnings)
         notes += [f"{name}: {text}" for text in remarks]
     sizes = {m.row.size_bytes for m in [*pair.base, *pair.new] if m.row.size_bytes}
@@ -486,7 +486,7 @@ def _why_out(item: Measured) -> str:
 
 
 def _one_row(rows: Sequence[Row]) -> Row:
-    """One row of several launches."""
+    """One row of several runs."""
 
     def over(name: str) -> float | None:
         known = [value for row in rows if (value := getattr(row, name)) is not None]

@@ -52,17 +52,17 @@ _RAN = {
     "mode": "{} mode",
     "clock": "{} clock",
 }
-_STYLES = {"faster": "green", "slower": "red", "unclear": "yellow", "incomparable": "dim"}
+_STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "not comparable": "dim"}
 
 
-ONLY = ("slower", "changed", "unclear")
+ONLY = ("slower", "changed", "inconclusive")
 
 
 def comparison_grids(found: Comparison, only: str = "", every: bool = False) -> list[Grid]:
     """What differs; a table for each collective, dtype, ...; what it amounts to.
 
-    The tables have what changed and what cannot be compared, what is the same or unclear is a line
-    a table; ``every``: all rows; ``only``: those of ONLY.
+    The tables list the cases that changed or cannot be compared; the same and inconclusive cases
+    of a table are one line. every: all rows; only: those of ONLY.
     """
     from torchcoll.comparison.results import FIRST_CALLS, tables_of
 
@@ -165,7 +165,7 @@ def answer_of(found: Comparison) -> Answer:
 
 
 def counts_of(found: Sequence[Comparison]) -> dict[str, int]:
-    """How many cases that both sides have are slower, faster, the same, unclear, incomparable."""
+    """Count the cases that both sides have by result."""
     return dict(Counter(row.result for one in found for row in one.rows if row.matched))
 
 
@@ -215,7 +215,7 @@ def _judged_answer(found: Comparison) -> Answer:
         return error
     ratios = [one for one in items if one.judged.ratio]
     what = "" if found.metric == "time" and not found.fitted else f" in {_metric_text(found)}"
-    out = [one.judged.reason for one in items if one.judged.result == "incomparable"]
+    out = [one.judged.reason for one in items if one.judged.result == "not comparable"]
     aside = f"; {len(out)} cannot be compared ({one_line(out[0])})" if out and ratios else ""
     if not ratios:
         kind = "bad" if any(text.startswith(_FAULTS) for text in out) else "doubt"
@@ -237,19 +237,19 @@ def _judged_answer(found: Comparison) -> Answer:
             where = f" in {one_line(found.new.name)}" * (not words)
             of = counted(len(ratios), "case")
             words.append(f"{len(own)} of {of} {result}{what}{where}: {names}")
-    counts = {n: sum(one.judged.result == n for one in ratios) for n in ("same", "unclear")}
+    counts = {n: sum(one.judged.result == n for one in ratios) for n in ("same", "inconclusive")}
     if words:
         kind = "bad" if any(one.judged.result == "slower" for one in tested) else "good"
         rest = [f"{count} {name}" for name, count in counts.items() if count]
         text = "; ".join([*words, *([", ".join(rest)] if rest else [])]) + aside
         return Answer(text, kind, worst=tuple(worst))
     limit = format_percent(found.threshold)
-    if not counts["unclear"]:
+    if not counts["inconclusive"]:
         every = "the one case is" if len(ratios) == 1 else f"all {len(ratios)} cases are"
         return Answer(f"no difference: {every} the same within {limit}{what}{aside}", "good")
     same = f"{counts['same']} of {len(ratios)} the same within {limit}, " if counts["same"] else ""
     return Answer(
-        f"no difference is shown{what}: {same}{counts['unclear']} unclear{aside}",
+        f"no difference is shown{what}: {same}{counts['inconclusive']} inconclusive{aside}",
         "doubt",
     )
 
@@ -259,7 +259,7 @@ def _metric_text(found: Comparison) -> str:
 
 
 def _untested_text(found: Comparison, ratios: Sequence[Compared | Fitted], what: str) -> str:
-    """``18 of 80 differ by more than 2 %: broadcast 4M 3.2x, ...; one launch a side, so none is
+    """``18 of 80 differ by more than 2 %: broadcast 4M 3.2x, ...; one run a side, so none is
     evidence``.
     """
     from torchcoll.comparison.results import beyond
@@ -267,7 +267,7 @@ def _untested_text(found: Comparison, ratios: Sequence[Compared | Fitted], what:
     apart = [r for r in ratios if r.judged.ratio and beyond(r.judged.ratio, found.threshold)]
     limit = format_percent(found.threshold)
     reasons = list(dict.fromkeys(one.judged.reason for one in ratios))
-    why = one_line(reasons[0]).replace("1 launch a side", "one launch a side")
+    why = one_line(reasons[0]).replace("1 run a side", "one run a side")
     if len(reasons) > 1:
         why = "no case could be tested"
     if not apart:
@@ -363,21 +363,21 @@ def _is_shown(found: Comparison, row: Compared, only: str) -> bool:
     if only == "slower":
         slower = ratio is not None and (ratio.ratio > 1) != found.more_is_faster
         return changed and slower
-    if only == "unclear":
-        return row.result == "unclear"
-    return changed or (not only and row.result == "incomparable")
+    if only == "inconclusive":
+        return row.result == "inconclusive"
+    return changed or (not only and row.result == "not comparable")
 
 
 def _folded_lines(tables: Sequence[tuple[str, list[Compared]]]) -> list[str]:
     """A line a table; a reason that all have is told once."""
-    reasons = {one_line(r.reason) for _, rows in tables for r in rows if r.result == "unclear"}
+    reasons = {one_line(r.reason) for _, rows in tables for r in rows if r.result == "inconclusive"}
     once = reasons.pop() if len(reasons) == 1 else ""
-    first = "not shown (--all shows every case)" + (f"; unclear: {once}" if once else "")
+    first = "not shown (--all shows every case)" + (f"; inconclusive: {once}" if once else "")
     return [f"{first}:", *(_folded(title, rows, once) for title, rows in tables)]
 
 
 def _folded(title: str, rows: Sequence[Compared], told: str) -> str:
-    """``all_reduce: 9 same, 0.991 to 1.012; 3 unclear, 0.970 to 1.080 (8M, 32M, 128M)``."""
+    """``all_reduce: 9 same, 0.991 to 1.012; 3 inconclusive, 0.970 to 1.080 (8M, 32M, 128M)``."""
     words = []
     for result in dict.fromkeys(row.result for row in rows):
         own = [row for row in rows if row.result == result]
@@ -385,7 +385,11 @@ def _folded(title: str, rows: Sequence[Compared], told: str) -> str:
         ends = dict.fromkeys(format_ratio(one) for one in (ratios[:1] + ratios[-1:]))
         reasons = {one_line(row.reason) for row in own}
         text = f"{len(own)} {result}"
-        if len(reasons) == 1 and result in ("unclear", "incomparable") and told not in reasons:
+        if (
+            len(reasons) == 1
+            and result in ("inconclusive", "not comparable")
+            and told not in reasons
+        ):
             text += f" ({reasons.pop()})"
         text += f", ratio {' to '.join(ends)}" if ends else ""
         words.append(text)
@@ -429,9 +433,9 @@ def _above(found: Comparison) -> list[str]:
             for text in ranks_texts(found)
         ]
     elif found.differences:
-        lines += ["what differs:", *(f"  {one_line(str(d))}" for d in found.differences)]
+        lines += ["differences:", *(f"  {one_line(str(d))}" for d in found.differences)]
     else:
-        lines.append("what differs: nothing that is known of the environments")
+        lines.append("differences: none recorded between the environments")
     for side in (found.base, found.new):
         for run in side.runs:
             where = one_line(run.path or run.header.get("run_id") or side.name)
@@ -439,10 +443,10 @@ def _above(found: Comparison) -> list[str]:
     figures = {"time": "time", "algbw": "algbw in GB/s", "busbw": "busbw in GB/s"}[found.metric]
     figures = f"latency and bandwidth ({found.fitted[0].metric})" if found.fitted else figures
     many = len(found.base.runs) + len(found.new.runs) > 2
-    several = "; geometric mean over the launches" if many else ""
-    ratio = "ratio = new / base, and its 95 % interval; launches are the replicates"
+    several = "; geometric mean over the runs" if many else ""
+    ratio = "ratio = new / base, and its 95 % interval; runs are the replicates"
     if any(row.judged.ratio and row.judged.ratio.design.in_order for row in found.rows):
-        ratio = ratio.replace(",", " without what drifts from launch to launch,")
+        ratio = ratio.replace(",", " without what drifts from run to run,")
     known = found.ranked or found.fitted
     return [*lines, f"{figures}: {found.reading}{several}", *([ratio] if known else [])]
 
@@ -469,7 +473,7 @@ def _in_common(found: Comparison) -> list[str]:
 def _side_text(side: Side) -> str:
     count = len(side.runs)
     where = f"{one_line(side.where)}, " if side.where else ""
-    return f"{one_line(side.name)} ({where}{count} launch{'es' if count > 1 else ''})"
+    return f"{one_line(side.name)} ({where}{count} run{'s' if count > 1 else ''})"
 
 
 def titles_of(pairs: Sequence[Pair]) -> list[str]:
@@ -576,7 +580,7 @@ def _fit_grid(found: Comparison) -> Grid:
     heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
     heads += [Head(names[0]), Head(names[1])]
     across = is_across_hardware(found)
-    heads += [Head("off by,", "at most")] if across else [Head("ratio"), Head("95 %")]
+    heads += [Head("maximum", "error")] if across else [Head("ratio"), Head("95 %")]
     heads.append(Head("result", left=True))
     rows = [
         [
@@ -616,7 +620,7 @@ def start_lines(found: Comparison) -> list[str]:
         known = [(one.backend, getattr(one, name)) for one in found.starts]
         texts = [f"{one_line(b)} {time_text(ns, 3)}" for b, ns in known if ns is not None]
         words += [f"{what}: {', '.join(texts)}"] if texts else []
-    return [f"{'; '.join(words)} (geometric means over the launches)"] if words else []
+    return [f"{'; '.join(words)} (geometric means over the runs)"] if words else []
 
 
 def _below(found: Comparison) -> list[str]:
@@ -647,7 +651,7 @@ def _below(found: Comparison) -> list[str]:
 SCHEMA = "torchcoll-comparison/1"
 _FOUND = (
     *("result", "reason", "ratio", "ratio_low", "ratio_high", "p_value"),
-    *("mann_whitney_p", "base", "new", "base_launches", "new_launches"),
+    *("mann_whitney_p", "base", "new", "base_runs", "new_runs"),
     *("needs_low", "needs_high"),
 )
 # `reason` of a Row says why a case did not run; here it says why the result is what it is.
@@ -726,7 +730,7 @@ def comparison_object(found: Comparison) -> dict[str, Any]:
 
 def _side_object(side: Side) -> dict[str, Any]:
     paths = [None if run.path is None else str(run.path) for run in side.runs]
-    return {"name": side.name, "launches": len(side.runs), "paths": paths}
+    return {"name": side.name, "runs": len(side.runs), "paths": paths}
 
 
 def _records(found: Comparison) -> list[dict[str, Any]]:

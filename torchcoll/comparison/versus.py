@@ -1,8 +1,8 @@
-"""``torchcoll versus``: launches of the sides in turn, a look after every round, and the end.
+"""``torchcoll versus``: runs of the sides in turn, a look after every round, and the end.
 
 What a folder holds decides alone what is launched next: a versus that was killed, and one that goes
-on days later, first takes the launches that are there, in their order, and looks as often as the
-first one did. So nothing but launches is stored, and the same folder always gives the same answer.
+on days later, first takes the runs that are there, in their order, and looks as often as the
+first one did. So nothing but runs is stored, and the same folder always gives the same answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load_own
 from torchcoll.core.result import Run
 from torchcoll.core.units import duration_text, format_percent
-from torchcoll.matrix.blocks import LaunchPlan, PlannedLaunch
+from torchcoll.matrix.blocks import PlannedRun, RunPlan
 from torchcoll.matrix.folder import Folder
 from torchcoll.stats.matching import Pair, pairs_of
 from torchcoll.stats.needed import Target
@@ -32,16 +32,16 @@ from torchcoll.stats.sequential import FIRST_LOOK, Decided, Looks, Seen, due, ha
 from torchcoll.stats.sides import Measured, Reading, Side
 from torchcoll.stats.statistics import Outlier
 
-ATTEMPTS = 2  # at one launch, in a row: a node may fail once
+ATTEMPTS = 2  # at one run, in a row: a node may fail once
 _METRIC = "time"
-_READING = Reading()  # of launches that all keep their samples
+_READING = Reading()  # of runs that all keep their samples
 
-Done = Callable[[PlannedLaunch], bool]
+Done = Callable[[PlannedRun], bool]
 
 
 @dataclass
 class Launched:
-    """The launches of one cell that have been taken, in the order of their numbers. measured: their
+    """The runs of one cell that have been taken, in the order of their numbers. measured: their
     cases. out: numbers, from 0, of those that are left out of some comparison, and by how much they
     are off the others.
     """
@@ -58,7 +58,7 @@ class Launched:
         number = len(self.runs)
         own = Side("", [run]).measured(_METRIC, _READING)
         self.runs.append(run)
-        self.measured.append([dataclasses.replace(one, launch=number) for one in own])
+        self.measured.append([dataclasses.replace(one, run=number) for one in own])
 
 
 @dataclass
@@ -71,28 +71,28 @@ class Standing:
 
     @property
     def tested(self) -> list[int]:
-        return [n for n, case in enumerate(self.cases) if not case.settled]
+        return [n for n, case in enumerate(self.cases) if not case.decided]
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """A launch that is an outlier, and by what factor: its cell is launched once more."""
+    """A run that is an outlier, and by what factor: its cell is launched once more."""
 
-    job: PlannedLaunch
+    job: PlannedRun
     factor: float
 
 
 class Versus:
-    """plan: the first of its cells is the base of all others. most: launches a side at which it
+    """plan: the first of its cells is the base of all others. most: runs a side at which it
     ends; same_most: those over which the error of 'same' is spent.
 
-    stopped: why it has ended; '' before. futile: whether that is that more launches would not pay;
-    failed: or a launch without a result. round: the last one that was looked at; standing: what it
+    stopped: why it has ended; '' before. futile: whether that is that more runs would not pay;
+    failed: or a run without a result. round: the last one that was looked at; standing: what it
     left of each cell but the base, empty before the first look.
     """
 
     def __init__(
-        self, plan: LaunchPlan, path: Path, threshold: float, most: int, same_most: int
+        self, plan: RunPlan, path: Path, threshold: float, most: int, same_most: int
     ) -> None:
         self.plan = plan
         self.threshold = threshold
@@ -111,12 +111,12 @@ class Versus:
         self._places: dict[tuple[int, str], int] = {}  # of a case among all, in the looks
         self._looked = dict.fromkeys(self._names, 0)
         self._number = 1
-        self._settled = False
+        self._decided = False
         self._now: list[Standing] = []
         self._news: list[Repeat | str | None] = []
 
-    def next(self, done: Done) -> PlannedLaunch | None:
-        """Takes what is done; the launch that is missing next, or None at the end. Launches behind
+    def next(self, done: Done) -> PlannedRun | None:
+        """Takes what is done; the run that is missing next, or None at the end. Runs behind
         an end that are there, for more were asked for then, are taken too.
         """
         while True:
@@ -126,8 +126,8 @@ class Versus:
                 self._look()
                 continue
             cell = self.cells[short[0]]
-            job = PlannedLaunch(self._by_name[short[0]], len(cell.runs) + 1)
-            if self.stopped and (self._settled or not done(job)):
+            job = PlannedRun(self._by_name[short[0]], len(cell.runs) + 1)
+            if self.stopped and (self._decided or not done(job)):
                 return None
             if not done(job):
                 return job
@@ -137,7 +137,7 @@ class Versus:
                 self._find_outliers()
 
     @property
-    def launches(self) -> dict[str, int]:
+    def runs(self) -> dict[str, int]:
         """How many of each cell the last look had, outliers too."""
         return dict(self._looked)
 
@@ -146,17 +146,17 @@ class Versus:
         while self._news:
             yield self._news.pop(0)
 
-    def short_of(self, budget_s: float, launch_s: float, spent_s: float = 0.0) -> str:
-        """What a budget cannot reach: FIRST_LOOK launches of each; '' where it can, or they are
-        there. launch_s: what one takes.
+    def short_of(self, budget_s: float, run_s: float, spent_s: float = 0.0) -> str:
+        """What a budget cannot reach: FIRST_LOOK runs of each; '' where it can, or they are
+        there. run_s: what one takes.
         """
         missing = sum(max(0, FIRST_LOOK - cell.kept) for cell in self.cells.values())
-        if spent_s + missing * launch_s <= budget_s:
+        if spent_s + missing * run_s <= budget_s:
             return ""
         return (
-            f"--budget ends before anything is judged: {FIRST_LOOK} launches of each of "
-            f"{len(self.cells)} sides take about {duration_text(spent_s + missing * launch_s)}, "
-            f"{duration_text(launch_s)} each"
+            f"--budget ends before anything is judged: {FIRST_LOOK} runs of each of "
+            f"{len(self.cells)} sides take about {duration_text(spent_s + missing * run_s)}, "
+            f"{duration_text(run_s)} each"
         )
 
     def jobs(
@@ -164,14 +164,14 @@ class Versus:
         folder: Folder,
         budget_s: float | None = None,
         now: Callable[[], float] = time.monotonic,
-        launch_s: float | None = None,
-    ) -> Iterator[PlannedLaunch]:
-        """Each launch that is missing, for ``run``, until it has stopped. budget_s: no round begins
-        that would end behind it, by the mean of the launches before. launch_s: what one takes,
+        run_s: float | None = None,
+    ) -> Iterator[PlannedRun]:
+        """Each run that is missing, for ``run``, until it has stopped. budget_s: no round begins
+        that would end behind it, by the mean of the runs before. run_s: what one takes,
         where that is known; else the first of them tells whether the budget will do.
         """
         began, launched, tried = now(), 0, 0
-        before: PlannedLaunch | None = None
+        before: PlannedRun | None = None
         while (job := self.next(folder.done)) is not None:
             tried = tried + 1 if before and before.key == job.key else 1
             if folder.unavailable(job) or tried > ATTEMPTS:
@@ -180,8 +180,8 @@ class Versus:
                 self.stopped = f"{job.stem} has no result: {last.get('reason')}"
                 return
             spent = now() - began
-            if budget_s is not None and launched == (launch_s is None):
-                text = self.short_of(budget_s, launch_s or spent, spent)
+            if budget_s is not None and launched == (run_s is None):
+                text = self.short_of(budget_s, run_s or spent, spent)
                 self._news += [text] if text else []
             a_round = spent / launched * len(self._names) if launched else 0.0
             first = all(cell.kept < self._number for cell in self.cells.values())
@@ -211,20 +211,20 @@ class Versus:
         self._now = self._measure()
         for other, standing in zip(others, self._now, strict=True):
             for one in standing.left_out:
-                side, number = one.launch
+                side, number = one.run
                 found[other if side else base][number] = one.factor
         for name, out in found.items():
             for number in sorted(out.keys() - self.cells[name].out.keys()):
-                job = PlannedLaunch(self._by_name[name], number + 1)
+                job = PlannedRun(self._by_name[name], number + 1)
                 self._news.append(Repeat(job, out[number]))
             self.cells[name].out = out
         if self._number == 1:
             self._check_comparable()
 
     def _check_comparable(self) -> None:
-        """Raises UsageError where no launch will ever settle anything."""
+        """Raises UsageError where no run will ever decide anything."""
         for name, standing in zip(self._names[1:], self._now, strict=True):
-            if all(case.result == "incomparable" for case in standing.cases):
+            if all(case.result == "not comparable" for case in standing.cases):
                 raise UsageError(
                     "cases",
                     f"none of {name} that can be compared with {self._names[0]}: "
@@ -242,14 +242,14 @@ class Versus:
             self._news.append(None)
         self._number += 1
         if not self.stopped and self._number > self.most:
-            self.stopped = f"{self.most} launches a side are the most that were asked for"
+            self.stopped = f"{self.most} runs a side are the most that were asked for"
 
     def _decide(self) -> None:
         """The results after this round, and whether it is the last one."""
         every = [(which, s, n) for which, s in enumerate(self.standing) for n in s.tested]
         if not every:
             reason = next(case.reason for s in self.standing for case in s.cases)
-            self.stopped = f"no case can be judged, however many launches there are: {reason}"
+            self.stopped = f"no case can be judged, however many runs there are: {reason}"
             return
         numbers = numpy.array([self._place(which, s.pairs[n]) for which, s, n in every])
         seen = _seen([s.cases[n] for _, s, n in every])
@@ -257,14 +257,14 @@ class Versus:
         widths = half_width(seen)
         for place, (_, standing, n) in enumerate(every):
             standing.cases[n] = self._judged(standing.cases[n], found, place, widths[place])
-        self._settled = bool(found.settled.all())
-        if self._settled:
-            self.stopped = "every case is settled"
+        self._decided = bool(found.decided.all())
+        if self._decided:
+            self.stopped = "every case is decided"
         elif found.futile and self.round < self.most:
             self.futile = True
-            best = 100 * found.chance[~found.settled].max()
+            best = 100 * found.chance[~found.decided].max()
             self.stopped = (
-                f"no open case has a chance of 20 % to be settled by {self.most} launches a side: "
+                f"no open case has a chance of 20 % to be decided by {self.most} runs a side: "
                 f"{best:.0f} % at best"
             )
 
@@ -279,13 +279,13 @@ class Versus:
         if math.isfinite(width):
             bounds = [exp(math.log(ratio.ratio) + end) for end in (-width, width)]
         known = dataclasses.replace(ratio, low=bounds[0], high=bounds[1])
-        result, reason = "unclear", p_text(p)
+        result, reason = "inconclusive", p_text(p)
         if found.differs[place]:
             result = "slower" if found.differs[place] > 0 else "faster"
         elif found.same[place]:
             result, reason = "same", f"within {format_percent(self.threshold)}"
         elif found.futile and self.round < self.most:
-            reason += f", {100 * found.chance[place]:.0f} % to settle"
+            reason += f", {100 * found.chance[place]:.0f} % to decide"
         judged = dataclasses.replace(case, ratio=known, p_value=p, result=result, reason=reason)
         return with_bound(judged, Target(self.threshold, float(found.level[place]), looks=True))
 
@@ -306,12 +306,12 @@ class Versus:
             for side, standing in zip(sides[1:], self.standing, strict=True)
         ]
 
-    def launches_on(self, found: Sequence[Comparison]) -> tuple[int | None, bool]:
-        """Launches a side to go on with where ``found`` leaves cases unclear, and whether they
-        settle all of those: else some may need any number, and these are the least. None where no
+    def runs_on(self, found: Sequence[Comparison]) -> tuple[int | None, bool]:
+        """Runs a side to go on with where ``found`` leaves cases inconclusive, and whether they
+        decide all of those: else some may need any number, and these are the least. None where no
         number helps.
         """
-        rows = [row for one in found for row in one.rows if row.result == "unclear"]
+        rows = [row for one in found for row in one.rows if row.result == "inconclusive"]
         needed = [row.judged.needed for row in rows if row.judged.needed]
         most = max((high or low or 0 for low, high in needed), default=0)
         ended = self.futile or self.round >= self.most

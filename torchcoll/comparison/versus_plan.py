@@ -1,4 +1,4 @@
-"""What a ``torchcoll versus`` is asked to do: its launches, its limits and its folder."""
+"""What a ``torchcoll versus`` is asked to do: its runs, its limits and its folder."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.variables import MASK
 from torchcoll.inputs import MANIFEST
 from torchcoll.matrix.axes import Cell
-from torchcoll.matrix.blocks import LaunchPlan, make_plan, plan_of_commands, stored_plan
+from torchcoll.matrix.blocks import RunPlan, make_plan, plan_of_commands, stored_plan
 from torchcoll.matrix.folder import Stored, check_same, stored
 from torchcoll.matrix.launch_command import command_of
 from torchcoll.stats.sequential import FIRST_LOOK
 from torchcoll.stats.statistics import MOST_OUTLIERS
 
-MOST = 30  # launches a side: 3 % are found at 2 % noise with 18 in the mean
+MOST = 30  # runs a side: 3 % are found at 2 % noise with 18 in the mean
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Sides:
     axes: Sequence[str] = ()
     backends: str | None = None
     implementations: str | None = None
-    around: str | None = None
+    load: str | None = None
     two: Sequence[str] | None = None
 
     @property
@@ -43,16 +43,16 @@ class Sides:
 
     @property
     def varied(self) -> bool:
-        return bool(self.env or self.axes or self.backends or self.implementations or self.around)
+        return bool(self.env or self.axes or self.backends or self.implementations or self.load)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """most: launches a side at which it ends; same_most: those over which the error of 'same' is
-    spent, as the folder was begun. there: the launches of the folder that count. notes: to be told.
+    """most: runs a side at which it ends; same_most: those over which the error of 'same' is
+    spent, as the folder was begun. there: the runs of the folder that count. notes: to be told.
     """
 
-    plan: LaunchPlan
+    plan: RunPlan
     folder: Path
     threshold: float
     most: int
@@ -61,15 +61,15 @@ class Asked:
     notes: Sequence[str] = ()
 
     @property
-    def launch_s(self) -> float | None:
-        """What a launch took in the mean, as far as the folder knows."""
+    def run_s(self) -> float | None:
+        """What a run took in the mean, as far as the folder knows."""
         known = [seconds for seconds in self.there.values() if seconds is not None]
         return sum(known) / len(known) if known else None
 
     @property
     def spec(self) -> dict[str, Any]:
         """What the manifest keeps."""
-        limits = {"threshold": self.threshold, "launches": self.same_most}
+        limits = {"threshold": self.threshold, "runs": self.same_most}
         return {**self.plan.to_json(), "versus": limits}
 
 
@@ -78,7 +78,7 @@ def asked_of(
     output: str | None = None,
     resume: str | None = None,
     threshold: float | None = None,
-    launches: int | None = None,
+    runs: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Asked:
     """output: the folder; one that such a versus was begun in goes on. resume: one whose command is
@@ -105,7 +105,7 @@ def asked_of(
             f"{100 * limits['threshold']:g} %, as it was begun with",
             "Leave it out, or name another folder with -o.",
         )
-    most = launches or limits.get("launches", MOST)
+    most = runs or limits.get("runs", MOST)
     notes: Sequence[str] = ()
     if resume:
         plan = _stored(folder, header["spec"], most, environ)
@@ -116,7 +116,7 @@ def asked_of(
         folder,
         limits.get("threshold", THRESHOLD if threshold is None else threshold),
         most,
-        limits.get("launches", most),
+        limits.get("runs", most),
         there,
         notes,
     )
@@ -139,7 +139,7 @@ def _new_folder() -> str:
 class Begun:
     """What a folder of a versus was begun with; there: as of Asked."""
 
-    plan: LaunchPlan
+    plan: RunPlan
     threshold: float
     same_most: int
     there: Stored
@@ -157,11 +157,11 @@ def begun(folder: Path) -> Begun | None:
     limits = _limits(folder, spec)
     try:
         cells = [Cell.from_json(cell) for cell in spec["cells"]]
-        plan = LaunchPlan(command_of(spec["command"]), cells, _numbers(MOST, len(cells)), 0)
+        plan = RunPlan(command_of(spec["command"]), cells, _numbers(MOST, len(cells)), 0)
     except (TypeError, ValueError, KeyError):
         expected = "one that torchcoll versus wrote"
         raise UnreadableError("manifest", folder / MANIFEST, expected) from None
-    return Begun(plan, limits["threshold"], limits["launches"], there)
+    return Begun(plan, limits["threshold"], limits["runs"], there)
 
 
 def _limits(folder: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,19 +172,19 @@ def _limits(folder: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
             f"{folder}, which torchcoll matrix has begun",
             "a new or empty folder, or that of the same versus",
         )
-    threshold, launches = (
-        limits.get(name) if isinstance(limits, dict) else None for name in ("threshold", "launches")
+    threshold, runs = (
+        limits.get(name) if isinstance(limits, dict) else None for name in ("threshold", "runs")
     )
     if not (type(threshold) is float and 0 < threshold < 1) or not (
-        type(launches) is int and FIRST_LOOK <= launches < 1e9
+        type(runs) is int and FIRST_LOOK <= runs < 1e9
     ):
         raise UnreadableError("manifest", folder / MANIFEST, "one that torchcoll versus wrote")
-    return {"threshold": threshold, "launches": launches}
+    return {"threshold": threshold, "runs": runs}
 
 
 def _stored(
     folder: Path, spec: Mapping[str, Any], most: int, environ: Mapping[str, str]
-) -> LaunchPlan:
+) -> RunPlan:
     if MASK in json.dumps(spec):
         raise UsageError(
             "resume",
@@ -202,12 +202,10 @@ def _stored(
         ) from None
 
 
-def _planned(
-    sides: Sides, most: int, environ: Mapping[str, str]
-) -> tuple[LaunchPlan, Sequence[str]]:
+def _planned(sides: Sides, most: int, environ: Mapping[str, str]) -> tuple[RunPlan, Sequence[str]]:
     if sides.two is not None:
         if sides.words or sides.varied:
-            got = "--env, --axis, --backend, --implementation or --around too"
+            got = "--env, --axis, --backend, --implementation or --load too"
             raise UsageError("a", got, "two whole commands alone")
         return plan_of_commands(_two(sides.two), _numbers(most, 2), environ), []
     plan, notes = make_plan(
@@ -217,7 +215,7 @@ def _planned(
         environ=environ,
         backends=sides.backends,
         implementations=sides.implementations,
-        around=sides.around,
+        load=sides.load,
     )
     if len(plan.cells) < 2:
         raise UsageError(
@@ -225,14 +223,14 @@ def _planned(
             f"one side, {plan.cells[0].name}",
             "two at least",
             "Give two values: --env NCCL_ALGO=Ring,Tree, --axis, --backend, --implementation, "
-            "--around, or --a and --b.",
+            "--load, or --a and --b.",
         )
     number = _numbers(most, len(plan.cells))
-    return LaunchPlan(plan.command, plan.cells, number, 0), notes
+    return RunPlan(plan.command, plan.cells, number, 0), notes
 
 
 def _numbers(most: int, cells: int) -> int:
-    """Launches that a cell can come to have: outliers of each comparison are repeated."""
+    """Runs that a cell can come to have: outliers of each comparison are repeated."""
     return most + MOST_OUTLIERS * (cells - 1)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
     from torchcoll.comparison.results import Compared
     from torchcoll.comparison.versus import Repeat, Standing, Versus
-    from torchcoll.matrix.blocks import PlannedLaunch
+    from torchcoll.matrix.blocks import PlannedRun
     from torchcoll.stats.matching import Pair
 
 SCHEMA = "torchcoll-versus/1"
@@ -39,13 +39,13 @@ _MOST_NAMED = 5
 _MOST_TABLES = 3  # beyond, the sentence counts cases
 _MOST_STRETCHES = 5  # of sizes, in the sentence
 _FAR = 3.0  # a ratio from which on a percentage is no help
-_ORDER = ("slower", "faster", "same", "unclear", "incomparable")
-_TOLD = ("label=cell", "label=launch")  # the name of the side, and the number of its launch
+_ORDER = ("slower", "faster", "same", "inconclusive", "not comparable")
+_TOLD = ("label=cell", "label=run")  # the name of the side, and the number of its run
 _KINDS = {"slower": "bad", "faster": "good", "same": "good"}
 
 
 def round_text(state: Versus) -> str:
-    """``round 4: 5 of 7 settled: 1K 4K 16K same, 4M 16M slower; open: 64K 1.012, 256K 0.991``."""
+    """``round 4: 5 of 7 decided: 1K 4K 16K same, 4M 16M slower; open: 64K 1.012, 256K 0.991``."""
     names = [cell.name for cell in state.plan.cells][1:]
     several = len(names) > 1
     words = [
@@ -55,11 +55,11 @@ def round_text(state: Versus) -> str:
     return f"round {state.round}: {'. '.join(words)}"
 
 
-def settled_text(state: Versus) -> str:
-    """``5 of 7 settled``; '' before the first look."""
+def decided_text(state: Versus) -> str:
+    """``5 of 7 decided``; '' before the first look."""
     cases = [case for standing in state.standing for case in standing.cases if case.ratio]
-    settled = sum(case.result != "unclear" for case in cases)
-    return f"{settled} of {len(cases)} settled" if cases else ""
+    decided = sum(case.result != "inconclusive" for case in cases)
+    return f"{decided} of {len(cases)} decided" if cases else ""
 
 
 def _standing_text(standing: Standing) -> str:
@@ -72,9 +72,9 @@ def _standing_text(standing: Standing) -> str:
     still_open = [
         f"{name} {format_ratio(case.ratio.ratio)}"
         for name, case in known
-        if case.result == "unclear" and case.ratio
+        if case.result == "inconclusive" and case.ratio
     ]
-    text = f"{len(known) - len(still_open)} of {len(known)} settled"
+    text = f"{len(known) - len(still_open)} of {len(known)} decided"
     text += f": {', '.join(groups)}" if groups else ""
     return text + (f"; open: {_listed(still_open, ', ')}" if still_open else "")
 
@@ -109,9 +109,9 @@ class Live:
         self._line = ProgressLine(None if quiet else sys.stderr, self._out.width or 80)
         self._doing = ""
         names = " and ".join(one_line(name) for name in state.cells)
-        self.note(f"{names} in turn, at most {state.most} launches of each, into {folder}")
+        self.note(f"{names} in turn, at most {state.most} runs of each, into {folder}")
         if there := sum(len(cell.runs) for cell in state.cells.values()):
-            self.note(f"{counted(there, 'launch')} taken as they are")
+            self.note(f"{counted(there, 'run')} taken as they are")
         for _ in state.news():  # of those
             pass
 
@@ -121,21 +121,21 @@ class Live:
             self._out.lines([one_line(text)])
             self._out.flush()
 
-    def began(self, job: PlannedLaunch) -> None:
+    def began(self, job: PlannedRun) -> None:
         self._tell_news()
         self._doing = job.stem
         self.tick()
 
     def tick(self) -> None:
         words = [f"elapsed {clock_text(time.monotonic() - self._began)}", self._doing]
-        self._line.show("  ".join(filter(None, [*words, settled_text(self._state)])))
+        self._line.show("  ".join(filter(None, [*words, decided_text(self._state)])))
 
-    def ended(self, job: PlannedLaunch, record: Mapping[str, Any]) -> None:
+    def ended(self, job: PlannedRun, record: Mapping[str, Any]) -> None:
         if record["status"] != "ok":
             self.note(f"{job.stem}: {record['status']}: {record['reason']}")
 
     def skipped(self) -> None:
-        """No launch is asked for that a cell cannot have."""
+        """No run is asked for that a cell cannot have."""
 
     def close(self) -> None:
         self._tell_news()
@@ -155,16 +155,16 @@ def repeat_text(one: Repeat) -> str:
 
 
 def answer(state: Versus, found: Sequence[Comparison], folder: str) -> Answer:
-    """In one sentence; of what is unclear the way on."""
+    """In one sentence; of what is inconclusive the way on."""
     texts = [_against(one) for one in found]
     results = {row.result for one in found for row in one.rows if row.matched}
     worst = next((name for name in _ORDER if name in results), "")
-    if worst == "same" and "unclear" in results:
-        worst = "unclear"
+    if worst == "same" and "inconclusive" in results:
+        worst = "inconclusive"
     side = "a side" if len(found) == 1 else "of each"
-    text = f"{'. '.join(texts)}; {counted(state.round, 'launch')} {side}"
-    unclear = [row.judged for one in found for row in one.rows if row.result == "unclear"]
-    if any(case.needed for case in unclear):
+    text = f"{'. '.join(texts)}; {counted(state.round, 'run')} {side}"
+    inconclusive = [row.judged for one in found for row in one.rows if row.result == "inconclusive"]
+    if any(case.needed for case in inconclusive):
         text += f". {_way_on(state, found, folder)}"
     first_calls = dict.fromkeys(note for one in found for note in first_calls_notes(one))
     notes = dict.fromkeys(note for one in found for note in settings_notes(one))
@@ -175,28 +175,28 @@ def answer(state: Versus, found: Sequence[Comparison], folder: str) -> Answer:
 def _way_on(state: Versus, found: Sequence[Comparison], folder: str) -> str:
     from torchcoll.comparison.results import resolution_text
 
-    number, settles = state.launches_on(found)
-    unclear = [row.judged for one in found for row in one.rows if row.result == "unclear"]
-    change = max((case.resolution or 0.0 for case in unclear), default=0.0)
+    number, decides = state.runs_on(found)
+    inconclusive = [row.judged for one in found for row in one.rows if row.result == "inconclusive"]
+    change = max((case.resolution or 0.0 for case in inconclusive), default=0.0)
     threshold = found[0].threshold
     doubt = f"it is too near the threshold of {format_percent(threshold)}"
     if change > threshold:
         doubt = f"at this noise {resolution_text(change)}"
     if number is None:
-        ways = "longer launches (-n, --max-time) or a larger --threshold help"
-        return f"What is unclear: {doubt}; {ways}"
-    ends = ", and ends once it is settled" if settles else f"; {doubt}"
+        ways = "longer runs (-n, --max-time) or a larger --threshold help"
+        return f"What is inconclusive: {doubt}; {ways}"
+    ends = ", and ends once it is decided" if decides else f"; {doubt}"
     if number > state.same_most and _may_be_same(found):  # which --resume would never find
-        return f"What is unclear takes a new folder, begun with --launches {number}{ends}"
-    more = f" --launches {number}" if number > state.most else ""
+        return f"What is inconclusive takes a new folder, begun with --runs {number}{ends}"
+    more = f" --runs {number}" if number > state.most else ""
     folder = shlex.quote(folder)
-    return f"What is unclear goes on with torchcoll versus --resume {folder}{more}{ends}"
+    return f"What is inconclusive goes on with torchcoll versus --resume {folder}{more}{ends}"
 
 
 def _may_be_same(found: Sequence[Comparison]) -> bool:
-    """Whether some ratio of what is unclear lies within the threshold."""
+    """Whether some ratio of what is inconclusive lies within the threshold."""
     limit = math.log1p(found[0].threshold)
-    rows = [row for one in found for row in one.rows if row.result == "unclear"]
+    rows = [row for one in found for row in one.rows if row.result == "inconclusive"]
     return any(row.ratio and abs(math.log(row.ratio)) <= limit for row in rows)
 
 
@@ -342,11 +342,11 @@ def _grids(found: Comparison) -> list[Grid]:
     ]
     base, new = one_line(found.base.name), one_line(found.new.name)
     above = [
-        f"{base} -> {new}; ratio = {new} / {base} without what drifts from launch to launch, time: "
+        f"{base} -> {new}; ratio = {new} / {base} without what drifts from run to run, time: "
         f"{found.reading}"
     ]
     differ = [one_line(str(one)) for one in found.differences if one.name not in _TOLD]
-    above += [f"what differs: {'; '.join(differ)}"] if differ else []
+    above += [f"differences: {'; '.join(differ)}"] if differ else []
     below = [f"[{number}] {text}" for text, number in notes.items()]
     alone = sum(not row.matched for row in found.rows)
     below += [f"{counted(alone, 'case')} on one side only"] if alone else []
@@ -358,18 +358,18 @@ def _grids(found: Comparison) -> list[Grid]:
 def _below(state: Versus, found: Sequence[Comparison], folder: str, ended: str) -> list[str]:
     from torchcoll.comparison.results import NEEDS
 
-    rounds = f"{counted(state.round, 'round')} ({_launches_text(state)})"
+    rounds = f"{counted(state.round, 'round')} ({_runs_text(state)})"
     judged = [row.judged for one in found for row in one.rows]
     tested = sum(case.p_value is not None for case in judged)
     needs = [NEEDS] if any(case.needed for case in judged) else []
-    number, _ = state.launches_on(found)
+    number, _ = state.runs_on(found)
     if number and number > state.same_most:
         needs.append(
-            f"--resume beyond the {state.same_most} launches a side that it was begun with finds "
+            f"--resume beyond the {state.same_most} runs a side that it was begun with finds "
             "what differs, and no more that is the same"
         )
     return [
-        "95 %, p: anytime-valid t of the side in log time ~ side + launch number, over all looks; "
+        "95 %, p: anytime-valid t of the side in log time ~ side + run number, over all looks; "
         f"Holm over {counted(tested, 'case')}; same: two one-sided tests in at most "
         f"{state.same_most} rounds",
         *needs,
@@ -378,8 +378,8 @@ def _below(state: Versus, found: Sequence[Comparison], folder: str, ended: str) 
     ]
 
 
-def _launches_text(state: Versus) -> str:
-    return ", ".join(f"{n} of {one_line(name)}" for name, n in state.launches.items())
+def _runs_text(state: Versus) -> str:
+    return ", ".join(f"{n} of {one_line(name)}" for name, n in state.runs.items())
 
 
 def _object(state: Versus, found: Sequence[Comparison], folder: str, ended: str) -> dict[str, Any]:
@@ -387,7 +387,7 @@ def _object(state: Versus, found: Sequence[Comparison], folder: str, ended: str)
         "schema": SCHEMA,
         "ended": ended,
         "rounds": state.round,
-        "launches": state.launches,
+        "runs": state.runs,
         "folder": folder,
         "comparisons": [comparison_object(one) for one in found],
     }

@@ -1,7 +1,7 @@
 """What a collective and the work beside it did to each other: slowdowns, and how much overlapped.
 
-The blocks of one launch are the replicates (bench/beside.py): intervals say what more blocks of
-this launch would show, not what another launch would.
+The blocks of one run are the replicates (bench/concurrent.py): intervals say what more blocks of
+this run would show, not what another run would.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ def overlaps(run: Run) -> list[Overlap]:
     """Of each case that was measured beside other work, with an offset two; [] where none was."""
     found = []
     for result in run.results:
-        if result.beside and result.beside.blocks:
+        if result.concurrent and result.concurrent.blocks:
             found.append(overlap(result))
-            if result.beside.offset_ns is not None:
+            if result.concurrent.offset_ns is not None:
                 found.append(overlap(result, later=True))
     return found
 
 
 def overlap(result: CaseResult, later: bool = False) -> Overlap:
     """later: with the offset. Raises AssertionError for a result without ``beside``."""
-    found = result.beside
+    found = result.concurrent
     assert found is not None
     both = found.both_calls_ns, found.both_work_ns, found.both_ns
     offset_ns, repeats = (None, 1) if found.offset_ns is None else (0.0, found.repeats)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _ALONE = (
     "call, work alone: measured for this table, in turn with both together; slowdown: together / "
-    "alone [90 % intervals over the blocks of this launch]"
+    "alone [90 % intervals over the blocks of this run]"
 )
 _OVERLAP = (
     "overlap: of the time that could be hidden the part that was, (calls + work - at once) / "
@@ -23,7 +23,7 @@ _OVERLAP = (
 )
 
 
-def beside_grid(found: Sequence[Overlap], machine: Sequence[str] = ()) -> Grid:
+def concurrent_grid(found: Sequence[Overlap], machine: Sequence[str] = ()) -> Grid:
     """A row a case, with an offset two; ``found`` is not empty. machine: warnings about the machine
     while it was measured.
     """
@@ -143,5 +143,5 @@ _FIELDS = (
 )
 
 
-def beside_records(found: Sequence[Overlap]) -> list[dict[str, Any]]:
+def concurrent_records(found: Sequence[Overlap]) -> list[dict[str, Any]]:
     return [picked(one, _FIELDS) for one in found]

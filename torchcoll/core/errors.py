@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import IntEnum
 
 
@@ -81,11 +81,23 @@ def did_you_mean(got: object, known: Iterable[str], least: float = 0.6) -> str:
     return f"Did you mean {names[alike[0]]}?" if alike else ""
 
 
-def nearest_option(message: str, known: Iterable[str], help: str) -> str:
+# Options of earlier versions, and their names now.
+RENAMED_OPTIONS = {
+    "--launches": "--runs",
+    "--beside": "--concurrent",
+    "--around": "--load",
+    "--against": "--baseline",
+}
+
+
+def nearest_option(message: str, known: Collection[str], help: str) -> str:
     """The next action for what argparse refuses: the nearest option where it knows no such one, and
     where the options are listed.
     """
     words = message.partition("unrecognized arguments: ")[2].split()
+    old = words[0].partition("=")[0] if words else ""
+    if RENAMED_OPTIONS.get(old) in known:
+        return f"{old} is now {RENAMED_OPTIONS[old]}."
     # Without the dashes, which make all of them alike.
     names = [name[2:] for name in known if name.startswith("--")]
     got = words[0].partition("=")[0].lstrip("-") if words else ""

@@ -36,7 +36,7 @@ from torchcoll.core.result import (
 
 SCHEMA = "torchcoll/2"
 _MANY_BYTES = 1 << 17  # of a line: from there on its samples are packed
-_ENDINGS = ("signal", "hang", "lost_rank", "store")  # events that end a launch
+_ENDINGS = ("signal", "hang", "lost_rank", "store")  # events that end a run
 _LOCK_TRIES = 20  # tenths of a second
 
 
@@ -199,9 +199,9 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
     Raises UsageError when one exists or cannot be written.
     """
     path = Path(path)
-    for number, (launch, results) in enumerate(run.launches(), 1):
-        part = dataclasses.replace(launch, results=results)
-        if part.continuations:  # the rest of a merged run is that of its last launch
+    for number, (member, results) in enumerate(run.all_runs(), 1):
+        part = dataclasses.replace(member, results=results)
+        if part.continuations:  # the rest of a merged run is that of its last run
             part.events = [e for e in run.events if not _is_of(e, run.continuations)]
             part.end = part.in_flight = None
         writer = Writer(path if number == 1 else path.with_name(f"{path.name}.{number}"))
@@ -217,7 +217,7 @@ def _is_of(event: dict[str, Any], runs: Iterable[Run]) -> bool:
 
 
 def load_own(path: str | os.PathLike[str]) -> Run:
-    """As ``load``, of a result file of torchcoll alone: what goes on with a launch, or judges it,
+    """As ``load``, of a result file of torchcoll alone: what goes on with a run, or judges it,
     takes no other. Raises UnreadableError for any other.
     """
     path = Path(path)
@@ -320,7 +320,7 @@ def _backward_stamps(run: Run) -> Iterator[str]:
     wall clock one that was set meanwhile. One line each.
     """
     clocks = (
-        ("monotonic", "start_ns", "batch_start_ns", "the file is damaged, or of two launches"),
+        ("monotonic", "start_ns", "batch_start_ns", "the file is damaged, or of two runs"),
         ("wall", "start_wall_us", "batch_start_wall_us", "the clock was set meanwhile"),
     )
     for clock, start, batches, why in clocks:

@@ -202,7 +202,37 @@ def _unsealed(data: Any) -> dict[str, Any]:
         raise TypeError("no object")
     data.pop("line", None)
     data.pop("crc", None)
+    rename_old_keys(data)
     return data
+
+
+# Keys of earlier files, and what they are called now.
+_RENAMED = {
+    "beside": "concurrent",
+    "lead_ns": "ramp_up_ns",
+    "lead": "ramp_up",
+    "settled": "steady_after",
+    "launch": "run",
+    "launches": "runs",
+}
+
+
+def rename_old_keys(data: dict[str, Any]) -> None:
+    """Give the keys of a record of an earlier version, and of the records in it that torchcoll
+    chose the keys of, their present names; and a work that torchcoll did not start its prefix.
+    """
+    inside = ("labels", "limits", "source", "spec", "spent_ns", "versus")
+    for name in inside:
+        if isinstance(data.get(name), dict):
+            rename_old_keys(data[name])
+    for old, new in _RENAMED.items():
+        if old in data:
+            data[new] = data.pop(old)
+    if data.get("record") == "launch":
+        data["record"] = "run"
+    work = data.get("concurrent")
+    if isinstance(work, str) and work.startswith("external:"):
+        data["concurrent"] = "background:" + work.removeprefix("external:")
 
 
 def _two_in_one(what: str, path: Path, number: int) -> UnreadableError:

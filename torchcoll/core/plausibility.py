@@ -69,7 +69,7 @@ def device_named(name: str) -> DeviceLimits | None:
 
 
 def device_of(run: Run) -> DeviceLimits | None:
-    """The devices of a launch where they are of one known kind: told by its ranks, or by the label
+    """The devices of a run where they are of one known kind: told by its ranks, or by the label
     ``gpu`` of who imported it.
     """
     names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
@@ -204,7 +204,7 @@ def link_unused(run: Run) -> str:
 
 
 def _hosts(run: Run, result: CaseResult) -> list[str]:
-    """The host of each rank of the case; [] where the case has other ranks than the launch."""
+    """The host of each rank of the case; [] where the case has other ranks than the run."""
     ranks = result.members or range(len(run.members))
     known = all(rank < len(run.members) for rank in ranks)
     hosts = [str(run.members[rank]["host"]) for rank in ranks] if known else []

@@ -146,7 +146,7 @@ class Reported:
     case: per rank or per peer.
 
     A row of one call that is the process' first of its size has ``first_call_ns`` and calls = 1: it
-    is ``one_cold_call``, and no time of calls that have settled.
+    is ``one_cold_call``, and no time of calls that are steady.
     """
 
     time_ns: float | None
@@ -223,7 +223,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Beside:
+class ConcurrentBlocks:
     """Blocks of calls alone, of work on the same device alone, and of both at once, in turn.
 
     work: ``matmul:1M`` and the like (core/spec.py). work_bus_bytes: of a collective, the bytes that
@@ -282,12 +282,12 @@ class Beside:
         return self.uncovered <= _FEW_BLOCKS * self.blocks
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Beside:
+    def from_json(cls, data: Mapping[str, Any]) -> ConcurrentBlocks:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
         known = {f.name for f in dataclasses.fields(cls)}
         found = cls(**{name: value for name, value in data.items() if name in known})
         later = found.offset_ns is not None
-        names = BLOCKS_OF_BESIDE + LATER_BLOCKS if later else BLOCKS_OF_BESIDE
+        names = CONCURRENT_BLOCKS + LATER_BLOCKS if later else CONCURRENT_BLOCKS
         matrices = [getattr(found, name) for name in names]
         for matrix in matrices:
             if not isinstance(matrix, list):
@@ -304,7 +304,7 @@ class Beside:
 
 _COVERED = 0.95  # of the time of the calls: so long the work has to be there
 _FEW_BLOCKS = 0.1  # of the blocks: so many may be uncovered
-BLOCKS_OF_BESIDE = ("alone_ns", "work_ns", "both_calls_ns", "both_work_ns", "both_ns")
+CONCURRENT_BLOCKS = ("alone_ns", "work_ns", "both_calls_ns", "both_work_ns", "both_ns")
 LATER_BLOCKS = ("later_calls_ns", "later_work_ns", "later_ns", "later_begins_ns")
 
 
@@ -329,15 +329,16 @@ class CaseResult:
     that is shown: whatever interrupts the calls makes the next ones slow, so they are not steady.
     start_ns, start_wall_us: when the case began on rank 0, by its monotonic clock and in us since
     1970 by its wall clock (in ns it would pass 2^53, and common JSON tools would round it); None is
-    unknown. batch_start_ns, batch_start_wall_us: the same of each batch, before its lead calls.
-    spent_ns: where rank 0's wall time went: ``case`` is all of it, of that ``lead`` (lead calls),
-    ``barriers`` (alignment of steady and lead calls) and ``gathers`` (decisions and samples).
-    members: ranks of the launch whose samples these are, in the order of the sub-group.
+    unknown. batch_start_ns, batch_start_wall_us: the same of each batch, before its ramp-up calls.
+    spent_ns: where rank 0's wall time went: ``case`` is all of it, of that ``ramp_up`` (calls),
+    ``barriers`` (alignment of steady and ramp-up calls) and ``gathers`` (decisions and samples).
+    members: ranks of the run whose samples these are, in the order of the sub-group.
     ordinal: calls that torchcoll had made on the communicator before call 0, barriers for alignment
     aside (0: it had to connect; None: others had used it before).
-    settled: calls until the cold calls settled; None if they did not within their limit.
+    steady_after: cold calls before the calls became steady; None if they did not within
+        their limit.
     choices: algorithms that the communication library's log names for it; none is unknown.
-    beside: what --beside measured, after the steady calls.
+    beside: what --concurrent measured, after the steady calls.
     expected_ns: what the library's own model expects of a call; None is unknown.
     stop: why the steady calls ended: count, precision, time or cap. steady_ns: how long they took
     together with all that lies between them, as rank 0 saw it; None is unknown.
@@ -355,7 +356,7 @@ class CaseResult:
     cold_ns: Matrix = ()
     warmup_ns: Matrix = ()
     time_ns: dict[str, Matrix] = field(default_factory=dict)
-    lead_ns: Matrix = ()
+    ramp_up_ns: Matrix = ()
     batches: Sequence[int] = ()
     start_ns: int | None = None
     start_wall_us: int | None = None
@@ -368,14 +369,14 @@ class CaseResult:
     ordinal: int | None = 0
     communicator: str = "shared"  # or how --fresh-group made its own
     connect_ns: Sequence[int] = ()  # [rank]: what making its own took
-    settled: int | None = None
+    steady_after: int | None = None
     stop: str = ""
     steady_ns: int | None = None
     verification: Verification | None = None
     warnings: Sequence[str] = ()
     reported: Reported | None = None
     choices: Sequence[Choice] = ()
-    beside: Beside | None = None
+    concurrent: ConcurrentBlocks | None = None
     expected_ns: int | None = None
 
     def __repr__(self) -> str:
@@ -413,13 +414,13 @@ class CaseResult:
             data["choices"] = [dataclasses.asdict(choice) for choice in self.choices]
         else:
             del data["choices"]
-        if self.beside:
-            data["beside"] = dataclasses.asdict(self.beside)
-            if self.beside.offset_ns is None:
+        if self.concurrent:
+            data["concurrent"] = dataclasses.asdict(self.concurrent)
+            if self.concurrent.offset_ns is None:
                 for name in ("offset_ns", *LATER_BLOCKS):
-                    del data["beside"][name]
+                    del data["concurrent"][name]
         else:
-            del data["beside"]
+            del data["concurrent"]
         return data
 
     @classmethod
@@ -438,8 +439,8 @@ class CaseResult:
         if values.get("reported") is not None:
             values["reported"] = Reported.from_json(data["reported"])
         values["choices"] = [Choice.from_json(choice) for choice in data.get("choices") or ()]
-        if values.get("beside") is not None:
-            values["beside"] = Beside.from_json(data["beside"])
+        if values.get("concurrent") is not None:
+            values["concurrent"] = ConcurrentBlocks.from_json(data["concurrent"])
         result = cls(**values)
         result._check_types(large)
         return result
@@ -463,7 +464,7 @@ class CaseResult:
         check_lists(list(self.spent_ns.values()), durations=True)
         check_whole(*(at for at in (self.start_ns, self.start_wall_us) if at is not None))
         check_whole(self.ranks, self.count, self.size_bytes, self.bytes_in, self.bytes_out)
-        check_whole(*or_none(self.ordinal, self.settled), self.calls_per_sample)
+        check_whole(*or_none(self.ordinal, self.steady_after), self.calls_per_sample)
         check_whole(*or_none(self.busiest_bytes, self.steady_ns, self.expected_ns))
         check_texts(self.reason, self.stop, *self.warnings)
         if not isinstance(self.status, str) or not isinstance(self.communicator, str):
@@ -483,7 +484,7 @@ _MATRICES = {f.name for f in dataclasses.fields(CaseResult) if f.type == "Matrix
 
 
 def shortfall(results: Sequence[CaseResult]) -> tuple[str, CaseResult] | None:
-    """What makes a launch of these results fail, and its first case: ``1 wrong of 3 cases``, or
+    """What makes a run of these results fail, and its first case: ``1 wrong of 3 cases``, or
     that not one was measured, whatever the reason. None where nothing does.
     """
     bad, lead = [result for result in results if not result.expected], ""
@@ -570,14 +571,14 @@ class SoakWindow:
 
 @dataclass(repr=False)
 class Run(Displayed):
-    """One launch, as loaded or as just measured.
+    """One run, as loaded or as just measured.
 
     header: the first record (run_id, start, argv, environment, ...). members: one dict a rank.
     phases: set-up phase -> ns per rank. machine: the state of each host before and after the run
     (machine/state.py). events: what happened beside the cases. end: the last
     record, None when the file is truncated. in_flight: the case that had started and not ended.
     problems: one line for each thing that reading found wrong. lost: cases that the file had, as
-    its end says, and that could not be read. continuations: the launches of
+    its end says, and that could not be read. continuations: the runs of
     --resume, each as its own file has it; ``results`` and ``events`` hold theirs too. windows: of
     --soak.
     """
@@ -657,10 +658,10 @@ class Run(Displayed):
         name = shlex.quote(str(path))
         return f"to run the rest: torchrun ... -m torchcoll.suite --resume {name}"
 
-    def launches(self) -> list[tuple[Run, list[CaseResult]]]:
-        """This launch and its continuations, each with those of ``results`` that it measured."""
+    def all_runs(self) -> list[tuple[Run, list[CaseResult]]]:
+        """This run and its continuations, each with those of ``results`` that it measured."""
         found: list[tuple[Run, list[CaseResult]]] = [(r, []) for r in (self, *self.continuations)]
-        for number, result in zip(launch_numbers(self), self.results, strict=True):
+        for number, result in zip(run_numbers(self), self.results, strict=True):
             found[number][1].append(result)
         return found
 
@@ -691,7 +692,7 @@ _OF_THE_JOB = (
 
 
 def facts_of(run: Run) -> dict[str, str]:
-    """Name -> value, both as texts, of what is known of a launch."""
+    """Name -> value, both as texts, of what is known of a run."""
     environment = run.environment or {}
     facts = {k: str(v) for k, v in environment.items() if k not in _APART}
     facts |= environment.get("libraries") or {}
@@ -717,10 +718,10 @@ def is_hosts(text: str) -> bool:
     return text.isdecimal() and text.isascii() and len(text) < 7 and int(text) > 0
 
 
-def launch_numbers(run: Run) -> list[int]:
-    """Which of ``run.launches()`` measured each of its results: 0 is the first."""
+def run_numbers(run: Run) -> list[int]:
+    """Which of ``run.all_runs()`` measured each of its results: 0 is the first."""
     if not run.continuations:
         return [0] * len(run.results)
-    # What a later launch measured again is in place of what was there.
+    # What a later run measured again is in place of what was there.
     of_others = {r.case: n for n, other in enumerate(run.continuations, 1) for r in other.results}
     return [of_others.get(result.case, 0) for result in run.results]

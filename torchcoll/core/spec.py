@@ -50,10 +50,10 @@ ORDERS = ("size", "shuffled", "interleaved")
 INITS = ("lazy", "eager")
 BUFFERS = ("default", "registered", "symmetric")
 BUFFER_REUSES = ("same", "rotate")
-WORKS = ("matmul", "copy", "both")  # beside a collective; or external:LABEL
+WORKS = ("matmul", "copy", "both")  # beside a collective; or background:LABEL
 _LEAST_OFFSET_S = 1e-6
 LEAST_WORK = 1024  # bytes: with less, what is timed is how it is issued
-_EXTERNAL = "external:"
+_BACKGROUND = "background:"
 SAME = "same"  # beside a collective: the same one, on other groups
 # Fields of Spec that are numbers, their types and the least value.
 _NUMBERS: tuple[tuple[str, type, int | None], ...] = (
@@ -135,7 +135,7 @@ class Spec:
     asynchronous: bool = False
     coalesce: int = 1
     rehearse: bool = False
-    beside: str | None = None
+    concurrent: str | None = None
     mesh: str | None = None
     offset: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Spec:
             asynchronous: bool = ...,
             coalesce: int = ...,
             rehearse: bool = ...,
-            beside: str | None = ...,
+            concurrent: str | None = ...,
             mesh: str | None = ...,
             offset: str | None = ...,
             labels: Mapping[str, str] = ...,
@@ -218,19 +218,19 @@ class Spec:
         if self.mesh is not None:
             _, columns = _read_mesh(self.mesh)
             own = (f"mod:{columns}", f"{SAME}:div:{columns}")
-            for name, value in zip(("groups", "beside"), own, strict=True):
+            for name, value in zip(("groups", "concurrent"), own, strict=True):
                 if getattr(self, name) not in (None, value):
                     raise UsageError("mesh", f"{self.mesh} with --{name}", "one of them")
                 put(name, value)
-        if self.beside is not None:
-            put("beside", read_work(self.beside))
-            if self.beside.startswith(_EXTERNAL):
-                put("labels", {**self.labels, "beside": self.beside})
+        if self.concurrent is not None:
+            put("concurrent", read_work(self.concurrent))
+            if self.concurrent.startswith(_BACKGROUND):
+                put("labels", {**self.labels, "concurrent": self.concurrent})
         if self.offset is not None:
             parse_duration(self.offset, "offset")
-            if not self.beside_collective:
-                got = f"{self.offset} with {self.beside or 'nothing'} beside"
-                raise UsageError("offset", got, "--beside COLLECTIVE:GROUPS or --mesh with it")
+            if not self.concurrent_collective:
+                got = f"{self.offset} with {self.concurrent or 'nothing'} concurrent"
+                raise UsageError("offset", got, "--concurrent COLLECTIVE:GROUPS or --mesh with it")
         if isinstance(self.backend, str):
             put("backend", ",".join(_names(self.backend.lower())))
         if self.implementation != OWN:
@@ -356,11 +356,11 @@ class Spec:
             if rows * columns != ranks:
                 got = f"{self.mesh}, which is {rows * columns} ranks"
                 raise UsageError("mesh", got, f"one of {counted(ranks, 'rank')}")
-        elif self.beside_collective and ranks > 1:
-            _, rule, _ = other_collective(str(self.beside)) or ("", "", None)
+        elif self.concurrent_collective and ranks > 1:
+            _, rule, _ = other_collective(str(self.concurrent)) or ("", "", None)
             if max(map(len, partition(rule, ranks))) == 1:
-                got = f"{self.beside}, where each of {ranks} ranks is alone"
-                raise UsageError("beside", got, "groups of several ranks")
+                got = f"{self.concurrent}, where each of {ranks} ranks is alone"
+                raise UsageError("concurrent", got, "groups of several ranks")
         return partition(self.groups, ranks) if self.groups else (tuple(range(ranks)),)
 
     @property
@@ -373,14 +373,14 @@ class Spec:
         return any(map(communicates, self.backends))
 
     @property
-    def beside_collective(self) -> bool:
+    def concurrent_collective(self) -> bool:
         """Whether its calls have another collective beside them."""
-        return self.works_beside and other_collective(str(self.beside)) is not None
+        return self.works_concurrently and other_collective(str(self.concurrent)) is not None
 
     @property
-    def works_beside(self) -> bool:
-        """Whether this launch itself works beside its calls."""
-        return bool(self.beside) and not str(self.beside).startswith(_EXTERNAL)
+    def works_concurrently(self) -> bool:
+        """Whether this run itself works beside its calls."""
+        return bool(self.concurrent) and not str(self.concurrent).startswith(_BACKGROUND)
 
     @property
     def has_splits(self) -> bool:
@@ -459,20 +459,20 @@ def _placement(collective: str, implementation: str) -> bool:
 
 def read_work(text: str) -> str:
     """What runs beside a collective: ``matmul:1M`` (a matrix of so many bytes), ``copy:64M``,
-    ``both``; another collective on other groups, see ``other_collective``; or ``external:LABEL``,
+    ``both``; another collective on other groups, see ``other_collective``; or ``background:LABEL``,
     somebody else's work. Raises UsageError.
     """
     name, colon, rest = str(text).partition(":")
-    if f"{name}:" == _EXTERNAL and rest:
+    if f"{name}:" == _BACKGROUND and rest:
         return text
     if name not in WORKS:
         if rest and (name == SAME or name in COLLECTIVES):
             other_collective(text)
             return text
-        words = f"{', '.join(WORKS)}, each with :SIZE, COLLECTIVE:GROUPS or {_EXTERNAL}LABEL"
-        raise UsageError("beside", text, words)
-    if colon and parse_size(rest, "beside") < LEAST_WORK:
-        raise UsageError("beside", text, f"a size of at least {LEAST_WORK} bytes")
+        words = f"{', '.join(WORKS)}, each with :SIZE, COLLECTIVE:GROUPS or {_BACKGROUND}LABEL"
+        raise UsageError("concurrent", text, words)
+    if colon and parse_size(rest, "concurrent") < LEAST_WORK:
+        raise UsageError("concurrent", text, f"a size of at least {LEAST_WORK} bytes")
     return text
 
 
@@ -482,14 +482,14 @@ def other_collective(text: str) -> tuple[str, str, int | None] | None:
     None for other work. Raises UsageError.
     """
     name, _, rest = text.partition(":")
-    if name in WORKS or f"{name}:" == _EXTERNAL:
+    if name in WORKS or f"{name}:" == _BACKGROUND:
         return None
     rule, _, size = rest.rpartition(":") if rest.count(":") == 2 else (rest, "", "")
     if name != SAME and not COLLECTIVES[name].has_data:
-        raise UsageError("beside", text, "a collective that moves data")
+        raise UsageError("concurrent", text, "a collective that moves data")
     if rule.partition(":")[0] not in ("mod", "div") or not rule.partition(":")[2].isdecimal():
-        raise UsageError("beside", text, f"{name}:mod:N or {name}:div:N, and a size after it")
-    return name, rule, parse_size(size, "beside") if size else None
+        raise UsageError("concurrent", text, f"{name}:mod:N or {name}:div:N, and a size after it")
+    return name, rule, parse_size(size, "concurrent") if size else None
 
 
 def _read_mesh(text: str) -> tuple[int, int]:

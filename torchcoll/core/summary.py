@@ -17,7 +17,7 @@ from torchcoll.core.backends import communicates
 from torchcoll.core.case import OWN, Case, calls_of_batch
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import choice
-from torchcoll.core.result import CaseResult, Matrix, Reported, Run, launch_numbers
+from torchcoll.core.result import CaseResult, Matrix, Reported, Run, run_numbers
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom (scipy.stats.t.ppf(0.975, df)).
 _T_975 = (
@@ -27,7 +27,7 @@ _T_975 = (
 )
 
 OVER_RANKS = ("max", "mean", "min", "rank0")
-LOW, HIGH = 0.05, 0.95  # the spread shown: 90 % of the calls of this launch lie inside
+LOW, HIGH = 0.05, 0.95  # the spread shown: 90 % of the calls of this run lie inside
 P99_CALLS = 100  # a 99th percentile of fewer calls is their maximum by another name
 SLOW_FIRST = 3.0  # a first call beyond so many medians is marked
 # From here on the host's time to issue a call agrees with the device's period: of 10 us or more the
@@ -211,7 +211,7 @@ class Row:
     """One line of a table; the names are those of JSON.
 
     Times in ns, bandwidth in GB/s, None where unknown. ``low_ns`` and ``high_ns`` are the 5th and
-    95th percentile of the calls of this launch: a spread, not a confidence interval.
+    95th percentile of the calls of this run: a spread, not a confidence interval.
 
     statistic: what ``median_ns`` is: the median of our own samples, or PERIOD of calls back to back
     (low, high and p99 are then of the intervals on the slowest rank); of an imported file whatever
@@ -446,7 +446,7 @@ def nothing_sent(rows: Sequence[Row]) -> str:
 
 def library_of(case: Case, environment: Mapping[str, Any]) -> str | None:
     """What communicates in a case: the backend's library, or torch's symmetric memory in its place;
-    None is unknown. environment: of the launch.
+    None is unknown. environment: of the run.
     """
     if case.implementation != OWN:
         return f"symmetric memory of torch {environment.get('torch') or ''}".rstrip()
@@ -455,9 +455,9 @@ def library_of(case: Case, environment: Mapping[str, Any]) -> str | None:
 
 
 def libraries_of(run: Run) -> list[str | None]:
-    """What communicated in each result, in its launch (``library_of``)."""
+    """What communicated in each result, in its run (``library_of``)."""
     known = [one.environment for one in (run, *run.continuations)]
-    each = zip(launch_numbers(run), run.results, strict=True)
+    each = zip(run_numbers(run), run.results, strict=True)
     return [library_of(result.case, known[number]) for number, result in each]
 
 
@@ -475,13 +475,13 @@ def first_results(results: Sequence[CaseResult], backend: str | None = None) -> 
     if not ran:
         return []
     first = replace(ran[0].case, group=None)
-    # Of a launch that made a group for every pair of ranks these are most of its cases.
+    # Of a run that made a group for every pair of ranks these are most of its cases.
     alike = (r for r in ran if (r.case.size_bytes, r.case.root) == (first.size_bytes, first.root))
     return [r for r in alike if replace(r.case, group=None) == first]
 
 
 def cold_by_rank(results: Sequence[CaseResult]) -> dict[int, Sequence[int]]:
-    """Rank of the launch, ascending -> its cold calls, of one case in all of its sub-groups."""
+    """Rank of the run, ascending -> its cold calls, of one case in all of its sub-groups."""
     found = {
         result.members[place] if place < len(result.members) else place: row
         for result in results
@@ -490,17 +490,17 @@ def cold_by_rank(results: Sequence[CaseResult]) -> dict[int, Sequence[int]]:
     return dict(sorted(found.items()))
 
 
-def connects(launch: Run, backend: str) -> str | None:
-    """Where that backend of the launch connected: ``init_process_group``, ``communicator``, ``first
-    call``, ``never``, or ``before`` the launch. None where nothing tells, which then is of no
+def connects(run: Run, backend: str) -> str | None:
+    """Where that backend of the run connected: ``init_process_group``, ``communicator``, ``first
+    call``, ``never``, or ``before`` the run. None where nothing tells, which then is of no
     weight: an imported file has no such phase. ``unknown`` of a second backend in files of versions
     that told the first one's alone.
     """
-    of_each = launch.header.get("connects_of") or {}
+    of_each = run.header.get("connects_of") or {}
     if backend in of_each:
         return str(of_each[backend])
-    asked = str((launch.header.get("spec") or {}).get("backend") or backend)
-    known = launch.header.get("connects")
+    asked = str((run.header.get("spec") or {}).get("backend") or backend)
+    known = run.header.get("connects")
     return known if backend == asked.split(",")[0] or known == "before" else "unknown"
 
 
@@ -509,39 +509,39 @@ def first_call_ns(firsts: Sequence[CaseResult], how: str = "max") -> float:
     return over_ranks(list(cold_by_rank(firsts).values()), how)[0]
 
 
-def connect_ns(launch: Run, firsts: Sequence[CaseResult], how: str = "max") -> float:
+def connect_ns(run: Run, firsts: Sequence[CaseResult], how: str = "max") -> float:
     """What making the communicator of these results took before their first call; 0 where the
     first call itself connects, and where nothing tells.
 
     With --fresh-group a case has made its own. A backend that connects within
-    ``init_process_group`` (as the second of a launch: in its ``new_group``) cannot tell the two
+    ``init_process_group`` (as the second of a run: in its ``new_group``) cannot tell the two
     apart, so all of it counts; where nothing is communicated nothing connects.
     """
     backend = firsts[0].case.backend if firsts else ""
-    where = connects(launch, backend)
+    where = connects(run, backend)
     own = [ns for result in firsts for ns in result.connect_ns]
     ways = [own]
-    if where == "init_process_group" and launch.ranks != 1 and communicates(backend):
+    if where == "init_process_group" and run.ranks != 1 and communicates(backend):
         names = (f"new_group_{backend}", "init_process_group")
-        ways.append(next((launch.phases[n] for n in names if launch.phases.get(n)), []))
+        ways.append(next((run.phases[n] for n in names if run.phases.get(n)), []))
     if where != "unknown":
-        ways.append(launch.phases.get("communicator") or [])
+        ways.append(run.phases.get("communicator") or [])
     # 0 is what a rank has that took no part.
     known = (over_ranks([[ns] for ns in way], how)[0] for way in ways if way)
     return next((ns for ns in known if ns), 0)
 
 
 def first_result_ns(
-    launch: Run, firsts: Sequence[CaseResult] | None = None, backend: str | None = None
+    run: Run, firsts: Sequence[CaseResult] | None = None, backend: str | None = None
 ) -> float | None:
-    """Time to first result: connecting and the first call of a launch, of that backend, else of
+    """Time to first result: connecting and the first call of a run, of that backend, else of
     the one that ran first.
 
     The slowest rank's connect and the slowest rank's first call: the ranks meet between the two, so
-    the maxima follow each other. None where the launch did not make its own communicator, or no
+    the maxima follow each other. None where the run did not make its own communicator, or no
     rank told.
     """
-    firsts = first_results(launch.results, backend) if firsts is None else firsts
-    if not firsts or connects(launch, firsts[0].case.backend) in ("before", "unknown"):
+    firsts = first_results(run.results, backend) if firsts is None else firsts
+    if not firsts or connects(run, firsts[0].case.backend) in ("before", "unknown"):
         return None
-    return first_call_ns(firsts) + connect_ns(launch, firsts)
+    return first_call_ns(firsts) + connect_ns(run, firsts)

@@ -291,7 +291,7 @@ def join(parts: Iterable[Traffic]) -> Traffic:
 def _separate_groups(parts: list[Traffic]) -> list[Traffic]:
     """With the same names for the same groups, where a name was given again: which one a rank calls
     NAME depends on those that it was in. As they are where some rank does not know a group that it
-    is in: then the files are not of one launch.
+    is in: then the files are not of one run.
     """
     known: dict[str, dict[tuple[int, ...], None]] = {}
     for part in parts:

@@ -232,6 +232,5 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def counted(number: int, word: str) -> str:
-    """``1 case``, ``2 cases``, ``2 launches``."""
-    ending = "" if number == 1 else "es" if word.endswith("ch") else "s"
-    return f"{number} {word}{ending}"
+    """``1 case``, ``2 cases``, ``2 runs``."""
+    return f"{number} {word}{'' if number == 1 else 's'}"

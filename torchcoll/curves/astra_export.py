@@ -138,7 +138,7 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
         network = f"{name}-{ranks}ranks"
         if network not in links:
             links[network] = links_of(model, name, ranks, hosts)
-        nodes = _launch(0, links[network].launch_ns, ())
+        nodes = _run(0, links[network].launch_ns, ())
         collective = COLLECTIVES[name]
         layout = Layout(0, ranks, size_bytes // collective.parts(ranks))
         put_in = result.bytes_in or collective.elements(layout)[0]
@@ -214,7 +214,7 @@ def _collective(number: int, name: str, put_in: int, after: Iterable[int] = ()) 
     return ChakraNode(number, name, COLLECTIVE, tuple(after), attributes=attributes)
 
 
-def _launch(number: int, launch_ns: float, after: Sequence[int]) -> list[ChakraNode]:
+def _run(number: int, launch_ns: float, after: Sequence[int]) -> list[ChakraNode]:
     """What a call costs before its first step, in whole microseconds."""
     micros = round(launch_ns / 1000)
     if not micros:
@@ -241,7 +241,7 @@ def _step_nodes(
     """
     nodes: list[ChakraNode] = []
     chain: tuple[int, ...] = ()
-    beside: list[int] = []
+    concurrent: list[int] = []
     ran = [_ran(call) for call in calls]
     reached = span[0] if span else ran[0][0] if ran else None
     told = rank in traffic.computing and any(call.span for call in calls)
@@ -261,23 +261,23 @@ def _step_nodes(
 
     for call, (begin, end) in zip(calls, ran, strict=True):
         compute(reached, begin, chain)
-        launch = [] if call.point_to_point else _launch(len(nodes), launch_ns, chain)
-        after = tuple(node.id for node in launch) or chain
-        made = _call_node(len(nodes) + len(launch), call, rank, after)
+        run = [] if call.point_to_point else _run(len(nodes), launch_ns, chain)
+        after = tuple(node.id for node in run) or chain
+        made = _call_node(len(nodes) + len(run), call, rank, after)
         if made is None:
             left[call.collective] = left.get(call.collective, 0) + 1
             continue
         members = tuple(traffic.members(call))
         if members != world:
             made.attributes["pg_name"] = str(groups.setdefault(members, len(groups) + 1))
-        nodes += [*launch, made]
+        nodes += [*run, made]
         waited = call.asynchronous is False
         if waited:
             chain = (made.id,)
         else:
-            beside.append(made.id)
+            concurrent.append(made.id)
         if begin is not None:
-            issued = 0 if computing is not None else sum(1000 * n.duration_us for n in launch)
+            issued = 0 if computing is not None else sum(1000 * n.duration_us for n in run)
             until = (begin if end is None else end) if waited else begin + issued
             # Calls of several streams may begin in another order: nothing is counted twice.
             reached = until if reached is None else max(reached, until)
@@ -286,7 +286,7 @@ def _step_nodes(
         if computing is not None:  # beside the last calls
             compute(reached, max(ends), chain)
         last = max(ends) if reached is None else max(reached, *ends)
-        compute(last, span[1], (*chain, *beside))
+        compute(last, span[1], (*chain, *concurrent))
     if not nodes:  # of a rank without calls: the simulator ends with an error on an empty trace
         nodes.append(ChakraNode(0, "compute", COMP, attributes={"is_cpu_op": False}))
     return nodes
@@ -375,7 +375,7 @@ def links_of(model: MachineModel, collective: str, ranks: int, hosts: int | None
 def _measured(
     one: OverSizes, collective: str, ring: StepLaw, ranks: int, law: OverRanks | None
 ) -> Links:
-    """The latency of its smallest sizes, of which the launch of the law is a part, and the
+    """The latency of its smallest sizes, of which the run of the law is a part, and the
     bandwidth of its largest.
     """
     rates = [bandwidth[0] for bandwidth in one.bandwidths if bandwidth]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def scaling_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="result files or folders; each is a launch")
+    add("files", nargs="+", metavar="FILE", help="result files or folders; each is a run")
     add("--sizes", metavar="LIST", help="such as 1K,1M; default: a small, a middle, a large one")
     add("--link-gbps", metavar="N", help="the limit of busbw in GB/s: adds the share of it")
     add("--format", default="table", help="table, markdown, csv or json")
@@ -54,7 +54,7 @@ def _number(text: str | None) -> float | None:
 
 def transitions_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
+    add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
     add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
     add("--refine", action="store_true", help="print the sizes that would narrow each transition")
     add("--format", default="table", help="table, markdown, csv or json")
@@ -91,13 +91,13 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
     fit = actions.add_parser("fit", help="laws over sizes and ranks, from result files")
     add = fit.add_argument
-    add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
+    add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
     add("-o", "--output", default="machine.json", metavar="FILE", help="default: %(default)s")
     add("--force", action="store_true", help="replace the file")
     add(
-        "--beside",
+        "--concurrent",
         action="store_true",
-        help="the calls beside work, of runs with --beside, in place of those alone",
+        help="the calls beside work, of runs with --concurrent, in place of those alone",
     )
     predict = actions.add_parser("predict", help="time and busbw with 90 %% intervals")
     add = predict.add_argument
@@ -111,7 +111,7 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
         help="how wrong: sizes and ranks left out, or a model or a simulator against a run",
     )
     add = validate.add_argument
-    add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
+    add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
     add(
         "--predicted",
         metavar="FILE",
@@ -143,7 +143,7 @@ def _fit(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.destination import check_new, write_file
 
     check_new(options.output, "output", options.force)
-    found = fit_model(options.files, options.beside)
+    found = fit_model(options.files, options.concurrent)
     write_file(options.output, model_text(found.model), "output", options.force)
     if options.output != "-":
         show_fit(found)

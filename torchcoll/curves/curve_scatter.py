@@ -1,7 +1,7 @@
-"""How uncertain the times of a curve are, as its launches or their calls tell it: the only witness
+"""How uncertain the times of a curve are, as its runs or their calls tell it: the only witness
 that scatter about a law is noise. Pure numbers.
 
-By medians: a launch that was slow at one size only tells nothing of the other sizes.
+By medians: a run that was slow at one size only tells nothing of the other sizes.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ _ENOUGH = 6  # sizes of which a median is taken
 
 @dataclass(frozen=True)
 class Known:
-    """Relative standard errors: of one launch, and of a point, the middle of several.
+    """Relative standard errors: of one run, and of a point, the middle of several.
 
-    launches: False where one launch alone tells it, by its calls: what another would take is not
-    in it, so it is the least. errors: that of each size's point, as its own launches tell it, and
+    runs: False where one run alone tells it, by its calls: what another would take is not
+    in it, so it is the least. errors: that of each size's point, as its own runs tell it, and
     at least that of all.
     """
 
     one: float
     point: float
-    launches: bool
+    runs: bool
     errors: tuple[float, ...]
 
 
 def known_scatter(
     figures: Sequence[Mapping[int, float]], calls: Sequence[tuple[float, float, int]]
 ) -> Known | None:
-    """figures: of each size launch -> time. calls: (5th, 95th percentile, how many) of each case.
+    """figures: of each size run -> time. calls: (5th, 95th percentile, how many) of each case.
 
-    What makes a launch slower at all sizes alike moves no point against the others: each launch's
+    What makes a run slower at all sizes alike moves no point against the others: each run's
     median deviation is taken off. None where nothing tells it.
     """
     every = [{k: math.log(ns) for k, ns in own.items() if ns > 0} for own in figures]
     logs = [own for own in every if len(own) > 1]
-    launches = {k for own in logs for k in own}
-    free = sum(len(own) - 1 for own in logs) - (len(launches) - 1)
+    runs = {k for own in logs for k in own}
+    free = sum(len(own) - 1 for own in logs) - (len(runs) - 1)
     if logs and free > 0:
         middles = [float(numpy.median(list(own.values()))) for own in logs]
         slower = {
             k: numpy.median([own[k] - m for own, m in zip(logs, middles, strict=True) if k in own])
-            for k in launches
+            for k in runs
         }
         rest = [[y - slower[k] for k, y in own.items()] for own in logs]
         squares = [(len(own) - 1) * float(numpy.var(own, ddof=1)) for own in rest]
         if len(rest) < _ENOUGH:
             one = math.sqrt(sum(squares) / free)
         else:
-            share = free / sum(len(own) - 1 for own in rest)  # of the freedom the launches left
+            share = free / sum(len(own) - 1 for own in rest)  # of the freedom the runs left
             one = math.sqrt(
                 numpy.median(
                     [
@@ -82,7 +82,7 @@ def known_scatter(
 
 
 def _own(logs: Sequence[float]) -> float:
-    """The standard error of the middle, of what its launches show; 0 where there is only one."""
+    """The standard error of the middle, of what its runs show; 0 where there is only one."""
     if len(logs) < 2:
         return 0.0
     away = numpy.abs(numpy.asarray(logs) - numpy.median(logs))

@@ -2,7 +2,7 @@
 
 t = a, and t = a + b f(n) with an f of the table of terms in rank_laws.py. Each is fitted by least
 squares of the logarithms of the durations, for noise is a share of the duration; the replicates are
-launches.
+runs.
 
 A law is named only where the data do not reject it, and reject every other one, alone and with
 half of the growth: choosing the best one and rejecting the next called a ring's
@@ -44,10 +44,10 @@ class Law:
     """One law of growth, fitted: base_ns + slope_ns x f(n); low and high bound slope with 95 %.
 
     ratio: the duration at the most ranks over that at the fewest. misfit: the largest relative
-    deviation of the launches' geometric mean at one number of ranks, and at which. criterion: BIC
-    (G. Schwarz, Annals of Statistics 6 (1978) 461); AICc has none for four launches. p_value: of no
-    growth. p_lacking: of this law, against what the launches on each number of ranks took; where
-    few were repeated, against this law and another one together; None for fewer than 4 launches.
+    deviation of the runs' geometric mean at one number of ranks, and at which. criterion: BIC
+    (G. Schwarz, Annals of Statistics 6 (1978) 461); AICc has none for four runs. p_value: of no
+    growth. p_lacking: of this law, against what the runs on each number of ranks took; where
+    few were repeated, against this law and another one together; None for fewer than 4 runs.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Mixture:
 @dataclass(frozen=True)
 class Growth:
     """result: ``constant``, a name of TERMS or of the power law, ``falls with`` one, ``grows``,
-    ``falls``, ``unclear``, ``too few points``; reason: why. law: the best of the laws of growth;
+    ``falls``, ``inconclusive``, ``too few points``; reason: why. law: the best law of growth;
     None where there are too few points; others: the others, the better ones first. mixtures: those
     of MIXTURES. power: the power law. constant: the criterion of no growth. p_value: of no growth,
     Holm's where several are judged together; by the order of the durations alone (Kendall's tau)
@@ -111,7 +111,7 @@ class Growth:
     off by is no noise.
     """
 
-    launches: int
+    runs: int
     numbers: tuple[int, ...]
     result: str
     reason: str
@@ -131,7 +131,7 @@ class Growth:
 
 
 def growths(curves: Sequence[Sequence[tuple[int, float]]]) -> list[Growth]:
-    """The growth of each curve, given as (ranks, ns) of each launch; Holm is over all of them."""
+    """The growth of each curve, given as (ranks, ns) of each run; Holm is over all of them."""
     results = []
     for points in curves:
         numbers = tuple(sorted({n for n, _ in points}))
@@ -150,9 +150,9 @@ def growths(curves: Sequence[Sequence[tuple[int, float]]]) -> list[Growth]:
         if not laws[0].fits:
             p = float(stats.kendalltau(ranks, logs).pvalue)
         growth = Growth(
-            launches=len(points),
+            runs=len(points),
             numbers=numbers,
-            result="unclear",
+            result="inconclusive",
             reason="",
             law=laws[0],
             others=tuple(laws[1:]),
@@ -222,7 +222,7 @@ def _law(name: str, scale: Floats, ranks: Floats, logs: Floats) -> Law:
 
 
 def _p_lacking(name: str, scale: Floats, ranks: Floats, logs: Floats, law: Floats) -> float | None:
-    """p of a law, given by its logarithms: Fisher's F against the scatter of the launches on each
+    """p of a law, given by its logarithms: Fisher's F against the scatter of the runs on each
     number of ranks; where too few were repeated, for one law more, least squares relative to it.
     """
     if len(logs) < 4:
@@ -270,14 +270,14 @@ def _power(ranks: Floats, logs: Floats) -> Mixture:
 
 
 def _repeated(ranks: Floats) -> bool:
-    """Whether launches on equal numbers of ranks tell the noise. On three numbers of ranks it makes
+    """Whether runs on equal numbers of ranks tell the noise. On three numbers of ranks it makes
     no difference.
     """
     return len(ranks) - len(numpy.unique(ranks)) >= 2
 
 
 def _p_scatter(ranks: Floats, values: Floats, squares: float, figures: int) -> float:
-    """p of a fit that leaves ``squares``, against what the launches' own scatter leaves."""
+    """p of a fit that leaves ``squares``, against what the runs' own scatter leaves."""
     numbers = numpy.unique(ranks)
     rest = sum(
         float(((own - own.mean()) ** 2).sum()) for n in numbers for own in [values[ranks == n]]
@@ -314,7 +314,7 @@ def _misfit(ranks: Floats, deviations: Floats) -> tuple[float, int]:
 
 
 def _judged(growth: Growth) -> Growth:
-    """Start at unclear, and move only on evidence, as results.py does."""
+    """Start at inconclusive, and move only on evidence, as results.py does."""
     law, p = growth.law, growth.p_value
     assert law is not None and p is not None and growth.constant is not None
     limit = 1 + FLAT
@@ -324,7 +324,7 @@ def _judged(growth: Growth) -> Growth:
     if all(1 / limit < one.low_90 and one.high_90 < limit for one in (law, *growth.others)):
         return replace(growth, result="constant", reason=f"90 % within {format_percent(FLAT)}")
     if not law.fits:
-        return replace(growth, reason=f"no law fits; {p_text(p)} by order: more launches tell")
+        return replace(growth, reason=f"no law fits; {p_text(p)} by order: more runs tell")
     return replace(growth, reason=p_text(p))
 
 
@@ -337,13 +337,13 @@ def _named(growth: Growth, law: Law, p: float) -> Growth:
     if not law.fits:
         near = [one for one in (law, *growth.others) if one.near]
         if len(near) == 1:
-            off = f"off by {_off(near[0].misfit)} at most, which is more than the noise"
+            off = f"maximum error {_off(near[0].misfit)}, which is more than the noise"
             rest = tuple(one for one in (law, *growth.others) if one is not near[0])
             result = f"{falls}{near[0].name}"
             return replace(growth, result=result, reason=off, law=near[0], others=rest)
         if near:
             names = ", ".join(one.name for one in near)
-            reason = f"these are off by at most {_off(MARGIN)}: {names}"
+            reason = f"these fit within {_off(MARGIN)}: {names}"
             return replace(growth, result=which, reason=reason)
         # On three numbers of ranks two together fit whatever is measured.
         both = [one.name for one in growth.mixtures if one.fits and one.p_lacking is not None]
@@ -352,9 +352,8 @@ def _named(growth: Growth, law: Law, p: float) -> Growth:
                 reason = f"{' and '.join(TERMS)} do not fit; {p_text(p)}"
                 return replace(growth, result=f"{falls}{power.name}", reason=reason)
             both.append(power.name)
-        reason = (
-            f"by none of these laws; {law.name} is off by {_off(law.misfit)} on {law.misfit_at}"
-        )
+        error = f"{law.name} has an error of {_off(law.misfit)} on {law.misfit_at}"
+        reason = f"by none of these laws; {error}"
         if both:
             reason = f"by none of these alone; {' and '.join(both)} fit{'s' * (len(both) < 2)}"
         return replace(growth, result=which, reason=reason)

@@ -20,7 +20,7 @@ from torchcoll.core.units import counted, format_size
 from torchcoll.curves.rank_laws import StepLaw, step_laws
 from torchcoll.curves.size_law import SizeLaw, factors
 
-BESIDE = "beside"  # of a kind: the work beside which its calls were measured
+CONCURRENT = "concurrent"  # of a kind: the work beside which its calls were measured
 TOO_SHORT = "too_short"  # of the facts: what is wrong with that
 
 # Value, and the ends of its 90 % interval. None in its place: too small to be told from nothing,
@@ -116,8 +116,8 @@ class OverRanks:
 def terms(
     steps: StepLaw, size_bytes: float, ranks: int, hosts: int, only_between: bool = False
 ) -> tuple[float, float, float, float, float]:
-    """How often each parameter counts: launch, a step within a host, a byte within, a step between
-    hosts, a byte between. Steps between hosts are those of the law over hosts; the bytes of several
+    """How often each parameter counts: launch overhead, step and byte within a host, step and
+    byte between hosts. Steps between hosts are those of the law over hosts; the bytes of several
     hosts are taken for those that the links between them carry, the slower ones.
     """
     share = steps.share(ranks) * size_bytes
@@ -145,9 +145,9 @@ class KindModel:
         return str(self.kind["collective"])
 
     @property
-    def beside(self) -> str:
+    def concurrent(self) -> str:
         """The work beside which its calls were; '' alone."""
-        return str(self.kind.get(BESIDE) or "")
+        return str(self.kind.get(CONCURRENT) or "")
 
     @property
     def ranks_per_host(self) -> float | None:
@@ -183,7 +183,7 @@ class KindModel:
                 "ranks",
                 got,
                 f"{known}, no other number was measured",
-                f"Measure another: {_launch(self.collective, other)} {sizes} -J FILE; then "
+                f"Measure another: {_run(self.collective, other)} {sizes} -J FILE; then "
                 "torchcoll model fit with both files.",
             )
         return self._on_others(self.over_ranks, size_bytes, ranks, hosts)
@@ -228,7 +228,7 @@ class KindModel:
 _AS_LARGE = 1.01  # 64K are 65532 bytes where three ranks have a block each
 
 
-def _launch(collective: str, ranks: int) -> str:
+def _run(collective: str, ranks: int) -> str:
     return f"torchrun --nproc-per-node {ranks} -m torchcoll.{COLLECTIVES[collective].module}"
 
 
@@ -286,7 +286,7 @@ class MachineModel:
         known = ", ".join(dict.fromkeys(one.collective for one in self.entries))
         ranks = sorted({over.ranks for one in self.entries for over in one.over_sizes})
         each = ", ".join(map(str, ranks)) if ranks else "2 or more"
-        action = f"Measure it, on {each} ranks: {_launch(collective, ranks[-1] if ranks else 2)} "
+        action = f"Measure it, on {each} ranks: {_run(collective, ranks[-1] if ranks else 2)} "
         action += "-b 1K -e 64M -J FILE; then torchcoll model fit with this file too."
         return UsageError("collective", got, f"what the model has: {known}", action)
 

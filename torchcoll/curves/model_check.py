@@ -15,7 +15,7 @@ from typing import Any
 from torchcoll.core.errors import UsageError, brief
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.units import counted
-from torchcoll.curves.model import BESIDE, KindModel, MachineModel, only_a_guess
+from torchcoll.curves.model import CONCURRENT, KindModel, MachineModel, only_a_guess
 from torchcoll.curves.model_fit import facts_of, measured_times, run_ids
 from torchcoll.curves.transitions import size_points
 from torchcoll.curves.validation import NEW_RUN, HeldOut, ValidationRow, row_of
@@ -44,13 +44,13 @@ Group = tuple[KindModel, int, int, list[Measured]]  # with ranks and hosts
 
 
 def check_model(model: MachineModel, sources: Source | Sequence[Source]) -> CheckedModel:
-    """The errors of a model about the cases of these launches, which are pooled.
+    """The errors of a model about the cases of these runs, which are pooled.
 
     Raises UsageError where it predicts none of them, with the first reason; UnreadableError for a
     file.
     """
     measured = side("measured", sources)
-    items, out = measured_times(measured, any(entry.beside for entry in model.entries))
+    items, out = measured_times(measured, any(entry.concurrent for entry in model.entries))
     groups, unknown, notes = _groups(model, measured, items)
     name = str(model.path or "the model")
     points, first = [], None
@@ -68,7 +68,7 @@ def check_model(model: MachineModel, sources: Source | Sequence[Source]) -> Chec
             raise first
         raise UsageError(
             "cases", "; ".join(_reasons(unknown)), f"some that {name} predicts",
-            "Fit a model to launches of their kind: torchcoll model fit RUN... -o FILE.",
+            "Fit a model to runs of their kind: torchcoll model fit RUN... -o FILE.",
         )  # fmt: skip
     by_row: dict[str, list[HeldOut]] = {}
     for point in points:
@@ -168,8 +168,8 @@ def _entry_of(model: MachineModel, item: Measured) -> tuple[KindModel | None, st
 
 def _value(item: Measured, name: str) -> Any:
     """As the model's file has it; None is not known."""
-    if name == BESIDE:
-        return item.result.beside.work if item.result.beside else None
+    if name == CONCURRENT:
+        return item.result.concurrent.work if item.result.concurrent else None
     value = value_of(item, name) if name in NAMES else value_of_fact(item.facts, name)
     return None if value == NOT_KNOWN else value
 
@@ -190,7 +190,7 @@ def _differences(model: MachineModel, measured: Side) -> list[str]:
             notes.append(f"{title}: {ours[name]} here, {known[name]} where the model was fitted")
     if again := set(run_ids(measured)) & set(known.get("runs") or ()):
         notes.append(
-            f"{counted(len(again), 'launch')} of these are among those that the model "
+            f"{counted(len(again), 'run')} of these are among those that the model "
             "was fitted to: its errors there are no test of it"
         )
     return notes

@@ -10,10 +10,10 @@ from typing import Any
 import numpy
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import Beside, Run, hosts_of
+from torchcoll.core.result import ConcurrentBlocks, Run, hosts_of
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
-    BESIDE,
+    CONCURRENT,
     TOO_SHORT,
     KindModel,
     MachineModel,
@@ -41,25 +41,25 @@ from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
 @dataclass(frozen=True)
 class FittedModel:
-    """What ``fit_model`` found, and from which launches. notes: what was left out, and why."""
+    """What ``fit_model`` found, and from which runs. notes: what was left out, and why."""
 
     model: MachineModel
     runs: list[Run]
     notes: list[str] = field(default_factory=list)
 
 
-def fit_model(sources: Source | Sequence[Source], beside: bool = False) -> FittedModel:
-    """The model of the launches of a folder, files or Runs. beside: of their calls beside work
-    (--beside), in place of those alone.
+def fit_model(sources: Source | Sequence[Source], concurrent: bool = False) -> FittedModel:
+    """The model of the runs of a folder, files or Runs. beside: of their calls beside work
+    (--concurrent), in place of those alone.
 
     Raises UsageError where no kind of case has FEWEST_SIZES sizes; UnreadableError for a file.
     """
     files = side("files", sources)
-    kinds, notes = curves_of(files, beside)
+    kinds, notes = curves_of(files, concurrent)
     facts = facts_of(files)
-    works = [r.beside for r in files.results if r.beside and r.beside.blocks]
+    works = [r.concurrent for r in files.results if r.concurrent and r.concurrent.blocks]
     short = sum(not work.covered for work in works)
-    if beside and short:
+    if concurrent and short:
         text = (
             f"in {short} of {counted(len(works), 'case')} the work ended before the calls: calls "
             "beside it for longer would take longer"
@@ -70,9 +70,9 @@ def fit_model(sources: Source | Sequence[Source], beside: bool = False) -> Fitte
 
 
 def facts_of(files: Side) -> dict[str, Any]:
-    """What is known of the machine and its launches."""
+    """What is known of the machine and its runs."""
     known = [known_of(part) for part in files.parts]
-    facts: dict[str, Any] = {"launches": len(files.parts)}
+    facts: dict[str, Any] = {"runs": len(files.parts)}
     for name in ("device_name", "source", "torch"):
         values = list(dict.fromkeys(str(one[name]) for one in known if one.get(name)))
         if values:
@@ -83,12 +83,12 @@ def facts_of(files: Side) -> dict[str, Any]:
 
 
 def run_ids(files: Side) -> list[str]:
-    """Of launches of ours: another tool's have a name alone."""
+    """Of runs of ours: another tool's have a name alone."""
     every = (str(p.header.get("run_id") or "") for p in files.parts if not p.source)
     return list(dict.fromkeys(filter(None, every)))
 
 
-def measured_times(files: Side, beside: bool = False) -> tuple[list[Measured], Counter[str]]:
+def measured_times(files: Side, concurrent: bool = False) -> tuple[list[Measured], Counter[str]]:
     """The cases that a model can be of, and how many others there are, by reason. beside: their
     figures are of one call beside the work.
 
@@ -98,27 +98,27 @@ def measured_times(files: Side, beside: bool = False) -> tuple[list[Measured], C
     out: Counter[str] = Counter()
     for item in files.measured("time", Reading()):
         reason = _why_not(item)
-        if beside and not (item.result.beside and item.result.beside.blocks):
+        if concurrent and not (item.result.concurrent and item.result.concurrent.blocks):
             reason = reason or "without work beside it"
         if reason:
             out[reason] += 1
         else:
-            found.append(replace(item, figure=_beside(item).call_ns) if beside else item)
-    if not found and beside:
+            found.append(replace(item, figure=_concurrent(item).call_ns) if concurrent else item)
+    if not found and concurrent:
         got = "; ".join(f"{counted(n, 'case')} {why}" for why, n in out.items()) or "none"
-        raise UsageError("cases", got, "some beside work", "Measure them with --beside matmul.")
+        raise UsageError("cases", got, "some beside work", "Measure them with --concurrent matmul.")
     if not found:
         got, why = unusable(files)
         raise UsageError("cases", got, "some with ranks, a size and a time, and right", why)
     return found, out
 
 
-def _beside(item: Measured) -> Beside:
-    assert item.result.beside is not None
-    return item.result.beside
+def _concurrent(item: Measured) -> ConcurrentBlocks:
+    assert item.result.concurrent is not None
+    return item.result.concurrent
 
 
-def curves_of(files: Side, beside: bool = False) -> tuple[Kinds, list[str]]:
+def curves_of(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]]:
     """Each kind of case with its curves, by ranks and hosts; and what is in none of them.
 
     Raises UsageError where no curve has FEWEST_SIZES sizes.
@@ -126,9 +126,11 @@ def curves_of(files: Side, beside: bool = False) -> tuple[Kinds, list[str]]:
     separate = kept_separate((part.ranks, known_of(part)) for part in files.parts)
     hosts = list(map(hosts_of, files.parts))
     groups: dict[str, tuple[dict[str, Any], dict[tuple[int, int], list[Measured]]]] = {}
-    items, out = measured_times(files, beside)
+    items, out = measured_times(files, concurrent)
     for item in items:
-        kind = kind_of(item, separate) | ({BESIDE: _beside(item).work} if beside else {})
+        kind = kind_of(item, separate) | (
+            {CONCURRENT: _concurrent(item).work} if concurrent else {}
+        )
         place = (item.row.ranks, hosts[item.part])
         groups.setdefault(repr(kind), (kind, {}))[1].setdefault(place, []).append(item)
     found: Kinds = []

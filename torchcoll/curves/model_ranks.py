@@ -40,7 +40,7 @@ _AHEAD = 3  # doublings of the ranks, at which the laws that remain are asked ho
 
 @dataclass(frozen=True)
 class RanksFit:
-    """launch, step and byte within a host, step and byte between hosts; factors at some sizes."""
+    """Launch overhead; step and byte within a host and between hosts; factors at some sizes."""
 
     steps: StepLaw
     figures: Floats
@@ -92,7 +92,7 @@ class LeftRanks:
     @property
     def square(self) -> float:
         """Mean over the numbers of ranks of the mean square error where it was left out. Of two one
-        would be left, which tells no launch from its steps: then what the law leaves of both.
+        would be left, which tells no run from its steps: then what the law leaves of both.
         """
         errors = self.missed if len(self.missed) > _TWO else self.within
         return float(numpy.mean([(own**2).mean() for own in errors])) + LEAST**2

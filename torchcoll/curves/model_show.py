@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchcoll.curves.model_fit import FittedModel
 
 PREDICTIONS_SCHEMA = "torchcoll-predictions/1"
-_JACKKNIFE = "90 % intervals: jackknife+ (Barber et al. 2021), wider beyond the data"
+_JACKKNIFE = "90 % intervals: jackknife+ (Barber et al. 2021), wider where extrapolated"
 
 
 def show_fit(found: FittedModel, file: TextIO | None = None) -> None:
@@ -65,7 +65,7 @@ def _entry_lines(entry: KindModel) -> list[str]:
     others = [name for name in law.remaining if name != law.law]
     text = f"over ranks ({numbers}): {law.law}"
     text += f"; {', '.join(others)} cannot be told from it" if others else "; no other law remains"
-    lines += [text, f"  launch {_times(law.launch_ns)}"]
+    lines += [text, f"  run {_times(law.launch_ns)}"]
     for name, link in (("within a host", law.within), ("between hosts", law.between)):
         if link:
             step, bandwidth = link
@@ -139,7 +139,7 @@ def _predictions_answer(path: str, rows: Sequence[PredictedRow], titles: Sequenc
         f"{most.ranks} ranks takes {_times((found.time_ns, found.low_ns, found.high_ns))}"
     )
     beyond = sum(bool(row.prediction and row.prediction.beyond) for row in rows)
-    text += f"; {beyond} of {counted(len(rows), 'prediction')} beyond the data" * bool(beyond)
+    text += f"; {beyond} of {counted(len(rows), 'prediction')} extrapolated" * bool(beyond)
     out = len(rows) - len(known)
     text += f"; {out} not predicted, see the table" * bool(out)
     return Answer(text, "doubt" if beyond or out else "")
@@ -159,7 +159,7 @@ def _predictions(rows: Sequence[PredictedRow], title: str) -> Grid:
         Head("90 %", left=True),
         Head("busbw", "GB/s"),
         Head("90 %", "GB/s", left=True),
-        Head("beyond the data", left=True),
+        Head("extrapolated", left=True),
     ]
     lines = []
     for row in rows:

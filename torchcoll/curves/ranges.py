@@ -25,7 +25,7 @@ FLOOR = 0.005
 # is not an ordinary parameter: it is chosen among all. Set so that at most 2 % of curves with one
 # range show a boundary, see tests/benchmarks/transitions.py.
 BOUNDARY_COST = 3.0
-# Times the usual standard error: a point whose own launches disagree by more weighs less.
+# Times the usual standard error: a point whose own runs disagree by more weighs less.
 DISAGREEING = 4
 # Of the measured time, what a law has to leave at the first size of its range: a steep line may
 # meet zero at a size, but not among its own.

@@ -10,7 +10,7 @@ A law is a constant and terms of the number of ranks n:
 ``growth.py`` asks which law the durations of a case follow when n grows, and assumes nothing of the
 collective. A model (``model_ranks.py``) knows the collective and fits all sizes together:
 
-    time = launch + steps(n) x latency of a step + share(n) x size / bandwidth
+    time = run + steps(n) x latency of a step + share(n) x size / bandwidth
 
 with steps and shares as the textbook counts them (R. Thakur, R. Rabenseifner and W. Gropp, Int. J.
 High Performance Computing Applications 19 (2005) 49; of NCCL graph/tuning.cc: 2 (n - 1) steps of a

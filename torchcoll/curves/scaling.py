@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchcoll.comparison.results import is_right, launches_of
+from torchcoll.comparison.results import is_right, runs_of
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import LIKELY
@@ -47,12 +47,12 @@ def why_out(item: Measured) -> str:
     return "first calls alone" if reported and reported.first_call_ns else "without a time"
 
 
-def later_launches(files: Side, started: Cold | None) -> set[int]:
+def later_runs(files: Side, started: Cold | None) -> set[int]:
     """Numbers of those ``parts`` that were not the first of their kind in their job, where it
     matters.
     """
     rows = started.rows if started else []
-    later = [row.launch for row in rows if row.in_job not in ("", "-", "1", FIRST_TWO)]
+    later = [row.run for row in rows if row.in_job not in ("", "-", "1", FIRST_TWO)]
     return {n for n, part in enumerate(files.parts) if any(part is one for one in later)}
 
 
@@ -61,15 +61,15 @@ _ONE, _SEVERAL = "one host", "several hosts"
 
 @dataclass(frozen=True)
 class RanksPoint:
-    """One number of ranks: geometric means over its launches; durations in ns, None is unknown.
+    """One number of ranks: geometric means over its runs; durations in ns, None is unknown.
 
-    hosts: how many the launches had. low_ns, high_ns: the fastest and the slowest launch. share:
+    hosts: how many the runs had. low_ns, high_ns: the fastest and the slowest run. share:
     busbw over the limit that was stated.
     """
 
     ranks: int
     hosts: tuple[int, ...]
-    launches: int
+    runs: int
     time_ns: float | None
     low_ns: float | None
     high_ns: float | None
@@ -91,7 +91,7 @@ class GrowthFit:
 
 @dataclass(frozen=True)
 class RanksCurve:
-    """One kind of case at one size, or what is before it: the start of the launch."""
+    """One kind of case at one size, or what is before it: the start of the run."""
 
     kind: Mapping[str, Any]
     size_bytes: int
@@ -102,7 +102,7 @@ class RanksCurve:
 
 @dataclass(frozen=True, repr=False)
 class Scaling(Displayed):
-    """curves: cases; starts: the first call of the launch, or its time to first result. left_out:
+    """curves: cases; starts: the first call of the run, or its time to first result. left_out:
     sizes that are measured and not shown.
     """
 
@@ -115,8 +115,8 @@ class Scaling(Displayed):
 
 
 @dataclass(frozen=True)
-class _Launch:
-    """One launch of one case."""
+class _Run:
+    """One run of one case."""
 
     ranks: int
     hosts: int
@@ -128,13 +128,13 @@ class _Launch:
 
 @dataclass(frozen=True)
 class _Draft:
-    """A curve before its fits; ``figures``: what is fitted, by the field of a _Launch. place: in
-    their jobs, of all its launches, where it matters.
+    """A curve before its fits; ``figures``: what is fitted, by the field of a _Run. place: in
+    their jobs, of all its runs, where it matters.
     """
 
     kind: Mapping[str, Any]
     size_bytes: int
-    launches: list[_Launch]
+    runs: list[_Run]
     figures: Mapping[str, str]
     place: str = ""
 
@@ -171,16 +171,16 @@ def scaling(
         RanksCurve(
             draft.kind,
             draft.size_bytes,
-            _points(draft.launches, link_gbps),
+            _points(draft.runs, link_gbps),
             own,
-            hidden_among([one.facts for one in draft.launches], separate),
+            hidden_among([one.facts for one in draft.runs], separate),
         )
         for draft, own in zip(drafts, fits, strict=True)
     ]
     notes = _notes(files, curves)
-    if later := later_launches(files, started):
+    if later := later_runs(files, started):
         notes.append(
-            f"1st call of a case: not of {len(later)} of {len(files.parts)} launches, which came "
+            f"1st call of a case: not of {len(later)} of {len(files.parts)} runs, which came "
             "later in a job; `torchcoll cold` shows them"
         )
     return Scaling(
@@ -192,12 +192,12 @@ def _cases(
     files: Side, separate: Sequence[str], sizes: Sequence[int], started: Cold | None
 ) -> tuple[list[_Draft], list[int]]:
     """A draft for each kind of case and size, and the sizes that none shows."""
-    hosts, later = list(map(hosts_of, files.parts)), later_launches(files, started)
+    hosts, later = list(map(hosts_of, files.parts)), later_runs(files, started)
     groups: dict[str, dict[int, list[Measured]]] = {}
     for item in files.measured("time", Reading()):
         # A row that is one first call is no time of a call that has settled.
         single = item.result.reported and item.result.reported.first_call_ns
-        if item.row.ranks and not single and launches_of([item]):
+        if item.row.ranks and not single and runs_of([item]):
             by_size = groups.setdefault(repr(kind_of(item, separate)), {})
             by_size.setdefault(item.row.size_bytes_requested, []).append(item)
     measured = {size_bytes for by_size in groups.values() for size_bytes in by_size}
@@ -215,21 +215,21 @@ def _cases(
             wanted = sorted({common[0], common[(len(common) - 1) // 2], common[-1]})
         for size_bytes in wanted:
             if own := by_size.get(size_bytes):
-                launches = _launches(own, hosts, later)
+                runs = _runs(own, hosts, later)
                 figures = {"time": "time_ns", "1st call of the case": "first_ns"}
-                drafts.append(_Draft(kind_of(own[0], separate), size_bytes, launches, figures))
+                drafts.append(_Draft(kind_of(own[0], separate), size_bytes, runs, figures))
     return drafts, sorted(measured - {draft.size_bytes for draft in drafts})
 
 
-def _launches(items: Sequence[Measured], hosts: Sequence[int], later: set[int]) -> list[_Launch]:
-    """A launch may have run a case twice: then its figures are their geometric means. hosts: of
-    each part. later: parts whose first calls are not those of a first launch.
+def _runs(items: Sequence[Measured], hosts: Sequence[int], later: set[int]) -> list[_Run]:
+    """A run may have run a case twice: then its figures are their geometric means. hosts: of
+    each part. later: parts whose first calls are not those of a first run.
     """
     by_ranks: dict[int, list[Measured]] = {}
     for item in items:
         by_ranks.setdefault(item.row.ranks, []).append(item)
     return [
-        _Launch(
+        _Run(
             ranks,
             hosts[same[0].part],
             same[0].facts,
@@ -240,12 +240,12 @@ def _launches(items: Sequence[Measured], hosts: Sequence[int], later: set[int]) 
             ),
         )
         for ranks, own in sorted(by_ranks.items())
-        for time, same in launches_of(own)
+        for time, same in runs_of(own)
     ]
 
 
 def _starts(started: Cold | None) -> list[_Draft]:
-    """The start of each launch by kind: its time to first result where all of a kind tell it, else
+    """The start of each run by kind: its time to first result where all of a kind tell it, else
     its first call.
     """
     kinds: dict[tuple[str, str], list[ColdRow]] = {}
@@ -255,8 +255,8 @@ def _starts(started: Cold | None) -> list[_Draft]:
     drafts = []
     for (_, place), own in sorted(kinds.items(), key=lambda item: item[0][1]):
         whole = all(row.first_result_ns for row in own)
-        launches = [
-            _Launch(
+        runs = [
+            _Run(
                 row.ranks,
                 row.hosts or 0,
                 row.facts,
@@ -265,15 +265,15 @@ def _starts(started: Cold | None) -> list[_Draft]:
             for row in sorted(own, key=lambda row: row.ranks)
         ]
         kind: dict[str, Any] = {**own[0].kind, **({"in job": place} if place else {})}
-        name = "time to first result" if whole else "1st call of the launch"
-        drafts.append(_Draft(kind, kind.pop("size_bytes"), launches, {name: "first_ns"}, place))
+        name = "time to first result" if whole else "1st call of the run"
+        drafts.append(_Draft(kind, kind.pop("size_bytes"), runs, {name: "first_ns"}, place))
     return drafts
 
 
-def _points(launches: Sequence[_Launch], link_gbps: float | None) -> list[RanksPoint]:
+def _points(runs: Sequence[_Run], link_gbps: float | None) -> list[RanksPoint]:
     points = []
-    for ranks in dict.fromkeys(one.ranks for one in launches):
-        own = [one for one in launches if one.ranks == ranks]
+    for ranks in dict.fromkeys(one.ranks for one in runs):
+        own = [one for one in runs if one.ranks == ranks]
         times = [one.time_ns or one.first_ns or 0.0 for one in own]
         busbw = geometric(one.busbw_gbps for one in own)
         points.append(
@@ -293,12 +293,12 @@ def _points(launches: Sequence[_Launch], link_gbps: float | None) -> list[RanksP
 
 
 def _fits(drafts: Sequence[_Draft]) -> list[list[GrowthFit]]:
-    """Of every curve each figure; where launches have one host and others several, each part by
+    """Of every curve each figure; where runs have one host and others several, each part by
     itself: they use other links. One rank communicates nothing and is in no fit.
     """
     asked: list[tuple[int, str, str, list[tuple[int, float]]]] = []
     for number, draft in enumerate(drafts):
-        real = [one for one in draft.launches if one.ranks > 1]
+        real = [one for one in draft.runs if one.ranks > 1]
         mixed = {one.hosts > 1 for one in real if one.hosts} == {False, True}
         for part in (_ONE, _SEVERAL) if mixed else ("",):
             own = [one for one in real if not part or (one.hosts > 1) == (part == _SEVERAL)]
@@ -324,5 +324,5 @@ def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
         notes.append("one host and several hosts use other links: each part is fitted by itself")
     if any(one.reported and one.reported.first_call_ns for one in files.results):
         notes.append("rows of -i 1 -w 0 are first calls, and in no time")
-    hidden = dict.fromkeys(hidden_note(one.hidden, "the launches of a curve") for one in curves)
+    hidden = dict.fromkeys(hidden_note(one.hidden, "the runs of a curve") for one in curves)
     return [*notes, *filter(None, (*hidden, files.rehearsal_note))]

@@ -43,12 +43,12 @@ SCALING_SCHEMA = "torchcoll-scaling/1"
 _FITS = (
     "laws: constant, a + b log2 n (steps of a tree), a + b n (steps of a ring), a + b (n-1)/n (the "
     "bytes that each rank sends in a ring: its bandwidth); least squares of the logarithms, the "
-    "launches are the replicates"
+    "runs are the replicates"
 )
 _VERDICTS = (
     "a law is named: growth is significant (t; Kendall's tau where no law fits; Holm over all), it "
     "fits, and no other does, alone or with half of the growth (A + B: two together; F, 5 %); "
-    "where none fits: one that is off by at most 2 %, or a power law n^p; constant: "
+    "where none fits: one with a maximum error of 2 %, or a power law n^p; constant: "
     "90 % of the growth within 10 %; too few points: fewer than 3 numbers of ranks"
 )
 
@@ -71,7 +71,7 @@ def scaling_object(found: Scaling) -> dict[str, Any]:
                 **known(curve.kind),
                 "size_bytes": curve.size_bytes,
                 **picked(fit, "figure part?"),
-                **picked(fit.growth, "result reason numbers_of_ranks=numbers launches p_value"),
+                **picked(fit.growth, "result reason numbers_of_ranks=numbers runs p_value"),
                 "constant_criterion": fit.growth.constant,
                 "mixtures": [
                     {
@@ -110,7 +110,7 @@ def _rows(curve: RanksCurve) -> list[dict[str, Any]]:
 
 
 def _timed(curve: RanksCurve) -> bool:
-    """False for the start of launches."""
+    """False for the start of runs."""
     return any(point.time_ns for point in curve.points)
 
 
@@ -122,13 +122,13 @@ def scaling_grids(found: Scaling) -> list[Grid]:
     link = found.link_gbps
     grids = []
     for title, curves in zip(titles, groups.values(), strict=True):
-        above = [title, f"{_reading(found)}; geometric means over the launches"]
+        above = [title, f"{_reading(found)}; geometric means over the runs"]
         above += [f"share: busbw of the {link:g} GB/s of --link-gbps"] if link else []
         grids.append(_curves(curves, above, "first"))
     starts = kind_texts([{**curve.kind, "size_bytes": curve.size_bytes} for curve in found.starts])
     for title, curve in zip(starts, found.starts, strict=True):
-        figure = next((fit.figure for fit in curve.fits), "1st call of the launch")
-        grids.append(_curves([curve], [f"start of the launch: {title}"], figure))
+        figure = next((fit.figure for fit in curve.fits), "1st call of the run")
+        grids.append(_curves([curve], [f"start of the run: {title}"], figure))
     every = [*found.curves, *found.starts]
     names = dict(zip(groups, titles, strict=True))
     grids.append(_fits(every, names))
@@ -159,23 +159,23 @@ def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
     def spread(item: tuple[RanksCurve, RanksPoint], of_time: bool) -> str:
         curve, point = item
         low, high = (time_text(ns, 3) for ns in (point.low_ns, point.high_ns))
-        return f"{low} to {high}" if point.launches > 1 and _timed(curve) is of_time else "-"
+        return f"{low} to {high}" if point.runs > 1 and _timed(curve) is of_time else "-"
 
     return filled(
         [
             (Head("size", repeat=True), lambda i: _size(i[0]) if _timed(i[0]) else "-"),
             (Head("ranks", repeat=True), lambda i: str(i[1].ranks)),
             (Head("hosts"), lambda i: ", ".join(map(str, i[1].hosts)) or "-"),
-            (Head("launches", drop=1), lambda i: str(i[1].launches)),
+            (Head("runs", drop=1), lambda i: str(i[1].runs)),
             (Head("time"), lambda i: format_time(i[1].time_ns)),
-            (Head("of one launch", left=True, drop=2), lambda i: spread(i, of_time=True)),
+            (Head("of one run", left=True, drop=2), lambda i: spread(i, of_time=True)),
             (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[1].busbw_gbps)),
             (
                 Head("share"),
                 lambda i: "-" if i[1].share is None else f"{100 * i[1].share:.1f} %",
             ),
             (Head(first, "call" if first == "first" else ""), lambda i: format_time(i[1].first_ns)),
-            (Head("of one launch", left=True, drop=2), lambda i: spread(i, of_time=False)),
+            (Head("of one run", left=True, drop=2), lambda i: spread(i, of_time=False)),
         ],
         [(curve, point) for curve in curves for point in curve.points],
         above=above,
@@ -229,8 +229,8 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
             (Head("why", left=True, drop=3), lambda i: i[1].growth.reason),
             (Head("growth over the range", "(95 %)", left=True), ratio),
             (Head("best law of growth", "(95 % of b)", left=True, drop=2), law),
-            (Head("off by", "(at most)", left=True, drop=2), off),
-            (Head("launches", drop=1), lambda i: str(i[1].growth.launches)),
+            (Head("maximum", "error", left=True, drop=2), off),
+            (Head("runs", drop=1), lambda i: str(i[1].growth.runs)),
         ],
         [(curve, fit) for curve in curves for fit in curve.fits],
         above=[_FITS, _VERDICTS],
@@ -238,7 +238,7 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
 
 
 def scaling_answer(curves: Sequence[RanksCurve]) -> Answer:
-    """``time: like n (2 of 3), unclear (1); ...``: how each figure grows with the ranks."""
+    """``time: like n (2 of 3), inconclusive (1); ...``: how each figure grows with the ranks."""
     found: dict[str, list[str]] = {}
     for curve in curves:
         for fit in curve.fits:
@@ -254,11 +254,11 @@ def scaling_answer(curves: Sequence[RanksCurve]) -> Answer:
             counts.append(f"{text}{count}")
         words.append(f"{figure}: {', '.join(counts)}")
     known = {result for results in found.values() for result in results}
-    kind = "" if known - {"unclear", "too few points"} else "doubt"
+    kind = "" if known - {"inconclusive", "too few points"} else "doubt"
     return Answer(f"growth with the ranks: {'; '.join(words)}", kind)
 
 
-_PLAIN = ("constant", "grows", "falls", "unclear", "too few points")
+_PLAIN = ("constant", "grows", "falls", "inconclusive", "too few points")
 
 
 _KINDS = 8  # rows of a picture; more are too small to read
@@ -300,9 +300,9 @@ def scaling_figure(found: Scaling) -> Figure:
         right.set_ylabel("times as fast")
         right.set_ylim(bottom=0)
         legend(left, len(curves))
-    several = any(p.launches > 1 for curves in drawn for c in curves for p in c.points)
-    caption = [f"{_reading(found)}; geometric means over the launches; 1: more ranks cost no time"]
-    caption += ["band: the fastest and the slowest launch"] * several
+    several = any(p.runs > 1 for curves in drawn for c in curves for p in c.points)
+    caption = [f"{_reading(found)}; geometric means over the runs; 1: more ranks cost no time"]
+    caption += ["band: the fastest and the slowest run"] * several
     rest = len(groups) - len(drawn)
     caption += [f"{counted(rest, 'kind')} of cases more are not drawn"] * bool(rest)
     write_caption(figure, [*caption, *found_lines(found.notes, found.runs)])

@@ -5,7 +5,7 @@ library's own log, where one was kept, gives the hand-over between two sizes; fo
 size from which another one is the best. They stand side by side; none corrects another.
 
 Where the times of a curve contradict its ranges, that may be noise. Noise is said only where
-launches, or the calls of the only one, show it: a size that is slow in every launch scatters about
+runs, or the calls of the only one, show it: a size that is slow in every run scatters about
 a law as well.
 """
 
@@ -72,7 +72,7 @@ class Fall:
 
 def falls_of(found: CurveRanges) -> list[Fall]:
     """Where time falls by more than noise, and no slow size and no transition says it already."""
-    stated = found.known and found.known.launches
+    stated = found.known and found.known.runs
     noise = found.curve.noise if len(found.points) >= FEW else _UNKNOWN
 
     kept = [p for i, p in enumerate(found.points) if i not in found.curve.slow_sizes]
@@ -88,8 +88,8 @@ def falls_of(found: CurveRanges) -> list[Fall]:
 
 
 def disagreeing(found: CurveRanges) -> list[SizePoint]:
-    """The sizes at which launches differ so much more than at most sizes that they weigh less."""
-    if not (found.known and found.known.launches):
+    """The sizes at which runs differ so much more than at most sizes that they weigh less."""
+    if not (found.known and found.known.runs):
         return []
     usual = statistics.median(point.error for point in found.points)
     return [p for p in found.points if p.error > max(POOR, DISAGREEING * usual)]
@@ -99,22 +99,22 @@ def note_of(found: CurveRanges) -> str:
     """What speaks against the ranges that were found, or why none could be."""
     points, curve = found.points, found.curve
     few = len(points) < 2 * FEWEST
-    known, launches = found.known, bool(found.known and found.known.launches)
+    known, runs = found.known, bool(found.known and found.known.runs)
     if curve.noise > NOISY:
-        # Whether launches, or the calls of the only one, scatter as the points do.
+        # Whether runs, or the calls of the only one, scatter as the points do.
         about = f"times scatter by {100 * curve.noise:.0f} % about any law of this kind"
         if known and known.point > curve.noise / 2:
-            who = "launches" if launches else "calls"
-            return f"too noisy: {about}, and {who} of one size as much; repeat the launches"
-        if len(points) >= FEW and not launches:
-            return f"{about}; one launch cannot tell noise from what each size takes: repeat it"
+            who = "runs" if runs else "calls"
+            return f"too noisy: {about}, and {who} of one size as much; repeat the runs"
+        if len(points) >= FEW and not runs:
+            return f"{about}; one run cannot tell noise from what each size takes: repeat it"
     if not curve.ranges:  # each has too few sizes
         return ""
     worst = max(curve.ranges, key=lambda r: r.misfit)
     at = points[worst.misfit_at]
     # Of many sizes the scatter about the law, of which the furthest is no news.
     of_points = curve.noise if len(points) >= FEW else 0.0
-    noise = at.error if launches else of_points
+    noise = at.error if runs else of_points
     text = f"one law fits all within {100 * worst.misfit:.1f} % ({format_size(at.size_bytes)})"
     poor = worst.misfit > max(POOR, _FAR * noise)
     ratio = at.time_ns / worst.time_ns(at.size_bytes)
@@ -138,9 +138,9 @@ def note_of(found: CurveRanges) -> str:
 def _agreement(found: CurveRanges) -> str:
     """Whether it may be noise after all."""
     known = found.known
-    if known and known.launches:
-        return f" (launches of one size scatter by {100 * known.one:.1f} %)"
-    return " (1 launch: whether that is noise is not known)"
+    if known and known.runs:
+        return f" (runs of one size scatter by {100 * known.one:.1f} %)"
+    return " (1 run: whether that is noise is not known)"
 
 
 CLIFF = 1.1  # time that grows by so much from one size to the next, at once
@@ -155,14 +155,14 @@ _STEP = 4  # where sizes are too small for that
 
 @dataclass(frozen=True)
 class SizePoint:
-    """One size: of the launches' medians the median (of two their geometric mean; a launch that was
+    """One size: of the runs' medians the median (of two their geometric mean; a run that was
     slow once moves a mean, and the law with it). algorithm: as the log names it. error: relative,
-    standard, as the launches or their calls tell it; 0 where nothing does.
+    standard, as the runs or their calls tell it; 0 where nothing does.
     """
 
     size_bytes: int
     time_ns: float
-    launches: int
+    runs: int
     algorithm: str | None
     error: float = 0.0
 
@@ -182,8 +182,8 @@ class Transition:
     """A change of range between low_bytes and high_bytes, as the times show it.
 
     kind: ``cliff`` (time jumps up at once), ``drop`` (down: the library switched late), ``kink``
-    (only the slope changes), ``unclear`` (too few sizes before or after it, or both: no law there,
-    no jump). jump: time after over before, both laws at the best place.
+    (only the slope changes), ``inconclusive`` (too few sizes before or after it for a
+    law or a jump). jump: time after over before, both laws at the best place.
     handover: what the log says there; agreement: whether the two agree, in words.
     """
 
@@ -219,7 +219,7 @@ class CurveRanges:
     share: float | None = 1.0
     known: Known | None = None
     falls: list[Fall] = field(default_factory=list)
-    disagreeing: list[SizePoint] = field(default_factory=list)  # launches of these weigh little
+    disagreeing: list[SizePoint] = field(default_factory=list)  # runs of these weigh little
 
     def algbw_gbps(self, size_range: SizeRange) -> float | None:
         """As ``show`` counts it, which is not S over time for every collective."""
@@ -260,7 +260,7 @@ class CurveRanges:
 
 @dataclass(repr=False)
 class Transitions(Displayed):
-    """What ``transitions`` found: the curves of some launches."""
+    """What ``transitions`` found: the curves of some runs."""
 
     runs: list[Run]
     curves: list[CurveRanges]
@@ -273,7 +273,7 @@ def transitions(
     over_ranks: str = "max",
 ) -> Transitions:
     """The ranges of every curve of a folder, files or Runs: cases that differ in nothing but the
-    size; of launches the median counts (see Point). ``show`` prints it.
+    size; of runs the median counts (see Point). ``show`` prints it.
 
     Raises UsageError where no case has a time and a size, UnreadableError for a file.
     """
@@ -299,7 +299,7 @@ def transitions(
 
 
 def _notes(files: Side, separate: Sequence[str]) -> list[str]:
-    """What the pooled launches differ in: a step may be theirs."""
+    """What the pooled runs differ in: a step may be theirs."""
     alike: dict[int, list[dict[str, str]]] = {}  # each number of ranks is a curve of its own
     for part in files.parts:
         alike.setdefault(part.ranks, []).append(known_of(part))
@@ -317,7 +317,7 @@ def _curves(side: Side, over_ranks: str, separate: Sequence[str]) -> list[CurveR
             continue
         common = {name: value_of(item, name) for name in NAMES}
         common |= {name: value_of_fact(item.facts, name) for name in separate}
-        common |= {"cell": side.runs[item.launch].labels.get("cell")}
+        common |= {"cell": side.runs[item.run].labels.get("cell")}
         groups.setdefault(repr(common), (common, []))[1].append(item)
     if not groups:
         raise UsageError("cases", "none with a time and a size", "at least one")
@@ -346,7 +346,7 @@ def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:
         low, high = points[boundary.low].size_bytes, points[boundary.high].size_bytes
         jump = boundary.jump
         if jump is None:
-            kind = "unclear"
+            kind = "inconclusive"
         else:
             kind = "cliff" if jump >= CLIFF else "drop" if jump <= 1 / CLIFF else "kink"
         inside = [h for h in handovers if h.low_bytes < high and h.high_bytes > low]
@@ -368,7 +368,7 @@ def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:
 
 
 def _known(items: Sequence[Measured]) -> Known | None:
-    by_size = [_by_launch(own) for _, own in _by_size(items)]
+    by_size = [_by_run(own) for _, own in _by_size(items)]
     calls = [
         (row.low_ns, row.high_ns, row.calls)
         for row in (item.row for item in items)
@@ -378,7 +378,7 @@ def _known(items: Sequence[Measured]) -> Known | None:
 
 
 def size_points(items: Sequence[Measured]) -> list[SizePoint]:
-    """The points of one curve, of any launches; its cases have a time and a size."""
+    """The points of one curve, of any runs; its cases have a time and a size."""
     return _points(items, _known(items))
 
 
@@ -389,19 +389,19 @@ def _by_size(items: Sequence[Measured]) -> list[tuple[int, list[Measured]]]:
     return sorted(by_size.items())
 
 
-def _by_launch(items: Sequence[Measured]) -> dict[int, float]:
-    """A launch may have run a case twice."""
-    launches: dict[int, list[float]] = {}
+def _by_run(items: Sequence[Measured]) -> dict[int, float]:
+    """A run may have run a case twice."""
+    runs: dict[int, list[float]] = {}
     for item in items:
-        launches.setdefault(item.launch, []).append(item.figure or 0.0)
-    return {launch: geometric(own) or 0.0 for launch, own in launches.items()}
+        runs.setdefault(item.run, []).append(item.figure or 0.0)
+    return {run: geometric(own) or 0.0 for run, own in runs.items()}
 
 
 def _points(items: Sequence[Measured], known: Known | None) -> list[SizePoint]:
     points = []
     for index, (size_bytes, own) in enumerate(_by_size(items)):
         names = list(dict.fromkeys(m.row.algorithm for m in own if m.row.algorithm))
-        figures = _by_launch(own)
+        figures = _by_run(own)
         every = sorted(figures.values())
         # An even number has two in its middle. No logarithm of one: a figure stays what it is.
         time = geometric(every[(len(every) - 1) // 2 : len(every) // 2 + 1]) or 0.0

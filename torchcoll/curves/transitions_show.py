@@ -44,7 +44,7 @@ _WORDS = {
     "cliff": "time jumps up by {0:.2f}x at once",
     "drop": "time drops to {0:.2f}x at once",
     "kink": "the slope changes, no jump is shown",
-    "unclear": "a change, with too few sizes {1} it for a law or a jump; --refine proposes some",
+    "inconclusive": "a change, but too few sizes {1} it for a law or jump; --refine proposes some",
 }
 
 LEGEND = (
@@ -84,7 +84,7 @@ def show_transitions(
             "sizes": len(sizes),
             **picked(curve, "noise=curve.noise note? doubt?"),
             "ranges": ranges,
-            "known_scatter": picked(curve.known, "one point launches") if curve.known else None,
+            "known_scatter": picked(curve.known, "one point runs") if curve.known else None,
             "slow_sizes": [{"size_bytes": sizes[i], "ratio": ratio} for i, ratio in slow_sizes],
             "falls": [{**vars(one), "ratio": one.ratio} for one in curve.falls],
             "handovers": [vars(one) for one in curve.handovers],
@@ -163,14 +163,14 @@ def records(found: CurveRanges) -> list[dict[str, Any]]:
 
 def _grid(found: CurveRanges, title: str, refine: bool) -> Grid:
     points, curve = found.points, found.curve
-    launches = max(point.launches for point in points)
+    runs = max(point.runs for point in points)
     words = f"{len(points)} size{'s' * (len(points) > 1)}, "
     if found.sizes > len(points):
         words = f"{len(points)} of {found.sizes} sizes (more are too many), "
-    words += f"{launches} launch{'es' * (launches > 1)}{' (their median)' * (launches > 2)}"
+    words += f"{runs} run{'s' * (runs > 1)}{' (their median)' * (runs > 2)}"
     above = [f"{title}: {words}, points scatter by {100 * curve.noise:.1f} % about their law"]
     heads = [Head("range", repeat=True), Head("sizes", left=True), Head("latency")]
-    heads += [Head("algbw", "(GB/s)"), Head("off by", "(at most)", left=True)]
+    heads += [Head("algbw", "(GB/s)"), Head("maximum", "error", left=True)]
     labelled = any(point.algorithm for point in points)
     if labelled:
         heads.append(Head("log", left=True))
@@ -197,7 +197,7 @@ def lines_below(found: CurveRanges, refine: bool = False) -> list[str]:
         lines.append(uneven)
     if found.disagreeing:
         sizes = ", ".join(format_size(point.size_bytes) for point in found.disagreeing)
-        lines.append(f"launches disagree at {sizes}: repeat them; in the fit it weighs little")
+        lines.append(f"runs disagree at {sizes}: repeat them; in the fit it weighs little")
     lines += _separate_lines(found)
     if found.note:
         lines.append(found.note)
@@ -252,21 +252,21 @@ def _separate_lines(found: CurveRanges) -> list[str]:
             f"time falls from {time_text(one.low_ns)} at {low} to {time_text(one.high_ns)} at "
             f"{high}"
         )
-    if lines and not found.note and max(point.launches for point in points) == 1:
-        lines.append("1 launch: only others show whether these times stay")
+    if lines and not found.note and max(point.runs for point in points) == 1:
+        lines.append("1 run: only others show whether these times stay")
     return lines
 
 
 def _uneven(points: Sequence[SizePoint]) -> str:
-    """Where the number of launches changes, so may the time: ``1 from 1K, 2 from 64K``."""
-    spans = [list(own) for _, own in itertools.groupby(points, key=lambda p: p.launches)]
+    """Where the number of runs changes, so may the time: ``1 from 1K, 2 from 64K``."""
+    spans = [list(own) for _, own in itertools.groupby(points, key=lambda p: p.runs)]
     if len(spans) < 2:
         return ""
-    texts = [f"{own[0].launches} from {format_size(own[0].size_bytes)}" for own in spans]
+    texts = [f"{own[0].runs} from {format_size(own[0].size_bytes)}" for own in spans]
     shown = texts if len(texts) < 5 else [*texts[:3], "..."]
     return (
-        f"the launches disagree in their sizes ({', '.join(shown)}): a step there may be that of "
-        "another launch"
+        f"the runs disagree in their sizes ({', '.join(shown)}): a step there may be that of "
+        "another run"
     )
 
 

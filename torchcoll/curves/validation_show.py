@@ -186,12 +186,12 @@ def show_checked(found: CheckedModel, format: str = "table", file: TextIO | None
         if point.beyond:
             name = f"{point.kind['collective']} on {point.ranks} ranks"
             beyond_data.setdefault(point.beyond, {})[name] = None
-    above = [f"beyond the data: {', '.join(own)}: {how}" for how, own in beyond_data.items()]
+    above = [f"extrapolated: {', '.join(own)}: {how}" for how, own in beyond_data.items()]
     last = Grid([], [], above=above, below=below, answer=_checked_answer(found))
     show_found([Forms([Grid([], [], above=[_ERRORS]), grid, last], thing)], format, file)
 
 
-_PARTS = ("all", "within the data", "beyond the data")
+_PARTS = ("all", "within the data", "extrapolated")
 
 
 def _checked_answer(found: CheckedModel) -> Answer:

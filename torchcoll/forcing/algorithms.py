@@ -1,4 +1,4 @@
-"""Reads forced cells and AUTO of many launches for forcing/contest.py, which judges them."""
+"""Reads forced cells and AUTO of many runs for forcing/contest.py, which judges them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.comparison.compare import THRESHOLD
-from torchcoll.comparison.results import NO_STARTS, ONE_AFTER_THE_OTHER, launches_of, outlier_text
+from torchcoll.comparison.results import NO_STARTS, ONE_AFTER_THE_OTHER, outlier_text, runs_of
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.jsonl import read_objects
@@ -45,7 +45,7 @@ _USUAL = ("communicator", "clock")  # a case that did not run has none
 class Algorithms(Displayed):
     """What ``algorithms`` found. comparisons: tests of AUTO against a cell. missing: cells of the
     matrix without a result, with the reason. matrices: the plan (``spec``) of each manifest, with
-    the launches that were added later. reading: what a time is of the calls and the ranks. learned:
+    the runs that were added later. reading: what a time is of the calls and the ranks. learned:
     names of the cells of a matrix that the tables are from.
     """
 
@@ -80,22 +80,22 @@ def algorithms(
     if not items and wanted:
         texts = ",".join(one.text for one in wanted)
         raise UsageError("filter", texts, "conditions that some case fulfils")
-    launches = [(part.ranks, known_of(part)) for part in files.parts]
-    varied = varied_of([facts for _, facts in launches])
+    runs = [(part.ranks, known_of(part)) for part in files.parts]
+    varied = varied_of([facts for _, facts in runs])
     forcing = [settings_of(m.facts, varied, m.row.backend) for m in items]
     if not any(forcing):
         raise UsageError(
             "cells", f"none that forces anything on {', '.join({m.row.backend: 0 for m in items})}",
-            "launches with NCCL_ALGO, CCL_ALLREDUCE, ... set, on a backend that reads them",
+            "runs with NCCL_ALGO, CCL_ALLREDUCE, ... set, on a backend that reads them",
             "torchcoll matrix --preset nccl-algorithms makes them.",
         )  # fmt: skip
     inside = {name for own in forcing for name in own}
     # What was varied on purpose, and is no cell. A file that tells no variable says nothing of
     # another value: AUTO of such a file stands beside the cells.
-    telling = kept_separate([launch for launch in launches if tells_variables(launch[1])])
+    telling = kept_separate([run for run in runs if tells_variables(run[1])])
     separate = [
         name
-        for name in kept_separate(launches)
+        for name in kept_separate(runs)
         if name.removeprefix("label=") not in inside
         and (name.startswith("label=") or name in telling)
     ]
@@ -106,13 +106,13 @@ def algorithms(
         raise UsageError("cells", "no forced one with a right result", "at least one")
     matrices, missing = _manifests(sources)
     within = [*inside, *(f"label={name}" for name in inside)]
-    notes = _notes(files, every, launches, [*separate, *within])
-    notes += _unstated(files, launches, left_out)
-    notes += [outlier_text(_file(files.runs[one.launch[1]]), one) for one in tests.left_out]
+    notes = _notes(files, every, runs, [*separate, *within])
+    notes += _unstated(files, runs, left_out)
+    notes += [outlier_text(_file(files.runs[one.run[1]]), one) for one in tests.left_out]
     if tests.comparisons and not (tests.in_order and tests.interleaved):
         notes.append(ONE_AFTER_THE_OTHER if tests.in_order else NO_STARTS)
     read = files.read_as(reading) or str(reading)
-    names = dict.fromkeys(files.runs[m.launch].labels.get("cell", "") for m in items)
+    names = dict.fromkeys(files.runs[m.run].labels.get("cell", "") for m in items)
     learned = [name for name in names if name]
     return Algorithms(
         files.runs, tables, threshold, tests.comparisons, notes, missing, matrices, read, learned
@@ -127,7 +127,7 @@ def _tables(
 ) -> tuple[list[Table], set[str]]:
     """The tables, and the names of the files that are in none.
 
-    Of some launches nothing tells whether they forced anything. Where other launches are known to
+    Of some runs nothing tells whether they forced anything. Where other runs are known to
     be AUTO, they are in no table: one of them that was forced would change AUTO's time.
     """
     usual = {name: next((v for m in items if (v := value_of(m, name))), None) for name in _USUAL}
@@ -139,12 +139,12 @@ def _tables(
         groups.setdefault(repr(kind), (kind, []))[1].append((item, settings))
     tables, used = [], set()
     for kind, members in groups.values():
-        silent = {m.launch for m, settings in members if not settings and _tells_nothing(m.facts)}
-        if any(not settings and m.launch not in silent for m, settings in members):
-            members = [member for member in members if member[0].launch not in silent]
+        silent = {m.run for m, settings in members if not settings and _tells_nothing(m.facts)}
+        if any(not settings and m.run not in silent for m, settings in members):
+            members = [member for member in members if member[0].run not in silent]
         tables.append(_table(files, kind, members))
-        used |= {m.launch for m, _ in members}
-    return tables, {_file(files.runs[m.launch]) for m in items if m.launch not in used}
+        used |= {m.run for m, _ in members}
+    return tables, {_file(files.runs[m.run]) for m in items if m.run not in used}
 
 
 def _table(
@@ -154,7 +154,7 @@ def _table(
     for item, settings in items:
         by_cell.setdefault(repr(sorted(settings.items())), []).append((item, settings))
     cells = list(by_cell.values())
-    labels = [[files.runs[m.launch].labels.get("cell") for m, _ in cell] for cell in cells]
+    labels = [[files.runs[m.run].labels.get("cell") for m, _ in cell] for cell in cells]
     names = [name_of(cell[0][1], label) for cell, label in zip(cells, labels, strict=True)]
     at: dict[int, list[CellAt]] = {}
     wrong: dict[str, list[int]] = {}
@@ -175,8 +175,8 @@ def _table(
                 wrong.setdefault(cell.name, []).append(size_bytes)
         if not cell.auto and all(m.row.verified == "unchecked" for m, _ in members):
             unchecked.append(cell.name)
-        launches = {m.launch for m, _ in members}
-        if any({m.launch for m in here} != launches for here in by_size.values()):
+        runs = {m.run for m, _ in members}
+        if any({m.run for m in here} != runs for here in by_size.values()):
             uneven.append(cell.name)
     sizes = [
         SizeFound(
@@ -186,7 +186,7 @@ def _table(
         )
         for size_bytes, cells in sorted(at.items())
     ]
-    parts = [files.runs[m.launch] for m, _ in items]
+    parts = [files.runs[m.run] for m, _ in items]
     hosts = max(len({x["host"] for x in run.members if x.get("host")}) for run in parts)
     library = next((m.row.library for m, _ in items if m.row.library), None)
     return Table(common, hosts, library, sizes, [], wrong, unchecked, uneven)
@@ -195,13 +195,13 @@ def _table(
 def _cell_at(cell: Forced, items: Sequence[Measured]) -> CellAt:
     bad = [m for m in items if m.row.status != "ok" or m.row.verified == "wrong"]
     is_wrong = any(m.row.verified == "wrong" or m.row.status == "wrong" for m in bad)
-    own = [] if is_wrong else launches_of(items)
+    own = [] if is_wrong else runs_of(items)
     values = tuple(value for value, _ in own)
     state = "wrong" if is_wrong else "ok" if values else bad[0].row.status if bad else "no time"
     choices = tuple(dict.fromkeys(c for m in items for c in m.result.choices))
     other = disobeyed(cell.settings, items[0].row.collective, choices)
     found = CellAt(cell, values, state, choices, tuple(other))
-    found.launches = tuple(first.launch for _, (first, *_) in own)
+    found.runs = tuple(first.run for _, (first, *_) in own)
     found.starts = tuple(first.start for _, (first, *_) in own)
     return found
 
@@ -209,7 +209,7 @@ def _cell_at(cell: Forced, items: Sequence[Measured]) -> CellAt:
 def _manifests(
     sources: Source | Sequence[Source],
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The plans of ``torchcoll matrix``, and its cells that have no launch with a result."""
+    """The plans of ``torchcoll matrix``, and its cells that have no run with a result."""
     several = [sources] if not isinstance(sources, (list, tuple)) else sources
     paths = [Path(one) for one in several if isinstance(one, (str, os.PathLike))]
     specs, last = [], dict[tuple[str, Any], Mapping[str, Any]]()
@@ -219,12 +219,12 @@ def _manifests(
         for record in read_objects(path, "manifest"):
             if record.get("record") == "matrix" and isinstance(record.get("spec"), dict):
                 specs.append(record["spec"])
-            elif record.get("record") == "launch":
-                last[str(record.get("cell")), record.get("launch")] = record
-                if specs:  # launches may have been added
-                    numbers = record.get("launch"), specs[-1].get("launches")
+            elif record.get("record") == "run":
+                last[str(record.get("cell")), record.get("run")] = record
+                if specs:  # runs may have been added
+                    numbers = record.get("run"), specs[-1].get("runs")
                     known = [number for number in numbers if isinstance(number, int)]
-                    specs[-1]["launches"] = max(known, default=None)
+                    specs[-1]["runs"] = max(known, default=None)
     usable = {cell for (cell, _), record in last.items() if record.get("file")}
     missing = {
         cell: ": ".join(filter(None, (str(record.get("status")), str(record.get("reason") or ""))))
@@ -244,17 +244,17 @@ def _file(run: Run) -> str:
 
 
 def _unstated(
-    files: Side, launches: Sequence[tuple[int, Mapping[str, str]]], left_out: set[str]
+    files: Side, runs: Sequence[tuple[int, Mapping[str, str]]], left_out: set[str]
 ) -> list[str]:
     """Files that may be AUTO, as nothing is known of their variables."""
     names = [
         _file(part)
-        for part, (_, facts) in zip(files.parts, launches, strict=True)
+        for part, (_, facts) in zip(files.parts, runs, strict=True)
         if _tells_nothing(facts)
     ]
     texts = (
         ("taken for AUTO, though no variable of the library is known", False),
-        ("left out: no variable of the library is known, and other launches tell of AUTO", True),
+        ("left out: no variable of the library is known, and other runs tell of AUTO", True),
     )
     notes = []
     for text, out in texts:
@@ -269,12 +269,12 @@ def _unstated(
 def _notes(
     files: Side,
     tables: Sequence[Table],
-    launches: Sequence[tuple[int, Mapping[str, str]]],
+    runs: Sequence[tuple[int, Mapping[str, str]]],
     known: Sequence[str],
 ) -> list[str]:
     notes = []
     if not any(size.auto for table in tables for size in table.sizes):
-        notes.append("no launch in which nothing is forced: nothing is said of AUTO")
+        notes.append("no run in which nothing is forced: nothing is said of AUTO")
     free = dict.fromkeys(str(table.common["collective"]) for table in tables if not table.cells)
     if free:
         notes.append(f"forced in no cell, left out: {', '.join(free)}")
@@ -287,9 +287,9 @@ def _notes(
     names = dict.fromkeys(name for table in tables for name in table.uneven)
     if names:
         notes.append(
-            f"the launches of a cell disagree in their sizes: {', '.join(names)}; a size has the "
-            "launches that measured it"
+            f"the runs of a cell disagree in their sizes: {', '.join(names)}; a size has the "
+            "runs that measured it"
         )
-    values = values_of_facts([dict(facts) for _, facts in launches])
-    hidden = varying_text(values, [*known, "label=cell", "label=launch"])
+    values = values_of_facts([dict(facts) for _, facts in runs])
+    hidden = varying_text(values, [*known, "label=cell", "label=run"])
     return [*notes, *filter(None, (hidden_note(hidden), files.rehearsal_note))]

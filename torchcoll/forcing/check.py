@@ -21,7 +21,7 @@ from torchcoll.libraries.nccl.algorithms import FUNCTIONS
 from torchcoll.libraries.nccl.tuner import TunerRule
 from torchcoll.libraries.oneccl.algorithms import algorithm_at, variables_of
 from torchcoll.matrix.axes import AUTO, AXES_OF_LIBRARIES, Cell, combined, file_safe, joined
-from torchcoll.matrix.blocks import LaunchPlan
+from torchcoll.matrix.blocks import RunPlan
 from torchcoll.matrix.folder import is_plan
 from torchcoll.matrix.launch_command import SUITE, check_program, command_of
 from torchcoll.matrix.obeyed import OF_RANKS, Recorded, unverified
@@ -71,9 +71,9 @@ EXPORTED = "exported"
 
 @dataclass(frozen=True)
 class Recheck:
-    """by: what tells its launches apart beside the setting, as ``compare`` names it."""
+    """by: what tells its runs apart beside the setting, as ``compare`` names it."""
 
-    plan: LaunchPlan
+    plan: RunPlan
     by: tuple[str, ...]
 
     def files(self, folder: Path) -> tuple[list[Path], list[Path]]:
@@ -90,7 +90,7 @@ class Recheck:
 
         content: of the file that the setting names, or ''.
         """
-        asked = {name: value for name, value in self.plan.to_json().items() if name != "launches"}
+        asked = {name: value for name, value in self.plan.to_json().items() if name != "runs"}
         text = json.dumps([asked, content], sort_keys=True)
         return matrix / f"check-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -143,9 +143,9 @@ def recheck(
     in_cells = {name for cell in spec["cells"] for name in cell.get("variables") or {}}
     free: dict[str, str | None] = dict.fromkeys(sorted(unset & {*in_cells, *values}))
     setting = [Cell(AUTO, {}, free), Cell(EXPORTED, {}, {**free, **values})]
-    launches = spec.get("launches")
-    times = launches if isinstance(launches, int) and launches > 0 else 1
-    plan = LaunchPlan(command, combined([setting, dimension]), times, spec.get("seed") or 0)
+    runs = spec.get("runs")
+    times = runs if isinstance(runs, int) and runs > 0 else 1
+    plan = RunPlan(command, combined([setting, dimension]), times, spec.get("seed") or 0)
     for each in plan.cells:
         environ = plan.environment(each, os.environ)
         check_program(command.filled(each.axes), environ.get("PATH"))

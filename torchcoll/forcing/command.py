@@ -49,7 +49,7 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--check",
         action="store_true",
-        help="launch AUTO and the exported setting as DIR was launched, into DIR/check-...; exit 1 "
+        help="run AUTO and the exported setting as DIR was launched, into DIR/check-...; exit 1 "
         "where the setting is slower, or another algorithm ran",
     )
 
@@ -134,9 +134,9 @@ def _holds(path: str, text: str) -> bool:
 
 
 def check(found: Algorithms, exported: Exported, options: argparse.Namespace) -> ExitCode | int:
-    """Launch what is missing of the check, then say what it shows.
+    """Run what is missing of the check, then say what it shows.
 
-    Behind variables it is comments: the output stays what a shell can read. FAILED where a launch
+    Behind variables it is comments: the output stays what a shell can read. FAILED where a run
     failed, or a case is slower, wrong, or was run by another algorithm. Raises UsageError where
     nothing can be launched.
     """
@@ -180,7 +180,7 @@ def check(found: Algorithms, exported: Exported, options: argparse.Namespace) ->
     paths = again.files(folder)
     for name, own in zip(("auto", "exported"), paths, strict=True):
         if not own:
-            raise TorchcollError("check", f"no result of {name}", "launches", f"See {folder}/logs.")
+            raise TorchcollError("check", f"no result of {name}", "runs", f"See {folder}/logs.")
     sides = [side(n, p) for n, p in zip(("auto", "exported"), paths, strict=True)]
     compared = compare(
         *sides, threshold=found.threshold, over_ranks=options.over_ranks, by=again.by

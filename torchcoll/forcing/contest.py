@@ -1,7 +1,7 @@
 """Which forced algorithm wins at each size, and what AUTO loses to it.
 
-Launches are the replicates, and AUTO against a cell is judged as ``compare`` judges two sides
-(stats/statistics.py): drift over the launches is in the model, launches that are outliers over
+Runs are the replicates, and AUTO against a cell is judged as ``compare`` judges two sides
+(stats/statistics.py): drift over the runs is in the model, runs that are outliers over
 all of these comparisons are left out of all cases. Three questions with three answers:
 
 * Is AUTO beaten? The model's t of AUTO against every forced cell at every size, Holm over all of
@@ -27,14 +27,14 @@ from torchcoll.core.result import Choice
 from torchcoll.core.units import format_percent, format_size
 from torchcoll.forcing.forced_cells import Forced
 from torchcoll.forcing.regret import drift_of, may_be_best, regret, regret_interval, runs_of_winners
-from torchcoll.stats.needed import asked, launches_needed, launches_to_bound
+from torchcoll.stats.needed import asked, runs_needed, runs_to_bound
 from torchcoll.stats.ratios import LEVEL, Ratio, geometric, holm
 from torchcoll.stats.statistics import Figures, Outlier, common_share, outliers, side_ratio
 
 
 @dataclass
 class CellAt:
-    """One cell at one size. values: ns, one a launch. state: ok, or why it has no time (wrong,
+    """One cell at one size. values: ns, one a run. state: ok, or why it has no time (wrong,
     oom, ...). ratio: AUTO / cell, with Holm's p over the whole command.
     """
 
@@ -45,18 +45,18 @@ class CellAt:
     disobeyed: tuple[Choice, ...]
     ratio: Ratio | None = None
     p_value: float | None = None
-    launches: tuple[int, ...] = ()  # the number of each value's launch
+    runs: tuple[int, ...] = ()  # the number of each value's run
     starts: tuple[float | None, ...] = ()  # of these, in seconds; None is unknown
 
     def numbers(self, order: Mapping[float, float]) -> tuple[float, ...]:
-        """The number of each launch in order of time. order: by start."""
+        """The number of each run in order of time. order: by start."""
         return tuple(order[start] for start in self.starts if start is not None)
 
-    def leave_out(self, launches: Collection[int]) -> None:
-        keep = [i for i, launch in enumerate(self.launches) if launch not in launches]
+    def leave_out(self, runs: Collection[int]) -> None:
+        keep = [i for i, run in enumerate(self.runs) if run not in runs]
         self.values = tuple(self.values[i] for i in keep)
         self.starts = tuple(self.starts[i] for i in keep)
-        self.launches = tuple(self.launches[i] for i in keep)
+        self.runs = tuple(self.runs[i] for i in keep)
 
     @property
     def time_ns(self) -> float | None:
@@ -82,7 +82,7 @@ class SizeFound:
     high: float | None = None
     result: str = ""
     reason: str = ""
-    needed: int | None = None  # launches a cell that would settle what is unclear
+    needed: int | None = None  # runs a cell that would decide what is inconclusive
 
     @property
     def auto_ahead(self) -> bool:
@@ -112,7 +112,7 @@ class Table:
     ranges: list[WinnerRange]
     wrong: dict[str, list[int]]  # forced cell -> sizes
     unchecked: list[str]  # cells whose results nobody verified
-    uneven: list[str]  # cells whose launches measured different sizes
+    uneven: list[str]  # cells whose runs measured different sizes
 
     @property
     def cells(self) -> list[Forced]:
@@ -139,13 +139,13 @@ class Table:
         if beaten:
             most = max(size.regret or 0.0 for size in beaten)
             words.append(f"AUTO is beaten at {self._spans(beaten)} (regret up to {most:.2f})")
-        unclear = [size for size in judged if size.result == "unclear"]
-        if unclear:
-            needed = [size.needed for size in unclear]
+        inconclusive = [size for size in judged if size.result == "inconclusive"]
+        if inconclusive:
+            needed = [size.needed for size in inconclusive]
             known = [number for number in needed if number]
-            settled = f" ({max(known)} launches a cell would settle it)" if len(
+            decided = f" ({max(known)} runs a cell would decide it)" if len(
                 known) == len(needed) else ""  # fmt: skip
-            words.append(f"unclear at {self._spans(unclear)}{settled}")
+            words.append(f"inconclusive at {self._spans(inconclusive)}{decided}")
         near = [size for size in judged if size.result == "near-optimal"]
         if near:
             words.append(
@@ -171,8 +171,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Tests:
-    """Of AUTO against every cell. left_out: of all cases. in_order: the launches' starts are known;
-    interleaved: of no cell all launches were before or after those of AUTO.
+    """Of AUTO against every cell. left_out: of all cases. in_order: the runs' starts are known;
+    interleaved: of no cell all runs were before or after those of AUTO.
     """
 
     comparisons: int
@@ -185,14 +185,14 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
     """Fills in what is found of each size. comparisons: those with AUTO that Holm went over."""
     every = [c for t in tables for s in t.sizes for c in (s.auto, *s.cells) if c is not None]
     starts = {start for one in every for start in one.starts}
-    # The number of each launch in order of time; launches of one second have one number.
+    # The number of each run in order of time; runs of one second have one number.
     known = sorted(start for start in starts if start is not None)
     order = {start: float(number) for number, start in enumerate(known)}
     in_order = None not in starts
     pairs = [pair for table in tables for pair in _pairs(table, order, in_order).values()]
     left_out = outliers([figures for own in pairs for figures, _ in own])
     for one in every:
-        one.leave_out([outlier.launch[1] for outlier in left_out])
+        one.leave_out([outlier.run[1] for outlier in left_out])
     tested, interleaved = [], True
     right: dict[int, list[CellAt]] = {}  # by id of the size
     for table in tables:
@@ -228,7 +228,7 @@ def _pairs(
             if auto and auto.values and cell.values:
                 figures = Figures(
                     (*cell.values, *auto.values),
-                    (*((0, n) for n in cell.launches), *((1, n) for n in auto.launches)),
+                    (*((0, n) for n in cell.runs), *((1, n) for n in auto.runs)),
                     (*cell.numbers(order), *auto.numbers(order)) if in_order else None,
                 )
                 found.setdefault(cell.cell.name, []).append((figures, cell))
@@ -269,31 +269,31 @@ def _result(size: SizeFound, cells: Sequence[CellAt], tested: int, threshold: fl
     if size.high is not None and size.high < limit:
         size.result, size.reason = "near-optimal", f"95 % below {format_percent(threshold)}"
         return
-    size.result = "unclear"
-    launches = min([len(c.values) for c in cells] + [len(size.auto.values if size.auto else ())])
-    if launches < 2:
-        size.reason = "1 launch a cell"
+    size.result = "inconclusive"
+    runs = min([len(c.values) for c in cells] + [len(size.auto.values if size.auto else ())])
+    if runs < 2:
+        size.reason = "1 run a cell"
         return
-    unsettled = [c.ratio for c in cells if c.ratio and not (c.ratio.high and c.ratio.high < limit)]
-    if any(ratio.p_value is None for ratio in unsettled):
-        size.reason = "launches are equal: no spread to judge by"
+    undecided = [c.ratio for c in cells if c.ratio and not (c.ratio.high and c.ratio.high < limit)]
+    if any(ratio.p_value is None for ratio in undecided):
+        size.reason = "runs are equal: no spread to judge by"
         return
-    # One cell shown to be faster settles it; else all must be shown not to be.
+    # One cell shown to be faster decides it; else all must be shown not to be.
     what = asked(threshold, tested)
     faster = [
-        launches_needed(what, r.design, math.log(r.ratio), r.spread or 0.0)
-        for r in unsettled
+        runs_needed(what, r.design, math.log(r.ratio), r.spread or 0.0)
+        for r in undecided
         if r.ratio > limit
     ]
-    slower = [launches_to_bound(r, threshold) for r in unsettled if r.ratio <= limit]
+    slower = [runs_to_bound(r, threshold) for r in undecided if r.ratio <= limit]
     known = [n for n in faster if n] if faster else slower
     numbers = [n for n in known if n]
     if not numbers or (not faster and None in known):
-        size.reason = f"too near {format_percent(threshold)} to settle"
+        size.reason = f"too near {format_percent(threshold)} to decide"
         return
     needed = min(numbers) if faster else max(numbers)
-    size.needed = max(needed, launches + 1)
-    size.reason = f"needs {size.needed} launches"
+    size.needed = max(needed, runs + 1)
+    size.reason = f"needs {size.needed} runs"
 
 
 def _ranges(table: Table) -> list[WinnerRange]:

@@ -220,7 +220,7 @@ def _setting(
 
 
 def check_command(values: Mapping[str, str]) -> str:
-    """``torchcoll matrix`` with AUTO and the setting, for a launch that is not known.
+    """``torchcoll matrix`` with AUTO and the setting, for a run that is not known.
 
     Two variables also make the cells that have one of them alone; the tuner's file is in all of
     them, for without a plugin nothing reads it.
@@ -229,7 +229,7 @@ def check_command(values: Mapping[str, str]) -> str:
     for name, value in values.items():
         text = value.replace(",", "\\,")
         words += ["--env", f"{name}={text}" if name == _TUNER_FILE else f"{name}=,{text}"]
-    words += ["--launches", "6", "-o", "check", "--"]
+    words += ["--runs", "6", "-o", "check", "--"]
     return f"{shlex.join(words)} LAUNCHER ... -m MODULE ..."
 
 

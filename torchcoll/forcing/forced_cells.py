@@ -1,4 +1,4 @@
-"""What each launch forced: its cell, and whether the library did as it was told."""
+"""What each run forced: its cell, and whether the library did as it was told."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Forced:
 
 
 def settings_of(facts: Mapping[str, str], varied: Sequence[str], backend: str) -> dict[str, str]:
-    """The variables of a launch that force, or that some launch sets and another does not.
+    """The variables of a run that force, or that some run sets and another does not.
 
     A label named like a variable that forces (``--label NCCL_ALGO=Ring``) counts where the file
     does not tell the variable. {} for a backend that reads none: what differs between its cells is
@@ -56,22 +56,22 @@ def tells_variables(facts: Mapping[str, str]) -> bool:
     return "torch" in facts or any(name.startswith(_LIBRARY) for name in facts)
 
 
-def varied_of(launches: Iterable[Mapping[str, str]]) -> list[str]:
-    """Variables of the libraries that some launches set and others leave alone.
+def varied_of(runs: Iterable[Mapping[str, str]]) -> list[str]:
+    """Variables of the libraries that some runs set and others leave alone.
 
     One that all set, to several values, is an axis: it keeps tables apart. A file that tells no
     variable leaves none alone.
     """
-    facts = [own for own in launches if tells_variables(own)]
+    facts = [own for own in runs if tells_variables(own)]
     names = dict.fromkeys(n for own in facts for n in own if n.startswith(_LIBRARY))
     wanted = [n for n in names if not n.startswith(_OF_LOGS)]
     return [n for n in wanted if any(n not in own for own in facts)]
 
 
 def name_of(settings: Mapping[str, str], labels: Iterable[str | None]) -> str:
-    """``auto``; the label ``cell`` where all launches agree on it; else the words: ``ring-ll``.
+    """``auto``; the label ``cell`` where all runs agree on it; else the words: ``ring-ll``.
 
-    A label that says ``auto`` of launches that force something (by the shell's environment) lies.
+    A label that says ``auto`` of runs that force something (by the shell's environment) lies.
     """
     if not settings:
         return AUTO

@@ -1,10 +1,10 @@
-"""The best of several cells from few launches each: which may be it, and what another loses to it.
+"""The best of several cells from few runs each: which may be it, and what another loses to it.
 
 The cell with the least mean of k is not only the best but also the luckiest. Against that winner's
 curse nothing here compares with a cell that was chosen by the same figures as if it had been named
 before:
 
-* ``regret``, the estimate: the best is chosen without the launch that it is then timed by (leave
+* ``regret``, the estimate: the best is chosen without the run that it is then timed by (leave
   one out).
 * ``regret_interval``: the regret is the largest of the k ratios AUTO / cell. If every cell's lower
   bound holds (error 2.5 % / k each, Bonferroni), the largest of them bounds it from below. From
@@ -25,13 +25,13 @@ from scipy import stats
 
 from torchcoll.stats.ratios import LEVEL, NO_SPREAD, Ratio
 
-Values = Mapping[str, Sequence[float]]  # cell -> one figure a launch, above 0
-Numbers = Mapping[str, Sequence[float]]  # cell -> the number of each launch in order of time
+Values = Mapping[str, Sequence[float]]  # cell -> one figure a run, above 0
+Numbers = Mapping[str, Sequence[float]]  # cell -> the number of each run in order of time
 
 
 @dataclass(frozen=True)
 class Drift:
-    """slope: of the logarithms, a launch. squares: of the launch numbers within their cells, 0
+    """slope: of the logarithms, a run. squares: of the run numbers within their cells, 0
     where no drift is known of; centres: their means, by cell.
     """
 
@@ -40,7 +40,7 @@ class Drift:
     centres: Mapping[str, float] = field(default_factory=dict)
 
     def levelled(self, cells: Values, numbers: Numbers) -> dict[str, list[float]]:
-        """The figures as at one time, that of launch number 0."""
+        """The figures as at one time, that of run number 0."""
         if not self.squares:
             return {name: list(values) for name, values in cells.items()}
         return {
@@ -50,7 +50,7 @@ class Drift:
 
 
 def drift_of(cells: Values, numbers: Numbers | None) -> Drift:
-    """By least squares, log figure ~ cell + launch number; none where times are unknown, or where
+    """By least squares, log figure ~ cell + run number; none where times are unknown, or where
     it would leave nothing to know the noise by.
     """
     if numbers is None or sum(len(own) - 1 for own in cells.values()) < 2:
@@ -65,9 +65,9 @@ def drift_of(cells: Values, numbers: Numbers | None) -> Drift:
 
 
 def regret(auto: Sequence[float], cells: Values) -> float:
-    """AUTO's time over that of the best cell, which is chosen without the launch that times it.
+    """AUTO's time over that of the best cell, which is chosen without the run that times it.
 
-    With one launch a cell nothing can be left out: the plain ratio to the least time.
+    With one run a cell nothing can be left out: the plain ratio to the least time.
     """
     logs = {name: numpy.log(values) for name, values in cells.items()}
     held = []
@@ -85,7 +85,7 @@ def regret(auto: Sequence[float], cells: Values) -> float:
 
 def regret_interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None]:
     """95 % bounds of AUTO's time over the truly best cell's, from AUTO / cell of each; None where a
-    launch is too few.
+    run is too few.
     """
     rate = LEVEL / 2 / len(ratios)
     lows = [low for ratio in ratios if (low := ratio.beyond(rate)) is not None]
@@ -96,7 +96,7 @@ def regret_interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None
 def may_be_best(cells: Values, threshold: float, drift: Drift | None = None) -> list[str]:
     """The cells that tie: not shown to be slower than the best one, or by less than ``threshold``.
 
-    The noise is pooled over the cells: with two launches each a pair alone could tell nothing.
+    The noise is pooled over the cells: with two runs each a pair alone could tell nothing.
     A cell with k - 1 rivals is out at an error of 5 % / (k - 1): the truly best stays with 95 %.
     drift: what was taken from the figures; it is known no better than its own error.
     """

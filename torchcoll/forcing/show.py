@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "torchcoll-algorithms/1"
 _MOST_TIED = 2  # further names are counted
-_STYLES = {"near-optimal": "green", "beaten": "red", "unclear": "yellow"}
+_STYLES = {"near-optimal": "green", "beaten": "red", "inconclusive": "yellow"}
 _LEGEND = (
-    "regret: AUTO's time over that of the best forced cell, which is chosen without the launch "
+    "regret: AUTO's time over that of the best forced cell, which is chosen without the run "
     "that it is timed by; its 95 % interval is that against the truly best one",
     "(or ...): ties, cells that are not shown to be slower",
 )
@@ -43,7 +43,7 @@ def show_algorithms(
 def algorithms_grids(found: Algorithms) -> list[Grid]:
     titles = kind_texts([table.common for table in found.tables])
     grids = [
-        Grid([], [], above=[f"times: {found.reading}, geometric mean over the launches", *_LEGEND])
+        Grid([], [], above=[f"times: {found.reading}, geometric mean over the runs", *_LEGEND])
     ]
     for table, title in zip(found.tables, titles, strict=True):
         sizes = _sizes_grid(table, title)
@@ -67,7 +67,7 @@ def answer_of(found: Algorithms, titles: Sequence[str]) -> Answer:
             text += f"; WRONG RESULTS of {', '.join(table.wrong)}"
             results.add("beaten")
         words.append(one_line(f"{title}: {text}" if len(titles) > 1 else text))
-    kinds = (("beaten", "bad"), ("unclear", "doubt"), ("near-optimal", "good"))
+    kinds = (("beaten", "bad"), ("inconclusive", "doubt"), ("near-optimal", "good"))
     return Answer("; ".join(words), next((kind for name, kind in kinds if name in results), ""))
 
 
@@ -100,9 +100,9 @@ def _sizes_grid(table: Table, title: str) -> Grid:
         rows.append(row)
         styles.append(_STYLES.get(size.result, ""))
     counts = {len(at.values) for size in table.sizes for at in size.cells if at.values}
-    launches = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts, default=0)}"
+    runs = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts, default=0)}"
     cells = len(table.cells)
-    above = f"{title}: {cells} forced cell{'s' if cells > 1 else ''}, launches a cell: {launches}"
+    above = f"{title}: {cells} forced cell{'s' if cells > 1 else ''}, runs a cell: {runs}"
     return Grid(heads, rows, [above], styles=styles)
 
 
@@ -199,7 +199,7 @@ def _below(found: Algorithms) -> list[str]:
     if found.comparisons:
         word = "comparison" if found.comparisons == 1 else "comparisons"
         lines.append(
-            "p: t of AUTO against each cell in log figure ~ cell + launch number by start time, "
+            "p: t of AUTO against each cell in log figure ~ cell + run number by start time, "
             f"Holm over {found.comparisons} {word}; below 0.05 counts"
         )
     return lines
@@ -245,7 +245,7 @@ def _found_record(size: SizeFound) -> dict[str, Any]:
     return {
         **picked(size, "size_bytes best=best.cell.name"),
         "ties": ", ".join(size.tied) or None,
-        **picked(size, f"{names} result? reason? launches_needed=needed"),
+        **picked(size, f"{names} result? reason? runs_needed=needed"),
         "auto_chose": (
             _choices_text(size.auto.choices) if size.auto and size.auto.choices else None
         ),
@@ -255,7 +255,7 @@ def _found_record(size: SizeFound) -> dict[str, Any]:
 def _cell_record(at: CellAt) -> dict[str, Any]:
     return {
         **picked(at, "cell=cell.name status=state"),
-        "launches": len(at.values),
+        "runs": len(at.values),
         "median_ns": at.time_ns,
         "of_auto": 1 / at.ratio.ratio if at.ratio else None,
         "p_value": at.p_value,
@@ -267,7 +267,7 @@ def _cell_record(at: CellAt) -> dict[str, Any]:
 def ran_lines(ran: Sequence[Ran], cases: int) -> list[str]:
     """ran: the cases of which the log tells what ran; cases: all that were launched."""
     if not ran:
-        return ["what ran is not known: the launches kept no log of the library (--library-log)"]
+        return ["what ran is not known: the runs kept no log of the library (--library-log)"]
     other: dict[tuple[str, str, str], dict[int, None]] = {}
     for one in ran:
         if one.others:

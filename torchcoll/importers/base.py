@@ -418,15 +418,15 @@ def runs_of_ranks(
     return [make_run(each, options, source, ranks=ranks, **more) for ranks, each in results.items()]
 
 
-def number_launches(imported: Imported, launches: int) -> None:
+def number_runs(imported: Imported, runs: int) -> None:
     """What is said of a file with the output of so many processes, one after the other. The source
-    of each run has the number of its launch, which is dropped where there is one alone.
+    of each run has the number of its run, which is dropped where there is one alone.
     """
-    if launches > 1:
-        imported.warn(f"the output of {launches} launches, one after the other")
+    if runs > 1:
+        imported.warn(f"the output of {runs} runs, one after the other")
     else:
         for run in imported.runs:
-            del run.header["source"]["launch"]
+            del run.header["source"]["run"]
 
 
 TRUNCATED = "truncated"

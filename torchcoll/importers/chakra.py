@@ -32,13 +32,13 @@ _GATHERED = ("all_gather", "gather")
 _SCATTERED = ("reduce_scatter", "scatter")
 
 
-def read_chakra(path: Path, beside: Sequence[Path]) -> Traffic:
+def read_chakra(path: Path, siblings: Sequence[Path]) -> Traffic:
     """The calls of the rank whose file this is; ``beside``: the files of all ranks, itself too.
 
     Raises UnreadableError for what is no such file, a name without a rank, and no communication.
     """
     rank = rank_of(path)
-    ranks = max([rank, *map(rank_of, beside)]) + 1
+    ranks = max([rank, *map(rank_of, siblings)]) + 1
     groups: dict[str, Group] = {}
     calls: list[TrafficCall] = []
     made: dict[tuple[str, int | None, str], int] = {}

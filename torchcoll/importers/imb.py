@@ -10,7 +10,7 @@ IMB_output.c, IMB_calculate_times). Since 2017 a barrier outside of the stamps c
 call of a collective unless ``-sync off`` is given; Barrier and Sendrecv are timed as one loop.
 ``Mbytes/sec`` is not read: that of Sendrecv counts what is sent and what is received.
 
-A file may hold the output of several programs, one after the other: each is a launch. With -multi
+A file may hold the output of several programs, one after the other: each is a run. With -multi
 several groups of processes run at once, in a row each (-multi 1) or all in one (-multi 0).
 """
 
@@ -38,7 +38,7 @@ from torchcoll.importers.base import (
     no_figure,
     ns_of_us,
     number,
-    number_launches,
+    number_runs,
     ranks_stated,
     runs_of_ranks,
     whole,
@@ -99,12 +99,12 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
 class _ImbReader:
     def __init__(self, options: ImportOptions, imported: Imported) -> None:
         self.options, self.imported = options, imported
-        self.launches = 0
+        self.runs = 0
         self.begin()
 
     def begin(self) -> None:
         """The output of a program."""
-        self.launches += 1
+        self.runs += 1
         self.version = self.part = ""  # of the title: 2021.3 and 'MPI-1 part (GPU)'
         self.barriers = True  # between the calls, unless the command line says otherwise
         self.types: dict[str, str] = {}
@@ -262,7 +262,7 @@ class _ImbReader:
 
     def end(self) -> None:
         self.finish()
-        number_launches(self.imported, self.launches)
+        number_runs(self.imported, self.runs)
 
     def finish(self) -> None:
         """The output of a program has ended: a Run for each number of ranks."""
@@ -271,5 +271,5 @@ class _ImbReader:
             reason = "the output stops before '# All processes entering MPI_Finalize'"
             end = {"status": TRUNCATED, "reason": reason}
         source = {"tool": "Intel MPI Benchmarks", "version": self.version, "format": "text"}
-        source["launch"] = str(self.launches)
+        source["run"] = str(self.runs)
         self.imported.runs += runs_of_ranks(self.results, self.options, source, end=end)

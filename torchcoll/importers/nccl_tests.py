@@ -50,7 +50,7 @@ class NcclTestsRow:
 
 
 @dataclass
-class NcclTestsLaunch:
+class NcclTestsRun:
     """What is known of all rows."""
 
     collective: str | None = None
@@ -63,27 +63,27 @@ class NcclTestsLaunch:
     cpu_time: bool = False
 
 
-def judge(row: NcclTestsRow, launch: NcclTestsLaunch) -> str:
+def judge(row: NcclTestsRow, run: NcclTestsRun) -> str:
     """Why a row cannot be used; '' if it can. Size and count are checked against each other."""
-    assert launch.collective
+    assert run.collective
     if not row.size:
         return "0 bytes: nothing was sent (the size was rounded down to nothing)"
     size = itemsize(row.dtype)
     if size is None or not row.count:
         return ""
-    entry, held = COLLECTIVES[launch.collective], row.count * size
+    entry, held = COLLECTIVES[run.collective], row.count * size
     if entry.has_splits:
         return ""
     parts = row.size / held
     if entry.parts(2) == 1:
         fits, expected = parts == 1, "1"
     else:
-        fits = parts == launch.ranks if launch.ranks else parts == int(parts) and parts >= 1
-        expected = f"the ranks ({launch.ranks or 'a whole number'})"
+        fits = parts == run.ranks if run.ranks else parts == int(parts) and parts >= 1
+        expected = f"the ranks ({run.ranks or 'a whole number'})"
     if fits:
         return ""
     return (
-        f"size / (count x {size} bytes) is {parts:g}, for {launch.collective} it is {expected}: "
+        f"size / (count x {size} bytes) is {parts:g}, for {run.collective} it is {expected}: "
         "another collective, type or number of ranks"
     )
 
@@ -197,8 +197,8 @@ def _fits(
     entry: Collective, ranks: int, rows: Sequence[NcclTestsRow], low: float, high: float
 ) -> bool:
     """Whether the figures can be those of this collective on so many ranks."""
-    launch = NcclTestsLaunch(entry.name, ranks)
-    if not low <= entry.bus_factor(ranks) <= high or any(judge(row, launch) for row in rows):
+    run = NcclTestsRun(entry.name, ranks)
+    if not low <= entry.bus_factor(ranks) <= high or any(judge(row, run) for row in rows):
         return False
     shares = [
         (block.algbw * block.time_ns / row.size, block.bw_step / block.algbw)
@@ -222,12 +222,12 @@ def _unchecked_in_place(rows: Sequence[NcclTestsRow]) -> bool:
 
 
 def results_of(
-    rows: Iterable[NcclTestsRow], launch: NcclTestsLaunch, found: Imported
+    rows: Iterable[NcclTestsRow], run: NcclTestsRun, found: Imported
 ) -> list[CaseResult]:
     """The cases of these rows; those that cannot be used are refused in ``found``."""
     results: list[CaseResult] = []
     odd = []
-    disagrees = _checker(launch)
+    disagrees = _checker(run)
     # Of sizes there are few, of rows many: what follows from the size is worked out once.
     reasons: dict[tuple[int, int, str], str] = {}
     firsts: dict[tuple[Any, ...], CaseResult] = {}
@@ -235,19 +235,19 @@ def results_of(
         size = (row.size, row.count, row.dtype)
         why = reasons.get(size)
         if why is None:
-            why = reasons[size] = judge(row, launch)
+            why = reasons[size] = judge(row, run)
         if why:
             found.refuse(row.line, why)
             continue
         found.take()
         for block in row.blocks:
-            plain = not (launch.cpu_time or block.samples or block.remark)
+            plain = not (run.cpu_time or block.samples or block.remark)
             plain = plain and block.error is None
             key = (*size, row.op, row.root, block.in_place, block.wrong)
             if plain and (first := firsts.get(key)):
-                result = replace(first, reported=_reported(block, launch), time_ns={}, spent_ns={})
+                result = replace(first, reported=_reported(block, run), time_ns={}, spent_ns={})
             else:
-                result = _result(row, block, launch)
+                result = _result(row, block, run)
                 if plain:
                     firsts[key] = result
             if disagrees and disagrees(row.size, block):
@@ -266,13 +266,13 @@ def results_of(
     return results
 
 
-def _reported(block: Block, launch: NcclTestsLaunch) -> Reported:
+def _reported(block: Block, run: NcclTestsRun) -> Reported:
     return Reported(
         block.time_ns,
         "mean",
         "mean",  # over ranks: the default of -a
-        "issue" if launch.cpu_time else "host",
-        launch.calls,
+        "issue" if run.cpu_time else "host",
+        run.calls,
         None,
         block.min_ns,
         block.max_ns,
@@ -282,25 +282,25 @@ def _reported(block: Block, launch: NcclTestsLaunch) -> Reported:
     )
 
 
-def _result(row: NcclTestsRow, block: Block, launch: NcclTestsLaunch) -> CaseResult:
-    assert launch.collective
+def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
+    assert run.collective
     remarks = [block.remark] if block.remark else []
-    if launch.cpu_time:
+    if run.cpu_time:
         remarks.append("the time is that of the call on the CPU (-C), not of the operation")
     if block.error:
         remarks.append(f"largest error {block.error:g}, as the source gives it")
     result = make_result(
-        launch.collective,
+        run.collective,
         row.size,
-        _reported(block, launch),
-        ranks=launch.ranks,
+        _reported(block, run),
+        ranks=run.ranks,
         dtype=row.dtype,
         op=row.op,
         root=row.root,
         in_place=block.in_place,
-        mode=launch.mode,
-        backend=launch.backend,
-        device=launch.device,
+        mode=run.mode,
+        backend=run.backend,
+        device=run.device,
         count=row.count,
         wrong=0 if block.error == 0 else block.wrong,
         checked=max(1, row.count),
@@ -313,15 +313,15 @@ def _result(row: NcclTestsRow, block: Block, launch: NcclTestsLaunch) -> CaseRes
     return result
 
 
-def _checker(launch: NcclTestsLaunch) -> Callable[[int, Block], bool] | None:
+def _checker(run: NcclTestsRun) -> Callable[[int, Block], bool] | None:
     """Of a size and its figures: whether a bandwidth that was given cannot be the rounded form of
     the derived one. None where none can be derived.
     """
-    assert launch.collective
-    entry, n = COLLECTIVES[launch.collective], launch.ranks or 2
-    if launch.ranks == 1 or launch.cpu_time:
+    assert run.collective
+    entry, n = COLLECTIVES[run.collective], run.ranks or 2
+    if run.ranks == 1 or run.cpu_time:
         return None
-    if not launch.ranks and (entry.moved(2) != 1 or entry.bus_factor(2) != entry.bus_factor(3)):
+    if not run.ranks and (entry.moved(2) != 1 or entry.bus_factor(2) != entry.bus_factor(3)):
         return None
     moved = entry.moved(n)
     factor = moved * entry.bus_factor(n)

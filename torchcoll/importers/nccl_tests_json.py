@@ -31,8 +31,8 @@ from torchcoll.importers.large_json import decoded, document
 from torchcoll.importers.nccl_tests import (
     STEP_1M,
     Block,
-    NcclTestsLaunch,
     NcclTestsRow,
+    NcclTestsRun,
     ranks_of,
     results_of,
     version_text,
@@ -42,7 +42,7 @@ NAME = "nccl-tests-json"
 LONG_LINES = True
 
 
-_BESIDE_ROWS = 100  # more names ``size`` than a head can have
+_CONCURRENT_ROWS = 100  # more names ``size`` than a head can have
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -57,7 +57,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     found = Imported()
     text = document(lines)
     # Each row has one, the head none: what is too much is not decoded, which takes seconds.
-    found.check_rows(text.count('"size"') - _BESIDE_ROWS)
+    found.check_rows(text.count('"size"') - _CONCURRENT_ROWS)
     data, cut = decoded(text)
     if cut:
         found.warn("the file is cut off: what is whole was read")
@@ -91,14 +91,12 @@ def _read(
     devices = [d for d in devices if isinstance(d, Mapping)] if isinstance(devices, list) else []
     # Only the first GPU of each process is listed.
     each = (whole(config.get("nthreads")) or 1) * (whole(config.get("ngpus")) or 1)
-    launch = NcclTestsLaunch(
-        name, ranks=found.choose("ranks", options.ranks, len(devices) * each) or 0
-    )
-    launch.calls = whole(config.get("iterations"))
-    launch.mode = "graph" if whole(config.get("graph")) else "back-to-back"
+    run = NcclTestsRun(name, ranks=found.choose("ranks", options.ranks, len(devices) * each) or 0)
+    run.calls = whole(config.get("iterations"))
+    run.mode = "graph" if whole(config.get("graph")) else "back-to-back"
     parsed = []
     for place, row in enumerate(rows, 1):
-        one = _row(row, place, launch, options)
+        one = _row(row, place, run, options)
         if isinstance(one, str):
             found.refuse(place, f"result {place}: {one}")
         else:
@@ -106,13 +104,13 @@ def _read(
     processes = max((len(b.samples) for row in parsed for b in row.blocks), default=0)
     if processes > 1 and devices and processes > len(devices) and not options.ranks:
         found.warn(f"the file lists {len(devices)} devices, but times of {processes} processes")
-        launch.ranks = processes * each
-    if not launch.ranks:
-        launch.ranks, where = ranks_of(parsed, name)
-        if launch.ranks:
-            found.warn(f"{launch.ranks} ranks: recovered from {where}")
-    _width(parsed, launch.ranks, found)
-    results = results_of(parsed, launch, found)
+        run.ranks = processes * each
+    if not run.ranks:
+        run.ranks, where = ranks_of(parsed, name)
+        if run.ranks:
+            found.warn(f"{run.ranks} ranks: recovered from {where}")
+    _width(parsed, run.ranks, found)
+    results = results_of(parsed, run, found)
     _fraction(args, found)
     if not results:
         return
@@ -136,19 +134,17 @@ def _read(
             results,
             options,
             {"tool": "nccl-tests", "version": None, "format": f"JSON {data.get('version', '')}"},
-            ranks=launch.ranks,
+            ranks=run.ranks,
             environment=environment,
             start_utc=None,
-            members=_members(devices) if len(devices) == launch.ranks else (),
+            members=_members(devices) if len(devices) == run.ranks else (),
             end=end,
             events=[{"kind": "error", "message": e} for e in errors],
         )
     )
 
 
-def _row(
-    row: object, place: int, launch: NcclTestsLaunch, options: ImportOptions
-) -> NcclTestsRow | str:
+def _row(row: object, place: int, run: NcclTestsRun, options: ImportOptions) -> NcclTestsRow | str:
     if not isinstance(row, Mapping):
         return "no object"
     size, count = whole(row.get("size")), whole(row.get("count"))
@@ -160,7 +156,7 @@ def _row(
         if not isinstance(figures, Mapping):
             continue
         if "cpu_time" in figures:
-            launch.cpu_time = True
+            run.cpu_time = True
         time = number(figures.get("time", figures.get("cpu_time")))
         if not time:
             return f"{key} has no time"
@@ -179,7 +175,7 @@ def _row(
         return "neither placement has figures"
     op = str(row.get("redop") or "").strip()
     root = str(row.get("root") or "").strip()
-    entry = COLLECTIVES[launch.collective or ""]
+    entry = COLLECTIVES[run.collective or ""]
     # -1 is all of them, one after the other: shown as 0, as before.
     return NcclTestsRow(
         place,

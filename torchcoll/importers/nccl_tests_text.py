@@ -1,6 +1,6 @@
 """nccl-tests' text, of all versions, and rccl-tests'.
 
-Lines become launches here; nccl_tests_rows.py reads the rows. Sources: src/util.cu and
+Lines become runs here; nccl_tests_rows.py reads the rows. Sources: src/util.cu and
 src/common.cu of nccl-tests from 2.0 to 2.19.
 """
 
@@ -31,8 +31,8 @@ from torchcoll.importers.base import (
 from torchcoll.importers.nccl_tests import (
     INTERLEAVED,
     STEP_1M,
-    NcclTestsLaunch,
     NcclTestsRow,
+    NcclTestsRun,
     contradict,
     fitting,
     ranks_of,
@@ -49,7 +49,7 @@ _MOST = 4096  # messages that are remembered
 
 
 class Messages:
-    """Of one launch. ``take`` is called for every message of a log of any size."""
+    """Of one run. ``take`` is called for every message of a log of any size."""
 
     def __init__(self) -> None:
         self._reader = NcclLogReader()
@@ -93,7 +93,7 @@ class Messages:
             result.choices = choices_of(result, calls)
 
 
-def begins_launch(text: str) -> bool:
+def begins_run(text: str) -> bool:
     """True for a message of the start of a process, which may come before its first own line."""
     return _SET in text or "CCL version" in text
 
@@ -209,7 +209,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     alone = [run for run in found.runs if run.ranks == 1]
     if len(alone) > 1:
         found.warn(
-            f"{len(alone)} outputs of one rank each: if one launch was to have {len(alone)} ranks, "
+            f"{len(alone)} outputs of one rank each: if one run was to have {len(alone)} ranks, "
             "nccl-tests was built without MPI (build it with MPI=1)"
         )
     return found
@@ -237,7 +237,7 @@ class _TextReader:
         self.parts: list[_Part] = []
         self.pending: tuple[int, str] | None = None  # a row that a log line has cut in two
         self.failed: tuple[int, str, str] | None = None  # a row that is none, and why
-        self.early = Messages()  # of the next launch: its other ranks may speak before its heading
+        self.early = Messages()  # of the next run: its other ranks may speak before its heading
         self.placements: tuple[str, ...] = ()  # of the line above a heading
         self.above: deque[Line] = deque(maxlen=_ABOVE)  # texts since the last row
 
@@ -276,7 +276,7 @@ class _TextReader:
             self.other(line, text)
 
     def message(self, text: str) -> None:
-        next_one = self.part.ended and begins_launch(text)
+        next_one = self.part.ended and begins_run(text)
         (self.early if next_one else self.part.messages).take(text)
 
     def broken(self, line: int, text: str) -> None:
@@ -458,25 +458,25 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
         name = _unnamed(part, options, options.ranks or listed, found)
     if name is None:
         return []
-    launch = NcclTestsLaunch(name, cpu_time="cputime" in part.names)
-    launch.ranks = found.choose("ranks", options.ranks, listed) or 0
+    run = NcclTestsRun(name, cpu_time="cputime" in part.names)
+    run.ranks = found.choose("ranks", options.ranks, listed) or 0
     told, where = (0, "") if options.ranks else ranks_of(rows, name)
     if told and not listed:
         found.warn(f"{told} ranks: recovered from {where}")
-        launch.ranks = told
+        run.ranks = told
     elif told and contradict(rows, name, listed):
         found.warn(f"{listed} ranks are listed, but every {where} is that of {told}: {told} taken")
-        launch.ranks = told
-    launch.calls = whole(part.settings.get("iters"))
+        run.ranks = told
+    run.calls = whole(part.settings.get("iters"))
     if part.settings.get("graph", "0") != "0":
-        launch.mode = "graph"
+        run.mode = "graph"
     if options.dtype:
         for row in rows:
             row.dtype = options.dtype
     entry = COLLECTIVES[name]
     for row in rows:
         row.root = (row.root or 0) if entry.has_root else None
-    results = results_of(rows, launch, found)
+    results = results_of(rows, run, found)
     if part.settings.get("step_kind") == "bytes" and part.settings.get("step") == "1048576":
         found.warn(STEP_1M)
     _check_average(part, found)
@@ -491,7 +491,7 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
     if variables := part.messages.variables:
         environment["variables"] = variables
     members = [part.members[r] for r in sorted(part.members)]
-    complete = len(members) == launch.ranks
+    complete = len(members) == run.ranks
     if not complete:
         hosts = list(dict.fromkeys(m["host"] for m in members))
         environment |= {"host": hosts[0]} if len(hosts) == 1 else {}
@@ -513,7 +513,7 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
                 "version": part.versions.get(tool),
                 "format": "text, an excerpt" if excerpt else "text",
             },
-            ranks=launch.ranks,
+            ranks=run.ranks,
             environment=environment,
             members=members,
             end=end,
@@ -558,5 +558,5 @@ def _check_average(part: _Part, found: Imported) -> None:
     if abs(average - part.average) > 0.01 * max(average, part.average) + 0.01:
         found.warn(
             f"average bus bandwidth {part.average:g} given, {average:.6g} of the rows that are "
-            "here: rows are missing, or are another launch's"
+            "here: rows are missing, or are another run's"
         )

@@ -5,7 +5,7 @@ follows from them (examples/benchmark/src/*/*_strategy.hpp): all_gather and all_
 rank and per peer, so S = bytes x ranks; reduce_scatter counts the whole input, so S = bytes.
 
 One file may hold the output of several processes, one after the other, as a job script writes it:
-each is a launch. With ``-i 1 -w 0`` each row is one call, in the order of the process: its
+each is a run. With ``-i 1 -w 0`` each row is one call, in the order of the process: its
 ``ordinal`` is the number of timed calls before it, its first call is t_max. A barrier on a
 communicator of the benchmark's own comes before each (examples/benchmark/src/benchmark.cpp).
 """
@@ -31,7 +31,7 @@ from torchcoll.importers.base import (
     make_result,
     ns_of_us,
     number,
-    number_launches,
+    number_runs,
     ranks_stated,
     runs_of_ranks,
     whole,
@@ -88,11 +88,11 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
 class _OneCclReader:
     def __init__(self, options: ImportOptions, found: Imported) -> None:
         self.options, self.found = options, found
-        self.launches = 0
+        self.runs = 0
         self.begin()
 
     def begin(self) -> None:
-        self.launches += 1
+        self.runs += 1
         self.begun = False  # its options are being read
         self.settings: dict[str, str] = {}
         self.names: list[str] = []  # the columns
@@ -115,10 +115,10 @@ class _OneCclReader:
             names = plain.replace("#", "").split()
             self.csv, self.names = False, names if set(_COLUMNS) <= set(names) else []
         elif plain == "options:":
-            self.next_launch(self.begun)
+            self.next_run(self.begun)
             self.begun = True
         elif match := _NAMES.match(plain):
-            self.next_launch(self.ended)
+            self.next_run(self.ended)
             self.collectives = match[1].split()
         elif match := _PROCESSES.match(plain):
             self.settings["processes"] = match[1]
@@ -132,7 +132,7 @@ class _OneCclReader:
         elif self.names and plain[0].isdigit():
             self.row(line, plain)
 
-    def next_launch(self, another: bool) -> None:
+    def next_run(self, another: bool) -> None:
         """The output of another process begins, if it is one."""
         if another:
             self.finish()
@@ -273,17 +273,17 @@ class _OneCclReader:
 
     def end(self) -> None:
         self.finish()
-        number_launches(self.found, self.launches)
+        number_runs(self.found, self.runs)
 
     def finish(self) -> None:
-        """The launch that has ended, a Run for each number of ranks."""
+        """The run that has ended, a Run for each number of ranks."""
         if self.same:
             self.flush()
         done: dict[str, Any] = {"status": "complete"}
         if not self.csv and not self.ended:
             done = {"status": "truncated", "reason": "the output stops before '# All done'"}
         source = {"tool": "oneCCL benchmark", "format": "CSV" if self.csv else "text"}
-        source["launch"] = str(self.launches)
+        source["run"] = str(self.runs)
         environment = {"libraries": {"ccl": "oneCCL"}}
         self.found.runs += runs_of_ranks(
             self.results, self.options, source, environment=environment, end=done

@@ -29,7 +29,7 @@ from torchcoll.importers.base import (
     runs_of_ranks,
     whole,
 )
-from torchcoll.importers.nccl_tests import Block, NcclTestsLaunch, NcclTestsRow, results_of
+from torchcoll.importers.nccl_tests import Block, NcclTestsRow, NcclTestsRun, results_of
 
 NAME = "rccl-tests"
 LONG_LINES = True
@@ -58,7 +58,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
         cases.setdefault((name, ranks), []).append(parsed)
     by_ranks: dict[int, list[CaseResult]] = {}
     for (name, ranks), rows in cases.items():
-        results = results_of(rows, NcclTestsLaunch(name, ranks), found)
+        results = results_of(rows, NcclTestsRun(name, ranks), found)
         by_ranks.setdefault(ranks, []).extend(results)
     by_ranks = {ranks: results for ranks, results in by_ranks.items() if results}
     source = {"tool": "rccl-tests", "format": "table"}

@@ -80,7 +80,7 @@ def read_machine(paths: Sequence[str]) -> Machine:
         (most,) = {max(sizes)}
         got = f"rings of {counted(most, 'GPU')} in {graphed}"
         expected = f"{' or '.join(map(str, sorted(known)))}, as the topology has"
-        raise UsageError("graph file", got, expected, "Give the two files of one launch.")
+        raise UsageError("graph file", got, expected, "Give the two files of one run.")
     return found
 
 

@@ -21,7 +21,7 @@ SCHEMA = "torchcoll-log/1"
 _MOST_RANKS = 64  # of a ring are shown; json has all
 _MOST_WARNINGS = 20
 _NOTES = {
-    "tuning": "what NCCL's cost model expects; a combination that is not here is not to be used",
+    "tuning": "what NCCL's cost model expects; combinations that are not listed cannot be used",
     "transports": "a line of the log each: a connection between hosts is told at both of its ends",
     "graphs": "what the search of the topology found; NCCL may make several channels of one",
 }

@@ -166,7 +166,7 @@ def rank_map(facts: Facts) -> list[dict[str, Any]]:
     torchrun numbers the ranks of a host in a row; of other launchers only the own rank is known.
     """
     launch = facts.launch
-    if launch.launcher in ("none", "unclear"):
+    if launch.launcher in ("none", "ambiguous"):
         return []
     devices = facts.devices("cuda") or facts.devices("xpu")
     locals_ = range(launch.local_ranks) if launch.launcher == "torchrun" else [launch.local_rank]

@@ -254,7 +254,7 @@ def wait_for_rank_0(launch: Launch) -> None:
 
 
 def _siblings(launch: Launch, proc: str = "/proc") -> list[tuple[Launch, set[int]]]:
-    """(launch, CPUs) of the other ranks of this launch that have this process' parent."""
+    """(run, CPUs) of the other ranks of this run that have this process' parent."""
     found = []
     for pid in os.listdir(proc) if os.path.isdir(proc) else ():
         if not pid.isdecimal() or int(pid) == os.getpid():
@@ -279,11 +279,11 @@ def import_torch() -> tuple[Any, str]:
 
 
 def launch_facts(environ: Mapping[str, str] | None = None) -> tuple[Launch, str]:
-    """The launch, or what is wrong with its variables."""
+    """The run, or what is wrong with its variables."""
     try:
         return detect(environ), ""
     except UsageError as error:
-        return Launch("unclear"), str(error)
+        return Launch("ambiguous"), str(error)
 
 
 # A child with these would take part in the job: under mpirun, importing oneCCL may call MPI_Init.

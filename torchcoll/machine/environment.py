@@ -17,7 +17,7 @@ from torchcoll.core.variables import kept_variables
 from torchcoll.machine.devices import Device
 from torchcoll.machine.launcher import Launch
 
-# Of this launch: no information.
+# Of this run: no information.
 _OF_LAUNCH = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "NCCL_DEBUG_FILE")
 # Launchers number ranks in these: that they differ from rank to rank says nothing.
 _LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "PBS_")

@@ -49,7 +49,7 @@ class Watch:
     def before(self) -> dict[str, Any]:
         """The record ``machine`` before the run: when, host, utc, took_ns, cpu (of host.settings),
         devices (of nvml.gpus or intel.gpus, with ``others``: processes that are not of this
-        launch, None where that is not known), network (of network.counters).
+        run, None where that is not known), network (of network.counters).
         """
         self._before = self._look("before")
         self._first = sample(self._proc)
@@ -125,7 +125,7 @@ class Watch:
 def strangers(
     listed: list[dict[str, Any]] | None, own: set[int], ranks: int
 ) -> list[dict[str, Any]] | None:
-    """Which of the processes on a device are not of this launch; None: not known.
+    """Which of the processes on a device are not of this run; None: not known.
 
     ``ranks`` of ours have a context there, so a list without any of ``own`` is that of another
     namespace of pids: an empty one hides all; in another, so many are ours and the rest are

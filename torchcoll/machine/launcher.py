@@ -66,7 +66,7 @@ _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PALS_APID")
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Launch:
-    """This process' Launch from the environment; no variables at all means one rank.
+    """This process' Run from the environment; no variables at all means one rank.
 
     torchrun's variables win inside torchrun, and an mpirun inside of srun wins over Slurm's:
     Slurm's are inherited by everything below. Elsewhere launchers that are set must agree. Raises

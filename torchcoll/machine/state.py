@@ -266,7 +266,7 @@ def during(first: dict[str, Any], last: dict[str, Any], kind: str) -> Iterator[s
         if (cpu.get("others_cores") or 0) > BUSY_SHARE.get(kind, BUSY_SHARE_WITH_DEVICE) * cores:
             yield f"{host}: {_cores_text(cpu)} during the run"
         if stolen > max(STOLEN_CORES, STOLEN_SHARE * (cpu.get("busy_cores") or 0)):
-            yield f"{host}: the hypervisor took {stolen:.2g} of {cores} cores during the run"
+            yield f"{host}: CPU steal {100 * stolen / cores:.2g} % during the run"
     for unit in ("core", "package"):
         times = _rise(earlier_cpu.get(f"throttled_{unit}"), cpu.get(f"throttled_{unit}"))
         if times:

@@ -45,6 +45,6 @@ def dump_topology(folder: Path) -> list[str]:
         "limits of this machine",
         said[-1] if code and said else "no NCCL_TOPO_DUMP_FILE from NCCL",
         "GPUs and NCCL",
-        "Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a launch; then torchcoll limits "
+        "Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a run; then torchcoll limits "
         "topo.xml.",
     )

@@ -118,7 +118,7 @@ def stolen_time(facts: Facts) -> Iterator[Finding]:
             "warning",
             f"the hypervisor gave {steal:.0%} of the CPU's busy time since boot to others",
             "Calls stop for a slice of milliseconds; tails and maxima are not the network's.",
-            "Read medians, run more launches, or use a host of your own.",
+            "Read medians, run more runs, or use a host of your own.",
         )
 
 
@@ -152,7 +152,7 @@ def other_numa_node(facts: Facts) -> Iterator[Finding]:
             "warning",
             f"this rank may run on NUMA node {', '.join(map(str, nodes))}, "
             f"its {mine['device']} sits on node {node}",
-            "Each launch and each copy crosses the sockets.",
+            "Each run and each copy crosses the sockets.",
             "Bind ranks to their GPU's node (srun --gpu-bind=closest, numactl, --cpu-bind list).",
         )
 

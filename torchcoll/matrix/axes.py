@@ -1,4 +1,4 @@
-"""The cells of a matrix: what each launch is given beside the command that all share."""
+"""The cells of a matrix: what each run is given beside the command that all share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.matrix.launch_command import Command, check_program
 
 AUTO = "auto"  # the cell in which nothing is forced
-_RESERVED = ("cell", "launch")  # labels of every launch
+_RESERVED = ("cell", "run")  # labels of every run
 _LONGEST_PART, _LONGEST = 60, 150  # of 255 that a file's name may have
 # Axes that need no placeholder, and the variables that they set.
 AXES_OF_LIBRARIES = {
@@ -34,7 +34,7 @@ class Cell:
 
     axes: values of the placeholders, and of the axes ``library`` and ``venv``; they become labels.
     variables: None takes a variable away. arguments: more words behind the command. words: a whole
-    command in place of the one that all share. load: what runs around each launch, load_name names
+    command in place of the one that all share. load: what runs around each run, load_name names
     it.
     """
 
@@ -124,7 +124,7 @@ def axis_dimension(text: str, environ: Mapping[str, str] = os.environ) -> Dimens
 
 
 def option_dimension(name: str, text: str, command: Command, such_as: str) -> Dimension:
-    """``gloo,ccl``: each in a launch of its own, behind ``--backend``. Raises UsageError."""
+    """``gloo,ccl``: each in a run of its own, behind ``--backend``. Raises UsageError."""
     option = f"--{name}"
     if (stated := command.option(option)) is not None:
         raise UsageError("command", f"{option} {stated}", f"no {option} with that of versus")
@@ -139,11 +139,11 @@ _LOAD = re.compile(r"(?:(?P<name>[A-Za-z_][\w.-]*)=)?(?P<command>.*)", re.DOTALL
 
 
 def load_dimension(text: str, command: Command, environ: Mapping[str, str]) -> Dimension:
-    """``none,NAME=COMMAND``: other people's work around each launch. A command alone is named by
+    """``none,NAME=COMMAND``: other people's work around each run. A command alone is named by
     its program. Raises UsageError.
     """
-    if (stated := command.option("--beside")) is not None:
-        raise UsageError("command", f"--beside {stated}", "no --beside with --around")
+    if (stated := command.option("--concurrent")) is not None:
+        raise UsageError("command", f"--concurrent {stated}", "no --concurrent with --load")
     found = []
     for value in split_values(text):
         if value == NO_LOAD:
@@ -154,16 +154,16 @@ def load_dimension(text: str, command: Command, environ: Mapping[str, str]) -> D
         try:
             words = shlex.split(parts["command"])
         except ValueError as error:
-            raise UsageError("around", value, f"a command ({error})") from None
+            raise UsageError("load", value, f"a command ({error})") from None
         if not words:
-            raise UsageError("around", value or text, f"{NO_LOAD} or NAME=COMMAND, with commas")
+            raise UsageError("load", value or text, f"{NO_LOAD} or NAME=COMMAND, with commas")
         name = parts["name"] or os.path.basename(words[0])
         if name == NO_LOAD:
-            raise UsageError("around", value, f"another name: {NO_LOAD} is without a load")
-        check_program(words, environ.get("PATH"), "around")
-        asked = ("--beside", f"external:{name}")
+            raise UsageError("load", value, f"another name: {NO_LOAD} is without a load")
+        check_program(words, environ.get("PATH"), "load")
+        asked = ("--concurrent", f"background:{name}")
         found.append(Cell(file_safe(name), arguments=asked, load=tuple(words), load_name=name))
-    _distinct("around", "names", [cell.name for cell in found])
+    _distinct("load", "names", [cell.name for cell in found])
     return found
 
 

@@ -28,44 +28,44 @@ from torchcoll.matrix.presets import PresetOptions, preset
 
 
 @dataclass(frozen=True)
-class PlannedLaunch:
-    """One launch of one cell. ``launch`` counts from 1."""
+class PlannedRun:
+    """One run of one cell. ``run`` counts from 1."""
 
     cell: Cell
-    launch: int
+    run: int
 
     @property
     def key(self) -> tuple[str, int]:
-        return self.cell.name, self.launch
+        return self.cell.name, self.run
 
     @property
     def stem(self) -> str:
-        return f"{self.cell.name}-{self.launch}"
+        return f"{self.cell.name}-{self.run}"
 
 
 @dataclass(frozen=True)
-class LaunchPlan:
+class RunPlan:
     command: Command
     cells: Sequence[Cell]
-    launches: int
+    runs: int
     seed: int
 
-    def jobs(self) -> Iterator[PlannedLaunch]:
-        """Launch 1 of every cell in an order drawn by the seed, then launch 2 of every cell, ...
+    def jobs(self) -> Iterator[PlannedRun]:
+        """Run 1 of every cell in an order drawn by the seed, then run 2 of every cell, ...
 
         So what drifts with time meets all cells alike. A block's order does not depend on how many
-        there are: launches can be added.
+        there are: runs can be added.
         """
-        for launch in range(1, self.launches + 1):
+        for run in range(1, self.runs + 1):
             block = list(self.cells)
-            random.Random(f"{self.seed}/{launch}").shuffle(block)
-            yield from (PlannedLaunch(cell, launch) for cell in block)
+            random.Random(f"{self.seed}/{run}").shuffle(block)
+            yield from (PlannedRun(cell, run) for cell in block)
 
-    def words(self, job: PlannedLaunch, output: Path, labels: Mapping[str, str]) -> list[str]:
-        """The command of one launch."""
+    def words(self, job: PlannedRun, output: Path, labels: Mapping[str, str]) -> list[str]:
+        """The command of one run."""
         own = job.cell.words or self.command.filled(job.cell.axes)
         words = [*own, *job.cell.arguments, "--output", str(output)]
-        for name, value in {"cell": job.cell.name, "launch": str(job.launch), **labels}.items():
+        for name, value in {"cell": job.cell.name, "run": str(job.run), **labels}.items():
             words += ["--label", f"{name}={value}"]
         return words
 
@@ -89,7 +89,7 @@ class LaunchPlan:
         return {
             "command": masked_words(self.command.words),
             "cells": [cell.to_json() for cell in self.cells],
-            "launches": self.launches,
+            "runs": self.runs,
             "seed": self.seed,
         }
 
@@ -99,15 +99,15 @@ def make_plan(
     variables: Sequence[str] = (),
     axes: Sequence[str] = (),
     presets: Sequence[str] = (),
-    launches: int = 6,
+    runs: int = 6,
     seed: int = 0,
     nccl_version: str | None = None,
     up_to: int | None = None,
     environ: Mapping[str, str] | None = None,
     backends: str | None = None,
     implementations: str | None = None,
-    around: str | None = None,
-) -> tuple[LaunchPlan, list[str]]:
+    load: str | None = None,
+) -> tuple[RunPlan, list[str]]:
     """The plan, and what is to be told of it. Raises UsageError for anything that cannot be run."""
     env = dict(os.environ) if environ is None else dict(environ)
     command = command_of(words)
@@ -129,34 +129,34 @@ def make_plan(
     ):
         if values is not None:
             dimensions.append(option_dimension(name, values, command, such_as))
-    dimensions += [load_dimension(around, command, env)] if around is not None else []
+    dimensions += [load_dimension(load, command, env)] if load is not None else []
     cells = combined(dimensions)
     check_placeholders(command, cells[0].axes, AXES_OF_LIBRARIES)
     _check_verified(command, cells)
-    plan = LaunchPlan(command, cells, launches, seed)
+    plan = RunPlan(command, cells, runs, seed)
     plan.check_programs(env)
     return plan, [*asked.notes, *_warnings(cells, env)]
 
 
 def plan_of_commands(
-    commands: Mapping[str, Sequence[str]], launches: int, environ: Mapping[str, str] | None = None
-) -> LaunchPlan:
+    commands: Mapping[str, Sequence[str]], runs: int, environ: Mapping[str, str] | None = None
+) -> RunPlan:
     """A cell for each whole command, by its name. Raises UsageError for one that cannot be run."""
     parsed = {name: command_of(words) for name, words in commands.items()}
     for command in parsed.values():
         check_placeholders(command, (), ())
     cells = [Cell(name, words=command.words) for name, command in parsed.items()]
-    plan = LaunchPlan(next(iter(parsed.values())), cells, launches, 0)
+    plan = RunPlan(next(iter(parsed.values())), cells, runs, 0)
     plan.check_programs(os.environ if environ is None else environ)
     return plan
 
 
-def stored_plan(spec: Mapping[str, Any], launches: int, environ: Mapping[str, str]) -> LaunchPlan:
+def stored_plan(spec: Mapping[str, Any], runs: int, environ: Mapping[str, str]) -> RunPlan:
     """The plan of a manifest, in which nothing is masked. Raises UsageError as ``make_plan`` does,
     and TypeError or ValueError where the cells are none.
     """
     cells = [Cell.from_json(cell) for cell in spec["cells"]]
-    plan = LaunchPlan(command_of(spec["command"]), cells, launches, int(spec.get("seed") or 0))
+    plan = RunPlan(command_of(spec["command"]), cells, runs, int(spec.get("seed") or 0))
     plan.check_programs(environ)
     return plan
 

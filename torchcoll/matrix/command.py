@@ -1,4 +1,4 @@
-"""``torchcoll matrix``: many launches, one for each cell, in blocks."""
+"""``torchcoll matrix``: many runs, one for each cell, in blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchcoll.report.grid import Grid, Head, print_grid
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torchcoll.matrix.blocks import LaunchPlan, PlannedLaunch
+    from torchcoll.matrix.blocks import PlannedRun, RunPlan
     from torchcoll.matrix.folder import Folder
 
 
@@ -39,15 +39,15 @@ def show_summary(
 
 
 def summary_grid(rows: Sequence[Mapping[str, Any]], below: Sequence[str] = ()) -> Grid:
-    """Columns of a status that no launch has are left out; reasons stand below, each once."""
+    """Columns of a status that no run has are left out; reasons stand below, each once."""
     statuses = [n for n in ("failed", "timeout", "unavailable") if any(row[n] for row in rows)]
-    heads = [Head("cell", left=True), Head("ok", "launches")]
+    heads = [Head("cell", left=True), Head("ok", "runs")]
     heads += [Head(name) for name in statuses]
-    heads.append(Head("median", "launch"))
+    heads.append(Head("median", "run"))
     cells = [
         [
             one_line(row["cell"]),
-            f"{row['ok']} of {row['launches']}",
+            f"{row['ok']} of {row['runs']}",
             *(str(row[name] or "-") for name in statuses),
             "-" if row["seconds"] is None else f"{row['seconds']:.1f} s",
         ]
@@ -88,9 +88,9 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="nccl-algorithms, oneccl-algorithms, cold, scaling, subsets or network",
     )
-    add_around(parser)
+    add_load(parser)
     add(
-        "--launches",
+        "--runs",
         default="6",
         metavar="N",
         help="how often each cell is launched (default %(default)s)",
@@ -99,10 +99,10 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed",
         default="0",
         metavar="N",
-        help="of the random order of the launches (default %(default)s)",
+        help="of the random order of the runs (default %(default)s)",
     )
     add("-o", "--output", metavar="DIR", help="where everything goes; again: what is missing runs")
-    add("--cell-timeout", metavar="S", help="end a launch after so many seconds")
+    add("--cell-timeout", metavar="S", help="end a run after so many seconds")
     add(
         "--nccl-version",
         metavar="V",
@@ -113,16 +113,16 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the most ranks, nodes or devices that the presets scaling and subsets go up to",
     )
-    add("--dry-run", action="store_true", help="list the launches, start nothing")
+    add("--dry-run", action="store_true", help="list the runs, start nothing")
     add("--quiet", action="store_true", help="no progress, only the table of cells")
-    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="one launch")
+    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="one run")
 
 
-def add_around(parser: argparse.ArgumentParser) -> None:
+def add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--around",
+        "--load",
         metavar="none,NAME=COMMAND",
-        help="other work that runs around each launch, or none: started before it, ended after "
+        help="other work that runs during each run, or none: started before it, ended after "
         r"it; \, is a comma in a value",
     )
 
@@ -153,11 +153,11 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
         options.env,
         options.axis,
         options.preset,
-        number_of("launches", options.launches, int, 1),
+        number_of("runs", options.runs, int, 1),
         number_of("seed", options.seed, int, 0),
         options.nccl_version,
         number_of("up-to", options.up_to, int, 1),
-        around=options.around,
+        load=options.load,
     )
     tell_notes(plan, notes)
     folder_path = Path(options.output)
@@ -166,8 +166,8 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
     return launch(plan, folder_path, options.quiet, timeout_s)
 
 
-def tell_notes(plan: LaunchPlan, notes: Sequence[str]) -> None:
-    """Before the first launch."""
+def tell_notes(plan: RunPlan, notes: Sequence[str]) -> None:
+    """Before the first run."""
     from torchcoll.machine.environment import variables
     from torchcoll.matrix.obeyed import unverified
 
@@ -180,7 +180,7 @@ def tell_notes(plan: LaunchPlan, notes: Sequence[str]) -> None:
 
 
 def launch(
-    plan: LaunchPlan,
+    plan: RunPlan,
     path: Path,
     quiet: bool = False,
     timeout_s: float | None = None,
@@ -207,49 +207,49 @@ def launch(
     return ExitCode.FAILED if bad else ExitCode.OK
 
 
-def _below(plan: LaunchPlan, folder: Folder, number: int | None) -> list[str]:
+def _below(plan: RunPlan, folder: Folder, number: int | None) -> list[str]:
     from torchcoll.matrix.run import pending
 
     left = len(pending(plan, folder))
     lines = [f"interrupted by {signal.Signals(number).name}"] if number else []
     if left:
-        total = len(plan.cells) * plan.launches
+        total = len(plan.cells) * plan.runs
         lines.append(f"without a result: {left} of {total}; the same command again runs them")
     return [*lines, f"results, logs and manifest: {folder.path}"]
 
 
-def dry_run(plan: LaunchPlan, folder: Any) -> ExitCode:
-    """Every launch as it could be typed."""
+def dry_run(plan: RunPlan, folder: Any) -> ExitCode:
+    """Every run as it could be typed."""
     from torchcoll.machine.environment import variables
     from torchcoll.matrix.blocks import command_line
     from torchcoll.matrix.run import labels_of
 
-    cells, launches = len(plan.cells), plan.launches
-    counts = f"{cells} cell{'s' * (cells > 1)} x {launches} launch{'es' * (launches > 1)}"
-    tell(f"{counts} = {cells * launches}, in this order:")
+    cells, runs = len(plan.cells), plan.runs
+    counts = f"{cells} cell{'s' * (cells > 1)} x {runs} run{'s' * (runs > 1)}"
+    tell(f"{counts} = {cells * runs}, in this order:")
     for job in plan.jobs():
         words = plan.words(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
         line = command_line(words, job.cell.variables)
         if job.cell.load:
-            line += f"  # around it: {command_line(job.cell.load, {})}"
+            line += f"  # with the load: {command_line(job.cell.load, {})}"
         print(printable(line), flush=True)
-    tell(f"total: {counts} = {cells * launches}; {_estimate(plan)}")
+    tell(f"total: {counts} = {cells * runs}; {_estimate(plan)}")
     return ExitCode.OK
 
 
-# What an estimate assumes: torch's import, meeting and connecting of a launch; a case's cold calls
+# What an estimate assumes: torch's import, meeting and connecting of a run; a case's cold calls
 # and verification.
-_START_S, _BESIDE_S = 10.0, 0.5
+_START_S, _CONCURRENT_S = 10.0, 0.5
 
 
-def _estimate(plan: LaunchPlan) -> str:
-    """How long all launches take, as far as the command tells its cases."""
+def _estimate(plan: RunPlan) -> str:
+    """How long all runs take, as far as the command tells its cases."""
     total_s, how = estimated_s(plan)
     return how if total_s is None else f"about {duration_text(total_s)} ({how})"
 
 
-def estimated_s(plan: LaunchPlan) -> tuple[float | None, str]:
-    """How long all launches take, and what is assumed for it; None and why not, where the command
+def estimated_s(plan: RunPlan) -> tuple[float | None, str]:
+    """How long all runs take, and what is assumed for it; None and why not, where the command
     does not tell.
     """
     from torchcoll.bench.options import parse
@@ -270,16 +270,16 @@ def estimated_s(plan: LaunchPlan) -> tuple[float | None, str]:
         if spec.iters is not None:
             calls = f"{spec.iters} calls a case" if spec.iters else "the cold calls alone"
             return None, f"no estimate of time: {calls} take as long as they take"
-        total_s += plan.launches * (_START_S + count * (spec.max_time_s + _BESIDE_S))
+        total_s += plan.runs * (_START_S + count * (spec.max_time_s + _CONCURRENT_S))
     several = " to ".join(str(n) for n in dict.fromkeys((min(cases), max(cases))))
     return total_s, (
-        f"assumed: {_START_S:g} s to start a launch, and "
-        f"{spec.max_time_s + _BESIDE_S:g} s for each of its {several} cases"
+        f"assumed: {_START_S:g} s to start a run, and "
+        f"{spec.max_time_s + _CONCURRENT_S:g} s for each of its {several} cases"
     )
 
 
 def _ranks(words: Sequence[str], axes: Mapping[str, str]) -> int:
-    """How many a launch has, as far as its words tell: few collectives' cases depend on it."""
+    """How many a run has, as far as its words tell: few collectives' cases depend on it."""
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
         if name in ("--nproc-per-node", "--nproc_per_node", "-np", "-n", "--ntasks"):
@@ -293,14 +293,14 @@ _MOST_RANKS = 1 << 20
 
 
 class _Watcher:
-    """Progress on stderr: a line that stays on a terminal, elsewhere one line a launch."""
+    """Progress on stderr: a line that stays on a terminal, elsewhere one line a run."""
 
-    def __init__(self, plan: LaunchPlan, folder: Folder, quiet: bool) -> None:
+    def __init__(self, plan: RunPlan, folder: Folder, quiet: bool) -> None:
         from torchcoll.matrix.run import pending
         from torchcoll.report.destination import Destination, ProgressLine, RunProgress, is_terminal
 
         todo = pending(plan, folder)
-        total = len(plan.cells) * plan.launches
+        total = len(plan.cells) * plan.runs
         self._quiet = quiet
         self._done, self._total = total - len(todo), total
         self._progress = RunProgress(len(todo))
@@ -310,21 +310,21 @@ class _Watcher:
         )
         self._doing = ""
         if self._done:
-            self.note(f"{self._done} of {total} launches are done")
+            self.note(f"{self._done} of {total} runs are done")
 
     def note(self, text: str) -> None:
         if not self._quiet:
             self._line.clear()
             tell(text)
 
-    def began(self, job: PlannedLaunch) -> None:
+    def began(self, job: PlannedRun) -> None:
         self._doing = job.stem
         self.tick()
 
     def tick(self) -> None:
         self._line.show(self._progress.text(self._doing))
 
-    def ended(self, job: PlannedLaunch, record: Mapping[str, Any]) -> None:
+    def ended(self, job: PlannedRun, record: Mapping[str, Any]) -> None:
         self._progress.finished += 1
         self._done += 1
         seconds = f", {record['seconds']:.1f} s" if record["seconds"] is not None else ""
@@ -333,7 +333,7 @@ class _Watcher:
             self.note(f"[{self._done}/{self._total}] {job.stem}: {record['status']}{seconds}{why}")
 
     def skipped(self) -> None:
-        """A launch of a cell that has turned out to be unavailable."""
+        """A run of a cell that has turned out to be unavailable."""
         self._progress.total -= 1
         self._total -= 1
 
@@ -343,7 +343,7 @@ class _Watcher:
 
 COMMANDS = {
     "matrix": (
-        "many launches: variables, ranks, libraries; each cell in turn",
+        "many runs: variables, ranks, libraries; each cell in turn",
         matrix_arguments,
         run_matrix,
     ),

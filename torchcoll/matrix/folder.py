@@ -1,8 +1,8 @@
-"""``manifest.jsonl``: what was asked, and one line for each launch that has ended.
+"""``manifest.jsonl``: what was asked, and one line for each run that has ended.
 
-It is only ever appended to, one line in one write, and on disk before the next launch begins: being
-killed at any moment loses at most the line of the launch that was running. A line that was cut off
-or damaged is skipped; that launch runs again.
+It is only ever appended to, one line in one write, and on disk before the next run begins: being
+killed at any moment loses at most the line of the run that was running. A line that was cut off
+or damaged is skipped; that run runs again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
 from torchcoll.core.jsonl import read_objects
 from torchcoll.core.opening import make_folder, move, open_to_write
 from torchcoll.inputs import MANIFEST, MATRIX_SCHEMA
-from torchcoll.matrix.blocks import PlannedLaunch
+from torchcoll.matrix.blocks import PlannedRun
 
-# Of a launch. ok: every case is. failed: what ``reason`` says. timeout: ended by --cell-timeout.
+# Of a run. ok: every case is. failed: what ``reason`` says. timeout: ended by --cell-timeout.
 # unavailable: the library says that this machine lacks what was forced. interrupted: by Ctrl-C or a
 # signal.
 STATUSES = ("ok", "failed", "timeout", "unavailable", "interrupted")
@@ -34,7 +34,7 @@ STATUSES = ("ok", "failed", "timeout", "unavailable", "interrupted")
 class Manifest:
     """The manifest of ``folder``; made with ``spec`` where there is none.
 
-    records: the launches that it had, in order. Raises UsageError where it was begun with another
+    records: the runs that it had, in order. Raises UsageError where it was begun with another
     spec, UnreadableError for a file that is no manifest.
     """
 
@@ -50,7 +50,7 @@ class Manifest:
             if not (begun := header.startswith(there)):
                 lines = list(_lines(self.path))
                 check_same(folder, lines[0], spec)
-                self.records = [line for line in lines[1:] if _is_launch(line)]
+                self.records = [line for line in lines[1:] if _is_run(line)]
                 self._lines = LineWriter.going_on(self.path)
         except BaseException:
             self._file.close()
@@ -68,8 +68,8 @@ class Manifest:
             return False
 
     def append(self, record: dict[str, Any]) -> None:
-        """One launch. Raises TorchcollError when the disk refuses it."""
-        self._write(self._lines.line({"record": "launch", **record}))
+        """One run. Raises TorchcollError when the disk refuses it."""
+        self._write(self._lines.line({"record": "run", **record}))
 
     def _write(self, text: bytes) -> None:
         rest = memoryview(text)
@@ -89,11 +89,11 @@ class Manifest:
         self._file.close()
 
 
-def _is_launch(line: dict[str, Any]) -> bool:
-    """Whether it is a launch as torchcoll writes it; one that was edited by hand runs again."""
-    kinds = {"cell": str, "launch": int, "status": str, "reason": str}
+def _is_run(line: dict[str, Any]) -> bool:
+    """Whether it is a run as torchcoll writes it; one that was edited by hand runs again."""
+    kinds = {"cell": str, "run": int, "status": str, "reason": str}
     return (
-        line.get("record") == "launch"
+        line.get("record") == "run"
         and all(isinstance(line.get(name), kind) for name, kind in kinds.items())
         and isinstance(line.get("file"), (str, type(None)))
         and _is_seconds(line.get("seconds"))
@@ -127,25 +127,25 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-Stored = dict[tuple[str, int], float | None]  # (cell, launch) -> seconds that it took
+Stored = dict[tuple[str, int], float | None]  # (cell, run) -> seconds that it took
 
 
 def stored(folder: Path) -> tuple[dict[str, Any], Stored] | None:
-    """(header, the launches that have a file that counts) of a folder that is only read; None
+    """(header, the runs that have a file that counts) of a folder that is only read; None
     where there is no manifest. Raises UnreadableError for a file that is none.
     """
     path = folder / MANIFEST
     if not path.exists() or not path.stat().st_size:
         return None
     header, *records = _lines(path)
-    last = {(r["cell"], r["launch"]): r for r in records if _is_launch(r)}
+    last = {(r["cell"], r["run"]): r for r in records if _is_run(r)}
     kept = {key: r for key, r in last.items() if r["file"] and (folder / r["file"]).exists()}
     there = {key: r.get("seconds") for key, r in kept.items()}
     return header, there
 
 
 def check_same(folder: Path, header: dict[str, Any], spec: dict[str, Any]) -> None:
-    """Raises UsageError naming what differs. More or fewer launches are no difference."""
+    """Raises UsageError naming what differs. More or fewer runs are no difference."""
     earlier = header["spec"]
     for name, own, theirs in _differences(spec, earlier):
         raise UsageError(
@@ -159,7 +159,7 @@ def check_same(folder: Path, header: dict[str, Any], spec: dict[str, Any]) -> No
 def _differences(own: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     kinds = ["versus" if "versus" in spec else "matrix" for spec in (own, theirs)]
     if kinds[0] != kinds[1]:
-        yield "launches", f"those of a {kinds[0]}", f"those of a {kinds[1]}"
+        yield "runs", f"those of a {kinds[0]}", f"those of a {kinds[1]}"
     mine, others = own["command"], theirs["command"]
     if mine != others:
         pairs = itertools.zip_longest(mine, others)
@@ -194,10 +194,10 @@ def _stated(cell: dict[str, Any]) -> str:
 #
 # ::
 #
-#     manifest.jsonl           what was asked, and the launches that ended
-#     <cell>-<launch>.jsonl    the result files that count
-#     aside/                   files of launches that do not: killed, failed, of another setting
-#     logs/                    what each launch, and its load, wrote to stdout and stderr
+#     manifest.jsonl           what was asked, and the runs that ended
+#     <cell>-<run>.jsonl    the result files that count
+#     aside/                   files of runs that do not: killed, failed, of another setting
+#     logs/                    what each run, and its load, wrote to stdout and stderr
 
 _LOCK, _ASIDE, _LOGS = ".lock", "aside", "logs"
 
@@ -237,17 +237,17 @@ class Folder:
 
     @property
     def mark(self) -> str:
-        """Begins the marks of all launches of this folder."""
+        """Begins the marks of all runs of this folder."""
         return f"{os.path.realpath(self.path)}//"
 
-    def result(self, job: PlannedLaunch) -> Path:
+    def result(self, job: PlannedRun) -> Path:
         return self.path / f"{job.stem}.jsonl"
 
-    def log(self, job: PlannedLaunch) -> Path:
+    def log(self, job: PlannedRun) -> Path:
         return self.path / _LOGS / f"{job.stem}.log"
 
-    def load_log(self, job: PlannedLaunch) -> Path:
-        """What its load wrote (--around)."""
+    def load_log(self, job: PlannedRun) -> Path:
+        """What its load wrote (--load)."""
         return self.path / _LOGS / f"{job.stem}.load.log"
 
     def open_log(self, path: Path) -> IO[bytes]:
@@ -260,7 +260,7 @@ class Folder:
             ) from None
 
     def add(self, record: dict[str, Any]) -> None:
-        """A launch that has ended. Raises TorchcollError when the disk refuses its line, or when
+        """A run that has ended. Raises TorchcollError when the disk refuses its line, or when
         there is no such folder any more.
         """
         self._check_there()
@@ -268,7 +268,7 @@ class Folder:
         self._note(record)
 
     def _note(self, record: dict[str, Any]) -> None:
-        key = record.get("cell"), record.get("launch")
+        key = record.get("cell"), record.get("run")
         self._last[key] = record
         self._attempts[key] += 1
         if record.get("status") == "unavailable":
@@ -284,23 +284,23 @@ class Folder:
                 "Start the matrix again.",
             )
 
-    def attempts(self, job: PlannedLaunch) -> int:
+    def attempts(self, job: PlannedRun) -> int:
         return self._attempts[job.key]
 
-    def last(self, job: PlannedLaunch) -> dict[str, Any] | None:
-        """The latest attempt at this launch."""
+    def last(self, job: PlannedRun) -> dict[str, Any] | None:
+        """The latest attempt at this run."""
         return self._last.get(job.key)
 
-    def done(self, job: PlannedLaunch) -> bool:
+    def done(self, job: PlannedRun) -> bool:
         """Whether it has a file that counts."""
         last = self.last(job)
         return bool(last and last.get("file")) and self.result(job).exists()
 
-    def unavailable(self, job: PlannedLaunch) -> bool:
-        """Whether a launch of its cell found that this machine lacks what it forces."""
+    def unavailable(self, job: PlannedRun) -> bool:
+        """Whether a run of its cell found that this machine lacks what it forces."""
         return job.cell.name in self._unavailable
 
-    def set_aside(self, job: PlannedLaunch) -> str | None:
+    def set_aside(self, job: PlannedRun) -> str | None:
         """Move a result file, and what lies beside it under its name (--library-log), to where no
         reader looks. Its path there, from the folder. Raises TorchcollError as ``add`` does.
         """

@@ -1,4 +1,4 @@
-"""The command that every launch is made of: any launcher in front of a module of torchcoll."""
+"""The command that every run is made of: any launcher in front of a module of torchcoll."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class Command:
 
 
 def command_of(words: Sequence[str]) -> Command:
-    """The command behind ``--``. Raises UsageError for one that cannot be a launch of a matrix."""
+    """The command behind ``--``. Raises UsageError for one that cannot be a run of a matrix."""
     if not words:
         raise UsageError(
             "command",
             "none",
-            "a launch of torchcoll behind --",
+            "a run of torchcoll behind --",
             "Such as: -- torchrun --nproc-per-node 2 -m torchcoll.allreduce",
         )
     places = [n for n, word in enumerate(words) if _MODULE.fullmatch(word)]
@@ -93,7 +93,7 @@ def command_of(words: Sequence[str]) -> Command:
                 "command", f"{names[-1]} {value}".strip(), f"no {names[-1]}: a matrix sets it"
             )
     for word in command.arguments:
-        if re.match(r"(--label=)?(cell|launch)=", word):
+        if re.match(r"(--label=)?(cell|run)=", word):
             raise UsageError("command", f"--label {word}", "other labels: a matrix sets these")
     return command
 

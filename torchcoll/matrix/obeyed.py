@@ -1,4 +1,4 @@
-"""Whether the file of a launch is what was asked for. Variables get lost on the way to the ranks,
+"""Whether the file of a run is what was asked for. Variables get lost on the way to the ranks,
 libraries are taken from elsewhere: then a number would bear the wrong name.
 """
 
@@ -17,7 +17,7 @@ from torchcoll.core.result import Run, shortfall
 from torchcoll.core.units import counted
 from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.matrix.axes import AXES_OF_LIBRARIES, Cell
-from torchcoll.matrix.blocks import PlannedLaunch
+from torchcoll.matrix.blocks import PlannedRun
 
 # Variables as result files keep them: without those of no prefix, secrets masked.
 Recorded = Callable[[Mapping[str, str]], dict[str, str]]
@@ -37,7 +37,7 @@ OF_RANKS = ("nproc", "ranks")
 class Checked:
     """``usable``: the file counts. reason: '' where nothing is wrong. library: what was verified
     of an axis ``library`` or ``venv``. unavailable: see UNAVAILABLE of libraries/nccl/forced.py.
-    complete: the launch came to its end.
+    complete: the run came to its end.
     """
 
     usable: bool
@@ -47,8 +47,8 @@ class Checked:
     complete: bool = True
 
 
-def check(path: Path, job: PlannedLaunch, recorded: Recorded) -> Checked:
-    """Read the file of a launch and hold it against its cell."""
+def check(path: Path, job: PlannedRun, recorded: Recorded) -> Checked:
+    """Read the file of a run and hold it against its cell."""
     try:
         run = load_own(path)
     except UnreadableError as error:
@@ -73,8 +73,8 @@ def check(path: Path, job: PlannedLaunch, recorded: Recorded) -> Checked:
     return Checked(True, "", library)
 
 
-def _mismatches(run: Run, job: PlannedLaunch, recorded: Recorded) -> Iterator[str]:
-    for name, value in (("cell", job.cell.name), ("launch", str(job.launch))):
+def _mismatches(run: Run, job: PlannedRun, recorded: Recorded) -> Iterator[str]:
+    for name, value in (("cell", job.cell.name), ("run", str(job.run))):
         if run.labels.get(name) != value:
             yield f"its file is of {name} {run.labels.get(name)}, not {value}"
     for name in OF_RANKS:

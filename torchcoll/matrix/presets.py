@@ -178,7 +178,7 @@ def _forced(
 
 
 def _cold(asked: PresetOptions) -> Dimension:
-    """First calls only: --launches says how many."""
+    """First calls only: --runs says how many."""
     return [Cell("cold", arguments=("--iters", "0"))]
 
 
@@ -203,7 +203,7 @@ def _scaling(asked: PresetOptions) -> Dimension:
 def _subsets(asked: PresetOptions) -> Dimension:
     """Which devices: the first 2, 3, ..., other blocks of equal size, and every second, fourth, ...
 
-    The list is one for the whole launch. A mask of its own for each rank hides the peers from
+    The list is one for the whole run. A mask of its own for each rank hides the peers from
     oneCCL, which then hangs or fails (uxlfoundation/oneCCL#217), and from NCCL's peer-to-peer.
     """
     command = asked.command

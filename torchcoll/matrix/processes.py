@@ -1,4 +1,4 @@
-"""Starting a launch, and a load around it, and ending each with everything that it started."""
+"""Starting a run, and a load around it, and ending each with everything that it started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
-# In the environment of all processes of a launch. Launchers put ranks into sessions of their own
+# In the environment of all processes of a run. Launchers put ranks into sessions of their own
 # (torchrun does), and what is left of a killed matrix has another parent: only this finds them.
 MARK = "TORCHCOLL_MATRIX"
 GRACE_S = 10.0  # from TERM to KILL: ranks write the end of their files, launchers end their ranks
@@ -39,7 +39,7 @@ def launch(
     timeout_s: float | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Run a launch to its end, output to ``log``; ``tick`` is called each second.
+    """Run a run to its end, output to ``log``; ``tick`` is called each second.
 
     Past ``timeout_s`` it is ended. An exception here (Ctrl-C) ends it too and goes on; a second
     one while it ends kills at once.
@@ -132,7 +132,7 @@ def end_leftovers(mark: str, grace_s: float) -> None:
     while (left := marked(mark)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     # Looked for again each time: one of them may have forked before it was killed. Waited for, as
-    # the next launch is to have the machine for itself.
+    # the next run is to have the machine for itself.
     while left and time.monotonic() < deadline + _LEFTOVER_S:
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -161,11 +161,11 @@ _AT_ONCE_S = 0.5  # a load that cannot run has ended by then
 
 
 class LoadEnded(Exception):
-    """A load ended before its launch did; how."""
+    """A load ended before its run did; how."""
 
 
 @contextmanager
-def around(
+def under_load(
     words: Sequence[str], environ: Mapping[str, str], mark: str, log: IO[bytes]
 ) -> Iterator[Callable[[], None]]:
     """A load that runs inside; what is given raises LoadEnded where it runs no more. Raises

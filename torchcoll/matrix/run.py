@@ -1,4 +1,4 @@
-"""Running a matrix: every launch that is missing, one after the other."""
+"""Running a matrix: every run that is missing, one after the other."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from torchcoll.core.variables import (
     masked_words,
 )
 from torchcoll.libraries.nccl import forced as nccl_forced
-from torchcoll.matrix.blocks import LaunchPlan, PlannedLaunch
+from torchcoll.matrix.blocks import PlannedRun, RunPlan
 from torchcoll.matrix.folder import Folder, log_bytes, read_log
 from torchcoll.matrix.obeyed import Recorded, check, unverified
-from torchcoll.matrix.processes import Ended, LoadEnded, around, end_orphans, launch
+from torchcoll.matrix.processes import Ended, LoadEnded, end_orphans, launch, under_load
 
 _LAST_LINES = 20
 _ERROR = "torchcoll: error: "
@@ -37,35 +37,35 @@ class Watcher(Protocol):
     """Who is told how it goes."""
 
     def note(self, text: str) -> None: ...
-    def began(self, job: PlannedLaunch) -> None: ...
+    def began(self, job: PlannedRun) -> None: ...
     def tick(self) -> None: ...
-    def ended(self, job: PlannedLaunch, record: Mapping[str, Any]) -> None: ...
+    def ended(self, job: PlannedRun, record: Mapping[str, Any]) -> None: ...
     def skipped(self) -> None: ...
 
 
-def pending(plan: LaunchPlan, folder: Folder) -> list[PlannedLaunch]:
-    """The launches that have no file that counts, in order."""
+def pending(plan: RunPlan, folder: Folder) -> list[PlannedRun]:
+    """The runs that have no file that counts, in order."""
     return [job for job in plan.jobs() if not (folder.done(job) or folder.unavailable(job))]
 
 
 def run(
-    plan: LaunchPlan,
+    plan: RunPlan,
     folder: Folder,
     recorded: Recorded,
     watcher: Watcher,
     timeout_s: float | None = None,
-    jobs: Iterable[PlannedLaunch] | None = None,
+    jobs: Iterable[PlannedRun] | None = None,
 ) -> int | None:
-    """Launch what is missing; the number of the signal that stopped it, else None.
+    """Run what is missing; the number of the signal that stopped it, else None.
 
-    recorded: what result files keep of variables. timeout_s: of one launch. jobs: of those, which
+    recorded: what result files keep of variables. timeout_s: of one run. jobs: of those, which
     and in which order; each is asked for when the one before has ended. Raises TorchcollError where
     the disk refuses the manifest.
     """
     with _Signals() as signals:
         orphans = end_orphans(folder.mark)
         if orphans:
-            watcher.note(f"ended {orphans} processes of a launch whose matrix was killed")
+            watcher.note(f"ended {orphans} processes of a run whose matrix was killed")
         todo = pending(plan, folder)
         for job in todo:
             if moved := folder.set_aside(job):
@@ -84,15 +84,15 @@ def run(
 
 
 def _one(
-    plan: LaunchPlan,
+    plan: RunPlan,
     folder: Folder,
-    job: PlannedLaunch,
+    job: PlannedRun,
     recorded: Recorded,
     signals: _Signals,
     watcher: Watcher,
     timeout_s: float | None,
 ) -> dict[str, Any]:
-    """Launch a job; its line of the manifest."""
+    """Run a job; its line of the manifest."""
     path, log = folder.result(job), folder.log(job)
     words = plan.words(job, path, labels_of(job, recorded))
     start, utc = log_bytes(log), datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -123,7 +123,7 @@ def _one(
     last = "\n".join(output.splitlines()[-_LAST_LINES:])
     return {
         "cell": job.cell.name,
-        "launch": job.launch,
+        "run": job.run,
         "attempt": folder.attempts(job) + 1,
         "axes": masked_labels(job.cell.axes),
         "variables": masked_variables(job.cell.variables),
@@ -143,7 +143,7 @@ def _one(
 
 
 @contextlib.contextmanager
-def _loaded(folder: Folder, job: PlannedLaunch, log: Path) -> Iterator[Callable[[], None]]:
+def _loaded(folder: Folder, job: PlannedRun, log: Path) -> Iterator[Callable[[], None]]:
     """With the load of the cell, where it has one; what is given raises LoadEnded once it ends."""
     if not job.cell.load:
         yield lambda: None
@@ -151,13 +151,13 @@ def _loaded(folder: Folder, job: PlannedLaunch, log: Path) -> Iterator[Callable[
     mark = f"{folder.mark}{job.stem}/load"
     with (
         folder.open_log(log) as output_file,
-        around(job.cell.load, os.environ, mark, output_file) as check_load,
+        under_load(job.cell.load, os.environ, mark, output_file) as check_load,
     ):
         yield check_load
 
 
-def _without_secrets(text: str, job: PlannedLaunch, words: Sequence[str]) -> str:
-    """What a launch said, without what it was given as a secret."""
+def _without_secrets(text: str, job: PlannedRun, words: Sequence[str]) -> str:
+    """What a run said, without what it was given as a secret."""
     given = [v for n, v in job.cell.variables.items() if v and masked_value(n, v) == MASK]
     words = [*words, *job.cell.load]
     for word, shown in zip(words, masked_words(words), strict=True):
@@ -168,7 +168,7 @@ def _without_secrets(text: str, job: PlannedLaunch, words: Sequence[str]) -> str
     return "\n".join(map(masked, text.split("\n")))
 
 
-def labels_of(job: PlannedLaunch, recorded: Recorded) -> dict[str, str]:
+def labels_of(job: PlannedRun, recorded: Recorded) -> dict[str, str]:
     """The axes; and variables that result files do not keep, or a file would not tell its own."""
     labels = masked_labels(job.cell.axes)
     for name in unverified(job.cell, recorded):
@@ -180,12 +180,12 @@ def labels_of(job: PlannedLaunch, recorded: Recorded) -> dict[str, str]:
 def _judged(
     ended: Ended | None,
     folder: Folder,
-    job: PlannedLaunch,
+    job: PlannedRun,
     output: str,
     recorded: Recorded,
     timeout_s: float | None,
 ) -> tuple[str, str, str | None, bool]:
-    """(status, reason, library, whether the file counts) of a launch."""
+    """(status, reason, library, whether the file counts) of a run."""
     if ended is None:
         return "interrupted", "", None, False
     if ended.timed_out:
@@ -199,7 +199,7 @@ def _judged(
     if not found.usable:
         if not ended.exit_code or found.complete:
             return "failed", found.reason, None, False
-        # What a launch said last tells more than that its file has no end.
+        # What a run said last tells more than that its file has no end.
         return "failed", f"{code}: {_last_error(output) or found.reason}", None, False
     if found.reason:
         return "failed", found.reason, found.library, True
@@ -227,7 +227,7 @@ class _Stopped(BaseException):
 
 
 class _Signals:
-    """A signal ends the launch that is running, and then the matrix; never half a line.
+    """A signal ends the run that is running, and then the matrix; never half a line.
 
     ``number``: of the first one that came.
     """
@@ -263,13 +263,13 @@ class _Signals:
             self._raising = False
 
 
-def summary(plan: LaunchPlan, folder: Folder) -> list[dict[str, Any]]:
-    """One object a cell: how its launches ended, by their last attempts; seconds is the median of
+def summary(plan: RunPlan, folder: Folder) -> list[dict[str, Any]]:
+    """One object a cell: how its runs ended, by their last attempts; seconds is the median of
     those that are ok; reason is the last one of those that are not.
     """
     rows = []
     for cell in plan.cells:
-        jobs = [PlannedLaunch(cell, launch) for launch in range(1, plan.launches + 1)]
+        jobs = [PlannedRun(cell, run) for run in range(1, plan.runs + 1)]
         last = [record for job in jobs if (record := folder.last(job)) is not None]
         counts = Counter(str(record["status"]) for record in last)
         seconds = [
@@ -279,7 +279,7 @@ def summary(plan: LaunchPlan, folder: Folder) -> list[dict[str, Any]]:
         rows.append(
             {
                 "cell": cell.name,
-                "launches": plan.launches,
+                "runs": plan.runs,
                 **{name: counts[name] for name in ("ok", "failed", "timeout", "unavailable")},
                 "seconds": statistics.median(seconds) if seconds else None,
                 "reason": reasons[-1] if reasons else "",

@@ -162,7 +162,7 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
         "sides",
         nargs="+",
         metavar="SIDE",
-        help="a file, a folder, a quoted glob, or label=PATH; those of one label are its launches",
+        help="a file, a folder, a quoted glob, or label=PATH; those of one label are its runs",
     )
     add(
         "-o",

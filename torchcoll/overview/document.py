@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from torchcoll.comparison.compare import Comparison
 
-_OPEN = 3  # launches up to which their tables are open
-_TOLD = ("label=cell", "label=launch")  # the name of the side, and the number of its launch
+_OPEN = 3  # runs up to which their tables are open
+_TOLD = ("label=cell", "label=run")  # the name of the side, and the number of its run
 _FEW = 6  # files of a side that a command names
 _LINES = 16  # of one panel; more tell nothing apart
 _SIDES = 12  # cells of a matrix that are compared with its first
@@ -191,7 +191,7 @@ def _about_runs(document: _Document) -> None:
         answers = [over_all(list(zip(names, answers, strict=True)))]
     document.answers += answers
     _peak_answer(document)
-    _launches(document, verdicts)
+    _runs(document, verdicts)
     compared = _comparisons(document)
     if document.plain:
         _curves(document, compared)
@@ -273,7 +273,7 @@ def _peak_of(document: _Document, rows: Sequence[Row], place: str) -> None:
 
 def _sides(runs: Sequence[Run]) -> list[Side]:
     """A side for each label ``cell``, where all runs have one and there are several; else for each
-    backend, where launches have several.
+    backend, where runs have several.
     """
     names = [run.labels.get("cell", "") for run in runs]
     if not any(names):
@@ -398,8 +398,8 @@ def _algorithms(document: _Document) -> bool:
     return True
 
 
-def _launches(document: _Document, verdicts: Sequence[Verdict]) -> None:
-    """A line a launch."""
+def _runs(document: _Document, verdicts: Sequence[Verdict]) -> None:
+    """A line a run."""
     runs = document.found.runs
     items = list(zip(runs, document.rows, verdicts, _short_names(runs), strict=True))
     Item = tuple[Run, Sequence[Row], Any, str]
@@ -423,7 +423,7 @@ def _launches(document: _Document, verdicts: Sequence[Verdict]) -> None:
 
     grid = filled(
         [
-            (Head("launch", left=True), lambda i: i[3]),
+            (Head("run", left=True), lambda i: i[3]),
             (Head("side", left=True), lambda i: one_line(i[0].labels.get("cell") or "-")),
             (Head("start", left=True), lambda i: one_line(i[0].header.get("start_utc") or "-")),
             (Head("collectives", left=True), text("collective")),
@@ -607,7 +607,7 @@ def _published(document: _Document) -> None:
 
 
 def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
-    """Every case of every launch; of many launches each case over all of them."""
+    """Every case of every run; of many runs each case over all of them."""
     judged = zip(document.found.runs, document.rows, verdicts, strict=True)
     own = [(run, rows, verdict) for run, rows, verdict in judged if not has_pairs(run)]
     section = Section("Every case", commands=[document.command("show")], folded=len(own) > _OPEN)
@@ -645,7 +645,7 @@ def _ending(document: _Document, command: str) -> None:
     notes = [one_line(note) for note in dict.fromkeys(document.notes)]
     if notes:
         grid = Grid([], [], below=notes)
-        document.sections.append(Section("What is not here", parts=[Titled("", [grid])]))
+        document.sections.append(Section("Not included", parts=[Titled("", [grid])]))
     made = [" ".join(map(shlex.quote, map(str, argv))) for run in document.found.runs
             if isinstance(argv := run.header.get("argv"), list) and argv]  # fmt: skip
     commands = [*([command] if command else []), *dict.fromkeys(map(one_line, made))]
@@ -654,7 +654,7 @@ def _ending(document: _Document, command: str) -> None:
         document.sections.append(Section("Commands", texts, ["\n".join(commands)]))
 
 
-_VALUES = 3  # of a fact that differs between launches
+_VALUES = 3  # of a fact that differs between runs
 
 
 def _environment(runs: Sequence[Run]) -> Grid:
@@ -667,7 +667,7 @@ def _environment(runs: Sequence[Run]) -> Grid:
             text = several[0]
         else:
             shown = [
-                f"{value} ({counted(values.count(value), 'launch')})" for value in several[:_VALUES]
+                f"{value} ({counted(values.count(value), 'run')})" for value in several[:_VALUES]
             ]
             more = [f"... ({len(several)} values)"] * (len(several) > _VALUES)
             text = "; ".join([*shown, *more])

@@ -174,7 +174,7 @@ def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str
     if row.statistic not in (None, "median", PERIOD):
         what = "figure of the source"
     kept = " (the source does not tell it)" if result.reported and not result.time_ns else ""
-    spread = "percentile of the steady calls of this launch: a spread, no confidence interval"
+    spread = "percentile of the steady calls of this run: a spread, no confidence interval"
     lines: dict[str, list[str]] = {
         "time": [f"{time}, the {one_line(row.statistic or 'time')} ({what}) of {calls}; {how}"],
         "first": [

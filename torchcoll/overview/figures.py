@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torchcoll.comparison.results import Compared
 
 _NAMED = 8  # ranks that have a line with a name each; of more the extremes
-_CASES = 3  # of a launch: the smallest size, a middle one, the largest
+_CASES = 3  # of a run: the smallest size, a middle one, the largest
 _CELLS = 64  # ranks of a heat map; more are merged
 _PANELS = 8  # tables of a comparison, and lines of a soak, that are drawn
 
@@ -124,7 +124,7 @@ def _times(axis: Any, limits: tuple[float, float]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-_MARKS = {"cold": ("o", PALETTE[1]), "warmup": ("s", PALETTE[5]), "lead": ("x", PALETTE[3])}
+_MARKS = {"cold": ("o", PALETTE[1]), "warmup": ("s", PALETTE[5]), "ramp_up": ("x", PALETTE[3])}
 _MOST_CALLS = 2000  # points of one panel; of more the slowest of neighbours
 
 
@@ -255,7 +255,7 @@ _RESULT_MARKS = {
     "slower": ("^", PALETTE[1]),
     "faster": ("v", PALETTE[2]),
     "same": ("o", PALETTE[0]),
-    "unclear": ("x", "0.4"),
+    "inconclusive": ("x", "0.4"),
 }
 
 

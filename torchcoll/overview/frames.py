@@ -82,7 +82,7 @@ _PARQUET_TYPES = {"str": "string", "bool": "boolean", "int": "Int64", "float": "
 
 
 def write_parquet(runs: Sequence[Run], file: BinaryIO) -> None:
-    """One row a case, the columns of ``table``, of which those that name the file and the launch
+    """One row a case, the columns of ``table``, of which those that name the file and the run
     come first, and the reading over ranks, as in CSV.
 
     Raises UnavailableError where no Parquet library is installed.

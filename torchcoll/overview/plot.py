@@ -17,7 +17,7 @@ from torchcoll.report.columns import values_of
 from torchcoll.report.destination import free_name
 from torchcoll.report.header import kind_texts, reading, what_text
 from torchcoll.report.pictures import (
-    BESIDE,
+    CONCURRENT,
     Drawn,
     check_path,
     draw_band,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 class PlotPoint:
     """One size of a line; times in ns, busbw in GB/s.
 
-    low_ns, high_ns: of one launch the 5th and 95th percentile of its calls, of several the least
+    low_ns, high_ns: of one run the 5th and 95th percentile of its calls, of several the least
     and the largest of their medians; None where a source does not tell them. busbw: None where
     nothing was communicated.
     """
@@ -61,7 +61,7 @@ class PlotPoint:
     low_ns: float | None
     high_ns: float | None
     busbw_gbps: float | None
-    launches: int
+    runs: int
 
 
 @dataclass
@@ -97,8 +97,8 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
         which = f"{side.name}: " if side.name else ""
         facts = [(part.ranks, known_of(part)) for part in side.parts]
         separate = kept_separate(facts)
-        launches = f"the launches of {side.name}" if side.name else "the launches"
-        notes.append(hidden_note(hidden_among([own for _, own in facts], separate), launches))
+        runs = f"the runs of {side.name}" if side.name else "the runs"
+        notes.append(hidden_note(hidden_among([own for _, own in facts], separate), runs))
         groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
         missing: Counter[str] = Counter()
         for item in side.measured("time", Reading(over_ranks)):
@@ -140,10 +140,10 @@ def _line(side: str, values: dict[str, Any], items: Sequence[Measured]) -> PlotL
 
 
 def _point(size_bytes: int, items: Sequence[Measured]) -> PlotPoint:
-    by_launch: dict[int, list[float]] = {}
+    by_run: dict[int, list[float]] = {}
     for item in items:
-        by_launch.setdefault(item.launch, []).append(item.figure or 0.0)
-    medians = [geometric(own) or 0.0 for own in by_launch.values()]
+        by_run.setdefault(item.run, []).append(item.figure or 0.0)
+    medians = [geometric(own) or 0.0 for own in by_run.values()]
     low: float | None
     high: float | None
     if len(medians) > 1:
@@ -201,7 +201,7 @@ def lines_figure(
         left.set_title(f"{collective}: time", loc="left")
         right.set_title(f"{collective}: bus bandwidth", loc="left")
         _bandwidth_axis(right, lines)
-        legend(left if len(lines) <= BESIDE else right, len(lines))
+        legend(left if len(lines) <= CONCURRENT else right, len(lines))
     write_caption(figure, _caption(picture, over_ranks))
     return figure
 
@@ -269,20 +269,16 @@ def _bandwidth_axis(axis: Axes, lines: Sequence[PlotLine]) -> None:
 def _caption(picture: Picture, over_ranks: str) -> list[str]:
     rows = [row for lines in picture.panels.values() for line in lines for row in line.rows]
     sampled = any(row.low_ns for row in rows)
-    several = any(
-        p.launches > 1 for lines in picture.panels.values() for x in lines for p in x.points
-    )
+    several = any(p.runs > 1 for lines in picture.panels.values() for x in lines for p in x.points)
     where = " on ".join(", ".join(values_of(rows, name)) for name in ("backend", "device"))
     ranks = [str(n) for n in values_of(rows, "ranks") if n] or ["an unknown number of"]
     words = [what_text(rows), f"{where}, {', '.join(ranks)} ranks"]
     words += [f"{name} {', '.join(values_of(rows, name))}" for name in ("clock", "mode")]
     words.append(reading(rows, over_ranks) if sampled else "")
     stated = [f"{one} over calls" for one in values_of(rows, "statistic")]
-    bands = ["p5 to p95 of the calls of a launch"] if sampled else []
-    bands += (
-        ["least to largest of the launches' medians where there are several"] if several else []
-    )
-    words.append(f"line: {' or '.join(stated)}, geometric mean over launches" if several else
+    bands = ["p5 to p95 of the calls of a run"] if sampled else []
+    bands += ["least to largest of the runs' medians where there are several"] if several else []
+    words.append(f"line: {' or '.join(stated)}, geometric mean over runs" if several else
                  f"line: {' or '.join(stated)}")  # fmt: skip
     words.append(f"band: {'; '.join(bands)}" if bands else "no band: the source has no samples")
     return ["; ".join(filter(None, words)), *picture.notes]
@@ -304,7 +300,7 @@ def plot(
     what: a Run, a file, a folder or a glob; several by name, each a side with lines of its own; or
     what ``cold`` (first calls over ranks), ``transitions`` (laws and transitions) or ``scaling``
     (time and speed-up over ranks) found. Runs and files: time and busbw over sizes, a row for each
-    collective, a line for what differs in nothing but the size; launches of one side are pooled
+    collective, a line for what differs in nothing but the size; runs of one side are pooled
     (geometric mean of their medians). over_ranks: max, mean, min, rank0. filter: as of ``compare``.
     fabric, rules: whose limits are drawn; without them those of the fabric that the run is known to
     be of.

@@ -323,15 +323,15 @@ def _titled_grids(
 
 
 def further_grids(run: Run) -> list[Grid]:
-    """What --beside and --soak measured; [] where nothing was."""
+    """What --concurrent and --soak measured; [] where nothing was."""
     grids = []
-    if any(result.beside for result in run.results):
+    if any(result.concurrent for result in run.results):
         from torchcoll.contention.overlap import overlaps
-        from torchcoll.contention.show import beside_grid
+        from torchcoll.contention.show import concurrent_grid
 
         found = overlaps(run)
         machine = [e["message"] for e in run.events if e.get("kind") == "machine"]
-        grids = [beside_grid(found, machine)] if found else []
+        grids = [concurrent_grid(found, machine)] if found else []
     if run.windows:
         from torchcoll.contention.soak_show import soak_grid
         from torchcoll.contention.soaked import soaked
@@ -342,11 +342,11 @@ def further_grids(run: Run) -> list[Grid]:
 
 def _further_object(run: Run) -> dict[str, Any]:
     further: dict[str, Any] = {}
-    if any(result.beside for result in run.results):
+    if any(result.concurrent for result in run.results):
         from torchcoll.contention.overlap import overlaps
-        from torchcoll.contention.show import beside_records
+        from torchcoll.contention.show import concurrent_records
 
-        further["beside"] = beside_records(overlaps(run))
+        further["concurrent"] = concurrent_records(overlaps(run))
     if run.windows:
         from torchcoll.contention.soak_show import soak_object
         from torchcoll.contention.soaked import soaked

@@ -28,7 +28,7 @@ cleared by the first pass in which they are not below the threshold and slower t
 A sound pair among three others is the slowest of four in every pass with a chance of 4**-4 = 0.4 %,
 however the calls scatter, where passes do not depend on each other. (The better of two passes was
 no test: gloo exchanges 8 MiB over TCP in 35 or in 70 ms, in one of the two for all calls of a pass,
-and 2 of 26 healthy launches accused a link.)
+and 2 of 26 healthy runs accused a link.)
 
 The scatter is a bound on what can be told: what is slow by the threshold and yet no outlier accuses
 nobody. A run in which that can happen is too noisy for its threshold, and ``noise`` says so.

@@ -144,7 +144,7 @@ def _steady(result: CaseResult, zero: int, first: int, event: Any) -> Iterator[d
     """
     samples: Matrix = result.time_ns.get(default_clock(result) or "", [])
     batches = batches_of(result, samples)
-    leads = max(map(len, result.lead_ns), default=0) // max(1, len(batches))
+    leads = max(map(len, result.ramp_up_ns), default=0) // max(1, len(batches))
     number = first
     meets = result.case.mode == "synchronized"
     starts = result.batch_start_ns
@@ -152,8 +152,8 @@ def _steady(result: CaseResult, zero: int, first: int, event: Any) -> Iterator[d
         if batch >= len(starts):
             return
         at = [float(starts[batch] - zero)] * len(samples)
-        lead = [own[batch * leads : (batch + 1) * leads] for own in result.lead_ns]
-        for kind, rows in (("lead", lead), ("steady", [own[low:high] for own in samples])):
+        lead = [own[batch * leads : (batch + 1) * leads] for own in result.ramp_up_ns]
+        for kind, rows in (("ramp_up", lead), ("steady", [own[low:high] for own in samples])):
             for call in zip(*rows, strict=False):
                 for place, ns in enumerate(call):
                     whole = ns * (result.calls_per_sample if kind == "steady" else 1)

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 
-# What distinguishes cases and launches: in the header where all rows agree, else columns.
+# What distinguishes cases and runs: in the header where all rows agree, else columns.
 DIMENSIONS = (
     *("collective", "backend", "implementation", "device", "ranks", "dtype", "op"),
     *("root", "in_place", "group", "buffers", "buffer_reuse", "asynchronous"),
     *("coalesce", "rehearsal", "splits", "communicator", "mode", "clock"),
 )
-_SPREAD = "low, high = p5, p95 within this launch"
+_SPREAD = "low, high = p5, p95 within this run"
 _EXPECTED = "library expects: what its own cost model says of a call, no measurement"
 _INTERVALS = (
-    "low, high = p5, p95 of the intervals between calls, within this launch; the period, their "
+    "low, high = p5, p95 of the intervals between calls, within this run; the period, their "
     "mean, may lie outside"
 )
 

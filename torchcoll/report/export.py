@@ -28,7 +28,7 @@ from torchcoll.core.summary import Row
 from torchcoll.report.columns import statistics_of
 from torchcoll.report.formats import View
 from torchcoll.report.header import NOT_ALIGNED, given_text, program_text
-from torchcoll.report.notes import SPLITS_LINE, launch_lines, stop_lines
+from torchcoll.report.notes import SPLITS_LINE, outcome_lines, stop_lines
 
 _LEAST_ITERS = 5  # the first batch of bench/stopping.py; what is slow ends after it
 
@@ -257,7 +257,7 @@ class NcclTests:
             yield from self._add(result)
         self._waiting = []
         yield from self._close(concluded=self._run.complete)
-        yield from (f"# torchcoll: {line}" for line in launch_lines(self._run))
+        yield from (f"# torchcoll: {line}" for line in outcome_lines(self._run))
 
     def _add(self, result: CaseResult) -> Iterator[str]:
         group = _group(result.case)

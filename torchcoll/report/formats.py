@@ -173,8 +173,8 @@ def origins_of(run: Run) -> list[dict[str, Any]]:
     host = members[0]["host"] if members else run.environment.get("host")
     labels = {f"label_{one_line(name)}": value for name, value in run.labels.items()}
     found: dict[int, dict[str, Any]] = {}
-    for launch, results in run.launches():
-        values = (launch.header.get("run_id"), file, host, launch.header.get("start_utc"))
+    for member, results in run.all_runs():
+        values = (member.header.get("run_id"), file, host, member.header.get("start_utc"))
         origin = dict(zip(ORIGIN, values, strict=True)) | labels
         found |= {id(result): origin for result in results}
     return [found[id(result)] for result in run.results]
@@ -198,7 +198,7 @@ def run_object(
             "status": run.end.get("status") if run.end else "truncated",
             "over_ranks": view.over_ranks,
             "continuations": [
-                {**_names(launch), "cases": len(results)} for launch, results in run.launches()[1:]
+                {**_names(member), "cases": len(results)} for member, results in run.all_runs()[1:]
             ],
             "events": [_plain(event) for event in run.events],
             "problems": problems_of(run),
@@ -246,7 +246,7 @@ _NUMBERS = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d+)?(?:,[+-]?[\d.]+(?:e[+-]?\d+)?)*
 def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
     """One heading for all runs; with more than one, the first column names the file.
 
-    Where no columns are chosen, the last ones name the reading, the launch and its labels.
+    Where no columns are chosen, the last ones name the reading, the run and its labels.
     """
     names = [*(["file"] if len(runs) > 1 else []), *records.names(view)]
     if not view.columns:
@@ -258,13 +258,13 @@ def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
 
 
 def _flat(runs: Sequence[Run], view: View, records: Records) -> Iterator[dict[str, Any]]:
-    """Each row with what is common to its launch."""
+    """Each row with what is common to its run."""
     for run in runs:
         common = {"file": str(run.path or run.header.get("run_id") or "")}
         common |= {f"label_{one_line(k)}": v for k, v in run.labels.items()}
-        for launch, results in run.launches():
-            own = {name: launch.header.get(name) for name in ("run_id", "start_utc")}
-            part = Run(header=launch.header, members=launch.members, results=results)
+        for member, results in run.all_runs():
+            own = {name: member.header.get(name) for name in ("run_id", "start_utc")}
+            part = Run(header=member.header, members=member.members, results=results)
             rows = records.of(part, view)
             if records is ROWS:
                 rows = [

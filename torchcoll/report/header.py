@@ -26,7 +26,7 @@ from torchcoll.core.summary import (
 from torchcoll.core.units import counted, format_ranges, format_size, time_text
 from torchcoll.report.columns import statistics_of, values_of
 
-_ALWAYS = ("collective", "size_bytes", "dtype", "op", "ranks", "backend", "beside")
+_ALWAYS = ("collective", "size_bytes", "dtype", "op", "ranks", "backend", "concurrent")
 _PLAIN = ("collective", "dtype", "op", "backend")
 
 
@@ -307,18 +307,18 @@ def _start_up(run: Run, items: Sequence[Any]) -> str:
 
 
 def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = False) -> list[str]:
-    """What the first call of the launch cost, on each of its backends; known after a case.
+    """What the first call of the run cost, on each of its backends; known after a case.
 
     total: with the time to first result, which the verdict tells too. verbose: what measuring costs
     too.
     """
     lines = []
-    launch, results = next(((r, own) for r, own in run.launches() if own), (run, []))
+    first_run, results = next(((r, own) for r, own in run.all_runs() if own), (run, []))
     backends = backends_of(results)
     for backend in backends:
         if firsts := first_results(results, backend):
             name = f"{one_line(backend)}: " if len(backends) > 1 else ""
-            lines.append(name + _first_line(launch, firsts, how, total))
+            lines.append(name + _first_line(first_run, firsts, how, total))
     if not verbose:
         return lines
     costs = (("timed loop", "cost_timed_loop"), ("barrier", "cost_barrier"))
@@ -338,7 +338,7 @@ def _shares(results: Sequence[CaseResult]) -> str:
     # Sub-groups run at the same time: they are one case, with one start.
     spent = list({r.start_ns: r.spent_ns for r in results if r.batches}.values())
     total = sum(one.get("case", 0) for one in spent)
-    names = (("lead calls", "lead"), ("barriers", "barriers"), ("gathers", "gathers"))
+    names = (("ramp-up calls", "ramp_up"), ("barriers", "barriers"), ("gathers", "gathers"))
     if not total or not all(key in one for one in spent for _, key in names):
         return ""
     return ", ".join(
@@ -346,18 +346,18 @@ def _shares(results: Sequence[CaseResult]) -> str:
     )
 
 
-def _first_line(launch: Run, firsts: Sequence[CaseResult], how: str, total: bool) -> str:
-    first, connect = first_call_ns(firsts, how), connect_ns(launch, firsts, how)
+def _first_line(run: Run, firsts: Sequence[CaseResult], how: str, total: bool) -> str:
+    first, connect = first_call_ns(firsts, how), connect_ns(run, firsts, how)
     # With --fresh-group the case made a communicator of its own.
     own = any(result.connect_ns for result in firsts) and connect
     words = [f"connect {time_text(connect, 3)}"] if own else []
     words.append(f"first call {time_text(first, 3)}")
     calls = max(len(row) for result in firsts for row in result.cold_ns)
-    settled = [result.settled for result in firsts if result.settled is not None]
-    if len(settled) == len(firsts):
-        words.append(f"settled after {counted(max(settled), 'call')}")
+    steady_after = [result.steady_after for result in firsts if result.steady_after is not None]
+    if len(steady_after) == len(firsts):
+        words.append(f"steady after {counted(max(steady_after), 'call')}")
     elif any(result.status in ("ok", "wrong") for result in firsts):
-        words.append(f"not settled after {counted(calls, 'call')}")
-    if total and connects(launch, firsts[0].case.backend) != "unknown":
+        words.append(f"not steady after {counted(calls, 'call')}")
+    if total and connects(run, firsts[0].case.backend) != "unknown":
         words.append(f"time to first result {time_text(first + connect, 3)}")
     return ", ".join(words)

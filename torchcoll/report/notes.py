@@ -34,7 +34,7 @@ SPLITS_LINE = (
 
 # With fewer calls nothing is called precise either (bench/stopping.py).
 FEW_CALLS = 60
-_MODES = "two modes"  # stands for the line of all rows that have them
+_MODES = "bimodal"  # stands for the line of all rows that have them
 
 
 class Notes:
@@ -85,7 +85,7 @@ class Notes:
         least, most = min(self._short.values()), max(self._short.values())
         calls = f"{least} calls" if least == most else f"{least} to {most} calls"
         rows = counted(len(self._short), "row")
-        return [f"short: {rows} of {calls}, too few to show whether there are two modes too"]
+        return [f"short: {rows} of {calls}, too few to show whether they are bimodal too"]
 
 
 def _remarks(result: CaseResult) -> Iterable[str]:
@@ -103,19 +103,19 @@ def _remarks(result: CaseResult) -> Iterable[str]:
 
 def _judged_times(result: CaseResult, times: Sequence[float] | None) -> Sequence[float]:
     """The calls by which modes are judged: those that are timed one by one, for a period is a mean,
-    which both modes enter. Of few steady calls the lead calls too, which modes slow down alike.
+    which both modes enter. Of few steady calls the ramp-up calls too, which modes slow down alike.
     """
     clock = default_clock(result)
     if has_period(result, clock):
         return ()
     times = steady_times(result, clock) if times is None else times
-    if not 0 < len(times) < FEW_CALLS or not result.lead_ns:
+    if not 0 < len(times) < FEW_CALLS or not result.ramp_up_ns:
         return times
-    return [*over_ranks(result.lead_ns), *times]
+    return [*over_ranks(result.ramp_up_ns), *times]
 
 
 def _modes_text(several: Sequence[Modes]) -> str:
-    """Of all rows with this mark: ``two modes in 8 rows: 14 to 45 % of the calls take ...``."""
+    """Of all rows with this mark: ``bimodal in 8 rows: 14 to 45 % of the calls take ...``."""
     rows = f" in {len(several)} rows" if len(several) > 1 else ""
     shares = sorted(one.share for one in several)
     share = " to ".join(dict.fromkeys(f"{100 * end:.0f}" for end in (shares[0], shares[-1])))
@@ -123,7 +123,7 @@ def _modes_text(several: Sequence[Modes]) -> str:
         _range((min(low for low, _ in ends), max(high for _, high in ends)))
         for ends in ([one.slow for one in several], [one.fast for one in several])
     )
-    return f"two modes{rows}: {share} % of the calls take {slow}, the others {fast}"
+    return f"bimodal{rows}: {share} % of the calls take {slow}, the others {fast}"
 
 
 def _of_issue(result: CaseResult) -> Iterable[str]:
@@ -141,8 +141,8 @@ def _range(ns: tuple[float, float]) -> str:
 
 
 def run_lines(run: Run, rows: Sequence[Row], first_calls: bool = True) -> list[str]:
-    """Lines about all rows and about the launch. ``first_calls``: there is such a column."""
-    return row_lines(rows, first_calls) + launch_lines(run)
+    """Lines about all rows and about the run. ``first_calls``: there is such a column."""
+    return row_lines(rows, first_calls) + outcome_lines(run)
 
 
 def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
@@ -196,8 +196,8 @@ def _stretch(rows: Sequence[Row]) -> str:
     return " in ".join([*words, " to ".join(texts)] if texts else words)
 
 
-def launch_lines(run: Run) -> list[str]:
-    """What happened beside the cases, the launches of --resume, and how it all ended."""
+def outcome_lines(run: Run) -> list[str]:
+    """What happened beside the cases, the runs of --resume, and how it all ended."""
     reason = (run.end or {}).get("reason")
     stated = [e for e in run.events if not reason or e.get("message") != reason or e.get("resumed")]
     events = dict.fromkeys(map(_event_caveat, stated))
@@ -210,12 +210,12 @@ def runs_lines(runs: Sequence[Run]) -> list[str]:
     """The same of several runs: each text once, with its file or in how many it stands."""
     found: dict[str, list[Run]] = {}
     for run in runs:
-        for line in launch_lines(run):
+        for line in outcome_lines(run):
             found.setdefault(line, []).append(run)
     lines = []
     for line, own in found.items():
         name = _name_of(own[0])
-        where = name if len(own) == 1 else f"{len(own)} of {len(runs)} launches"
+        where = name if len(own) == 1 else f"{len(own)} of {len(runs)} runs"
         lines.append(line if len(runs) == 1 or name in line else Caveat(f"{where}: {line}"))
     return lines
 
@@ -245,7 +245,7 @@ def _name_of(run: Run) -> str:
 
 def _event_caveat(event: dict[str, Any]) -> Caveat:
     kind, message = event.get("kind") or "event", one_line(event.get("message") or "")
-    before = "an earlier launch ended and was resumed: " if event.get("resumed") else ""
+    before = "an earlier run ended and was resumed: " if event.get("resumed") else ""
     if kind == "signal":
         return Caveat(f"interrupted by {message}", before)
     if kind == "lost_rank" and message.startswith("lost "):
@@ -254,20 +254,20 @@ def _event_caveat(event: dict[str, Any]) -> Caveat:
 
 
 def _continuation_lines(run: Run) -> list[str]:
-    """Which rows come from which launch, and what the launches do not share."""
-    launches = [(launch, results) for launch, results in run.launches() if results]
-    if len(launches) < 2:
+    """Which rows come from which run, and what the runs do not share."""
+    runs = [(part, results) for part, results in run.all_runs() if results]
+    if len(runs) < 2:
         return []
     words = [
-        f"{one_line(launch.path.name if launch.path else '?')} from "
+        f"{one_line(part.path.name if part.path else '?')} from "
         f"{one_line(results[0].case.describe())} on"
-        for launch, results in launches[1:]
+        for part, results in runs[1:]
     ]
-    lines = [f"rows of {len(launches)} launches (--resume): the first, {', '.join(words)}"]
-    facts = [{"ranks": str(launch.ranks), **facts_of(launch)} for launch, _ in launches]
+    lines = [f"rows of {len(runs)} runs (--resume): the first, {', '.join(words)}"]
+    facts = [{"ranks": str(part.ranks), **facts_of(part)} for part, _ in runs]
     differ = differences(facts)
-    alike = "the launches had the same environment"
-    return [*lines, f"differs between the launches: {differ}" if differ else alike]
+    alike = "the runs had the same environment"
+    return [*lines, f"differs between the runs: {differ}" if differ else alike]
 
 
 def problems_of(run: Run) -> list[str]:

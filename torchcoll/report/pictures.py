@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 SUFFIXES = (".png", ".svg", ".pdf")
-BESIDE = 8  # more lines have their names beside the picture, not in it
+CONCURRENT = 8  # more lines have their names beside the picture, not in it
 # M. Okabe and K. Ito's colours, which the colour-blind tell apart, without their yellow, which
 # white paper swallows. In grey the dashes tell lines apart: 6 colours and 5 dashes make 30 of them.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
@@ -131,7 +131,7 @@ def time_axis(axis: Axes) -> None:
 def legend(axis: Axes, lines: int) -> None:
     if not axis.get_legend_handles_labels()[1]:
         return
-    if lines <= BESIDE:
+    if lines <= CONCURRENT:
         axis.legend(fontsize="small", framealpha=0.8)
     else:
         axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.01, 0.5))

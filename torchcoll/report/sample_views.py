@@ -119,7 +119,7 @@ _KINDS = {"warmup": "warm-up"}
 
 
 def rank_of(result: CaseResult, place: int) -> int:
-    """The rank of the launch, of a place in the samples: sub-groups have some ranks only."""
+    """The rank of the run, of a place in the samples: sub-groups have some ranks only."""
     return result.members[place] if place < len(result.members) else place
 
 
@@ -174,7 +174,7 @@ def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, An
 
 def in_order(result: CaseResult, clock: str | None) -> Iterator[tuple[str, list[range], Matrix]]:
     """(kind, numbers of the calls of each sample, samples) of the calls on this clock, as they ran:
-    the cold ones, warm-up, then of each batch its lead calls and the steady ones.
+    the cold ones, warm-up, then of each batch its ramp-up calls and the steady ones.
     """
     number = 0
     parts = [("cold", result.cold_ns), ("warmup", result.warmup_ns)]
@@ -184,13 +184,13 @@ def in_order(result: CaseResult, clock: str | None) -> Iterator[tuple[str, list[
             yield kind, _numbers(number, [1] * count), samples
         number += count
     steady = result.time_ns.get(clock or "", [])
-    leads = max(map(len, result.lead_ns), default=0) // max(1, len(result.batches))
+    leads = max(map(len, result.ramp_up_ns), default=0) // max(1, len(result.batches))
     each = calls_of(result, min(map(len, steady), default=0))
     led = 0
     for first, last in batches_of(result, steady):
         if leads and clock == default_clock(result):
-            lead = [row[led : led + leads] for row in result.lead_ns]
-            yield "lead", _numbers(number, [1] * leads), lead
+            lead = [row[led : led + leads] for row in result.ramp_up_ns]
+            yield "ramp_up", _numbers(number, [1] * leads), lead
         led, number = led + leads, number + leads
         yield "steady", _numbers(number, each[first:last]), [row[first:last] for row in steady]
         number += sum(each[first:last])
@@ -221,7 +221,7 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
         Head("rank"),
     ]
     parts = [part for part in in_order(result, "host") if part[0] in ("cold", "warmup")]
-    parts += [part for part in in_order(result, row.clock) if part[0] in ("lead", "steady")]
+    parts += [part for part in in_order(result, row.clock) if part[0] in ("ramp_up", "steady")]
     rows: list[list[str]] = []
     slow = False
     for kind, numbers, samples in parts:

@@ -1,7 +1,7 @@
 """Sizes down, one column for each collective, backend, number of ranks, label, ...
 
 This is the table that people publish, so nothing is mixed silently: whatever else varies within a
-column makes a table of its own, launches of the same case are read as their median and counted,
+column makes a table of its own, runs of the same case are read as their median and counted,
 and what differs between the environments of the files is named below.
 """
 
@@ -98,7 +98,7 @@ def _what_ran(runs: Sequence[Run], points: Sequence[_Point]) -> list[str]:
         for name in ("backend", "device", "ranks")
         if (values := values_of(rows, name))
     ]
-    return [f"{len(runs)} launches: {what_text(rows)}", "; ".join(words)]
+    return [f"{len(runs)} runs: {what_text(rows)}", "; ".join(words)]
 
 
 def _rows(points: Sequence[_Point]) -> list[Row]:
@@ -191,9 +191,9 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
             title = f"{one_line(known[0])} time"
     words = [f"{title} by {key}"]
     words += [_group_text(name, value) for name, value in group.items()]
-    launches = {len(found) for found in cells.values()}
-    if launches != {1}:
-        words.append(f"median of {_span(launches)} results")
+    runs = {len(found) for found in cells.values()}
+    if runs != {1}:
+        words.append(f"median of {_span(runs)} results")
     below = []
     data = [p.row for p in points if COLLECTIVES[p.row.collective].has_data and p.row.size_bytes]
     if any(row.size_bytes != row.size_bytes_requested for row in data):
@@ -214,7 +214,7 @@ def _span(numbers: set[int]) -> str:
 
 
 def _cell(rows: Sequence[Row], field: str) -> str:
-    """The median over the launches that are correct; else what was wrong with them."""
+    """The median over the runs that are correct; else what was wrong with them."""
     values = [v for row in rows if row.status == "ok" and (v := getattr(row, field)) is not None]
     if values:
         middle = median(values)

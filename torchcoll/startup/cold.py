@@ -1,10 +1,10 @@
-"""What starting costs: set-up, the first calls of each launch, and cases that pay again later.
+"""What starting costs: set-up, the first calls of each run, and cases that pay again later.
 
 Cases pay again because NCCL connects an algorithm when it is first used, a library may set up
-something at a new size, and --fresh-group makes a communicator for every case. One launch cannot
-tell such a call from a hiccup: in how many launches it was cold stands beside it.
+something at a new size, and --fresh-group makes a communicator for every case. One run cannot
+tell such a call from a hiccup: in how many runs it was cold stands beside it.
 
-The unit is the launch. Of its calls the slowest rank is read, the maximum over ranks. Nothing is
+The unit is the run. Of its calls the slowest rank is read, the maximum over ranks. Nothing is
 said of growth with the number of ranks here: that needs a law, which is ``torchcoll scaling``.
 """
 
@@ -29,8 +29,8 @@ from torchcoll.core.summary import (
 from torchcoll.inputs import Source
 from torchcoll.startup.repeats import (
     FIRST_TWO,
-    LaunchPairs,
     Placed,
+    RunPairs,
     in_job,
     later_of,
     pairs_of,
@@ -59,7 +59,7 @@ class Slowest:
     beyond_ns: float | None = None
 
 
-def slowest(durations: Mapping[int, float], launch: Run) -> Slowest | None:
+def slowest(durations: Mapping[int, float], run: Run) -> Slowest | None:
     """The longest of the durations by rank."""
     if not durations:
         return None
@@ -67,29 +67,29 @@ def slowest(durations: Mapping[int, float], launch: Run) -> Slowest | None:
     if len(durations) < 2:
         return Slowest(ns)
     rank = next(rank for rank, own in durations.items() if own == ns)
-    member = launch.members[rank] if rank < len(launch.members) else {}
+    member = run.members[rank] if rank < len(run.members) else {}
     others = [own for other, own in durations.items() if other != rank]
     return Slowest(ns, rank, member.get("host"), ns - median(others))
 
 
-def _set_up_of(launch: Run) -> tuple[dict[str, Slowest], dict[str, float]]:
+def _set_up_of(run: Run) -> tuple[dict[str, Slowest], dict[str, float]]:
     """Set-up phases in their order, what measuring costs left out; and NCCL's 'Init timings' by
     part, ns, of the rank that took longest, {} without its log.
     """
-    names = [n for n in launch.phases if not n.startswith(("cost_", f"{_INIT}_"))]
+    names = [n for n in run.phases if not n.startswith(("cost_", f"{_INIT}_"))]
     names.sort(key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
     phases = {}
     for name in names:
-        longest = slowest(dict(enumerate(launch.phases[name])), launch)
+        longest = slowest(dict(enumerate(run.phases[name])), run)
         if longest:
             phases[name] = longest
-    whole = launch.phases.get(_INIT) or []
+    whole = run.phases.get(_INIT) or []
     if not whole:
         return phases, {}
     rank = whole.index(max(whole))
     parts: dict[str, float] = {
         name.removeprefix(f"{_INIT}_"): ns[rank]
-        for name, ns in launch.phases.items()
+        for name, ns in run.phases.items()
         if name.startswith(f"{_INIT}_") and rank < len(ns)
     }
     return phases, parts
@@ -97,10 +97,10 @@ def _set_up_of(launch: Run) -> tuple[dict[str, Slowest], dict[str, float]]:
 
 @dataclass(frozen=True)
 class Late:
-    """One case of launches alike: geometric means over the launches, of the slowest rank, in ns.
+    """One case of runs alike: geometric means over the runs, of the slowest rank, in ns.
 
-    settled_ns: the steady figure (median, or period) or the last cold call, whichever is larger:
-    the steady calls may be on another clock and back to back. cold: of how many ``launches`` the
+    steady_ns: the steady figure (median, or period) or the last cold call, whichever is larger:
+    the steady calls may be on another clock and back to back. cold: of how many ``runs`` the
     first call took over 3 times that. ordinal: calls on the communicator before it, the fewest.
     why: what is known of the cause: an algorithm used for the first time, a communicator of its
     own, or ''.
@@ -113,41 +113,41 @@ class Late:
     algorithm: str | None
     why: str
     first_ns: float
-    settled_ns: float
+    steady_ns: float
     cold: int
-    launches: int
+    runs: int
 
     @property
     def extra_ns(self) -> float:
-        return self.first_ns - self.settled_ns
+        return self.first_ns - self.steady_ns
 
 
 @dataclass(frozen=True)
 class _Seen:
     item: Measured
     first_ns: float
-    settled_ns: float
+    steady_ns: float
     why: str
 
 
-def late_cases(launches: Iterable[Sequence[Measured]], separate: Sequence[str]) -> list[Late]:
-    """Cases that were cold in more than half of their launches, and those that the log shows to
-    use an algorithm first; the first case of each launch aside.
+def late_cases(runs: Iterable[Sequence[Measured]], separate: Sequence[str]) -> list[Late]:
+    """Cases that were cold in more than half of their runs, and those that the log shows to
+    use an algorithm first; the first case of each run aside.
     """
     groups: dict[str, list[_Seen]] = {}
     kinds: dict[str, dict[str, Any]] = {}
-    for items in launches:
+    for items in runs:
         for seen in _seen(items):
             kind = kind_of(seen.item, separate)
             key = repr((kind, seen.item.row.ranks, seen.item.row.size_bytes_requested))
             groups.setdefault(key, []).append(seen)
             kinds[key] = kind
     late = [_late(kinds[key], seen) for key, seen in groups.items()]
-    return [case for case in late if 2 * case.cold > case.launches or case.why.startswith("first")]
+    return [case for case in late if 2 * case.cold > case.runs or case.why.startswith("first")]
 
 
 def _seen(items: Sequence[Measured]) -> Iterable[_Seen]:
-    """The cases of one launch whose first call can be judged."""
+    """The cases of one run whose first call can be judged."""
     starts: list[CaseResult] = []
     for backend in dict.fromkeys(item.result.case.backend for item in items):
         own = [item.result for item in items if item.result.case.backend == backend]
@@ -164,13 +164,13 @@ def _seen(items: Sequence[Measured]) -> Iterable[_Seen]:
             continue
         if result.ranks == 1:
             continue  # it connects to nobody
-        settled = max(item.figure or 0.0, calls[-1] if len(calls) > 1 else 0.0)
-        if settled <= 0 or calls[0] <= 0:
+        steady = max(item.figure or 0.0, calls[-1] if len(calls) > 1 else 0.0)
+        if steady <= 0 or calls[0] <= 0:
             continue
         why = f"first of {', '.join(new)}" if new else ""
         if result.ordinal == 0:
             why = f"a communicator of its own ({result.communicator})"
-        yield _Seen(item, calls[0], settled, why)
+        yield _Seen(item, calls[0], steady, why)
 
 
 def _late(kind: dict[str, Any], seen: Sequence[_Seen]) -> Late:
@@ -186,15 +186,15 @@ def _late(kind: dict[str, Any], seen: Sequence[_Seen]) -> Late:
         algorithm=", ".join(names) or None,
         why="; ".join(causes),
         first_ns=geometric(one.first_ns for one in seen) or 0.0,
-        settled_ns=geometric(one.settled_ns for one in seen) or 0.0,
-        cold=sum(one.first_ns > SLOW_FIRST * one.settled_ns for one in seen),
-        launches=len(seen),
+        steady_ns=geometric(one.steady_ns for one in seen) or 0.0,
+        cold=sum(one.first_ns > SLOW_FIRST * one.steady_ns for one in seen),
+        runs=len(seen),
     )
 
 
 @dataclass(frozen=True)
 class ColdRow:
-    """One launch (of several backends: one for each). Durations in ns, None where unknown.
+    """One run (of several backends: one for each). Durations in ns, None where unknown.
 
     kind: what its first case is, the number of ranks aside. placed: its scheduler's job, and its
     place there; in_job: its place among those of its kind, where it matters. calls_ns: its first
@@ -205,7 +205,7 @@ class ColdRow:
     """
 
     name: str
-    launch: Run
+    run: Run
     kind: Mapping[str, Any]
     ranks: int
     hosts: int | None
@@ -250,10 +250,10 @@ class ColdRow:
 
 @dataclass(frozen=True)
 class Scale:
-    """Launches of one kind and one number of ranks: geometric means over the launches.
+    """Runs of one kind and one number of ranks: geometric means over the runs.
 
     in_job: '', or at which place of their jobs all of them stood, as repeats.in_job tells. low_ns,
-    high_ns: the least and the largest first call of them. again: the second launch of a job against
+    high_ns: the least and the largest first call of them. again: the second run of a job against
     the first, beside the second where they are apart.
     """
 
@@ -261,7 +261,7 @@ class Scale:
     ranks: int
     in_job: str
     hosts: tuple[int, ...]
-    launches: int
+    runs: int
     first_ns: float | None
     low_ns: float | None
     high_ns: float | None
@@ -270,42 +270,42 @@ class Scale:
     steady_ns: float | None
     first_result_ns: float | None
     connect_ns: float | None
-    again: LaunchPairs | None
+    again: RunPairs | None
 
 
 @dataclass(repr=False)
 class Cold(Displayed):
-    """What ``cold`` found. again: second launches against first ones over all numbers of ranks."""
+    """What ``cold`` found. again: second runs against first ones over all numbers of ranks."""
 
     runs: list[Run]
     rows: list[ColdRow]
     scales: list[Scale]
-    again: list[LaunchPairs]
+    again: list[RunPairs]
     late: list[Late]
     notes: list[str]
 
 
 def cold(sources: Source | Sequence[Source]) -> Cold:
-    """What starting cost in these Runs, files, folders or globs, launch by launch.
+    """What starting cost in these Runs, files, folders or globs, run by run.
 
-    Raises UsageError where no launch tells its first calls, UnreadableError for a file.
+    Raises UsageError where no run tells its first calls, UnreadableError for a file.
     """
     files = side("files", sources)
-    launches = files.parts
-    separate = kept_separate((launch.ranks, known_of(launch)) for launch in launches)
-    measured: list[list[Measured]] = [[] for _ in launches]
+    runs = files.parts
+    separate = kept_separate((run.ranks, known_of(run)) for run in runs)
+    measured: list[list[Measured]] = [[] for _ in runs]
     for item in files.measured("time", Reading()):
         measured[item.part].append(item)
     rows = [
         row
-        for launch, items, placed in zip(launches, measured, places_of(launches), strict=True)
-        for row in _rows(launch, items, placed, separate)
+        for run, items, placed in zip(runs, measured, places_of(runs), strict=True)
+        for row in _rows(run, items, placed, separate)
     ]
     if not rows:
         raise UsageError(
             "first calls",
             f"none in {len(files.runs)} file{'s' if len(files.runs) > 1 else ''}",
-            "launches with cold calls, or output of oneCCL's benchmark -i 1 -w 0",
+            "runs with cold calls, or output of oneCCL's benchmark -i 1 -w 0",
         )
     rows.sort(key=lambda row: row.placed.order)
     # A case that was wrong keeps its row, and enters no mean and no comparison.
@@ -335,11 +335,11 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
 
 
 def _rows(
-    launch: Run, items: Sequence[Measured], placed: Placed, separate: Sequence[str]
+    run: Run, items: Sequence[Measured], placed: Placed, separate: Sequence[str]
 ) -> Iterable[ColdRow]:
-    """A row for each backend of the launch that tells its first calls."""
+    """A row for each backend of the run that tells its first calls."""
     results = [item.result for item in items]
-    phases, parts_ns = _set_up_of(launch)
+    phases, parts_ns = _set_up_of(run)
     for backend in backends_of(results):
         mine = [r for r in results if r.case.backend == backend]
         # The results that hold the first calls, and whether the communicator was new to them.
@@ -365,13 +365,13 @@ def _rows(
             by_number = {r.ordinal: r.reported.first_call_ns for r in firsts if r.reported}
             calls = [by_number.get(number) for number in range(1 + max(n or 0 for n in by_number))]
         bad = [r.status for r in firsts if r.status != "ok"]
-        result = first_result_ns(launch, firsts) if by_rank and own else None
+        result = first_result_ns(run, firsts) if by_rank and own else None
         yield ColdRow(
-            name=_name(launch),
-            launch=launch,
+            name=_name(run),
+            run=run,
             kind=kind_of(item, separate) | {"size_bytes": item.row.size_bytes_requested},
-            ranks=launch.ranks or item.row.ranks,
-            hosts=len({m["host"] for m in launch.members if m.get("host")}) or None,
+            ranks=run.ranks or item.row.ranks,
+            hosts=len({m["host"] for m in run.members if m.get("host")}) or None,
             placed=placed,
             # A broken clock gives durations that have no logarithm.
             calls_ns=tuple(ns if ns and ns > 0 else None for ns in calls),
@@ -381,7 +381,7 @@ def _rows(
             steady_ns=max(steady, default=None),
             clock=item.row.clock if steady else None,
             status=bad[0] if bad else "ok",
-            first=slowest({r: row[0] for r, row in by_rank.items()}, launch),
+            first=slowest({r: row[0] for r, row in by_rank.items()}, run),
             first_result_ns=result if result and result > 0 else None,
             phases=phases,
             parts_ns=parts_ns,
@@ -389,15 +389,15 @@ def _rows(
         )
 
 
-def _name(launch: Run) -> str:
-    if launch.path:
-        return launch.path.name
-    number = launch.source.get("launch")
-    name = launch.source.get("file") or launch.header.get("run_id") or "run"
+def _name(run: Run) -> str:
+    if run.path:
+        return run.path.name
+    number = run.source.get("run")
+    name = run.source.get("file") or run.header.get("run_id") or "run"
     return f"{name} #{number}" if number else str(name)
 
 
-def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], LaunchPairs]) -> list[Scale]:
+def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], RunPairs]) -> list[Scale]:
     """The rows, all of which have a first call, by kind, number of ranks and place in the job."""
     groups: dict[tuple[str, int, str], list[ColdRow]] = {}
     for row in rows:
@@ -412,7 +412,7 @@ def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], LaunchPairs
             ranks=alike[0].ranks,
             in_job=alike[0].in_job,
             hosts=tuple(sorted({row.hosts for row in alike if row.hosts})),
-            launches=len(alike),
+            runs=len(alike),
             first_ns=geometric(firsts),
             low_ns=min(firsts),
             high_ns=max(firsts),
@@ -432,9 +432,9 @@ def _notes(files: Side, rows: Sequence[ColdRow], separate: Sequence[str]) -> lis
     notes = []
     silent = len(files.parts) - len({row.placed.order for row in rows})
     if silent:
-        notes.append(f"{silent} of {len(files.parts)} launches tell no first call")
+        notes.append(f"{silent} of {len(files.parts)} runs tell no first call")
     if any(not row.own for row in rows):
-        notes.append("(used): others had used the communicator before; its connecting is not here")
+        notes.append("(used): the communicator had been used before, so connecting is not included")
     steady = dict.fromkeys((row.kind["mode"], row.clock) for row in rows if row.clock)
     for mode, clock in steady:
         if (mode, clock) != ("synchronized", "host"):

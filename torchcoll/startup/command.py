@@ -1,4 +1,4 @@
-"""``torchcoll cold``: what starting costs, launch by launch."""
+"""``torchcoll cold``: what starting costs, run by run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchcoll.core.errors import ExitCode, choice, tell
 
 def cold_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="result files or folders; each is a launch")
+    add("files", nargs="+", metavar="FILE", help="result files or folders; each is a run")
     add("--format", default="table", help="table, markdown, csv or json")
     add(
         "--plot",
@@ -40,7 +40,7 @@ def run_cold(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "cold": (
-        "what starting costs: set-up, first calls, launches of one job",
+        "what starting costs: set-up, first calls, runs of one job",
         cold_arguments,
         run_cold,
     ),

@@ -1,6 +1,6 @@
-"""Launches of one scheduler job in order of time: is the second one any better off than the first?
+"""Runs of one scheduler job in order of time: is the second one any better off than the first?
 
-The job is the replicate: each gives the ratio of its second to its first launch, and what the nodes
+The job is the replicate: each gives the ratio of its second to its first run, and what the nodes
 of a job have in common cancels. One job is a ratio and no evidence.
 """
 
@@ -20,8 +20,8 @@ FIRST_TWO = "1 to 2"  # places in a job that are shown to be the same
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a launch stands: its job (None: no scheduler's), its place in it from 1 on, of how
-    many launches; order: by which all launches are listed.
+    """Where a run stands: its job (None: no scheduler's), its place in it from 1 on, of how
+    many runs; order: by which all runs are listed.
     """
 
     job: str | None
@@ -31,11 +31,11 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class LaunchPairs:
-    """Second launches against first launches of their jobs: ``judged.base`` holds the first ones'
+class RunPairs:
+    """Second runs against first runs of their jobs: ``judged.base`` holds the first ones'
     figures, ``judged.new`` the second ones', a pair a job. figure: what is compared.
 
-    others: pairs of which the first was not the first launch of its job: what it found may have
+    others: pairs of which the first was not the first run of its job: what it found may have
     been warmed by others.
     """
 
@@ -46,19 +46,19 @@ class LaunchPairs:
     others: int
 
 
-def places_of(launches: Sequence[Run]) -> list[Placed]:
-    """The place of each launch. Launches without a job have one of their own.
+def places_of(runs: Sequence[Run]) -> list[Placed]:
+    """The place of each run. Runs without a job have one of their own.
 
-    By time where it is known (to the second; equal ones stay in the order of reading). Launches
+    By time where it is known (to the second; equal ones stay in the order of reading). Runs
     whose output is in one file, one after the other, are those of one job script.
     """
     # ISO 8601 in UTC: sorts as text.
-    starts = [str(launch.header.get("start_utc") or "") for launch in launches]
+    starts = [str(run.header.get("start_utc") or "") for run in runs]
     jobs: dict[str, list[int]] = {}
     names: dict[str, str | None] = {}
-    for number, launch in enumerate(launches):
-        job = launch.header.get("job_id")
-        file, section = launch.source.get("file"), launch.source.get("launch")
+    for number, run in enumerate(runs):
+        job = run.header.get("job_id")
+        file, section = run.source.get("file"), run.source.get("run")
         name: str | None
         if job:
             key, name = f"job {job}", str(job)
@@ -66,13 +66,13 @@ def places_of(launches: Sequence[Run]) -> list[Placed]:
             # Files of one name from several folders: their numbers begin again.
             times = 1
             while any(
-                launches[earlier].source.get("launch") == section
+                runs[earlier].source.get("run") == section
                 for earlier in jobs.get(f"file {file} {times}", ())
             ):
                 times += 1
             key, name = f"file {file} {times}", file
         else:
-            key, name = f"launch {number}", None
+            key, name = f"run {number}", None
         names[key] = name
         jobs.setdefault(key, []).append(number)
     for members in jobs.values():
@@ -81,29 +81,29 @@ def places_of(launches: Sequence[Run]) -> list[Placed]:
     for key, members in sorted(jobs.items(), key=lambda item: starts[item[1][0]]):
         for place, number in enumerate(members, 1):
             places[number] = Placed(names[key], place, len(members), len(places))
-    return [places[number] for number in range(len(launches))]
+    return [places[number] for number in range(len(runs))]
 
 
 def in_job(
-    launches: Sequence[Placed], again: Sequence[LaunchPairs], later: Sequence[LaunchPairs] = ()
+    runs: Sequence[Placed], again: Sequence[RunPairs], later: Sequence[RunPairs] = ()
 ) -> list[str]:
-    """Where each of the launches of one kind and number of ranks stands among those of its job:
+    """Where each of the runs of one kind and number of ranks stands among those of its job:
     ``1``, ``2``, ``3 to 5`` (later ones are not told apart), ``-`` outside of any. A mean over the
-    places is no launch's figure: they are ``1 to 2`` where ``again``, of these launches or of their
+    places is no run's figure: they are ``1 to 2`` where ``again``, of these runs or of their
     kind on all numbers of ranks, shows the second to be as the first; and '' for all where
     ``later`` shows that of the third and those after it too, or no job has several.
     """
     numbers: dict[tuple[str, int], list[int]] = {}
-    for placed in launches:
+    for placed in runs:
         if placed.job is not None:
             numbers.setdefault((placed.job, placed.order - placed.place), []).append(placed.place)
     most = max(map(len, numbers.values()), default=0)
     same = _same(again)
     if most < 2 or (same and (most == 2 or _same(later))):
-        return ["" for _ in launches]
+        return ["" for _ in runs]
     rest = "3" if most == 3 else f"3 to {most}"
     found = []
-    for placed in launches:
+    for placed in runs:
         if placed.job is None:
             found.append("-")
             continue
@@ -113,7 +113,7 @@ def in_job(
     return found
 
 
-def _same(pairs: Sequence[LaunchPairs]) -> bool:
+def _same(pairs: Sequence[RunPairs]) -> bool:
     results = {one.judged.result for one in pairs}
     return "same" in results and not results & {"faster", "slower"}
 
@@ -122,26 +122,26 @@ Likes = Sequence[tuple[str, int, Placed, float, str]]
 _Found = dict[tuple[str, int], list[tuple[float, float, str, bool]]]
 
 
-def pairs_of(launches: Likes) -> tuple[dict[tuple[str, int], LaunchPairs], list[LaunchPairs]]:
+def pairs_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
     """Of (kind, ranks, place, figure, its name): the pairs of each kind and number of ranks, and
     those of each kind over all its numbers of ranks.
 
-    Of several launches of one kind in one job the first two are a pair. Holm is over all.
+    Of several runs of one kind in one job the first two are a pair. Holm is over all.
     """
     found: _Found = {}
-    for key, own in _jobs(launches):
+    for key, own in _jobs(runs):
         if len(own) > 1 and own[0][2] == own[1][2]:
             pair = (own[0][1], own[1][1], own[0][2], own[0][0].place > 1)
             found.setdefault(key, []).append(pair)
     return _pairs(found)
 
 
-def later_of(launches: Likes) -> tuple[dict[tuple[str, int], LaunchPairs], list[LaunchPairs]]:
-    """As ``pairs_of``: the third launch of each job and those after it against the first two, each
+def later_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
+    """As ``pairs_of``: the third run of each job and those after it against the first two, each
     by their geometric mean.
     """
     found: _Found = {}
-    for key, own in _jobs(launches):
+    for key, own in _jobs(runs):
         if len(own) > 2 and len({name for *_, name in own}) == 1:
             first, rest = (geometric(ns for _, ns, _ in part) for part in (own[:2], own[2:]))
             if first and rest:
@@ -149,10 +149,10 @@ def later_of(launches: Likes) -> tuple[dict[tuple[str, int], LaunchPairs], list[
     return _pairs(found)
 
 
-def _jobs(launches: Likes) -> list[tuple[tuple[str, int], list[tuple[Placed, float, str]]]]:
-    """The launches of each kind, number of ranks and job, in their order."""
+def _jobs(runs: Likes) -> list[tuple[tuple[str, int], list[tuple[Placed, float, str]]]]:
+    """The runs of each kind, number of ranks and job, in their order."""
     jobs: dict[tuple[str, int, str], list[tuple[Placed, float, str]]] = {}
-    for kind, ranks, placed, ns, name in launches:
+    for kind, ranks, placed, ns, name in runs:
         if placed.job is not None:
             # Two jobs of one name stand at different places.
             key = f"{placed.job} {placed.order - placed.place}"
@@ -163,7 +163,7 @@ def _jobs(launches: Likes) -> list[tuple[tuple[str, int], list[tuple[Placed, flo
     ]
 
 
-def _pairs(found: _Found) -> tuple[dict[tuple[str, int], LaunchPairs], list[LaunchPairs]]:
+def _pairs(found: _Found) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
     groups: list[tuple[str, tuple[int, ...], list[tuple[float, float, str, bool]]]] = [
         (kind, (ranks,), own) for (kind, ranks), own in found.items()
     ]
@@ -177,12 +177,14 @@ def _pairs(found: _Found) -> tuple[dict[tuple[str, int], LaunchPairs], list[Laun
         base, new = tuple(pair[0] for pair in own), tuple(pair[1] for pair in own)
         ratio = paired_ratio(base, new)
         reason = "" if ratio.p_value is not None else "the jobs are equal: no spread to judge by"
-        measures.append(Judged(base, new, "unclear", "1 job" if len(base) == 1 else reason, ratio))
+        measures.append(
+            Judged(base, new, "inconclusive", "1 job" if len(base) == 1 else reason, ratio)
+        )
     pairs = []
     judged = judge(measures, THRESHOLD, more_is_faster=False)
     for (kind, ranks, own), result in zip(groups, judged, strict=True):
-        of_jobs = replace(result, reason=result.reason.replace(" launches", " jobs"))
+        of_jobs = replace(result, reason=result.reason.replace(" runs", " jobs"))
         others = sum(other for *_, other in own)
-        pairs.append(LaunchPairs(kind, ranks, own[0][2], of_jobs, others))
+        pairs.append(RunPairs(kind, ranks, own[0][2], of_jobs, others))
     each = {(one.kind, one.ranks[0]): one for one in pairs if len(one.ranks) == 1}
     return each, [one for one in pairs if len(one.ranks) > 1]

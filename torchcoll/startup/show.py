@@ -1,4 +1,4 @@
-"""How a cold start is shown: tables of launches, numbers of ranks, set-up and cases that are cold
+"""How a cold start is shown: tables of runs, numbers of ranks, set-up and cases that are cold
 later; the same as JSON; and a picture over the number of ranks.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from torchcoll.startup.cold import Cold, ColdRow, Late, Scale
-    from torchcoll.startup.repeats import LaunchPairs
+    from torchcoll.startup.repeats import RunPairs
 
 
 MOST_LATE = 12  # of the late cases, those that cost most; JSON has all
@@ -50,7 +50,7 @@ _CONNECT = (
     "library makes then"
 )
 _CALLS = (
-    "1st, 2nd, 3rd: the first calls of a launch, one by one, of one case; steady: the figure "
+    "1st, 2nd, 3rd: the first calls of a run, one by one, of one case; steady: the figure "
     "(median, or period) of its steady calls"
 )
 _ROWS_OF_CALLS = (
@@ -58,7 +58,7 @@ _ROWS_OF_CALLS = (
     "t_max, the max over ranks"
 )
 _BEYOND = "beyond others: of the slowest rank in the 1st call, beyond the median of the other ranks"
-_IN_JOB = "in job: launches at that place of their job, where others are not shown to be the same"
+_IN_JOB = "in job: runs at that place of their job, where others are not shown to be the same"
 _LONGEST = (
     "(rank, +): whose it was, and how far beyond the median of the other ranks; where ranks wait "
     "for each other (rendezvous, init, communicator) that may be the one that came first"
@@ -72,7 +72,7 @@ def cold_grids(found: Cold) -> list[Grid]:
     titles = kind_texts([rows[0].kind for rows in groups.values()])
     grids = []
     for title, (kind, rows) in zip(titles, groups.items(), strict=True):
-        grids.append(_launches(rows, title))
+        grids.append(_runs(rows, title))
         scales = [scale for scale in found.scales if repr(scale.kind) == kind]
         if len(rows) > 1:
             grids.append(_by_ranks(scales, [p for p in found.again if p.kind == kind]))
@@ -109,15 +109,15 @@ def answer_of(found: Cold, titles: Sequence[str]) -> Answer:
     return Answer(text)
 
 
-def _launches(rows: Sequence[ColdRow], title: str) -> Grid:
-    """One line a launch, in the order of jobs and time."""
+def _runs(rows: Sequence[ColdRow], title: str) -> Grid:
+    """One line a run, in the order of jobs and time."""
     steady = any(row.steady_ns for row in rows)
 
     def name(row: ColdRow) -> str:
         status = "" if row.status == "ok" else f" ({one_line(row.status)})"
         return one_line(row.name) + ("" if row.own else " (used)") + status
 
-    def settled(row: ColdRow) -> float | None:
+    def steady_ns(row: ColdRow) -> float | None:
         return row.steady_ns if steady else row.last_ns
 
     def rank(row: ColdRow) -> str:
@@ -126,20 +126,20 @@ def _launches(rows: Sequence[ColdRow], title: str) -> Grid:
     word = Head("steady") if steady else Head("last", "cold")
     return filled(
         [
-            (Head("launch", left=True, repeat=True, numbered=True), name),
-            # Launches whose output is in one file have its name already.
-            (Head("job", left=True), lambda r: one_line(r.launch.header.get("job_id") or "-")),
+            (Head("run", left=True, repeat=True, numbered=True), name),
+            # Runs whose output is in one file have its name already.
+            (Head("job", left=True), lambda r: one_line(r.run.header.get("job_id") or "-")),
             (Head("in", "job"), lambda r: str(r.placed.place) if r.placed.job else "-"),
-            (Head("cell", left=True), lambda r: one_line(r.launch.labels.get("cell", "-"))),
+            (Head("cell", left=True), lambda r: one_line(r.run.labels.get("cell", "-"))),
             (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
             (Head("hosts"), lambda r: str(r.hosts or "-")),
             (Head("1st", "call"), lambda r: format_time(r.call_ns(1))),
             (Head("2nd", "call"), lambda r: format_time(r.call_ns(2))),
             (Head("3rd", "call"), lambda r: format_time(r.call_ns(3))),
-            (word, lambda r: format_time(settled(r))),
+            (word, lambda r: format_time(steady_ns(r))),
             (Head("2nd /", "1st"), lambda r: _ratio(r.call_ns(2), r.call_ns(1))),
             (Head("2nd /", "3rd"), lambda r: _ratio(r.call_ns(2), r.call_ns(3))),
-            (Head("1st /", word.text.split()[0]), lambda r: _ratio(r.call_ns(1), settled(r))),
+            (Head("1st /", word.text.split()[0]), lambda r: _ratio(r.call_ns(1), steady_ns(r))),
             (
                 Head("to first", "result", legend=_RESULT),
                 lambda r: format_time(r.first_result_ns),
@@ -173,21 +173,21 @@ def over(a: float | None, b: float | None) -> float | None:
     return a / b if a and b else None
 
 
-def _by_ranks(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> Grid:
+def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> Grid:
     """One line for each number of ranks, as plots of cold starts have it."""
 
     def spread(scale: Scale) -> str:
         low, high = (time_text(ns, 3) for ns in (scale.low_ns, scale.high_ns))
-        return f"{low} to {high}" if scale.launches > 1 else "-"
+        return f"{low} to {high}" if scale.runs > 1 else "-"
 
     return filled(
         [
             (Head("ranks", repeat=True), lambda s: str(s.ranks or "-")),
             (Head("in", "job", legend=_IN_JOB), lambda s: s.in_job or "-"),
             (Head("hosts"), lambda s: ", ".join(map(str, s.hosts)) or "-"),
-            (Head("launches"), lambda s: str(s.launches)),
+            (Head("runs"), lambda s: str(s.runs)),
             (Head("1st", "call"), lambda s: format_time(s.first_ns)),
-            (Head("of one launch", left=True), spread),
+            (Head("of one run", left=True), spread),
             (Head("2nd", "call"), lambda s: format_time(s.second_ns)),
             (Head("3rd", "call"), lambda s: format_time(s.third_ns)),
             (Head("steady"), lambda s: format_time(s.steady_ns)),
@@ -199,17 +199,17 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> Grid:
                 lambda s: format_time(s.first_result_ns),
             ),
             (Head("connect", legend=_CONNECT), lambda s: format_time(s.connect_ns)),
-            (Head("2nd launch", "/ 1st"), lambda s: _again_cells(s.again)[0]),
+            (Head("2nd run", "/ 1st"), lambda s: _again_cells(s.again)[0]),
             (Head("95 %"), lambda s: _again_cells(s.again)[1]),
             (Head("result", left=True), lambda s: _again_cells(s.again)[2]),
         ],
         scales,
-        above=["by number of ranks; geometric means over the launches"],
+        above=["by number of ranks; geometric means over the runs"],
         below=_below_ranks(scales, again),
     )
 
 
-def _again_cells(pairs: LaunchPairs | None) -> tuple[str, str, str]:
+def _again_cells(pairs: RunPairs | None) -> tuple[str, str, str]:
     """ratio, interval, result"""
     if pairs is None:
         return "-", "-", "-"
@@ -218,9 +218,9 @@ def _again_cells(pairs: LaunchPairs | None) -> tuple[str, str, str]:
     return ratio, interval_text(judged), f"{judged.result} ({one_line(judged.reason)})"
 
 
-def _below_ranks(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> list[str]:
+def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str]:
     """The ratios from the fewest ranks to the most (whether they grow is another question), and
-    what second launches are against first ones.
+    what second runs are against first ones.
     """
     lines = []
     for place in dict.fromkeys(scale.in_job for scale in scales):
@@ -249,29 +249,29 @@ def _below_ranks(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> list[
         pooled, interval, result = _again_cells(one)
         jobs = f"{len(one.judged.base)} jobs of {one.ranks[0]} to {one.ranks[-1]} ranks"
         between = f" (95 %: {interval})" if interval != "-" else ""
-        lines.append(f"2nd launch / 1st, {jobs}: {pooled}{between}: {result}")
+        lines.append(f"2nd run / 1st, {jobs}: {pooled}{between}: {result}")
     pairs = [*(scale.again for scale in scales if scale.again), *again]
     if pairs:
         figures = " or ".join(dict.fromkeys(one.figure for one in pairs))
         lines.append(
-            f"2nd launch of a job / 1st: {figures}; each job gives one ratio (t on their "
+            f"2nd run of a job / 1st: {figures}; each job gives one ratio (t on their "
             "logarithms, Holm over all); within 10 % is the same"
         )
     others = sum(scale.again.others for scale in scales if scale.again)
     if others:
-        lines.append(f"{others} of the 1st launches are not the first of their job")
+        lines.append(f"{others} of the 1st runs are not the first of their job")
     return lines
 
 
 def _set_up(rows: Sequence[ColdRow]) -> Grid:
-    """The phases of each launch before its first call."""
+    """The phases of each run before its first call."""
     names = dict.fromkeys(name for row in rows for name in row.phases)
     if not names:
         return Grid([], [])
     words = {name: _WORDS.get(name, one_line(name).replace("_", " ")) for name in names}
     return filled(
         [
-            (Head("launch", left=True, repeat=True, numbered=True), lambda r: one_line(r.name)),
+            (Head("run", left=True, repeat=True, numbered=True), lambda r: one_line(r.name)),
             (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
             *((Head(words[name], left=True), partial(_phase_cell, name=name)) for name in names),
             (Head("largest part", "of NCCL init", left=True), _part_cell),
@@ -298,14 +298,14 @@ def _part_cell(row: ColdRow) -> str:
 
 
 def _late(late: Sequence[Late]) -> Grid:
-    """Cases that were cold although the launch had called before, the dearest first."""
+    """Cases that were cold although the run had called before, the dearest first."""
     shown = sorted(late, key=lambda one: -one.extra_ns)[:MOST_LATE]
     titles = kind_texts([one.kind for one in late])
     several = len(set(titles)) > 1
     named = {repr(one.kind): title for one, title in zip(late, titles, strict=True) if several}
     below = [f"{len(late) - len(shown)} more in --format json"] if len(late) > len(shown) else []
-    if any(one.launches == 1 for one in late):
-        below.append("one launch cannot tell a call that connects from one that met a hiccup")
+    if any(one.runs == 1 for one in late):
+        below.append("one run cannot tell a call that connects from one that met a hiccup")
     return filled(
         [
             (
@@ -320,17 +320,17 @@ def _late(late: Sequence[Late]) -> Grid:
             ),
             (Head("algorithm", left=True), lambda o: one_line(o.algorithm or "-")),
             (Head("1st", "call"), lambda o: format_time(o.first_ns)),
-            (Head("settled"), lambda o: format_time(o.settled_ns)),
-            (Head("1st /", "settled"), lambda o: _ratio(o.first_ns, o.settled_ns)),
+            (Head("steady"), lambda o: format_time(o.steady_ns)),
+            (Head("1st /", "steady"), lambda o: _ratio(o.first_ns, o.steady_ns)),
             (Head("extra"), lambda o: format_time(o.extra_ns)),
-            (Head("cold in", left=True), lambda o: f"{o.cold} of {o.launches}"),
+            (Head("cold in", left=True), lambda o: f"{o.cold} of {o.runs}"),
             (Head("why", left=True), lambda o: one_line(o.why or "not known")),
         ],
         shown,
         above=[
-            "later cases whose 1st call took over 3 times the settled ones, or that use an "
+            "later cases whose 1st call took over 3 times the steady ones, or that use an "
             f"algorithm first{'' if several or not titles else f': {titles[0]}'}",
-            "settled: the steady median (or period) or the last cold call, whichever is larger",
+            "steady: the larger of the steady median (or period) and the last cold call",
         ],
         below=below,
     )
@@ -356,7 +356,7 @@ def cold_object(found: Cold) -> dict[str, Any]:
             }
             for scale in found.scales
         ],
-        "second_launch": [_pairs_record(pairs) for pairs in found.again],
+        "second_run": [_pairs_record(pairs) for pairs in found.again],
         "late": [
             {**dataclasses.asdict(one), "kind": known(one.kind), "extra_ns": one.extra_ns}
             for one in found.late
@@ -366,14 +366,14 @@ def cold_object(found: Cold) -> dict[str, Any]:
 
 
 def _row_record(row: ColdRow) -> dict[str, Any]:
-    """One launch, flat: durations in ns, unknown is null."""
+    """One run, flat: durations in ns, unknown is null."""
     part = row.largest_part
     return {
-        "launch": row.name,
-        "cell": row.launch.labels.get("cell"),
+        "run": row.name,
+        "cell": row.run.labels.get("cell"),
         "job": row.placed.job,
         "place_in_job": row.placed.place if row.placed.job else None,
-        "start_utc": row.launch.header.get("start_utc"),
+        "start_utc": row.run.header.get("start_utc"),
         **known(row.kind),
         **picked(row, "ranks hosts"),
         "first_call_ns": row.call_ns(1),
@@ -397,7 +397,7 @@ def _row_record(row: ColdRow) -> dict[str, Any]:
     }
 
 
-def _pairs_record(pairs: LaunchPairs) -> dict[str, Any]:
+def _pairs_record(pairs: RunPairs) -> dict[str, Any]:
     figures = "ratio=ratio.ratio ratio_low=ratio.low ratio_high=ratio.high p_value result reason"
     judged = pairs.judged
     return {
@@ -410,7 +410,7 @@ def _pairs_record(pairs: LaunchPairs) -> dict[str, Any]:
 def cold_figure(found: Cold) -> Figure:
     """What starting cost over the number of ranks: first, second, third call and the steady figure.
 
-    A panel for each kind of launch, and for each place in its job where these are not shown to be
+    A panel for each kind of run, and for each place in its job where these are not shown to be
     the same. Raises UnavailableError without matplotlib.
     """
     kinds: dict[str, list[Scale]] = {}
@@ -436,26 +436,26 @@ def cold_figure(found: Cold) -> Figure:
         legend(places[0], 0)  # the lines are the same in each
     for axis in places[len(kinds) :]:
         axis.set_visible(False)
-    most = max(scale.launches for scale in found.scales)
-    of_launches = (
-        f"{READING}; geometric means over launches, {most} at most; band: the least and the "
+    most = max(scale.runs for scale in found.scales)
+    of_runs = (
+        f"{READING}; geometric means over runs, {most} at most; band: the least and the "
         "largest first call"
     )
     if strips:
-        of_launches = f"{READING}; a dot: one launch, {most} at most; line: their geometric mean"
-    write_caption(figure, [calls_line(found.rows), of_launches, *found.notes])
+        of_runs = f"{READING}; a dot: one run, {most} at most; line: their geometric mean"
+    write_caption(figure, [calls_line(found.rows), of_runs, *found.notes])
     return figure
 
 
 def _draw_strips(axis: Axes, rows: Sequence[ColdRow]) -> None:
-    """Of one number of ranks: every launch, side by side for each call."""
+    """Of one number of ranks: every run, side by side for each call."""
     calls = {"1st call": 1, "2nd call": 2, "3rd call": 3}
     strips = {name: [row.call_ns(number) for row in rows] for name, number in calls.items()}
     strips["steady"] = [row.steady_ns for row in rows]
     known = {name: [ns for ns in times if ns] for name, times in strips.items()}
     for place, times in enumerate(known.values()):
         middle = (len(times) - 1) / 2
-        width = max(len(times), 8)  # of few launches the dots stand close together
+        width = max(len(times), 8)  # of few runs the dots stand close together
         dots = [place + 0.6 * (k - middle) / width for k in range(len(times))]
         axis.plot(dots, times, marker="o", markersize=4, linestyle="", alpha=0.7, color="C0")
         if mean := geometric(times):

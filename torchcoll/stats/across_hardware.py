@@ -25,8 +25,8 @@ class Profile:
     largest size that has a busbw. half_bytes: the smallest size that reaches half of it, and
     below_bytes the next smaller one: the true size lies between them. floor_ns: the time of the
     smallest size, floor_bytes; None where that reaches half of the best already, so that its time
-    is no latency. first_call_ns: the first call of the launch, and first_result_ns: that with
-    connecting before it, geometric means over the launches.
+    is no latency. first_call_ns: the first call of the run, and first_result_ns: that with
+    connecting before it, geometric means over the runs.
     """
 
     ranks: tuple[int, ...]
@@ -43,8 +43,8 @@ class Profile:
 
 @dataclass(frozen=True)
 class Start:
-    """What a side's first call on one backend took, the geometric mean over its launches as in
-    ``cold``, nanoseconds: the call itself, and with connecting before it (None where no launch
+    """What a side's first call on one backend took, the geometric mean over its runs as in
+    ``cold``, nanoseconds: the call itself, and with connecting before it (None where no run
     tells that).
     """
 
@@ -54,7 +54,7 @@ class Start:
 
 
 def start(side: Side, backends: Iterable[str]) -> Start | None:
-    """Of the backend of a side that has one; None where it has several, or no launch tells."""
+    """Of the backend of a side that has one; None where it has several, or no run tells."""
     known = set(backends)
     if len(known) != 1:
         return None
@@ -108,15 +108,15 @@ def _hosts(run: Run) -> str:
 
 
 def profile(side: Side, items: Collection[Sequence[Measured]]) -> Profile:
-    """The profile of one side in one table; ``items``: its launches of each size, ascending."""
+    """The profile of one side in one table; ``items``: its runs of each size, ascending."""
     points = [
         (
             ok[0].row.size_bytes,
             geometric(m.row.median_ns for m in ok),
             geometric(m.row.busbw_gbps for m in ok),
         )
-        for launches in items
-        if (ok := [m for m in launches if m.row.status == "ok" and m.row.verified != "wrong"])
+        for runs in items
+        if (ok := [m for m in runs if m.row.status == "ok" and m.row.verified != "wrong"])
     ]
     timed = [(size_bytes, ns) for size_bytes, ns, _ in points if ns]
     bandwidths = [(size_bytes, gbps) for size_bytes, _, gbps in points if gbps]
@@ -124,11 +124,11 @@ def profile(side: Side, items: Collection[Sequence[Measured]]) -> Profile:
     reach = [size_bytes for size_bytes, gbps in bandwidths if best and gbps >= _HALF * best]
     half = min(reach, default=None)
     below = [size_bytes for size_bytes, _ in bandwidths if half and size_bytes < half]
-    backends = {m.result.case.backend for launches in items for m in launches}
+    backends = {m.result.case.backend for runs in items for m in runs}
     begun = start(side, backends)
     floor = min(timed, default=None)
     return Profile(
-        tuple(sorted({m.row.ranks for launches in items for m in launches} - {0})),
+        tuple(sorted({m.row.ranks for runs in items for m in runs} - {0})),
         best,
         best_bytes,
         max((size_bytes for size_bytes, _ in bandwidths), default=None),

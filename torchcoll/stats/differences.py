@@ -24,10 +24,10 @@ _FIRST: tuple[str, ...] = (
     *("label=", "source", "device_name", "hosts", "kernel", "driver"),
     *(*of_family(NCCL), "rccl", *of_family(ONECCL), "mapped ", "torch", "torchcoll"),
 )
-# Labels of `torchcoll matrix` that count launches and ranks, or name combinations.
-_COUNTING = ("cell", "launch", "nproc", "ranks", "nnodes", "nodes")
-# What may differ from launch to launch of one side: a scheduler chooses the place.
-_OF_THE_PLACE = ("label=launch", "hosts", "device_name", "kernel", "cpu", "cores", "threads")
+# Labels of `torchcoll matrix` that count runs and ranks, or name combinations.
+_COUNTING = ("cell", "run", "nproc", "ranks", "nnodes", "nodes")
+# What may differ from run to run of one side: a scheduler chooses the place.
+_OF_THE_PLACE = ("label=run", "hosts", "device_name", "kernel", "cpu", "cores", "threads")
 
 
 @dataclass(frozen=True)
@@ -118,20 +118,20 @@ def _place(name: str) -> int:
 
 
 def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
-    """What varies among the launches of one side: their ratio is one over a mixture.
+    """What varies among the runs of one side: their ratio is one over a mixture.
 
-    Their number in a matrix is not that: launches are the replicates.
+    Their number in a matrix is not that: runs are the replicates.
     """
     lines = []
     for one in (base, new):
-        varying = varying_text(values_by_name(one), [*by, "label=launch"])
-        if text := hidden_note(varying, f"the launches of {one.name}"):
+        varying = varying_text(values_by_name(one), [*by, "label=run"])
+        if text := hidden_note(varying, f"the runs of {one.name}"):
             lines.append(f"{text} (--by NAME keeps them apart)")
     return lines
 
 
-def hidden_note(varying: str, which: str = "the launches") -> str:
-    """What is said of launches that are shown as one although they differ; '' if they do not."""
+def hidden_note(varying: str, which: str = "the runs") -> str:
+    """What is said of runs that are shown as one although they differ; '' if they do not."""
     return f"hidden: {which} are not alike in {varying}" if varying else ""
 
 
@@ -144,14 +144,14 @@ def varying_text(values: Mapping[str, Sequence[str]], without: Sequence[str] = (
     )
 
 
-def kept_separate(launches: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
-    """Names of what was varied on purpose among launches, given as (ranks, facts).
+def kept_separate(runs: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
+    """Names of what was varied on purpose among runs, given as (ranks, facts).
 
     Variables and labels that have several values at one number of ranks make different curves; what
     changes with the ranks alone cannot be told from them, and is a hidden dimension.
     """
     values: dict[tuple[int, str], set[str]] = {}
-    facts = list(launches)
+    facts = list(runs)
     names = dict.fromkeys(name for _, own in facts for name in own if _on_purpose(name))
     for ranks, own in facts:
         for name in names:
@@ -160,7 +160,7 @@ def kept_separate(launches: Iterable[tuple[int, Mapping[str, str]]]) -> list[str
 
 
 def check_unmixed(base: Side, new: Side) -> None:
-    """Raises UsageError where some launches of ``new`` are like ``base`` and others are not.
+    """Raises UsageError where some runs of ``new`` are like ``base`` and others are not.
 
     For files that nobody named: ``compare many/*a* many/*b*`` is many files to the shell, of which
     BASE is the first alone. Told by any fact but those of the place, which a scheduler chooses.
@@ -179,7 +179,7 @@ def check_unmixed(base: Side, new: Side) -> None:
         counts = f"{alike} like BASE in {name} and {len(values) - alike} not"
         raise UsageError(
             "new",
-            f"{len(theirs)} launches, {counts}",
+            f"{len(theirs)} runs, {counts}",
             "those of one side",
             "Name both sides, quoted: a='...*' b='...*'.",
         )
@@ -191,12 +191,12 @@ def _stated(facts: Mapping[str, str], name: str) -> str:
     return value_of_fact(facts, name) if name.isupper() else facts.get(name, NOT_KNOWN)
 
 
-def hidden_among(launches: Sequence[Mapping[str, str]], separate: Sequence[str]) -> str:
-    """What differs among launches, given by their facts, that are shown as one kind; '' if nothing.
+def hidden_among(runs: Sequence[Mapping[str, str]], separate: Sequence[str]) -> str:
+    """What differs among runs, given by their facts, that are shown as one kind; '' if nothing.
 
     Neither what keeps kinds ``apart``, nor labels of ``torchcoll matrix`` for the number of ranks.
     """
-    values = values_of_facts([dict(facts) for facts in launches])
+    values = values_of_facts([dict(facts) for facts in runs])
     return varying_text(values, [*separate, *(f"label={name}" for name in _COUNTING)])
 
 
@@ -240,10 +240,10 @@ def separate_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
 
 
 def taken_of(pairs: Sequence[Pair]) -> list[str]:
-    """What some launches do not tell, and was taken for what all others have."""
+    """What some runs do not tell, and was taken for what all others have."""
     taken = dict.fromkeys(one for pair in pairs if pair.base and pair.new for one in pair.taken)
     return [
-        f"some launches do not tell {name}: taken for {value_text(name, value)}, as all others"
+        f"some runs do not tell {name}: taken for {value_text(name, value)}, as all others"
         for name, value in taken
     ]
 
@@ -260,7 +260,7 @@ def _several(values: Sequence[str]) -> str:
     return ", ".join(few) or NOT_KNOWN
 
 
-# How the cases of the two sides were measured: calls asked for, why they ended, lead calls.
+# How the cases of the two sides were measured: calls asked for, why they ended, ramp-up calls.
 #
 # These are no facts of an environment and keep no cases apart: they are named, case by case, where
 # they are not the same, because each of them can be what a ratio shows.
@@ -301,16 +301,16 @@ def _stop(item: Measured) -> str:
 
 
 def _lead(item: Measured) -> str:
-    """Whether there were lead calls; a file from before there were any had none. Not how many:
+    """Whether there were ramp-up calls; a file from before there were any had none. Not how many:
     it is 10 ms over the last cold call, and so differs between two runs of one command.
     """
     if not item.result.time_ns:
         return ""
-    return "some" if any(item.result.lead_ns) else "none"
+    return "some" if any(item.result.ramp_up_ns) else "none"
 
 
 _WAYS = (
     ("iterations (-n)", _asked),
     ("stopped by", _stop),
-    ("lead calls", _lead),
+    ("ramp-up calls", _lead),
 )

@@ -2,7 +2,7 @@
 
 A dimension of which the sides share no value is what is being compared, where it may be (a
 backend), or it keeps them apart (a dtype). One that a source does not tell matches everything:
-where only some launches do not tell, and the others have one value, they are taken for it.
+where only some runs do not tell, and the others have one value, they are taken for it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""How many launches a result takes: by exact power, and as a range.
+"""How many runs a result takes: by exact power, and as a range.
 
-The truth is known no better than from the launches that there are: six of them leave the noise
+The truth is known no better than from the runs that there are: six of them leave the noise
 open by a factor of 1.8 and the ratio too, so that one number is off by 3 either way. The range is
 that of the fiducial distribution: the noise is s times the root of degrees / chi squared, the
 difference what was seen plus as much normal noise. Of difference / noise that is the interval
 which the noncentral t gives (the same inequality, read the other way).
 
-It is printed for what the launches left unclear, and those are the unlucky ones: with a truth
-that takes 14 launches and 12 that were made, plain 10 and 90 % hold it in 4 of 100. So a draw
-counts by 1 / the chance that it leaves the case unclear, and the low end is that of 5 %. Where
-the truth is at the threshold no number of launches is enough, and no range says so in time."""
+It is printed for what the runs left inconclusive, and those are the unlucky ones: with a truth
+that takes 14 runs and 12 that were made, plain 10 and 90 % hold it in 4 of 100. So a draw
+counts by 1 / the chance that it leaves the case inconclusive, and the low end is that of 5 %. Where
+the truth is at the threshold no number of runs is enough, and no range says so in time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from scipy import optimize, special
 from torchcoll.stats.ratios import LEVEL, NO_SPREAD, Design, Ratio
 from torchcoll.stats.sequential import FIRST_LOOK, bounds, least_t
 
-POWER = 0.9  # with which a case is settled
-SEARCH_LAUNCHES, SEARCH_POWER = 30, 0.8  # of ``smallest_difference``
-MOST_LAUNCHES = 1000  # beyond, the answer is 'never' rather than a number
+POWER = 0.9  # with which a case is decided
+SEARCH_RUNS, SEARCH_POWER = 30, 0.8  # of ``smallest_difference``
+MOST_RUNS = 1000  # beyond, the answer is 'never' rather than a number
 _LOW, _HIGH = 0.05, 0.1  # left out of the range on either end
-_MOST_LIKELY = 10  # times a draw counts that would hardly have left the case unclear
+_MOST_LIKELY = 10  # times a draw counts that would hardly have left the case inconclusive
 _DRAWS = 12  # each, of the noise and of the difference
 _NODES, _FEW_NODES = 400, 24  # of the integral; the few are right to 0.01, as the draws are
 _MOST_ROUNDS = 64  # for which bounds are computed: 2.28, and 2.30 for twice as many
@@ -55,22 +55,22 @@ class Target:
 
     @property
     def least(self) -> int:
-        """The launches a side before which nothing is judged."""
+        """The runs a side before which nothing is judged."""
         return FIRST_LOOK if self.looks else 1
 
-    def t_differs(self, design: Design, launches: int) -> float:
+    def t_differs(self, design: Design, runs: int) -> float:
         """Beyond which |t| is a difference; inf where none is."""
-        degrees = design.degrees(launches)
+        degrees = design.degrees(runs)
         if not self.looks:
             return _quantile(degrees, 1 - self.level / 2)
-        information = design.error(launches) ** -2
+        information = design.error(runs) ** -2
         return float(least_t(numpy.array(degrees), numpy.array(information), self.level))
 
-    def t_same(self, design: Design, launches: int) -> float:
+    def t_same(self, design: Design, runs: int) -> float:
         """Beyond which both one-sided t show that nothing differs."""
-        bound = bounds(min(launches, _MOST_ROUNDS))[-1] if self.looks else 0.0
+        bound = bounds(min(runs, _MOST_ROUNDS))[-1] if self.looks else 0.0
         share = float(special.ndtr(bound)) if self.looks else 0.95
-        return _quantile(design.degrees(launches), share)
+        return _quantile(design.degrees(runs), share)
 
 
 def asked(threshold: float, tested: int, found: int = 0, looks: bool = False) -> Target:
@@ -81,40 +81,40 @@ def asked(threshold: float, tested: int, found: int = 0, looks: bool = False) ->
 def power(
     what: Target,
     design: Design,
-    launches: int,
+    runs: int,
     difference: numpy.ndarray,
     spread: numpy.ndarray,
     nodes: int = _NODES,
 ) -> numpy.ndarray:
-    """How often so many launches a side give the result that is true of this ``difference`` of
-    logarithms and ``spread`` of one launch: a difference beyond the threshold, the same within it.
+    """How often so many runs a side give the result that is true of this ``difference`` of
+    logarithms and ``spread`` of one run: a difference beyond the threshold, the same within it.
 
     Exact: given the noise that is seen, the rest is normal; over that noise, chi of the degrees
     over their root, it is integrated (Gauss and Legendre).
     """
-    differs, same = _chances(what, design, launches, difference, spread, nodes)
+    differs, same = _chances(what, design, runs, difference, spread, nodes)
     return numpy.where(numpy.abs(difference) > what.limit, differs, same)
 
 
 def _chances(
     what: Target,
     design: Design,
-    launches: int,
+    runs: int,
     difference: numpy.ndarray,
     spread: numpy.ndarray,
     nodes: int,
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Of a difference in the direction of the truth, and of the same."""
-    degrees = design.degrees(launches)
-    if degrees < 1 or launches < what.least:
+    degrees = design.degrees(runs)
+    if degrees < 1 or runs < what.least:
         none = numpy.zeros(numpy.broadcast(difference, spread).shape)
         return none, none
     seen, weights = _chi(degrees, nodes)
     away = numpy.abs(difference)[..., None]
-    error = design.error(launches) * numpy.asarray(spread)[..., None]
-    least = numpy.maximum(what.limit, what.t_differs(design, launches) * seen * error)
+    error = design.error(runs) * numpy.asarray(spread)[..., None]
+    least = numpy.maximum(what.limit, what.t_differs(design, runs) * seen * error)
     differs = special.ndtr((away - least) / error) @ weights
-    margin = what.t_same(design, launches) * seen
+    margin = what.t_same(design, runs) * seen
     inside = special.ndtr((what.limit - away) / error - margin)
     inside = inside - special.ndtr((-what.limit - away) / error + margin)
     return differs, numpy.maximum(inside, 0.0) @ weights
@@ -205,39 +205,39 @@ def _least_shown(what: Target, ratio: Ratio, error: float, spread: float) -> flo
     return float(optimize.brentq(excess, 0.0, difference))
 
 
-def launches_needed(what: Target, design: Design, difference: float, spread: float) -> int | None:
-    """The least number of launches a side (of pairs) with POWER, if that is the truth; None: more
-    than MOST_LAUNCHES, for the ratio is at the threshold.
+def runs_needed(what: Target, design: Design, difference: float, spread: float) -> int | None:
+    """The least number of runs a side (of pairs) with POWER, if that is the truth; None: more
+    than MOST_RUNS, for the ratio is at the threshold.
     """
     truth = numpy.array([difference]), numpy.array([spread])
-    return _least(lambda launches: float(power(what, design, launches, *truth)[0]) >= POWER)
+    return _least(lambda runs: float(power(what, design, runs, *truth)[0]) >= POWER)
 
 
-def launches_range(what: Target, ratio: Ratio, launches: int) -> tuple[int | None, int | None]:
-    """Between what the number lies with 80 %, as far as the ``launches`` a side behind ``ratio``
-    tell, which left it unclear; None as in ``launches_needed``.
+def runs_range(what: Target, ratio: Ratio, runs: int) -> tuple[int | None, int | None]:
+    """Between what the number lies with 80 %, as far as the ``runs`` a side behind ``ratio``
+    tell, which left it inconclusive; None as in ``runs_needed``.
     """
-    if ratio.spread is None or ratio.error is None or launches >= MOST_LAUNCHES:
+    if ratio.spread is None or ratio.error is None or runs >= MOST_RUNS:
         return None, None
     shares = (numpy.arange(_DRAWS) + 0.5) / _DRAWS
     noise = numpy.sqrt(ratio.degrees / special.chdtri(ratio.degrees, shares))[:, None]
     difference = math.log(ratio.ratio) + ratio.error * noise * special.ndtri(shares)[None, :]
     spread = numpy.broadcast_to(ratio.spread * noise, difference.shape)
-    settled_now = sum(_chances(what, ratio.design, launches, difference, spread, _FEW_NODES))
-    weights = 1 / numpy.maximum(1 - settled_now, 1 / _MOST_LIKELY)
+    decided_now = sum(_chances(what, ratio.design, runs, difference, spread, _FEW_NODES))
+    weights = 1 / numpy.maximum(1 - decided_now, 1 / _MOST_LIKELY)
     weights /= weights.sum()
 
     @functools.cache
-    def settled(number: int) -> float:
+    def decided(number: int) -> float:
         enough = power(what, ratio.design, number, difference, spread, _FEW_NODES) >= POWER
         return float(weights[enough].sum())
 
-    low = _least(lambda number: settled(number) >= _LOW, launches + 1)
-    return low, _least(lambda number: settled(number) >= 1 - _HIGH, low) if low else None
+    low = _least(lambda number: decided(number) >= _LOW, runs + 1)
+    return low, _least(lambda number: decided(number) >= 1 - _HIGH, low) if low else None
 
 
 def smallest_difference(what: Target, ratio: Ratio) -> float | None:
-    """The smallest change (0.05 is 5 %) that SEARCH_LAUNCHES launches a side would show with
+    """The smallest change (0.05 is 5 %) that SEARCH_RUNS runs a side would show with
     SEARCH_POWER by the test of ``what``, at the noise behind ``ratio``; None where that is not
     known.
 
@@ -245,36 +245,36 @@ def smallest_difference(what: Target, ratio: Ratio) -> float | None:
     """
     if ratio.spread is None:
         return None
-    degrees = ratio.design.degrees(SEARCH_LAUNCHES)
-    critical = what.t_differs(ratio.design, SEARCH_LAUNCHES)
+    degrees = ratio.design.degrees(SEARCH_RUNS)
+    critical = what.t_differs(ratio.design, SEARCH_RUNS)
     far = special.nctdtrinc(degrees, 1 - SEARCH_POWER, critical)
-    return math.expm1(float(far) * ratio.design.error(SEARCH_LAUNCHES) * ratio.spread)
+    return math.expm1(float(far) * ratio.design.error(SEARCH_RUNS) * ratio.spread)
 
 
-def launches_to_bound(ratio: Ratio, threshold: float) -> int | None:
-    """Launches a side for which the 95 % interval of a ratio ends below 1 + ``threshold`` with
-    POWER; None as in ``launches_needed``, and where the ratio itself is beyond. By noncentral t.
+def runs_to_bound(ratio: Ratio, threshold: float) -> int | None:
+    """Runs a side for which the 95 % interval of a ratio ends below 1 + ``threshold`` with
+    POWER; None as in ``runs_needed``, and where the ratio itself is beyond. By noncentral t.
     """
     margin = math.log1p(threshold) - math.log(ratio.ratio)
     if ratio.spread is None or margin < NO_SPREAD:
         return None
     design, spread = ratio.design, ratio.spread
 
-    def enough(launches: int) -> bool:
-        degrees = design.degrees(launches)
-        far = margin / (design.error(launches) * spread)
+    def enough(runs: int) -> bool:
+        degrees = design.degrees(runs)
+        far = margin / (design.error(runs) * spread)
         return degrees > 0 and special.nctdtr(degrees, far, _quantile(degrees, 0.975)) <= 1 - POWER
 
     return _least(enough)
 
 
 def _least(enough: Callable[[int], bool], start: int = 2) -> int | None:
-    """The least number of launches, from ``start`` on, that is enough; doubled, then halved."""
+    """The least number of runs, from ``start`` on, that is enough; doubled, then halved."""
     low, high = start - 1, start
     while not enough(high):
-        if high >= MOST_LAUNCHES:
+        if high >= MOST_RUNS:
             return None
-        low, high = high, min(2 * high, MOST_LAUNCHES)
+        low, high = high, min(2 * high, MOST_RUNS)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)

@@ -1,9 +1,9 @@
-"""Ratios of launches on logarithms: Student's t, pairs, Holm, Mann-Whitney.
+"""Ratios of runs on logarithms: Student's t, pairs, Holm, Mann-Whitney.
 
-The model in which the launches stand in time is in stats/statistics.py; how many launches a result
+The model in which the runs stand in time is in stats/statistics.py; how many runs a result
 takes is in stats/needed.py.
 
-The replicate is the launch: each gives one figure. The calls of one launch are no replicates;
+The replicate is the run: each gives one figure. The calls of one run are no replicates;
 taken for such they find a difference between identical systems four times in five. Logarithms,
 because noise is a share of the duration, and because a ratio is what is asked for.
 """
@@ -26,8 +26,8 @@ _LARGEST = math.log(sys.float_info.max)
 
 @dataclass(frozen=True)
 class Design:
-    """What N launches a side (or N pairs) would tell: ``figures`` N - ``parameters`` degrees of
-    freedom. in_order: the launch number is a parameter, and the launches alternate. stated:
+    """What N runs a side (or N pairs) would tell: ``figures`` N - ``parameters`` degrees of
+    freedom. in_order: the run number is a parameter, and the runs alternate. stated:
     the share of the degrees that is left where one side is noisier; 1 / 2 where one has all of
     the noise.
     """
@@ -37,17 +37,17 @@ class Design:
     in_order: bool = False
     stated: float = 1.0
 
-    def degrees(self, launches: int) -> float:
-        return self.stated * (self.figures * launches - self.parameters)
+    def degrees(self, runs: int) -> float:
+        return self.stated * (self.figures * runs - self.parameters)
 
-    def error(self, launches: int) -> float:
-        """The error of the difference, as a share of the spread of one launch.
+    def error(self, runs: int) -> float:
+        """The error of the difference, as a share of the spread of one run.
 
-        Under strict A B A B ... of n = 2 N launches the squared correlation of side and number is
+        Under strict A B A B ... of n = 2 N runs the squared correlation of side and number is
         3 / (n^2 - 1): the side is known a little worse for it.
         """
-        stated = 1 - 3 / (4 * launches**2 - 1) if self.in_order else 1.0
-        return math.sqrt(2 / launches / stated)
+        stated = 1 - 3 / (4 * runs**2 - 1) if self.in_order else 1.0
+        return math.sqrt(2 / runs / stated)
 
 
 PAIRED = Design(1, 1)
@@ -65,11 +65,11 @@ def geometric(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """new / base of two sets of launches.
+    """new / base of two sets of runs.
 
     ``low`` and ``high`` bound it with 95 %, ``low_90`` and ``high_90`` with 90 %; both and
-    ``p_value`` are None with one launch on a side, and where no launch differs from another.
-    ``spread``: the standard deviation of the logarithm of one launch, pooled over the sides;
+    ``p_value`` are None with one run on a side, and where no run differs from another.
+    ``spread``: the standard deviation of the logarithm of one run, pooled over the sides;
     ``error`` that of the logarithm of the ratio, on so many ``degrees`` of freedom.
     """
 
@@ -133,7 +133,7 @@ def ratio_of(
 
 def exp(logarithm: float) -> float:
     """As math.exp, at most the largest float: files may hold any figures, and no interval of three
-    launches is too wide for them.
+    runs is too wide for them.
     """
     return sys.float_info.max if logarithm >= _LARGEST else math.exp(logarithm)  # NaN stays NaN
 
@@ -174,5 +174,5 @@ def mann_whitney(base: Sequence[float], new: Sequence[float]) -> float:
 
 
 def least_mann_whitney(base: int, new: int) -> float:
-    """The smallest two-sided p that so many launches can reach: 0.00216 for 6 against 6."""
+    """The smallest two-sided p that so many runs can reach: 0.00216 for 6 against 6."""
     return 2 / math.comb(base + new, base)

@@ -1,6 +1,6 @@
 """The rule of ``torchcoll versus``: what each case is after every round, and when to stop.
 
-It looks at the launches after every round, and a test that is made for one look finds a difference
+It looks at the runs after every round, and a test that is made for one look finds a difference
 between equal sides one time in three when it is asked thirty times. So each result has a test that
 expects it:
 
@@ -8,10 +8,10 @@ expects it:
   often one looks, and whatever makes one go on, the chance that 1 / the largest value of an equal
   case ever falls below p is p at most; Holm over the cases asks for more of each. Rejected: to
   spend an error over a number of looks that is fixed before, which --resume would break.
-- same: two one-sided tests in groups (``bounds``), whose error is spent over a number of launches
-  that is fixed before: the anytime-valid form takes twice as many launches to show the same.
+- same: two one-sided tests in groups (``bounds``), whose error is spent over a number of runs
+  that is fixed before: the anytime-valid form takes twice as many runs to show the same.
 
-A round is one launch of each side. numpy arrays are [case...].
+A round is one run of each side. numpy arrays are [case...].
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from scipy import optimize, special
 
 from torchcoll.stats.ratios import LEVEL, NO_SPREAD, holm, holm_levels
 
-# Launches a side before the first look: side, number and mean leave three degrees of freedom.
+# Runs a side before the first look: side, number and mean leave three degrees of freedom.
 FIRST_LOOK = 3
-# The effects that evidence is made for, in units of the noise of one launch: normal, with this
+# The effects that evidence is made for, in units of the noise of one run: normal, with this
 # deviation. What differs by three times the noise is found soonest; nothing else depends on it.
 _LIKELY_EFFECT = 3.0
-_LEAST_CHANCE = 0.2  # of settling, below which launches do not pay
+_LEAST_CHANCE = 0.2  # of deciding, below which runs do not pay
 _DRAWS = 200  # of that chance: right to 0.03
 
 
@@ -40,7 +40,7 @@ class Seen:
     """What the linear model says of each case after a round.
 
     difference: of the logarithms, new - base; error: its standard error, on so many degrees of
-    freedom; spread: of the logarithm of one launch.
+    freedom; spread: of the logarithm of one run.
     """
 
     difference: numpy.ndarray
@@ -50,7 +50,7 @@ class Seen:
 
     @property
     def information(self) -> numpy.ndarray:
-        """1 / the variance of the difference, for a noise of 1: half the launches of a side."""
+        """1 / the variance of the difference, for a noise of 1: half the runs of a side."""
         share: numpy.ndarray = self.spread / self.error
         return share**2
 
@@ -99,7 +99,7 @@ _FAR = 8.0  # deviations, beyond which nothing is
 @functools.lru_cache(maxsize=64)
 def bounds(most: int) -> tuple[float, ...]:
     """What a normal deviate must pass after each round to call a case the same: for FIRST_LOOK
-    launches a side, one more, ... ``most``.
+    runs a side, one more, ... ``most``.
 
     The error LEVEL is spent as ln(1 + (e - 1) n / most): alike at early and at late looks (Pocock's
     type). Source: C. Jennison and B. W. Turnbull, Group Sequential Methods (2000), 7.2 and, for the
@@ -109,7 +109,7 @@ def bounds(most: int) -> tuple[float, ...]:
     spent = [LEVEL * math.log1p((math.e - 1) * n / most) for n in rounds]
     points, weights = numpy.polynomial.legendre.leggauss(_NODES)
     found: list[float] = []
-    nodes, density, before = numpy.zeros(1), numpy.ones(1), 0  # of the sum: 0 before any launch
+    nodes, density, before = numpy.zeros(1), numpy.ones(1), 0  # of the sum: 0 before any run
     for n, now, earlier in zip(rounds, spent, [0.0, *spent], strict=False):
         step = math.sqrt(n - before)
 
@@ -127,9 +127,9 @@ def bounds(most: int) -> tuple[float, ...]:
     return tuple(found)
 
 
-def bound_at(launches: int, most: int) -> float:
-    """Of ``bounds``, with so many launches a side; inf beyond ``most``: the error is spent."""
-    return bounds(most)[launches - FIRST_LOOK] if launches <= most else math.inf
+def bound_at(runs: int, most: int) -> float:
+    """Of ``bounds``, with so many runs a side; inf beyond ``most``: the error is spent."""
+    return bounds(most)[runs - FIRST_LOOK] if runs <= most else math.inf
 
 
 def shown_same(seen: Seen, limit: float, bound: float) -> numpy.ndarray:
@@ -143,7 +143,7 @@ def shown_same(seen: Seen, limit: float, bound: float) -> numpy.ndarray:
 class Decided:
     """After a look, each case. differs: -1 and 1 beyond the threshold, 0 not; p: Holm's of
     1 / the largest evidence; level: what that must stay below, given the other cases; chance: of
-    an open case to settle with ``most`` launches a side, nan where another one has already shown
+    an open case to decide with ``most`` runs a side, nan where another one has already shown
     that going on pays.
     """
 
@@ -154,14 +154,14 @@ class Decided:
     chance: numpy.ndarray
 
     @property
-    def settled(self) -> numpy.ndarray:
+    def decided(self) -> numpy.ndarray:
         found: numpy.ndarray = (self.differs != 0) | self.same
         return found
 
     @property
     def futile(self) -> bool:
-        """Whether no open case is worth further launches."""
-        chances = self.chance[~self.settled]
+        """Whether no open case is worth further runs."""
+        chances = self.chance[~self.decided]
         return len(chances) > 0 and bool((chances < _LEAST_CHANCE).all())
 
 
@@ -171,8 +171,8 @@ class Looks:
     A result holds as long as the figures say so: a case that differed and whose ratio came back
     within the threshold is open again, and so is one that was the same and has left it.
 
-    same_most: the launches a side over which the error of 'same' is spent. It stays what it was
-    when launches are added.
+    same_most: the runs a side over which the error of 'same' is spent. It stays what it was
+    when runs are added.
     """
 
     def __init__(self, threshold: float, same_most: int) -> None:
@@ -181,9 +181,9 @@ class Looks:
         self._best = numpy.ones(0)  # the largest evidence
         self._same = numpy.zeros(0, bool)
 
-    def look(self, cases: numpy.ndarray, seen: Seen, launches: int, most: int) -> Decided:
+    def look(self, cases: numpy.ndarray, seen: Seen, runs: int, most: int) -> Decided:
         """After a round. cases: numbers of those that can be tested, as ``seen`` has them;
-        launches: of a side that count; most: at which it ends.
+        runs: of a side that count; most: at which it ends.
         """
         number = int(cases.max(initial=-1)) + 1
         more = number - len(self._best)
@@ -194,7 +194,7 @@ class Looks:
         found = evidence(t, seen.degrees, seen.information)
         self._best[cases] = numpy.maximum(self._best[cases], found)
         within = abs(seen.difference) < self.limit
-        self._same[cases] |= shown_same(seen, self.limit, bound_at(launches, self.same_most))
+        self._same[cases] |= shown_same(seen, self.limit, bound_at(runs, self.same_most))
         p_values = (1 / self._best[cases]).tolist()
         p, level = numpy.array(holm(p_values)), numpy.array(holm_levels(p_values))
         differs = numpy.where((p < LEVEL) & ~within, numpy.sign(seen.difference), 0).astype(int)
@@ -207,33 +207,33 @@ class Looks:
         for place in still_open[numpy.argsort(-far[still_open])]:
             one = Seen(*(getattr(seen, name)[place] for name in vars(seen)))
             enough = 0.0 if p[place] < LEVEL else needed
-            chance[place] = self._chance(one, launches, most, enough)
+            chance[place] = self._chance(one, runs, most, enough)
             if chance[place] >= _LEAST_CHANCE:
                 break
         return Decided(differs, same, p, level, chance)
 
-    def _chance(self, seen: Seen, launches: int, most: int, needed: float) -> float:
-        """That one case is settled with ``most`` launches a side: the share of draws where it is.
+    def _chance(self, seen: Seen, runs: int, most: int, needed: float) -> float:
+        """That one case is decided with ``most`` runs a side: the share of draws where it is.
         needed: the evidence that makes it differ.
 
-        A draw is a truth that these launches leave open, and what further launches would show
-        then (predictive power: Jennison and Turnbull, 10.3). A look in between may settle it too:
+        A draw is a truth that these runs leave open, and what further runs would show
+        then (predictive power: Jennison and Turnbull, 10.3). A look in between may decide it too:
         the chance is a little larger.
         """
-        if launches >= most:
+        if runs >= most:
             return 0.0
-        z, one, other, more = _draws(2 * (most - launches))
-        now, then = seen.information, seen.information * most / launches
+        z, one, other, more = _draws(2 * (most - runs))
+        now, then = seen.information, seen.information * most / runs
         noise = seen.spread * numpy.sqrt(seen.degrees / special.chdtri(seen.degrees, z))
         truth = seen.difference + noise / numpy.sqrt(now) * one
         added = truth + noise / numpy.sqrt(then - now) * other
         difference = (now * seen.difference + (then - now) * added) / then
-        degrees = seen.degrees + 2 * (most - launches)
+        degrees = seen.degrees + 2 * (most - runs)
         squares = seen.degrees * seen.spread**2 + noise**2 * more
         spread = numpy.sqrt(squares / degrees)
         last = Seen(difference, spread / numpy.sqrt(then), degrees, spread)
         differs = evidence(difference / last.error, degrees, then) >= needed
-        end = most if launches >= self.same_most else min(most, self.same_most)
+        end = most if runs >= self.same_most else min(most, self.same_most)
         same = shown_same(last, self.limit, bound_at(end, self.same_most))
         return float(numpy.where(abs(difference) < self.limit, same, differs).mean())
 
@@ -241,7 +241,7 @@ class Looks:
 @functools.lru_cache(maxsize=256)
 def _draws(degrees: int) -> tuple[numpy.ndarray, ...]:
     """Upper shares of a chi squared, two normal deviates and a chi squared of so many degrees; the
-    same in every process, so that a folder that is read again stops at the same launch.
+    same in every process, so that a folder that is read again stops at the same run.
     """
     rng = numpy.random.default_rng(0)
     one, other = rng.standard_normal((2, _DRAWS))
@@ -249,7 +249,7 @@ def _draws(degrees: int) -> tuple[numpy.ndarray, ...]:
 
 
 def due(names: Sequence[str], kept: Mapping[str, int], number: int) -> list[str]:
-    """Who has too few launches that count for this round, counted from 1, in the order in which
+    """Who has too few runs that count for this round, counted from 1, in the order in which
     they start: A B, then B A, then A B, ...
     """
     order = names if number % 2 else list(reversed(names))

@@ -1,4 +1,4 @@
-"""The two sides of a comparison: their launches, and what is known of each."""
+"""The two sides of a comparison: their runs, and what is known of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import doubted, doubts_of
-from torchcoll.core.result import CaseResult, Reported, Run, facts_of, launch_numbers
+from torchcoll.core.result import CaseResult, Reported, Run, facts_of, run_numbers
 from torchcoll.core.summary import (
     COLD_CALL,
     OVER_RANKS,
@@ -33,7 +33,7 @@ from torchcoll.libraries.known_variables import OF_NCCL
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
 UNTIL_PRECISE = "until precise"  # without -n
-NOT_KNOWN = "not known"  # a variable of a launch that tells none
+NOT_KNOWN = "not known"  # a variable of a run that tells none
 _TELLING = 3  # so many figures of an imported run make it one that cannot be another
 _REHEARSALS = "rehearsals: ranks shared a GPU, and no time means anything"
 _ONECCL_BENCHMARK = "oneCCL benchmark"  # as importers/oneccl.py names it
@@ -42,17 +42,17 @@ _PUBLISHED = "a published table"  # as importers/plain.py names the source of a 
 
 @dataclass(frozen=True)
 class Measured:
-    """One case of one launch. ``figure``: what enters the comparison; None where there is none."""
+    """One case of one run. ``figure``: what enters the comparison; None where there is none."""
 
     row: Row
     result: CaseResult
-    launch: int  # the number of its file on its side
+    run: int  # the number of its file on its side
     figure: float | None
     facts: dict[str, str]
     knows_requested: bool  # False: imported, the size in the file is the actual one
-    start: float | None = None  # of the launch that measured it, in seconds; None is unknown
-    iters: str = ""  # what its launch asked for; '' is unknown
-    part: int = 0  # the number of its launch among ``parts`` of its side
+    start: float | None = None  # of the run that measured it, in seconds; None is unknown
+    iters: str = ""  # what its run asked for; '' is unknown
+    part: int = 0  # the number of its run among ``parts`` of its side
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Reading:
 
 @dataclass(repr=False)
 class Side(OneLine):
-    """One side: its name, its launches, and where they were asked for."""
+    """One side: its name, its runs, and where they were asked for."""
 
     name: str
     runs: list[Run] = field(default_factory=list)
@@ -89,8 +89,8 @@ class Side(OneLine):
 
     @property
     def parts(self) -> list[Run]:
-        """All launches, those of --resume too."""
-        return [part for run in self.runs for part, _ in run.launches()]
+        """All runs, those of --resume too."""
+        return [part for run in self.runs for part, _ in run.all_runs()]
 
     @property
     def results(self) -> list[CaseResult]:
@@ -119,7 +119,7 @@ class Side(OneLine):
 
     @property
     def slowing_settings(self) -> list[str]:
-        """What slowed the backends of its cases, as its launches recorded it: a sentence each."""
+        """What slowed the backends of its cases, as its runs recorded it: a sentence each."""
         cases = [result.case for result in self.results]
         if self.only:
             dimension, value = self.only
@@ -136,7 +136,7 @@ class Side(OneLine):
 
     @property
     def rehearsals(self) -> int:
-        """How many launches shared one GPU among several ranks."""
+        """How many runs shared one GPU among several ranks."""
         return sum(
             bool((run.header.get("spec") or {}).get("rehearse"))
             or any(event.get("kind") == "rehearsal" for event in run.events)
@@ -158,13 +158,13 @@ class Side(OneLine):
         )
 
     def measured(self, metric: str, reading: Reading) -> list[Measured]:
-        """Every case of every launch, read for ``metric``."""
+        """Every case of every run, read for ``metric``."""
         found: list[Measured] = []
-        before = 0  # launches
+        before = 0  # runs
         for number, run in enumerate(self.runs):
-            parts = [(known_of(p), start_of(p), _iters_of(p)) for p, _ in run.launches()]
+            parts = [(known_of(p), start_of(p), _iters_of(p)) for p, _ in run.all_runs()]
             each = zip(
-                launch_numbers(run), run.results, libraries_of(run), doubts_of(run), strict=True
+                run_numbers(run), run.results, libraries_of(run), doubts_of(run), strict=True
             )
             for part, result, library, doubt in sorted(each, key=itemgetter(0)):
                 row = summarise(result, reading.over_ranks, library=library)
@@ -186,7 +186,7 @@ class Side(OneLine):
 
 
 def _iters_of(run: Run) -> str:
-    """The calls that a launch asked for, or UNTIL_PRECISE; '' where its file does not tell."""
+    """The calls that a run asked for, or UNTIL_PRECISE; '' where its file does not tell."""
     spec = run.header.get("spec") or {}
     if run.source or "iters" not in spec:
         return ""
@@ -194,7 +194,7 @@ def _iters_of(run: Run) -> str:
 
 
 def start_of(run: Run) -> float | None:
-    """When a launch began, in seconds of UTC; None where its file does not tell it."""
+    """When a run began, in seconds of UTC; None where its file does not tell it."""
     text = str(run.header.get("start_utc") or "")
     try:
         # Python 3.10 reads no Z.
@@ -246,7 +246,7 @@ def _read_as_mean(row: Row, result: CaseResult, how: str) -> Row:
 
 
 def known_of(run: Run) -> dict[str, str]:
-    """Everything known of a launch by name: environment, devices, labels."""
+    """Everything known of a run by name: environment, devices, labels."""
     facts = facts_of(run)
     devices = [str(m["device_name"]) for m in run.members if m.get("device_name")]
     if devices:
@@ -316,20 +316,20 @@ def named_side(name: str, sources: Source | Sequence[Source]) -> Side:
 
 
 def _without_copies(runs: Sequence[Run]) -> list[Run]:
-    """Each launch once: a copy is no further replicate. What is left out is a problem."""
+    """Each run once: a copy is no further replicate. What is left out is a problem."""
     kept: dict[object, Run] = {}
     for number, run in enumerate(runs):
         first = kept.setdefault(identity_of(run) or number, run)
         if first is not run:
-            first.problems.append(f"{run.path or 'another run'} holds the same launch: left out")
+            first.problems.append(f"{run.path or 'another run'} holds the same run: left out")
     return list(kept.values())
 
 
 def identity_of(run: Run) -> object:
-    """What only one launch has; None where nothing tells it from another.
+    """What only one run has; None where nothing tells it from another.
 
     Of our own its start and every cold call to the nanosecond; of an imported one its figures, for
-    which two launches may well agree in one or two of three digits.
+    which two runs may well agree in one or two of three digits.
     """
     if not run.source:
         start = run.header.get("start_utc")
@@ -341,7 +341,7 @@ def identity_of(run: Run) -> object:
 def check_together(base: Side, new: Side) -> None:
     """Raises UsageError where the two must not be compared at all."""
     if base.only and new.only and base.only != new.only:
-        shared: set[str] = set()  # two backends of one launch are two sides
+        shared: set[str] = set()  # two backends of one run are two sides
         copies: dict[object, Path | None] = {}
     else:
         shared = {os.path.realpath(run.path) for run in base.runs if run.path}
@@ -353,30 +353,30 @@ def check_together(base: Side, new: Side) -> None:
                 new.name,
                 run.path,
                 f"files that are not in {base.name} too"
-                + (f" ({copy} is the same launch)" if copy and copy != run.path else ""),
-                "Two backends of one launch: backend:gloo=PATH backend:ccl=PATH.",
+                + (f" ({copy} is the same run)" if copy and copy != run.path else ""),
+                "Two backends of one run: backend:gloo=PATH backend:ccl=PATH.",
             )
     rehearsals = base.rehearsals + new.rehearsals
-    launches = len(base.parts) + len(new.parts)
-    if 0 < rehearsals < launches:
+    runs = len(base.parts) + len(new.parts)
+    if 0 < rehearsals < runs:
         raise UsageError(
-            "launches",
-            f"{rehearsals} rehearsals (--rehearse) among {launches} launches",
+            "runs",
+            f"{rehearsals} rehearsals (--rehearse) among {runs} runs",
             "real ones alone",
             "What shares one GPU says nothing about time.",
         )
 
 
 def values_by_name(side: Side) -> dict[str, list[str]]:
-    """Each fact of a side with its different values, in order; a launch may lack it.
+    """Each fact of a side with its different values, in order; a run may lack it.
 
-    A fact that no launch of the side has is not in it.
+    A fact that no run of the side has is not in it.
     """
     return values_of_facts([known_of(run) for run in side.parts])
 
 
 def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
-    """The different values of each fact, in order; also of launches that lack it."""
+    """The different values of each fact, in order; also of runs that lack it."""
     names = dict.fromkeys(name for fact in facts for name in fact)
 
     def value(fact: dict[str, str], name: str) -> str:
@@ -386,9 +386,9 @@ def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
 
 
 def value_of_fact(facts: Mapping[str, str], name: str) -> str:
-    """A variable or label of a launch; ``unset``; ``not known`` where a file cannot say so.
+    """A variable or label of a run; ``unset``; ``not known`` where a file cannot say so.
 
-    NCCL looks at OF_NCCL in every launch, and its log names what it finds set: a file that names
+    NCCL looks at OF_NCCL in every run, and its log names what it finds set: a file that names
     any variable of NCCL would name these.
     """
     if name in facts:

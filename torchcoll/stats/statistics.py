@@ -1,14 +1,14 @@
-"""The model of a comparison: log figure = case + side + drift x launch number, and its outliers.
+"""The model of a comparison: log figure = case + side + drift x run number, and its outliers.
 
-The launch number is its place in the order of starting. What drifts with time (a machine that
+The run number is its place in the order of starting. What drifts with time (a machine that
 warms up, a neighbour that comes) is in the model, so that it is no difference of the sides; where
 it is unknown the drift is left out, and the comparison says so.
 
 Rejected: Welch's t, which takes drift for a difference where one side was measured first, and for
-noise where the launches alternate; pairs of neighbours, in which a drift under strict A B A B is a
+noise where the runs alternate; pairs of neighbours, in which a drift under strict A B A B is a
 difference again; ranks, of which six against six cannot pass Holm over 24 cases.
 
-Each side has its own noise: with one for both, 12 launches against 4 that are 3 times as noisy are
+Each side has its own noise: with one for both, 12 runs against 4 that are 3 times as noisy are
 called different in 7 of 10 comparisons of 25 equal cases. The residuals of outliers know one noise,
 except where there are few cases (``_FEW_CASES``).
 """
@@ -27,38 +27,38 @@ from scipy import special
 
 from torchcoll.stats.ratios import NO_SPREAD, ONE_NOISE, ORDERED, Ratio, exp, ratio_of
 
-OUTLIER_LEVEL = 0.01  # with which a comparison without any outlier loses a launch
+OUTLIER_LEVEL = 0.01  # with which a comparison without any outlier loses a run
 MOST_OUTLIERS = 2  # more are no outliers, but what the machine does
 _LEAST_FREE = 0.1  # degrees of a side; with fewer its noise cannot be told from the other's
-_FEWEST = 2  # launches of a side that must remain
+_FEWEST = 2  # runs of a side that must remain
 _FEWEST_DEGREES = 3  # of the others: a line through fewer often fits by chance
 _PARAMETERS = 3
 # With fewer cases an outlier must be far off on the noise of its own side too: without that, of one
-# case of 12 launches against 4 that are 3 times as noisy, 28 % lost a noisy launch, and 12 % were
-# called different. A median over more cases is no such chance, and a side of 4 launches alone knows
+# case of 12 runs against 4 that are 3 times as noisy, 28 % lost a noisy run, and 12 % were
+# called different. A median over more cases is no such chance, and a side of 4 runs alone knows
 # its noise too badly to show an outlier.
 _FEW_CASES = 5
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One case: a figure above 0 of each launch.
+    """One case: a figure above 0 of each run.
 
-    launches: (side, number) of each, side 0 is the base; order: the number of its start among
+    runs: (side, number) of each, side 0 is the base; order: the number of its start among
     those of both sides, None where some start is unknown.
     """
 
     values: tuple[float, ...]
-    launches: tuple[tuple[int, int], ...]
+    runs: tuple[tuple[int, int], ...]
     order: tuple[float, ...] | None = None
 
     def of(self, side: int) -> tuple[float, ...]:
-        own = zip(self.values, self.launches, strict=True)
+        own = zip(self.values, self.runs, strict=True)
         return tuple(value for value, (number, _) in own if number == side)
 
     @property
     def testable(self) -> bool:
-        """Two launches a side at least."""
+        """Two runs a side at least."""
         return min(len(self.of(0)), len(self.of(1))) >= _FEWEST
 
     @property
@@ -67,27 +67,27 @@ class Figures:
         if self.order is None:
             return True
         own, other = (
-            [n for n, (number, _) in zip(self.order, self.launches, strict=True) if number == side]
+            [n for n, (number, _) in zip(self.order, self.runs, strict=True) if number == side]
             for side in (0, 1)
         )
         return not own or not other or (max(own) >= min(other) and max(other) >= min(own))
 
     def without(self, left_out: Sequence[tuple[int, int]]) -> Figures:
-        keep = [i for i, launch in enumerate(self.launches) if launch not in left_out]
+        keep = [i for i, run in enumerate(self.runs) if run not in left_out]
         return Figures(
             tuple(self.values[i] for i in keep),
-            tuple(self.launches[i] for i in keep),
+            tuple(self.runs[i] for i in keep),
             None if self.order is None else tuple(self.order[i] for i in keep),
         )
 
 
 @dataclass(frozen=True)
 class Outlier:
-    """A launch that is like no other. factor: by how much its figures are off the model of the
+    """A run that is like no other. factor: by how much its figures are off the model of the
     others, t: its deleted residual as a normal deviate, medians over the cases.
     """
 
-    launch: tuple[int, int]
+    run: tuple[int, int]
     factor: float
     t: float
     limit: float
@@ -95,13 +95,13 @@ class Outlier:
 
 @dataclass(frozen=True)
 class Model:
-    """The least squares of one set of launches: what does not depend on the figures.
+    """The least squares of one set of runs: what does not depend on the figures.
 
-    matrix: [launch][1, side, number], without the number where it is unknown or tells what the
+    matrix: [run][1, side, number], without the number where it is unknown or tells what the
     side does (each side was started at one instant). projection: its pseudo-inverse, with which
     numpy's lstsq solves too. annihilator: what makes residuals of figures; free: its diagonal,
-    1 - leverage of each launch. error: of the side, as a share of the spread of one launch.
-    sides: 0 and 1 of each launch. weights: of the squared residuals in the variance of the side.
+    1 - leverage of each run. error: of the side, as a share of the spread of one run.
+    sides: 0 and 1 of each run. weights: of the squared residuals in the variance of the side.
     means, products: [side] and [side][side], of what the degrees of freedom of that variance are.
     """
 
@@ -143,14 +143,14 @@ def model_of(sides: tuple[int, ...], order: tuple[float, ...] | None) -> Model:
 
 
 def _model(figures: Figures) -> Model:
-    return model_of(tuple(side for side, _ in figures.launches), figures.order)
+    return model_of(tuple(side for side, _ in figures.runs), figures.order)
 
 
 def least_squares(
     model: Model, logs: numpy.ndarray
 ) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
-    """Of logs [launch][case...]: the effect of the side and the spread of one launch [case...],
-    and the residuals [launch][case...].
+    """Of logs [run][case...]: the effect of the side and the spread of one run [case...],
+    and the residuals [run][case...].
     """
     coefficients = numpy.tensordot(model.projection, logs, 1)
     rest = logs - numpy.tensordot(model.matrix, coefficients, 1)
@@ -175,7 +175,7 @@ def side_error(
     The error is HC2's, pooled within a side: the sum of p^2 times the side's squared residuals over
     the sum of its 1 - leverages (p: the row of the projection that gives the side). Its degrees are
     Satterthwaite's, 2 mean^2 / variance of that quadratic form (R. M. Bell and D. F. McCaffrey,
-    Survey Methodology 28 (2002) 169), for sides whose noise is in ``share``. Without the launch
+    Survey Methodology 28 (2002) 169), for sides whose noise is in ``share``. Without the run
     number it is Welch's t. share: see ``noise_share``; as one case has it, it is too uncertain for
     the levels that Holm asks for (12 against 4: 14 % false alarms), so it is the median over cases.
     """
@@ -200,17 +200,17 @@ def common_share(cases: Sequence[Figures]) -> float | None:
 def deleted_residuals(
     model: Model, rest: numpy.ndarray, own_side: bool = False
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """[launch][case...]: how far each launch is from the model of the others, as a normal deviate
-    of the same p as its t, so that cases with other numbers of launches can stand beside it, and
+    """[run][case...]: how far each run is from the model of the others, as a normal deviate
+    of the same p as its t, so that cases with other numbers of runs can stand beside it, and
     as a logarithm; 0 where nothing but itself tells of a parameter. degrees are 2 at least.
 
     own_side: on the noise of the others of its side alone, with as many degrees of freedom as these
     leave (the sum of their 1 - leverages without it); else on that of all others.
     """
-    launches = len(model.sides)
+    runs = len(model.sides)
     alone = model.free < NO_SPREAD
     free = numpy.where(alone, 1.0, model.free)
-    noise = numpy.ones((launches, launches))
+    noise = numpy.ones((runs, runs))
     if own_side:
         noise = (model.sides[:, None] == model.sides[None, :]).astype(float)
     shift = model.annihilator * noise  # of the others' residuals, where one is deleted
@@ -231,7 +231,7 @@ def deleted_residuals(
 def outlier_deviates(
     model: Model, rest: numpy.ndarray, cases: int | Sequence[int]
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """``deleted_residuals`` by which launches are judged that are in so many ``cases`` each."""
+    """``deleted_residuals`` by which runs are judged that are in so many ``cases`` each."""
     t, off = deleted_residuals(model, rest)
     few = numpy.broadcast_to(numpy.array(cases) < _FEW_CASES, len(model.sides))
     if few.any():
@@ -241,15 +241,15 @@ def outlier_deviates(
     return t, off
 
 
-def outlier_limit(launches: int) -> float:
+def outlier_limit(runs: int) -> float:
     """What the largest of so many normal deviates passes with OUTLIER_LEVEL at most."""
-    return -float(special.ndtri(OUTLIER_LEVEL / 2 / launches))
+    return -float(special.ndtri(OUTLIER_LEVEL / 2 / runs))
 
 
 def side_ratio(figures: Figures, share: float | None = None) -> Ratio:
-    """new / base at one launch number, by ordinary least squares on the logarithms.
+    """new / base at one run number, by ordinary least squares on the logarithms.
 
-    share: ``common_share`` of the comparison; None takes the case's own. With one launch on a side,
+    share: ``common_share`` of the comparison; None takes the case's own. With one run on a side,
     or without any spread, the plain ratio alone.
     """
     model, logs = _model(figures), numpy.log(figures.values)
@@ -259,7 +259,7 @@ def side_ratio(figures: Figures, share: float | None = None) -> Ratio:
         own = float(noise_share(model, rest)) if share is None else share
         error, degrees = (float(value) for value in side_error(model, rest, own))
         if spread > NO_SPREAD and error > NO_SPREAD:
-            # Of as many launches a side the error is that of the mean of both variances.
+            # Of as many runs a side the error is that of the mean of both variances.
             free = [float(model.free[model.sides == side].sum()) for side in (0, 1)]
             if min(free) > _LEAST_FREE:
                 squares = [(rest[model.sides == side] ** 2).sum() for side in (0, 1)]
@@ -271,15 +271,15 @@ def side_ratio(figures: Figures, share: float | None = None) -> Ratio:
 
 
 def plain_ratio(figures: Figures) -> Ratio:
-    """Of the geometric means, whenever they were measured. Both sides have a launch at least."""
+    """Of the geometric means, whenever they were measured. Both sides have a run at least."""
     base, new = (numpy.log(figures.of(side)) for side in (0, 1))
     return Ratio(exp(float(new.mean() - base.mean())))
 
 
 def outliers(cases: Sequence[Figures]) -> list[Outlier]:
-    """The launches that are left out of all cases: MOST_OUTLIERS at most, the furthest first.
+    """The runs that are left out of all cases: MOST_OUTLIERS at most, the furthest first.
 
-    A launch is judged by the median over the cases of its studentised deleted residual: it must be
+    A run is judged by the median over the cases of its studentised deleted residual: it must be
     off as a whole. Left out case by case, whatever is far off would be, and the errors of the test
     would grow. Source: R. D. Cook and S. Weisberg, Residuals and Influence in Regression (1982),
     2.2.2: the largest of n residuals by Bonferroni. Two of like size hide each other from it (30 %
@@ -292,49 +292,49 @@ def outliers(cases: Sequence[Figures]) -> list[Outlier]:
     while len(left) < MOST_OUTLIERS:
         rest = [case.without(left) for case in cases]
         medians, limit = _medians(rest)
-        spare = {one for case in rest for one in case.launches if len(case.of(one[0])) > _FEWEST}
-        able = [launch for launch in medians if launch in spare]
+        spare = {one for case in rest for one in case.runs if len(case.of(one[0])) > _FEWEST}
+        able = [run for run in medians if run in spare]
         if not able:
             break
-        left.append(max(able, key=lambda launch: abs(medians[launch][0])))
+        left.append(max(able, key=lambda run: abs(medians[run][0])))
         picked.append(_outlier(left[-1], medians, limit))
         if abs(picked[-1].t) > limit:
             shown = len(left)
     found = []
     for one in picked[:shown]:
-        others = [launch for launch in left[:shown] if launch != one.launch]
+        others = [run for run in left[:shown] if run != one.run]
         medians, limit = _medians([case.without(others) for case in cases])
         # Where each case that has it is too small without the others, nothing else tells of it.
-        found.append(_outlier(one.launch, medians, limit) if one.launch in medians else one)
+        found.append(_outlier(one.run, medians, limit) if one.run in medians else one)
     return found
 
 
 def _outlier(
-    launch: tuple[int, int], medians: dict[tuple[int, int], tuple[float, float]], limit: float
+    run: tuple[int, int], medians: dict[tuple[int, int], tuple[float, float]], limit: float
 ) -> Outlier:
-    t, off = medians[launch]
-    return Outlier(launch, exp(off), t, limit)
+    t, off = medians[run]
+    return Outlier(run, exp(off), t, limit)
 
 
 def _medians(
     cases: Sequence[Figures],
 ) -> tuple[dict[tuple[int, int], tuple[float, float]], float]:
-    """Of each launch the medians over the cases (deviate, logarithm), and the deviates' limit."""
+    """Of each run the medians over the cases (deviate, logarithm), and the deviates' limit."""
     alike: dict[tuple[object, object], list[Figures]] = {}
     for case in cases:
         if case.testable and _model(case).degrees > _FEWEST_DEGREES:
-            alike.setdefault((case.launches, case.order), []).append(case)
+            alike.setdefault((case.runs, case.order), []).append(case)
     deviates: dict[tuple[int, int], list[numpy.ndarray]] = {}
-    number = Counter(one for several in alike.values() for case in several for one in case.launches)
+    number = Counter(one for several in alike.values() for case in several for one in case.runs)
     for several in alike.values():
         model = _model(several[0])
         logs = numpy.log([case.values for case in several]).T
-        counts = [number[launch] for launch in several[0].launches]
+        counts = [number[run] for run in several[0].runs]
         found = outlier_deviates(model, least_squares(model, logs)[2], counts)
-        for launch, *both in zip(several[0].launches, *found, strict=True):
-            deviates.setdefault(launch, []).append(numpy.array(both))
+        for run, *both in zip(several[0].runs, *found, strict=True):
+            deviates.setdefault(run, []).append(numpy.array(both))
     medians = {}
-    for launch, own in deviates.items():
+    for run, own in deviates.items():
         t, off = numpy.median(numpy.concatenate(own, axis=1), axis=1)
-        medians[launch] = float(t), float(off)
+        medians[run] = float(t), float(off)
     return medians, outlier_limit(len(deviates)) if deviates else math.inf

@@ -50,7 +50,7 @@ _TIMES = (
     "communication_ns communication_low_ns communication_high_ns exposed_ns exposed_low_ns "
     "exposed_high_ns"
 )
-_NO_WORSE = ("within noise", "within 2 %", "unclear")
+_NO_WORSE = ("within noise", "within 2 %", "inconclusive")
 _FAR = 2  # a model that is further from what was measured says so
 
 Column = tuple[Head, Callable[[Any], str]]  # the cell of a row
@@ -123,7 +123,7 @@ def _columns(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[Column]:
         legend = _BUCKET_RATIO if buckets else _SHARD_RATIO
         columns.append((Head("ratio", legend=legend), lambda row: format_ratio(row.ratio)))
         if spread:
-            several = advice.launches > 1
+            several = advice.runs > 1
             head = Head("95 %") if several else Head("range", legend=_RANGE if buckets else "")
             columns.append((head, lambda row: "-" if row is advice.best else _interval(row)))
     if isinstance(advice, BucketAdvice):
@@ -170,7 +170,7 @@ def _above(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[str]:
         texts = ", ".join(one_line(fact) for fact in (*facts, f"{row.clock} clock") if fact)
         lines.append(
             f"curve: {collective} {texts}; {format_size(least)} to {format_size(most)}, "
-            f"{used.launches} launch{'es' if used.launches > 1 else ''}"
+            f"{used.runs} run{'s' if used.runs > 1 else ''}"
         )
     if isinstance(advice, ShardAdvice):
         if advice.backward_ns is not None:
@@ -184,9 +184,9 @@ def _above(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[str]:
         source = one_line(advice.backward_source)
         lines.append(f"backward pass: {time_text(advice.backward_ns)} ({source})")
         lines += _BUCKET_MODEL if advice.hides else _BUCKET_MODEL_OF_CPUS
-    if spread and advice.launches > 1:
+    if spread and advice.runs > 1:
         lines.append(
-            "low, high = the least and the most of the launches; 95 % over the launches, for all "
+            "low, high = the least and the most of the runs; 95 % over the runs, for all "
             "rows together"
         )
     elif spread:
@@ -342,7 +342,7 @@ def _object(advice: BucketAdvice | ShardAdvice) -> dict[str, Any]:
             "schema": "torchcoll-advice/1",
             **picked(advice, "what size_bytes dtype backward_ns backward_source accumulate"),
             **picked(advice, "measured_ns measured_as"),
-            "curve": {**picked(used.row, measured), **picked(used, "sizes launches")},
+            "curve": {**picked(used.row, measured), **picked(used, "sizes runs")},
             **picked(advice, "best=best.name low_cap_mb high_cap_mb"),
             "compression": {"ratio": ratio, "ratio_low": low, "ratio_high": high},
             "assumed": [{"backward_ns": ns, "best": name} for ns, name in advice.assumed],
@@ -354,14 +354,14 @@ def _object(advice: BucketAdvice | ShardAdvice) -> dict[str, Any]:
     else:
         curves = [
             {
-                **picked(used, "collective ranks sizes launches share_of_all_reduce=share"),
+                **picked(used, "collective ranks sizes runs share_of_all_reduce=share"),
                 "measured": picked(used.row, measured),
             }
             for used in advice.curves
         ]
         facts = {
             "schema": "torchcoll-shard-advice/1",
-            **picked(advice, "ranks forward_ns backward_ns hides launches"),
+            **picked(advice, "ranks forward_ns backward_ns hides runs"),
             "curves": curves,
             **picked(advice, "best=best.choice least_memory=least.choice"),
         }

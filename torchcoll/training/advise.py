@@ -40,9 +40,9 @@ from torchcoll.training.call_time import Duration
 from torchcoll.training.choices import (
     BEST,
     BEYOND,
+    INCONCLUSIVE,
     MODEL_NOTE,
     RESULTS,
-    UNCLEAR,
     WORSE,
     Advice,
     AdviceRow,
@@ -163,7 +163,7 @@ def proposals(
                     values = exposed_ns(less, setting, gradients, backward_ns, times.hides)
                     row = replace(row, exposed_16bit_ns=values[0])
         rows.append(with_times(row, sums, exposed, any(time.extrapolated for time in durations)))
-    return rows if backward_ns is None else judged(rows, ends, times.launches)
+    return rows if backward_ns is None else judged(rows, ends, times.runs)
 
 
 CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
@@ -227,7 +227,7 @@ def advise(
     gradients: plans of ``gradient_buckets``, one for each cap to choose from; a captured Traffic or
     its file or folder, where some caps get no result, since it does not tell the parameters; or a
     number of parameters, of ``dtype`` (float32): there buckets are taken for even. curve: Runs,
-    files, folders or globs with all_reduce over sizes on as many ranks; several are launches, and
+    files, folders or globs with all_reduce over sizes on as many ranks; several are runs, and
     give an interval. caps_mb: the bucket_cap_mb to look at (MiB) without plans; None: 1 to 800.
     backward_ms: what a backward pass takes without communication; None: as the traffic tells.
     accumulate: backward passes an optimiser step; None: one, but what makes the same calls several
@@ -306,7 +306,7 @@ def _advise_buckets(
         size_bytes=gradients.size_bytes,
         dtype=gradients.mixed or gradients.dtype,
         curves=[used],
-        launches=times.launches,
+        runs=times.runs,
         hides=times.hides,
         backward_ns=backward_ns,
         backward_source=gradients.backward_source,
@@ -432,7 +432,7 @@ def compression(
         (backward_ns + less_ns) / (backward_ns + full_ns)
         for less_ns, full_ns in zip(*each, strict=True)
     ]
-    return interval(ratios, times.launches)
+    return interval(ratios, times.runs)
 
 
 def _notes(
@@ -440,7 +440,7 @@ def _notes(
 ) -> Iterable[str]:
     row, (least, most) = curves.row, advice.curves[0].sizes
     results = {one.result for one in advice.rows}
-    if UNCLEAR in results:
+    if INCONCLUSIVE in results:
         yield MODEL_NOTE
     if COULD_BE_SENT in results:
         yield (
@@ -468,18 +468,18 @@ def _notes(
             "taken by bytes, though adding them up costs another time"
         )
     if curves.left_out:
-        count = "1 size that not all launches have is"
+        count = "1 size that not all runs have is"
         if curves.left_out > 1:
-            count = f"{curves.left_out} sizes that not all launches have are"
+            count = f"{curves.left_out} sizes that not all runs have are"
         yield f"{count} left out"
     if not row.ranks:
         yield "the curve does not tell its number of ranks"
     if halved and any(one.exposed_16bit_ns is not None for one in advice.rows):
         yield f"16 bits an element: {halved}; what compressing itself takes is not in it"
-    if curves.launches == 1:
+    if curves.runs == 1:
         what = (
             "low and high are the 5th and 95th percentile of its calls"
             if curves.every[1:]
             else "it tells no spread, so nothing can be called noise"
         )
-        yield f"one launch: {what}; only several launches give an interval"
+        yield f"one run: {what}; only several runs give an interval"

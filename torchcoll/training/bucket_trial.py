@@ -43,7 +43,7 @@ def try_buckets(
     leaves ``skip`` steps out (the first sends one bucket of everything, in the second the buckets
     are made anew) and times ``steps`` steps, each alone: the device is idle at both ends, and the
     slowest rank counts. Returns the same Trial on all ranks. The interval is over the rounds of
-    this launch; a launch is one replicate: repeat it to know how launches differ.
+    this run; a run is one replicate: repeat it to know how runs differ.
 
     Raises UsageError outside of a process group, where make_ddp returns no DDP or one with another
     cap, for numbers out of range, and where the ranks were asked for different things.

@@ -168,7 +168,7 @@ def show_trials(found: Sequence[Trial], format: str = "table", file: TextIO | No
             f"{trial.skip} steps left out, then {trial.steps}",
             "clock: host, the device idle at both ends of a step; max over ranks",
             f"ratio = step / step with {base}, of the medians of each round; its 95 % interval is "
-            "over the rounds of this launch",
+            "over the rounds of this run",
         ]
         cells, records, rows = [], [], []
         for row in trial.rows:
@@ -191,7 +191,7 @@ def show_trials(found: Sequence[Trial], format: str = "table", file: TextIO | No
         shown = "" if best.result == "base" else f", {best.result} {than} {base}"
         below = [
             f"least ratio: bucket_cap_mb {best.name}{shown}",
-            "one launch is one replicate: several launches alone tell how they differ",
+            "one run is one replicate: several runs alone tell how they differ",
             *map(one_line, trial.notes),
         ]
         styles = [_TRIAL_STYLES.get(row.result, "") for row in trial.rows]

@@ -14,7 +14,7 @@ from torchcoll.curves.model import MachineModel
 class Duration(NamedTuple):
     """The time of a call in ns.
 
-    each_ns: the value first, then its alternatives: one for each launch of a measured curve, or the
+    each_ns: the value first, then its alternatives: one for each run of a measured curve, or the
     two ends of a model's interval. Those of several calls belong together by their index, so that
     a step is added up for each. extrapolated: how far outside of the data, '' within.
     """

@@ -19,11 +19,11 @@ from torchcoll.stats.ratios import paired_ratio
 from torchcoll.training.measured_curves import CurveUsed
 
 THRESHOLD = 0.02  # as in a comparison: a change below it is nothing that anyone would act on
-# Real steps of one model differ from what the model says, cap by cap, and no launch of the curve
+# Real steps of one model differ from what the model says, cap by cap, and no run of the curve
 # tells that: a choice is worse only where it is so by more than this. With it and the intervals
 # below, `worse` met the truly best in less than 5 % of simulated cases, and what is truly 10 to
 # 15 % slower in 95 % where the model is right within 2 %, in 78 % within 3 % and fewer beyond, or
-# where launches differ by more than 3 % (tests/benchmarks/advice_simulation.py, with a seed that it
+# where runs differ by more than 3 % (tests/benchmarks/advice_simulation.py, with a seed that it
 # was not chosen on; advice.py has the real steps).
 MODEL_ERROR = 0.03
 # The model of FSDP2 is further from real steps: a setting that it said takes 1.161 of the best took
@@ -31,16 +31,16 @@ MODEL_ERROR = 0.03
 # (results/benchmarks/fsdp-2026-11-22.txt).
 SHARD_MODEL_ERROR = 0.20
 BEST, WITHIN_NOISE, CLOSE, WORSE = "best", "within noise", "within 2 %", "worse"
-UNCLEAR = "unclear"
+INCONCLUSIVE = "inconclusive"
 BEYOND = "beyond the curve"
-RESULTS = ("", BEST, WITHIN_NOISE, CLOSE, UNCLEAR, WORSE)  # of a choice that is judged
+RESULTS = ("", BEST, WITHIN_NOISE, CLOSE, INCONCLUSIVE, WORSE)  # of a choice that is judged
 _MODEL_NOTE = (
-    f"{UNCLEAR}: slower on these curves, but perhaps by no more than {{:.0f}} %, as far as real "
-    "steps may be from the model"
+    f"{INCONCLUSIVE}: slower on these curves, but perhaps by no more than {{:.0f}} %, as far as "
+    "real steps may be from the model"
 )
 MODEL_NOTE = _MODEL_NOTE.format(100 * MODEL_ERROR)
 SHARD_MODEL_NOTE = _MODEL_NOTE.format(100 * SHARD_MODEL_ERROR)
-FINE = (BEST, WITHIN_NOISE, CLOSE, UNCLEAR)  # not called worse
+FINE = (BEST, WITHIN_NOISE, CLOSE, INCONCLUSIVE)  # not called worse
 Interval = tuple[float, float | None, float | None]
 
 
@@ -51,10 +51,10 @@ class AdviceRow:
 
     communication_ns: all of its calls one after the other. exposed_ns: what
     of it nothing hides; None where the time of a backward pass is not known. low, high: least and
-    most over the launches of the curve; of one launch on the 5th and 95th percentile of its calls.
-    ratio: of the passes + exposed to that of the best; its interval is 95 % over the launches, of
-    one launch the range over its median and these two. result: best, ``within noise`` of it,
-    ``within 2 %``, ``unclear`` (see MODEL_NOTE), worse; '' where nothing is judged; or BEYOND,
+    most over the runs of the curve; of one run on the 5th and 95th percentile of its calls.
+    ratio: of the passes + exposed to that of the best; its interval is 95 % over the runs, of
+    one run the range over its median and these two. result: best, ``within noise`` of it,
+    ``within 2 %``, ``inconclusive`` (see MODEL_NOTE), worse; '' where nothing is judged; or BEYOND,
     where a call is larger than what was measured: there low, high and interval are None, since each
     curve would go on by its own last piece, to anywhere.
     """
@@ -84,13 +84,13 @@ AnyRow = TypeVar("AnyRow", bound=AdviceRow)
 class Advice(Displayed, Generic[AnyRow]):
     """What ``advise`` found for DDP or FSDP2: a proposal of a model, which real steps can refute.
 
-    curves: what the calls were read on; launches of them. hides: communication can run beside the
+    curves: what the calls were read on; runs of them. hides: communication can run beside the
     computation. backward_ns: of a backward pass without communication; None unknown. best: the row
     with the least exposed time; None where it cannot be known.
     """
 
     curves: list[CurveUsed]
-    launches: int
+    runs: int
     hides: bool
     backward_ns: float | None
     rows: list[AnyRow]
@@ -124,7 +124,7 @@ def with_times(
 def judged(
     rows: Sequence[AnyRow],
     ends: Sequence[Sequence[float]],
-    launches: int,
+    runs: int,
     model_error: float | None = None,
 ) -> list[AnyRow]:
     """The rows with ratios and results. ends: passes + exposed of each row on each curve, () where
@@ -134,7 +134,7 @@ def judged(
     able = [i for i, row in enumerate(rows) if not row.result]
     if not able:
         return list(rows)
-    deciding = slice(1, None) if launches > 1 else slice(1)  # the launches, or the centre
+    deciding = slice(1, None) if runs > 1 else slice(1)  # the runs, or the centre
     best = min(able, key=lambda i: math.fsum(map(math.log, ends[i][deciding])))
     results = []
     for i, row in enumerate(rows):
@@ -142,7 +142,7 @@ def judged(
             ratio, low, high, result = judge(
                 ends[i],
                 ends[best],
-                launches,
+                runs,
                 len(able) - 1,
                 spread=row.exposed_low_ns is not None,
                 model_error=MODEL_ERROR if model_error is None else model_error,
@@ -163,8 +163,8 @@ def beyond_note(calls: str, largest_bytes: int) -> str:
 
 
 class Against(NamedTuple):
-    """ratio: to the best. low, high: 95 % over the launches, for all choices together (Bonferroni):
-    one of many is else called worse by chance; of one launch least and most of its curves.
+    """ratio: to the best. low, high: 95 % over the runs, for all choices together (Bonferroni):
+    one of many is else called worse by chance; of one run least and most of its curves.
     """
 
     ratio: float
@@ -173,16 +173,16 @@ class Against(NamedTuple):
     result: str
 
 
-def interval(ratios: Sequence[float], launches: int, choices: int = 1) -> Interval:
-    """The ratio on the centre, or its mean over the launches, and its interval.
+def interval(ratios: Sequence[float], runs: int, choices: int = 1) -> Interval:
+    """The ratio on the centre, or its mean over the runs, and its interval.
 
     ratios: one for each of ``MeasuredCurves.every``. choices: as many intervals hold together.
     """
-    if launches > 1:  # the centre is their mean, and no launch of its own
-        paired = paired_ratio([1.0] * launches, ratios[1:])
-        if paired.low is None or paired.high is None:  # no launch differs from another
+    if runs > 1:  # the centre is their mean, and no run of its own
+        paired = paired_ratio([1.0] * runs, ratios[1:])
+        if paired.low is None or paired.high is None:  # no run differs from another
             return paired.ratio, paired.ratio, paired.ratio
-        t = stats.t(launches - 1)
+        t = stats.t(runs - 1)
         wider = t.ppf(1 - 0.025 / choices) / t.ppf(0.975)
         low, high = paired.low / paired.ratio, paired.high / paired.ratio
         return paired.ratio, paired.ratio * low**wider, paired.ratio * high**wider
@@ -192,7 +192,7 @@ def interval(ratios: Sequence[float], launches: int, choices: int = 1) -> Interv
 def judge(
     own: Sequence[float],
     best: Sequence[float],
-    launches: int,
+    runs: int,
     choices: int,
     *,
     spread: bool = True,
@@ -204,7 +204,7 @@ def judge(
     ratios = [one / base for one, base in zip(own, best, strict=True)]
     if not spread:
         return Against(ratios[0], None, None, result_of(ratios[0], None, model_error))
-    ratio, low, high = interval(ratios, launches, choices)
+    ratio, low, high = interval(ratios, runs, choices)
     return Against(ratio, low, high, result_of(ratio, low, model_error))
 
 
@@ -213,4 +213,4 @@ def result_of(ratio: float, low: float | None, model_error: float = MODEL_ERROR)
         return WITHIN_NOISE
     if ratio <= 1 + THRESHOLD:
         return CLOSE
-    return UNCLEAR if (low or ratio) <= 1 + model_error else WORSE
+    return INCONCLUSIVE if (low or ratio) <= 1 + model_error else WORSE

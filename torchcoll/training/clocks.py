@@ -65,13 +65,13 @@ def measured_offsets(traffic: Traffic, calls: Iterable[Joined]) -> Offsets:
     bounds = _bounds(calls)
     # From the first rank on, over ranks that share calls with one that is aligned already.
     added, error, off = {ranks[0]: 0}, {ranks[0]: 0}, []
-    beside: dict[int, list[int]] = defaultdict(list)
+    concurrent: dict[int, list[int]] = defaultdict(list)
     contradict: set[int] = set()
     for first, other in bounds:
-        beside[first].append(other)
+        concurrent[first].append(other)
     waiting, count = [ranks[0]], 0
     for rank in waiting:  # which grows
-        for other in sorted(beside[rank]):
+        for other in sorted(concurrent[rank]):
             bound = bounds[rank, other]
             if other in added:
                 continue

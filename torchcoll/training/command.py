@@ -58,7 +58,7 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="RUN",
         help="which bucket_cap_mb (those named, or 1 to 800) leaves least communication exposed on "
-        "measured all_reduce over sizes; several files are launches. For a model, the file or "
+        "measured all_reduce over sizes; several files are runs. For a model, the file or "
         "folder of a captured traffic in its place, or --parameters. With --fsdp which wrapping "
         "and resharding does, on all_gather and reduce_scatter or on all_reduce",
     )

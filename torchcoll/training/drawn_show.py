@@ -13,7 +13,7 @@ from torchcoll.core.intervals import Span, merged
 from torchcoll.core.units import format_size, time_text
 from torchcoll.report.pictures import Drawn, literal, new_figure, write_caption, write_figure
 from torchcoll.training.step_show import answer_lines, call_text, step_title
-from torchcoll.training.whole_step import RankStep, StepCall, WholeStep, beside, common
+from torchcoll.training.whole_step import RankStep, StepCall, WholeStep, common, uncovered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,9 +111,9 @@ class _StepDrawing:
             if exposed is None:
                 self._bars(spans, shift, "untold")
             else:
-                hidden = beside(spans, exposed)
+                hidden = uncovered(spans, exposed)
                 self._bars(hidden, shift, "hidden")
-                self._bars(beside(spans, hidden), shift, "exposed")
+                self._bars(uncovered(spans, hidden), shift, "exposed")
             waits = (one.waits[group] for group in {c.call.group for c in own})
             self._bars(merged(itertools.chain.from_iterable(waits)), shift, "wait")
             self._labels(own, one, shift, exposed)
@@ -122,7 +122,7 @@ class _StepDrawing:
             self.axis.plot([(edge + shift) / 1e6] * 2, [top, self.height], color="0.2", lw=1)
         middle = (top + self.height) / 2
         self._text(-0.155, middle, f"rank {one.rank}", "right", "bold")
-        self._text(1.008, middle, _beside(one), "left", "normal")
+        self._text(1.008, middle, _concurrent(one), "left", "normal")
         self.height += 0.55
 
     def _line(self, name: str) -> None:
@@ -160,8 +160,8 @@ class _StepDrawing:
             if (end - start) / self._width < len(text) * _LETTER:
                 continue
             bar = [(start, end)]
-            hidden = beside(bar, exposed or [])
-            alone = sum(b - a for a, b in beside(bar, hidden))
+            hidden = uncovered(bar, exposed or [])
+            alone = sum(b - a for a, b in uncovered(bar, hidden))
             kind = "untold" if exposed is None else "hidden"
             kind = "exposed" if exposed is not None and 2 * alone > end - start else kind
             box = {"facecolor": _STYLES[kind]["facecolor"], "edgecolor": "none", "pad": 0.8}
@@ -224,7 +224,7 @@ def _label(calls: Sequence[StepCall]) -> str:
     return f"{len(calls)} {what}" + f", together {format_size(total)}" * bool(total)
 
 
-def _beside(one: RankStep) -> str:
+def _concurrent(one: RankStep) -> str:
     """The figures of a rank, at the end of its lines."""
     total = one.step_ns or 1
     words = []

@@ -20,7 +20,7 @@ from torchcoll.training.measured_curves import MeasuredCallTime
 
 @dataclass(frozen=True)
 class Isolated:
-    """time_ns: the median completion, of several launches their geometric mean; None with the
+    """time_ns: the median completion, of several runs their geometric mean; None with the
     ``reason``. text: how it was measured.
     """
 
@@ -33,7 +33,7 @@ class Isolated:
 class Candidate(NamedTuple):
     """A row, and the ranks of the training's world that it was measured on.
 
-    members: () where that cannot be known: a launch of another size, or on all of its ranks.
+    members: () where that cannot be known: a run of another size, or on all of its ranks.
     run: which of the runs it is of.
     """
 
@@ -120,7 +120,7 @@ def isolated(
     words = [row.mode, f"{row.clock} clock", row.backend]
     words += ["async"] if row.asynchronous else []
     words += [row.op] if op is None and row.op else []  # the training does not tell its own
-    words += [f"geometric mean of {len(rows)} launches"] if len(rows) > 1 else []
+    words += [f"geometric mean of {len(rows)} runs"] if len(rows) > 1 else []
     return Isolated(geometric(one.median_ns for one in rows), ", ".join(words), row.clock)
 
 

@@ -61,16 +61,16 @@ class MeasuredCurve:
 
 @dataclass(frozen=True)
 class MeasuredCurves:
-    """The curve of one or more launches.
+    """The curve of one or more runs.
 
-    every: the geometric mean of the launches' medians; then one for each of several launches; of
-    one launch its 5th and 95th percentile of calls, none where a source does not tell them.
-    row: one of the rows, for what they have in common. left_out: how many sizes not all launches
+    every: the geometric mean of the runs' medians; then one for each of several runs; of
+    one run its 5th and 95th percentile of calls, none where a source does not tell them.
+    row: one of the rows, for what they have in common. left_out: how many sizes not all runs
     have, which are left out.
     """
 
     every: tuple[MeasuredCurve, ...]
-    launches: int
+    runs: int
     row: Row
     left_out: int = 0
 
@@ -103,7 +103,7 @@ def curves_of(side: Side, wanted: Wanted) -> MeasuredCurves:
     """
     if side.rehearsals:
         got = f"{side.rehearsals} rehearsals (--rehearse)"
-        raise UsageError("curve", got, "real launches", "What shares one GPU says nothing of time.")
+        raise UsageError("curve", got, "real runs", "What shares one GPU says nothing of time.")
     name = wanted.collective
     measured = [m for m in side.measured("time", Reading()) if m.row.collective == name]
     usable = [m for m in measured if not _useless(m.row)]
@@ -124,13 +124,13 @@ def curves_of(side: Side, wanted: Wanted) -> MeasuredCurves:
         if len(values) > 1:
             got = f"{name} with {field} {' and '.join(map(str, values))}"
             raise UsageError("curve", got, f"one {field}", wanted.action)
-    points: dict[int, dict[int, list[Row]]] = {}  # launch -> size -> rows
+    points: dict[int, dict[int, list[Row]]] = {}  # run -> size -> rows
     for m in usable:
-        points.setdefault(m.launch, {}).setdefault(m.row.size_bytes, []).append(m.row)
-    each = [points[launch] for launch in sorted(points)]
+        points.setdefault(m.run, {}).setdefault(m.row.size_bytes, []).append(m.row)
+    each = [points[run] for run in sorted(points)]
     sizes = sorted(set.intersection(*(set(rows) for rows in each)))
     if len(sizes) < 2:
-        which = f"all of its {len(each)} launches have" if each[1:] else "its launch has"
+        which = f"all of its {len(each)} runs have" if each[1:] else "its run has"
         got = f"{len(sizes)} size{'s' if len(sizes) != 1 else ''} that {which}"
         raise UsageError(f"curve of {name}", got, "2 or more sizes", wanted.action)
     hides = usable[0].row.device != "cpu"
@@ -179,12 +179,12 @@ class CurveUsed:
     dtype: str | None
     row: Row
     sizes: tuple[int, int]
-    launches: int
+    runs: int
     share: float | None = None
 
 
 class MeasuredCallTime(CallTime):
-    """By the curves of a side, each of which is looked for once. each_ns: centre, then launches.
+    """By the curves of a side, each of which is looked for once. each_ns: centre, then runs.
 
     Where an all_gather or a reduce_scatter was not measured, its time is that of an all_reduce of
     as many bytes, divided by 2: a ring does one after the other, each in half of the steps.
@@ -220,9 +220,9 @@ class MeasuredCallTime(CallTime):
         return [used for _, used in self._curves.values()]
 
     @property
-    def launches(self) -> int:
-        """Of all curves; 1 where they differ: launches are then not paired."""
-        counts = {curves.launches for curves, _ in self._curves.values()}
+    def runs(self) -> int:
+        """Of all curves; 1 where they differ: runs are then not paired."""
+        counts = {curves.runs for curves, _ in self._curves.values()}
         return counts.pop() if len(counts) == 1 else 1
 
     @property
@@ -233,7 +233,7 @@ class MeasuredCallTime(CallTime):
     @property
     def count(self) -> int:
         """How many curves there are of each collective: the centre first."""
-        counts = {(curves.launches, len(curves.every)) for curves, _ in self._curves.values()}
+        counts = {(curves.runs, len(curves.every)) for curves, _ in self._curves.values()}
         return counts.pop()[1] if len(counts) == 1 else 1
 
     def notes(self) -> list[str]:
@@ -260,12 +260,12 @@ class MeasuredCallTime(CallTime):
                 f"measured {', '.join(sorted(dtypes))}, sent in another type: taken by bytes, "
                 "though adding them up costs another time"
             )
-        if self.count == 1 and len({used.launches for used in self.used}) > 1:
-            notes.append("the curves are of different numbers of launches: no interval")
-        elif self.launches == 1:
+        if self.count == 1 and len({used.runs for used in self.used}) > 1:
+            notes.append("the curves are of different numbers of runs: no interval")
+        elif self.runs == 1:
             notes.append(
-                "one launch: low and high are the 5th and 95th percentile of its calls; only "
-                "several launches give an interval"
+                "one run: low and high are the 5th and 95th percentile of its calls; only "
+                "several runs give an interval"
             )
         return notes
 
@@ -301,7 +301,7 @@ class MeasuredCallTime(CallTime):
                 dtype,
                 curves.row,
                 (sizes[0], sizes[-1]),
-                curves.launches,
+                curves.runs,
                 share,
             )
             self._curves[key] = curves, used

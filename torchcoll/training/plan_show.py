@@ -52,7 +52,7 @@ def show_projection(found: Projection, format: str = "table", file: TextIO | Non
         "schema": "torchcoll-plan/1",
         "what": found.what,
         "model": str(found.model) if found.model else None,
-        "beside": found.beside or None,
+        "concurrent": found.concurrent or None,
         "lower_bound": found.lower_bound,
         "backward_ns": found.backward_ns,
         "step": _step(found.step),
@@ -78,7 +78,7 @@ def _answer(found: Projection) -> Answer:
         return Answer(one_line(text), "doubt")
     least = "at least " if found.lower_bound else ""
     text = f"{where}: {least}{_ends(step.comm_ns)} of communication a step"
-    text += f" beside {found.beside}" if found.beside else ""
+    text += f" beside {found.concurrent}" if found.concurrent else ""
     if step.exposed_ns and step.hidden_ns and step.efficiency and found.backward_ns:
         backward = time_text(found.backward_ns, 3)
         text += f", {_ends(step.exposed_ns)} of it exposed under a backward pass of {backward}"
@@ -122,7 +122,7 @@ def _rows(step: PlannedStep) -> Grid:
             (Head("comm", "a step"), comm(0)),
             (Head("low"), comm(1)),
             (Head("high"), comm(2)),
-            (Head("beyond the data", left=True, drop=1), _beyond),
+            (Head("extrapolated", left=True, drop=1), _beyond),
         ],
         sorted(together.values(), key=lambda rows: -sum(row.time_ns[0] for row in rows)),
         below=[_LEGEND],

@@ -121,7 +121,7 @@ class Tried:
 
     @property
     def low_ns(self) -> float:
-        """5th percentile of the steps: a spread within the launch, no interval."""
+        """5th percentile of the steps: a spread within the run, no interval."""
         return self._quantile(LOW)
 
     @property
@@ -134,14 +134,14 @@ class Tried:
     @property
     def ratio(self) -> tuple[float, float | None, float | None]:
         """(ratio, low, high) of the medians of paired rounds, this over the first cap; 95 %, within
-        this launch.
+        this run.
         """
         pairs = zip(self.times_ns, self.base_ns, strict=True)
         return geometric_interval([median(own) / median(base) for own, base in pairs])
 
     @property
     def result(self) -> str:
-        """Against the first cap, in this launch."""
+        """Against the first cap, in this run."""
         ratio, low, high = self.ratio
         if self.times_ns is self.base_ns:
             return "base"
@@ -154,7 +154,7 @@ class Tried:
 
 @dataclass(repr=False)
 class Trial(Displayed):
-    """What one launch tells: one replicate, however many rounds it had.
+    """What one run tells: one replicate, however many rounds it had.
 
     rows: in the order in which the caps were given. rounds, steps, skip, seed: as asked.
     """

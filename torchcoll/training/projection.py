@@ -51,7 +51,7 @@ class PlannedGroup:
     name: str
     ranks: int
     hosts: int | None = None
-    beside: int = 1
+    concurrent: int = 1
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Projection:
     backward_ns: float | None = None
     model: Path | None = None
     notes: list[str] = field(default_factory=list)
-    beside: str = ""
+    concurrent: str = ""
     lower_bound: bool = False
 
     def stops(self, kind: str) -> tuple[int | None, int | None, int | None]:
@@ -187,7 +187,7 @@ def planned_step(
     known = {}
     for sent in counts:
         place = groups[sent.group]
-        size_bytes = sent.size_bytes * place.beside
+        size_bytes = sent.size_bytes * place.concurrent
         known[sent] = call_time.of(sent.collective, size_bytes, place.ranks, place.hosts)
 
     def row(sent: Sent, calls: int) -> PlannedRow:
@@ -252,12 +252,12 @@ def placed(
 
 def _placed(name: str, ranks: int, apart: int, most: float | None) -> PlannedGroup:
     """A group whose ranks are so far from each other, on hosts of ``most``."""
-    hosts, beside = None, 1
+    hosts, concurrent = None, 1
     if most is not None:
         hosts = max(1, math.ceil(ranks * apart / most - 1e-9))
         if hosts > 1:
-            hosts, beside = min(ranks, hosts), max(1, min(apart, round(most)))
-    return PlannedGroup(name, ranks, hosts, beside)
+            hosts, concurrent = min(ranks, hosts), max(1, min(apart, round(most)))
+    return PlannedGroup(name, ranks, hosts, concurrent)
 
 
 def plan_shape(
@@ -402,8 +402,10 @@ def _noted(found: Projection, model: MachineModel) -> Projection:
             f"communication is wider than {WIDEST:g}x"
         )
     entries = [model.entry(name) for name in dict.fromkeys(r.collective for r in found.step.rows)]
-    found.beside = ", ".join(dict.fromkeys(one.beside for one in entries if one.beside))
-    found.lower_bound = not found.beside and any(one.kind.get("device") == "cpu" for one in entries)
+    found.concurrent = ", ".join(dict.fromkeys(one.concurrent for one in entries if one.concurrent))
+    found.lower_bound = not found.concurrent and any(
+        one.kind.get("device") == "cpu" for one in entries
+    )
     if fullest(model) == math.inf:
         found.notes.append(
             "the model was fitted on one host: more ranks are taken for ranks of that host, and "
@@ -415,14 +417,14 @@ def _noted(found: Projection, model: MachineModel) -> Projection:
         count = sum(bool(row.beyond) for row in every)
         farthest = list(beyond)[-1]
         found.notes.append(
-            f"{count} of {len(every)} times lie beyond what the model was fitted on, and their "
+            f"{count} of {len(every)} times are extrapolated, and their "
             f"intervals are wider: {farthest}"
         )
     found.notes.append(
-        f"calls as they are beside {found.beside}, not beside the computation of this step"
-        if found.beside
+        f"calls as they are beside {found.concurrent}, not beside the computation of this step"
+        if found.concurrent
         else "calls as they are alone: a lower bound where computation shares cores or wires with "
-        "them; torchcoll model fit --beside takes runs that were measured beside work"
+        "them; torchcoll model fit --concurrent takes runs that were measured beside work"
     )
     if text := model.facts.get(TOO_SHORT):
         found.notes.append(str(text))

@@ -42,7 +42,7 @@ def replay(
     timeout_s: float = 300.0,
     rehearse: bool = False,
 ) -> Traffic | None:
-    """Play the last usual step of ``traffic`` on all ranks of this launch, ``steps`` times.
+    """Play the last usual step of ``traffic`` on all ranks of this run, ``steps`` times.
 
     On rank 0 a Traffic of source ``replay``: what all ranks played, with its durations; None
     elsewhere. A first play, which connects, stands before the marked steps.
@@ -54,7 +54,7 @@ def replay(
     cores, memory or the device with a computation. Before each step all ranks meet in a barrier.
     backend, device, timeout_s, rehearse: as in Spec.
 
-    traffic: of all ranks, or of this one in the launch that captured it. Where some ranks were not
+    traffic: of all ranks, or of this one in the run that captured it. Where some ranks were not
     captured, calls of others stand for theirs, if all ranks of a collective do the same.
     Raises UsageError for another number of ranks than captured and for parts that do not fit
     together, UnavailableError for what the backend cannot do, on all ranks.

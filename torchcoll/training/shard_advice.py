@@ -12,10 +12,10 @@ from torchcoll.training.call_time import Duration
 from torchcoll.training.choices import (
     BEST,
     FINE,
+    INCONCLUSIVE,
     SHARD_MODEL_ERROR,
     SHARD_MODEL_NOTE,
     THRESHOLD,
-    UNCLEAR,
     Advice,
     AdviceRow,
     beyond_note,
@@ -76,7 +76,7 @@ def advise_shards(
             size = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
             time = curves.of(call.collective, size, members, call.dtype, call.op, call.group)
             read[-1].append((size, time))
-    launches, hides, count = curves.launches, curves.hides, curves.count
+    runs, hides, count = curves.runs, curves.hides, curves.count
     passes = None if backward_ns is None else {FORWARD: backward_ns / 2, BACKWARD: backward_ns}
     rows, ends, beyond = [], [], 0
     for plan, times in zip(plans, read, strict=True):
@@ -101,14 +101,14 @@ def advise_shards(
     advice = ShardAdvice(
         ranks=ranks,
         curves=curves.used,
-        launches=launches,
+        runs=runs,
         hides=hides,
         forward_ns=None if backward_ns is None else backward_ns / 2,
         backward_ns=backward_ns,
         rows=rows,
     )
     if passes:
-        advice.rows = judged(rows, ends, launches, SHARD_MODEL_ERROR)
+        advice.rows = judged(rows, ends, runs, SHARD_MODEL_ERROR)
         advice.best = next((row for row in advice.rows if row.result == BEST), None)
         # Noise that hides a difference is no reason to choose what is slower.
         fine = [
@@ -118,7 +118,7 @@ def advise_shards(
     problems = [f"{run.path}: {text}" for run in measured.runs for text in run.problems]
     own = dict.fromkeys(note for plan in plans for note in plan.notes)
     advice.notes = [*problems, *own, *curves.notes()]
-    if any(row.result == UNCLEAR for row in advice.rows):
+    if any(row.result == INCONCLUSIVE for row in advice.rows):
         advice.notes.append(SHARD_MODEL_NOTE)
     if beyond:
         advice.notes.append(beyond_note("calls above the largest size measured", beyond))

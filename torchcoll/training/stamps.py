@@ -80,7 +80,7 @@ class DeviceStamps:
         self._torch = torch
         self._name = device.name
         self._module = torch.get_device_module(device.kind)
-        self._beside: dict[Hashable, Any] = {}
+        self._concurrent: dict[Hashable, Any] = {}
 
     def _event(self) -> Any:
         event = self._torch.Event(self._name, enable_timing=True)
@@ -95,9 +95,9 @@ class DeviceStamps:
             mark.append(self._event())
 
     def follow(self, mark: list[Any], work: Any, group: Hashable) -> None:
-        if group not in self._beside:
-            self._beside[group] = self._module.Stream()
-        with self._module.stream(self._beside[group]):
+        if group not in self._concurrent:
+            self._concurrent[group] = self._module.Stream()
+        with self._module.stream(self._concurrent[group]):
             work.wait()
             self.end(mark)
 

@@ -206,7 +206,7 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[Joined]
     total = sum(b - a for a, b in talking)
     exposed, idle = None, None
     if computing is not None:
-        exposed = beside(talking, computing)
+        exposed = uncovered(talking, computing)
         idle = end - begin - sum(b - a for a, b in merged([*talking, *computing]))
     else:
         # Whether the program did nothing else meanwhile: it called on the host and not async.
@@ -225,7 +225,7 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[Joined]
         own = [one for one in calls if one.call.group == name]
         waiting = merged(_cut((one.start, one.start + (one.wait_ns or 0)), span) for one in own)
         moving = merged((one.start + (one.wait_ns or 0), one.end) for one in own)
-        waits[name] = beside(waiting, moving)
+        waits[name] = uncovered(waiting, moving)
     waited = any(one.wait_ns is not None for one in calls)
     return RankStep(
         rank,
@@ -259,7 +259,7 @@ def common(found: WholeStep) -> dict[int, Span]:
     }
 
 
-def beside(spans: Sequence[Span], hiding: Sequence[Span]) -> list[Span]:
+def uncovered(spans: Sequence[Span], hiding: Sequence[Span]) -> list[Span]:
     """What of the spans is outside of the others; none of either touch, and they ascend."""
     found: list[Span] = []
     place = 0

@@ -24,10 +24,10 @@ from torchcoll.verdict.limits import (
 )
 
 
-def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
+def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
     """How fast the cases that both have are: the median of them, the largest sizes, and the worst.
 
-    The lower of the first two decides. Of many cases of one launch some are slow on any machine, so
+    The lower of the first two decides. Of many cases of one run some are slow on any machine, so
     the worst alone does not; but what is lost at the largest size of a collective is bandwidth, and
     a median over all sizes would hide it. A case below the lower threshold makes a PASS a WARN.
     Raises UsageError for a run of another machine or without a case in common.
@@ -37,7 +37,7 @@ def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
         ours, theirs = of(run), of(base)
         if ours and theirs and ours != theirs:
             got, expected = (", ".join(sorted(values)) for values in (theirs, ours))
-            raise UsageError("against", f"{what} {got}", f"{expected}, as this run has")
+            raise UsageError("baseline", f"{what} {got}", f"{expected}, as this run has")
     path = base.path or base.source.get("file")
     name = os.path.basename(path) if path else "the baseline"
     known: dict[tuple[Any, ...], list[Row]] = {}
@@ -51,7 +51,7 @@ def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
     ]
     shares = [((before.median_ns or 0.0) / (row.median_ns or 1.0), row) for row, before in both]
     if not shares:
-        raise UsageError("against", name, "a run that has a case in common with this one")
+        raise UsageError("baseline", name, "a run that has a case in common with this one")
     middle = median([share for share, _ in shares])
     worst, row = min(shares, key=lambda pair: pair[0])
     large, largest = min(
@@ -62,7 +62,7 @@ def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
     several = ", the lowest of the largest sizes" if len(_collectives(shares)) > 1 else ""
     text = (
         f"{100 * middle:.1f} % of the speed of {name}, the median of "
-        f"{counted(len(shares), 'case')} in common, one launch each; "
+        f"{counted(len(shares), 'case')} in common, one run each; "
         f"{100 * large:.1f} % in {case_text(largest)}{several}; at worst "
         f"{100 * worst:.1f} % in {case_text(row)} "
         f"({time_text(before_ns)} to {time_text(row.median_ns)})"

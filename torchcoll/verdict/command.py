@@ -25,7 +25,7 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
         "the run is known to be of)",
     )
     add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
-    add("--against", metavar="FILE", help="a run to be measured by, in place of a fabric")
+    add("--baseline", metavar="FILE", help="a run to be measured by, in place of a fabric")
     add("--format", default="table", help="table, markdown or json")
     add(
         "--gate",
@@ -49,16 +49,16 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     for what in ("junit", "health"):
         if path := getattr(options, what):
             check_new(path, what, options.force)
-    against = None
-    if options.against:
-        baselines = load_all([options.against])
+    baseline = None
+    if options.baseline:
+        baselines = load_all([options.baseline])
         if len(baselines) != 1:
-            got = f"{len(baselines)} runs in {options.against}"
-            raise UsageError("against", got, "a file of one run")
-        against = baselines[0]
+            got = f"{len(baselines)} runs in {options.baseline}"
+            raise UsageError("baseline", got, "a file of one run")
+        baseline = baselines[0]
     sources = sources_of(options.files, options.collective, options.ranks)
     runs = load_all(file for source in sources for file in expanded(source))
-    verdicts = [judge(run, options.fabric, options.rules, against) for run in runs]
+    verdicts = [judge(run, options.fabric, options.rules, baseline) for run in runs]
     show_verdicts(runs, verdicts, options.format)
     for what, path, text_of in (
         ("junit", options.junit, junit_text),
@@ -73,7 +73,7 @@ def run_check(options: argparse.Namespace) -> ExitCode:
         "gate",
         f"{unjudged} of {counted(len(runs), 'run')} without a reference",
         "runs that can be judged",
-        "State what they are measured by: --fabric, --rules FILE or --against RUN.",
+        "State what they are measured by: --fabric, --rules FILE or --baseline RUN.",
     )
     if any(verdict.word == FAIL for verdict in verdicts):
         if unjudged:

@@ -27,7 +27,7 @@ from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, 
 from torchcoll.core.units import counted, time_text
 from torchcoll.inputs import load_one
 from torchcoll.verdict.assumed import assumptions, by_names
-from torchcoll.verdict.baseline import against_phrase
+from torchcoll.verdict.baseline import baseline_phrase
 from torchcoll.verdict.limits import (
     FAIL,
     NO_REFERENCE,
@@ -79,32 +79,32 @@ def check(
     *,
     fabric: str | None = None,
     rules: Sequence[str | os.PathLike[str]] = (),
-    against: Run | str | os.PathLike[str] | None = None,
+    baseline: Run | str | os.PathLike[str] | None = None,
 ) -> Verdict:
     """The verdict on a run, or on that of a file: ``word`` is PASS, WARN, FAIL or NO REFERENCE.
 
     fabric: what the run is measured by, such as ``nvswitch-h200`` or ``ib-ndr:8``; default: the
-    fabric that it is known to be of. rules: files with fabrics of your own (TOML). against: a run,
+    fabric that it is known to be of. rules: files with fabrics of your own (TOML). baseline: a run,
     or its file, to be measured by in place of a fabric. Raises UsageError for a fabric that is not
     known or cannot be the run's, UnreadableError for a file.
     """
     run = source if isinstance(source, Run) else load_one(source)
-    if against is not None and not isinstance(against, Run):
-        against = load_one(against)
-    return judge(run, fabric, rules, against)
+    if baseline is not None and not isinstance(baseline, Run):
+        baseline = load_one(baseline)
+    return judge(run, fabric, rules, baseline)
 
 
 def judge(
     run: Run,
     fabric: str | None = None,
     rules: Sequence[str | os.PathLike[str]] = (),
-    against: Run | None = None,
+    baseline: Run | None = None,
     rows: Sequence[Row] | None = None,
 ) -> Verdict:
     """The verdict on a run.
 
     fabric: stated; else that of the one file of ``rules``, else the label ``fabric``, or what the
-    links of the ranks show. rules: files of the user's own. against: a run to be measured by, in
+    links of the ranks show. rules: files of the user's own. baseline: a run to be measured by, in
     place of a fabric's limits. rows: those of the run, where they are known already (completion
     over ranks, default clocks). Raises UsageError for rules and fabrics that are not there or
     cannot be the run's, and for a run to be measured by that is another machine's.
@@ -115,11 +115,11 @@ def judge(
     nothing = _nothing_to_judge(good)
     found, problems = None, [label_problem(run)]
     taken: list[Phrase] = []
-    if against is not None:
+    if baseline is not None:
         if fabric or rules:
-            raise UsageError("against", "a run with a fabric or rules", "one of them")
+            raise UsageError("baseline", "a run with a fabric or rules", "one of them")
 
-        reference = [nothing] if nothing else [against_phrase(good, run, against)]
+        reference = [nothing] if nothing else [baseline_phrase(good, run, baseline)]
     else:
         found, problem = _fabric(run, fabric, rules)
         if found is None and not problem and (found := by_names(run)):

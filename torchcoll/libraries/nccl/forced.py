@@ -2,7 +2,7 @@
 
 Up to 2.23 a value is a list for all functions. Unknown words are ignored in silence, and where
 the list leaves a function nothing it runs Ring, in silence too. From 2.24 on a part of the value
-may name its function (``allreduce:tree``); unknown words end the launch, and so does a call for
+may name its function (``allreduce:tree``); unknown words end the run, and so does a call for
 which nothing is left. There only values with a function are of use: ``NCCL_ALGO=nvls`` would take
 every algorithm from the broadcasts and barriers around the collective that is measured.
 """

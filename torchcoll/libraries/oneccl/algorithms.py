@@ -1,7 +1,7 @@
 """What CCL_<COLLECTIVE> and the CCL_SYCL thresholds can force (oneCCL's env-variables.rst).
 
 On a GPU ``CCL_<COLLECTIVE>`` is not asked while SYCL kernels are on, which is the default since
-2021.14: what they do is moved by thresholds. A name that a library lacks ends the launch at the
+2021.14: what they do is moved by thresholds. A name that a library lacks ends the run at the
 first collective. None of the GPU part has run on a GPU.
 """
 

@@ -255,7 +255,7 @@ def choices_of(result: CaseResult, calls: Iterable[LoggedCall]) -> list[Choice]:
 
 @dataclass
 class OneCclJob:
-    """Processes of one launch, each of their threads by itself where the log numbers these."""
+    """Processes of one run, each of their threads by itself where the log numbers these."""
 
     processes: list[OneCclProcess]
 

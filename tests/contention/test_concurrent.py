@@ -1,4 +1,4 @@
-"""--beside on real ranks, on the CPU, and what is shown of it."""
+"""--concurrent on real ranks, on the CPU, and what is shown of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from error_form import error_text
 from ranks import Measured
 
-from torchcoll.bench.beside import BLOCKS, computation
+from torchcoll.bench.concurrent import BLOCKS, computation
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
 from torchcoll.machine.devices import Cpu
@@ -24,10 +24,10 @@ MS = 1_000_000
 
 
 def test_two_ranks(tmp_path, capsys):
-    arguments = "--sizes 1K -n 5 --beside copy:64K"
+    arguments = "--sizes 1K -n 5 --concurrent copy:64K"
     path = Measured(tmp_path / "job", "all_reduce", arguments).ended(0).path
     show(path, format="json")
-    (row,) = json.loads(capsys.readouterr().out)["beside"]
+    (row,) = json.loads(capsys.readouterr().out)["concurrent"]
     assert (row["work"], row["ranks"], row["blocks"]) == ("copy:64K", 2, BLOCKS)
     assert row["slowdown"] > 0
     show(path)
@@ -44,13 +44,13 @@ def test_a_mesh(tmp_path):
     results = Measured(tmp_path / "job", "all_reduce", arguments, 4).ended(0).run.results
     assert [result.members for result in results] == [[0, 2], [1, 3]]
     for result in results:
-        assert (result.status, result.beside.work) == ("ok", "all_reduce:div:2:1K")
-        assert result.beside.work_bus_bytes == 1024
-        assert len(result.beside.both_ns) == 2
+        assert (result.status, result.concurrent.work) == ("ok", "all_reduce:div:2:1K")
+        assert result.concurrent.work_bus_bytes == 1024
+        assert len(result.concurrent.both_ns) == 2
 
 
 @pytest.mark.parametrize(
-    ("beside", "options", "bus_bytes"),
+    ("concurrent", "options", "bus_bytes"),
     [
         ("hypercube", "", 512),  # (n - 1) / n of 1 KiB
         # Rank 0 receives 2 x 192 of the weights, which are the 256 elements: 192 is 128 of them,
@@ -58,10 +58,10 @@ def test_a_mesh(tmp_path):
         ("all_to_all_v", "--splits 192,64", 512),
     ],
 )
-def test_what_the_work_counts_for_busbw(tmp_path, beside, options, bus_bytes):
-    arguments = f"--sizes 1K -n 5 --beside {beside}:div:2 {options}"
+def test_what_the_work_counts_for_busbw(tmp_path, concurrent, options, bus_bytes):
+    arguments = f"--sizes 1K -n 5 --concurrent {concurrent}:div:2 {options}"
     job = Measured(tmp_path / "job", "all_reduce", arguments).ended(0)
-    assert [one.beside.work_bus_bytes for one in job.run.results] == [bus_bytes]
+    assert [one.concurrent.work_bus_bytes for one in job.run.results] == [bus_bytes]
 
 
 def test_a_mesh_with_an_offset(tmp_path, capsys):
@@ -69,11 +69,14 @@ def test_a_mesh_with_an_offset(tmp_path, capsys):
     arguments = "--sizes 1K -n 5 --mesh 2x2 --offset 20ms"
     job = Measured(tmp_path / "job", "all_reduce", arguments, 4).ended(0)
     for result in job.run.results:
-        assert (result.beside.calls, result.beside.offset_ns) == (result.beside.repeats, 20 * MS)
-        assert min(map(min, result.beside.later_begins_ns)) >= 20 * MS
-        assert len(result.beside.later_ns[0]) == BLOCKS
+        assert (result.concurrent.calls, result.concurrent.offset_ns) == (
+            result.concurrent.repeats,
+            20 * MS,
+        )
+        assert min(map(min, result.concurrent.later_begins_ns)) >= 20 * MS
+        assert len(result.concurrent.later_ns[0]) == BLOCKS
     show(job.path, format="json")
-    rows = json.loads(capsys.readouterr().out)["beside"]
+    rows = json.loads(capsys.readouterr().out)["concurrent"]
     assert [row["offset_ns"] == 0 for row in rows] == [True, False, True, False]
     show(job.path)
     out = capsys.readouterr().out
@@ -103,14 +106,14 @@ def test_a_backend_that_runs_one_call_at_a_time(tmp_path):
 
         dist.all_reduce = call
 
-    arguments = "--backend gloo,ccl --sizes 1K -n 5 --beside all_reduce:mod:2 --timeout 20"
+    arguments = "--backend gloo,ccl --sizes 1K -n 5 --concurrent all_reduce:mod:2 --timeout 20"
     run = Measured(tmp_path / "job", "all_reduce", arguments, 4, setup=setup).ended(0).run
     reason = "ccl on cpu runs one call at a time, so two cannot overlap"
     found = {result.case.backend: (result.status, result.reason) for result in run.results}
     assert found == {"gloo": ("ok", ""), "ccl": ("unsupported", reason)}
-    arguments = "--backend ccl --sizes 1K -n 5 --beside copy:64K"
+    arguments = "--backend ccl --sizes 1K -n 5 --concurrent copy:64K"
     copy = Measured(tmp_path / "copy", "all_reduce", arguments, 2, setup=setup).ended(0)
-    assert copy.only().beside.work == "copy:64K"
+    assert copy.only().concurrent.work == "copy:64K"
 
 
 def test_the_collective_beside_connects_alone(tmp_path):
@@ -123,7 +126,7 @@ def test_the_collective_beside_connects_alone(tmp_path):
         dist.all_gather_into_tensor = dist.all_gather_single = refuse
         Cpu.together = None
 
-    arguments = "--sizes 1K -n 5 --beside all_gather:mod:2"
+    arguments = "--sizes 1K -n 5 --concurrent all_gather:mod:2"
     result = Measured(tmp_path / "job", "all_reduce", arguments, 4, setup=setup).ended(1).only()
     reason = "all_gather:mod:2:1K: this backend does not support all_gather"
     assert (result.status, result.reason) == ("unsupported", reason)
@@ -144,14 +147,17 @@ def test_the_collective_beside_connects_alone(tmp_path):
             {"mesh": "4x2", "groups": "div:2"},
             error_text("mesh", "4x2 with --groups", "one of them"),
         ),
-        ({"mesh": "4x2", "beside": "copy"}, error_text("mesh", "4x2 with --beside", "one of them")),
         (
-            {"offset": "2ms"},
-            error_text("offset", "2ms with nothing beside", "--beside COLLECTIVE:GR"),
+            {"mesh": "4x2", "concurrent": "copy"},
+            error_text("mesh", "4x2 with --concurrent", "one of them"),
         ),
         (
-            {"offset": "2ms", "beside": "copy"},
-            error_text("offset", "2ms with copy beside", "--besi"),
+            {"offset": "2ms"},
+            error_text("offset", "2ms with nothing concurrent", "--concurrent COLLECTIVE:GR"),
+        ),
+        (
+            {"offset": "2ms", "concurrent": "copy"},
+            error_text("offset", "2ms with copy concurrent", "--conc"),
         ),
         (
             {"mesh": "4x2", "offset": "3m"},
@@ -162,10 +168,13 @@ def test_the_collective_beside_connects_alone(tmp_path):
             error_text("offset", "0.1us", "1us to half of --timeout"),
         ),
         ({"mesh": "4x2", "offset": "2"}, error_text("offset", "2", "a time above 0 with its unit")),
-        ({"beside": "all_gather:2"}, error_text("beside", "all_gather:2", "all_gather:mod:N or ")),
         (
-            {"beside": "barrier:mod:2"},
-            error_text("beside", "barrier:mod:2", "a collective that moves"),
+            {"concurrent": "all_gather:2"},
+            error_text("concurrent", "all_gather:2", "all_gather:mod:N or "),
+        ),
+        (
+            {"concurrent": "barrier:mod:2"},
+            error_text("concurrent", "barrier:mod:2", "a collective that moves"),
         ),
     ],
 )
@@ -184,11 +193,11 @@ def test_a_mesh_of_another_number_of_ranks():
 
 
 def test_a_collective_beside_that_has_nobody_to_talk_to():
-    spec = Spec(beside="all_gather:mod:3")
+    spec = Spec(concurrent="all_gather:mod:3")
     assert spec.parts(4) == ((0, 1, 2, 3),)
     with pytest.raises(UsageError) as caught:
         spec.parts(3)
-    text = error_text("beside", "all_gather:mod:3, where each of 3 ranks is alone", "groups of")
+    text = error_text("concurrent", "all_gather:mod:3, where each of 3 ranks is alone", "groups of")
     assert text in str(caught.value)
 
 
@@ -263,22 +272,22 @@ def test_the_work():
         (
             "gemm",
             error_text(
-                "beside", "gemm", "matmul, copy, both, each with :SIZE, COLLECTIVE:GROUPS or "
+                "concurrent", "gemm", "matmul, copy, both, each with :SIZE, COLLECTIVE:GROUPS or "
             ),
         ),
-        ("external:", error_text("beside", "external:", "matmul, copy, both")),
-        ("copy:12", error_text("beside", "copy:12", "a size of at least 1024 bytes")),
-        ("copy:1KB", error_text("beside", "1KB")),
+        ("background:", error_text("concurrent", "background:", "matmul, copy, both")),
+        ("copy:12", error_text("concurrent", "copy:12", "a size of at least 1024 bytes")),
+        ("copy:1KB", error_text("concurrent", "1KB")),
     ],
 )
 def test_what_is_no_work_is_refused(text, line):
     with pytest.raises(UsageError) as caught:
-        Spec(beside=text)
+        Spec(concurrent=text)
     assert line in str(caught.value)
 
 
 def test_work_of_others_is_a_label():
-    spec = Spec(beside="external:stress-ng", labels={"kernel": "6.8"})
-    assert spec.labels == {"kernel": "6.8", "beside": "external:stress-ng"}
-    assert not spec.works_beside
+    spec = Spec(concurrent="background:stress-ng", labels={"kernel": "6.8"})
+    assert spec.labels == {"kernel": "6.8", "concurrent": "background:stress-ng"}
+    assert not spec.works_concurrently
     assert Spec.from_json(spec.to_json()) == spec

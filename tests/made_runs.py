@@ -1,4 +1,4 @@
-"""Launches made by hand for comparisons: one duration a case, which every call has."""
+"""Runs made by hand for comparisons: one duration a case, which every call has."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def given(ns: float, ranks: int = 2, statistic: str = "mean", **changed: Any) ->
 
 
 def run(*results: CaseResult, ranks: int = 2, **changed: Any) -> Run:
-    """A launch; environment, variables, labels, device_name, hosts, source and other fields."""
+    """A run; environment, variables, labels, device_name, hosts, source and other fields."""
     environment = {
         "torch": "2.13.0",
         "kernel": "6.1",
@@ -60,7 +60,7 @@ def run(*results: CaseResult, ranks: int = 2, **changed: Any) -> Run:
     source = changed.pop("source", None)
     header = {
         "run_id": "r1",
-        "start_utc": f"2026-01-01T00:00:00.{next(_NUMBERS):06}Z",  # no two are one launch
+        "start_utc": f"2026-01-01T00:00:00.{next(_NUMBERS):06}Z",  # no two are one run
         "ranks": ranks,
         "spec": {"labels": changed.pop("labels", {}), "rehearse": changed.pop("rehearse", False)},
         "environment": {} if source else environment,
@@ -75,8 +75,8 @@ def run(*results: CaseResult, ranks: int = 2, **changed: Any) -> Run:
     return Run(header=header, results=list(results), **(fields | changed))
 
 
-def launches(times: Sequence[Mapping[int, int] | int], **changed: Any) -> list[Run]:
-    """One launch for each element: size -> ns, or ns at 1K."""
+def make_runs(times: Sequence[Mapping[int, int] | int], **changed: Any) -> list[Run]:
+    """One run for each element: size -> ns, or ns at 1K."""
     return [
         run(*(measured(ns, size_bytes=n) for n, ns in _sizes(time).items()), **dict(changed))
         for time in times
@@ -88,9 +88,9 @@ def _sizes(time: Mapping[int, int] | int) -> Mapping[int, int]:
 
 
 def in_turn(*sides: Sequence[Run]) -> list[list[Run]]:
-    """The sides with start times as if their launches had alternated, a minute apart.
+    """The sides with start times as if their runs had alternated, a minute apart.
 
-    Of launches made one side behind the other every result would carry a footnote.
+    Of runs made one side behind the other every result would carry a footnote.
     """
     for number, runs in enumerate(sides):
         for place, one in enumerate(runs):

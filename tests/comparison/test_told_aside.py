@@ -7,7 +7,7 @@ import io
 import json
 
 import pytest
-from made_launches import measured, run
+from made_runs import measured, run
 
 from torchcoll.cli import main
 from torchcoll.core.file import save
@@ -18,14 +18,14 @@ NCCL = {"libraries": {"nccl": "nccl 2.27.5"}}
 
 @pytest.fixture
 def two_cut_files(tmp_path, monkeypatch):
-    """A launch with nothing forced and one with ring, each without its last line."""
+    """A run with nothing forced and one with ring, each without its last line."""
     monkeypatch.chdir(tmp_path)
     for cell, variables in (("auto", {}), ("ring", {"NCCL_ALGO": "allreduce:ring"})):
         results = [
             measured(100_000, size_bytes=n, backend="nccl", device="cuda") for n in (1024, 2048)
         ]
         path = tmp_path / f"{cell}.jsonl"
-        labels = {"cell": cell, "launch": "1"}
+        labels = {"cell": cell, "run": "1"}
         save(
             run(*results, labels=labels, variables=variables, rehearse=True, environment=NCCL), path
         )
@@ -38,7 +38,7 @@ def test_cut_files_are_told_in_every_format(two_cut_files, capsys, command):
     warnings = [f"torchcoll: warning: {path}: {CUT}" for path in two_cut_files]
     assert main([command, *two_cut_files]) == 0
     out, err = capsys.readouterr()
-    assert f"2 of 2 launches: {CUT}" in out
+    assert f"2 of 2 runs: {CUT}" in out
     assert err == ""  # it stands in the tables
     assert main([command, *two_cut_files, "--format", "csv"]) == 0
     out, err = capsys.readouterr()
@@ -49,5 +49,5 @@ def test_cut_files_are_told_in_every_format(two_cut_files, capsys, command):
     assert rehearsals in err.splitlines()
     assert main([command, *two_cut_files, "--format", "json"]) == 0
     out, err = capsys.readouterr()
-    assert f"2 of 2 launches: {CUT}" in json.loads(out)["notes"]
+    assert f"2 of 2 runs: {CUT}" in json.loads(out)["notes"]
     assert err.splitlines() == warnings

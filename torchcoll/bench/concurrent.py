@@ -1,4 +1,4 @@
-"""What a collective and other work on its device do to each other: ``--beside``.
+"""What a collective and other work on its device do to each other: ``--concurrent``.
 
 Three blocks in turn: the calls alone, the work alone, both at once, each begun by all ranks
 together. The order of the three turns from block to block (A W B, W B A, B A W): what drifts with
@@ -82,7 +82,7 @@ def collective(sweep: Sweep, sizing: Sizing, prepare: Callable[..., Call]) -> It
     there is no memory.
     """
     local, case = sweep.local, sizing.case
-    found = other_collective(str(sweep.spec.beside))
+    found = other_collective(str(sweep.spec.concurrent))
     assert found is not None
     name, rule, size_bytes = found
     name = case.collective if name == SAME else name
@@ -134,7 +134,7 @@ def _copy(torch: Any, size_bytes: int, device: str) -> Call:
     return lambda: target.copy_(source)
 
 
-def measure_beside(
+def measure_concurrent(
     local: Rank, once: Call, work: Work, refill: Call, align: Call, name: str
 ) -> dict[str, Any]:
     """This rank's part of the result's ``beside``; and ``all_calls``, those of finding out too.
