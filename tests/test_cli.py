@@ -200,6 +200,26 @@ def test_version_and_help(capsys):
             "torchcoll export FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html.",
         ),
         (
+            "matrix --launches 3 -o D -- true",
+            2,
+            "unrecognized arguments: --launches. --launches is now --runs.",
+        ),
+        (
+            "versus --around none -- true",
+            2,
+            "unrecognized arguments: --around. --around is now --load.",
+        ),
+        (
+            "check --against FILE FILE",
+            2,
+            "unrecognized arguments: --against. --against is now --baseline.",
+        ),
+        (
+            "model fit FILE --beside",
+            2,
+            "unrecognized arguments: --beside. --beside is now --concurrent.",
+        ),
+        (
             "show -o x.csv FILE",
             2,
             "unrecognized arguments: -o. torchcoll show prints. What writes files: torchcoll "

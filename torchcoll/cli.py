@@ -60,7 +60,12 @@ class _Parser(argparse.ArgumentParser):
     """argparse whose errors are UsageErrors: one line, no usage text before it."""
 
     def error(self, message: str) -> NoReturn:
-        action = nearest_option(message, self._option_string_actions, f"{self.prog} --help")
+        known = list(self._option_string_actions)
+        for each in self._actions:  # argparse reports the options of an action of `model` here
+            if isinstance(each, argparse._SubParsersAction):
+                for parser in each.choices.values():
+                    known += parser._option_string_actions
+        action = nearest_option(message, known, f"{self.prog} --help")
         if _OUTPUT.search(message):  # of a command that has none
             action = f"{self.prog} prints. {_WRITERS}"
         moved = [_MOVED[word] for word in re.split("[ =]", message) if word in _MOVED]

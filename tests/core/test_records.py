@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import SCHEMA, Writer, load_own, records_of, save
-from torchcoll.core.jsonl import lines_of
+from torchcoll.core.jsonl import lines_of, rename_old_keys
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
 from torchcoll.core.spec import Spec
@@ -839,3 +839,35 @@ def test_a_packed_file_that_was_cut_gives_its_whole_lines(tmp_path):
     assert 1000 < len(lines) < 3000
     assert lines == io.BytesIO(content).readlines()[: len(lines)]
     assert "cut off or damaged" in problems[0]
+
+
+def test_keys_of_earlier_versions_are_read_by_their_present_names():
+    header = {
+        "record": "header",
+        "spec": {"beside": "external:udp", "labels": {"launch": "3", "beside": "external:udp"}},
+        "source": {"launch": "2"},
+    }
+    rename_old_keys(header)
+    assert header == {
+        "record": "header",
+        "spec": {
+            "concurrent": "background:udp",
+            "labels": {"run": "3", "concurrent": "background:udp"},
+        },
+        "source": {"run": "2"},
+    }
+    case = {"settled": 4, "lead_ns": [[9]], "spent_ns": {"lead": 9}, "beside": {"work": "copy:64K"}}
+    rename_old_keys(case)
+    assert case == {
+        "steady_after": 4,
+        "ramp_up_ns": [[9]],
+        "spent_ns": {"ramp_up": 9},
+        "concurrent": {"work": "copy:64K"},
+    }
+    of_a_matrix = {"record": "launch", "cell": "ring", "launch": 1}
+    rename_old_keys(of_a_matrix)
+    assert of_a_matrix == {"record": "run", "cell": "ring", "run": 1}
+    # The count of runs, at the top of a plan and in the limits of a versus.
+    plan = {"spec": {"launches": 6, "versus": {"launches": 6}}}
+    rename_old_keys(plan)
+    assert plan == {"spec": {"runs": 6, "versus": {"runs": 6}}}

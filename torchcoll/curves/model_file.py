@@ -12,6 +12,7 @@ from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.jsonl import rename_old_keys
 from torchcoll.core.opening import read_regular
 from torchcoll.curves.model import (
     Figure,
@@ -167,6 +168,7 @@ def _spread_of(data: Mapping[str, Any]) -> Spread:
 
 def _entry_of(data: Mapping[str, Any]) -> KindModel:
     kind = dict(data["kind"])
+    rename_old_keys(kind)
     if kind["collective"] not in COLLECTIVES:
         raise ValueError(f"collective {kind['collective']}")
     ranks = data.get("over_ranks")

@@ -72,7 +72,7 @@ def fit_model(sources: Source | Sequence[Source], concurrent: bool = False) -> F
 def facts_of(files: Side) -> dict[str, Any]:
     """What is known of the machine and its runs."""
     known = [known_of(part) for part in files.parts]
-    facts: dict[str, Any] = {"runs": len(files.parts)}
+    facts: dict[str, Any] = {"number_of_runs": len(files.parts)}
     for name in ("device_name", "source", "torch"):
         values = list(dict.fromkeys(str(one[name]) for one in known if one.get(name)))
         if values:
