@@ -13,9 +13,7 @@ US = 1000
 
 def timed(size_bytes, *ranks, **changed):
     """A case whose ranks have these times in us in each of 20 calls."""
-    times = [
-        [us * US for us in own] if isinstance(own, list) else [us_of(own)] * 20 for own in ranks
-    ]
+    times = [[us * US for us in (own if isinstance(own, list) else [own] * 20)] for own in ranks]
     asked = case(size_bytes=size_bytes, **changed)
     return handmade.result(len(ranks), time_ns={"host": times}, case=asked)
 
