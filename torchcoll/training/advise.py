@@ -100,7 +100,7 @@ def all_reduce_times(
 ) -> list[Duration]:
     """How long each all_reduce of a setting takes. scale: of the bytes that are sent."""
     sizes = {message.size_bytes for message in setting.messages}
-    each = {size: times.of("all_reduce", scale * size, 0, dtype) for size in sizes}
+    each = {size: times.duration("all_reduce", scale * size, 0, dtype) for size in sizes}
     return [each[message.size_bytes] for message in setting.messages]
 
 

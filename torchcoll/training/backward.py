@@ -17,15 +17,15 @@ from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.training.late import cut_at_marks
 from torchcoll.training.passes import (
+    call_sizes,
     count_passes,
+    find_second_pass,
     measured_exposed,
-    second_pass,
-    sizes_of,
-    split,
-    usual,
+    most_common,
+    split_passes,
 )
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB, BucketPlan
-from torchcoll.training.steps import steps_of
+from torchcoll.training.steps import find_steps
 
 _CAPTURE = "Call traffic.step() after each step of a torchcoll.capture."
 _MARK = {
@@ -213,7 +213,7 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
     """
     group = _group_of(traffic)
     traffic = cut_at_marks(traffic)
-    steps = steps_of(traffic)
+    steps = find_steps(traffic)
     planned = traffic.source == "plan"  # one pass, without marks
     if not steps.marked and not planned:
         got, action = "calls that may be of many steps: no step is marked", _MARK
@@ -227,8 +227,8 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
     if not each:
         raise UsageError("traffic", "no all_reduce in a steady step", "the gradients of a step")
     count = accumulate or (1 if planned else count_passes(each))
-    alike = usual([part for own in each for part in split(own, count)])
-    sizes = sizes_of(alike[0])
+    alike = most_common([part for own in each for part in split_passes(own, count)])
+    sizes = call_sizes(alike[0])
     dtypes: Counter[str | None] = Counter()
     for call in alike[0]:
         dtypes[call.dtype] += call.bytes_in
@@ -259,7 +259,7 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
             f"each step makes the same {len(sizes)} all_reduce calls {count} times, with nothing "
             "in flight in between: all figures are of one of these backward passes"
         )
-    elif not stated and (place := second_pass(each)):
+    elif not stated and (place := find_second_pass(each)):
         found.notes.append(
             f"nothing was in flight when all_reduce {place + 1} of {len(sizes)} began, and there "
             "alone: if another model's backward pass begins there, capture one at a time; if not, "

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import whole_number
-from torchcoll.training.plans import DEFAULT_CAP_MB, MIB, Trial, Tried
+from torchcoll.training.plans import DEFAULT_CAP_MB, MIB, Trial, TrialRow
 
 Cap = float | None
 Make = Callable[[Cap], DistributedDataParallel]
@@ -73,7 +73,7 @@ def try_buckets(
             del model
             if alive():  # in a cycle: two of them may not fit
                 gc.collect()
-    rows = [Tried(cap, times[cap], times[caps[0]]) for cap in caps]
+    rows = [TrialRow(cap, times[cap], times[caps[0]]) for cap in caps]
     ranks, backend = dist.get_world_size(group), str(dist.get_backend(group))
     trial = Trial(rows, ranks, backend, device.type, rounds, steps, skip, seed)
     if ranks == 1:

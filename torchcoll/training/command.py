@@ -126,9 +126,9 @@ def _plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[Bu
 
     import_torch()  # or says in one line that there is none
     from torchcoll.training.buckets import gradient_buckets
-    from torchcoll.training.meta_model import model_of
+    from torchcoll.training.meta_model import make_model
 
-    model = model_of(options.model)
+    model = make_model(options.model)
     return [gradient_buckets(model, cap, find_unused=options.find_unused) for cap in caps]
 
 
@@ -239,10 +239,10 @@ def _shards(options: argparse.Namespace, together: int, reshard: bool | int | No
     from torchcoll.bench.main import import_torch
 
     import_torch()
-    from torchcoll.training.meta_model import model_of
+    from torchcoll.training.meta_model import make_model
     from torchcoll.training.shards import shard_traffic
 
-    model = model_of(options.model)
+    model = make_model(options.model)
     asked = options.fsdp.split(",")
     known = {type(module).__name__ for module in model.modules()}
     for name in asked:
@@ -325,7 +325,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         asked=fingerprint(asked),
         argv=sys.argv[1:],
         recorder=recorder,
-        on_leaving=file.drop,
+        on_leaving=file.close,
     )
 
     try:
@@ -335,7 +335,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         if found is not None and file.writer:
             from torchcoll.overview.show import show
 
-            lost, there = file.look_after(), file.writer.there()
+            lost, there = file.replace_if_removed(), file.writer.there()
             found.write(file.writer)
             found.path = file.path
             if there:
@@ -345,7 +345,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
                 complain(f"torchcoll: error: {lost}", launch.rank, speaks=True)
                 return ExitCode.FAILED
     finally:
-        file.drop()
+        file.close()
     return ExitCode.OK
 
 

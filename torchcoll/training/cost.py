@@ -28,16 +28,16 @@ from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import time_text
 from torchcoll.inputs import load
 from torchcoll.training.isolated import Alone
-from torchcoll.training.joined import Joined, join_ranks, not_split
+from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
 from torchcoll.training.late import (
     LATE,
     LateRank,
     cut_at_marks,
     error_ns,
-    heard_late,
     late_ranks,
+    may_end_late,
 )
-from torchcoll.training.steps import steps_of
+from torchcoll.training.steps import find_steps
 from torchcoll.training.traffic_table import group_text
 
 _RUN = "a Run, its file, or a list of them"
@@ -124,9 +124,9 @@ def cost(
         if now is not before
     }
     joined, separate = join_ranks(traffic)
-    steps = steps_of(traffic)
-    found: dict[tuple[object, ...], list[Joined]] = defaultdict(list)
-    every: dict[Joined, None] = {}
+    steps = find_steps(traffic)
+    found: dict[tuple[object, ...], list[JoinedCall]] = defaultdict(list)
+    every: dict[JoinedCall, None] = {}
     for rank, calls in traffic.calls.items():
         for i in (i for step in steps.steady for i in steps.at[rank].get(step, ())):
             kind, one = steps.kinds[rank][i], joined[rank][i]
@@ -138,7 +138,7 @@ def cost(
             found[key].append(one)
     queued = _queued(traffic)
     rows = [_row(own, traffic, alone, queued, cut) for own in found.values()]
-    split = [one for one in every if not not_split(one)]
+    split = [one for one in every if not unsplit_reason(one)]
     late, ties = late_ranks(split, traffic.source)
     notes = [*traffic.problems, *steps.notes, *separate]
     notes += _notes(rows, every, traffic.source, cut)
@@ -192,7 +192,7 @@ def _size(call: TrafficCall, traffic: Traffic) -> int | None:
 
 
 def _row(
-    joined: Sequence[Joined],
+    joined: Sequence[JoinedCall],
     traffic: Traffic,
     isolated_calls: Alone,
     queued: Mapping[int, bool | None],
@@ -206,9 +206,9 @@ def _row(
     backend = next((group.backend for group in groups if group.backend), "")
     clocks = {call.clock for call in calls if call.time_ns is not None}
     clock = clocks.pop() if len(clocks) == 1 else None
-    split = [one for one in joined if not not_split(one)]
+    split = [one for one in joined if not unsplit_reason(one)]
     planned = traffic.source == "plan"  # nothing ran, which is said once
-    reasons = dict.fromkeys("" if planned else not_split(one) for one in joined)
+    reasons = dict.fromkeys("" if planned else unsplit_reason(one) for one in joined)
     waits = [max(one.times_ns.values()) - min(one.times_ns.values()) for one in split]
     transfers = [min(one.times_ns.values()) for one in split]
     transfer = median(transfers) if transfers else None
@@ -272,11 +272,11 @@ def _queued(traffic: Traffic) -> dict[int, bool | None]:
 
 
 def _notes(
-    rows: Sequence[CostRow], every: Iterable[Joined], source: str, cut: Set[int]
+    rows: Sequence[CostRow], every: Iterable[JoinedCall], source: str, cut: Set[int]
 ) -> list[str]:
     notes = []
     calls = [call for one in every for call in one.calls.values()]
-    late = sum(heard_late(call, source) for call in calls)
+    late = sum(may_end_late(call, source) for call in calls)
     if late:
         notes.append(
             f"{late} of {len(calls)} calls {LATE}: in place and transfer may be so much too long, "

@@ -184,7 +184,7 @@ class Alone:
         """From the sizes that were measured around it, or from an all_reduce of as many bytes."""
         try:
             kind = call.dtype, call.op, call.group
-            time = self._curves.of(call.collective, size_bytes, ranks, *kind)
+            time = self._curves.duration(call.collective, size_bytes, ranks, *kind)
             _, used = self._curves.curve(call.collective, ranks, *kind)
         except UsageError:
             return exact

@@ -196,7 +196,7 @@ class MeasuredCallTime(CallTime):
         self._curves: dict[tuple[object, ...], tuple[MeasuredCurves, CurveUsed]] = {}
         self._collectives = {m.case.collective for m in measured.results}
 
-    def of(
+    def duration(
         self,
         collective: str,
         size_bytes: float,

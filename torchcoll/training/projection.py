@@ -30,7 +30,7 @@ from torchcoll.training import timeline
 from torchcoll.training.call_time import ModelCallTime
 from torchcoll.training.shapes import Sent, Shape, StepPart, parts_of
 from torchcoll.training.sharded import BACKWARD, FORWARD
-from torchcoll.training.steps import steps_of
+from torchcoll.training.steps import find_steps
 from torchcoll.training.timeline import Act, Compute, Send, Wait
 
 _FORWARD = 0.5  # of the backward pass, which computes two products where the forward has one
@@ -188,7 +188,7 @@ def planned_step(
     for sent in counts:
         place = groups[sent.group]
         size_bytes = sent.size_bytes * place.concurrent
-        known[sent] = call_time.of(sent.collective, size_bytes, place.ranks, place.hosts)
+        known[sent] = call_time.duration(sent.collective, size_bytes, place.ranks, place.hosts)
 
     def row(sent: Sent, calls: int) -> PlannedRow:
         one = known[sent]
@@ -310,7 +310,7 @@ def plan_traffic(
     """A plan of a step that was captured or planned. ranks: as many as it has first; the groups of
     all ranks grow with them, the others stay.
     """
-    steps = steps_of(traffic)
+    steps = find_steps(traffic)
     rank = next((r for r, own in steps.at.items() if own), None)
     if rank is None or not steps.steady:
         raise UsageError("traffic", f"no call in {traffic.path or 'it'}", "a step with calls")

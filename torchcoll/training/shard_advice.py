@@ -74,7 +74,7 @@ def advise_shards(
             members = len(plan.members(call))
             point, _ = point_of(call, members)
             size = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
-            time = curves.of(call.collective, size, members, call.dtype, call.op, call.group)
+            time = curves.duration(call.collective, size, members, call.dtype, call.op, call.group)
             read[-1].append((size, time))
     runs, hides, count = curves.runs, curves.hides, curves.count
     passes = None if backward_ns is None else {FORWARD: backward_ns / 2, BACKWARD: backward_ns}

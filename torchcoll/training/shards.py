@@ -19,8 +19,8 @@ from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, TrafficCall
 from torchcoll.core.units import whole_number
-from torchcoll.training.buckets import trainable
-from torchcoll.training.plans import planned
+from torchcoll.training.buckets import trainable_parameters
+from torchcoll.training.plans import traffic_from_calls
 from torchcoll.training.sharded import BACKWARD, FORWARD, SEND, UNSHARD, USE, Act, ShardPlan
 
 Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], object]
@@ -64,7 +64,7 @@ def shard_traffic(
             raise UsageError("reshard_after_forward", reshard, expected)
         if reshard in (1, shards):
             reshard = reshard == shards
-    trainable(model)
+    trainable_parameters(model)
     root = _units(model, _predicate(wrap), wrap == (), together)
     step = _Step(shards, replicas, _dtype(param_dtype), _dtype(reduce_dtype), reshard)
     step.run(root)
@@ -83,7 +83,7 @@ def shard_traffic(
             f"reduce_dtype not set: as in torch {torch.__version__} (before 2.15 gradients go in "
             "param_dtype, since then in the dtype of the parameters)"
         )
-    plan = planned(step.calls, ranks, groups, notes)
+    plan = traffic_from_calls(step.calls, ranks, groups, notes)
     units = sum(1 for _ in root.walk()) - 1
     choice = f"{units} unit{'s' * (units != 1)}" if units else "the root alone"
     choice += f" of {together}" if together > 1 else ""
