@@ -464,7 +464,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.pictures import check_path
     from torchcoll.training.plan_show import draw_projection, show_projection
     from torchcoll.training.projection import plan_shape, plan_traffic
-    from torchcoll.training.shapes import degrees_of, shape_of
+    from torchcoll.training.shapes import find_shape, parse_degrees
 
     choice(options.format, "format", FORMATS)
     if options.plot:
@@ -483,7 +483,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         projection = plan_traffic(model, read_traffic([options.traffic]), ranks, backward_ns)
     else:
         count = None if options.parameters is None else _positive(options.parameters, "parameters")
-        shape = shape_of(options.shape, count)
+        shape = find_shape(options.shape, count)
         if shape is None and count is None:
             raise UsageError("plan", "nothing", "--traffic PATH, --shape NAME or --parameters N")
         if options.parallel is None and not ranks:
@@ -492,7 +492,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
             model,
             shape,
             float(shape.parameters) if shape else count or 0.0,
-            degrees_of(options.parallel or f"dp={ranks[0]}"),
+            parse_degrees(options.parallel or f"dp={ranks[0]}"),
             ranks,
             backward_ns,
             _positive(options.tokens or str(_TOKENS), "tokens"),
