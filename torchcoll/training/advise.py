@@ -32,9 +32,9 @@ from torchcoll.training.backward import (
     UNKNOWN,
     Gradients,
     Setting,
-    of_parameters,
-    of_plans,
-    of_traffic,
+    gradients_from_count,
+    gradients_from_plans,
+    gradients_from_traffic,
 )
 from torchcoll.training.call_time import Duration
 from torchcoll.training.choices import (
@@ -47,10 +47,10 @@ from torchcoll.training.choices import (
     Advice,
     AdviceRow,
     Interval,
+    add_times,
     beyond_note,
     interval,
-    judged,
-    with_times,
+    judge_rows,
 )
 from torchcoll.training.measured_curves import MeasuredCallTime, MeasuredCurves
 from torchcoll.training.plans import MIB, BucketPlan
@@ -85,7 +85,7 @@ class Proposal(AdviceRow):
 
 
 @dataclass(frozen=True)
-class Halves:
+class HalfPrecision:
     """What sends 16 bits an element instead: its times, the dtype whose curve they are read on, and
     the share of the bytes.
     """
@@ -132,7 +132,7 @@ def exposed_ns(
 def proposals(
     settings: Sequence[Setting],
     times: MeasuredCallTime,
-    halves: Halves | None,
+    half: HalfPrecision | None,
     gradients: Gradients,
     backward_ns: float | None,
 ) -> list[Proposal]:
@@ -157,18 +157,18 @@ def proposals(
         if backward_ns is not None:
             exposed = exposed_ns(durations, setting, gradients, backward_ns, times.hides)
             ends.append([backward_ns + value for value in exposed])
-            if halves:
-                less = all_reduce_times(setting, halves.times, halves.dtype, halves.scale)
+            if half:
+                less = all_reduce_times(setting, half.times, half.dtype, half.scale)
                 if not any(time.extrapolated for time in less):
                     values = exposed_ns(less, setting, gradients, backward_ns, times.hides)
                     row = replace(row, exposed_16bit_ns=values[0])
-        rows.append(with_times(row, sums, exposed, any(time.extrapolated for time in durations)))
-    return rows if backward_ns is None else judged(rows, ends, times.runs)
+        rows.append(add_times(row, sums, exposed, any(time.extrapolated for time in durations)))
+    return rows if backward_ns is None else judge_rows(rows, ends, times.runs)
 
 
 CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
-_MOST_BUCKETS = 200_000
-_MOST_BYTES = 1 << 44  # what 1e12 parameters of float64 fit into
+_MAX_BUCKETS = 200_000
+_MAX_BYTES = 1 << 44  # what 1e12 parameters of float64 fit into
 # Where no backward time is known: the best is told for one of so many times the communication.
 _ASSUMED = (0.25, 1, 4)
 
@@ -207,7 +207,7 @@ class BucketAdvice(Advice[Proposal]):
         return rows.get("sent") or rows.get("default")
 
     @property
-    def judged(self) -> list[Proposal]:
+    def judged_rows(self) -> list[Proposal]:
         """The rows to choose from: those whose buckets are known, measured, and no other's."""
         return [row for row in self.rows if row.result in RESULTS]
 
@@ -254,31 +254,33 @@ def advise(
         for name, value in (("caps_mb", caps_mb), ("dtype", dtype), ("accumulate", accumulate)):
             if value is not None:
                 raise UsageError(name, value, "none with plans of FSDP2")
-        passes = None if backward_ms is None else _number(backward_ms, "backward-ms", 0) * 1e6
+        passes = (
+            None if backward_ms is None else _checked_number(backward_ms, "backward-ms", 0) * 1e6
+        )
         return advise_shards(
             list(plans), curve if isinstance(curve, Side) else side("curve", curve), passes
         )
     if isinstance(gradients, (int, float)) and not isinstance(gradients, bool):
-        sent = of_parameters(gradients, dtype)
+        sent = gradients_from_count(gradients, dtype)
     elif dtype is not None:
         raise UsageError("dtype", dtype, "none: the gradients have their own")
     elif isinstance(gradients, (str, os.PathLike, Traffic)):
         traffic = gradients if isinstance(gradients, Traffic) else Traffic.load(gradients)
-        sent = of_traffic(traffic, accumulate)
+        sent = gradients_from_traffic(traffic, accumulate)
     elif kinds == {BucketPlan}:
-        sent = of_plans(plans)
+        sent = gradients_from_plans(plans)
         if caps_mb is not None:
             raise UsageError("caps_mb", caps_mb, "none with plans: each has its own cap")
     else:
-        got = type(gradients).__name__
-        raise UsageError("gradients", got, "a Traffic, plans of gradient_buckets, or a number")
+        actual = type(gradients).__name__
+        raise UsageError("gradients", actual, "a Traffic, plans of gradient_buckets, or a number")
     if backward_ms is not None:
-        sent.backward_ns = _number(backward_ms, "backward-ms", 0) * 1e6
+        sent.backward_ns = _checked_number(backward_ms, "backward-ms", 0) * 1e6
         sent.backward_source = "given"
     return _advise_buckets(
         sent,
         curve if isinstance(curve, Side) else side("curve", curve),
-        [*sent.known] if kinds else None,
+        [*sent.settings] if kinds else None,
         caps_mb,
         accumulate or 1,
     )
@@ -298,8 +300,8 @@ def _advise_buckets(
         expected = f"{gradients.ranks}, as the gradients are summed over"
         action = f"Measure: torchrun --nproc-per-node {gradients.ranks} -m torchcoll.allreduce."
         raise UsageError("ranks of the curve", used.row.ranks, expected, action)
-    settings, same = _settings(gradients, caps_mb, planned)
-    halves, source = _halves(measured, times, gradients)
+    settings, duplicate_notes = _settings(gradients, caps_mb, planned)
+    half, source = _half_precision(measured, times, gradients)
     backward_ns = gradients.backward_ns
     advice = BucketAdvice(
         what=gradients.what,
@@ -311,12 +313,12 @@ def _advise_buckets(
         backward_ns=backward_ns,
         backward_source=gradients.backward_source,
         accumulate=accumulate,
-        rows=proposals(settings, times, halves, gradients, backward_ns),
+        rows=proposals(settings, times, half, gradients, backward_ns),
         measured_ns=gradients.measured_ns,
         measured_as=gradients.measured_as,
     )
     if backward_ns is None:
-        if len(advice.judged) > 1:
+        if len(advice.judged_rows) > 1:
             base = advice.present or advice.rows[0]
             for share in _ASSUMED:
                 assumed_ns = share * (base.communication_ns or 0)
@@ -325,29 +327,29 @@ def _advise_buckets(
                 advice.assumed += [(assumed_ns, name) for name in best]
         names = {name for _, name in advice.assumed}
         if len(names) == 1:
-            advice.best = next(row for row in advice.judged if row.name in names)
+            advice.best = next(row for row in advice.judged_rows if row.name in names)
     else:
         for row, setting in zip(advice.rows, settings, strict=True):
             if row.result == BEST:
                 advice.best = row
-                if halves:
-                    advice.compression = compression(setting, times, halves, gradients, backward_ns)
-        caps = [row for row in advice.judged if row.setting == "cap" and row.result != WORSE]
+                if half:
+                    advice.compression = compression(setting, times, half, gradients, backward_ns)
+        caps = [row for row in advice.judged_rows if row.setting == "cap" and row.result != WORSE]
         if advice.best and caps:
             advice.low_cap_mb = min(row.caps_mb[0] for row in caps)
             advice.high_cap_mb = max(row.caps_mb[0] for row in caps)
-    smallest = min(message.size_bytes for one in settings for message in one.messages)
+    smallest = min(message.size_bytes for setting in settings for message in setting.messages)
     problems = [f"{run.path}: {text}" for run in measured.runs for text in run.problems]
     advice.notes = [
         *problems,
         *gradients.notes,
-        *same,
+        *duplicate_notes,
         *_notes(advice, curves, source, smallest),
     ]
     return advice
 
 
-def _number(value: Any, what: str, least: float) -> float:
+def _checked_number(value: Any, what: str, least: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise UsageError(what, value, "a number")
     if value < least:
@@ -361,42 +363,42 @@ def _settings(
     """The default, the caps in order, what was sent; and which caps change nothing more."""
     if planned is not None:
         settings = planned
-    elif gradients.size_bytes > _MOST_BYTES:
+    elif gradients.size_bytes > _MAX_BYTES:
         raise UsageError(
-            "gradients", f"{gradients.size_bytes} bytes", f"{format_size(_MOST_BYTES)} at most"
+            "gradients", f"{gradients.size_bytes} bytes", f"{format_size(_MAX_BYTES)} at most"
         )
     else:
         caps: Sequence[float] = CAPS_MB
         if caps_mb is not None:
             if isinstance(caps_mb, str) or not isinstance(caps_mb, Iterable):
                 raise UsageError("caps_mb", caps_mb, "a list of MiB, such as [10, 25, 100]")
-            caps = sorted({_number(cap, "bucket-cap-mb", 1 / MIB) for cap in caps_mb})
-            if not caps or gradients.size_bytes / caps[0] / MIB > _MOST_BUCKETS:
-                got = f"{caps[0]:g} for {gradients.size_bytes} bytes" if caps else "none"
-                raise UsageError("bucket-cap-mb", got, f"{_MOST_BUCKETS} buckets at most")
-        able = [cap for cap in caps if gradients.size_bytes / cap / MIB <= _MOST_BUCKETS]
-        settings = [gradients.setting(None), *map(gradients.setting, able), *gradients.known]
+            caps = sorted({_checked_number(cap, "bucket-cap-mb", 1 / MIB) for cap in caps_mb})
+            if not caps or gradients.size_bytes / caps[0] / MIB > _MAX_BUCKETS:
+                actual = f"{caps[0]:g} for {gradients.size_bytes} bytes" if caps else "none"
+                raise UsageError("bucket-cap-mb", actual, f"{_MAX_BUCKETS} buckets at most")
+        able = [cap for cap in caps if gradients.size_bytes / cap / MIB <= _MAX_BUCKETS]
+        settings = [gradients.setting(None), *map(gradients.setting, able), *gradients.settings]
     order = {"default": 0, "cap": 1, "caps": 2, "sent": 3}
-    settings.sort(key=lambda one: (order[one.kind], one.caps_mb))
-    kept: list[Setting] = []
-    same: dict[float, list[str]] = {}
-    for one in settings:
-        caps_alike = kept and one.kind == kept[-1].kind == "cap" and not one.result
-        if caps_alike and one.messages == kept[-1].messages:
-            same.setdefault(kept[-1].caps_mb[0], []).append(f"{one.caps_mb[0]:g}")
+    settings.sort(key=lambda setting: (order[setting.kind], setting.caps_mb))
+    distinct: list[Setting] = []
+    duplicates: dict[float, list[str]] = {}
+    for setting in settings:
+        caps_alike = distinct and setting.kind == distinct[-1].kind == "cap" and not setting.result
+        if caps_alike and setting.messages == distinct[-1].messages:
+            duplicates.setdefault(distinct[-1].caps_mb[0], []).append(f"{setting.caps_mb[0]:g}")
         else:
-            kept.append(one)
-    default = next((one.messages for one in kept if one.kind == "default"), ())
-    for i, one in enumerate(kept):
-        if one.kind in ("cap", "caps") and not one.result and one.messages == default:
-            kept[i] = replace(one, result=AS_DEFAULT)
-    words = "; ".join(f"{', '.join(caps)} the same as {cap:g}" for cap, caps in same.items())
-    return kept, [f"bucket_cap_mb that make the same buckets: {words}"] if same else []
+            distinct.append(setting)
+    default = next((setting.messages for setting in distinct if setting.kind == "default"), ())
+    for i, setting in enumerate(distinct):
+        if setting.kind in ("cap", "caps") and not setting.result and setting.messages == default:
+            distinct[i] = replace(setting, result=AS_DEFAULT)
+    text = "; ".join(f"{', '.join(caps)} the same as {cap:g}" for cap, caps in duplicates.items())
+    return distinct, [f"bucket_cap_mb that make the same buckets: {text}"] if duplicates else []
 
 
-def _halves(
+def _half_precision(
     measured: Side, times: MeasuredCallTime, gradients: Gradients
-) -> tuple[Halves | None, str]:
+) -> tuple[HalfPrecision | None, str]:
     """What sends 16 bits an element, and where its times come from; None of those that do."""
     if gradients.mixed or gradients.dtype not in ("float32", "float64"):
         return None, ""
@@ -404,23 +406,23 @@ def _halves(
     dtypes = {m.case.dtype for m in measured.results if m.case.collective == "all_reduce"}
     for name in ("float16", "bfloat16"):
         if name in dtypes:
-            halves = MeasuredCallTime(measured, asynchronous=True)
-            _, used = halves.curve("all_reduce", 0, name)
-            if halves.count == times.count:
-                return Halves(halves, name, scale), f"measured in {used.row.dtype}"
+            half = MeasuredCallTime(measured, asynchronous=True)
+            _, used = half.curve("all_reduce", 0, name)
+            if half.count == times.count:
+                return HalfPrecision(half, name, scale), f"measured in {used.row.dtype}"
     source = f"the times of {times.used[0].row.dtype} with fewer bytes"
-    return Halves(times, gradients.dtype, scale), source
+    return HalfPrecision(times, gradients.dtype, scale), source
 
 
 def compression(
     best: Setting,
     times: MeasuredCallTime,
-    halves: Halves,
+    half: HalfPrecision,
     gradients: Gradients,
     backward_ns: float,
 ) -> Interval | None:
     """backward + exposed of 16 bits an element over that of the gradients as they are."""
-    less = all_reduce_times(best, halves.times, halves.dtype, halves.scale)
+    less = all_reduce_times(best, half.times, half.dtype, half.scale)
     if any(time.extrapolated for time in less):
         return None
     full = all_reduce_times(best, times, gradients.dtype)
@@ -439,7 +441,7 @@ def _notes(
     advice: BucketAdvice, curves: MeasuredCurves, halved: str, smallest: float
 ) -> Iterable[str]:
     row, (least, most) = curves.row, advice.curves[0].sizes
-    results = {one.result for one in advice.rows}
+    results = {row.result for row in advice.rows}
     if INCONCLUSIVE in results:
         yield MODEL_NOTE
     if COULD_BE_SENT in results:
@@ -452,9 +454,9 @@ def _notes(
             f"{UNKNOWN}: sent buckets are larger than that cap (the default's first is 1 MiB), and "
             "may be parameters as large as that, or be parted"
         )
-    beyond = [one for one in advice.rows if one.result == BEYOND]
+    beyond = [row for row in advice.rows if row.result == BEYOND]
     if beyond:
-        largest = max(one.largest_bytes or 0 for one in beyond)
+        largest = max(row.largest_bytes or 0 for row in beyond)
         calls = f"buckets above {format_size(most)}, the largest size measured"
         yield beyond_note(calls, largest)
     if smallest < least:
@@ -474,12 +476,12 @@ def _notes(
         yield f"{count} left out"
     if not row.ranks:
         yield "the curve does not tell its number of ranks"
-    if halved and any(one.exposed_16bit_ns is not None for one in advice.rows):
+    if halved and any(row.exposed_16bit_ns is not None for row in advice.rows):
         yield f"16 bits an element: {halved}; what compressing itself takes is not in it"
     if curves.runs == 1:
         what = (
             "low and high are the 5th and 95th percentile of its calls"
-            if curves.every[1:]
+            if curves.all_curves[1:]
             else "it tells no spread, so nothing can be called noise"
         )
         yield f"one run: {what}; only several runs give an interval"

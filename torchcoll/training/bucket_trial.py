@@ -48,7 +48,7 @@ def try_buckets(
     Raises UsageError outside of a process group, where make_ddp returns no DDP or one with another
     cap, for numbers out of range, and where the ranks were asked for different things.
     """
-    caps = _checked(caps_mb)
+    caps = _check_caps(caps_mb)
     asked = {"rounds": rounds, "steps": steps, "skip": skip, "seed": seed}
     for name, least in (("rounds", 2), ("steps", 1), ("skip", 2), ("seed", 0)):
         whole_number(asked[name], name, least)
@@ -58,17 +58,17 @@ def try_buckets(
     times: dict[Cap, list[list[int]]] = {cap: [] for cap in caps}
     for _ in range(rounds):
         for cap in generator.sample(caps, len(caps)):
-            model = _made(make_ddp, cap)
+            model = _make_model(make_ddp, cap)
             group, device = model.process_group, next(model.parameters()).device
             if not agreed:
                 number = int(fingerprint([caps, asked])[:15], 16)
-                both = torch.tensor([number, -number], device=device)
-                dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
-                if both[0] != -both[1]:
-                    got = "other caps_mb, rounds, steps, skip or seed on some rank"
-                    raise UsageError("try_buckets", got, "the same on all ranks")
+                limits = torch.tensor([number, -number], device=device)
+                dist.all_reduce(limits, op=dist.ReduceOp.MAX, group=group)
+                if limits[0] != -limits[1]:
+                    actual = "other caps_mb, rounds, steps, skip or seed on some rank"
+                    raise UsageError("try_buckets", actual, "the same on all ranks")
                 agreed = True
-            times[cap].append(_block(model, step, skip, steps, device))
+            times[cap].append(_time_block(model, step, skip, steps, device))
             alive = weakref.ref(model)
             del model
             if alive():  # in a cycle: two of them may not fit
@@ -81,7 +81,7 @@ def try_buckets(
     return trial
 
 
-def _checked(caps_mb: Sequence[Cap]) -> list[Cap]:
+def _check_caps(caps_mb: Sequence[Cap]) -> list[Cap]:
     if isinstance(caps_mb, str) or not isinstance(caps_mb, Iterable):
         raise UsageError("caps_mb", repr(caps_mb), "a list of MiB, such as [25, 50, 100]")
     caps: list[Cap] = []
@@ -98,19 +98,19 @@ def _checked(caps_mb: Sequence[Cap]) -> list[Cap]:
     return caps
 
 
-def _made(make_ddp: Make, cap: Cap) -> DistributedDataParallel:
+def _make_model(make_ddp: Make, cap: Cap) -> DistributedDataParallel:
     model = make_ddp(cap)
     if not isinstance(model, DistributedDataParallel):
         raise UsageError("make_ddp", type(model).__name__, "DistributedDataParallel")
     wanted = int((DEFAULT_CAP_MB if cap is None else cap) * MIB)
     has = getattr(model, "bucket_bytes_cap", wanted)
     if has != wanted:  # else all caps would be alike, and their noise an answer
-        got, expected = f"one with bucket_cap_mb {has / MIB:g}", f"{wanted / MIB:g}"
-        raise UsageError("make_ddp", got, expected, "Pass its argument on as bucket_cap_mb.")
+        actual, expected = f"one with bucket_cap_mb {has / MIB:g}", f"{wanted / MIB:g}"
+        raise UsageError("make_ddp", actual, expected, "Pass its argument on as bucket_cap_mb.")
     return model
 
 
-def _block(
+def _time_block(
     model: DistributedDataParallel,
     step: Callable[[DistributedDataParallel], object],
     skip: int,

@@ -40,7 +40,7 @@ _MODEL_NOTE = (
 )
 MODEL_NOTE = _MODEL_NOTE.format(100 * MODEL_ERROR)
 SHARD_MODEL_NOTE = _MODEL_NOTE.format(100 * SHARD_MODEL_ERROR)
-FINE = (BEST, WITHIN_NOISE, CLOSE, INCONCLUSIVE)  # not called worse
+NOT_WORSE = (BEST, WITHIN_NOISE, CLOSE, INCONCLUSIVE)  # not called worse
 Interval = tuple[float, float | None, float | None]
 
 
@@ -98,7 +98,7 @@ class Advice(Displayed, Generic[AnyRow]):
     notes: list[str] = field(default_factory=list)
 
 
-def with_times(
+def add_times(
     row: AnyRow,
     communication_ns: Sequence[float],
     exposed_ns: Sequence[float] | None,
@@ -121,7 +121,7 @@ def with_times(
     return row
 
 
-def judged(
+def judge_rows(
     rows: Sequence[AnyRow],
     ends: Sequence[Sequence[float]],
     runs: int,
@@ -139,7 +139,7 @@ def judged(
     results = []
     for i, row in enumerate(rows):
         if ends[i]:
-            ratio, low, high, result = judge(
+            ratio, low, high, result = compare_to_best(
                 ends[i],
                 ends[best],
                 runs,
@@ -162,7 +162,7 @@ def beyond_note(calls: str, largest_bytes: int) -> str:
     )
 
 
-class Against(NamedTuple):
+class RatioToBest(NamedTuple):
     """ratio: to the best. low, high: 95 % over the runs, for all choices together (Bonferroni):
     one of many is else called worse by chance; of one run least and most of its curves.
     """
@@ -189,26 +189,26 @@ def interval(ratios: Sequence[float], runs: int, choices: int = 1) -> Interval:
     return (ratios[0], min(ratios), max(ratios)) if len(ratios) > 1 else (ratios[0], None, None)
 
 
-def judge(
-    own: Sequence[float],
+def compare_to_best(
+    totals_ns: Sequence[float],
     best: Sequence[float],
     runs: int,
     choices: int,
     *,
     spread: bool = True,
     model_error: float = MODEL_ERROR,
-) -> Against:
+) -> RatioToBest:
     """A choice against the best. choices: how many are set against it. spread: False where the
     curves beside the centre tell nothing of it. model_error: how far the model may be off.
     """
-    ratios = [one / base for one, base in zip(own, best, strict=True)]
+    ratios = [total_ns / base for total_ns, base in zip(totals_ns, best, strict=True)]
     if not spread:
-        return Against(ratios[0], None, None, result_of(ratios[0], None, model_error))
+        return RatioToBest(ratios[0], None, None, classify_ratio(ratios[0], None, model_error))
     ratio, low, high = interval(ratios, runs, choices)
-    return Against(ratio, low, high, result_of(ratio, low, model_error))
+    return RatioToBest(ratio, low, high, classify_ratio(ratio, low, model_error))
 
 
-def result_of(ratio: float, low: float | None, model_error: float = MODEL_ERROR) -> str:
+def classify_ratio(ratio: float, low: float | None, model_error: float = MODEL_ERROR) -> str:
     if low is not None and low <= 1:
         return WITHIN_NOISE
     if ratio <= 1 + THRESHOLD:

@@ -27,7 +27,7 @@ from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import time_text
 from torchcoll.inputs import load
-from torchcoll.training.isolated import Alone
+from torchcoll.training.isolated import IsolatedTimes
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
 from torchcoll.training.late import (
     LATE,
@@ -113,8 +113,8 @@ def cost(
         traffic = Traffic.load(traffic)
     if not isinstance(traffic, Traffic):
         raise UsageError("traffic", type(traffic).__name__, "a Traffic, its file or its folder")
-    runs = _runs(run)
-    alone = Alone(traffic, runs)
+    runs = _load_runs(run)
+    alone = IsolatedTimes(traffic, runs)
     whole = traffic
     traffic = cut_at_marks(traffic, alone.host_ns)
     cut = {
@@ -125,55 +125,62 @@ def cost(
     }
     joined, separate = join_ranks(traffic)
     steps = find_steps(traffic)
-    found: dict[tuple[object, ...], list[JoinedCall]] = defaultdict(list)
-    every: dict[JoinedCall, None] = {}
+    calls_by_kind: dict[tuple[object, ...], list[JoinedCall]] = defaultdict(list)
+    joined_calls: dict[JoinedCall, None] = {}
     for rank, calls in traffic.calls.items():
         for i in (i for step in steps.steady for i in steps.at[rank].get(step, ())):
-            kind, one = steps.kinds[rank][i], joined[rank][i]
-            if one in every:
+            kind, joined_call = steps.kinds[rank][i], joined[rank][i]
+            if joined_call in joined_calls:
                 continue
-            every[one] = None
+            joined_calls[joined_call] = None
             size = _size(calls[i], traffic)
             key = (kind.collective, size, kind.dtype, kind.op, kind.asynchronous, kind.group)
-            found[key].append(one)
+            calls_by_kind[key].append(joined_call)
     queued = _queued(traffic)
-    rows = [_row(own, traffic, alone, queued, cut) for own in found.values()]
-    split = [one for one in every if not unsplit_reason(one)]
+    rows = [_row(kind_calls, traffic, alone, queued, cut) for kind_calls in calls_by_kind.values()]
+    split = [joined_call for joined_call in joined_calls if not unsplit_reason(joined_call)]
     late, ties = late_ranks(split, traffic.source)
     notes = [*traffic.problems, *steps.notes, *separate]
-    notes += _notes(rows, every, traffic.source, cut)
+    notes += _notes(rows, joined_calls, traffic.source, cut)
     if traffic.source == "plan":
-        notes.append(_together(rows))
-    if every and not split and len(traffic.calls) < traffic.ranks and traffic.source != "plan":
+        notes.append(_plan_note(rows))
+    if (
+        joined_calls
+        and not split
+        and len(traffic.calls) < traffic.ranks
+        and traffic.source != "plan"
+    ):
         notes.append(
             f"{len(traffic.calls)} of {traffic.ranks} ranks: wait and transfer take the files of "
             "all of them, as torchcoll.capture(FOLDER) leaves them: torchcoll.cost(FOLDER, run)"
         )
-    names = ", ".join(str(one.path or one.header.get("run_id") or "run") for one in runs)
+    names = ", ".join(str(run.path or run.header.get("run_id") or "run") for run in runs)
     return Cost(rows, late, ties, str(traffic.path or "traffic"), names, notes)
 
 
-def _together(rows: Sequence[CostRow]) -> str:
+def _plan_note(rows: Sequence[CostRow]) -> str:
     """What a step on paper communicates: each call as it is alone."""
-    known = [row for row in rows if row.isolated_ns is not None]
-    total = sum(row.calls * (row.isolated_ns or 0) for row in known)
-    calls, told = (sum(row.calls for row in own) for own in (rows, known))
-    if calls and not told:
+    timed = [row for row in rows if row.isolated_ns is not None]
+    total = sum(row.calls * (row.isolated_ns or 0) for row in timed)
+    calls, timed_calls = (sum(row.calls for row in counted_rows) for counted_rows in (rows, timed))
+    if calls and not timed_calls:
         reasons = list(dict.fromkeys(row.reason for row in rows if row.reason))
         more = f" and {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
         return (
             f"a plan: nothing ran, and the run has no time for any of its {calls} calls "
             f"({reasons[0]}{more}). torchcoll.run(plan.spec()) measures them"
         )
-    words = f"a plan: nothing ran. Its calls one after the other: {time_text(total)}"
-    return words if told == calls else f"{words} of the {told} of {calls} that are known"
+    text = f"a plan: nothing ran. Its calls one after the other: {time_text(total)}"
+    return (
+        text if timed_calls == calls else f"{text} of the {timed_calls} of {calls} that are known"
+    )
 
 
-def _runs(reported: object) -> list[Run]:
+def _load_runs(reported: object) -> list[Run]:
     """Raises UsageError for what is no run, and UnreadableError for a file."""
     runs: list[Run] = []
-    for one in reported if isinstance(reported, (list, tuple)) else [reported]:
-        loaded = load(one) if isinstance(one, (str, os.PathLike)) else one
+    for item in reported if isinstance(reported, (list, tuple)) else [reported]:
+        loaded = load(item) if isinstance(item, (str, os.PathLike)) else item
         for run in loaded if isinstance(loaded, list) else [loaded]:
             if not isinstance(run, Run):
                 action = "torchcoll.run returns it on rank 0 alone." if run is None else ""
@@ -194,11 +201,11 @@ def _size(call: TrafficCall, traffic: Traffic) -> int | None:
 def _row(
     joined: Sequence[JoinedCall],
     traffic: Traffic,
-    isolated_calls: Alone,
+    isolated_calls: IsolatedTimes,
     queued: Mapping[int, bool | None],
     cut: Set[int],
 ) -> CostRow:
-    calls = [call for one in joined for call in one.calls.values()]
+    calls = [call for joined_call in joined for call in joined_call.calls.values()]
     first = calls[0]
     groups = [
         traffic.groups.get(name) or Group(name) for name in dict.fromkeys(c.group for c in calls)
@@ -206,13 +213,18 @@ def _row(
     backend = next((group.backend for group in groups if group.backend), "")
     clocks = {call.clock for call in calls if call.time_ns is not None}
     clock = clocks.pop() if len(clocks) == 1 else None
-    split = [one for one in joined if not unsplit_reason(one)]
+    split = [joined_call for joined_call in joined if not unsplit_reason(joined_call)]
     planned = traffic.source == "plan"  # nothing ran, which is said once
-    reasons = dict.fromkeys("" if planned else unsplit_reason(one) for one in joined)
-    waits = [max(one.times_ns.values()) - min(one.times_ns.values()) for one in split]
-    transfers = [min(one.times_ns.values()) for one in split]
+    reasons = dict.fromkeys(
+        "" if planned else unsplit_reason(joined_call) for joined_call in joined
+    )
+    waits = [
+        max(joined_call.times_ns.values()) - min(joined_call.times_ns.values())
+        for joined_call in split
+    ]
+    transfers = [min(joined_call.times_ns.values()) for joined_call in split]
     transfer = median(transfers) if transfers else None
-    alone = isolated_calls.of(first, backend, clock)
+    alone = isolated_calls.find(first, backend, clock)
     reasons[alone.reason] = None
     contention = None
     if transfer is not None and alone.time_ns is not None:
@@ -223,7 +235,9 @@ def _row(
     if contention is not None and contention < 0 and any(id(call) in cut for call in calls):
         contention = None
         reasons["shorter than alone, with calls cut at the mark of their step"] = None
-    known = [time for one in joined if (time := one.completion_ns) is not None]
+    completions = [
+        time for joined_call in joined if (time := joined_call.completion_ns) is not None
+    ]
     states = [queued[id(call)] for call in calls]
     return CostRow(
         first.collective,
@@ -236,13 +250,13 @@ def _row(
         len(joined),
         None if None in states else sum(map(bool, states)) / len(states),
         clock,
-        median(known) if known else None,
+        median(completions) if completions else None,
         median(waits) if waits else None,
         transfer,
         alone.time_ns,
         alone.text,
         contention,
-        max(error_ns(one, traffic.source) for one in joined),
+        max(error_ns(joined_call, traffic.source) for joined_call in joined),
         "; ".join(reason for reason in reasons if reason),
     )
 
@@ -252,7 +266,7 @@ def _queued(traffic: Traffic) -> dict[int, bool | None]:
 
     None where stamps are missing, or where time_ns is the device's, which holds no waiting.
     """
-    found: dict[int, bool | None] = {}
+    queued: dict[int, bool | None] = {}
     for calls in traffic.calls.values():
         ends: dict[str, int] = {}
         for call in calls:
@@ -262,20 +276,20 @@ def _queued(traffic: Traffic) -> dict[int, bool | None]:
                 or call.clock != "host"
                 or call.point_to_point
             ):
-                found[id(call)] = None
+                queued[id(call)] = None
                 continue
             start = call.start_ns or 0
             end = ends.get(call.group, start)
-            found[id(call)] = start < end
+            queued[id(call)] = start < end
             ends[call.group] = max(end, start + (call.time_ns or 0))
-    return found
+    return queued
 
 
 def _notes(
-    rows: Sequence[CostRow], every: Iterable[JoinedCall], source: str, cut: Set[int]
+    rows: Sequence[CostRow], joined_calls: Iterable[JoinedCall], source: str, cut: Set[int]
 ) -> list[str]:
     notes = []
-    calls = [call for one in every for call in one.calls.values()]
+    calls = [call for joined_call in joined_calls for call in joined_call.calls.values()]
     late = sum(may_end_late(call, source) for call in calls)
     if late:
         notes.append(

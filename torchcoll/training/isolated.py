@@ -19,7 +19,7 @@ from torchcoll.training.measured_curves import MeasuredCallTime
 
 
 @dataclass(frozen=True)
-class Isolated:
+class IsolatedTime:
     """time_ns: the median completion, of several runs their geometric mean; None with the
     ``reason``. text: how it was measured.
     """
@@ -45,13 +45,13 @@ class Candidate(NamedTuple):
 Condition = tuple[Callable[[Candidate], bool], Callable[[Sequence[Candidate]], str]]
 
 
-def isolated(
+def match_isolated(
     point: ExactCall,
     members: Sequence[int],
     backend: str,
     op: str | None,
     candidates: Sequence[Candidate],
-) -> Isolated:
+) -> IsolatedTime:
     """What a call took alone: the same collective, dtype, number of ranks, size and backend.
 
     members: ranks of the world in its group. What was measured on other ranks of a world as large
@@ -63,106 +63,116 @@ def isolated(
     # Each with what to say where no case fulfils it, of those that fulfil the ones before.
     conditions: list[Condition] = [
         (
-            lambda one: one.row.collective == point.collective,
-            lambda found: f"{point.collective} is not in the run",
+            lambda candidate: candidate.row.collective == point.collective,
+            lambda fitting: f"{point.collective} is not in the run",
         ),
         (
-            lambda one: one.row.dtype == point.dtype,
-            lambda found: f"measured in {_values(found, 'dtype')}, not in {point.dtype}",
+            lambda candidate: candidate.row.dtype == point.dtype,
+            lambda fitting: f"measured in {_values(fitting, 'dtype')}, not in {point.dtype}",
         ),
         (
-            lambda one: one.row.ranks == len(members),
-            lambda found: (
-                f"measured on {_values(found, 'ranks')} ranks, the group has {len(members)}"
+            lambda candidate: candidate.row.ranks == len(members),
+            lambda fitting: (
+                f"measured on {_values(fitting, 'ranks')} ranks, the group has {len(members)}"
             ),
         ),
         (
-            lambda one: one.members in ((), tuple(sorted(members))),
-            lambda found: f"measured on ranks {_ranks(found)}, not on {format_ranges(members)}",
+            lambda candidate: candidate.members in ((), tuple(sorted(members))),
+            lambda fitting: f"measured on ranks {_ranks(fitting)}, not on {format_ranges(members)}",
         ),
         (
-            lambda one: point.size_bytes in (one.row.size_bytes, one.row.size_bytes_requested),
-            lambda found: f"not measured at {format_size(point.size_bytes)}",
+            lambda candidate: (
+                point.size_bytes in (candidate.row.size_bytes, candidate.row.size_bytes_requested)
+            ),
+            lambda fitting: f"not measured at {format_size(point.size_bytes)}",
         ),
         (
-            lambda one: backend in ("", one.row.backend),
-            lambda found: f"measured on {_values(found, 'backend')}, sent on {backend}",
+            lambda candidate: backend in ("", candidate.row.backend),
+            lambda fitting: f"measured on {_values(fitting, 'backend')}, sent on {backend}",
         ),
         (
-            lambda one: op in (None, one.row.op),
-            lambda found: f"measured with {_values(found, 'op')}, not with {op}",
+            lambda candidate: op in (None, candidate.row.op),
+            lambda fitting: f"measured with {_values(fitting, 'op')}, not with {op}",
         ),
         (
-            lambda one: one.row.status == "ok" and one.row.median_ns is not None,
-            lambda found: f"{found[0].row.status}: {found[0].row.reason or 'no steady calls'}",
+            lambda candidate: candidate.row.status == "ok" and candidate.row.median_ns is not None,
+            lambda fitting: (
+                f"{fitting[0].row.status}: {fitting[0].row.reason or 'no steady calls'}"
+            ),
         ),
         (
-            lambda one: one.row.communicates and not one.row.rehearsal,
-            lambda found: "a rehearsal, in which no time means anything",
+            lambda candidate: candidate.row.communicates and not candidate.row.rehearsal,
+            lambda fitting: "a rehearsal, in which no time means anything",
         ),
         (
-            lambda one: one.row.coalesce == 1 and one.row.clock != "issue",
-            lambda found: "measured in groups of calls, or until issued only",
+            lambda candidate: candidate.row.coalesce == 1 and candidate.row.clock != "issue",
+            lambda fitting: "measured in groups of calls, or until issued only",
         ),
     ]
     for holds, reason in conditions:
-        fitting = [one for one in candidates if holds(one)]
+        fitting = [candidate for candidate in candidates if holds(candidate)]
         if not fitting:
-            return Isolated(None, reason=reason(candidates))
+            return IsolatedTime(None, reason=reason(candidates))
         candidates = fitting
-    alike = [one for one in candidates if one.row.asynchronous == point.asynchronous]
-    ways: dict[tuple[object, ...], dict[int, Row]] = {}
-    for number, row in ((one.run, one.row) for one in alike or candidates):
-        way = (row.asynchronous, row.mode, row.clock, row.backend, row.op, row.in_place)
-        ways.setdefault(way, {}).setdefault(number, row)
-    rows = list(max(ways.values(), key=len).values())
+    alike = [
+        candidate for candidate in candidates if candidate.row.asynchronous == point.asynchronous
+    ]
+    by_method: dict[tuple[object, ...], dict[int, Row]] = {}
+    for number, row in ((candidate.run, candidate.row) for candidate in alike or candidates):
+        method = (row.asynchronous, row.mode, row.clock, row.backend, row.op, row.in_place)
+        by_method.setdefault(method, {}).setdefault(number, row)
+    rows = list(max(by_method.values(), key=len).values())
     row = rows[0]
-    words = [row.mode, f"{row.clock} clock", row.backend]
-    words += ["async"] if row.asynchronous else []
-    words += [row.op] if op is None and row.op else []  # the training does not tell its own
-    words += [f"geometric mean of {len(rows)} runs"] if len(rows) > 1 else []
-    return Isolated(geometric(one.median_ns for one in rows), ", ".join(words), row.clock)
+    facts = [row.mode, f"{row.clock} clock", row.backend]
+    facts += ["async"] if row.asynchronous else []
+    facts += [row.op] if op is None and row.op else []  # the training does not tell its own
+    facts += [f"geometric mean of {len(rows)} runs"] if len(rows) > 1 else []
+    return IsolatedTime(
+        geometric(candidate.median_ns for candidate in rows), ", ".join(facts), row.clock
+    )
 
 
-def _ranks(found: Sequence[Candidate]) -> str:
+def _ranks(candidates: Sequence[Candidate]) -> str:
     """``0-1 and 2-3``: the ranks that each group of cases was measured on."""
-    groups = dict.fromkeys(case.members for case in found)
+    groups = dict.fromkeys(case.members for case in candidates)
     return " and ".join(map(format_ranges, groups))
 
 
-def _values(found: Sequence[Candidate], name: str) -> str:
-    return ", ".join(str(v) for v in dict.fromkeys(getattr(one.row, name) for one in found))
+def _values(candidates: Sequence[Candidate], name: str) -> str:
+    return ", ".join(
+        str(v) for v in dict.fromkeys(getattr(candidate.row, name) for candidate in candidates)
+    )
 
 
-class Alone:
+class IsolatedTimes:
     """What each kind of call of a traffic took alone in the runs."""
 
     def __init__(self, traffic: Traffic, runs: Sequence[Run]) -> None:
         self._traffic, self._runs = traffic, runs
         self._curves = MeasuredCallTime(Side("run", list(runs)))
         self._rows: dict[str | None, list[Candidate]] = {}
-        self._known: dict[tuple[object, ...], Isolated] = {}
+        self._cache: dict[tuple[object, ...], IsolatedTime] = {}
 
-    def of(self, call: TrafficCall, backend: str, clock: str | None) -> Isolated:
+    def find(self, call: TrafficCall, backend: str, clock: str | None) -> IsolatedTime:
         kind = call.collective, call.dtype, call.op, call.asynchronous, call.group
         key = (*kind, call.bytes_in, call.bytes_out, backend, clock)
-        if key not in self._known:
-            self._known[key] = self._read(call, backend, clock)
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self._look_up(call, backend, clock)
+        return self._cache[key]
 
     def host_ns(self, call: TrafficCall) -> float | None:
         """On the clock of the host; None where that is not known."""
         group = self._traffic.groups.get(call.group)
-        found = self.of(call, group.backend if group else "", "host")
-        return found.time_ns if found.clock == "host" else None
+        isolated = self.find(call, group.backend if group else "", "host")
+        return isolated.time_ns if isolated.clock == "host" else None
 
-    def _read(self, call: TrafficCall, backend: str, clock: str | None) -> Isolated:
+    def _look_up(self, call: TrafficCall, backend: str, clock: str | None) -> IsolatedTime:
         members = self._traffic.members(call)
         if has_splits(call.collective):
-            return Isolated(None, reason=f"{call.collective}: what each rank sends varies")
+            return IsolatedTime(None, reason=f"{call.collective}: what each rank sends varies")
         point, remark = point_of(call, len(members))
         if point is None:
-            return Isolated(None, reason=remark)
+            return IsolatedTime(None, reason=remark)
         if clock not in self._rows:  # read on this clock where a case has it, else on its default
             world = self._traffic.ranks
             self._rows[clock] = [
@@ -174,13 +184,15 @@ class Alone:
                 for number, run in enumerate(self._runs)
                 for result in run.results
             ]
-        found = isolated(point, members, backend, call.op, self._rows[clock])
+        isolated = match_isolated(point, members, backend, call.op, self._rows[clock])
         # What really ran is set against the same call or none; of a plan there is nothing better.
-        if found.time_ns is None and self._traffic.source == "plan":
-            return self._between(call, point.size_bytes, len(members), found)
-        return found
+        if isolated.time_ns is None and self._traffic.source == "plan":
+            return self._interpolate(call, point.size_bytes, len(members), isolated)
+        return isolated
 
-    def _between(self, call: TrafficCall, size_bytes: int, ranks: int, exact: Isolated) -> Isolated:
+    def _interpolate(
+        self, call: TrafficCall, size_bytes: int, ranks: int, exact: IsolatedTime
+    ) -> IsolatedTime:
         """From the sizes that were measured around it, or from an all_reduce of as many bytes."""
         try:
             kind = call.dtype, call.op, call.group
@@ -189,11 +201,11 @@ class Alone:
         except UsageError:
             return exact
         if time.extrapolated:
-            return Isolated(None, reason=f"{format_size(size_bytes)} is {time.extrapolated}")
-        words = "between measured sizes"
+            return IsolatedTime(None, reason=f"{format_size(size_bytes)} is {time.extrapolated}")
+        text = "between measured sizes"
         if used.share is not None:
             half = "half of " * (used.share < 1)
-            words = f"assumption: {half}{used.row.collective} between measured sizes"
-        return Isolated(
-            time.each_ns[0], f"{words}, {used.row.mode}, {used.row.dtype}", used.row.clock
+            text = f"assumption: {half}{used.row.collective} between measured sizes"
+        return IsolatedTime(
+            time.each_ns[0], f"{text}, {used.row.mode}, {used.row.dtype}", used.row.clock
         )

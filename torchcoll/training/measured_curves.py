@@ -23,9 +23,9 @@ from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Reading, Side
 from torchcoll.training.call_time import CallTime, Duration
 
-_WHOLE = "all_reduce"  # what the curves of its two halves follow from
+_FALLBACK = "all_reduce"  # what the curves of its two halves follow from
 # What all points of one curve share, beside the dtype and the op.
-_ALIKE = (
+_SHARED_FIELDS = (
     *("ranks", "backend", "device", "mode", "clock", "asynchronous", "buffers", "buffer_reuse"),
     *("group", "implementation"),
 )
@@ -69,14 +69,14 @@ class MeasuredCurves:
     have, which are left out.
     """
 
-    every: tuple[MeasuredCurve, ...]
+    all_curves: tuple[MeasuredCurve, ...]
     runs: int
     row: Row
     left_out: int = 0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CurveRequest:
     """What a curve is to be of. dtype, op, asynchronous: where they were measured, else the only
     one there is. ranks: 0 any.
     """
@@ -96,34 +96,34 @@ class Wanted:
         )
 
 
-def curves_of(side: Side, wanted: Wanted) -> MeasuredCurves:
+def read_curves(side: Side, request: CurveRequest) -> MeasuredCurves:
     """The curve of a collective in a side's files.
 
     Raises UsageError where no curve is there, or more than one that could be meant.
     """
     if side.rehearsals:
-        got = f"{side.rehearsals} rehearsals (--rehearse)"
-        raise UsageError("curve", got, "real runs", "What shares one GPU says nothing of time.")
-    name = wanted.collective
+        actual = f"{side.rehearsals} rehearsals (--rehearse)"
+        raise UsageError("curve", actual, "real runs", "What shares one GPU says nothing of time.")
+    name = request.collective
     measured = [m for m in side.measured("time", Reading()) if m.row.collective == name]
-    usable = [m for m in measured if not _useless(m.row)]
+    usable = [m for m in measured if not _unusable_reason(m.row)]
     if not usable:
-        reasons = dict.fromkeys(_useless(m.row) for m in measured)
-        got = f"{name} {', '.join(reasons)}" if measured else f"no case of {name}"
-        raise UsageError("curve", got, f"{name} over sizes, on 2 ranks or more", wanted.action)
+        reasons = dict.fromkeys(_unusable_reason(m.row) for m in measured)
+        actual = f"{name} {', '.join(reasons)}" if measured else f"no case of {name}"
+        raise UsageError("curve", actual, f"{name} over sizes, on 2 ranks or more", request.action)
     # What was asked for, where it was measured; all else must be the same.
     for field in ("dtype", "op", "asynchronous"):
-        alike = [m for m in usable if getattr(m.row, field) == getattr(wanted, field)]
+        alike = [m for m in usable if getattr(m.row, field) == getattr(request, field)]
         usable = alike or usable
-    if wanted.ranks:
-        usable = [m for m in usable if m.row.ranks in (0, wanted.ranks)] or usable
-    for field in (*_ALIKE, "dtype", "op"):
+    if request.ranks:
+        usable = [m for m in usable if m.row.ranks in (0, request.ranks)] or usable
+    for field in (*_SHARED_FIELDS, "dtype", "op"):
         values = list(dict.fromkeys(getattr(m.row, field) for m in usable))
         if field == "group":  # sub-groups of one rule (``mod:2/0``) run at once
             values = list(dict.fromkeys(rule and rule.split("/")[0] for rule in values))
         if len(values) > 1:
-            got = f"{name} with {field} {' and '.join(map(str, values))}"
-            raise UsageError("curve", got, f"one {field}", wanted.action)
+            actual = f"{name} with {field} {' and '.join(map(str, values))}"
+            raise UsageError("curve", actual, f"one {field}", request.action)
     points: dict[int, dict[int, list[Row]]] = {}  # run -> size -> rows
     for m in usable:
         points.setdefault(m.run, {}).setdefault(m.row.size_bytes, []).append(m.row)
@@ -131,8 +131,8 @@ def curves_of(side: Side, wanted: Wanted) -> MeasuredCurves:
     sizes = sorted(set.intersection(*(set(rows) for rows in each)))
     if len(sizes) < 2:
         which = f"all of its {len(each)} runs have" if each[1:] else "its run has"
-        got = f"{len(sizes)} size{'s' if len(sizes) != 1 else ''} that {which}"
-        raise UsageError(f"curve of {name}", got, "2 or more sizes", wanted.action)
+        actual = f"{len(sizes)} size{'s' if len(sizes) != 1 else ''} that {which}"
+        raise UsageError(f"curve of {name}", actual, "2 or more sizes", request.action)
     hides = usable[0].row.device != "cpu"
 
     def curve(times: Iterable[Iterable[float | None]]) -> MeasuredCurve:
@@ -140,18 +140,18 @@ def curves_of(side: Side, wanted: Wanted) -> MeasuredCurves:
 
     centre = curve([row.median_ns for rows in each for row in rows[n]] for n in sizes)
     if len(each) > 1:
-        others = [curve([row.median_ns for row in rows[n]] for n in sizes) for rows in each]
+        alternatives = [curve([row.median_ns for row in rows[n]] for n in sizes) for rows in each]
     else:
         spread = [
             [[getattr(row, field) for row in each[0][n]] for n in sizes]
             for field in ("low_ns", "high_ns")
         ]
-        others = [curve(times) for times in spread if all(map(all, times))]
+        alternatives = [curve(times) for times in spread if all(map(all, times))]
     left_out = len(set().union(*each)) - len(sizes)
-    return MeasuredCurves((centre, *others), len(each), usable[0].row, left_out)
+    return MeasuredCurves((centre, *alternatives), len(each), usable[0].row, left_out)
 
 
-def _useless(row: Row) -> str:
+def _unusable_reason(row: Row) -> str:
     """Why a row is no point of a curve; '' where it is one."""
     if row.status != "ok" or row.verified == "wrong":
         return "wrong" if row.verified == "wrong" else row.status
@@ -211,8 +211,8 @@ class MeasuredCallTime(CallTime):
         curves, used = self.curve(collective, ranks, dtype, op, group)
         share = used.share or 1
         return Duration(
-            tuple(share * curve.time_ns(size_bytes) for curve in curves.every),
-            "above the sizes measured" if curves.every[0].beyond(size_bytes) else "",
+            tuple(share * curve.time_ns(size_bytes) for curve in curves.all_curves),
+            "above the sizes measured" if curves.all_curves[0].beyond(size_bytes) else "",
         )
 
     @property
@@ -228,12 +228,12 @@ class MeasuredCallTime(CallTime):
     @property
     def hides(self) -> bool:
         """Calls can run beside the computation."""
-        return all(curves.every[0].hides for curves, _ in self._curves.values())
+        return all(curves.all_curves[0].hides for curves, _ in self._curves.values())
 
     @property
     def count(self) -> int:
         """How many curves there are of each collective: the centre first."""
-        counts = {(curves.runs, len(curves.every)) for curves, _ in self._curves.values()}
+        counts = {(curves.runs, len(curves.all_curves)) for curves, _ in self._curves.values()}
         return counts.pop()[1] if len(counts) == 1 else 1
 
     def notes(self) -> list[str]:
@@ -248,7 +248,7 @@ class MeasuredCallTime(CallTime):
             )
             notes.append(
                 f"assumption: {' and '.join(names)} not measured: taken for {times} an "
-                f"{_WHOLE} of as many bytes, {why}"
+                f"{_FALLBACK} of as many bytes, {why}"
             )
         dtypes = {
             f"{used.collective} in {used.row.dtype}"
@@ -280,21 +280,21 @@ class MeasuredCallTime(CallTime):
         """Raises UsageError where there is none that could be meant."""
         key = (collective, ranks, dtype)
         if key not in self._curves:
-            name = collective if collective in self._collectives else _WHOLE
-            wanted = Wanted(name, dtype, op or "sum", self._asynchronous, ranks)
+            name = collective if collective in self._collectives else _FALLBACK
+            request = CurveRequest(name, dtype, op or "sum", self._asynchronous, ranks)
             if name != collective and name not in self._collectives:
-                got = f"no case of {collective}, nor of {_WHOLE}"
-                action = replace(wanted, collective=collective).action
-                raise UsageError("curve", got, f"{collective} over sizes", action)
-            curves = curves_of(self._side, wanted)
+                actual = f"no case of {collective}, nor of {_FALLBACK}"
+                action = replace(request, collective=collective).action
+                raise UsageError("curve", actual, f"{collective} over sizes", action)
+            curves = read_curves(self._side, request)
             if ranks and curves.row.ranks and curves.row.ranks != ranks:
                 expected = f"{ranks}, as {collective} has in the group {group}"
-                raise UsageError("ranks of the curve", curves.row.ranks, expected, wanted.action)
+                raise UsageError("ranks of the curve", curves.row.ranks, expected, request.action)
             share = None
             if name != collective:
                 whole = op and backend_of(curves.row.backend).whole_reduce_scatter
                 share = 1.0 if whole else 0.5
-            sizes = curves.every[0].sizes
+            sizes = curves.all_curves[0].sizes
             used = CurveUsed(
                 collective,
                 ranks,

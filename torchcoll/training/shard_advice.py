@@ -11,16 +11,16 @@ from torchcoll.stats.sides import Side
 from torchcoll.training.call_time import Duration
 from torchcoll.training.choices import (
     BEST,
-    FINE,
     INCONCLUSIVE,
+    NOT_WORSE,
     SHARD_MODEL_ERROR,
     SHARD_MODEL_NOTE,
     THRESHOLD,
     Advice,
     AdviceRow,
+    add_times,
     beyond_note,
-    judged,
-    with_times,
+    judge_rows,
 )
 from torchcoll.training.measured_curves import MeasuredCallTime
 from torchcoll.training.sharded import BACKWARD, FORWARD, ShardPlan, step_time
@@ -102,7 +102,7 @@ def advise_shards(
         exposed = [times_ns.exposed_ns for times_ns in each]
         exposed_known = passes is not None or not hides
         sums = [times_ns.communication_ns for times_ns in each]
-        rows.append(with_times(row, sums, exposed if exposed_known else None, bool(out)))
+        rows.append(add_times(row, sums, exposed if exposed_known else None, bool(out)))
         ends.append([(sum(passes.values()) if passes else 0) + value for value in exposed])
     advice = ShardAdvice(
         ranks=ranks,
@@ -114,11 +114,13 @@ def advise_shards(
         rows=rows,
     )
     if passes:
-        advice.rows = judged(rows, ends, runs, SHARD_MODEL_ERROR)
+        advice.rows = judge_rows(rows, ends, runs, SHARD_MODEL_ERROR)
         advice.best = next((row for row in advice.rows if row.result == BEST), None)
         # A choice that is within noise, but more than 2 % slower, is not chosen for its memory.
         fine = [
-            row for row in advice.rows if row.result in FINE and (row.ratio or 0) <= 1 + THRESHOLD
+            row
+            for row in advice.rows
+            if row.result in NOT_WORSE and (row.ratio or 0) <= 1 + THRESHOLD
         ]
         advice.least = min(fine, key=lambda row: row.peak_bytes, default=None)
     problems = [f"{run.path}: {text}" for run in measured.runs for text in run.problems]

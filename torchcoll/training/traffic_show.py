@@ -50,7 +50,7 @@ _NOTHING = {"group_ranks": 0, "groups": 1}  # what says nothing worth a column o
 
 
 def show_traffic(
-    found: Sequence[Traffic],
+    traffics: Sequence[Traffic],
     format: str = "table",
     file: TextIO | None = None,
     columns: Sequence[str] = (),
@@ -65,19 +65,19 @@ def show_traffic(
     for name in keys:
         if name not in _COLUMNS:
             raise unknown("columns", name, _COLUMNS, "all, or some of {}")
-    parts = []
-    for traffic in found:
+    forms = []
+    for traffic in traffics:
         table = summarise_traffic(traffic)
-        file_name = {"file": one_line(traffic.path or "traffic")} if len(found) > 1 else {}
+        file_name = {"file": one_line(traffic.path or "traffic")} if len(traffics) > 1 else {}
         apart = ("rows", "sizes", "over_time")
-        rest = {name: value for name, value in vars(table).items() if name not in apart}
-        thing: dict[str, Any] = {
+        facts = {name: value for name, value in vars(table).items() if name not in apart}
+        document: dict[str, Any] = {
             "schema": "torchcoll-traffic-rows/1",
             "traffic": {
                 "path": None if traffic.path is None else str(traffic.path),
                 **picked(traffic, "source ranks"),
                 "recorded": sorted(traffic.calls),
-                **rest,
+                **facts,
                 "notes": [*table.notes, *traffic.notes],
                 "problems": traffic.problems,
             },
@@ -85,9 +85,9 @@ def show_traffic(
             "sizes": [dataclasses.asdict(size) for size in table.sizes],
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
         }
-        records = [{**file_name, **row} for row in thing["rows"]]
-        parts.append(Forms(traffic_grids(traffic, table, keys), thing, records))
-    show_found(parts, format, file)
+        records = [{**file_name, **row} for row in document["rows"]]
+        forms.append(Forms(traffic_grids(traffic, table, keys), document, records))
+    show_found(forms, format, file)
 
 
 def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = ()) -> list[Grid]:
@@ -149,11 +149,11 @@ def _title(traffic: Traffic, table: TrafficTable, common: Sequence[str]) -> str:
     elif len(traffic.calls) == traffic.ranks:
         who = f"{traffic.ranks} ranks" if traffic.ranks > 1 else "1 rank"
     values = {name: values_of(table.rows, name)[0] for name in common if name != "ranks"}
-    words = [
+    facts = [
         one_line(_TRAFFIC_DIMENSIONS[name](value)) for name, value in values.items() if value != ""
     ]
     name = one_line(traffic.path or "traffic")
-    return f"{name}: {', '.join([one_line(traffic.source), who, *words])}"
+    return f"{name}: {', '.join([one_line(traffic.source), who, *facts])}"
 
 
 def _step_lines(table: TrafficTable) -> list[str]:
@@ -180,14 +180,14 @@ def _step_lines(table: TrafficTable) -> list[str]:
     return lines
 
 
-def _time_grid(found: OverTime) -> Grid:
+def _time_grid(over_time: OverTime) -> Grid:
     """Drift, and who was late when."""
-    if found.drift is None:
+    if over_time.drift is None:
         drift = "too few steps to tell of drift"
     else:
-        drift = f"{drift_text(found.drift)}, the last quarter of the time over the first [90 %]"
-        if found.drift.p <= SURE and abs(found.drift.value) >= LEAST:
-            drift = f"steps became {'slower' if found.drift.value > 0 else 'faster'}: {drift}"
+        drift = f"{drift_text(over_time.drift)}, the last quarter of the time over the first [90 %]"
+        if over_time.drift.p <= SURE and abs(over_time.drift.value) >= LEAST:
+            drift = f"steps became {'slower' if over_time.drift.value > 0 else 'faster'}: {drift}"
         else:
             drift = f"no drift of the time of a step shown: {drift}"
 
@@ -208,7 +208,7 @@ def _time_grid(found: OverTime) -> Grid:
                 ),
             ),
         ],
-        found.stretches,
+        over_time.stretches,
         above=[f"over time: {drift}"],
     )
 
