@@ -1,4 +1,4 @@
-"""What ``advise`` found for DDP's buckets or FSDP2's sharding, as a table and as records."""
+"""Shows the advice for DDP's buckets or FSDP2's sharding, as a table and as records."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ _TIMES = (
     "exposed_high_ns"
 )
 _NO_WORSE = ("within noise", "within 2 %", "inconclusive")
-_MAX_FACTOR = 2  # a model that is further from what was measured says so
+_MAX_FACTOR = 2  # between model and measurement before a line reports it
 
-Column = tuple[Head, Callable[[Any], str]]  # the cell of a row
+Column = tuple[Head, Callable[[Any], str]]  # heading, function from a row to its cell
 
 
 def show_advice(
     advices: Sequence[BucketAdvice | ShardAdvice], format: str = "table", file: TextIO | None = None
 ) -> None:
-    """Print what ``advise`` found. Raises UsageError for an unknown format."""
+    """Prints the result of ``advise``. Raises UsageError for an unknown format."""
     forms = []
     for advice in advices:
         spread = any(row.communication_low_ns is not None for row in advice.rows)
@@ -82,7 +82,7 @@ def show_advice(
 
 
 def _columns(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[Column]:
-    """The heading of each column, and what makes its cell of a row."""
+    """Returns the heading of each column and the function that makes its cells."""
     buckets = isinstance(advice, BucketAdvice)
     timed = advice.backward_ns is not None
     exposed = timed or not (buckets or advice.hides)
@@ -115,7 +115,7 @@ def _columns(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[Column]:
         if not buckets:
             columns.append((Head("hidden", drop=2), _time("hidden_ns")))
     if spread:
-        # The interval of the ratio is what the result stands on: it stays as long as that does.
+        # The result is based on the interval of the ratio, so both are dropped together.
         bounds, drop = ("exposed", 3) if exposed else ("communication", 0 if buckets else 3)
         columns.append((Head("low", drop=drop), _time(f"{bounds}_low_ns")))
         columns.append((Head("high", drop=drop), _time(f"{bounds}_high_ns")))
@@ -133,7 +133,7 @@ def _columns(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[Column]:
         columns.append((Head("held", drop=1), lambda row: format_bytes(row.sharded_bytes)))
         columns.append((Head("peak"), lambda row: format_bytes(row.peak_bytes)))
     if any(row.result for row in advice.rows) if buckets else timed:
-        # Why a smaller ratio than that of the best may stand in another row.
+        # Another row may have a smaller ratio if it is extrapolated.
         smaller = any(row.ratio is not None and row.ratio < 1 for row in advice.rows)
         best = "best of the sizes measured" if smaller else "best"
         columns.append(
@@ -153,7 +153,7 @@ def _interval(row: AdviceRow) -> str:
 
 
 def _lines_above(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[str]:
-    """What was given, the curves, and the model."""
+    """Returns the lines above the table: the input, the curves, and the model."""
     if isinstance(advice, BucketAdvice):
         lines = [
             f"gradients: {format_bytes(advice.size_bytes)} of {advice.dtype or 'unknown type'}: "
@@ -195,7 +195,7 @@ def _lines_above(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[str]:
 
 
 def _lines_below(advice: BucketAdvice) -> list[str]:
-    """The proposal for DDP and what else there is to say, the answer first."""
+    """Returns the lines below the table for DDP, beginning with the proposal."""
     lines = _bucket_proposal(advice)
     best = advice.best
     if best and advice.compression and best.exposed_16bit_ns is not None:
@@ -230,7 +230,7 @@ def _bucket_proposal(advice: BucketAdvice) -> list[str]:
             why += f"; exposed now (measured {time_text(advice.measured_ns)}, with waits)"
         return [f"no proposal: {why}", *_measured_lines(advice)]
     if advice.backward_ns is None or best is None:
-        # What is best whatever the backward pass takes, or for which.
+        # The setting that is best for all assumed backward times, or for each of them.
         times = [time_text(ns) for ns, _ in advice.assumed]
         if best is None:
             each = ", ".join(f"{name} if it takes {time_text(ns)}" for ns, name in advice.assumed)
@@ -241,8 +241,9 @@ def _bucket_proposal(advice: BucketAdvice) -> list[str]:
             ]
         else:
             lines = [
-                f"proposal: {_keep_text(best) if best is present else _setting_text(best)} leaves least "
-                f"exposed whether the backward pass takes {', '.join(times[:-1])} or {times[-1]}; "
+                f"proposal: {_keep_text(best) if best is present else _setting_text(best)} leaves "
+                "least exposed whether the backward pass takes "
+                f"{', '.join(times[:-1])} or {times[-1]}; "
                 "with --backward-ms (backward_ms of torchcoll.advise) by how much, and whether it "
                 "is more than noise",
                 try_them,
@@ -271,7 +272,7 @@ def _bucket_proposal(advice: BucketAdvice) -> list[str]:
 
 
 def _measured_lines(advice: BucketAdvice) -> list[str]:
-    """What it is that the traffic had exposed, and whether the model of it is far from that."""
+    """Returns lines on the exposed time of the traffic, and whether the model is far from it."""
     present, measured = advice.present, advice.measured_ns
     if present is None or measured is None:
         return []
@@ -292,7 +293,9 @@ def _measured_lines(advice: BucketAdvice) -> list[str]:
 
 
 def _keep_text(row: Proposal) -> str:
-    """The words for what is there already. Nothing tells that a model's DDP has the default."""
+    """Returns the proposal to keep the present setting; the traffic does not show if it is DDP's
+    default.
+    """
     if row.setting == "sent":
         return "leave bucket_cap_mb as it is: what was sent"
     return "leave bucket_cap_mb unset: the default"
@@ -305,7 +308,7 @@ def _setting_text(row: Proposal) -> str:
 
 
 def _shard_proposal(advice: ShardAdvice) -> list[str]:
-    """The answer, which stands above the table of FSDP2."""
+    """Returns the answer, which is above the table of FSDP2."""
     best, least = advice.best, advice.least
     if best is None or least is None:
         if advice.backward_ns is None:

@@ -1,15 +1,15 @@
-"""``advise``: which bucket_cap_mb, from what DDP sends and a measured curve.
+"""``advise``: which bucket_cap_mb to use, from what DDP sends and a measured curve.
 
-The model, as simple as it can be said. A backward pass takes a time that is given or taken from the
+The model is deliberately simple. The duration of a backward pass is given or taken from the
 traffic. Gradients become ready in proportion to their bytes, or as captured. An all_reduce starts
-when its bucket is ready and the one before it has ended: one communicator, one after the other. It
-takes what the curve says, as if nothing else ran. *Exposed* is what is left after the pass: end of
-the last all_reduce - end of the pass. Not in it: communication that slows the computation down, and
-ranks that wait for each other.
+when its bucket is ready and the previous one has ended, as in one communicator. Its duration is
+that of the curve, as if nothing else ran. *Exposed* is what remains after the pass: end of the last
+all_reduce - end of the pass. Not modelled: communication that slows the computation down, and ranks
+that wait for each other.
 
-On CPUs all of it is exposed: what moves and adds the bytes takes the cores that compute. With the
-overlap of a GPU the model proposed the smallest buckets there, whose real steps were 9 and 15 %
-slower than the best (gloo, 2 ranks on 2 cores, results/benchmarks/).
+On CPUs all communication is exposed, because moving and adding the bytes takes the cores that
+compute. With the overlap of a GPU, the model proposed the smallest buckets there, whose real steps
+were 9 and 15 % slower than the best (gloo, 2 ranks on 2 cores, results/benchmarks/).
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ from torchcoll.training.timeline import Act, Compute, Send, step_ns
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal(AdviceRow):
-    """One bucket_cap_mb.
+    """One choice of bucket_cap_mb.
 
-    setting: ``cap`` (bucket_cap_mb), ``caps`` (bucket_cap_mb_list), ``default`` (neither is set: a
-    first bucket of 1 MiB, then 25) or ``sent`` (as in the traffic). buckets: how many all_reduce
-    calls; largest_bytes of them. result: as of every row, or that of the Setting where it has one
-    (``unknown``: its buckets and all times are None; ``could be as sent``: buckets is the
-    least and the rest is None). exposed_16bit_ns: with 16 bits an element.
+    - setting: ``cap`` (bucket_cap_mb), ``caps`` (bucket_cap_mb_list), ``default`` (neither is set:
+      a first bucket of 1 MiB, then 25) or ``sent`` (as in the traffic).
+    - buckets: the number of all_reduce calls; largest_bytes: the largest of them.
+    - result: as in AdviceRow, or that of the Setting if it has one. With ``unknown``, buckets and
+      all times are None. With ``could be as sent``, buckets is the minimum and all times are None.
+    - exposed_16bit_ns: the exposed time with 16 bits per element.
     """
 
     setting: str
@@ -78,7 +79,7 @@ class Proposal(AdviceRow):
 
     @property
     def name(self) -> str:
-        """``25``, ``1,25``, ``default``, ``as sent``."""
+        """The setting as text: ``25``, ``1,25``, ``default`` or ``as sent``."""
         if self.setting == "sent":
             return "as sent"
         return ",".join(f"{cap:g}" for cap in self.caps_mb) or self.setting
@@ -86,8 +87,11 @@ class Proposal(AdviceRow):
 
 @dataclass(frozen=True)
 class HalfPrecision:
-    """What sends 16 bits an element instead: its times, the dtype whose curve they are read on, and
-    the share of the bytes.
+    """How the times of calls with 16 bits per element are determined.
+
+    - times: the curves.
+    - dtype: the dtype whose curve is read.
+    - scale: the bytes to read it at, relative to the bytes of the gradients.
     """
 
     times: MeasuredCallTime
@@ -98,7 +102,10 @@ class HalfPrecision:
 def all_reduce_times(
     setting: Setting, times: MeasuredCallTime, dtype: str | None, scale: float = 1
 ) -> list[Duration]:
-    """How long each all_reduce of a setting takes. scale: of the bytes that are sent."""
+    """Returns the duration of each all_reduce of a setting.
+
+    - scale: a factor on the bytes that are sent.
+    """
     sizes = {message.size_bytes for message in setting.messages}
     each = {size: times.duration("all_reduce", scale * size, 0, dtype) for size in sizes}
     return [each[message.size_bytes] for message in setting.messages]
@@ -111,8 +118,9 @@ def exposed_ns(
     backward_ns: float,
     hides: bool,
 ) -> list[float]:
-    """End of the last all_reduce - end of the backward pass, for each_ns of the durations; where
-    nothing is hidden, all of them together.
+    """Returns end of the last all_reduce - end of the backward pass, for each_ns of the durations.
+
+    If nothing is hidden, this is the sum of all durations.
     """
     every_ns = zip(*(duration.each_ns for duration in durations), strict=True)
     if not hides:
@@ -136,7 +144,7 @@ def proposals(
     gradients: Gradients,
     backward_ns: float | None,
 ) -> list[Proposal]:
-    """A row for each setting; with results where the backward time is known."""
+    """Returns a row for each setting, with results if the backward time is known."""
     rows: list[Proposal] = []
     ends: list[list[float]] = []
     for setting in settings:
@@ -168,24 +176,27 @@ def proposals(
 
 CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
 _MAX_BUCKETS = 200_000
-_MAX_BYTES = 1 << 44  # what 1e12 parameters of float64 fit into
-# Where no backward time is known: the best is told for one of so many times the communication.
+_MAX_BYTES = 1 << 44  # enough for 1e12 parameters of float64
+# Assumed backward times if none is known, as multiples of the communication.
 _ASSUMED = (0.25, 1, 4)
 
 
 @dataclass(repr=False, kw_only=True)
 class BucketAdvice(Advice[Proposal]):
-    """What ``advise`` found for DDP; ``try_buckets`` measures it.
+    """The result of ``advise`` for DDP; ``try_buckets`` measures real steps.
 
-    what: what the gradients are; size_bytes of them, dtype (``float32, bfloat16`` of several).
-    backward_source: where backward_ns comes from. accumulate: backward passes an optimiser step.
-    measured_ns: what the traffic had exposed after a backward pass, with
-    waits for other ranks, median over passes and ranks; None unknown; measured_as: what that is.
-    best: without a backward time the row that is best with all of ``assumed``. low_cap_mb,
-    high_cap_mb: the smallest and the largest cap that is judged and not worse. compression: (ratio,
-    low, high) of backward + exposed with 16 bits an element to that without, at the best. assumed:
-    where no backward time is known, (a backward time in ns, the name of the best row with it): 1/4,
-    1 and 4 times the communication of ``present``.
+    - what: a description of the gradients; size_bytes: their bytes; dtype: their dtype, or several
+      (``float32, bfloat16``).
+    - backward_source: where backward_ns comes from.
+    - accumulate: backward passes per optimiser step.
+    - measured_ns: the exposed time after a backward pass in the traffic, including waits for other
+      ranks; median over passes and ranks; None if unknown. measured_as: what that is.
+    - best: without a backward time, the row that is best with all of ``assumed``.
+    - low_cap_mb, high_cap_mb: the smallest and the largest cap that is judged and not worse.
+    - compression: (ratio, low, high) of backward + exposed with 16 bits per element to that
+      without, for the best row.
+    - assumed: if the backward time is unknown, pairs of a backward time in ns and the name of the
+      best row with it, for 1/4, 1 and 4 times the communication of ``present``.
     """
 
     what: str
@@ -202,13 +213,15 @@ class BucketAdvice(Advice[Proposal]):
 
     @property
     def present(self) -> Proposal | None:
-        """What there is now: what was sent, else DDP's default."""
+        """The present setting: what was sent, otherwise DDP's default."""
         rows = {row.setting: row for row in self.rows}
         return rows.get("sent") or rows.get("default")
 
     @property
     def judged_rows(self) -> list[Proposal]:
-        """The rows to choose from: those whose buckets are known, measured, and no other's."""
+        """The rows to choose from: their buckets are known, measured, and different from those of
+        other rows.
+        """
         return [row for row in self.rows if row.result in RESULTS]
 
 
@@ -221,26 +234,33 @@ def advise(
     dtype: str | None = None,
     accumulate: int | None = None,
 ) -> BucketAdvice | ShardAdvice:
-    """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve; of plans
-    of ``shard_traffic``, one for each choice, which wrapping and resharding of FSDP2.
+    """Returns which bucket_cap_mb of DDP leaves the least communication exposed on a measured
+    curve.
 
-    gradients: plans of ``gradient_buckets``, one for each cap to choose from; a captured Traffic or
-    its file or folder, where some caps get no result, since it does not tell the parameters; or a
-    number of parameters, of ``dtype`` (float32): there buckets are taken for even. curve: Runs,
-    files, folders or globs with all_reduce over sizes on as many ranks; several are runs, and
-    give an interval. caps_mb: the bucket_cap_mb to look at (MiB) without plans; None: 1 to 800.
-    backward_ms: what a backward pass takes without communication; None: as the traffic tells.
-    accumulate: backward passes an optimiser step; None: one, but what makes the same calls several
-    times in a step is refused where it does not tell how many passes they are.
+    For plans of ``shard_traffic``, one for each choice, it returns which wrapping and resharding of
+    FSDP2 does.
 
-    Plans of FSDP2 take backward_ms alone; their model is in training/sharded.py. Curves of
-    all_gather and reduce_scatter are taken where they are, else they follow from all_reduce, marked
-    as an assumption.
+    - gradients: plans of ``gradient_buckets``, one for each cap to choose from; or a captured
+      Traffic, its file or folder, for which some caps get no result because the parameters are
+      unknown; or a number of parameters of ``dtype`` (default float32), for which buckets are
+      assumed to be even.
+    - curve: Runs, files, folders or globs with all_reduce over sizes on the same number of ranks.
+      Several are runs, and give an interval.
+    - caps_mb: the bucket_cap_mb (MiB) to consider without plans; None: 1 to 800.
+    - backward_ms: duration of a backward pass without communication; None: taken from the traffic.
+    - accumulate: backward passes per optimiser step. None: one; traffic that makes the same calls
+      several times per step is refused unless it shows how many passes these are.
 
-    The model stands above the table. Caps that differ from bucket to bucket
-    (bucket_cap_mb_list) are looked at where a plan has them. Raises UsageError for FSDP's traffic,
-    for traffic without marked steps, for another number of ranks than the curve has, for no curve
-    that could be meant, and for numbers out of range; UnreadableError for a file.
+    For plans of FSDP2 only backward_ms applies; their model is described in training/sharded.py.
+    Curves of all_gather and reduce_scatter are used if measured, otherwise they are derived from
+    all_reduce and marked as an assumption.
+
+    The model is printed above the table. Caps that differ between buckets (bucket_cap_mb_list) are
+    considered if a plan has them.
+
+    Raises UsageError for FSDP's traffic, for traffic without marked steps, for a number of ranks
+    that differs from the curve's, if there is no unambiguous curve, and for numbers out of range;
+    UnreadableError for a file that cannot be read.
     """
     if accumulate is not None:
         whole_number(accumulate, "accumulate", 1)
@@ -261,26 +281,26 @@ def advise(
             list(plans), curve if isinstance(curve, Side) else side("curve", curve), passes
         )
     if isinstance(gradients, (int, float)) and not isinstance(gradients, bool):
-        sent = gradients_from_count(gradients, dtype)
+        pass_gradients = gradients_from_count(gradients, dtype)
     elif dtype is not None:
         raise UsageError("dtype", dtype, "none: the gradients have their own")
     elif isinstance(gradients, (str, os.PathLike, Traffic)):
         traffic = gradients if isinstance(gradients, Traffic) else Traffic.load(gradients)
-        sent = gradients_from_traffic(traffic, accumulate)
+        pass_gradients = gradients_from_traffic(traffic, accumulate)
     elif kinds == {BucketPlan}:
-        sent = gradients_from_plans(plans)
+        pass_gradients = gradients_from_plans(plans)
         if caps_mb is not None:
             raise UsageError("caps_mb", caps_mb, "none with plans: each has its own cap")
     else:
         actual = type(gradients).__name__
         raise UsageError("gradients", actual, "a Traffic, plans of gradient_buckets, or a number")
     if backward_ms is not None:
-        sent.backward_ns = _checked_number(backward_ms, "backward-ms", 0) * 1e6
-        sent.backward_source = "given"
+        pass_gradients.backward_ns = _checked_number(backward_ms, "backward-ms", 0) * 1e6
+        pass_gradients.backward_source = "given"
     return _advise_buckets(
-        sent,
+        pass_gradients,
         curve if isinstance(curve, Side) else side("curve", curve),
-        [*sent.settings] if kinds else None,
+        [*pass_gradients.settings] if kinds else None,
         caps_mb,
         accumulate or 1,
     )
@@ -293,7 +313,10 @@ def _advise_buckets(
     caps_mb: Sequence[float] | None,
     accumulate: int,
 ) -> BucketAdvice:
-    """planned: the settings to choose from; None: those of the caps."""
+    """Returns the advice for DDP.
+
+    - planned: the settings to choose from; None: those of the caps.
+    """
     times = MeasuredCallTime(measured, asynchronous=True)
     curves, used = times.curve("all_reduce", 0, gradients.dtype)
     if gradients.ranks and used.row.ranks and gradients.ranks != used.row.ranks:
@@ -360,7 +383,9 @@ def _checked_number(value: Any, what: str, least: float) -> float:
 def _settings(
     gradients: Gradients, caps_mb: Sequence[float] | None, planned: list[Setting] | None
 ) -> tuple[list[Setting], list[str]]:
-    """The default, the caps in order, what was sent; and which caps change nothing more."""
+    """Returns the settings (default, caps in ascending order, sent), and notes on caps with equal
+    buckets.
+    """
     if planned is not None:
         settings = planned
     elif gradients.size_bytes > _MAX_BYTES:
@@ -399,7 +424,10 @@ def _settings(
 def _half_precision(
     measured: Side, times: MeasuredCallTime, gradients: Gradients
 ) -> tuple[HalfPrecision | None, str]:
-    """What sends 16 bits an element, and where its times come from; None of those that do."""
+    """Returns how calls with 16 bits per element are timed, and a description of it.
+
+    (None, '') if the gradients already have 16 bits or mixed dtypes.
+    """
     if gradients.mixed or gradients.dtype not in ("float32", "float64"):
         return None, ""
     scale = 2 / find_dtype(gradients.dtype).itemsize
@@ -408,7 +436,7 @@ def _half_precision(
         if name in dtypes:
             half = MeasuredCallTime(measured, asynchronous=True)
             _, used = half.curve("all_reduce", 0, name)
-            if half.count == times.count:
+            if half.curve_count == times.curve_count:
                 return HalfPrecision(half, name, scale), f"measured in {used.row.dtype}"
     source = f"the times of {times.used[0].row.dtype} with fewer bytes"
     return HalfPrecision(times, gradients.dtype, scale), source
@@ -421,7 +449,9 @@ def compression(
     gradients: Gradients,
     backward_ns: float,
 ) -> Interval | None:
-    """backward + exposed of 16 bits an element over that of the gradients as they are."""
+    """Returns the ratio of backward + exposed with 16 bits per element to that of the gradients as
+    they are.
+    """
     less = all_reduce_times(best, half.times, half.dtype, half.scale)
     if any(time.extrapolated for time in less):
         return None

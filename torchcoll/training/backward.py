@@ -1,4 +1,4 @@
-"""What one backward pass hands to DDP, and when: from a plan, captured traffic, or one number."""
+"""The gradients that a backward pass gives to DDP, and when: from plans, traffic or one number."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Message:
-    """One all_reduce. ready: the share of all gradients that is ready when it can start."""
+    """One all_reduce.
+
+    - ready: the share of all gradients that is ready when it can start.
+    """
 
     size_bytes: float
     ready: float
@@ -49,12 +52,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Setting:
-    """What DDP sends with one bucket_cap_mb.
+    """The all_reduce calls that DDP makes with one bucket_cap_mb.
 
-    kind: ``cap``, ``caps`` (bucket_cap_mb_list), ``default`` (neither is set: a first bucket of 1
-    MiB, then 25) or ``sent`` (as the traffic has it). caps_mb: () of the last two. result: known
-    before any time is: AS_SENT, COULD_BE_SENT, AS_DEFAULT, or UNKNOWN, which has no messages; such
-    a setting is not chosen.
+    - kind: ``cap``, ``caps`` (bucket_cap_mb_list), ``default`` (neither is set: a first bucket of 1
+      MiB, then 25) or ``sent`` (as in the traffic).
+    - caps_mb: the caps in MiB; () for the last two kinds.
+    - result: a result that does not depend on any time: AS_SENT, COULD_BE_SENT, AS_DEFAULT, or
+      UNKNOWN, which has no messages. Settings with such a result are not judged.
     """
 
     kind: str
@@ -64,20 +68,27 @@ class Setting:
 
     @property
     def largest(self) -> float:
+        """Bytes of the largest message."""
         return max((message.size_bytes for message in self.messages), default=0)
 
 
 @dataclass
 class Gradients:
-    """What is known of one backward pass.
+    """The gradients of one backward pass.
 
-    size_bytes: of all gradients. known: settings whose buckets are known. sent: (bytes, dtype) of
-    each bucket of the traffic, from which those of other caps follow; () there is none, then they
-    are taken for even. ranks: 0 unknown. backward_ns: how long the pass takes, None unknown;
-    backward_source: where that comes from. points: (share of the gradients, share of the pass at
-    which it is ready), ascending; () unknown, then they become ready in proportion to their bytes.
-    measured_ns: what was exposed in the traffic, and measured_as what that is. what: a line that
-    says what was given. dtype: that of most bytes; mixed: all of them, where there are several.
+    - size_bytes: bytes of all gradients.
+    - dtype: the dtype of most bytes.
+    - what: a line that describes the input.
+    - settings: the settings whose buckets are known.
+    - sent: (bytes, dtype) of each bucket of the traffic, from which the buckets of other caps are
+      derived; () if there is none, and buckets are then assumed to be even.
+    - ranks: the number of ranks; 0 unknown.
+    - backward_ns: duration of the pass; None unknown.
+    - backward_source: where that comes from.
+    - points: ascending pairs (share of the gradients, share of the pass at which it is ready); ()
+      unknown: gradients then become ready in proportion to their bytes.
+    - mixed: all dtypes, if there are several.
+    - measured_ns: the exposed time in the traffic; measured_as: what that is.
     """
 
     size_bytes: int
@@ -95,16 +106,18 @@ class Gradients:
     measured_as: str = ""
 
     def setting(self, cap_mb: float | None) -> Setting:
-        """What a cap sends, as far as it can be told; None: DDP's default.
+        """Returns what DDP sends with a cap, as far as it can be known.
 
-        Without sent buckets: as many as it takes, all of one size, not above the cap.
+        - cap_mb: the cap in MiB; None for DDP's default.
 
-        Else from the buckets that were sent, whose parameters nobody knows. DDP closes a bucket
-        with the parameter that takes it to the cap (torch's compute_bucket_assignment_by_size, for
-        each dtype by itself). So a cap can have made what was sent where it is no larger than any
-        bucket that is not the last of its dtype. One that is larger than that, but smaller than
-        another bucket, may split it or not. One above all of them puts them together; where it
-        closes within a bucket, the whole of it is taken.
+        Without sent buckets: the smallest number of equal buckets that are not above the cap.
+
+        With sent buckets, whose parameters are unknown: DDP closes a bucket with the parameter that
+        takes it to the cap (torch's compute_bucket_assignment_by_size, separately for each dtype).
+        So a cap may have produced what was sent if no bucket is below it, except for the last of
+        each dtype. A cap that is larger than some of these buckets but smaller than another one may
+        split that one or not. A cap above all buckets merges them; if it closes within a bucket,
+        the whole bucket is included.
         """
         kind, caps = ("cap", (cap_mb,)) if cap_mb else ("default", ())
         if not self.sent:
@@ -143,7 +156,9 @@ class Gradients:
         return Setting(kind, caps, tuple(messages))
 
     def ready_ns(self, share: float, backward_ns: float) -> float:
-        """When so much of the gradients is ready, after the backward pass has begun."""
+        """Returns when this share of the gradients is ready, in ns after the begin of the backward
+        pass.
+        """
         if not self.points:
             return share * backward_ns
         shares, times = zip(*self.points, strict=True)
@@ -151,13 +166,16 @@ class Gradients:
 
 
 def messages_in_order(sizes: Sequence[float]) -> tuple[Message, ...]:
-    """Buckets that are ready one after the other."""
+    """Returns the messages of buckets that become ready one after the other."""
     shares = numpy.cumsum(sizes) / sum(sizes)
     return tuple(Message(n, float(share)) for n, share in zip(sizes, shares, strict=True))
 
 
 def gradients_from_plans(plans: Sequence[BucketPlan]) -> Gradients:
-    """The gradients of a model, planned for several caps. Raises UsageError for several models."""
+    """Returns the gradients of a model from plans for several caps.
+
+    Raises UsageError for plans of several models.
+    """
     first = plans[0]
     settings = []
     for plan in plans:
@@ -188,13 +206,16 @@ def gradients_from_plans(plans: Sequence[BucketPlan]) -> Gradients:
 
 
 def _join_dtypes(dtypes: Counter[Any]) -> str:
-    """``float32, bfloat16``; '' of one."""
+    """Returns for example ``float32, bfloat16``; '' for one dtype."""
     names = [name or "unknown type" for name, _ in dtypes.most_common()]
     return ", ".join(names) if len(names) > 1 else ""
 
 
 def gradients_from_count(count: float, dtype: str | None) -> Gradients:
-    """One gradient of so many elements. Raises UsageError for no number, or an unknown dtype."""
+    """Returns one gradient of ``count`` elements.
+
+    Raises UsageError for anything but a number, or an unknown dtype.
+    """
     whole = isinstance(count, (int, float)) and not isinstance(count, bool) and math.isfinite(count)
     if not whole or not 1 <= count <= 1e12:
         raise UsageError("parameters", count, "a number from 1 to 1e12, such as 7e9")
@@ -206,10 +227,13 @@ def gradients_from_count(count: float, dtype: str | None) -> Gradients:
 
 
 def gradients_from_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
-    """The gradients of steady steps: the all_reduce calls of the group that moves most by them.
+    """Returns the gradients of steady steps: the all_reduce calls of the group with the most bytes
+    of them.
 
-    accumulate: backward passes a step; None: as the calls tell. Raises UsageError where there are
-    none, where steps or passes cannot be told apart, or the traffic is FSDP's.
+    - accumulate: backward passes per step; None: determined from the calls.
+
+    Raises UsageError if there are none, if steps or passes cannot be separated, or if the traffic
+    is FSDP's.
     """
     group = _gradient_group(traffic)
     traffic = cut_at_marks(traffic)
@@ -274,10 +298,10 @@ def gradients_from_traffic(traffic: Traffic, accumulate: int | None) -> Gradient
     )
     if traffic.source == "capture" and gradients.dtype in ("float16", "bfloat16"):
         gradients.notes.append(
-            f"the calls are {gradients.dtype}: where a hook compresses them, bucket_cap_mb counts the "
-            "bytes before that"
+            f"the calls are {gradients.dtype}: where a hook compresses them, bucket_cap_mb counts "
+            "the bytes before that"
         )
-    # Where the thread that computes issues the calls, the time of issue is the time at which the
+    # On the host the computing thread issues the calls, so a call's time of issue is when its
     # gradients were ready. On accelerators the host runs ahead of the device.
     if backend_of(group_entry.backend).on_host and _set_ready_times(gradients, sent, alike):
         gradients.backward_source = "from when the all_reduce calls were issued"
@@ -293,7 +317,10 @@ def gradients_from_traffic(traffic: Traffic, accumulate: int | None) -> Gradient
 def _set_ready_times(
     gradients: Gradients, sent: Setting, passes: Sequence[Sequence[TrafficCall]]
 ) -> bool:
-    """Take the time of the pass, and what is ready when, from the issue of its calls."""
+    """Sets the duration of the pass and the times of the gradients from the issue of its calls.
+
+    Returns False if the stamps do not allow it.
+    """
     stamps = [[c.start_ns for c in calls if c.start_ns is not None] for calls in passes]
     begun = [
         [t - starts[0] for t in starts] for starts in stamps if len(starts) == len(sent.messages)
@@ -302,7 +329,7 @@ def _set_ready_times(
     first = sent.messages[0].ready
     if not offsets or offsets[-1] <= 0 or first >= 1:
         return False
-    # Nothing tells when the pass began: the first bucket is taken to have come at the mean rate.
+    # The begin of the pass is unknown: assume that the first bucket arrived at the mean rate.
     gradients.backward_ns = offsets[-1] / (1 - first)
     lead = gradients.backward_ns - offsets[-1]
     ready = [(lead + max(0.0, offset)) / gradients.backward_ns for offset in offsets]
@@ -311,7 +338,7 @@ def _set_ready_times(
 
 
 def _gradient_group(traffic: Traffic) -> str:
-    """The group whose all_reduce calls move most. Raises UsageError where there is none."""
+    """Returns the group with the most bytes of all_reduce. Raises UsageError if there is none."""
     moved: Counter[str] = Counter()
     sharded = 0
     for calls in traffic.calls.values():
@@ -333,7 +360,10 @@ def _gradient_group(traffic: Traffic) -> str:
 
 
 def _gradient_calls(calls: Sequence[TrafficCall], group: str) -> list[TrafficCall]:
-    """The calls that are gradients: a program waits at once for what it sums up itself, DDP not."""
+    """Returns the calls that are gradients.
+
+    DDP's calls are asynchronous, whereas a program waits at once for what it reduces itself.
+    """
     summed = [
         call
         for call in calls

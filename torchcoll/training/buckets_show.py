@@ -1,4 +1,4 @@
-"""Plans of DDP's buckets, and what ``try_buckets`` measured of them, as tables and as records."""
+"""Shows plans of DDP's buckets, and the trials of ``try_buckets``, as tables and as records."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TRIAL_HEADS = (
     Head("result", left=True),
 )
 _TRIAL_STYLES = {"faster": "green", "slower": "red"}
-_MAX_SENT_WIDTH = 20  # characters of `sent`
+_MAX_SENT_WIDTH = 20  # characters in the column `sent`
 
 
 def show_plans(
@@ -51,10 +51,10 @@ def show_plans(
     file: TextIO | None = None,
     model: str = "the model",
 ) -> None:
-    """Print plans of one model. Raises UsageError for an unknown format.
+    """Prints plans of one model. Raises UsageError for an unknown format.
 
-    The table of one plan has a row for each size of bucket, that of several a row for each plan;
-    csv and json have every bucket and its parameters.
+    The table of one plan has a row for each size of bucket, that of several plans a row for each
+    plan. csv and json have every bucket and its parameters.
     """
     first = plans[0]
     dtypes = dict.fromkeys(bucket.dtype for bucket in first.buckets)
@@ -77,7 +77,7 @@ def show_plans(
         for plan in plans:
             name = "default" if plan.bucket_cap_mb is None else cap_text(plan)
             sizes = [bucket.size_bytes for bucket in plan.buckets]
-            earlier = zip(names, plans, strict=False)  # names has those before this plan
+            earlier = zip(names, plans, strict=False)  # names has only the plans before this one
             alike = next(
                 (
                     earlier_name
@@ -106,7 +106,7 @@ def show_plans(
             for plan in plans
         ],
     }
-    # Every bucket of the first step and of a steady one.
+    # Records: every bucket of the first step and of a steady step.
     records = [
         {
             "bucket_cap_mb": plan.bucket_cap_mb,
@@ -122,7 +122,7 @@ def show_plans(
 
 
 def cap_text(plan: BucketPlan) -> str:
-    """``25``, ``1,25``, or what DDP does when it is not set."""
+    """Returns for example ``25`` or ``1,25``, or what DDP does if no cap is set."""
     cap = plan.bucket_cap_mb
     if cap is None:
         first, later = DEFAULT_FIRST_MB, DEFAULT_CAP_MB
@@ -131,6 +131,7 @@ def cap_text(plan: BucketPlan) -> str:
 
 
 def _summarise_buckets(buckets: Sequence[Bucket]) -> str:
+    """Returns for example ``3 buckets of 1 MiB to 25 MiB``."""
     sizes = [bucket.size_bytes for bucket in buckets]
     if len(sizes) == 1:
         return f"1 bucket of {format_bytes(sizes[0])}"
@@ -139,7 +140,9 @@ def _summarise_buckets(buckets: Sequence[Bucket]) -> str:
 
 
 def _rows(plan: BucketPlan) -> list[list[str]]:
-    """One for each size and dtype, in the order in which the first of them is sent."""
+    """Returns a row for each size and dtype, in the order in which the first bucket of them is
+    sent.
+    """
     alike: dict[tuple[int, str], list[int]] = {}
     for number, bucket in enumerate(plan.buckets):
         alike.setdefault((bucket.size_bytes, bucket.dtype), []).append(number)
@@ -166,7 +169,7 @@ def _rows(plan: BucketPlan) -> list[list[str]]:
 
 
 def show_trials(trials: Sequence[Trial], format: str = "table", file: TextIO | None = None) -> None:
-    """Print what ``try_buckets`` measured. Raises UsageError for an unknown format."""
+    """Prints the results of ``try_buckets``. Raises UsageError for an unknown format."""
     forms = []
     for trial in trials:
         base, best = trial.rows[0].name, trial.best

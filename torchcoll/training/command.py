@@ -1,8 +1,8 @@
-"""The commands of a training: what it sends and costs, planned, captured or played again.
+"""The commands for trainings: what they send and cost, planned, captured or replayed.
 
-``gradients``: of a model, without running it. ``replay``: on ranks, a captured training step played
-again. ``trace``: traffic from per-rank files, profiler traces and Flight Recorder dumps. ``plan``:
-the communication of a training that was not run, on a machine with a model.
+``gradients``: the buckets of a model, without running it. ``replay``: a captured training step,
+replayed on ranks. ``trace``: traffic from per-rank files, profiler traces and Flight Recorder
+dumps. ``plan``: the communication of a training that was not run, on a machine with a model.
 """
 
 from __future__ import annotations
@@ -121,10 +121,10 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
 
 
 def _bucket_plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[BucketPlan]:
-    """A plan for each cap."""
+    """Returns a plan for each cap."""
     from torchcoll.bench.main import import_torch
 
-    import_torch()  # or says in one line that there is none
+    import_torch()  # reports a missing torch in one line
     from torchcoll.training.buckets import gradient_buckets
     from torchcoll.training.meta_model import make_model
 
@@ -185,7 +185,7 @@ def _parse_caps(text: str | None) -> list[float | None]:
 
 
 def _shard_plans(options: argparse.Namespace) -> list[ShardPlan]:
-    """A plan for each way to wrap and to reshard."""
+    """Returns a plan for each choice of wrapping and resharding."""
     named = _parse_together(options)
     plans = []
     for reshard in _parse_reshard(options) or [True, False]:
@@ -194,7 +194,7 @@ def _shard_plans(options: argparse.Namespace) -> list[ShardPlan]:
             together = named[number] if named else together
             plans.append(_shard_plan(options, together, reshard))
             number += 1
-            # Until all are in one unit: more make no other plan.
+            # Stop when all modules are in one unit: more would make the same plan.
             one_unit = len({act.unit for act in plans[-1].acts}) <= 2
             together = 0 if one_unit else 2 * together
     return plans
@@ -403,7 +403,7 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         check_new(options.perfetto, "perfetto", options.force)
     traffic = read_traffic(options.files)
     if options.output:
-        # The new file is whole: what was wrong in those that were read has to be said in it.
+        # The new file is complete, so problems of the files that were read must be noted in it.
         kept = [*traffic.notes, *traffic.problems]
         dataclasses.replace(traffic, notes=kept).save(options.output)
         tell(f"written: {options.output}")

@@ -1,14 +1,14 @@
-"""What each call of a training costs: waiting for the last rank, the transfer, and contention.
+"""The cost of each call of a training: waiting for the last rank, transfer, and contention.
 
-The model, as simple as it can be said. The ranks of a collective end together, so the one that came
-last has the shortest time, and that time is the transfer; what the others have more is their wait
-for it. Against the same call measured alone, what the transfer has more is contention: with the
-computation beside it, and with other groups on the same wires. All three are estimates. Only
-durations are used: the clocks of ranks are never compared.
+The model is deliberately simple. The ranks of a collective end together, so the one that came last
+has the shortest time, and that time is the transfer; the excess of each other rank is its wait. The
+transfer's excess over the same call measured alone is contention, with the concurrent computation
+and with other groups on the same wires. All three are estimates. Only durations are used: the
+clocks of ranks are never compared.
 
-A capture stamps the ends of asynchronous calls on CPUs late (training/late.py). So there a
-contention that is no more than this error is only a bound, and a rank came last only where it was
-shorter by more.
+A capture stamps the ends of asynchronous calls on CPUs late (training/late.py). A contention within
+this error is therefore only an upper bound, and a rank counts as last only if its time was shorter
+by more than that.
 """
 
 from __future__ import annotations
@@ -47,14 +47,17 @@ _RUN = "a Run, its file, or a list of them"
 class CostRow:
     """Calls of one collective, size, dtype and group in the steady steps. Times: medians in ns.
 
-    size_bytes: the size S of nccl-tests; None where there is none, or (all_to_all_v) it varies.
-    calls: collectives, each once for all of its ranks. queued: the share of the ranks' calls that
-    were issued while an earlier one of the group was in flight: their times hold the wait for it;
-    None unknown. in_place_ns: the slowest rank's. wait_ns: of the rank that waited longest.
-    transfer_ns: the shortest rank's time. isolated_ns: the completion measured alone, isolated_as:
-    how. contention_ns: transfer_ns - isolated_ns. Medians do not add up exactly. late_ns: by how
-    much each call's time may be too long, for its end was stamped late; 0 where it was not. reason:
-    why something is None.
+    - size_bytes: the size S of nccl-tests; None if there is none or it varies (all_to_all_v).
+    - calls: the number of collectives, each counted once for all its ranks.
+    - queued: the share of the ranks' calls that were issued while an earlier call of the group was
+      in flight, so that their times include the wait for it; None if unknown.
+    - in_place_ns: the time in the training, on the slowest rank.
+    - wait_ns: the wait of the rank that waited longest.
+    - transfer_ns: the time of the shortest rank.
+    - isolated_ns: the completion measured alone; isolated_as: how it was measured.
+    - contention_ns: transfer_ns - isolated_ns. Medians do not add up exactly.
+    - late_ns: by how much a time may be too long because its end was stamped late; otherwise 0.
+    - reason: why a figure is None.
     """
 
     collective: str
@@ -78,13 +81,16 @@ class CostRow:
 
     @property
     def bound(self) -> bool:
-        """True where the contention may be nothing but ends that were stamped late."""
+        """Whether late end stamps alone could explain the contention."""
         return self.contention_ns is not None and 0 < self.contention_ns <= self.late_ns
 
 
 @dataclass(repr=False)
 class Cost(Displayed):
-    """What ``cost`` found. ties: calls in which it cannot be known which rank came last."""
+    """The result of ``cost``.
+
+    - ties: the number of calls in which the last rank is unknown.
+    """
 
     rows: list[CostRow]
     late: list[LateRank]
@@ -98,16 +104,18 @@ def cost(
     traffic: Traffic | str | os.PathLike[str],
     run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]],
 ) -> Cost:
-    """Splits the time in place of each call into wait and transfer, and sets it against ``run``.
+    """Splits the time of each call in a training into wait and transfer, and compares it with
+    ``run``.
 
-    traffic: of all ranks of the groups, such as the folder that ``capture`` wrote; of one rank
-    alone nothing tells wait from transfer. run: the same calls measured alone,
-    ``torchcoll.run(traffic.spec())``, or its file; several where the calls are on several ways to
-    divide the ranks, each measured by itself: a call is set against the run on its own group, and
-    against the geometric mean where several runs measured the same. The steady steps of the table
-    count. What could not be told is None, with the reason.
+    - traffic: the calls of all ranks of the groups, for example the folder that ``capture`` wrote.
+      With one rank alone, wait and transfer cannot be separated.
+    - run: the same calls measured alone, ``torchcoll.run(traffic.spec())`` or its file. For a mesh
+      pass one run per dimension, each measured by itself: a call is compared with the run on its
+      own group, or with the geometric mean if several runs measured the same.
 
-    Raises UsageError for what is neither, and UnreadableError for a file.
+    Only the steady steps count. Unknown figures are None, with the reason.
+
+    Raises UsageError for any other argument, and UnreadableError for a file that cannot be read.
     """
     if isinstance(traffic, (str, os.PathLike)):
         traffic = Traffic.load(traffic)
@@ -159,7 +167,7 @@ def cost(
 
 
 def _plan_note(rows: Sequence[CostRow]) -> str:
-    """What a step on paper communicates: each call as it is alone."""
+    """Returns a sentence on the communication of a planned step, from calls measured alone."""
     timed = [row for row in rows if row.isolated_ns is not None]
     total = sum(row.calls * (row.isolated_ns or 0) for row in timed)
     calls, timed_calls = (sum(row.calls for row in counted_rows) for counted_rows in (rows, timed))
@@ -176,10 +184,13 @@ def _plan_note(rows: Sequence[CostRow]) -> str:
     )
 
 
-def _load_runs(reported: object) -> list[Run]:
-    """Raises UsageError for what is no run, and UnreadableError for a file."""
+def _load_runs(source: object) -> list[Run]:
+    """Returns the runs of a Run, file or list of them.
+
+    Raises UsageError for anything else, and UnreadableError for a file.
+    """
     runs: list[Run] = []
-    for item in reported if isinstance(reported, (list, tuple)) else [reported]:
+    for item in source if isinstance(source, (list, tuple)) else [source]:
         loaded = load(item) if isinstance(item, (str, os.PathLike)) else item
         for run in loaded if isinstance(loaded, list) else [loaded]:
             if not isinstance(run, Run):
@@ -214,7 +225,7 @@ def _row(
     clocks = {call.clock for call in calls if call.time_ns is not None}
     clock = clocks.pop() if len(clocks) == 1 else None
     split = [joined_call for joined_call in joined if not unsplit_reason(joined_call)]
-    planned = traffic.source == "plan"  # nothing ran, which is said once
+    planned = traffic.source == "plan"  # nothing ran: one note says so, not each row
     reasons = dict.fromkeys(
         "" if planned else unsplit_reason(joined_call) for joined_call in joined
     )
@@ -262,9 +273,10 @@ def _row(
 
 
 def _queued(traffic: Traffic) -> dict[int, bool | None]:
-    """Whether each call was issued while an earlier one of its group was in flight, by its id.
+    """Returns, by the id of a call, whether it was issued while an earlier one of its group was in
+    flight.
 
-    None where stamps are missing, or where time_ns is the device's, which holds no waiting.
+    None if stamps are missing, or if time_ns is from the device and contains no waiting.
     """
     queued: dict[int, bool | None] = {}
     for calls in traffic.calls.values():

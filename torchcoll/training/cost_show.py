@@ -1,4 +1,4 @@
-"""What calls cost in the training: the tables, the rows and the object of ``show``."""
+"""Shows the cost of calls in a training: tables, rows and the object of ``show``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COST_DIMENSIONS = ("dtype", "group", "backend", "asynchronous", "clock", "isola
 
 
 def show_costs(costs: Sequence[Cost], format: str = "table", file: TextIO | None = None) -> None:
-    """Print what ``cost`` found: csv has the calls, json the late ranks too.
+    """Prints the costs; csv has the calls, json the late ranks too.
 
     Raises UsageError for an unknown format.
     """
@@ -44,7 +44,7 @@ def show_costs(costs: Sequence[Cost], format: str = "table", file: TextIO | None
 
 
 def cost_grids(cost: Cost) -> list[Grid]:
-    """The calls, then who came last; what is left out and unknown below."""
+    """Returns the tables of calls and of late ranks, followed by notes."""
     notes = Notes()
     values = {n: [v for v in values_of(cost.rows, n) if v != ""] for n in _COST_DIMENSIONS}
     varying = [name for name, distinct in values.items() if len(distinct) > 1]
@@ -104,7 +104,7 @@ _HEADS |= {name: name for name in _COST_DIMENSIONS if name not in _HEADS}
 
 
 def _shared_value(row: CostRow, name: str, value: object) -> str:
-    """What all rows share; ``row`` is any of them."""
+    """Returns the text of a value that all rows share; ``row`` is any of them."""
     if name == "asynchronous":
         return "async" if value else "not async"
     texts = {"group": f"group {value} of {row.group_ranks} ranks", "clock": f"{value} clock"}
@@ -119,5 +119,5 @@ def _cell(value: object) -> str:
 
 
 def _signed(ns: float | None) -> str:
-    """Less than 0 where the transfer was shorter than the call alone."""
+    """Returns the time; negative if the transfer was shorter than the call alone."""
     return f"-{format_time(-ns)}" if ns is not None and ns < 0 else format_time(ns)

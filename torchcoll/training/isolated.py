@@ -1,4 +1,4 @@
-"""What a call of a training took when a run measured it alone."""
+"""The duration of a training's calls when they were measured alone."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from torchcoll.training.measured_curves import MeasuredCallTime
 
 @dataclass(frozen=True)
 class IsolatedTime:
-    """time_ns: the median completion, of several runs their geometric mean; None with the
-    ``reason``. text: how it was measured.
+    """The duration of a call measured alone.
+
+    - time_ns: the median completion, of several runs their geometric mean; None, with a ``reason``,
+      if there is none.
+    - text: how it was measured.
+    - clock: the clock it was measured on.
     """
 
     time_ns: float | None
@@ -31,10 +35,11 @@ class IsolatedTime:
 
 
 class Candidate(NamedTuple):
-    """A row, and the ranks of the training's world that it was measured on.
+    """A row of a run that may match a call.
 
-    members: () where that cannot be known: a run of another size, or on all of its ranks.
-    run: which of the runs it is of.
+    - run: the index of its run.
+    - members: the ranks of the training's world that it was measured on; () if unknown, because the
+      run had a different number of ranks or used all of them.
     """
 
     row: Row
@@ -52,61 +57,66 @@ def match_isolated(
     op: str | None,
     candidates: Sequence[Candidate],
 ) -> IsolatedTime:
-    """What a call took alone: the same collective, dtype, number of ranks, size and backend.
+    """Returns the duration of a call alone: same collective, dtype, number of ranks, size and
+    backend.
 
-    members: ranks of the world in its group. What was measured on other ranks of a world as large
-    does not count: as many ranks elsewhere have other wires between them. ``backend`` '' and ``op``
-    None are unknown, then any does. Of several ways to measure that fit, those count that were
-    called as in the training, async or not, and of these the one of most runs, else the first; its
-    runs are replicates, each of which counts.
+    - members: the ranks of the world in the call's group. Rows measured on other ranks of an
+      equally large world do not count, because other ranks have other wires between them.
+    - backend, op: '' and None are unknown and match any.
+
+    Rows that were called as in the training, asynchronously or not, are preferred. If they were
+    measured by several methods, the method of the most runs counts, otherwise the first; its runs
+    are replicates that all count.
     """
-    # Each with what to say where no case fulfils it, of those that fulfil the ones before.
+    # Each condition with the reason to report if no candidate that met the earlier ones meets it.
     conditions: list[Condition] = [
         (
             lambda candidate: candidate.row.collective == point.collective,
-            lambda fitting: f"{point.collective} is not in the run",
+            lambda remaining: f"{point.collective} is not in the run",
         ),
         (
             lambda candidate: candidate.row.dtype == point.dtype,
-            lambda fitting: f"measured in {_values(fitting, 'dtype')}, not in {point.dtype}",
+            lambda remaining: f"measured in {_values(remaining, 'dtype')}, not in {point.dtype}",
         ),
         (
             lambda candidate: candidate.row.ranks == len(members),
-            lambda fitting: (
-                f"measured on {_values(fitting, 'ranks')} ranks, the group has {len(members)}"
+            lambda remaining: (
+                f"measured on {_values(remaining, 'ranks')} ranks, the group has {len(members)}"
             ),
         ),
         (
             lambda candidate: candidate.members in ((), tuple(sorted(members))),
-            lambda fitting: f"measured on ranks {_ranks(fitting)}, not on {format_ranges(members)}",
+            lambda remaining: (
+                f"measured on ranks {_ranks(remaining)}, not on {format_ranges(members)}"
+            ),
         ),
         (
             lambda candidate: (
                 point.size_bytes in (candidate.row.size_bytes, candidate.row.size_bytes_requested)
             ),
-            lambda fitting: f"not measured at {format_size(point.size_bytes)}",
+            lambda remaining: f"not measured at {format_size(point.size_bytes)}",
         ),
         (
             lambda candidate: backend in ("", candidate.row.backend),
-            lambda fitting: f"measured on {_values(fitting, 'backend')}, sent on {backend}",
+            lambda remaining: f"measured on {_values(remaining, 'backend')}, sent on {backend}",
         ),
         (
             lambda candidate: op in (None, candidate.row.op),
-            lambda fitting: f"measured with {_values(fitting, 'op')}, not with {op}",
+            lambda remaining: f"measured with {_values(remaining, 'op')}, not with {op}",
         ),
         (
             lambda candidate: candidate.row.status == "ok" and candidate.row.median_ns is not None,
-            lambda fitting: (
-                f"{fitting[0].row.status}: {fitting[0].row.reason or 'no steady calls'}"
+            lambda remaining: (
+                f"{remaining[0].row.status}: {remaining[0].row.reason or 'no steady calls'}"
             ),
         ),
         (
             lambda candidate: candidate.row.communicates and not candidate.row.rehearsal,
-            lambda fitting: "a rehearsal, in which no time means anything",
+            lambda remaining: "a rehearsal, in which no time means anything",
         ),
         (
             lambda candidate: candidate.row.coalesce == 1 and candidate.row.clock != "issue",
-            lambda fitting: "measured in groups of calls, or until issued only",
+            lambda remaining: "measured in groups of calls, or until issued only",
         ),
     ]
     for holds, reason in conditions:
@@ -125,15 +135,13 @@ def match_isolated(
     row = rows[0]
     facts = [row.mode, f"{row.clock} clock", row.backend]
     facts += ["async"] if row.asynchronous else []
-    facts += [row.op] if op is None and row.op else []  # the training does not tell its own
+    facts += [row.op] if op is None and row.op else []  # the op of the training is unknown
     facts += [f"geometric mean of {len(rows)} runs"] if len(rows) > 1 else []
-    return IsolatedTime(
-        geometric(candidate.median_ns for candidate in rows), ", ".join(facts), row.clock
-    )
+    return IsolatedTime(geometric(row.median_ns for row in rows), ", ".join(facts), row.clock)
 
 
 def _ranks(candidates: Sequence[Candidate]) -> str:
-    """``0-1 and 2-3``: the ranks that each group of cases was measured on."""
+    """Returns the ranks that each group of cases was measured on, for example ``0-1 and 2-3``."""
     groups = dict.fromkeys(case.members for case in candidates)
     return " and ".join(map(format_ranges, groups))
 
@@ -145,7 +153,7 @@ def _values(candidates: Sequence[Candidate], name: str) -> str:
 
 
 class IsolatedTimes:
-    """What each kind of call of a traffic took alone in the runs."""
+    """The durations in the runs of each kind of call of a traffic."""
 
     def __init__(self, traffic: Traffic, runs: Sequence[Run]) -> None:
         self._traffic, self._runs = traffic, runs
@@ -154,6 +162,7 @@ class IsolatedTimes:
         self._cache: dict[tuple[object, ...], IsolatedTime] = {}
 
     def find(self, call: TrafficCall, backend: str, clock: str | None) -> IsolatedTime:
+        """Returns the duration of the call, on ``clock`` if a row has it."""
         kind = call.collective, call.dtype, call.op, call.asynchronous, call.group
         key = (*kind, call.bytes_in, call.bytes_out, backend, clock)
         if key not in self._cache:
@@ -161,7 +170,7 @@ class IsolatedTimes:
         return self._cache[key]
 
     def host_ns(self, call: TrafficCall) -> float | None:
-        """On the clock of the host; None where that is not known."""
+        """Returns the duration on the clock of the host (ns); None if unknown."""
         group = self._traffic.groups.get(call.group)
         isolated = self.find(call, group.backend if group else "", "host")
         return isolated.time_ns if isolated.clock == "host" else None
@@ -173,7 +182,7 @@ class IsolatedTimes:
         point, remark = point_of(call, len(members))
         if point is None:
             return IsolatedTime(None, reason=remark)
-        if clock not in self._rows:  # read on this clock where a case has it, else on its default
+        if clock not in self._rows:  # cases without this clock are read on their default clock
             world = self._traffic.ranks
             self._rows[clock] = [
                 Candidate(
@@ -185,7 +194,7 @@ class IsolatedTimes:
                 for result in run.results
             ]
         isolated = match_isolated(point, members, backend, call.op, self._rows[clock])
-        # What really ran is set against the same call or none; of a plan there is nothing better.
+        # Calls that ran are compared with exactly the same call; for a plan an estimate will do.
         if isolated.time_ns is None and self._traffic.source == "plan":
             return self._interpolate(call, point.size_bytes, len(members), isolated)
         return isolated
@@ -193,7 +202,11 @@ class IsolatedTimes:
     def _interpolate(
         self, call: TrafficCall, size_bytes: int, ranks: int, exact: IsolatedTime
     ) -> IsolatedTime:
-        """From the sizes that were measured around it, or from an all_reduce of as many bytes."""
+        """Returns the duration from the neighbouring measured sizes, or from all_reduce calls of
+        the same bytes.
+
+        ``exact`` is returned if there is no curve.
+        """
         try:
             kind = call.dtype, call.op, call.group
             time = self._curves.duration(call.collective, size_bytes, ranks, *kind)

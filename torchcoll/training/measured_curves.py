@@ -1,12 +1,13 @@
-"""What one call of any size takes, from the sizes that were measured.
+"""The duration of a call of any size, interpolated from measured sizes.
 
-``MeasuredCallTime`` reads the curve of each collective from the files of a measurement, and is one
-of the two makers of a CallTime (training/call_time.py).
+``MeasuredCallTime`` reads the curve of each collective from the files of a measurement; it is one
+of the two implementations of CallTime (training/call_time.py).
 
-Between two measured sizes time is a straight line in the number of bytes: that is Hockney's time =
-latency + bytes / bandwidth in each piece, so it is exact where the library follows any such line,
-and each algorithm may have its own. Lines between logarithms were rejected: the logarithm of
-latency + bytes / bandwidth is convex, so they lie above it, by 6 % at the bend with sizes by 4.
+Between two measured sizes the duration is a straight line in the number of bytes. That is Hockney's
+time = latency + bytes / bandwidth in each piece, so it is exact if the library follows any such
+line, and each algorithm may have its own. Straight lines between logarithms were rejected: the
+logarithm of latency + bytes / bandwidth is convex, so they lie above it, by 6 % at the bend for
+sizes a factor of 4 apart.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Reading, Side
 from torchcoll.training.call_time import CallTime, Duration
 
-_FALLBACK = "all_reduce"  # what the curves of its two halves follow from
-# What all points of one curve share, beside the dtype and the op.
+_FALLBACK = "all_reduce"  # used for all_gather and reduce_scatter if they were not measured
+# Fields that all points of one curve must share, apart from dtype and op.
 _SHARED_FIELDS = (
     *("ranks", "backend", "device", "mode", "clock", "asynchronous", "buffers", "buffer_reuse"),
     *("group", "implementation"),
@@ -33,9 +34,9 @@ _SHARED_FIELDS = (
 
 @dataclass(frozen=True)
 class MeasuredCurve:
-    """Times (ns) at ascending sizes (bytes), two or more.
+    """Durations (ns) at ascending sizes (bytes), two or more.
 
-    hides: calls can run beside the computation. Not on CPUs: there they take its cores.
+    - hides: calls can run during the computation. Not on CPUs, where they use its cores.
     """
 
     sizes: tuple[int, ...]
@@ -43,30 +44,32 @@ class MeasuredCurve:
     hides: bool = True
 
     def time_ns(self, size_bytes: float) -> float:
-        """Below the smallest size its time, for latency does not shrink; above the largest the
-        last piece goes on: callers say where they use that (``beyond``).
+        """Returns the duration of a call of this size.
+
+        Below the smallest size it is that of the smallest size, because latency does not shrink.
+        Above the largest size the last piece is extended; callers report that (``beyond``).
         """
         if size_bytes <= self.sizes[0]:
             return self.times_ns[0]
         above = min(bisect_left(self.sizes, size_bytes), len(self.sizes) - 1)
         (x, y), (u, v) = ((self.sizes[i], self.times_ns[i]) for i in (above - 1, above))
-        # Noise can make the last piece fall: beyond it, time does not.
+        # Noise can make the last piece fall; the extension must not.
         slope = (v - y) / (u - x) if size_bytes <= u else max(0.0, (v - y) / (u - x))
         return v + slope * (size_bytes - u)
 
     def beyond(self, size_bytes: float) -> bool:
-        """True where the size is above all that were measured."""
+        """Returns whether the size is above all measured sizes."""
         return size_bytes > self.sizes[-1]
 
 
 @dataclass(frozen=True)
 class MeasuredCurves:
-    """The curve of one or more runs.
+    """The curves of one or more runs.
 
-    every: the geometric mean of the runs' medians; then one for each of several runs; of
-    one run its 5th and 95th percentile of calls, none where a source does not tell them.
-    row: one of the rows, for what they have in common. left_out: how many sizes not all runs
-    have, which are left out.
+    - all_curves: first the geometric mean of the runs' medians. Then, for several runs, one curve
+      for each; for one run, the 5th and 95th percentile of its calls, if the source has them.
+    - row: one of the rows, for the fields that all share.
+    - left_out: the number of sizes that are left out because not all runs have them.
     """
 
     all_curves: tuple[MeasuredCurve, ...]
@@ -77,8 +80,10 @@ class MeasuredCurves:
 
 @dataclass(frozen=True)
 class CurveRequest:
-    """What a curve is to be of. dtype, op, asynchronous: where they were measured, else the only
-    one there is. ranks: 0 any.
+    """The calls that a curve is needed for.
+
+    - dtype, op, asynchronous: used if they were measured, otherwise the only measured value is.
+    - ranks: 0 for any number.
     """
 
     collective: str
@@ -89,6 +94,7 @@ class CurveRequest:
 
     @property
     def action(self) -> str:
+        """The advice to measure the curve."""
         ranks, module = self.ranks or "N", COLLECTIVES[self.collective].module
         return (
             f"Measure it: torchrun --nproc-per-node {ranks} -m torchcoll.{module} -b 64K -e 256M "
@@ -97,9 +103,9 @@ class CurveRequest:
 
 
 def read_curves(side: Side, request: CurveRequest) -> MeasuredCurves:
-    """The curve of a collective in a side's files.
+    """Returns the curves of a collective in a side's files.
 
-    Raises UsageError where no curve is there, or more than one that could be meant.
+    Raises UsageError if there is no curve, or no unambiguous one.
     """
     if side.rehearsals:
         actual = f"{side.rehearsals} rehearsals (--rehearse)"
@@ -111,7 +117,7 @@ def read_curves(side: Side, request: CurveRequest) -> MeasuredCurves:
         reasons = dict.fromkeys(_unusable_reason(m.row) for m in measured)
         actual = f"{name} {', '.join(reasons)}" if measured else f"no case of {name}"
         raise UsageError("curve", actual, f"{name} over sizes, on 2 ranks or more", request.action)
-    # What was asked for, where it was measured; all else must be the same.
+    # Select the requested values if they were measured; all other fields must be equal.
     for field in ("dtype", "op", "asynchronous"):
         alike = [m for m in usable if getattr(m.row, field) == getattr(request, field)]
         usable = alike or usable
@@ -152,7 +158,7 @@ def read_curves(side: Side, request: CurveRequest) -> MeasuredCurves:
 
 
 def _unusable_reason(row: Row) -> str:
-    """Why a row is no point of a curve; '' where it is one."""
+    """Returns why a row cannot be a point of a curve; '' if it can."""
     if row.status != "ok" or row.verified == "wrong":
         return "wrong" if row.verified == "wrong" else row.status
     if not row.median_ns or not row.size_bytes:
@@ -168,10 +174,12 @@ def _unusable_reason(row: Row) -> str:
 
 @dataclass(frozen=True)
 class CurveUsed:
-    """The curve that calls of one collective, dtype and number of ranks were read on.
+    """The curve that was used for the calls of one collective, dtype and number of ranks.
 
-    dtype: as it is sent. row: one of its rows. sizes: the smallest and the largest measured, in
-    bytes. share: of the time of an all_reduce, where only that was measured; None: this was.
+    - dtype: the dtype of the calls.
+    - row: one of the rows of the curve.
+    - sizes: the smallest and the largest measured size in bytes.
+    - share: the assumed share of an all_reduce's time, if only that was measured; otherwise None.
     """
 
     collective: str
@@ -184,14 +192,19 @@ class CurveUsed:
 
 
 class MeasuredCallTime(CallTime):
-    """By the curves of a side, each of which is looked for once. each_ns: centre, then runs.
+    """Predicts durations from the curves of a side; each curve is read once.
 
-    Where an all_gather or a reduce_scatter was not measured, its time is that of an all_reduce of
-    as many bytes, divided by 2: a ring does one after the other, each in half of the steps.
+    each_ns has the centre first, then the alternatives (``MeasuredCurves.all_curves``). If an
+    all_gather or a reduce_scatter was not measured, its duration is half that of an all_reduce of
+    the same bytes: a ring does one after the other, each in half of the steps.
     """
 
     def __init__(self, measured: Side, asynchronous: bool = False) -> None:
-        """asynchronous: curves of asynchronous calls are preferred, else those of blocking ones."""
+        """Takes the runs of a side.
+
+        - asynchronous: curves of asynchronous calls are preferred, otherwise those of blocking
+          calls.
+        """
         self._side, self._asynchronous = measured, asynchronous
         self._curves: dict[tuple[object, ...], tuple[MeasuredCurves, CurveUsed]] = {}
         self._collectives = {m.case.collective for m in measured.results}
@@ -205,8 +218,11 @@ class MeasuredCallTime(CallTime):
         op: str | None = None,
         group: str = "",
     ) -> Duration:
-        """ranks: 0 any. dtype and op: those measured are preferred. group: named in what refuses
-        it.
+        """Returns the duration of a call.
+
+        - ranks: 0 for any number.
+        - dtype, op: used if they were measured.
+        - group: the name of the group, for errors.
         """
         curves, used = self.curve(collective, ranks, dtype, op, group)
         share = used.share or 1
@@ -217,26 +233,30 @@ class MeasuredCallTime(CallTime):
 
     @property
     def used(self) -> list[CurveUsed]:
+        """The curves that were used so far."""
         return [used for _, used in self._curves.values()]
 
     @property
     def runs(self) -> int:
-        """Of all curves; 1 where they differ: runs are then not paired."""
+        """The number of runs of each curve; 1 if it differs between curves, whose runs then are not
+        paired.
+        """
         counts = {curves.runs for curves, _ in self._curves.values()}
         return counts.pop() if len(counts) == 1 else 1
 
     @property
     def hides(self) -> bool:
-        """Calls can run beside the computation."""
+        """Whether calls can run during the computation."""
         return all(curves.all_curves[0].hides for curves, _ in self._curves.values())
 
     @property
-    def count(self) -> int:
-        """How many curves there are of each collective: the centre first."""
+    def curve_count(self) -> int:
+        """The number of curves of each collective, including the centre; 1 if it differs."""
         counts = {(curves.runs, len(curves.all_curves)) for curves, _ in self._curves.values()}
         return counts.pop()[1] if len(counts) == 1 else 1
 
     def notes(self) -> list[str]:
+        """Returns notes on assumptions and on the spread of the curves."""
         notes = []
         for share in dict.fromkeys(used.share for used in self.used if used.share is not None):
             names = dict.fromkeys(used.collective for used in self.used if used.share == share)
@@ -260,7 +280,7 @@ class MeasuredCallTime(CallTime):
                 f"measured {', '.join(sorted(dtypes))}, sent in another type: taken by bytes, "
                 "though adding them up costs another time"
             )
-        if self.count == 1 and len({used.runs for used in self.used}) > 1:
+        if self.curve_count == 1 and len({used.runs for used in self.used}) > 1:
             notes.append("the curves are of different numbers of runs: no interval")
         elif self.runs == 1:
             notes.append(
@@ -277,7 +297,7 @@ class MeasuredCallTime(CallTime):
         op: str | None = None,
         group: str = "",
     ) -> tuple[MeasuredCurves, CurveUsed]:
-        """Raises UsageError where there is none that could be meant."""
+        """Returns the curves for a collective. Raises UsageError if there is no unambiguous one."""
         key = (collective, ranks, dtype)
         if key not in self._curves:
             name = collective if collective in self._collectives else _FALLBACK

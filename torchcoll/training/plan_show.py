@@ -1,4 +1,4 @@
-"""A plan of a training: the sentence, a row a group and collective, its scaling, a picture."""
+"""Shows a plan of a training: the answer, a row per group and collective, scaling, a picture."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SCALINGS = {
 def show_projection(
     projection: Projection, format: str = "table", file: TextIO | None = None
 ) -> None:
-    """Print it. Raises UsageError for an unknown format."""
+    """Prints the plan. Raises UsageError for an unknown format."""
     source = f", by {projection.model.name}" if projection.model else ""
     grids = [Grid([], [], above=[one_line(f"{projection.what}{source}")]), _rows(projection.step)]
     for kind in (WEAK, STRONG):
@@ -47,7 +47,7 @@ def show_projection(
     notes = Grid(
         [], [], below=[one_line(note) for note in projection.notes], answer=_answer(projection)
     )
-    # Of csv: the rows of the step, and what it does over ranks; ``table`` tells which.
+    # csv has the rows of the step and the steps over ranks; its column ``table`` tells them apart.
     rows = [_row(row) for row in projection.step.rows]
     over_ranks = {
         kind: [_step(step) for step in getattr(projection, kind)] for kind in (WEAK, STRONG)
@@ -110,7 +110,9 @@ def _answer(projection: Projection) -> Answer:
 
 
 def _rows(step: PlannedStep) -> Grid:
-    """Sizes of one group and collective together; json has each."""
+    """Returns the table of calls, with all sizes of a group and collective in one row; json has
+    each.
+    """
     together: dict[tuple[str, str], list[PlannedRow]] = {}
     for row in step.rows:
         together.setdefault((row.group, row.collective), []).append(row)
@@ -222,8 +224,9 @@ def _row(row: PlannedRow) -> dict[str, Any]:
 
 
 def draw_projection(projection: Projection, path: str | os.PathLike[str]) -> None:
-    """Times of a step over ranks, weak and strong, with the model's intervals. Raises UsageError
-    for a path that cannot be written.
+    """Draws the times of a step over ranks, weak and strong, with the model's intervals.
+
+    Raises UsageError for a path that cannot be written.
     """
     from torchcoll.report.pictures import (
         draw_band,

@@ -82,7 +82,7 @@ def advise_shards(
             size = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
             time = curves.duration(call.collective, size, members, call.dtype, call.op, call.group)
             read[-1].append((size, time))
-    runs, hides, count = curves.runs, curves.hides, curves.count
+    runs, hides, count = curves.runs, curves.hides, curves.curve_count
     passes = None if backward_ns is None else {FORWARD: backward_ns / 2, BACKWARD: backward_ns}
     rows, ends, beyond = [], [], 0
     for plan, times in zip(plans, read, strict=True):

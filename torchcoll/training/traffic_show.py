@@ -1,4 +1,4 @@
-"""What a training sends: the tables, the rows and the object of ``show``."""
+"""Shows the traffic of a training: tables, rows and the object of ``show``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TIME = (
 )
 _ALGORITHM = "algorithm: a hint (?) by the names of the kernels, some of which run others too"
 _EXPOSED = "exposed: of that, what no computation hides, an estimate"
-# In the header where all rows agree, else columns; and how the header says them.
+# Dimensions are columns, or part of the header if all rows agree; the functions make that text.
 _TRAFFIC_DIMENSIONS: dict[str, Callable[[Any], str]] = {
     "ranks": "ranks {}".format,
     "backend": str,
@@ -46,7 +46,7 @@ _TRAFFIC_DIMENSIONS: dict[str, Callable[[Any], str]] = {
     "asynchronous": lambda value: "async" if value else "not async",
     "clock": "{} clock".format,
 }
-_NOTHING = {"group_ranks": 0, "groups": 1}  # what says nothing worth a column or a word
+_NOTHING = {"group_ranks": 0, "groups": 1}  # values that are not worth showing
 
 
 def show_traffic(
@@ -55,7 +55,9 @@ def show_traffic(
     file: TextIO | None = None,
     columns: Sequence[str] = (),
 ) -> None:
-    """Print what each sends. columns: names of TrafficRow fields, or ``all``.
+    """Prints the traffic of each source.
+
+    - columns: names of TrafficRow fields, or ``all``.
 
     Raises UsageError for an unknown format or column.
     """
@@ -91,7 +93,7 @@ def show_traffic(
 
 
 def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = ()) -> list[Grid]:
-    """The calls, then how large they are; what is left out and unknown below."""
+    """Returns the tables of calls and of their sizes, followed by what is left out and unknown."""
     dimensions = [
         name
         for name in _TRAFFIC_DIMENSIONS
@@ -140,7 +142,7 @@ def _default(rows: Sequence[TrafficRow], varying: Sequence[str]) -> list[str]:
 
 
 def _title(traffic: Traffic, table: TrafficTable, common: Sequence[str]) -> str:
-    """What it is, and what all rows share."""
+    """Returns the source, the ranks, and what all rows share."""
     recorded = format_ranges(traffic.calls)
     who = f"rank{'s' * (len(traffic.calls) > 1)} {recorded or 'none'} of {traffic.ranks}"
     alone = traffic.source == "flight recorder" and len(traffic.calls) == 1
@@ -159,7 +161,7 @@ def _title(traffic: Traffic, table: TrafficTable, common: Sequence[str]) -> str:
 def _step_lines(table: TrafficTable) -> list[str]:
     calls = sum(row.calls_per_step for row in table.rows)
     size_bytes = sum(row.bytes_per_step for row in table.rows)
-    alone = len({row.ranks for row in table.rows}) == 1  # else it is another sum for each rank
+    alone = len({row.ranks for row in table.rows}) == 1  # otherwise each rank has a different sum
     several = "" if calls == 1 else "s"
     sent = (
         f"{_count(calls)} call{several}, {format_bytes(size_bytes)} put in by a rank"
@@ -181,7 +183,7 @@ def _step_lines(table: TrafficTable) -> list[str]:
 
 
 def _time_grid(over_time: OverTime) -> Grid:
-    """Drift, and who was late when."""
+    """Returns the table over time: drift, and which rank was late when."""
     if over_time.drift is None:
         drift = "too few steps to tell of drift"
     else:
@@ -276,7 +278,7 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
         Head("exposed", "a step", legend=_EXPOSED),
         lambda row: format_time(row.exposed_ns),
     ),
-    # ``RING/LL?``, as ``show`` writes what only a kernel's name says.
+    # ``RING/LL?``: the question mark of ``show`` for what is known only from a kernel's name.
     "algorithm": (
         Head("algorithm", left=True, drop=3, legend=_ALGORITHM),
         lambda row: (
