@@ -36,6 +36,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name in NAMES or name.startswith(PREFIXES):
             monkeypatch.delenv(name)
+    # Most tests are about what is printed, not about where it is wrapped.
+    monkeypatch.setattr("torchcoll.report.destination.PIPE_COLUMNS", 1000)
 
 
 @pytest.fixture

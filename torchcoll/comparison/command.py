@@ -70,6 +70,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--fail-on", metavar="GATE", help="slower, slower:5%%, inconclusive, not-comparable: exit 1"
     )
+    add("--verbose", action="store_true", help="the statistics behind the results too")
     add("--format", default="table", help="table, markdown, csv or json")
     add_told(parser)
 
@@ -116,7 +117,9 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
         )
         for new in others
     ]
-    show_comparisons(found, options.format, only=options.only, every=options.every)
+    show_comparisons(
+        found, options.format, only=options.only, every=options.every, verbose=options.verbose
+    )
     for text in notes_of_sides(found, options.format):
         tell(f"torchcoll: {text}")
     return _gated(gate, found, options.fail_on)

@@ -22,10 +22,10 @@ def show_doctor(report: dict[str, Any], as_json: bool = False, file: TextIO | No
     if as_json:
         out.write(json.dumps({**report, "answer": answer_of(report).to_json()}, indent=1) + "\n")
     else:
+        print_answer(answer_of(report), out)
+        out.write("\n")
         for style, line in _lines(report, out.width):
             _print(out, style, line)
-        out.write("\n")
-        print_answer(answer_of(report), out)
     out.flush()
 
 

@@ -266,7 +266,8 @@ def _check_together(readings: View, format: str, view: str, metric: str | None) 
 
 def _machine_text(runs: Sequence[Run], readings: View, format: str, view: str) -> str:
     from torchcoll.report.formats import ROWS, csv_text, json_text, run_object
-    from torchcoll.report.sample_views import CALLS, RANKS
+    from torchcoll.report.ranks_view import RANKS
+    from torchcoll.report.sample_views import CALLS
 
     records = {"ranks": RANKS, "calls": CALLS}.get(view, ROWS)
     if format == "csv":
@@ -286,17 +287,18 @@ def _titled_grids(
     """The tables to print, under the path of the file that they come from, and of several runs that
     are judged one verdict.
     """
-    from torchcoll.report.sample_views import calls_grids, per_rank_grids
+    from torchcoll.report.ranks_view import ranks_grids
+    from torchcoll.report.sample_views import calls_grids
     from torchcoll.report.views import pivot_grids
 
     if view.startswith(_PIVOT):
         return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], None
-    from torchcoll.report.many import MOST_RANKS, MOST_RUNS, ranks_grids, runs_grids
+    from torchcoll.report.many import MOST_RANKS, MOST_RUNS, many_ranks_grids, runs_grids
 
     def make(run: Run) -> list[Grid]:
         if view == "ranks":
             short = run.ranks > MOST_RANKS and not every
-            return ranks_grids(run, readings) if short else per_rank_grids(run, readings)
+            return many_ranks_grids(run, readings) if short else ranks_grids(run, readings, every)
         if view == "calls":
             return calls_grids(run, readings)
         table, *further = grids = [table_grid(run, readings), *further_grids(run)]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.comparison.show import interval_text
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ratio, format_size, format_time, time_text
 from torchcoll.report.answer import Answer
@@ -215,7 +214,9 @@ def _again_cells(pairs: RunPairs | None) -> tuple[str, str, str]:
         return "-", "-", "-"
     judged = pairs.judged
     ratio = format_ratio(judged.ratio.ratio if judged.ratio else None)
-    return ratio, interval_text(judged), f"{judged.result} ({one_line(judged.reason)})"
+    low, high = (judged.ratio.low, judged.ratio.high) if judged.ratio else (None, None)
+    interval = "-" if low is None else f"{format_ratio(low)} to {format_ratio(high)}"
+    return ratio, interval, f"{judged.result} ({one_line(judged.reason)})"
 
 
 def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str]:
