@@ -223,8 +223,10 @@ def _build_units(
     for unit in root.walk():
         dtypes = {str(p.dtype) for p in unit.parameters.values() if p.requires_grad}
         if len(dtypes) > 1:
-            got = f"{' and '.join(sorted(dtypes))} in {unit.name or 'the root'}"
-            raise UsageError("model", got, "one dtype for the trainable parameters of a unit")
+            dtypes_text = f"{' and '.join(sorted(dtypes))} in {unit.name or 'the root'}"
+            raise UsageError(
+                "model", dtypes_text, "one dtype for the trainable parameters of a unit"
+            )
     return root
 
 
