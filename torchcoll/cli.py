@@ -29,6 +29,7 @@ from torchcoll.core.errors import (
     tell,
     unknown,
 )
+from torchcoll.help import Formatter, examples_text, groups_text
 
 # A command that a launcher starts on every rank: rank 0 alone speaks, and no other room is loaded.
 _ON_RANKS = {"replay": "training"}
@@ -115,8 +116,11 @@ def _parser(chosen: str, known: Commands) -> _Parser:
     parser = _Parser(
         prog="torchcoll",
         allow_abbrev=False,
-        description="What a collective costs, measured through torch.distributed. "
-        f"{_TO_MEASURE} (one rank: python -m torchcoll.allreduce).",
+        formatter_class=Formatter,
+        description="Benchmark the collectives of torch.distributed, and read, compare and explain "
+        f"what was measured. {_TO_MEASURE} (one rank: python -m torchcoll.allreduce).",
+        epilog=f"{groups_text({name: text for name, (text, *_) in known.items()})}\n\n"
+        "torchcoll COMMAND --help prints the options and examples of a command",
     )
     parser.add_argument("--version", action="version", version=f"torchcoll {__version__}")
     parser.add_argument(
@@ -126,9 +130,18 @@ def _parser(chosen: str, known: Commands) -> _Parser:
         default=argparse.SUPPRESS,  # the names that are left are those of the command
         help="print what makes bash, zsh or tcsh complete commands, options and file names",
     )
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    subparsers = parser.add_subparsers(
+        metavar="COMMAND", required=True, dest="command", help="one of those below"
+    )
     for name, (text, add_arguments, run) in known.items():
-        command = subparsers.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command = subparsers.add_parser(
+            name,
+            help=text,
+            description=f"{text[:1].upper()}{text[1:]}.",
+            epilog=examples_text(name),
+            allow_abbrev=False,
+            formatter_class=Formatter,
+        )
         if name == chosen:
             add_arguments(command)
             command.set_defaults(run=run)

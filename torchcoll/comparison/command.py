@@ -300,12 +300,12 @@ def _launched(
 
 COMMANDS = {
     "versus": (
-        "A against B: runs in turn, until every case is decided",
+        "measure A and B in turn until each case is decided",
         versus_arguments,
         run_versus,
     ),
     "compare": (
-        "what differs between runs, case by case, and whether it is evidence",
+        "compare two sides case by case, with confidence",
         compare_arguments,
         run_compare,
     ),

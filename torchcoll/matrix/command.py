@@ -343,7 +343,7 @@ class _Watcher:
 
 COMMANDS = {
     "matrix": (
-        "many runs: variables, ranks, libraries; each cell in turn",
+        "measure many runs over variables, ranks or libraries",
         matrix_arguments,
         run_matrix,
     ),

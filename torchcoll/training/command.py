@@ -522,22 +522,22 @@ def _parse_positive(text: str, what: str) -> float:
 
 COMMANDS = {
     "plan": (
-        "the communication of a training step by a machine's model, over ranks",
+        "predict the communication time of a training step",
         plan_arguments,
         run_plan,
     ),
     "replay": (
-        "on ranks: play a captured training step again, without the model",
+        "run a recorded training step's collectives again",
         replay_arguments,
         run_replay,
     ),
     "gradients": (
-        "which buckets of gradients a model sends, planned on meta",
+        "show a model's gradient buckets and what they cost",
         gradients_arguments,
         run_gradients,
     ),
     "trace": (
-        "what a training sends: captured files, profiler and Chakra traces, Flight Recorder dumps",
+        "show what a training sent, and when",
         trace_arguments,
         run_trace,
     ),
