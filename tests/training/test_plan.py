@@ -268,15 +268,15 @@ def test_a_step_grows_where_a_group_has_all_ranks(model):
 # -- the command --------------------------------------------------------------------------------
 
 
-def test_the_sentence_ends_it(file, capsys):
+def test_the_answer_comes_first(file, capsys):
     command = ["plan", "--model", file, "--parameters", "1e6", "--parallel", "dp=4"]
     assert main([*command, "--backward-ms", "1"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    first = capsys.readouterr().out.splitlines()[0]
     # 5 + 12 us and 1.5 x 104.8576 us, and 1.5 x 95.1424 us
     # Alone, on the cores that compute.
-    assert last.startswith("4 ranks (dp=4): at least 334 us (")
-    assert "of communication a step, 160 us (" in last
-    assert last.endswith("exposed under a backward pass of 1.00 ms: 90 % of a step computes")
+    assert first.startswith("4 ranks (dp=4): at least 334 us (")
+    assert "of communication a step, 160 us (" in first
+    assert first.endswith("exposed under a backward pass of 1.00 ms: 90 % of a step computes")
 
 
 def test_json_csv_and_a_picture(file, tmp_path, capsys):
@@ -367,7 +367,7 @@ def test_what_is_only_a_guess_is_told_as_one(monkeypatch, capsys):
 
 
 def told(capsys):
-    return capsys.readouterr().out.splitlines()[-1]
+    return capsys.readouterr().out.splitlines()[0]
 
 
 def test_a_model_without_the_collective_is_refused():
