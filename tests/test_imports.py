@@ -19,7 +19,7 @@ PACKAGE = Path(torchcoll.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 
-# What a file may import at its top: our packages, or files of one, and other packages; and what besides
+# What a file may import at its top: our packages, or files of one, and others; and what besides
 # inside a function, or for type checkers only. `torchcoll` itself is free: it loads nothing.
 QUESTIONS = {
     "comparison",

@@ -31,7 +31,7 @@ from torchcoll.core.errors import (
 )
 from torchcoll.help import Formatter, examples_text, groups_text
 
-# A command that a launcher starts on every rank: only rank 0 prints, and no other package is loaded.
+# A command that a launcher starts on every rank: rank 0 alone prints, and one package is loaded.
 _ON_RANKS = {"replay": "training"}
 # An image that brings its own torch may lack some (NO_INSTALL=1).
 _LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "shtab", "torch")
