@@ -17,7 +17,7 @@ from torchcoll.core.errors import (
     printable,
     tell,
 )
-from torchcoll.core.units import duration_text
+from torchcoll.core.units import counted, duration_text
 from torchcoll.matrix.launch_command import SUITE, command_of
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, print_grid
