@@ -26,11 +26,15 @@ def fixed_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def shown() -> Callable[..., str]:
-    """``show`` into a text, as a pipe gets it."""
+    """``show`` into a text, as a pipe gets it, from below its first answer on: a table of text ends
+    with it too (see conftest.py).
+    """
 
     def run(*args: Any, **choices: Any) -> str:
         out = io.StringIO()
         show(*args, file=out, **choices)
+        if choices.get("format", "table") in ("table", "markdown"):
+            return out.getvalue().partition("\n\n")[2] or out.getvalue()
         return out.getvalue()
 
     return run
