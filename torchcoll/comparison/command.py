@@ -257,9 +257,7 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
         if budget_s is not None and (text := state.short_of(budget_s, run_s)):
             notes.append(text)
         tell_notes(asked.plan, notes)
-        code = dry_run(a_round, asked.folder)
-        tell(f"this is one round of {asked.most} at most; it ends once every case is decided")
-        return code
+        return dry_run(a_round, asked.folder, asked.most)
     number = None
     if missing is not None:
         tell_notes(asked.plan, asked.notes)

@@ -16,6 +16,7 @@ from torchcoll.core.units import (
     format_time,
     time_text,
 )
+from torchcoll.report.answer import Answer
 from torchcoll.report.columns import values_of
 from torchcoll.report.destination import clock_text
 from torchcoll.report.formats import Forms, picked, show_found
@@ -128,7 +129,7 @@ def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = (
         Grid([head for head, _ in columns.values()], rows, above, [] if rows else ["no calls"]),
         Grid(size_heads, sizes, title),
         *over,
-        Grid([], [], below=[one_line(text) for text in below]),
+        Grid([], [], below=[one_line(text) for text in below], answer=traffic_answer(table)),
     ]
 
 
@@ -175,11 +176,29 @@ def _step_lines(table: TrafficTable) -> list[str]:
     if table.step_ns:
         step = time_text(table.step_ns, 3)
         took = f"a step takes {step} (slowest rank, {table.statistic} over them)"
-    lines = ["; ".join(filter(None, (which, sent and f"in each {sent}", took)))]
-    if table.step_ns and table.busy_ns is not None:
-        share = f"{100 * table.busy_ns / table.step_ns:.0f} %"
-        lines.append(f"some call was in flight for {time_text(table.busy_ns, 3)} of it ({share})")
-    return lines
+    return ["; ".join(filter(None, (which, sent and f"in each {sent}", took)))]
+
+
+def traffic_answer(table: TrafficTable) -> Answer | None:
+    """How long a step takes, how much of it a collective is in flight, and what is sent. None if
+    there are no calls.
+    """
+    if not table.rows:
+        return None
+    calls: dict[str, float] = {}
+    for row in table.rows:
+        calls[row.collective] = calls.get(row.collective, 0) + row.calls_per_step
+    sent = ", ".join(f"{_count(number)} {one_line(name)}" for name, number in calls.items())
+    if len({row.ranks for row in table.rows}) == 1:  # otherwise each rank has a different sum
+        sent += f", {format_bytes(sum(row.bytes_per_step for row in table.rows))} per rank"
+    if not table.marked:
+        return Answer(f"{sent} in all (no steps are marked)")
+    if not table.step_ns:
+        return Answer(f"a step sends {sent}")
+    text = f"a step takes {time_text(table.step_ns, 3)}"
+    if table.busy_ns is not None:
+        text += f", {100 * table.busy_ns / table.step_ns:.0f} % of it with a collective in flight"
+    return Answer(f"{text}; {sent}")
 
 
 def _time_grid(over_time: OverTime) -> Grid:
