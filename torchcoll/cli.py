@@ -1,4 +1,4 @@
-"""The console command ``torchcoll``. The command.py of each room brings its sub-commands.
+"""The console command ``torchcoll``. The command.py of each package adds its sub-commands.
 
 Errors are one line on stderr and the exit code of the exception. What a
 sub-command needs is imported inside it: ``--help`` and errors cost nothing.
@@ -31,7 +31,7 @@ from torchcoll.core.errors import (
 )
 from torchcoll.help import Formatter, examples_text, groups_text
 
-# A command that a launcher starts on every rank: rank 0 alone speaks, and no other room is loaded.
+# A command that a launcher starts on every rank: only rank 0 prints, and no other package is loaded.
 _ON_RANKS = {"replay": "training"}
 # An image that brings its own torch may lack some (NO_INSTALL=1).
 _LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "shtab", "torch")
@@ -79,13 +79,13 @@ class _Parser(argparse.ArgumentParser):
 Commands = dict[str, tuple[str, Callable[..., None], Callable[..., int]]]
 
 
-def commands(*rooms: str) -> Commands:
-    """Those of all rooms: what ``COMMANDS`` of their command.py has."""
-    found: Commands = {}
-    for room in rooms or [each.name for each in pkgutil.iter_modules(torchcoll.__path__)]:
-        if (Path(torchcoll.__path__[0]) / room / "command.py").exists():
-            found |= importlib.import_module(f"torchcoll.{room}.command").COMMANDS
-    return dict(sorted(found.items()))
+def commands(*packages: str) -> Commands:
+    """The commands of these packages, or of all: ``COMMANDS`` of their command.py."""
+    added: Commands = {}
+    for name in packages or [each.name for each in pkgutil.iter_modules(torchcoll.__path__)]:
+        if (Path(torchcoll.__path__[0]) / name / "command.py").exists():
+            added |= importlib.import_module(f"torchcoll.{name}.command").COMMANDS
+    return dict(sorted(added.items()))
 
 
 _SHELLS = ("bash", "zsh", "tcsh")  # shtab's others have not been tried

@@ -147,8 +147,8 @@ def _model_answer(found: Comparison) -> Answer | None:
     (where,) = _names(found, [found.errors[0].worst])
     every = found.errors[0].found
     return Answer(
-        f"the model's {found.metric} is off by {_off(every.mean)} on average, "
-        f"{_off(every.geomean)} geometric mean, over {counted(every.count, 'case')}; worst "
+        f"the model's {found.metric} has a mean error of {_off(every.mean)} "
+        f"({_off(every.geomean)} geometric mean) over {counted(every.count, 'case')}; worst "
         f"{_off(every.worst)} ({where})"
     )
 

@@ -64,14 +64,9 @@ Line = tuple[str, str]  # style, text
 
 
 def _lines(report: dict[str, Any], width: int | None) -> Iterator[Line]:
-    answer = answer_of(report)
-    first, *rest = _wrapped(
-        f"torchcoll {report['torchcoll']} doctor: {answer.text}", "", "  ", width
-    )
-    yield "bold", first[1]
-    yield from (("bold", line) for _, line in rest)
-    yield from _title("Versions")
-    known = [f"{name} {text}" for name, text in report["versions"].items() if text]
+    yield "bold", "Versions"
+    versions = {"torchcoll": report["torchcoll"], **report["versions"]}
+    known = [f"{name} {text}" for name, text in versions.items() if text]
     yield from _wrapped(", ".join(map(one_line, known)), "  ", "  ", width)
     for title, key in (
         ("Devices", "devices"),

@@ -185,7 +185,7 @@ def show(
 
 # What has an answer, which is the last line.
 JUDGED = ("Run", "Comparison", "Algorithms", "Cold", "Scaling", "Transitions", "BucketAdvice")
-# What is no run: its type -> the module of this room that shows it, and the function. By name:
+# What is no run: its type -> the module that shows it, and the function. By name:
 # importing a type of analysis would load numpy for everyone.
 _OTHERS = {
     "Algorithms": ("forcing.show", "show_algorithms"),

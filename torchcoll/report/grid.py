@@ -134,6 +134,18 @@ def legends(heads: Iterable[Head]) -> list[str]:
     return list(dict.fromkeys(head.legend for head in heads if head.legend))
 
 
+def explained_once(grids: Sequence[Grid]) -> list[Grid]:
+    """The tables of one page without the lines above them and legends that an earlier one has."""
+    seen: set[str] = set()
+    result = []
+    for grid in grids:
+        heads = [replace(h, legend="") if h.legend in seen else h for h in grid.heads]
+        above = [line for line in grid.above if line not in seen]
+        seen |= {*grid.above, *legends(grid.heads)}
+        result.append(replace(grid, heads=heads, above=above))
+    return result
+
+
 def hidden_note(heads: Sequence[Head], dropped: set[int], width: int) -> str:
     names = ", ".join(heads[i].text for i in sorted(dropped))
     return f"not shown in {width} columns: {names} (use a wider terminal, or --format json)"
