@@ -350,6 +350,7 @@ def test_options_that_the_pages_name_exist() -> None:
         "--ntasks-per-node",
         "--nodes",
         "--cpus-per-task",
+        "--gpus-per-task",
         "--partition",
         "--help",
     }
