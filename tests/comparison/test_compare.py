@@ -17,6 +17,12 @@ from torchcoll.core.result import Reported, Verification
 BASE = make_runs([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
 
 
+@pytest.fixture(autouse=True)
+def _screen(monkeypatch):
+    """The answer below long tables alone, as users get it."""
+    monkeypatch.setattr("torchcoll.report.grid._SCREEN", 15)
+
+
 def results(base, new, **choices):
     if isinstance(base, list) and isinstance(new, list):
         base, new = in_turn(base, new)

@@ -28,6 +28,12 @@ THIRD = make_runs([100_000, 99_500, 100_500, 99_000, 101_000, 100_000])
 SLOW = make_runs([n * 104 // 100 for n in (100_100, 101_000, 99_000, 100_600, 99_400, 99_900)])
 
 
+@pytest.fixture(autouse=True)
+def _screen(monkeypatch):
+    """The answer below long tables alone, as users get it."""
+    monkeypatch.setattr("torchcoll.report.grid._SCREEN", 15)
+
+
 @pytest.fixture
 def folder(in_tmp_path):
     sides = in_turn(BASE, SLOW, THIRD)
