@@ -17,7 +17,7 @@ from made_topologies import graph, graphs, hgx
 import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.libraries.shares import read_machine, shares_of
+from torchcoll.libraries.shares import read_machine, row_limits
 
 KERNELS = Path(__file__).parents[2] / "results" / "h200-8gpu-kernels" / "nvidia.jsonl"
 
@@ -199,7 +199,7 @@ def test_this_machine_is_asked(gpus, host, capsys):
 
 def shares(run, *paths):
     machine = read_machine([str(path) for path in paths])
-    return shares_of(machine, run, summarise_run(run))
+    return row_limits(machine, run, summarise_run(run))
 
 
 def test_each_row_has_its_share_of_the_limit(host):
@@ -223,7 +223,7 @@ def test_the_log_names_the_algorithm_that_ran(host):
     machine = read_machine([host])
 
     def share(**how):
-        (one,) = shares_of(machine, run, [dataclasses.replace(rows[0], **how)])
+        (one,) = row_limits(machine, run, [dataclasses.replace(rows[0], **how)])
         return one
 
     ring = share(algorithm="RING/SIMPLE", busbw_gbps=185.4)

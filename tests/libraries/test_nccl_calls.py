@@ -7,7 +7,7 @@ import pytest
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Choice
 from torchcoll.libraries.logged import LoggedCall, ranges
-from torchcoll.libraries.nccl.algorithms import call_of, choice_of_kernel, choices_of, logged_bytes
+from torchcoll.libraries.nccl.algorithms import choices_of, kernel_choice, logged_bytes, parse_call
 
 TOTAL, PER_RANK = "total", "per rank"
 
@@ -52,7 +52,7 @@ TOTAL, PER_RANK = "total", "per rank"
     ],
 )
 def test_formats_by_version(line, call):
-    assert call_of(line) == LoggedCall(*call)
+    assert parse_call(line) == LoggedCall(*call)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_formats_by_version(line, call):
     ],
 )
 def test_a_line_that_is_not_whole_or_not_known_is_no_call(line):
-    assert call_of(line) is None
+    assert parse_call(line) is None
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def result(collective: str, size_bytes: int, ranks: int = 8) -> CaseResult:
 
 
 def lines(*texts: str) -> list[LoggedCall]:
-    return [call for text in texts if (call := call_of(text))]
+    return [call for text in texts if (call := parse_call(text))]
 
 
 def test_choices_are_of_the_function_and_the_size():
@@ -149,7 +149,7 @@ def test_what_has_no_choice():
     ],
 )
 def test_the_name_of_a_kernel_is_a_hint(name, label):
-    choice = choice_of_kernel(name)
+    choice = kernel_choice(name)
     assert (choice and choice.label) == label
     if choice:
         assert choice.source == "kernel name"

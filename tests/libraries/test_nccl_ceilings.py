@@ -12,19 +12,19 @@ from torchcoll.libraries.nccl.ceilings import (
     NVLS_TREE,
     RING,
     TREE,
-    limits_of,
-    reach_of,
+    algorithm_limits,
+    make_reach,
 )
-from torchcoll.libraries.nccl.graphs import graphs as graphs_in
-from torchcoll.libraries.nccl.topology import topology
-from torchcoll.libraries.nccl.ways import nearest, rails, tree_lines, way
+from torchcoll.libraries.nccl.graphs import read_graphs
+from torchcoll.libraries.nccl.paths import gpu_path, nearest, rails, tree_lines
+from torchcoll.libraries.nccl.topology import read_topology
 from torchcoll.libraries.nccl.xml_tree import read_tree
 
 
 def read(tmp_path, text, name="topo.xml"):
     path = tmp_path / name
     path.write_text(text)
-    return topology(read_tree(str(path))[0], name)
+    return read_topology(read_tree(str(path))[0], name)
 
 
 def found(tmp_path, text, hosts=None, graph_text=""):
@@ -32,8 +32,8 @@ def found(tmp_path, text, hosts=None, graph_text=""):
     known = []
     if graph_text:
         (tmp_path / "graph.xml").write_text(graph_text)
-        known = graphs_in(read_tree(str(tmp_path / "graph.xml"))[0])
-    limits = limits_of(reach_of(stated, hosts), known)
+        known = read_graphs(read_tree(str(tmp_path / "graph.xml"))[0])
+    limits = algorithm_limits(make_reach(stated, hosts), known)
     return {(one.algorithm, one.collectives[0]): one for one in limits}
 
 
@@ -153,17 +153,20 @@ def test_ways_between_gpus(tmp_path):
         ),
     )
     a, b, c, d = stated.gpus
-    assert (way(a, b).path, way(a, b).gbps) == ("NVL", 40)  # 2 x 20, sm 80
-    assert (way(a, c).path, way(a, c).gbps) == ("PHB", 12)  # 16 GT/s x8
-    assert (way(a, d).path, way(a, d).gbps) == ("SYS", 10)  # Skylake's link to the other CPU
-    assert (way(d, a).path, way(d, a).gbps) == ("SYS", 10)
+    assert (gpu_path(a, b).path, gpu_path(a, b).gbps) == ("NVL", 40)  # 2 x 20, sm 80
+    assert (gpu_path(a, c).path, gpu_path(a, c).gbps) == ("PHB", 12)  # 16 GT/s x8
+    assert (gpu_path(a, d).path, gpu_path(a, d).gbps) == (
+        "SYS",
+        10,
+    )  # Skylake's link to the other CPU
+    assert (gpu_path(d, a).path, gpu_path(d, a).gbps) == ("SYS", 10)
 
 
 def test_ways_through_switches_are_the_narrower_side(tmp_path):
     text = system(cpu(0, gpu(0, switches(6, 6)), gpu(1, switches(6, 5)), gpu(2, sm=200)))
     a, b, c = read(tmp_path, text).gpus
-    assert way(a, b).gbps == 220  # 11 x 20
-    assert way(a, c).path == "PHB"
+    assert gpu_path(a, b).gbps == 220  # 11 x 20
+    assert gpu_path(a, c).path == "PHB"
 
 
 def test_rails_by_place_and_the_nearest_interface(tmp_path):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.libraries.nccl.graphs import Graphs, graphs, pattern_name
+from torchcoll.libraries.nccl.graphs import SearchGraph, pattern_name, read_graphs
 from torchcoll.libraries.nccl.xml_tree import read_tree
 
 
-def read(tmp_path, *texts: str) -> list[Graphs]:
+def read(tmp_path, *texts: str) -> list[SearchGraph]:
     path = tmp_path / "graph.xml"
     path.write_text('<graphs version="1">\n' + "\n".join(texts) + "\n</graphs>\n")
-    return graphs(read_tree(str(path))[0])
+    return read_graphs(read_tree(str(path))[0])
 
 
 def graph(number: int, pattern: int, *channels: str, count=None, speeds=(20, 20), types="NVL/PIX"):
@@ -92,7 +92,7 @@ def test_a_file_that_ends_early(tmp_path):
     path = tmp_path / "cut.xml"
     text = graph(0, 4, *[channel(0, 1, net="0")] * 3, speeds=(40, 12))
     path.write_text(f'<graphs version="1">{text[: text.rindex("<gpu")]}')
-    (ring,) = graphs(read_tree(str(path))[0])
+    (ring,) = read_graphs(read_tree(str(path))[0])
     assert (ring.channels, len(ring.orders), ring.whole) == (3, 2, False)
     assert ring.together_gbps is None
 

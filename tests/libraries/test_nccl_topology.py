@@ -11,14 +11,14 @@ from made_topologies import cpu, gpu, nic, nvlink, pci, switches, system
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.plausibility import DEVICES
 from torchcoll.libraries.nccl import speeds
-from torchcoll.libraries.nccl.topology import Topology, distance, topology
+from torchcoll.libraries.nccl.topology import Topology, distance, read_topology
 from torchcoll.libraries.nccl.xml_tree import is_dump, read_tree
 
 
 def read(tmp_path, text: str) -> Topology:
     path = tmp_path / "topo.xml"
     path.write_text(text)
-    return topology(read_tree(str(path))[0])
+    return read_topology(read_tree(str(path))[0])
 
 
 def ceiling(tmp_path, *cpus: str, version: int = 1) -> speeds.Ceiling:
@@ -69,7 +69,7 @@ def test_a_file_that_somebody_wrote_for_nccl_has_no_gpu_elements(tmp_path):
             )
         ),
     )
-    assert [(one.stated, one.name) for one in stated.gpus] == [(False, "0001:00:00.0")]
+    assert [(one.described, one.name) for one in stated.gpus] == [(False, "0001:00:00.0")]
     assert [one.busid for one in stated.nics] == ["0101:00:00.0"]
     assert distance(stated.gpus[0], stated.nics[0]) == "PIX"
     assert speeds.ring_ceiling(stated).gbps is None
@@ -323,7 +323,7 @@ def test_a_file_that_ends_early(tmp_path):
     path = tmp_path / "cut.xml"
     path.write_text(WHOLE[: WHOLE.index('count="12"', WHOLE.index('dev="1"'))])
     root, problems = read_tree(str(path))
-    stated = topology(root)
+    stated = read_topology(root)
     assert [(len(one.links), one.whole) for one in stated.gpus] == [(1, True), (0, False)]
     assert speeds.ring_ceiling(stated).source.startswith("the file is cut off")
     assert len(problems) == 1
@@ -339,14 +339,14 @@ def test_every_cut_is_said(tmp_path):
         except UnreadableError:
             assert end < WHOLE.index("\n")  # before the first element is whole
             continue
-        assert topology(root).cut and problems
+        assert read_topology(root).cut and problems
 
 
 def test_a_packed_file(tmp_path):
     path = tmp_path / "topo.xml.gz"
     path.write_bytes(gzip.compress(WHOLE.encode()))
     assert is_dump(str(path))
-    assert len(topology(read_tree(str(path))[0]).gpus) == 2
+    assert len(read_topology(read_tree(str(path))[0]).gpus) == 2
     path.write_bytes(gzip.compress(WHOLE.encode() * 20)[:-20])
     with pytest.raises(UnreadableError):  # two roots
         read_tree(str(path))

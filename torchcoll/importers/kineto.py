@@ -37,7 +37,7 @@ from torchcoll.importers.torch_names import (
     rank_in,
     ranks_in,
 )
-from torchcoll.libraries.nccl.algorithms import choice_of_kernel
+from torchcoll.libraries.nccl.algorithms import kernel_choice
 
 # Arguments of the c10d operators, by torch's schema (torch/csrc/distributed/c10d/Ops.cpp).
 _OUT_FIRST = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
@@ -507,7 +507,7 @@ def _timed(
 
 
 def _algorithm(kernels: Sequence[Event]) -> str:
-    choices = (choice_of_kernel(kernel.name) for kernel in kernels)
+    choices = (kernel_choice(kernel.name) for kernel in kernels)
     return ", ".join(dict.fromkeys(choice.label for choice in choices if choice))
 
 

@@ -172,4 +172,4 @@ def reads(name: str, version: str) -> bool | None:
 
 
 def _key(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
