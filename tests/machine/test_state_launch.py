@@ -14,7 +14,7 @@ from ranks import command
 import torchcoll
 from torchcoll.bench.recorder import tell_links
 from torchcoll.machine import environment, host_watch, state
-from torchcoll.machine.host_watch import Watch, strangers
+from torchcoll.machine.host_watch import Watch, foreign_processes
 
 PLACES = ("0000:1b:00.0", "0000:2c:00.0")
 LINKS = {("NvLinkState", 0): 1, ("NvLinkRemoteDeviceType", 0): 2}
@@ -218,11 +218,11 @@ def test_busy_cores_during_the_run(launch, burner):
         ([101, 102, 103], [None]),
     ],
 )
-def test_strangers(listed, expected):
+def test_foreign_processes(listed, expected):
     processes = listed and [{"pid": pid, "size_bytes": 1} for pid in listed]
     if listed == []:
         processes = []
-    found = strangers(processes, own={1, 2}, ranks=2)
+    found = foreign_processes(processes, run_pids={1, 2}, ranks=2)
     assert (found and [p["pid"] for p in found]) == expected
 
 
