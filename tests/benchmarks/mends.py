@@ -385,7 +385,7 @@ MENDS = (
         "12",
         "an External id that cannot be hashed",
         "importers/kineto_events.py",
-        {"return found if isinstance(found, (int, str)) else None": "return found"},
+        {"return value if isinstance(value, (int, str)) else None": "return value"},
         "importers test_fuzz.py",
     ),
     Mend(

@@ -14,7 +14,13 @@ from foreign_traces import CONFIG, entry
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.importers.torch_names import HIDDEN_OP, collective_of, dtype_of, rank_in, ranks_in
+from torchcoll.importers.torch_names import (
+    HIDDEN_OP,
+    parse_rank_list,
+    rank_in_name,
+    torch_collective,
+    torch_dtype,
+)
 from torchcoll.importers.traces import read_traffic
 from torchcoll.training.traffic_show import traffic_grids
 from torchcoll.training.traffic_table import summarise_traffic
@@ -257,7 +263,7 @@ def test_broken_entries_are_problems(read):
     ],
 )
 def test_names_of_collectives(name, expected):
-    assert collective_of(name) == expected
+    assert torch_collective(name) == expected
 
 
 @pytest.mark.parametrize(
@@ -270,7 +276,7 @@ def test_names_of_collectives(name, expected):
     ],
 )
 def test_names_of_types(text, expected):
-    assert dtype_of(text) == expected
+    assert torch_dtype(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -285,7 +291,7 @@ def test_names_of_types(text, expected):
     ],
 )
 def test_ranks_in_names_of_files(name, rank, bare):
-    assert (rank_in(f"rank9/{name}"), rank_in(name, bare=True)) == (rank, bare)
+    assert (rank_in_name(f"rank9/{name}"), rank_in_name(name, bare=True)) == (rank, bare)
 
 
 @pytest.mark.parametrize(
@@ -296,4 +302,4 @@ def test_ranks_in_names_of_files(name, rank, bare):
     ],
 )
 def test_lists_of_ranks(value, expected):
-    assert ranks_in(value) == expected
+    assert parse_rank_list(value) == expected

@@ -34,7 +34,7 @@ from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import save
 from torchcoll.importers import base, registry
 from torchcoll.importers.base import ImportOptions
-from torchcoll.importers.command import columns_of
+from torchcoll.importers.command import parse_columns
 from torchcoll.inputs import load
 from torchcoll.overview.frames import table
 
@@ -319,11 +319,14 @@ def test_forced_formats_and_wrong_words(imported):
 
 
 def test_map():
-    assert columns_of("size=Size, algbw=Algbw (GB/s)") == {"size": "Size", "algbw": "Algbw (GB/s)"}
-    assert columns_of(r"time=t\, mean") == {"time": "t, mean"}
-    assert columns_of(None) == {}
+    assert parse_columns("size=Size, algbw=Algbw (GB/s)") == {
+        "size": "Size",
+        "algbw": "Algbw (GB/s)",
+    }
+    assert parse_columns(r"time=t\, mean") == {"time": "t, mean"}
+    assert parse_columns(None) == {}
     with pytest.raises(UsageError, match=error_text("map", "size")):
-        columns_of("size")
+        parse_columns("size")
 
 
 IMPORTER = """

@@ -23,7 +23,7 @@ from torchcoll.importers.base import (
     collective_named,
     make_result,
     make_run,
-    ranks_stated,
+    parse_ranks,
     whole,
 )
 from torchcoll.libraries.execution_trace import STEP_LINE
@@ -39,7 +39,7 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
+    imported = Imported()
     results: list[CaseResult] = []
     case: tuple[str, int, int] | None = None
     began = 0
@@ -48,7 +48,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
 
     def end() -> None:
         if step:
-            found.refuse(
+            imported.refuse(
                 began, f"a step is no case; its last NPU: {max(cycles.values(), default=0)} ns"
             )
         if case is None:
@@ -56,9 +56,9 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
         name, size_bytes, ranks = case
         if len(cycles) < ranks:
             what = f"{name} of {size_bytes} bytes"
-            found.refuse(began, f"{what} stopped midway: {len(cycles)} of {ranks} NPUs finished")
+            imported.refuse(began, f"{what} stopped midway: {len(cycles)} of {ranks} NPUs finished")
             return
-        found.take()
+        imported.take()
         reported = Reported(float(max(cycles.values())), "simulated", over_ranks="max")
         results.append(
             make_result(
@@ -67,10 +67,10 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
         )
 
     for line, text in lines:
-        if stated := _CASE.search(text):
+        if match := _CASE.search(text):
             end()
             cycles, began, step = {}, line, False
-            case = _case(stated, found, line)
+            case = _case(match, imported, line)
         elif text.strip() == STEP_LINE:
             end()
             cycles, began, step, case = {}, line, True, None
@@ -79,23 +79,23 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
             if step and number is not None and ticks:
                 cycles[number] = ticks
             elif case is None:
-                found.refuse(line, _NO_CASE)
+                imported.refuse(line, _NO_CASE)
             elif number is not None and ticks and number < case[2]:
                 cycles[number] = ticks
             else:
-                found.refuse(line, f"NPU {finished[1]} of a case of {case[2]} ranks")
+                imported.refuse(line, f"NPU {finished[1]} of a case of {case[2]} ranks")
     end()
     if results:
         source = {"tool": "ASTRA-sim", "format": "text"}
         ranks = max(result.ranks for result in results)
-        found.runs.append(make_run(results, options, source, ranks=ranks))
-        found.warn("times of a simulator, the last NPU to finish; 1 cycle is taken for 1 ns")
-    return found
+        imported.runs.append(make_run(results, options, source, ranks=ranks))
+        imported.warn("times of a simulator, the last NPU to finish; 1 cycle is taken for 1 ns")
+    return imported
 
 
-def _case(stated: re.Match[str], found: Imported, line: int) -> tuple[str, int, int] | None:
-    name, size_bytes, ranks = collective_named(stated[1]), whole(stated[2]), ranks_stated(stated[3])
+def _case(match: re.Match[str], imported: Imported, line: int) -> tuple[str, int, int] | None:
+    name, size_bytes, ranks = collective_named(match[1]), whole(match[2]), parse_ranks(match[3])
     if name is None or not size_bytes or ranks is None:
-        found.refuse(line, f"{stated[1]} of {stated[2]} bytes on {stated[3]} ranks is no case")
+        imported.refuse(line, f"{match[1]} of {match[2]} bytes on {match[3]} ranks is no case")
         return None
     return name, size_bytes, ranks

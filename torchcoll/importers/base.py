@@ -82,10 +82,10 @@ class Imported:
     refused: list[Refused] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     importer: str = ""
-    parts: list[int] = field(default_factory=list)
-    part: int | None = None
-    about: dict[str, set[int]] = field(default_factory=dict)
-    instead: str = ""
+    run_outputs: list[int] = field(default_factory=list)
+    output: int | None = None
+    warned_outputs: dict[str, set[int]] = field(default_factory=dict)
+    action: str = ""
 
     def refuse(self, line: int, reason: str) -> None:
         self.refused.append(Refused(line, reason))
@@ -104,36 +104,39 @@ class Imported:
             raise UnreadableError("file", f"more than {most} rows", "less", "Split it.")
 
     def warn(self, text: str) -> None:
-        if self.part is not None:
-            self.about.setdefault(text, set()).add(self.part)
+        if self.output is not None:
+            self.warned_outputs.setdefault(text, set()).add(self.output)
         if text not in self.warnings and len(self.warnings) < MOST_TOLD:
             self.warnings.append(text)
 
-    def choose(self, option: str, asked: Value | None, stated: Value | None) -> Value | None:
+    def choose(self, option: str, requested: Value | None, recorded: Value | None) -> Value | None:
         """What the user gave, else what the file tells; said where they contradict each other."""
-        if asked and stated and asked != stated:
-            self.warn(f"--{option} {asked}, but the file tells {stated}")
-        return asked or stated
+        if requested and recorded and requested != recorded:
+            self.warn(f"--{option} {requested}, but the file tells {recorded}")
+        return requested or recorded
 
     def warnings_by_run(self) -> list[list[str]]:
         """Of each run the warnings about it; those about a part that has no run are about all."""
-        known = set(self.parts)
+        with_run = set(self.run_outputs)
         everywhere: list[int] = []  # numbers of warnings, so that they keep their order
-        by_part: dict[int, list[int]] = {}
+        by_output: dict[int, list[int]] = {}
         for number, text in enumerate(self.warnings):
-            about = self.about.get(text, set()) & known
-            for numbers in [by_part.setdefault(part, []) for part in about] or [everywhere]:
+            about = self.warned_outputs.get(text, set()) & with_run
+            for numbers in [by_output.setdefault(output, []) for output in about] or [everywhere]:
                 numbers.append(number)
-        parts = self.parts or [-1] * len(self.runs)
-        numbered = (sorted([*everywhere, *by_part.get(part, ())]) for part in parts)
+        outputs = self.run_outputs or [-1] * len(self.runs)
+        numbered = (sorted([*everywhere, *by_output.get(output, ())]) for output in outputs)
         return [[self.warnings[number] for number in numbers] for numbers in numbered]
 
     def refusals(self) -> list[tuple[str, str]]:
         """(lines in short, reason), each reason once."""
-        found: dict[str, list[int]] = {}
+        lines_by_reason: dict[str, list[int]] = {}
         for refused in self.refused:
-            found.setdefault(refused.reason, []).append(refused.line)
-        return [(format_ranges(lines) if any(lines) else "", why) for why, lines in found.items()]
+            lines_by_reason.setdefault(refused.reason, []).append(refused.line)
+        return [
+            (format_ranges(lines) if any(lines) else "", why)
+            for why, lines in lines_by_reason.items()
+        ]
 
 
 class Importer(Protocol):
@@ -200,7 +203,7 @@ def whole(text: object) -> int | None:
     return value if 0 <= value < MOST_WHOLE else None
 
 
-def ranks_stated(text: object) -> int | None:
+def parse_ranks(text: object) -> int | None:
     """A number of ranks as a file may hold it, else None."""
     value = whole(text)
     return value if value and value <= MOST_RANKS else None
@@ -221,7 +224,7 @@ def collective_in(text: str) -> str | None:
     ``2. All_reduce`` and ``nccl_allgather.log`` name one; all_reduce is not also reduce.
     """
     plain = re.sub(r"[^a-z0-9]+", "_", text.lower())
-    found = set()
+    names = set()
     spellings = sorted(
         {s for c in COLLECTIVES.values() for n in (c.name, *c.aliases) for s in _spellings(n)},
         key=len,
@@ -230,9 +233,9 @@ def collective_in(text: str) -> str | None:
     for spelling in spellings:
         pattern = rf"(?<![a-z]){spelling}(?![a-z])"
         if re.search(pattern, plain):
-            found.add(find_collective(spelling).name)
+            names.add(find_collective(spelling).name)
             plain = re.sub(pattern, "#", plain)
-    return found.pop() if len(found) == 1 else None
+    return names.pop() if len(names) == 1 else None
 
 
 def _spellings(name: str) -> tuple[str, str]:
@@ -275,14 +278,14 @@ def host_mean(
     the host's clock. size_bytes: S; printed_bytes: the size as the source prints it; figures: more
     fields of Reported.
     """
-    same = size_bytes == printed_bytes
+    is_size = size_bytes == printed_bytes
     return Reported(
         time_us * 1e3,
         statistic="mean",
         over_ranks="mean",
         clock="host",
-        size_bytes=None if same else printed_bytes,
-        size_basis="" if same else basis(collective),
+        size_bytes=None if is_size else printed_bytes,
+        size_basis="" if is_size else basis(collective),
         **figures,
     )
 
@@ -320,8 +323,8 @@ def make_result(
 
     ``wrong``: elements that are wrong of ``checked``; None where the source did not check.
     """
-    known = (dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse, group)
-    case, own_count, bytes_in, bytes_out = _case(collective, size_bytes, ranks, known)
+    key = (dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse, group)
+    case, own_count, bytes_in, bytes_out = _case(collective, size_bytes, ranks, key)
     return CaseResult(
         case,
         "wrong" if wrong and checked else "ok",
@@ -339,10 +342,10 @@ def make_result(
 
 @lru_cache(maxsize=1 << 12)  # rows of one case are many: it is made, and kept, once
 def _case(
-    collective: str, size_bytes: int, ranks: int, known: tuple[Any, ...]
+    collective: str, size_bytes: int, ranks: int, key: tuple[Any, ...]
 ) -> tuple[Case, int, int, int]:
     """The case, its count, and the bytes in and out of a rank; 0 is unknown."""
-    dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse, group = known
+    dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse, group = key
     entry = COLLECTIVES[collective]
     case = Case(
         collective,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.importers.base import ranks_stated
+from torchcoll.importers.base import parse_ranks
 from torchcoll.libraries.execution_trace import (
     COLLECTIVE,
     KINDS,
@@ -37,11 +37,11 @@ def read_chakra(path: Path, siblings: Sequence[Path]) -> Traffic:
 
     Raises UnreadableError for what is no such file, a name without a rank, and no communication.
     """
-    rank = rank_of(path)
-    ranks = max([rank, *map(rank_of, siblings)]) + 1
+    rank = rank_of_file(path)
+    ranks = max([rank, *map(rank_of_file, siblings)]) + 1
     groups: dict[str, Group] = {}
     calls: list[TrafficCall] = []
-    made: dict[tuple[str, int | None, str], int] = {}
+    sequences: dict[tuple[str, int | None, str], int] = {}
     unknown: dict[str, int] = {}
     for node in read_nodes(path):
         if node.kind not in (COLLECTIVE, SEND, RECV):
@@ -55,8 +55,8 @@ def read_chakra(path: Path, siblings: Sequence[Path]) -> Traffic:
         groups.setdefault(call.group, Group(call.group, members))
         side = call.collective if call.point_to_point else ""
         key = (call.group, call.peer, side)
-        made[key] = made.get(key, -1) + 1
-        calls.append(replace(call, sequence=made[key]))
+        sequences[key] = sequences.get(key, -1) + 1
+        calls.append(replace(call, sequence=sequences[key]))
     if not calls:
         raise UnreadableError("execution trace", path, "calls: COMM_COLL, COMM_SEND or COMM_RECV")
     notes = ["sizes of Chakra traces: comm_size, what a rank puts in; their types are not told"]
@@ -65,12 +65,12 @@ def read_chakra(path: Path, siblings: Sequence[Path]) -> Traffic:
     return Traffic(SOURCE, ranks, {rank: calls}, groups, notes=notes, path=path)
 
 
-def rank_of(path: Path) -> int:
+def rank_of_file(path: Path) -> int:
     """Raises UnreadableError where the name tells none."""
-    found = _RANK.search(path.name)
-    if not found or ranks_stated(int(found[1]) + 1) is None:
+    match = _RANK.search(path.name)
+    if not match or parse_ranks(int(match[1]) + 1) is None:
         raise UnreadableError("execution trace", path, "a name that ends with .RANK.et")
-    return int(found[1])
+    return int(match[1])
 
 
 def _call(node: ChakraNode, rank: int, ranks: int) -> TrafficCall | None:

@@ -25,7 +25,7 @@ from torchcoll.importers.base import (
     make_result,
     make_run,
     number,
-    ranks_stated,
+    parse_ranks,
     rounding,
     whole,
 )
@@ -55,14 +55,14 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
-    reader = _DeepSpeedReader(options, found)
+    imported = Imported()
+    reader = _DeepSpeedReader(options, imported)
     for line, text in lines:
         reader.line(line, text.rstrip())
     for (ranks, kind), results in reader.results.items():
         source = {"tool": "DeepSpeed", "format": kind}
-        found.runs.append(make_run(results, options, source, ranks=ranks))
-    return found
+        imported.runs.append(make_run(results, options, source, ranks=ranks))
+    return imported
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Bandwidth:
         return cls(gbps, rounding(busbw) * scale, rounding(time) / value if value else 0.0)
 
 
-def case_of(
+def make_case(
     operation: str,
     size_bytes: int,
     reported: Reported,
@@ -120,8 +120,8 @@ def case_of(
 
 
 class _DeepSpeedReader:
-    def __init__(self, options: ImportOptions, found: Imported) -> None:
-        self.options, self.found = options, found
+    def __init__(self, options: ImportOptions, imported: Imported) -> None:
+        self.options, self.imported = options, imported
         self.title, self.ranks, self.raw_unit = "", options.ranks or 0, ""
         self.logger, self.figures = False, [""]  # the columns of figures, by their names
         self.heading = ""
@@ -130,7 +130,7 @@ class _DeepSpeedReader:
     def line(self, line: int, text: str) -> None:
         if match := _TITLE.search(text):
             self.title, self.logger = match[1], False
-            self.ranks = self.options.ranks or ranks_stated(match[2]) or 0
+            self.ranks = self.options.ranks or parse_ranks(match[2]) or 0
         elif _LOGGER.search(text):
             self.logger, self.title, self.heading = True, "", text
             names = re.split(r"(?<=\))\s+|\s{2,}", text[text.index("Comm. Op") :].strip())
@@ -145,9 +145,9 @@ class _DeepSpeedReader:
 
     def add(self, line: int, result: CaseResult | str, kind: str) -> None:
         if isinstance(result, str):
-            self.found.refuse(line, result)
+            self.imported.refuse(line, result)
         else:
-            self.found.take()
+            self.imported.take()
             self.results.setdefault((self.ranks, kind), []).append(result)
 
     def bench(self, fields: Sequence[str]) -> CaseResult | str:
@@ -167,7 +167,7 @@ class _DeepSpeedReader:
         if not size_bytes:
             return f"the description {fields[1]} has no elements x bytes"
         given = Bandwidth.of(self.heading, fields[4], value)
-        return case_of(self.title, size_bytes, reported, self.options, self.ranks, given=given)
+        return make_case(self.title, size_bytes, reported, self.options, self.ranks, given=given)
 
     def logged(self, line: int, text: str) -> None:
         match = _LOGGED.fullmatch(text)
@@ -175,14 +175,14 @@ class _DeepSpeedReader:
             if operation := _OPERATION.fullmatch(text):
                 self.title = operation[1]
             elif text[:1] == " " and text.strip()[:1].isdigit():
-                self.found.refuse(line, "half a row")
+                self.imported.refuse(line, "half a row")
             return
         figures = dict(zip(self.figures, match[4].split(), strict=False))
         size, latency = number(match[1]), number(figures.get(_MEAN))
         if not size or not latency:
             why = f"size is {match[1]} {match[2]}, average latency is {figures.get(_MEAN)}"
             straggler = _MEAN not in figures and any("straggler" in name for name in self.figures)
-            self.found.refuse(line, STRAGGLER if straggler else why)
+            self.imported.refuse(line, STRAGGLER if straggler else why)
             return
         remarks = []
         if match[2] != "B":
@@ -190,9 +190,11 @@ class _DeepSpeedReader:
         reported = Reported(latency * 1e6, TRIMMED, "rank0", calls=whole(match[3]))
         size_bytes = whole(float(round(size * _UNITS[match[2]])))
         if size_bytes is None:
-            self.found.refuse(line, f"size is {match[1]} {match[2]}")
+            self.imported.refuse(line, f"size is {match[1]} {match[2]}")
             return
         busbw = next((figures[name] for name in figures if _BUSBW.match(name)), "")
         given = Bandwidth.of(self.heading, busbw, figures[_MEAN])
-        result = case_of(self.title, size_bytes, reported, self.options, self.ranks, remarks, given)
+        result = make_case(
+            self.title, size_bytes, reported, self.options, self.ranks, remarks, given
+        )
         self.add(line, result, "comms logger")

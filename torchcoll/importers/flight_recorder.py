@@ -24,12 +24,12 @@ from torchcoll.importers.base import itemsize, number, whole
 from torchcoll.importers.torch_names import (
     Numbers,
     check_ranks,
-    collective_of,
-    dtype_of,
     hidden_op,
+    parse_rank_list,
     product,
-    rank_in,
-    ranks_in,
+    rank_in_name,
+    torch_collective,
+    torch_dtype,
 )
 
 SOURCE = "flight recorder"
@@ -52,7 +52,7 @@ def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
             "Set TORCH_FR_BUFFER_SIZE=2000 before the start (torch 2.6 to 2.8: "
             "TORCH_NCCL_TRACE_BUFFER_SIZE).",
         )
-    rank = rank_in(path, bare=True)
+    rank = rank_in_name(path, bare=True)
     if rank is None:
         raise UnreadableError(
             "Flight Recorder dump", path, "a name that ends in the rank, such as fr_rank0.json"
@@ -61,11 +61,11 @@ def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
     traffic.groups = _groups(data, entries)
     numbers, calls = Numbers(), []
     start = min(_created(entry) for entry in entries)
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         try:
             call = _call(entry, traffic.groups, numbers, start)
         except (KeyError, TypeError, ValueError) as error:
-            traffic.problems.append(f"{path}: entry {place}: unusable: {error}"[:200])
+            traffic.problems.append(f"{path}: entry {index}: unusable: {error}"[:200])
             continue
         if call:
             calls.append(call)
@@ -94,17 +94,17 @@ def _groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> di
     """As configured; on gloo the ranks are missing there, but the entries name their groups."""
     groups = {}
     config = data["pg_config"]
-    for name, one in config.items() if isinstance(config, dict) else ():
-        if name and isinstance(one, dict):
-            ranks, description = ranks_in(one.get("ranks")), str(one.get("desc") or "")
+    for name, entry in config.items() if isinstance(config, dict) else ():
+        if name and isinstance(entry, dict):
+            ranks, description = parse_rank_list(entry.get("ranks")), str(entry.get("desc") or "")
             groups[name] = Group(name, ranks, description=description)
     for entry in entries:
         try:
             name, description = _group_of(entry)
         except (KeyError, TypeError, ValueError):
             continue  # ``_call`` says so
-        own = groups.get(name) or Group(name, description=description)
-        groups[name] = Group(name, own.ranks, own.backend or _backend(entry), own.description)
+        group = groups.get(name) or Group(name, description=description)
+        groups[name] = Group(name, group.ranks, group.backend or _backend(entry), group.description)
     return groups
 
 
@@ -116,11 +116,11 @@ def _call(
     Raises KeyError, TypeError or ValueError for a broken one.
     """
     name = str(entry["profiling_name"])
-    collective = collective_of(name)
+    collective = torch_collective(name)
     if collective in _NO_CALLS:
         return None
     group, _ = _group_of(entry)
-    dtype = next(map(dtype_of, [*entry["input_dtypes"], *entry["output_dtypes"]]), None)
+    dtype = next(map(torch_dtype, [*entry["input_dtypes"], *entry["output_dtypes"]]), None)
     bytes_in, bytes_out = (
         _size_bytes(entry[f"{side}_sizes"], dtype) for side in ("input", "output")
     )
@@ -170,7 +170,7 @@ def _kind_of_call(collective: str, entry: Mapping[str, Any], ranks: int) -> str:
 
 
 def _size_bytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
-    counts = [product(one) for one in sizes]
+    counts = [product(shape) for shape in sizes]
     elements = sum(count for count in counts if count is not None)
     each = itemsize(dtype)
     if None in counts or elements * (each or 0) >= 1 << 62:
@@ -182,8 +182,8 @@ def _size_bytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
 
 def _peer(name: str, collective: str, ranks: Sequence[int]) -> int | None:
     """The other side of ``nccl:send 0->1`` and ``nccl:recv 1<-0``, as a rank of the world."""
-    found = re.search(r"(?:->|<-)(\d+)", name)
-    peer = whole(found[1]) if found and collective in ("send", "recv") else None
+    match = re.search(r"(?:->|<-)(\d+)", name)
+    peer = whole(match[1]) if match and collective in ("send", "recv") else None
     if peer is None:
         return None
     return ranks[peer] if peer < len(ranks) else peer
@@ -222,6 +222,6 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
     if unfinished:
         count = counted(len(unfinished), "call")
         notes.append(f"{count} had not completed when the dump was written")
-    if any(collective_of(str(e.get("profiling_name"))) == "coalesced" for e in entries):
+    if any(torch_collective(str(e.get("profiling_name"))) == "coalesced" for e in entries):
         notes.append("the time of coalesced calls is known of each group of them as a whole only")
     return notes

@@ -39,7 +39,7 @@ from torchcoll.importers.base import (
     ns_of_us,
     number,
     number_runs,
-    ranks_stated,
+    parse_ranks,
     runs_of_ranks,
     whole,
 )
@@ -131,9 +131,9 @@ class _ImbReader:
         elif match := _BENCHMARK.match(text):
             self.start_table(match[1])
         elif match := _PROCESSES.match(text):
-            self.ranks = ranks_stated(match[1]) or 0
+            self.ranks = parse_ranks(match[1]) or 0
         elif match := _GROUPS.match(text):
-            self.groups, self.ranks = ranks_stated(match[1]) or 1, ranks_stated(match[2]) or 0
+            self.groups, self.ranks = parse_ranks(match[1]) or 1, parse_ranks(match[2]) or 0
         elif match := _GROUP.match(text):
             self.members[int(match[1])] = [whole(rank) or 0 for rank in match[2].split()]
         elif match := _TYPE.match(text):
@@ -162,7 +162,7 @@ class _ImbReader:
     def result(self, record: dict[str, str]) -> CaseResult | str:
         options, choose = self.options, self.imported.choose
         if _PAIRS.fullmatch(self.benchmark):
-            self.imported.instead = PAIRS
+            self.imported.action = PAIRS
             return f"{self.benchmark}: between pairs of ranks, no collective"
         name = choose("collective", options.collective, collective_named(self.benchmark))
         if name is None:
@@ -175,8 +175,8 @@ class _ImbReader:
         entry = COLLECTIVES[name]
         ranks = choose("ranks", options.ranks, self.ranks) or 0
         of_reductions = " for reductions" * entry.has_op
-        stated = mpi_dtype(self.types.get(f"Datatype{of_reductions}", ""))
-        dtype = choose("dtype", options.dtype, stated)
+        recorded = mpi_dtype(self.types.get(f"Datatype{of_reductions}", ""))
+        dtype = choose("dtype", options.dtype, recorded)
 
         printed = whole(record.get("bytes", "0" if not entry.has_data else None))
         time = number(record.get("t_avg[usec]"))

@@ -27,7 +27,7 @@ from torchcoll.importers.base import (
     make_result,
     make_run,
     number,
-    ranks_stated,
+    parse_ranks,
     whole,
 )
 
@@ -71,7 +71,7 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
+    imported = Imported()
     cases: _Cases = {}
     hosts: _Hosts = {}
     marker: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
         text = text.strip().rstrip(",")
         if not text or text in "[]":
             continue
-        for record in _objects(text, line, found):
+        for record in _objects(text, line, imported):
             stats = record.get("dump_stats")
             if isinstance(stats, Mapping):
                 marker, left = _flat(record), 1 + sum(whole(stats.get(k)) or 0 for k in _BATCH)
@@ -88,46 +88,46 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
                 continue
             why = _take(record, marker if left else {}, cases, hosts, options)
             if why:
-                found.refuse(line, why)
+                imported.refuse(line, why)
             else:
-                found.take(most=MOST_RECORDS)
+                imported.take(most=MOST_RECORDS)
         left = max(0, left - 1)
     if lost:
-        found.warn(LOST.format(n=lost))
+        imported.warn(LOST.format(n=lost))
     by_ranks: dict[int, list[CaseResult]] = {}
     for (_, name, size_bytes, ranks), calls in cases.items():
         by_ranks.setdefault(ranks, []).append(_result(name, size_bytes, ranks, calls, options))
-        here = {rank for call in calls.times.values() for rank in call}
-        if len(here) < ranks:
-            found.warn(FEW.format(ranks=format_ranges(sorted(here)), all=ranks))
+        ranks_seen = {rank for call in calls.times.values() for rank in call}
+        if len(ranks_seen) < ranks:
+            imported.warn(FEW.format(ranks=format_ranges(sorted(ranks_seen)), all=ranks))
     for ranks, results in by_ranks.items():
-        groups = [where for (_, n), where in hosts.items() if n == ranks]
-        known = len(groups) == 1 and _is_all(groups[0], ranks)
-        members = [{"rank": r, "host": groups[0][r]} for r in range(ranks)] if known else []
+        groups = [host_of_rank for (_, n), host_of_rank in hosts.items() if n == ranks]
+        complete = len(groups) == 1 and _is_all(groups[0], ranks)
+        members = [{"rank": r, "host": groups[0][r]} for r in range(ranks)] if complete else []
         source = {"tool": "NCCL Inspector", "format": "JSON"}
-        found.runs.append(make_run(results, options, source, ranks=ranks, members=members))
-    return found
+        imported.runs.append(make_run(results, options, source, ranks=ranks, members=members))
+    return imported
 
 
-def _objects(text: str, line: int, found: Imported) -> Iterable[Mapping[str, Any]]:
+def _objects(text: str, line: int, imported: Imported) -> Iterable[Mapping[str, Any]]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        found.refuse(line, "half a row: no whole JSON object")
+        imported.refuse(line, "half a row: no whole JSON object")
         return
     for record in data if isinstance(data, list) else [data]:
         if isinstance(record, Mapping):
             yield record
         else:
-            found.refuse(line, "no JSON object")
+            imported.refuse(line, "no JSON object")
 
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     """The fields without their groups; Inspector's exporter writes them so, too."""
     flat: dict[str, Any] = {}
     for key in ("header", "metadata", "coll_perf"):
-        part = record.get(key)
-        flat.update(part if isinstance(part, Mapping) else {})
+        group = record.get(key)
+        flat.update(group if isinstance(group, Mapping) else {})
     flat.update({k: v for k, v in record.items() if not isinstance(v, Mapping)})
     return flat
 
@@ -148,7 +148,7 @@ def _take(
             return "no header: the dump_stats record before it is missing"
         flat = {**marker, **flat}
     name = collective_named(str(flat["coll"])) or options.collective  # every record names its own
-    ranks = options.ranks or ranks_stated(flat.get("n_ranks"))
+    ranks = options.ranks or parse_ranks(flat.get("n_ranks"))
     rank, number_ = whole(flat.get("rank")), whole(flat.get("coll_sn"))
     size_bytes, time = whole(flat.get("coll_msg_size_bytes")), number(flat.get("coll_exec_time_us"))
     if name is None:
@@ -167,15 +167,15 @@ def _take(
         calls.given_gbps += busbw
         calls.expected_gbps += expected
         calls.given += 1
-    if way := " ".join(str(flat[k]) for k in ("coll_algo", "coll_proto") if flat.get(k)):
-        calls.ways[way] = None
+    if choice := " ".join(str(flat[k]) for k in ("coll_algo", "coll_proto") if flat.get(k)):
+        calls.ways[choice] = None
     hosts.setdefault((case[0], ranks), {})[rank] = str(flat.get("hostname") or "?")
     return ""
 
 
-def _is_all(found: Mapping[int, object], ranks: int) -> bool:
+def _is_all(by_rank: Mapping[int, object], ranks: int) -> bool:
     """Whether these are ranks 0 to ``ranks`` - 1; the file may claim any number of them."""
-    return len(found) == ranks and max(found) < ranks
+    return len(by_rank) == ranks and max(by_rank) < ranks
 
 
 def _result(
@@ -185,8 +185,8 @@ def _result(
     whole_calls = [call for _, call in sorted(times.items()) if _is_all(call, ranks)]
     clock = "device" if calls.clocks == {_GPU_CLOCK} else "host"
     every = [ns for call in times.values() for ns in call.values()]
-    here = {rank for call in times.values() for rank in call}
-    over_ranks = "mean" if len(here) == ranks else "rank0" if here == {0} else "unknown"
+    ranks_seen = {rank for call in times.values() for rank in call}
+    over_ranks = "mean" if len(ranks_seen) == ranks else "rank0" if ranks_seen == {0} else "unknown"
     reported = Reported(sum(every) / len(every), "mean", over_ranks, clock, len(times))
     if name in _PER_RANK:
         reported = replace(reported, size_bytes=size_bytes // ranks, size_basis="per rank")

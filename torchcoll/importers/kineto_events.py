@@ -52,12 +52,12 @@ class Event:
 
     @property
     def id(self) -> object:
-        found = self.args.get("External id")
-        return found if isinstance(found, (int, str)) else None
+        value = self.args.get("External id")
+        return value if isinstance(value, (int, str)) else None
 
 
 @dataclass(eq=False)
-class Issued:
+class IssuedCall:
     """A call as it was issued. outer: the c10d operator that a record_param_comms stands in.
     inner: a record_param_comms that tells nothing; annotation: of the library's work.
     """
@@ -70,26 +70,26 @@ class Issued:
     @property
     def ids(self) -> list[object]:
         """By which kernels name it."""
-        own = [one for one in (self.event, self.inner) if one and one.name == PARAM]
-        return [one.id for one in own if one.id is not None]
+        params = [event for event in (self.event, self.inner) if event and event.name == PARAM]
+        return [event.id for event in params if event.id is not None]
 
     @property
     def has_param(self) -> bool:
         return "Collective name" in self.event.args
 
 
-def event_of(one: object) -> Event | None:
+def make_event(record: object) -> Event | None:
     """A complete event, from ts 0; None for one that tells nothing here, as most do not."""
-    if not isinstance(one, dict) or one.get("ph") != "X":
+    if not isinstance(record, dict) or record.get("ph") != "X":
         return None
-    category, name = one.get("cat"), one.get("name")
+    category, name = record.get("cat"), record.get("name")
     if not (isinstance(name, str) and isinstance(category, str)):
         category, name = str(category), str(name)
     if category not in _WANTED and not (
         name.startswith("gloo:") or (category in _RUNTIME and "Launch" in name)
     ):
         return None
-    begin, duration, args = one.get("ts"), one.get("dur"), one.get("args")
+    begin, duration, args = record.get("ts"), record.get("dur"), record.get("args")
     if type(duration) not in (int, float):
         duration = number(duration)
     if not isinstance(begin, (int, float)) or not abs(begin) < 1e18:
@@ -100,7 +100,7 @@ def event_of(one: object) -> Event | None:
     if category in _RUNTIME and not args:
         return None
     start = round(begin * 1000)
-    pid, tid = one.get("pid"), one.get("tid")
+    pid, tid = record.get("pid"), record.get("tid")
     if type(pid) not in (int, str) or type(tid) not in (int, str):
         pid, tid = str(pid), str(tid)
     return Event(
@@ -126,30 +126,34 @@ def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[s
         return args
     if category in _ON_DEVICE or category in _RUNTIME:
         # In the same old traces an External id is no operator's but that of the launch.
-        same = args.get("External id") == args.get("correlation")
+        is_correlation = args.get("External id") == args.get("correlation")
         if category in _RUNTIME:
-            return {"correlation": args["correlation"]} if same and "correlation" in args else {}
-        keys = ("correlation" if same else "External id", "device")
+            return (
+                {"correlation": args["correlation"]}
+                if is_correlation and "correlation" in args
+                else {}
+            )
+        keys = ("correlation" if is_correlation else "External id", "device")
         return {key: args[key] for key in keys if key in args}
     if category == "user_annotation" and _ANNOTATION.match(name):
         return args
     return _NO_ARGS
 
 
-def events_of(data: Mapping[str, Any]) -> list[Event]:
+def read_events(data: Mapping[str, Any]) -> list[Event]:
     """The complete events (``ph`` X), outer ones before what they hold; broken ones are left out.
 
     ``ts`` and ``dur`` are microseconds with three decimals. ``traceEvents`` has them as objects of
-    the JSON, or as ``event_of`` has made them.
+    the JSON, or as ``make_event`` has made them.
     """
     listed = data["traceEvents"]
-    made = (one if isinstance(one, Event) else event_of(one) for one in listed)
-    found = [event for event in made if event]
-    found.sort(key=lambda event: (event.start, -event.end, _within(event.name)))
-    first = found[0].start if found else 0
-    for event in found:
+    made_events = (record if isinstance(record, Event) else make_event(record) for record in listed)
+    events = [event for event in made_events if event]
+    events.sort(key=lambda event: (event.start, -event.end, _within(event.name)))
+    first = events[0].start if events else 0
+    for event in events:
         event.start, event.end = event.start - first, event.end - first
-    return found
+    return events
 
 
 def _within(name: str) -> int:
@@ -157,7 +161,7 @@ def _within(name: str) -> int:
     return 1 if name == PARAM else 2 if _ANNOTATION.match(name) else 0
 
 
-def issued(events: Iterable[Event]) -> tuple[list[Issued], list[Span]]:
+def find_issued(events: Iterable[Event]) -> tuple[list[IssuedCall], list[Span]]:
     """(every call once, by start; when the host computed: operators that hold no communication)."""
     threads: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in events:
@@ -165,17 +169,17 @@ def issued(events: Iterable[Event]) -> tuple[list[Issued], list[Span]]:
             event.category == "user_annotation" and _ANNOTATION.match(event.name)
         ):
             threads[event.thread].append(event)
-    found: list[Issued] = []
+    all_calls: list[IssuedCall] = []
     computing: list[Span] = []
-    for own in threads.values():
-        calls, spans = _of_thread(own)
-        found += calls
+    for thread_events in threads.values():
+        calls, spans = _thread_calls(thread_events)
+        all_calls += calls
         computing += spans
-    return sorted(found, key=lambda one: one.event.start), computing
+    return sorted(all_calls, key=lambda call: call.event.start), computing
 
 
-def _of_thread(events: Sequence[Event]) -> tuple[list[Issued], list[Span]]:
-    found: dict[Event, Issued] = {}
+def _thread_calls(events: Sequence[Event]) -> tuple[list[IssuedCall], list[Span]]:
+    issued_calls: dict[Event, IssuedCall] = {}
     open_: list[Event] = []  # operators around the present one
     calls: list[Event | None] = []  # for each of them the innermost call that it is or stands in
     counted: set[Event] = set()
@@ -187,45 +191,47 @@ def _of_thread(events: Sequence[Event]) -> tuple[list[Issued], list[Span]]:
         around = calls[-1] if calls else None
         if event.name == PARAM or event.name.startswith(("c10d::", "_c10d_functional::")):
             busy.add(event)
-            for one in reversed(open_):
-                if one in busy:  # and so is what is around it
+            for outer in reversed(open_):
+                if outer in busy:  # and so is what is around it
                     break
-                busy.add(one)
+                busy.add(outer)
             param = event.name == PARAM
             if param and event.args.get("Collective name") in _NO_CALLS:
                 pass
             elif param and "Collective name" not in event.args:  # an old one
-                if around in found:
-                    found[around].inner = found[around].inner or event
+                if around in issued_calls:
+                    issued_calls[around].inner = issued_calls[around].inner or event
                 elif not around:
-                    found[event] = Issued(event)
+                    issued_calls[event] = IssuedCall(event)
                     counted.add(event)
             elif param and around and around.name != PARAM:  # the same call told better
-                found.pop(around, None)
-                found[event] = Issued(event, around)
+                issued_calls.pop(around, None)
+                issued_calls[event] = IssuedCall(event, around)
                 counted.add(event)
             elif not around and not event.name.startswith("_c10d_functional::"):
-                found[event] = Issued(event)
+                issued_calls[event] = IssuedCall(event)
                 counted.add(event)
         elif event.category != "cpu_op":
             busy.add(event)
-            if around in found:
-                found[around].annotation = found[around].annotation or event
+            if around in issued_calls:
+                issued_calls[around].annotation = issued_calls[around].annotation or event
         if len(open_) < _DEEPEST:
             open_.append(event)
             calls.append(event if event in counted else around)
-    calls_made = [one for one in found.values() if one.event.name != PARAM or _tells(one)]
+    calls_made = [
+        outer for outer in issued_calls.values() if outer.event.name != PARAM or _has_call(outer)
+    ]
     return calls_made, [(e.start, e.end) for e in events if e not in busy]
 
 
-def _tells(one: Issued) -> bool:
+def _has_call(issued: IssuedCall) -> bool:
     """False for an old record_param_comms that was a wait, or the frame of several calls."""
-    return one.has_param or one.annotation is not None
+    return issued.has_param or issued.annotation is not None
 
 
-def kernels_of(
-    events: Sequence[Event], calls: Sequence[Issued]
-) -> tuple[dict[Issued, list[Event]], dict[str, list[Span]], list[Event]]:
+def assign_kernels(
+    events: Sequence[Event], calls: Sequence[IssuedCall]
+) -> tuple[dict[IssuedCall, list[Event]], dict[str, list[Span]], list[Event]]:
     """(kernels of each call; computation by device; other communication).
 
     A kernel names its call by the External id, else it is that around its launch. The last are
@@ -233,50 +239,55 @@ def kernels_of(
     trace began.
     """
     ids = {number: call for call in calls for number in call.ids}
-    launched = _launched(events, calls)
-    own: dict[Issued, list[Event]] = defaultdict(list)
+    launched = _launching_calls(events, calls)
+    call_kernels: dict[IssuedCall, list[Event]] = defaultdict(list)
     computing: dict[str, list[Span]] = defaultdict(list)
-    others: list[Event] = []
+    unassigned: list[Event] = []
     for event in events:
         if event.category not in _ON_DEVICE:
             continue
         number = event.args.get("correlation") if launched else None
         call = ids.get(event.id) or (launched.get(number) if _plain(number) else None)
         if call:
-            own[call].append(event)
+            call_kernels[call].append(event)
         elif "Collective name" in event.args or _LIBRARY.search(event.name):
-            others.append(event)
+            unassigned.append(event)
         else:
-            computing[device_of(event)].append((event.start, event.end))
-    return own, computing, others
+            computing[event_device(event)].append((event.start, event.end))
+    return call_kernels, computing, unassigned
 
 
 def _plain(value: object) -> bool:
     return isinstance(value, (int, str))
 
 
-def _launched(events: Iterable[Event], calls: Sequence[Issued]) -> dict[object, Issued]:
+def _launching_calls(
+    events: Iterable[Event], calls: Sequence[IssuedCall]
+) -> dict[object, IssuedCall]:
     """Correlation -> the call around the launch of a kernel, on the thread of the host."""
-    by_thread: dict[tuple[str, str], list[Issued]] = defaultdict(list)
+    by_thread: dict[tuple[str, str], list[IssuedCall]] = defaultdict(list)
     for call in calls:
         by_thread[call.event.thread].append(call)
-    starts = {thread: [one.event.start for one in own] for thread, own in by_thread.items()}
-    found: dict[object, Issued] = {}
+    starts = {
+        thread: [call.event.start for call in thread_calls]
+        for thread, thread_calls in by_thread.items()
+    }
+    launched: dict[object, IssuedCall] = {}
     for event in events:
         if event.category in _RUNTIME and event.thread in starts:
-            place = bisect_right(starts[event.thread], event.start) - 1
-            call = by_thread[event.thread][place]
+            index = bisect_right(starts[event.thread], event.start) - 1
+            call = by_thread[event.thread][index]
             number = event.args.get("correlation")
-            if place >= 0 and event.end <= call.event.end and _plain(number):
-                found[number] = call
-    return found
+            if index >= 0 and event.end <= call.event.end and _plain(number):
+                launched[number] = call
+    return launched
 
 
-def device_of(event: Event) -> str:
+def event_device(event: Event) -> str:
     return str(event.args.get("device", event.thread[0]))
 
 
-def steps_of(events: Iterable[Event]) -> dict[int, Span]:
+def read_steps(events: Iterable[Event]) -> dict[int, Span]:
     """Number of the step -> its span, as ``profiler.step()`` marks it."""
     return {
         int(match[1]): (event.start, event.end)

@@ -80,20 +80,20 @@ class _Text:
 
     def _more(self, size_bytes: int = 1) -> bool:
         """At least so much more text, if there is; False at the end."""
-        parts, length = [self._text[self._place :]], 0
+        pieces, length = [self._text[self._place :]], 0
         while length < size_bytes and not self._ended:
             chunk = next(self._chunks, None)
             self._ended = chunk is None
-            part = self._decode(chunk or b"", final=self._ended)
-            parts.append(part)
-            length += len(part)
-        self._text, self._place = "".join(parts), 0
+            decoded_chunk = self._decode(chunk or b"", final=self._ended)
+            pieces.append(decoded_chunk)
+            length += len(decoded_chunk)
+        self._text, self._place = "".join(pieces), 0
         return bool(length)
 
     def _skip(self) -> None:
         while True:
-            found = _SPACE.match(self._text, self._place)
-            self._place = found.end() if found else self._place
+            match = _SPACE.match(self._text, self._place)
+            self._place = match.end() if match else self._place
             if self._place < len(self._text) or not self._more():
                 return
 
@@ -101,9 +101,9 @@ class _Text:
         """Whether the next one is this, which is then read."""
         if self._text[self._place : self._place + 1] not in _NEVER_SKIPPED:
             self._skip()
-        same = self._text.startswith(char, self._place)
-        self._place += same
-        return same
+        matches = self._text.startswith(char, self._place)
+        self._place += matches
+        return matches
 
     def expect(self, char: str) -> None:
         if not self.next_is(char):
@@ -143,16 +143,16 @@ class _Text:
         if len(self._text) - self._place < _BATCH:
             self._more(_BATCH)
         latest = self._text.rfind("}", self._place, len(self._text) - _BATCH // 8)
-        found = _BOUNDARY.search(self._text, max(latest, self._place))
-        if latest < 0 or found is None:
+        boundary = _BOUNDARY.search(self._text, max(latest, self._place))
+        if latest < 0 or boundary is None:
             return [], 0
         try:
-            items = _DECODER.decode(f"[{self._text[self._place : found.start() + 1]}]")
+            items = _DECODER.decode(f"[{self._text[self._place : boundary.start() + 1]}]")
         except (ValueError, RecursionError):
             self._tries -= 1
             return [], 0
         self._tries = _TRIED
-        length, self._place = found.end() - self._place, found.end()
+        length, self._place = boundary.end() - self._place, boundary.end()
         return items, length
 
     def end(self) -> None:
@@ -169,18 +169,18 @@ _LAST = 20  # places at which a document that was cut off may be whole
 
 def document(lines: Iterable[Line]) -> str:
     """The text of these lines. Raises UnreadableError for more than a document has."""
-    parts, length = [], 0
+    texts, length = [], 0
     for _, text in lines:
-        parts.append(text)
+        texts.append(text)
         length += len(text)
         if length > MOST_LINE:
             raise UnreadableError("file", "more than 64 MiB of JSON", "less", "Split it.")
-    text = "\n".join(parts)
+    text = "\n".join(texts)
     Held("file", "JSON").add(text.encode("utf-8", "surrogatepass"))
     return text
 
 
-def decoded(text: str) -> tuple[Any, bool]:
+def decode(text: str) -> tuple[Any, bool]:
     """(the document, whether it was cut off). Of a cut one, everything up to its last whole row."""
     text = text.strip()
     bare = _BARE.sub(" null", text)
@@ -199,7 +199,7 @@ def decoded(text: str) -> tuple[Any, bool]:
 
 def _ends(text: str) -> list[tuple[int, str]]:
     """The last places behind a closed object, and what closes the brackets that are open there."""
-    found: collections.deque[tuple[int, str]] = collections.deque(maxlen=_LAST)
+    ends: collections.deque[tuple[int, str]] = collections.deque(maxlen=_LAST)
     closing = ""  # what is open, the innermost first
     for token in _TOKEN.finditer(text):
         char = token[0]
@@ -212,9 +212,9 @@ def _ends(text: str) -> list[tuple[int, str]]:
                 break
             closing = closing[1:]
             if char == "}":
-                found.append((token.end(), closing))
+                ends.append((token.end(), closing))
         elif char == '"':  # a text that is open to the end
             break
         if len(closing) > MOST_DEPTH:
             break
-    return list(found)
+    return list(ends)

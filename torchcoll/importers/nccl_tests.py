@@ -74,30 +74,30 @@ def judge(row: NcclTestsRow, run: NcclTestsRun) -> str:
     entry, held = COLLECTIVES[run.collective], row.count * size
     if entry.has_splits:
         return ""
-    parts = row.size / held
+    quotient = row.size / held
     if entry.parts(2) == 1:
-        fits, expected = parts == 1, "1"
+        fits, expected = quotient == 1, "1"
     else:
-        fits = parts == run.ranks if run.ranks else parts == int(parts) and parts >= 1
+        fits = quotient == run.ranks if run.ranks else quotient == int(quotient) and quotient >= 1
         expected = f"the ranks ({run.ranks or 'a whole number'})"
     if fits:
         return ""
     return (
-        f"size / (count x {size} bytes) is {parts:g}, for {run.collective} it is {expected}: "
+        f"size / (count x {size} bytes) is {quotient:g}, for {run.collective} it is {expected}: "
         "another collective, type or number of ranks"
     )
 
 
-def ranks_of(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
+def infer_ranks(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
     """(ranks, where from) that rows tell: by size / count, else by busbw / algbw; 0 if not."""
     entry = COLLECTIVES[collective]
     if entry.parts(2) != 1:
-        found = {
+        quotients = {
             row.size / (row.count * size)
             for row in rows
             if row.count and row.size and (size := itemsize(row.dtype))
         }
-        if len(found) == 1 and (ranks := found.pop()) >= 1 and ranks == int(ranks):
+        if len(quotients) == 1 and (ranks := quotients.pop()) >= 1 and ranks == int(ranks):
             return int(ranks), "size / count"
         return 0, ""
     if entry.bus_factor(2) == entry.bus_factor(3):
@@ -116,7 +116,7 @@ def ranks_of(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
 def _factors(rows: Iterable[NcclTestsRow]) -> tuple[float, float]:
     """Between what busbw / algbw must be: each pair of rounded figures leaves an interval."""
     low, high = 0.0, float("inf")
-    for block in _telling(rows):
+    for block in _precise_blocks(rows):
         least, most = _factor(block)
         if least > low:
             low = least
@@ -125,7 +125,7 @@ def _factors(rows: Iterable[NcclTestsRow]) -> tuple[float, float]:
     return low, high
 
 
-def _telling(rows: Iterable[NcclTestsRow]) -> Iterator[Block]:
+def _precise_blocks(rows: Iterable[NcclTestsRow]) -> Iterator[Block]:
     """Those whose figures are large enough beside their rounding."""
     for row in rows:
         for block in row.blocks:
@@ -139,18 +139,18 @@ def _factor(block: Block) -> tuple[float, float]:
     return (block.busbw - step) / (block.algbw + step), (block.busbw + step) / (block.algbw - step)
 
 
-def contradict(rows: Sequence[NcclTestsRow], collective: str, ranks: int) -> bool:
+def contradicts_ranks(rows: Sequence[NcclTestsRow], collective: str, ranks: int) -> bool:
     """Whether every busbw is another than so many ranks have."""
     factor = COLLECTIVES[collective].bus_factor(ranks)
-    told = False
-    for low, high in map(_factor, _telling(rows)):
+    any_told = False
+    for low, high in map(_factor, _precise_blocks(rows)):
         if low <= factor <= high:
             return False
-        told = True
-    return told
+        any_told = True
+    return any_told
 
 
-def fitting(
+def fitting_collectives(
     rows: Sequence[NcclTestsRow], ranks: int = 0, since_2022: bool = False
 ) -> dict[str, str]:
     """The collectives that print such rows -> how that shows. ``ranks``: 0 where not known.
@@ -162,35 +162,35 @@ def fitting(
     """
     sent = [row for row in rows if row.size and row.count]
     low, high = _factors(sent)
-    largest = max(_telling(sent), key=lambda block: block.algbw or 0, default=None)
+    largest = max(_precise_blocks(sent), key=lambda block: block.algbw or 0, default=None)
     if not sent or largest is None or low > high:
         return {}
     assert largest.algbw and largest.busbw
-    found = {}
+    evidence = {}
     for entry in COLLECTIVES.values():
         if not entry.has_data or entry.has_splits:
             continue
         op = entry.has_op or entry.name == "sendrecv"  # which prints it, and does not use it
         if any((row.op is None) == op or (row.root is None) == entry.has_root for row in sent):
             continue
-        told = ranks_of(sent, entry.name)[0]
+        inferred = infer_ranks(sent, entry.name)[0]
         several = entry.parts(2) != 1
-        n = next((n for n in (ranks, told) if n and _fits(entry, n, sent, low, high)), 0)
+        n = next((n for n in (ranks, inferred) if n and _fits(entry, n, sent, low, high)), 0)
         # Of many ranks the factor of all_reduce is known, and their number is not.
         factors = entry.bus_factor(2), entry.bus_factor(_MOST)
-        if not n and (several or ranks or told or factors[0] > high or factors[1] < low):
+        if not n and (several or ranks or inferred or factors[0] > high or factors[1] < low):
             continue
         how = [f"busbw / algbw is {largest.busbw / largest.algbw:.4g}"]
         if several:
             how.insert(0, f"size / count is that of {n} ranks")
         if entry.has_root:
             how.insert(0, f"a root{' and a reduction' * entry.has_op}")
-        found[entry.name] = ", ".join(how)
-    if "hypercube" in found and not since_2022:
-        found["all_gather"] = "until June 2020 its algbw was its busbw"
-    if _unchecked_in_place(sent) and "all_to_all" in found:  # nccl-tests never checks that one
-        found.pop("all_gather", None)
-    return found
+        evidence[entry.name] = ", ".join(how)
+    if "hypercube" in evidence and not since_2022:
+        evidence["all_gather"] = "until June 2020 its algbw was its busbw"
+    if _unchecked_in_place(sent) and "all_to_all" in evidence:  # nccl-tests never checks that one
+        evidence.pop("all_gather", None)
+    return evidence
 
 
 def _fits(
@@ -221,8 +221,8 @@ def _unchecked_in_place(rows: Sequence[NcclTestsRow]) -> bool:
     return checked == {False: True, True: False}
 
 
-def results_of(
-    rows: Iterable[NcclTestsRow], run: NcclTestsRun, found: Imported
+def make_results(
+    rows: Iterable[NcclTestsRow], run: NcclTestsRun, imported: Imported
 ) -> list[CaseResult]:
     """The cases of these rows; those that cannot be used are refused in ``found``."""
     results: list[CaseResult] = []
@@ -237,9 +237,9 @@ def results_of(
         if why is None:
             why = reasons[size] = judge(row, run)
         if why:
-            found.refuse(row.line, why)
+            imported.refuse(row.line, why)
             continue
-        found.take()
+        imported.take()
         for block in row.blocks:
             plain = not (run.cpu_time or block.samples or block.remark)
             plain = plain and block.error is None
@@ -259,7 +259,7 @@ def results_of(
                 ]
             results.append(result)
     if odd:
-        found.warn(
+        imported.warn(
             f"{len(odd)} of {len(results)} bandwidths do not follow from size, time and ranks: "
             f"the first in line {odd[0]}"
         )

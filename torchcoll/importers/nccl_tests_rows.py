@@ -51,13 +51,13 @@ class RowParser:
         self._only_out = tuple(placed) == ("out-of-place",)  # rccl-tests can leave one out
         self._scale = 1e6 if "res" in names else 1e3  # the oldest wrote ms
         self._body = body[:width]
-        places = {name: place for place, name in enumerate(self._body)}
-        self._time = places.get("time", places.get("cputime", 0))
-        self._algbw, self._busbw = places.get("algbw", 0), places.get("busbw", 0)
-        self._wrong = places.get("#wrong", places.get("wrong", 0))
-        self._error = places.get("error", places.get("res", 0))
+        indices = {name: index for index, name in enumerate(self._body)}
+        self._time = indices.get("time", indices.get("cputime", 0))
+        self._algbw, self._busbw = indices.get("algbw", 0), indices.get("busbw", 0)
+        self._wrong = indices.get("#wrong", indices.get("wrong", 0))
+        self._error = indices.get("error", indices.get("res", 0))
         self._more = [
-            (place, _PER_ITERATION[n]) for n, place in places.items() if n in _PER_ITERATION
+            (index, _PER_ITERATION[n]) for n, index in indices.items() if n in _PER_ITERATION
         ]
         self._steps = [half * self._scale for half in HALVES]
         self._before: NcclTestsRow | None = None  # the last row of two placements
@@ -71,35 +71,35 @@ class RowParser:
         self._before = None
         tokens = text.split()
         width = self._width
-        found = len(tokens)
-        if self._choices and found > 2 and tokens[-3][0].isalpha() and _CHOICE.search(text):
+        field_count = len(tokens)
+        if self._choices and field_count > 2 and tokens[-3][0].isalpha() and _CHOICE.search(text):
             del tokens[-3:]
-            found -= 3
-        heads = found - self._trailing - 2 * width
+            field_count -= 3
+        heads = field_count - self._trailing - 2 * width
         if self._two and self._possible(heads, tokens):
-            places = [(False, heads), (True, heads + width)]
+            placements = [(False, heads), (True, heads + width)]
         else:
-            heads = found - self._trailing - width
-            one = self._one or _IN_PLACE_ONLY in text.strip()
-            if not (one and self._possible(heads, tokens)):
+            heads = field_count - self._trailing - width
+            single = self._one or _IN_PLACE_ONLY in text.strip()
+            if not (single and self._possible(heads, tokens)):
                 figures = self._trailing + (width if self._one else 2 * width)
                 expected = f"{(self._heads or self._seen or 3) + figures}"
                 more = "" if self._heads or self._seen else " or more"
-                return f"half a row: {found} fields of {expected}{more}"
-            places = [(not self._only_out, heads)]
+                return f"half a row: {field_count} fields of {expected}{more}"
+            placements = [(not self._only_out, heads)]
         size, count = whole(tokens[0]), whole(tokens[1])
         if size is None or count is None:
             return f"half a row: size and count are {tokens[0]} and {tokens[1]}"
         op, root = _op_and_root(*tokens[3:heads])
         blocks = []
-        for in_place, first in places:
+        for in_place, first in placements:
             block = self._block(tokens[first : first + width], in_place)
             if isinstance(block, str):
                 return block if block == COMMAS else f"half a row: {block}"
             blocks.append(block)
         row = NcclTestsRow(line, size, count, dtype_named(tokens[2]) or "", op, root, blocks)
         if len(blocks) == 2 and not (self._trailing or self._error or self._more):
-            self._before, self._words, self._fields = row, tokens[2:heads], found
+            self._before, self._words, self._fields = row, tokens[2:heads], field_count
         return row
 
     # Rows that look like the one before, as most do: read many at once, in a third of the time.
@@ -139,8 +139,8 @@ class RowParser:
         out = self._blocks(columns[first : first + width], False)
         within = self._blocks(columns[first + width :], True)
         return [
-            NcclTestsRow(line, size, count, like.dtype, like.op, like.root, [*both])
-            for line, size, count, *both in zip(
+            NcclTestsRow(line, size, count, like.dtype, like.op, like.root, [*blocks])
+            for line, size, count, *blocks in zip(
                 lines, _sizes(columns[0]), _sizes(columns[1]), out, within, strict=True
             )
         ]
@@ -195,8 +195,8 @@ class RowParser:
         error = number(figures[self._error]) if self._error else None
         steps = rounding(raw) * scale, rounding(bus)
         block = Block(in_place, time * scale, algbw, busbw, *steps, wrong, error)
-        for place, name in self._more:
-            setattr(block, name, ns_of_us(figures[place]))
+        for index, name in self._more:
+            setattr(block, name, ns_of_us(figures[index]))
         return block
 
 
@@ -233,9 +233,9 @@ def _elements(text: str) -> int | None:
 
 
 @lru_cache(maxsize=64)
-def _op_and_root(*rest: str) -> tuple[str | None, int | None]:
+def _op_and_root(*tokens: str) -> tuple[str | None, int | None]:
     op, root = None, None
-    for token in rest:
+    for token in tokens:
         if token.removeprefix("-").isdecimal():
             root = whole(token)  # -1 is none
         elif token != "none":

@@ -32,7 +32,7 @@ from torchcoll.importers.base import (
     ns_of_us,
     number,
     number_runs,
-    ranks_stated,
+    parse_ranks,
     runs_of_ranks,
     whole,
 )
@@ -77,17 +77,17 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
-    reader = _OneCclReader(options, found)
+    imported = Imported()
+    reader = _OneCclReader(options, imported)
     for line, text in lines:
         reader.line(line, text)
     reader.end()
-    return found
+    return imported
 
 
 class _OneCclReader:
-    def __init__(self, options: ImportOptions, found: Imported) -> None:
-        self.options, self.found = options, found
+    def __init__(self, options: ImportOptions, imported: Imported) -> None:
+        self.options, self.imported = options, imported
         self.runs = 0
         self.begin()
 
@@ -142,12 +142,12 @@ class _OneCclReader:
         fields = next(csv.reader([text])) if self.csv else text.split()
         if len(fields) != len(self.names):
             if "," in text or len(fields) > 3:
-                self.found.refuse(line, half_row(fields, self.names))
+                self.imported.refuse(line, half_row(fields, self.names))
             return
         record = dict(zip(self.names, fields, strict=True))
         if not self.csv:
             if len(self.collectives) > 1:
-                self.found.refuse(line, SUMMED.format(names=", ".join(self.collectives)))
+                self.imported.refuse(line, SUMMED.format(names=", ".join(self.collectives)))
                 return
             self.add(line, self.of_text(record))
             return
@@ -174,7 +174,7 @@ class _OneCclReader:
         names = list(dict.fromkeys(record["collective"] for _, record in self.same))
         for line, record in self.same:
             if len(names) > 1:
-                self.found.refuse(line, SUMMED.format(names=", ".join(names)))
+                self.imported.refuse(line, SUMMED.format(names=", ".join(names)))
             else:
                 self.add(line, {k.lstrip("#"): v for k, v in record.items()})
         self.same = []
@@ -188,24 +188,24 @@ class _OneCclReader:
     def add(self, line: int, record: Mapping[str, str]) -> None:
         result = self.result(record)
         if self.first_calls:
-            self.found.warn(FIRST_CALLS)
+            self.imported.warn(FIRST_CALLS)
             if self.settings.get("check") == "last":
-                self.found.warn(UNTIMED)
+                self.imported.warn(UNTIMED)
             if isinstance(result, CaseResult):
                 result.ordinal = self.rows
         self.rows += 1
         if isinstance(result, str):
-            self.found.refuse(line, result)
+            self.imported.refuse(line, result)
             if "does nothing" in result:
-                self.found.warn("rows of an empty reduce_scatter are dropped")
+                self.imported.warn("rows of an empty reduce_scatter are dropped")
             return
-        self.found.take()
+        self.imported.take()
         self.results.setdefault(result.ranks, []).append(result)
 
     def result(self, record: Mapping[str, str]) -> CaseResult | str:
-        choose, stated = self.found.choose, re.sub(r"gatherv$", "gather", record["collective"])
-        name = choose("collective", self.options.collective, collective_named(stated))
-        ranks = choose("ranks", self.options.ranks, ranks_stated(record["ranks"])) or 0
+        choose, recorded = self.imported.choose, re.sub(r"gatherv$", "gather", record["collective"])
+        name = choose("collective", self.options.collective, collective_named(recorded))
+        ranks = choose("ranks", self.options.ranks, parse_ranks(record["ranks"])) or 0
         dtype = choose("dtype", self.options.dtype, dtype_named(record["dtype"]))
         count, size_bytes = whole(record["elements/buffer"]), whole(record["message_size"])
         if not record["elements/buffer"] and size_bytes is not None:
@@ -273,7 +273,7 @@ class _OneCclReader:
 
     def end(self) -> None:
         self.finish()
-        number_runs(self.found, self.runs)
+        number_runs(self.imported, self.runs)
 
     def finish(self) -> None:
         """The run that has ended, a Run for each number of ranks."""
@@ -285,7 +285,7 @@ class _OneCclReader:
         source = {"tool": "oneCCL benchmark", "format": "CSV" if self.csv else "text"}
         source["run"] = str(self.runs)
         environment = {"libraries": {"ccl": "oneCCL"}}
-        self.found.runs += runs_of_ranks(
+        self.imported.runs += runs_of_ranks(
             self.results, self.options, source, environment=environment, end=done
         )
 

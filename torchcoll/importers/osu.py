@@ -57,17 +57,17 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
-    reader = _OsuReader(options, found)
+    imported = Imported()
+    reader = _OsuReader(options, imported)
     for line, text in lines:
         reader.line(line, text.rstrip())
     reader.end()
-    return found
+    return imported
 
 
 class _OsuReader:
-    def __init__(self, options: ImportOptions, found: Imported) -> None:
-        self.options, self.found = options, found
+    def __init__(self, options: ImportOptions, imported: Imported) -> None:
+        self.options, self.imported = options, imported
         self.start("", None, None)
 
     def start(self, name: str, kind: str | None, version: str | None) -> None:
@@ -95,25 +95,25 @@ class _OsuReader:
         more = len(fields) - len(self.names)
         if self.names and more > 0:
             named = f"the heading names {len(self.names)}"
-            self.found.warn(f"rows have {len(fields)} fields, {named}: the others are not read")
+            self.imported.warn(f"rows have {len(fields)} fields, {named}: the others are not read")
         elif more or not self.names:
-            self.found.refuse(line, half_row(fields, self.names))
+            self.imported.refuse(line, half_row(fields, self.names))
             return
         result = self.result(dict(zip(self.names, fields, strict=False)))
         if isinstance(result, str):
-            self.found.refuse(line, result)
+            self.imported.refuse(line, result)
         else:
-            self.found.take()
+            self.imported.take()
             self.results.append(result)
 
     def result(self, record: dict[str, str]) -> CaseResult | str:
         title = _PERSONALIZED.sub("", self.title)
         asked = title.removeprefix("I") if title[:2] != "In" else title
-        stated = collective_named(title) or collective_named(asked)
-        if stated is None and self.whole_title and _PAIRS.fullmatch(title):
-            self.found.instead = PAIRS
+        recorded = collective_named(title) or collective_named(asked)
+        if recorded is None and self.whole_title and _PAIRS.fullmatch(title):
+            self.imported.action = PAIRS
             return f"{self.whole_title}: between pairs of ranks, no collective"
-        name = self.found.choose("collective", self.options.collective, stated)
+        name = self.imported.choose("collective", self.options.collective, recorded)
         if name is None:
             return f"{title or 'a test without a title'} is no collective that torchcoll has"
         entry = COLLECTIVES[name]
@@ -149,7 +149,7 @@ class _OsuReader:
             size_bytes,
             reported,
             ranks=ranks,
-            dtype=self.found.choose("dtype", self.options.dtype, self.dtype),
+            dtype=self.imported.choose("dtype", self.options.dtype, self.dtype),
             mode="synchronized",
             backend=self.options.backend or "mpi",
             device=_DEVICES.get(self.kind, "unknown"),
@@ -162,6 +162,8 @@ class _OsuReader:
         if self.results:
             source = {"tool": "OSU", "version": self.version, "format": "text"}
             ranks = self.options.ranks or 0
-            self.found.runs.append(make_run(self.results, self.options, source, ranks=ranks))
+            self.imported.runs.append(make_run(self.results, self.options, source, ranks=ranks))
             if not ranks:
-                self.found.warn("the file does not tell the ranks: give --ranks for bus bandwidth")
+                self.imported.warn(
+                    "the file does not tell the ranks: give --ranks for bus bandwidth"
+                )

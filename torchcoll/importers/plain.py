@@ -30,7 +30,7 @@ from torchcoll.importers.base import (
     make_result,
     make_run,
     number,
-    ranks_stated,
+    parse_ranks,
     whole,
 )
 from torchcoll.importers.heading_units import Unit, bandwidth_unit, size_unit, time_unit
@@ -62,8 +62,8 @@ def sniff(head: Sequence[str]) -> bool:
     for text in head:
         fields = _fields(text)
         if len(fields) > 1:
-            found = _columns(fields, {})
-            if "size" in found and {"time", "algbw", "busbw"} & set(found):
+            columns = _columns(fields, {})
+            if "size" in columns and {"time", "algbw", "busbw"} & set(columns):
                 return True
     return False
 
@@ -71,25 +71,25 @@ def sniff(head: Sequence[str]) -> bool:
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     for key in options.columns:
         choice(key, "map", KEYS)
-    found = Imported()
-    reader = _TableReader(options, found)
+    imported = Imported()
+    reader = _TableReader(options, imported)
     for line, text in lines:
         reader.line(line, text)
     if not reader.tables:
         named = ", ".join(options.columns.values())
-        found.refuse(
+        imported.refuse(
             0,
             f"no table has the columns {named}"
             if named
             else "no table with one column each of size and time or bandwidth: name them by --map",
         )
     if reader.odd:
-        count = f"{len(reader.odd)} of {counted(found.rows, 'row')}: {ODD}"
-        found.warn(f"{count}: the first in line {reader.odd[0]}")
+        count = f"{len(reader.odd)} of {counted(imported.rows, 'row')}: {ODD}"
+        imported.warn(f"{count}: the first in line {reader.odd[0]}")
     for ranks, results in reader.results.items():
         source = {"tool": "a published table", "format": f"({reader.form})"}
-        found.runs.append(make_run(results, options, source, ranks=ranks))
-    return found
+        imported.runs.append(make_run(results, options, source, ranks=ranks))
+    return imported
 
 
 def _fields(text: str, heading: str = "") -> list[str]:
@@ -122,22 +122,22 @@ def _delimiter_of(text: str) -> str:
 def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]:
     """key -> place in the table. What is chosen must be there; the rest is found by its name."""
     if chosen:
-        places = {key: fields.index(name) for key, name in chosen.items() if name in fields}
-        return places if len(places) == len(chosen) else {}
-    found: dict[str, int] = {}
+        indices = {key: fields.index(name) for key, name in chosen.items() if name in fields}
+        return indices if len(indices) == len(chosen) else {}
+    columns: dict[str, int] = {}
     plain = [field.replace("_", " ") for field in fields]
     if not any(re.match(_WORDS["size"], field, re.IGNORECASE) for field in plain):
         return {}  # as in every row below the heading
-    for key, word in _WORDS.items():
-        matches = [i for i, field in enumerate(plain) if re.match(word, field, re.IGNORECASE)]
+    for key, pattern in _WORDS.items():
+        matches = [i for i, field in enumerate(plain) if re.match(pattern, field, re.IGNORECASE)]
         if len(matches) == 1:
-            found[key] = matches[0]
+            columns[key] = matches[0]
         elif len(matches) > 1 and key in ("time", "algbw", "busbw"):
             return {}  # two systems beside each other: --map says which
-    return found
+    return columns
 
 
-def size_of(text: str, unit: int = 1) -> int | None:
+def parse_size(text: str, unit: int = 1) -> int | None:
     """``16GB``, ``16 GiB``, ``16G`` and ``1048576`` as bytes, binary; None for no size.
 
     ``unit``: bytes in one of a number that stands alone.
@@ -151,21 +151,21 @@ def size_of(text: str, unit: int = 1) -> int | None:
 
 def _figures(record: Mapping[str, str]) -> dict[str, float | None] | str:
     """Time and bandwidths as they are printed; what is there and no number is the answer."""
-    found = {}
+    figures = {}
     texts = {key: record.get(key, "") for key in ("time", "algbw", "busbw")}
     pointed = any("." in text for text in texts.values())  # then a comma is no decimal one
     for key, text in texts.items():
         if pointed and _THOUSANDS.fullmatch(text):
             text = text.replace(",", "")
-        found[key] = None if text.lower() in _NONE else number(text)
-        if found[key] is None and text.lower() not in _NONE:
+        figures[key] = None if text.lower() in _NONE else number(text)
+        if figures[key] is None and text.lower() not in _NONE:
             return COMMAS if "," in text else f"{key} is no number from 0 on: {text}"
-    return found if any(found.values()) else "no figure"
+    return figures if any(figures.values()) else "no figure"
 
 
 class _TableReader:
-    def __init__(self, options: ImportOptions, found: Imported) -> None:
-        self.options, self.found = options, found
+    def __init__(self, options: ImportOptions, imported: Imported) -> None:
+        self.options, self.imported = options, imported
         self.heading: str | None = None
         self.columns: dict[str, int] = {}
         self.names: list[str] = []
@@ -194,13 +194,13 @@ class _TableReader:
             return
         if len(fields) != len(self.names):
             why = f"half a row: {len(fields)} fields, the heading has {len(self.names)}"
-            self.found.refuse(line, why)
+            self.imported.refuse(line, why)
             return
         result = self.result(line, {key: fields[i] for key, i in self.columns.items()})
         if isinstance(result, str):
-            self.found.refuse(line, result)
+            self.imported.refuse(line, result)
         else:
-            self.found.take()
+            self.imported.take()
             self.results.setdefault(result.ranks, []).append(result)
 
     def is_rule(self, text: str, fields: Sequence[str]) -> bool:
@@ -214,27 +214,27 @@ class _TableReader:
         """The scale that the heading of a column names; what it leaves open is warned of."""
         scale, doubt = unit_of(self.names[self.columns[key]])
         if doubt:
-            self.found.warn(doubt)
+            self.imported.warn(doubt)
         return scale
 
     def result(self, line: int, record: Mapping[str, str]) -> CaseResult | str:
         options = self.options
         named = record.get("collective", "")
-        stated = self.heading
+        recorded = self.heading
         if not _NUMBERED.fullmatch(named):
-            stated = collective_named(named) or collective_in(named)
-            if stated is None and not options.collective:
+            recorded = collective_named(named) or collective_in(named)
+            if recorded is None and not options.collective:
                 return f"{named} is no collective that torchcoll has: give --collective"
-        name = self.found.choose("collective", options.collective, stated)
+        name = self.imported.choose("collective", options.collective, recorded)
         if name is None and (name := collective_in(options.file)):
-            self.found.warn(f"collective {name}: taken from the name of the file")
+            self.imported.warn(f"collective {name}: taken from the name of the file")
         if name is None:
             return "the table does not name the collective: give --collective"
         scale, why = size_unit(self.names[self.columns["size"]]) if "size" in record else (1, "")
-        size_bytes = size_of(record.get("size", ""), scale)
+        size_bytes = parse_size(record.get("size", ""), scale)
         if why or not size_bytes:
             return why or f"no size: {record.get('size')!r}"
-        ranks = self.found.choose("ranks", options.ranks, ranks_stated(record.get("ranks"))) or 0
+        ranks = self.imported.choose("ranks", options.ranks, parse_ranks(record.get("ranks"))) or 0
         if not ranks and record.get("ranks", "").lower() not in _NONE:
             return f"ranks: {record['ranks']!r}"
         figures = _figures(record)
@@ -248,12 +248,12 @@ class _TableReader:
         if busbw is not None:
             busbw *= self.unit("busbw", bandwidth_unit)
         entry, derived = COLLECTIVES[name], False
-        by_time = _algbw_of(name, size_bytes, ranks, time or 0)
+        by_time = _expected_algbw(name, size_bytes, ranks, time or 0)
         if not time:
             if algbw is None and busbw is not None and ranks > 1:
                 algbw = busbw / entry.bus_factor(ranks)
             if algbw:
-                time, derived = _time_of(name, size_bytes, ranks, algbw), True
+                time, derived = _expected_time(name, size_bytes, ranks, algbw), True
         if derived and not number(time):  # none, or beyond what a time can be
             time, derived = None, False
         follow = by_time or algbw  # the busbw that follows from either
@@ -278,7 +278,7 @@ class _TableReader:
             size_bytes,
             reported,
             ranks=ranks,
-            dtype=self.found.choose("dtype", options.dtype, dtype_named(record.get("dtype"))),
+            dtype=self.imported.choose("dtype", options.dtype, dtype_named(record.get("dtype"))),
             op=record.get("op") or None,
             backend=options.backend or "unknown",
             device=only_device(options.backend) or "unknown",
@@ -286,14 +286,14 @@ class _TableReader:
         )
 
 
-def _algbw_of(name: str, size_bytes: int, ranks: int, time: float) -> float | None:
+def _expected_algbw(name: str, size_bytes: int, ranks: int, time: float) -> float | None:
     """S / t; hypercube's with its share, which needs the ranks. None of no time."""
     if ranks or not time:
         return algbw_gbps(name, size_bytes, ranks, time)
     return size_bytes / time if COLLECTIVES[name].moved(2) == 1 else None
 
 
-def _time_of(name: str, size_bytes: int, ranks: int, algbw: float) -> float | None:
+def _expected_time(name: str, size_bytes: int, ranks: int, algbw: float) -> float | None:
     """The time that gives this algbw: S / algbw, hypercube's with its share; None if unknown."""
     if not ranks:
         return size_bytes / algbw if COLLECTIVES[name].moved(2) == 1 else None

@@ -49,12 +49,12 @@ class Unprefixed:
             yield number, self.rest(text)
 
     def rest(self, text: str) -> str:
-        found = self._search(text)
-        if found is None:
+        begin = self._search(text)
+        if begin is None:
             if self._shape and (match := self._shape.match(text)):
                 return text[match.end() :]
             return text
-        start = found.start()
+        start = begin.start()
         # Blanks before a number stay: columns of fixed width begin with them.
         blanks = text[start].isdigit()
         if not start or text[:start].isspace():

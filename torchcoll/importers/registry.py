@@ -46,11 +46,11 @@ _AROUND = "the text of a benchmark; this is JSON around text"
 @cache
 def importers() -> dict[str, Importer]:
     """name -> importer: those of entry points first, so that they can replace a built-in one."""
-    found: dict[str, Importer] = {}
+    by_name: dict[str, Importer] = {}
     for point in entry_points(group=GROUP):
         try:
             module = cast(Importer, point.load())
-            found[module.NAME] = module
+            by_name[module.NAME] = module
         except Exception as error:  # it is another's code: it must not break every import
             raise UnreadableError(
                 f"entry point {point.name} of {GROUP}",
@@ -60,17 +60,17 @@ def importers() -> dict[str, Importer]:
             ) from None
     for name in BUILT_IN:
         module = cast(Importer, importlib.import_module(f"torchcoll.importers.{name}"))
-        found.setdefault(module.NAME, module)
-    return found
+        by_name.setdefault(module.NAME, module)
+    return by_name
 
 
-def importer_of(windows: Iterable[Sequence[str]]) -> Importer | None:
+def sniff_importer(windows: Iterable[Sequence[str]]) -> Importer | None:
     """The first importer that knows the format of a file, of which these are the lines."""
     for lines in windows:
         for each in importers().values():
             starts = getattr(each, "STARTS", None)
-            own = [*map(Unprefixed((), starts).rest, lines)] if starts else lines
-            if each.sniff(own):
+            unprefixed = [*map(Unprefixed((), starts).rest, lines)] if starts else lines
+            if each.sniff(unprefixed):
                 return each
     return None
 
@@ -136,33 +136,33 @@ def _imported(
     if not name and _reads_text(importer) and _JSON.match(source.start):
         raise UnreadableError("file", source.name, _AROUND, _unwrapping(source.start))
     options = options or ImportOptions()
-    own = "stdin" if is_stdin(path) else os.path.basename(path)
-    options = ImportOptions(**{**vars(options), "file": options.file or own})
+    file_name = "stdin" if is_stdin(path) else os.path.basename(path)
+    options = ImportOptions(**{**vars(options), "file": options.file or file_name})
     lines: Iterable[Line] = source.lines()
     shortened = None if getattr(importer, "LONG_LINES", False) else Shortened(lines)
     lines = shortened or lines
     if starts := getattr(importer, "STARTS", None):
         lines = Unprefixed(lines, starts)
     with uncollected():  # rows are many, and hold no cycles
-        found = importer.read(iter(lines), options)
+        imported = importer.read(iter(lines), options)
     if shortened and shortened.warning:
-        found.warn(shortened.warning)
-    found.importer = importer.NAME
+        imported.warn(shortened.warning)
+    imported.importer = importer.NAME
     if options.statistic and importer.NAME != _PLAIN:
-        found.warn(f"--statistic {options.statistic} is for plain tables: not used")
-    for run in found.runs:
+        imported.warn(f"--statistic {options.statistic} is for plain tables: not used")
+    for run in imported.runs:
         if text := repeats(run.results):
-            found.warn(text)
+            imported.warn(text)
     if source.problem:
-        found.warn(source.problem)
+        imported.warn(source.problem)
     refusals = [
         f"refused: {source.name}{f':{lines}' if lines else ''}: {why}"
-        for lines, why in found.refusals()
+        for lines, why in imported.refusals()
     ]
-    for run, warnings in zip(found.runs, found.warnings_by_run(), strict=True):
+    for run, warnings in zip(imported.runs, imported.warnings_by_run(), strict=True):
         # Events are kept in the file, problems are not.
         run.events += [{"kind": "import", "message": text} for text in (*warnings, *refusals)]
-    return found
+    return imported
 
 
 def _reads_text(importer: Importer) -> bool:
@@ -183,7 +183,7 @@ def _unwrapping(start: bytes) -> str:
 def _sniffed(source: Source) -> Importer | None:
     windows = source.windows()
     try:
-        return importer_of(windows)
+        return sniff_importer(windows)
     finally:
         source.rewind()
 
@@ -204,8 +204,8 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
         return UnreadableError(f"{path} ({imported.importer})", text, "rows of results")
     lines, why = refusals[0]
     count = len(imported.refused)
-    where = f"{path}:{lines}" if lines else path
+    location = f"{path}:{lines}" if lines else path
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
     name = "-" if is_stdin(path) else shlex.quote(path)
-    way = f"torchcoll import {name} ... -o RUN.jsonl takes it." * (": give --" in why)
-    return UnreadableError(f"{where}: {why}{more}", action=way or imported.instead)
+    action = f"torchcoll import {name} ... -o RUN.jsonl takes it." * (": give --" in why)
+    return UnreadableError(f"{location}: {why}{more}", action=action or imported.action)

@@ -40,9 +40,9 @@ _CONTROLS = bytes([*range(9), *range(14, 27)])  # what no text has
 class _Unpacked(io.RawIOBase):
     """A .gz as it unpacks, its start read already; a cut one gives what there is."""
 
-    def __init__(self, start: bytes, rest: IO[bytes], name: str) -> None:
+    def __init__(self, start: bytes, remaining: IO[bytes], name: str) -> None:
         self._growth, self._read = Unpacking("file", name), 0
-        self._packed, self._rest = start, rest
+        self._packed, self._rest = start, remaining
         self._unpacker = zlib.decompressobj(31)  # with gzip's header
         self._ready = memoryview(b"")  # of which a part costs no copy of the rest
         self.problem = ""
@@ -68,10 +68,10 @@ class _Unpacked(io.RawIOBase):
             except zlib.error as error:
                 self.problem = f"damaged: {error}"
             self._packed = self._unpacker.unused_data
-        part = self._ready[: len(target)]
-        self._ready = self._ready[len(part) :]
-        target[: len(part)] = part
-        return len(part)
+        piece = self._ready[: len(target)]
+        self._ready = self._ready[len(piece) :]
+        target[: len(piece)] = piece
+        return len(piece)
 
 
 class Shortened:
@@ -149,7 +149,7 @@ class Source:
         cannot be read again is kept in memory.
         """
         window: list[str] = []
-        for lines in self._cleaned(self._read(again=True)):
+        for lines in self._cleaned(self._read(keep=True)):
             for text in lines:
                 if "NCCL INFO" not in text and "|CCL_" not in text:
                     window.append(text[:MOST_TEXT])
@@ -168,12 +168,12 @@ class Source:
     def _cleaned(self, blocks: Iterable[bytes]) -> Iterator[list[str]]:
         return map(cleaned, _decoded(blocks, self.start))
 
-    def _read(self, again: bool = False) -> Iterator[bytes]:
+    def _read(self, keep: bool = False) -> Iterator[bytes]:
         """Whole lines, about 64 KiB at a time: what is done once a line is a large part of all.
 
         ``again``: after ``rewind`` all can be read again. A line beyond _LONGEST is cut.
         """
-        if again:
+        if keep:
             yield from self._kept
         else:
             kept, self._kept = self._kept, collections.deque()
@@ -181,7 +181,7 @@ class Source:
                 yield kept.popleft()
         while block := self._file.read(_HEAD):
             block += self._file.readline(_LONGEST)
-            if again and not self.seekable:
+            if keep and not self.seekable:
                 self._kept.append(block)
             yield block
 

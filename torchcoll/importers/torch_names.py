@@ -46,7 +46,7 @@ _BOUND = 1 << 62  # sizes from here on are none
 HIDDEN_OP = "the reduce operation is not in the trace: it is shown as unknown"
 
 
-def collective_of(name: str) -> str:
+def torch_collective(name: str) -> str:
     """The collective that torch calls so in a trace; the name itself where it is another thing.
 
     ``c10d::_allgather_base_``, ``_allgather_base``, ``nccl:_all_gather_base``; what stands behind a
@@ -59,7 +59,7 @@ def collective_of(name: str) -> str:
     return _NAMES.get(key, plain)
 
 
-def dtype_of(text: object) -> str | None:
+def torch_dtype(text: object) -> str | None:
     """torch's name of a type as a trace has it: ``Float``, ``c10::BFloat16``, ``long int``."""
     if not isinstance(text, str) or text.endswith("List") or text == "Scalar":
         return None
@@ -68,37 +68,37 @@ def dtype_of(text: object) -> str | None:
     return _DTYPES.get(plain) or dtype_named(plain)
 
 
-def rank_in(path: str | os.PathLike[str], bare: bool = False) -> int | None:
+def rank_in_name(path: str | os.PathLike[str], bare: bool = False) -> int | None:
     """The rank in a file name: the number behind ``rank``; ``bare``: else the last number of all.
 
     A bare number may be that of a process, as in what tensorboard's handler writes.
     """
     stem = re.sub(r"(\.pt\.trace)?(\.jsonl?)?(\.gz)?$", "", os.path.basename(path))
-    found = re.findall(r"rank[_-]?(\d+)", stem, re.IGNORECASE)
-    found = found or (re.findall(r"(\d+)$", stem) if bare else [])
-    rank = whole(found[-1]) if found else None
+    matches = re.findall(r"rank[_-]?(\d+)", stem, re.IGNORECASE)
+    matches = matches or (re.findall(r"(\d+)$", stem) if bare else [])
+    rank = whole(matches[-1]) if matches else None
     return None if rank is None or rank >= MOST_RANKS else rank
 
 
-def ranks_in(value: object) -> tuple[int, ...]:
+def parse_rank_list(value: object) -> tuple[int, ...]:
     """The ranks of a group: a list, or its text; () where it is neither or was shortened."""
     if isinstance(value, str):
         inner = value.strip().removeprefix("[").removesuffix("]")
-        value = [whole(part) if part.strip().isdecimal() else None for part in inner.split(",")]
+        value = [whole(item) if item.strip().isdecimal() else None for item in inner.split(",")]
     good = isinstance(value, list) and all(type(n) is int and 0 <= n < _BOUND for n in value)
     return tuple(value) if good and isinstance(value, list) else ()
 
 
 def product(shape: Iterable[object]) -> int | None:
     """Elements of a tensor; None where the shape is none, or no memory holds that many."""
-    found = 1
+    total = 1
     for number in shape:
         if type(number) is not int or number < 0:
             return None
-        found *= number
-        if found >= _BOUND:
+        total *= number
+        if total >= _BOUND:
             return None
-    return found
+    return total
 
 
 def check_ranks(numbers: Iterable[int], path: os.PathLike[str]) -> None:

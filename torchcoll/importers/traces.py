@@ -20,8 +20,8 @@ from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.chakra import read_chakra
 from torchcoll.importers.flight_recorder import is_dump, read_dump
-from torchcoll.importers.kineto import is_trace, read_trace, told_by_root
-from torchcoll.importers.kineto_events import Event, event_of
+from torchcoll.importers.kineto import fill_from_root, is_trace, read_trace
+from torchcoll.importers.kineto_events import Event, make_event
 from torchcoll.importers.large_json import members
 from torchcoll.libraries.execution_trace import SUFFIX
 
@@ -43,31 +43,33 @@ def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
     files do not belong together.
     """
     files: list[Path] = []
-    parts: list[tuple[Traffic, int | None]] = []
+    loaded: list[tuple[Traffic, int | None]] = []
     for path in (Path(os.fspath(from_stdin(path))) for path in paths):
-        found = _files(path)
-        files += found
-        read = [_read(file) for file in found if file.suffix != SUFFIX]
-        parts += _of_last(read, path) if path.is_dir() else read
+        path_files = _files(path)
+        files += path_files
+        read = [_read(file) for file in path_files if file.suffix != SUFFIX]
+        loaded += _latest_captures(read, path) if path.is_dir() else read
     executed = [file for file in files if file.suffix == SUFFIX]
-    parts += [(read_chakra(file, executed), None) for file in executed]
-    _check_steps(parts)
-    traffics = [traffic for traffic, _ in parts]
+    loaded += [(read_chakra(file, executed), None) for file in executed]
+    _check_steps(loaded)
+    traffics = [traffic for traffic, _ in loaded]
     ranks = max(traffic.ranks for traffic in traffics)
-    same = [t if t.source == "capture" else dataclasses.replace(t, ranks=ranks) for t in traffics]
-    joined = _with_ranks(join(_named_alike(same)))
-    told_by_root(joined)
+    with_all_ranks = [
+        t if t.source == "capture" else dataclasses.replace(t, ranks=ranks) for t in traffics
+    ]
+    joined = _fill_ranks(join(_share_group_ranks(with_all_ranks)))
+    fill_from_root(joined)
     joined.path = Path(os.path.commonpath(files))
     return joined
 
 
-def _of_last(
-    parts: list[tuple[Traffic, int | None]], folder: Path
+def _latest_captures(
+    files: list[tuple[Traffic, int | None]], folder: Path
 ) -> list[tuple[Traffic, int | None]]:
     """Of several captures in a folder the last, beside what is no capture's."""
-    captured = [traffic for traffic, _ in parts if traffic.source == "capture"]
+    captured = [traffic for traffic, _ in files if traffic.source == "capture"]
     return [
-        *((traffic, first) for traffic, first in parts if traffic.source != "capture"),
+        *((traffic, first) for traffic, first in files if traffic.source != "capture"),
         *((traffic, None) for traffic in latest(captured, folder)),
     ]
 
@@ -75,9 +77,9 @@ def _of_last(
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.iterdir() if file.is_file())
-    fitting = [file for file in found if file.name.endswith(_SUFFIXES)]
-    pickles = [file for file in found if not fitting and _starts_as_pickle(file)]
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    fitting = [file for file in files if file.name.endswith(_SUFFIXES)]
+    pickles = [file for file in files if not fitting and _starts_as_pickle(file)]
     if pickles:
         raise _pickle_error(pickles[0])
     if not fitting:
@@ -130,25 +132,25 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
     first = next(chunks, b"")
     if first.startswith(_PICKLE):
         raise _pickle_error(path)
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     held, events = Held("trace", path), Events(path)
     try:
         for key, value, length, item in members(itertools.chain([first], chunks), _LISTS):
             if item and key == "traceEvents":
-                kept = [event for event in map(event_of, value) if event]
+                kept = [event for event in map(make_event, value) if event]
                 events.add(len(kept), len(value) - len(kept))
                 held.add_bytes(sum(map(_event_bytes, kept)))
-                found[key] += kept
+                document[key] += kept
                 continue
             held.add_bytes(_HELD_RATIO * length + _ITEM_BYTES * (len(value) if item else 1))
             if item:
-                found[key] += value
+                document[key] += value
             else:
-                found[key] = value
+                document[key] = value
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         if not problems:
             raise _foreign(path) from None
-    return found
+    return document
 
 
 def _event_bytes(event: Event) -> int:
@@ -156,41 +158,43 @@ def _event_bytes(event: Event) -> int:
     if not event.args:
         return _EVENT_BYTES
     sizes = (
-        _ITEM_BYTES // 4 + (len(v) if isinstance(v, str) else _of_list(v))
+        _ITEM_BYTES // 4 + (len(v) if isinstance(v, str) else _list_bytes(v))
         for v in event.args.values()
     )
     return _EVENT_BYTES + sum(sizes)
 
 
-def _of_list(value: object) -> int:
+def _list_bytes(value: object) -> int:
     return _HELD_RATIO * len(str(value)) if isinstance(value, (list, dict)) else 0
 
 
-def _check_steps(parts: Sequence[tuple[Traffic, int | None]]) -> None:
+def _check_steps(files: Sequence[tuple[Traffic, int | None]]) -> None:
     """Calls are counted from the start of a trace, so all have to begin with the same step."""
-    firsts = {first: traffic for traffic, first in parts}
+    firsts = {first: traffic for traffic, first in files}
     if len(firsts) > 1:
         paths = " and ".join(str(traffic.path) for traffic in list(firsts.values())[:2])
-        got = " and ".join("none" if first is None else str(first) for first in list(firsts)[:2])
+        steps = " and ".join("none" if first is None else str(first) for first in list(firsts)[:2])
         action = "Read one rank alone, or profile all with one schedule."
-        raise UsageError(f"first step of {paths}", got, "the same of all ranks", action)
+        raise UsageError(f"first step of {paths}", steps, "the same of all ranks", action)
 
 
-def _named_alike(parts: Sequence[Traffic]) -> list[Traffic]:
+def _share_group_ranks(traffics: Sequence[Traffic]) -> list[Traffic]:
     """A group whose ranks only some of the files tell has them in all: ``join`` compares them."""
-    stated: dict[str, Group] = {}
-    for part in parts:
-        for name, group in part.groups.items():
+    groups_with_ranks: dict[str, Group] = {}
+    for traffic in traffics:
+        for name, group in traffic.groups.items():
             if group.ranks:
-                stated.setdefault(name, group)
-    found = []
-    for part in parts:
-        groups = {n: g if g.ranks else stated.get(n, g) for n, g in part.groups.items()}
-        found.append(dataclasses.replace(part, groups=groups))
-    return found
+                groups_with_ranks.setdefault(name, group)
+    renamed = []
+    for traffic in traffics:
+        groups = {
+            n: g if g.ranks else groups_with_ranks.get(n, g) for n, g in traffic.groups.items()
+        }
+        renamed.append(dataclasses.replace(traffic, groups=groups))
+    return renamed
 
 
-def _with_ranks(traffic: Traffic) -> Traffic:
+def _fill_ranks(traffic: Traffic) -> Traffic:
     """Ranks for groups that a Flight Recorder on gloo does not tell: torch's default group is all.
 
     Of another group they are the ranks that made calls in it, where all ranks were read. The dump
@@ -213,7 +217,7 @@ def _with_ranks(traffic: Traffic) -> Traffic:
     for name, group in traffic.groups.items():
         if group.ranks:
             continue
-        makers = [r for r, own in traffic.calls.items() if any(c.group == name for c in own)]
+        makers = [r for r, calls in traffic.calls.items() if any(c.group == name for c in calls)]
         if group.description == "default_pg":
             traffic.groups[name] = dataclasses.replace(group, ranks=tuple(range(traffic.ranks)))
         elif everyone:

@@ -119,13 +119,13 @@ class _UccReader:
 
     def result(self, fields: Sequence[str]) -> CaseResult | str:
         options, choose, settings = self.options, self.imported.choose, self.settings
-        stated = settings.get("Collective", "")
-        name = choose("collective", options.collective, collective_named(stated))
+        recorded = settings.get("Collective", "")
+        name = choose("collective", options.collective, collective_named(recorded))
         if name is None:
-            return f"{stated or 'the table'} is no collective that torchcoll has"
+            return f"{recorded or 'the table'} is no collective that torchcoll has"
         entry, ranks = COLLECTIVES[name], options.ranks or 0
         if entry.has_splits and name not in (*_PER_RANK, *_CHANGED):
-            return f"the blocks of {stated} may be uneven, and the file does not tell them"
+            return f"the blocks of {recorded} may be uneven, and the file does not tell them"
         assert self.heading is not None
         columns = _COLUMNS if self.heading[1] else _COLUMNS[:5]
         if len(fields) != len(columns):

@@ -84,16 +84,16 @@ def base_class(modules: Sequence[str], name: str, hooks: Sequence[str]) -> Any:
     """
     for module in modules:
         try:
-            found = getattr(importlib.import_module(module), name, None)
+            base = getattr(importlib.import_module(module), name, None)
         except ImportError:
             continue
-        missing = [hook for hook in hooks if not hasattr(found, hook)]
-        if found is None or missing:
+        missing = [hook for hook in hooks if not hasattr(base, hook)]
+        if base is None or missing:
             package = importlib.import_module(module.partition(".")[0])
             version = getattr(package, "__version__", "of unknown version")
-            what = f"{name} with {', '.join(missing)}" if found else f"a {name}"
+            what = f"{name} with {', '.join(missing)}" if base else f"a {name}"
             raise UnavailableError(module, version, f"one that has {what}")
-        return found
+        return base
     expected = " or ".join(dict.fromkeys(module.partition(".")[0] for module in modules))
     action = "Install torchcoll[integrations], or the framework itself."
     raise UnavailableError("integration", "no framework", f"{expected} installed", action)
