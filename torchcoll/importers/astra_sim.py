@@ -1,13 +1,12 @@
-"""ASTRA-sim's output: ``sys[3] finished, 1072000 cycles, exposed communication ...`` of each NPU.
+"""Reads ASTRA-sim's output: ``sys[3] finished, 1072000 cycles, ...`` for each NPU.
 
-One cycle is one nanosecond (Sys::boostedTick). The output does not say what was simulated, so the
+One cycle is one nanosecond (Sys::boostedTick). The output does not name the simulated case, so the
 script that ``torchcoll model export --astra-sim`` writes prints a line before each simulation::
 
     torchcoll case: collective=all_reduce size_bytes=1048576 ranks=8
 
-Output of one simulation alone takes --collective and, with its size in its name, nothing else can
-be told: it is refused. A simulation of which some NPU did not finish stopped midway, and its case
-is refused too. A step of a training is no case: its time is told, and nothing is loaded.
+Output without such a line is refused. So is a case whose simulation stopped midway, before all NPUs
+had finished. A step of a training is not a case: it is refused with its time in the message.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Chakra execution traces as Traffic: a file ``NAME.RANK.et`` a rank.
+"""Reads Chakra execution traces as Traffic: one file ``NAME.RANK.et`` for each rank.
 
-A call's sizes are ``comm_size``, which is what the rank puts in (ASTRA-sim's collectives, and
-chakra's converter of PyTorch traces); what it gets follows from the collective. Times are whole
-microseconds, and simulators' inputs have none.
+The size of a call is ``comm_size``, the bytes that the rank puts in (as in ASTRA-sim and in
+chakra's converter of PyTorch traces). The bytes that it gets are computed from the collective.
+Times are whole microseconds; inputs of simulators have no times.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ _SCATTERED = ("reduce_scatter", "scatter")
 
 
 def read_chakra(path: Path, siblings: Sequence[Path]) -> Traffic:
-    """The calls of the rank whose file this is; ``beside``: the files of all ranks, itself too.
+    """Read the calls of one rank.
 
-    Raises UnreadableError for what is no such file, a name without a rank, and no communication.
+    siblings: the files of all ranks, including this one.
+
+    Raises UnreadableError for a file that is not a Chakra trace, whose name has no rank, or
+    without communication.
     """
     rank = rank_of_file(path)
     ranks = max([rank, *map(rank_of_file, siblings)]) + 1
@@ -66,7 +69,7 @@ def read_chakra(path: Path, siblings: Sequence[Path]) -> Traffic:
 
 
 def rank_of_file(path: Path) -> int:
-    """Raises UnreadableError where the name tells none."""
+    """The rank in the name of a file. Raises UnreadableError if it has none."""
     match = _RANK.search(path.name)
     if not match or parse_ranks(int(match[1]) + 1) is None:
         raise UnreadableError("execution trace", path, "a name that ends with .RANK.et")
@@ -103,7 +106,7 @@ def _call(node: ChakraNode, rank: int, ranks: int) -> TrafficCall | None:
 
 
 def _sizes(name: str, size_bytes: int, ranks: int) -> tuple[int, int]:
-    """(in, out); out is 0 where the ranks of the group are not told."""
+    """(bytes in, bytes out). Bytes out are 0 if the number of ranks in the group is not known."""
     if name in _GATHERED:
         return size_bytes, size_bytes * ranks
     if name in _SCATTERED:

@@ -1,4 +1,4 @@
-"""``torchcoll import``: other tools' output as result files."""
+"""``torchcoll import``: writes other tools' output as result files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from torchcoll.importers.base import Imported
 
 
 def parse_columns(text: str | None) -> dict[str, str]:
-    """``size=Size,algbw=Algbw (GB/s)`` as a dictionary; a comma in a name is written ``\\,``."""
+    """Parse ``size=Size,algbw=Algbw (GB/s)`` as a dictionary. A comma in a name is ``\\,``.
+
+    Raises UsageError for a pair without ``=`` or without a name.
+    """
     columns: dict[str, str] = {}
     for pair in (text or "").replace("\\,", "\0").split(","):
         key, equals, name = pair.replace("\0", ",").partition("=")
@@ -30,7 +33,7 @@ def parse_columns(text: str | None) -> dict[str, str]:
 
 
 def parse_labels(texts: Sequence[str]) -> dict[str, str]:
-    """``KEY=VALUE`` of each --label."""
+    """Parse the ``KEY=VALUE`` of each --label. Raises UsageError for a text without both."""
     for text in texts:
         if not text.partition("=")[0].strip() or "=" not in text:
             raise UsageError("label", text, "KEY=VALUE, such as kernel=6.8.0-generic")
@@ -39,7 +42,7 @@ def parse_labels(texts: Sequence[str]) -> dict[str, str]:
 
 
 def report_lines(path: str, imported: Imported) -> Iterator[str]:
-    """One line on the whole file, one for each reason of a refusal, one for each warning."""
+    """A line about the whole file, one for each reason of a refusal, and one for each warning."""
     present = imported.rows + len(imported.refused)
     cases = sum(len(run.results) for run in imported.runs)
     runs = f" in {len(imported.runs)} runs" if len(imported.runs) > 1 else ""
@@ -54,15 +57,17 @@ def report_lines(path: str, imported: Imported) -> Iterator[str]:
 
 
 def output_paths(path: str, count: int) -> list[Path]:
-    """``run.jsonl``; of several runs ``run.jsonl``, ``run-2.jsonl``, ..."""
+    """The files for ``count`` runs: ``run.jsonl``, ``run-2.jsonl``, ..."""
     first = Path(path)
     more = [first.with_name(f"{first.stem}-{n}{first.suffix}") for n in range(2, count + 1)]
     return [first, *more]
 
 
 def write(runs: Sequence[Run], path: str) -> list[Path]:
-    """The files; none where it is stdout (``-``). Raises UsageError before anything is written
-    where one of the files exists, and for several runs on stdout.
+    """Write the runs and return the files; no files for stdout (``-``).
+
+    Raises UsageError before writing anything if one of the files exists, or if several runs should
+    go to stdout.
     """
     if path == "-":
         if len(runs) > 1:
@@ -134,7 +139,7 @@ def run_import(options: argparse.Namespace) -> ExitCode:
             continue
         lines = report_lines(path, imported) if imported.runs or imported.refused else ()
         for line in lines:
-            # Who reads stdout alone gets nothing of a file of which nothing was read.
+            # stdout has nothing about a file from which nothing was read.
             aside = not imported.runs or options.output == "-"
             print(one_line(line), file=sys.stderr if aside else None)
         if not imported.runs:

@@ -1,11 +1,11 @@
-"""DeepSpeed: ds_bench / communication benchmarks, and the summary of its comms logger.
+"""Reads DeepSpeed's ds_bench / communication benchmarks, and the summary of its comms logger.
 
-Its 'Throughput' of all_reduce is 2 S / t and its unit Gbps by default, so bandwidths are computed
-from size and time; a busbw that contradicts them is said. The bench prints the size of all_gather
-as one rank's input, and so does the logger: it counts the argument ``tensor``
-(deepspeed/comm/utils.py), which is one rank's share in all_gather, gather and scatter, and the
-whole in the others. The logger's averages leave out the slowest and fastest tenth; its clock is the
-device's or the host's, as the accelerator has it (utils/timer.py).
+Its 'Throughput' of all_reduce is 2 S / t, by default in Gbps. So bandwidths are computed from size
+and time, with a warning if the printed busbw contradicts them. The benchmark prints the size of
+all_gather as one rank's input. The logger counts the argument ``tensor`` (deepspeed/comm/utils.py),
+which is one rank's share in all_gather, gather and scatter, and the whole buffer in the others. Its
+averages do not include the slowest and the fastest tenth. Its clock is the device's or the host's,
+depending on the accelerator (utils/timer.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torchcoll.importers.base import (
 NAME = "deepspeed"
 _TITLE = re.compile(r"-{4} Performance of (\S+) on (\d+) devices -{4}")
 _LOGGER = re.compile(r"Comm\. Op\s+Message Size\s+Count")
-# The caller stands there with "debug": true.
+# With "debug": true the line also has the caller.
 _OPERATION = re.compile(r"(?:\|\s*)?(\S+)(?: \| \[Caller Func: .*\])?\s*")
 TRIMMED = "mean without the slowest and fastest tenth"
 STRAGGLER = "straggler effect: the least over the ranks call by call, which no rank took"
@@ -67,15 +67,22 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """A busbw as DeepSpeed prints it, and how far its rounding and that of the time reach."""
+    """A busbw that DeepSpeed printed, and the rounding of it and of the time.
+
+    step_gbps: half a unit in its last place, in GB/s.
+    time_step: half a unit in the last place of the time, as a share of the time.
+    """
 
     gbps: float | None
     step_gbps: float
-    time_step: float  # of the time
+    time_step: float
 
     @classmethod
     def of(cls, heading: str, busbw: str, time: str) -> Bandwidth | None:
-        """heading: the line that names the columns. None where it does not name the unit."""
+        """Parse the texts of ``busbw`` and ``time``.
+
+        heading: the line with the names of the columns. Returns None if it does not have the unit.
+        """
         unit = _BUSBW.search(heading)
         if unit is None:
             return None
@@ -94,7 +101,9 @@ def make_case(
     remarks: Sequence[str] = (),
     given: Bandwidth | None = None,
 ) -> CaseResult | str:
-    """The case of an operation in DeepSpeed's name and size; else why it is none."""
+    """Make the result for an operation, by DeepSpeed's name and size; or the reason why it
+    cannot.
+    """
     name = collective_named(operation) or options.collective  # every row names its own
     if name is None:
         return f"{operation or '(no name)'} is no collective that torchcoll has"
@@ -123,7 +132,7 @@ class _DeepSpeedReader:
     def __init__(self, options: ImportOptions, imported: Imported) -> None:
         self.options, self.imported = options, imported
         self.title, self.ranks, self.raw_unit = "", options.ranks or 0, ""
-        self.logger, self.figures = False, [""]  # the columns of figures, by their names
+        self.logger, self.figures = False, [""]  # figures: names of the columns of figures
         self.heading = ""
         self.results: dict[tuple[int, str], list[CaseResult]] = {}
 
@@ -134,7 +143,7 @@ class _DeepSpeedReader:
         elif _LOGGER.search(text):
             self.logger, self.title, self.heading = True, "", text
             names = re.split(r"(?<=\))\s+|\s{2,}", text[text.index("Comm. Op") :].strip())
-            self.figures = names[3:]  # behind the operation, the size and the count
+            self.figures = names[3:]  # after the operation, the size and the count
         elif "Duration" in text and "Size" in text:
             unit = re.search(r"Duration \((\w+)\)", text)
             self.raw_unit, self.heading = unit[1] if unit else "", text

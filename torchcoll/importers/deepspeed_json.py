@@ -1,10 +1,10 @@
-"""DeepSpeed's comms logger as JSON: what a script saves of its two dictionaries.
+"""Reads DeepSpeed's comms logger as JSON: either of its two dictionaries, as a script saves them.
 
 ``json.dump(deepspeed.comm.log_summary(return_dict=True), file)``: summary, straggler_analysis,
 metadata; or ``comms_logger.get_raw_data()``: operation -> bytes -> [calls, [ms, ...], [..], [..]]
-(deepspeed/utils/comms_logging.py, since its pull request 7404 of July 2025). Both are of one rank.
-The bandwidths are not read: algbw of all_reduce is 2 S / t, in Gbit/s, and those of reduce_scatter
-were n times too high in older versions. What a size counts is said in deepspeed.py.
+(deepspeed/utils/comms_logging.py, since its pull request 7404 of July 2025). Both have one rank.
+The bandwidths are not read: algbw of all_reduce is 2 S / t in Gbit/s, and those of reduce_scatter
+were n times too high in older versions. deepspeed.py documents the sizes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _summed(record: object, over_ranks: str) -> Reported | None:
 
 
 def _raw(record: object) -> Reported | None:
-    """All latencies of one rank; which rank, the file does not tell."""
+    """Median, min and max of all latencies of one rank. The file does not name the rank."""
     listed = record[1] if isinstance(record, list) and len(record) > 1 else None
     times = [number(ms) for ms in listed] if isinstance(listed, list) else []
     durations = [ms * 1e6 for ms in times if ms]

@@ -1,12 +1,13 @@
-"""Dumps of torch's Flight Recorder as JSON (never as pickle, which runs code when it is read).
+"""Reads dumps of torch's Flight Recorder as JSON (never as pickle, which can run code when read).
 
-One rank a file, what ``torch._C._distributed_c10d._dump_nccl_trace_json()`` returns, in newer torch
-also ``_dump_fr_trace_json()``. Layout: ``dump_json`` of torch/csrc/distributed/c10d/
-FlightRecorderDetail.hpp, versions 2.4 (torch 2.6) to 2.10 (torch 2.15). Of each entry are read:
-process_group [name, description], profiling_name, collective_seq_id (from 1, on all ranks alike),
-input_sizes, input_dtypes, output_sizes, output_dtypes, time_created_ns, state, and duration_ms,
-which is there where TORCH_NCCL_ENABLE_TIMING was set. The times at which the watchdog discovered
-that a call had started or ended are not: it may have looked much later.
+A file has one rank: what ``torch._C._distributed_c10d._dump_nccl_trace_json()`` returns, in newer
+torch also ``_dump_fr_trace_json()``. Layout: ``dump_json`` of torch/csrc/distributed/c10d/
+FlightRecorderDetail.hpp, versions 2.4 (torch 2.6) to 2.10 (torch 2.15). These fields of each entry
+are
+read: process_group [name, description], profiling_name, collective_seq_id (from 1, equal on all
+ranks), input_sizes, input_dtypes, output_sizes, output_dtypes, time_created_ns, state, and
+duration_ms, which exists if TORCH_NCCL_ENABLE_TIMING was set. The times at which the watchdog
+noticed that a call had started or ended are not read, because they may be much too late.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def is_dump(data: object) -> bool:
 
 
 def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
-    """The calls of one rank. Raises UnreadableError without entries, or where no rank is told."""
+    """Read the calls of one rank. Raises UnreadableError without entries or without a rank."""
     listed = data.get("entries")
     entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
     if not entries:
@@ -91,7 +92,7 @@ def _backend(entry: Mapping[str, Any]) -> str:
 
 
 def _groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Group]:
-    """As configured; on gloo the ranks are missing there, but the entries name their groups."""
+    """The configured groups. On gloo they have no ranks, but the entries have the groups' names."""
     groups = {}
     config = data["pg_config"]
     for name, entry in config.items() if isinstance(config, dict) else ():
@@ -102,7 +103,7 @@ def _groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> di
         try:
             name, description = _group_of(entry)
         except (KeyError, TypeError, ValueError):
-            continue  # ``_call`` says so
+            continue  # ``_call`` reports it
         group = groups.get(name) or Group(name, description=description)
         groups[name] = Group(name, group.ranks, group.backend or _backend(entry), group.description)
     return groups
@@ -111,9 +112,9 @@ def _groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> di
 def _call(
     entry: Mapping[str, Any], groups: Mapping[str, Group], numbers: Numbers, start: int
 ) -> TrafficCall | None:
-    """One entry; None for what is no call: the end of a coalesced group, a split.
+    """The call of one entry; None for an entry that is not a call, such as a split.
 
-    Raises KeyError, TypeError or ValueError for a broken one.
+    Raises KeyError, TypeError or ValueError for a broken entry.
     """
     name = str(entry["profiling_name"])
     collective = torch_collective(name)
@@ -126,7 +127,7 @@ def _call(
     )
     if collective == "barrier":
         bytes_in, bytes_out, dtype = 0, 0, None
-    elif collective in ("send", "recv"):  # both sides of the entry hold the one tensor
+    elif collective in ("send", "recv"):  # input and output of the entry are the same tensor
         bytes_in, bytes_out = (bytes_in, 0) if collective == "send" else (0, bytes_out)
     if "coalesced" not in name:
         collective = _kind_of_call(collective, entry, len(groups[group].ranks))
@@ -153,14 +154,15 @@ _NO_CALLS = ("coalesced", "split", "new_window", "init")
 
 
 def _kind_of_call(collective: str, entry: Mapping[str, Any], ranks: int) -> str:
-    """The collective, the uneven one where the shapes say so: torch gives both one name.
+    """The collective, or its uneven variant if the shapes show that. torch gives both one name.
 
-    Splits that leave no trace in the shapes are not seen (``_notes``).
+    Splits that the shapes do not show are not detected (see ``_notes``).
     """
     sides = [entry[f"{side}_sizes"] for side in ("input", "output")]
     exchange = exchange_with_splits(collective)
     if exchange and all(len(shapes) == 1 for shapes in sides):
-        # Rows of one tensor a side that are no multiple of the ranks cannot be split evenly.
+        # The rows of a single tensor cannot be split evenly unless their number is a multiple of
+        # the number of ranks.
         rows = [shape[0] if shape else 1 for shapes in sides for shape in shapes]
         if ranks and any(count % ranks for count in rows):
             return exchange
@@ -181,7 +183,7 @@ def _size_bytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
 
 
 def _peer(name: str, collective: str, ranks: Sequence[int]) -> int | None:
-    """The other side of ``nccl:send 0->1`` and ``nccl:recv 1<-0``, as a rank of the world."""
+    """The world rank of the peer in ``nccl:send 0->1`` and ``nccl:recv 1<-0``."""
     match = re.search(r"(?:->|<-)(\d+)", name)
     peer = whole(match[1]) if match and collective in ("send", "recv") else None
     if peer is None:
@@ -197,7 +199,7 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
         notes.append(f"the buffer kept the last {kept}, and lost {lost} before")
     backends = {_backend(entry) for entry in entries}
     if all(call.time_ns is None for call in calls):
-        # What was not timed for another reason does not tell that the variable was not set.
+        # Calls may have no times for another reason than the variable.
         timed = any(number(entry.get("duration_ms")) is not None for entry in entries)
         action = ""
         if not timed and backends != {"gloo"}:

@@ -1,10 +1,10 @@
-"""NCCL Inspector: one JSON object for each collective that a rank ran.
+"""Reads NCCL Inspector: one JSON object for each collective that a rank ran.
 
-Until format v4.2 each record has its header and metadata (ext-profiler/inspector/inspector.cc);
-from v4.3 on they stand once, in the dump_stats record before the records of one communicator
-(plugins/profiler/inspector/inspector_json.cc). Ranks of one collective are joined by communicator
-and sequence number; a case is all collectives of one kind and size, with a sample for each rank and
-collective. Its size of AllGather and ReduceScatter is for one rank (inspectorComputeCollBw).
+Up to format v4.2 each record has a header and metadata (ext-profiler/inspector/inspector.cc). From
+v4.3 on only the dump_stats record has them, before the records of one communicator
+(plugins/profiler/inspector/inspector_json.cc). The records of one call are matched across ranks by
+communicator and sequence number. A case has all calls of one collective and size, with a sample for
+each rank and call. The size of AllGather and ReduceScatter is one rank's (inspectorComputeCollBw).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torchcoll.importers.base import (
 NAME = "nccl-inspector"
 LONG_LINES = True
 _PER_RANK = ("all_gather", "reduce_scatter")
-_GPU_CLOCK = "kernel_gpu"  # kernel_cpu and collective_cpu are the host's, of the same events
+_GPU_CLOCK = "kernel_gpu"  # kernel_cpu and collective_cpu are times of the host's clock
 _BATCH = ("coll_records", "p2p_records", "proxy_records")
 _NOT_COLLECTIVE = {"p2p_perf": "point-to-point: no collective", "proxy_trace": "network: no call"}
 LOST = (
@@ -49,12 +49,18 @@ FEW = (
 
 @dataclass
 class _Calls:
-    """The calls of one case: sequence number -> rank -> ns, and how they were run and timed."""
+    """The calls of one case.
+
+    times: sequence number -> rank -> ns.
+    choices: algorithm and protocol of the calls.
+    given_gbps, expected_gbps: sums of busbw over the ``given`` records that have one: as the
+        record has it, and as it follows from the record's time.
+    """
 
     times: dict[int, dict[int, int]] = field(default_factory=dict)
-    ways: dict[str, None] = field(default_factory=dict)  # algorithm and protocol
-    given_gbps: float = 0.0  # sums over the records that give a busbw: as given ...
-    expected_gbps: float = 0.0  # ... and as it follows from the time of the same record
+    choices: dict[str, None] = field(default_factory=dict)
+    given_gbps: float = 0.0
+    expected_gbps: float = 0.0
     given: int = 0
     clocks: set[str] = field(default_factory=set)
 
@@ -75,7 +81,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     cases: _Cases = {}
     hosts: _Hosts = {}
     marker: dict[str, Any] = {}
-    left = lost = 0  # left: how many records are still to come that the marker speaks for
+    left = lost = 0  # left: how many further records the marker belongs to
     for line, text in lines:
         text = text.strip().rstrip(",")
         if not text or text in "[]":
@@ -123,7 +129,7 @@ def _objects(text: str, line: int, imported: Imported) -> Iterable[Mapping[str, 
 
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without their groups; Inspector's exporter writes them so, too."""
+    """All fields of a record without nesting, as Inspector's exporter also writes them."""
     flat: dict[str, Any] = {}
     for key in ("header", "metadata", "coll_perf"):
         group = record.get(key)
@@ -139,7 +145,10 @@ def _take(
     hosts: _Hosts,
     options: ImportOptions,
 ) -> str:
-    """Puts one record in its place; else why it has none. ``marker``: of the last dump_stats."""
+    """Add one record to ``cases``. Returns '', or why it cannot be added.
+
+    marker: the fields of the last dump_stats.
+    """
     flat = _flat(record)
     if "coll" not in flat:
         return next((why for key, why in _NOT_COLLECTIVE.items() if key in record), "no collective")
@@ -168,13 +177,13 @@ def _take(
         calls.expected_gbps += expected
         calls.given += 1
     if choice := " ".join(str(flat[k]) for k in ("coll_algo", "coll_proto") if flat.get(k)):
-        calls.ways[choice] = None
+        calls.choices[choice] = None
     hosts.setdefault((case[0], ranks), {})[rank] = str(flat.get("hostname") or "?")
     return ""
 
 
 def _is_all(by_rank: Mapping[int, object], ranks: int) -> bool:
-    """Whether these are ranks 0 to ``ranks`` - 1; the file may claim any number of them."""
+    """Whether the keys are the ranks 0 to ``ranks`` - 1. A file may claim any number of ranks."""
     return len(by_rank) == ranks and max(by_rank) < ranks
 
 
@@ -196,8 +205,8 @@ def _result(
     elif len(whole_calls) < len(times):
         missing = len(times) - len(whole_calls)
         remarks.append(f"{missing} of {len(times)} calls lack the record of some rank: left out")
-    if len(calls.ways) > 1:
-        remarks.append(f"several algorithms together: {', '.join(calls.ways)}")
+    if len(calls.choices) > 1:
+        remarks.append(f"several algorithms together: {', '.join(calls.choices)}")
     if len(calls.clocks) > 1:
         remarks.append(f"several clocks together: {', '.join(sorted(calls.clocks))}")
     if "unknown" in calls.clocks:
