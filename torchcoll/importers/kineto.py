@@ -1,4 +1,12 @@
-"""The calls of a Kineto trace: what was sent in which group, when, and what of it was exposed."""
+"""Reads traces of torch.profiler (Kineto): the calls of one rank, their times and exposed parts.
+
+On an accelerator the time of a call is that of the kernels with the same ``External id``. NCCL's
+kernel names also have the algorithm, which is only a hint. gloo's work is in separate threads as
+``gloo:*`` events without a link to the call. Such an event is assigned to the first c10d operator
+before it with the same operation and size. It provides the end of the call, and the dtype, which
+torch does not record with the operator. The exposed part of a call is the time in which nothing
+else ran: no other kernel on the device, or no other operator on the host.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +50,16 @@ from torchcoll.libraries.nccl.algorithms import kernel_choice
 # Arguments of the c10d operators, by torch's schema (torch/csrc/distributed/c10d/Ops.cpp).
 _OUT_FIRST = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
 _ROOT_INDEX = {"broadcast": 2, "reduce": 3, "gather": 3, "scatter": 3}
-_SAME_BOTH = ("all_reduce", "broadcast", "reduce", "send", "recv")  # one buffer, or two alike
+_SAME_BOTH = ("all_reduce", "broadcast", "reduce", "send", "recv")  # input and output are alike
 _PEER_INDEX = 2
-UNKNOWN = -1  # bytes
+UNKNOWN = -1  # in place of a number of bytes
 
 
 def make_groups(info: Mapping[str, Any], calls: Iterable[IssuedCall]) -> dict[str, Group]:
-    """The groups that the profiler lists, and those that only calls tell.
+    """The groups that the profiler lists, and those that are only named by calls.
 
-    A group may have a backend for each type of device: that of the calls which tell their own
-    parameters is the accelerator's.
+    A group may have a backend for each type of device. If calls have record_param_comms the
+    accelerator's backend is used.
     """
     calls = list(calls)
     on_device = any(call.has_param for call in calls)
@@ -78,7 +86,9 @@ def make_groups(info: Mapping[str, Any], calls: Iterable[IssuedCall]) -> dict[st
 
 
 def _merge_groups(groups: dict[str, Group]) -> dict[str, Group]:
-    """c10d operators do not tell their group: where all have the same ranks, one stands for all."""
+    """Merge groups with the same ranks and backend into one, as c10d operators do not name
+    theirs.
+    """
     if len(groups) < 2 or len({(g.ranks, g.backend) for g in groups.values()}) > 1:
         return groups
     first = next(iter(groups.values()))
@@ -87,13 +97,15 @@ def _merge_groups(groups: dict[str, Group]) -> dict[str, Group]:
 
 
 def _complete(ranks: object, size: object) -> tuple[int, ...]:
-    """The ranks, unless the profiler has shortened their list."""
+    """The ranks; () if the profiler has shortened the list."""
     listed = parse_rank_list(ranks)
     return listed if whole(size) in (None, len(listed)) else ()
 
 
 def _regular(args: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ranks at equal distances: what torch tells of a group beside a list that may be cut."""
+    """Ranks from start, stride and size, which torch records along with the possibly shortened
+    list.
+    """
     start, stride = whole(args.get("Global rank start")), whole(args.get("Global rank stride"))
     size = whole(args.get("Group size"))
     if start is None or not stride or not size or size > MOST_RANKS:
@@ -102,7 +114,7 @@ def _regular(args: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _backend(config: str, on_device: bool) -> str:
-    """Of ``cpu:gloo,cuda:nccl`` the one for such calls."""
+    """The backend in a text like ``cpu:gloo,cuda:nccl`` for calls on the device, or on the host."""
     pairs = [entry.split(":") for entry in config.split(",") if ":" in entry]
     fitting = [pair[1] for pair in pairs if (pair[0] != "cpu") == on_device]
     return (fitting or [pair[1] for pair in pairs] or [config])[0]
@@ -110,16 +122,19 @@ def _backend(config: str, on_device: bool) -> str:
 
 @dataclass
 class Calls:
-    """Makes calls of events of one rank. left: what is not known of some, and of how many."""
+    """Makes calls from the events of one rank.
+
+    left: what is not known of calls -> number of such calls.
+    """
 
     rank: int
     groups: Mapping[str, Group]
     left: Counter[str] = field(default_factory=Counter)
 
     def make(self, issued: IssuedCall, dtype: str | None) -> TrafficCall:
-        """Without time, step and number; both sizes UNKNOWN where one is not known.
+        """Make a call without time, step and number. Both sizes are UNKNOWN if one is not known.
 
-        dtype: for operators that do not tell it themselves.
+        dtype: for operators that do not record it themselves.
         """
         if issued.has_param:
             return self._from_param(issued)
@@ -132,12 +147,12 @@ class Calls:
         dtype = torch_dtype(args.get("dtype"))
         group = args.get("Process Group Name")
         group = group if isinstance(group, str) else ""
-        # `Rank` is the root of a rooted collective, else this rank: both count within the group.
+        # `Rank` is the root of a rooted collective, or else this rank. Both are ranks of the group.
         root = self._world(whole(args.get("Rank")), group) if collective in _ROOT_INDEX else None
         peer = whole(args.get("Dst Rank" if collective == "send" else "Src Rank"))
         sizes = [whole(args.get(f"{side} msg nelems")) for side in ("In", "Out")]
         splits = [parse_rank_list(args.get(f"{side} split size")) for side in ("In", "Out")]
-        if name == "all_to_allv":  # the lists may be too long to be shown
+        if name == "all_to_allv":  # the profiler omits lists that are too long
             collective = "all_to_all_v"
         tensors = 1
         if "coalesced" in name and issued.outer:
@@ -157,12 +172,12 @@ class Calls:
         sizes = [arguments.elements(index), arguments.elements(0)]
         root = arguments.whole(_ROOT_INDEX[collective]) if collective in _ROOT_INDEX else None
         root = self._world(root, group)
-        if sent:  # older torch shows no shapes of lists, and the annotation those of all inputs
+        if sent:  # older torch has no shapes of lists, but the annotation has those of all inputs
             dtype = sent.dtype_of_all() or dtype
             sizes[0] = sent.all_elements() if sizes[0] is None else sizes[0]
             if collective in _SAME_BOTH and sizes[1] is None:
                 sizes[1] = sizes[0]
-        # Lists of lists show no shapes: they follow from the other side.
+        # torch has no shapes of lists of lists. They follow from the other side.
         if collective in ("all_gather", "gather"):
             sizes[1] = sizes[1] or (None if sizes[0] is None or not ranks else sizes[0] * ranks)
         if collective in ("reduce_scatter", "scatter"):
@@ -207,16 +222,19 @@ class Calls:
         each = itemsize(dtype)
         sizes_known = each is not None and all(n is not None and n * each < 1 << 62 for n in sides)
         size_bytes = [(n or 0) * (each or 0) if sizes_known else UNKNOWN for n in sides]
-        # What a scatter brings to other ranks than its root the root's trace may tell.
+        # For a scatter the root's trace may have the sizes that the other ranks lack.
         awaited = collective == "scatter" and root not in (None, self.rank) and bool(group)
         if not sizes_known and not awaited:
             self.left[f"{collective}: {'dtype' if each is None else 'sizes'} not known"] += 1
-        # Who gives sizes makes the uneven call, as in a capture: those of another rank may differ.
+        # A call with split sizes counts as uneven, as in a capture: other ranks may have other
+        # sizes.
         if any(splits):
             collective = exchange_with_splits(collective) or collective
         elif sizes_known:
             collective = uneven(collective, size_bytes[:1], size_bytes[1:])
-        sent = splits[0] or (1,) * len(splits[1])  # they count rows; without any, even ones
+        sent = splits[0] or (1,) * len(
+            splits[1]
+        )  # rows for each rank; without a list all are equal
         shares = tuple(max(size_bytes[0], 0) * rows // (sum(sent) or 1) for rows in sent)
         return TrafficCall(
             collective,
@@ -232,7 +250,7 @@ class Calls:
         )
 
     def _world(self, rank: int | None, group: str) -> int | None:
-        """The rank of the world that has this rank in a group; None where that is not known."""
+        """The world rank of a rank in a group; None if it is not known."""
         ranks = self.groups[group].ranks if group in self.groups else ()
         return ranks[rank] if rank is not None and rank < len(ranks) else None
 
@@ -242,7 +260,9 @@ def _data_index(collective: str) -> int:
 
 
 def _asynchronous(issued: IssuedCall) -> bool | None:
-    """The operator tells it; record_param_comms itself only in newer torch."""
+    """Whether the call is asynchronous, by its operator, or by record_param_comms of newer
+    torch.
+    """
     values = _Arguments(issued.outer or issued.event).values
     values = [*values, str(issued.event.args.get("Is asynchronized op")).capitalize()]
     recorded = next((value for value in values if value in ("True", "False")), None)
@@ -250,13 +270,13 @@ def _asynchronous(issued: IssuedCall) -> bool | None:
 
 
 def operator_elements(event: Event) -> set[int]:
-    """The elements of the sides of a c10d operator that it tells, to know its work by."""
+    """Numbers of elements in the input and output of a c10d operator, if recorded."""
     arguments = _Arguments(event)
     return {n for i in (0, 1) if (n := arguments.elements(i)) is not None}
 
 
 class _Arguments:
-    """The arguments of an operator as record_shapes keeps them."""
+    """The arguments of an operator as record_shapes records them."""
 
     def __init__(self, event: Event) -> None:
         names = ("Input type", "Input Dims", "Concrete Inputs")
@@ -266,7 +286,7 @@ class _Arguments:
         )
 
     def dims(self, index: int) -> list[Sequence[int]]:
-        """The shape of each tensor; [] where the argument is no tensor or shows none."""
+        """The shape of each tensor in an argument; [] if it is not a tensor, or has no shape."""
         if index >= min(len(self._dims), len(self.types)) or not self.types[index]:
             return []
         dims = self._dims[index]
@@ -283,7 +303,7 @@ class _Arguments:
         return sum(known_counts) if shapes and len(known_counts) == len(counts) else None
 
     def all_elements(self) -> int | None:
-        """Of an annotation, whose arguments are the tensors that were sent."""
+        """Elements of all arguments, for an annotation: they are the tensors that were sent."""
         counts = [
             product(shape) if isinstance(shape, list) and shape else None for shape in self._dims
         ]
@@ -302,9 +322,9 @@ class _Arguments:
         return whole(self.values[index]) if index < len(self.values) else None
 
     def splits(self) -> list[tuple[int, ...]]:
-        """What an all_to_all sends to each rank and gets from it, () where all are alike.
+        """What an all_to_all sends to each rank and receives from it; () if all are equal.
 
-        One tensor tells numbers of rows; of lists of tensors the sizes tell.
+        For a single tensor these are numbers of rows, and for lists of tensors sizes.
         """
         lists = [parse_rank_list(self.values[i]) if i < len(self.values) else () for i in (4, 3)]
         if self.types[:1] != ["TensorList"]:
@@ -313,32 +333,24 @@ class _Arguments:
         return shapes if len({*shapes[0], *shapes[1]}) > 1 else [(), ()]
 
 
-# Traces of torch.profiler: the calls of one rank, their times, and how much of them was exposed.
-#
-# On an accelerator the kernels that carry a call's ``External id`` tell its time, and NCCL's by
-# their names the algorithm, which is a hint. What gloo runs stands on threads of its own as
-# ``gloo:*``, without a link to the call: it is put to the first c10d operator before it of the same
-# operation and size, and gives it its end, and the dtype that torch hides there. Exposed is what
-# nothing else ran under: other kernels of the device; on the host other operators.
-
 SOURCE = "kineto"
 
 
 def is_trace(data: object) -> bool:
-    """True for Chrome's JSON of any tool."""
+    """Whether this is Chrome's JSON format, of any tool."""
     return isinstance(data, dict) and isinstance(data.get("traceEvents"), list)
 
 
 def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None]:
-    """The calls of one rank, and the number of the first step that the profiler marked.
+    """Read the calls of one rank: (traffic, number of the first step that the profiler marked).
 
-    Raises UnreadableError for a trace without communication, without sizes, or of no known rank.
+    Raises UnreadableError for a trace without communication, without sizes, or without a rank.
     """
     events = read_events(data)
     calls, computing = find_issued(events)
     kernels, on_device, unassigned = assign_kernels(events, calls)
     if not any(call.has_param for call in calls):
-        # Without the host's events there are the kernels alone, which tell the same.
+        # Without events of the host the kernels themselves have the parameters.
         alone = [event for event in unassigned if "Collective name" in event.args]
         only = set(alone)
         calls += map(IssuedCall, alone)
@@ -364,7 +376,7 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     spans = [span for _, span in steps]
     timed = _timed(pairs, works, computing, kernels, on_device)
     traffic_calls = _numbered(pairs, _in_steps(timed, spans))
-    # After they were counted. ``fill_from_root`` sees to those of a scatter.
+    # Calls without sizes are dropped after numbering. ``fill_from_root`` fills those of a scatter.
     traffic_calls = [
         call for call in traffic_calls if call.bytes_in != UNKNOWN or _awaited(call, rank)
     ]
@@ -377,7 +389,7 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     if not busy and all(call.clock == "host" for call in traffic_calls):
         busy = list(computing)
     traffic.computing = {rank: merged(busy)} if busy else {}
-    # What was left out above, and kernels of no one call.
+    # The time of dropped calls, and of kernels that belong to no single call.
     left = [call.span for call in timed if call.bytes_in == UNKNOWN and not _awaited(call, rank)]
     ran = [(event.start, event.end) for event in unassigned]
     traffic.apart = {rank: merged([*filter(None, left), *ran])} if ran or any(left) else {}
@@ -392,8 +404,10 @@ def _awaited(call: TrafficCall, rank: int) -> bool:
 
 
 def fill_from_root(traffic: Traffic) -> None:
-    """Gives the scatter calls of other ranks dtype and size as their root has them: on gloo their
-    own traces tell none. Without the root's trace they are left out, and that is said.
+    """Set dtype and size of scatter calls from the call of their root, in place.
+
+    On gloo the traces of the other ranks do not have them. Calls without a trace of their root are
+    dropped, with a note.
     """
     roots = {
         (call.group, call.sequence): call
@@ -423,7 +437,7 @@ def fill_from_root(traffic: Traffic) -> None:
 
 
 def _unreadable(path: Path, problem: str, expected: str, action: str = "") -> UnreadableError:
-    # Not in `got`, which is cut where it is long.
+    # The path is part of the first text, because the second one is cut if it is long.
     return UnreadableError(f"trace {path}", problem, expected, action)
 
 
@@ -435,10 +449,10 @@ def _dtype(works: Sequence[Event]) -> str | None:
 def _assign_works(
     calls: Sequence[IssuedCall], works: Sequence[Event], ranks: int
 ) -> dict[IssuedCall, list[Event]]:
-    """What gloo ran for each c10d operator: the first of its operation and size after it.
+    """The gloo events of each c10d operator: the first ones after it with its operation and size.
 
-    gloo has no reduce_scatter: it runs all_reduce, of the whole input, or of the tensors of a list
-    one by one, of which there are as many as ``ranks``.
+    gloo has no reduce_scatter. It runs an all_reduce of the whole input, or one for each of the
+    ``ranks`` tensors in a list.
     """
     waiting: dict[str, deque[Event]] = defaultdict(deque)
     for work in works:
@@ -450,7 +464,9 @@ def _assign_works(
         collective, sizes = torch_collective(issued.event.name), operator_elements(issued.event)
         several = issued.event.name == "c10d::reduce_scatter_"
         queue = waiting["all_reduce" if collective == "reduce_scatter" else collective]
-        while queue and queue[0].start < issued.event.start:  # nor is it of a later call
+        while (
+            queue and queue[0].start < issued.event.start
+        ):  # it cannot belong to a later call either
             queue.popleft()
         fitting = (w for w in queue if _fits(w, sizes))
         works_by_call[issued] = list(islice(fitting, ranks if several else 1))
@@ -460,7 +476,9 @@ def _assign_works(
 
 
 def _fits(work: Event, sizes: set[int]) -> bool:
-    """Elements of the work, all tensors together, where both sides tell them."""
+    """Whether the numbers of elements agree, for all tensors together or for one; True if
+    unknown.
+    """
     dims = work.args.get("Input Dims")
     if not sizes or not isinstance(dims, list) or not dims:
         return True
@@ -479,7 +497,7 @@ def _timed(
     kernels: Mapping[IssuedCall, Sequence[Event]],
     on_device: Mapping[str, Sequence[Span]],
 ) -> list[TrafficCall]:
-    """The calls with start, duration and exposed part, as far as the trace has them."""
+    """The calls with start, duration and exposed part, if the trace has them."""
     spans: dict[int, Span] = {}
     devices: dict[int, str] = {}
     algorithms: dict[int, str] = {}
@@ -516,7 +534,7 @@ def _algorithm(kernels: Sequence[Event]) -> str:
 
 
 def _in_steps(calls: Sequence[TrafficCall], steps: Sequence[Span]) -> list[TrafficCall]:
-    """Each in the step in which it was issued."""
+    """The calls with the index of the step in which they were issued."""
     begins = [begin for begin, _ in steps]
     placed = []
     for call in calls:
@@ -528,13 +546,16 @@ def _in_steps(calls: Sequence[TrafficCall], steps: Sequence[Span]) -> list[Traff
 
 
 def _numbered(pairs: Sequence[Pair], calls: Sequence[TrafficCall]) -> list[TrafficCall]:
-    """``Seq`` where torch tells it, so that ranks need not begin alike; else counted."""
+    """The calls with their sequence numbers: torch's ``Seq``, or else counted from the first call.
+
+    With ``Seq`` the traces of the ranks need not begin with the same call.
+    """
     recorded = [whole(issued.event.args.get("Seq")) or 0 for issued, _ in pairs]
     last: dict[str, int] = defaultdict(int)
     counted: set[str] = set()
     for number, call in zip(recorded, calls, strict=True):
         if not call.point_to_point:
-            if number <= last[call.group]:  # not known, or the same for several
+            if number <= last[call.group]:  # missing, or the same for several calls
                 counted.add(call.group)
             last[call.group] = number
     numbers, numbered = Numbers(), []

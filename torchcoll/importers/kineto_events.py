@@ -1,11 +1,11 @@
-"""The events of a Kineto trace (Chrome's JSON), and which of them are communication.
+"""Reads the events of a Kineto trace (Chrome's JSON) and finds those that are communication.
 
-Two kinds tell of a call that was issued. ``record_param_comms`` (nccl, xccl and others on
-accelerators) tells collective, group, sizes and dtype. ``c10d::*`` operators are there on every
-backend; one that holds a ``record_param_comms`` is the same call. Functional collectives
-(``_c10d_functional::*``) hold the c10d operator that they call. In traces before torch 2.2 (seen
-in those of HolisticTraceAnalysis, of 2022 and 2023) record_param_comms tells nothing: the
-annotation within it (``nccl:all_reduce``) has the name and, with record_shapes, what was sent.
+Two kinds of events show that a call was issued. ``record_param_comms`` (nccl, xccl and others on
+accelerators) has collective, group, sizes and dtype. ``c10d::*`` operators exist on every backend;
+one that contains a ``record_param_comms`` is the same call. Functional collectives
+(``_c10d_functional::*``) contain the c10d operator that they call. Before torch 2.2 (as in the
+traces of HolisticTraceAnalysis, of 2022 and 2023) record_param_comms has no parameters: the
+annotation within it (``nccl:all_reduce``) has the name and, with record_shapes, the tensors.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from torchcoll.importers.base import (
 )
 
 PARAM = "record_param_comms"
-# What record_param_comms tells beside calls: waiting for one, and the frame of several.
+# record_param_comms events that are not calls: waiting for a call, and the frame of several calls.
 _NO_CALLS = ("wait", "init", "startCoalescing", "endCoalescing")
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
-_DEEPEST = 1000  # operators in each other
+_DEEPEST = 1000  # nested operators
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _WANTED = {"cpu_op", "user_annotation", *_ON_DEVICE}
-_RUNTIME = ("cuda_runtime", "cuda_driver")  # calls of the host; Kineto calls ROCm's so, too
+_RUNTIME = ("cuda_runtime", "cuda_driver")  # calls of the host; also the names for ROCm
 _ANNOTATION = re.compile(r"(?:nccl|rccl|xccl|hccl|ucc|mpi):\w")
-# Names of events whose arguments count.
-_TELL = (PARAM, "c10d::", "_c10d_functional::", "gloo:")
+# Names of events whose arguments are needed.
+_WITH_ARGS = (PARAM, "c10d::", "_c10d_functional::", "gloo:")
 _NO_ARGS: Mapping[str, Any] = {}
 _LIBRARY = re.compile(r"nccl|rccl|oneccl|xccl", re.IGNORECASE)
 
@@ -58,8 +58,12 @@ class Event:
 
 @dataclass(eq=False)
 class IssuedCall:
-    """A call as it was issued. outer: the c10d operator that a record_param_comms stands in.
-    inner: a record_param_comms that tells nothing; annotation: of the library's work.
+    """A call as it was issued.
+
+    event: its record_param_comms if that has parameters, or else its c10d operator.
+    outer: the c10d operator around a record_param_comms.
+    inner: a record_param_comms without parameters.
+    annotation: the annotation of the library's work.
     """
 
     event: Event
@@ -69,7 +73,7 @@ class IssuedCall:
 
     @property
     def ids(self) -> list[object]:
-        """By which kernels name it."""
+        """The External ids with which kernels refer to this call."""
         params = [event for event in (self.event, self.inner) if event and event.name == PARAM]
         return [event.id for event in params if event.id is not None]
 
@@ -79,7 +83,7 @@ class IssuedCall:
 
 
 def make_event(record: object) -> Event | None:
-    """A complete event, from ts 0; None for one that tells nothing here, as most do not."""
+    """Make a complete event, with times from ts 0; None for one that is not needed, as most are."""
     if not isinstance(record, dict) or record.get("ph") != "X":
         return None
     category, name = record.get("cat"), record.get("name")
@@ -119,13 +123,15 @@ def _thread(pid: int | str, tid: int | str) -> tuple[str, str]:
 
 
 def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of an operator that is no communication nobody asks for shapes and stacks, which are most of
-    what a large trace would take in memory.
+    """The arguments of an event that are needed.
+
+    Shapes and stacks of operators that are not communication are dropped: they would need most of
+    the memory of a large trace.
     """
-    if "Collective name" in args or name.startswith(_TELL):
+    if "Collective name" in args or name.startswith(_WITH_ARGS):
         return args
     if category in _ON_DEVICE or category in _RUNTIME:
-        # In the same old traces an External id is no operator's but that of the launch.
+        # In those old traces an External id is not that of an operator but of the launch.
         is_correlation = args.get("External id") == args.get("correlation")
         if category in _RUNTIME:
             return (
@@ -141,10 +147,10 @@ def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[s
 
 
 def read_events(data: Mapping[str, Any]) -> list[Event]:
-    """The complete events (``ph`` X), outer ones before what they hold; broken ones are left out.
+    """The complete events (``ph`` X), outer events before the events within them.
 
-    ``ts`` and ``dur`` are microseconds with three decimals. ``traceEvents`` has them as objects of
-    the JSON, or as ``make_event`` has made them.
+    Broken events are skipped. ``ts`` and ``dur`` are in microseconds with three decimals.
+    ``traceEvents`` has objects of the JSON, or events that ``make_event`` has made.
     """
     listed = data["traceEvents"]
     made_events = (record if isinstance(record, Event) else make_event(record) for record in listed)
@@ -157,12 +163,14 @@ def read_events(data: Mapping[str, Any]) -> list[Event]:
 
 
 def _within(name: str) -> int:
-    """Of events of the same microsecond what stands in which."""
+    """The nesting level among events with the same times."""
     return 1 if name == PARAM else 2 if _ANNOTATION.match(name) else 0
 
 
 def find_issued(events: Iterable[Event]) -> tuple[list[IssuedCall], list[Span]]:
-    """(every call once, by start; when the host computed: operators that hold no communication)."""
+    """(all calls by start, spans of operators without communication, in which the host
+    computed).
+    """
     threads: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in events:
         if event.category == "cpu_op" or (
@@ -180,10 +188,10 @@ def find_issued(events: Iterable[Event]) -> tuple[list[IssuedCall], list[Span]]:
 
 def _thread_calls(events: Sequence[Event]) -> tuple[list[IssuedCall], list[Span]]:
     issued_calls: dict[Event, IssuedCall] = {}
-    open_: list[Event] = []  # operators around the present one
-    calls: list[Event | None] = []  # for each of them the innermost call that it is or stands in
+    open_: list[Event] = []  # operators around the current event
+    calls: list[Event | None] = []  # for each of them the innermost call that it is or is within
     counted: set[Event] = set()
-    busy: set[Event] = set()  # communication, and what holds it
+    busy: set[Event] = set()  # communication, and the operators around it
     for event in events:
         while open_ and open_[-1].end <= event.start:
             open_.pop()
@@ -192,19 +200,19 @@ def _thread_calls(events: Sequence[Event]) -> tuple[list[IssuedCall], list[Span]
         if event.name == PARAM or event.name.startswith(("c10d::", "_c10d_functional::")):
             busy.add(event)
             for outer in reversed(open_):
-                if outer in busy:  # and so is what is around it
+                if outer in busy:  # all operators around it are already busy
                     break
                 busy.add(outer)
             param = event.name == PARAM
             if param and event.args.get("Collective name") in _NO_CALLS:
                 pass
-            elif param and "Collective name" not in event.args:  # an old one
+            elif param and "Collective name" not in event.args:  # before torch 2.2
                 if around in issued_calls:
                     issued_calls[around].inner = issued_calls[around].inner or event
                 elif not around:
                     issued_calls[event] = IssuedCall(event)
                     counted.add(event)
-            elif param and around and around.name != PARAM:  # the same call told better
+            elif param and around and around.name != PARAM:  # the same call with more information
                 issued_calls.pop(around, None)
                 issued_calls[event] = IssuedCall(event, around)
                 counted.add(event)
@@ -225,18 +233,20 @@ def _thread_calls(events: Sequence[Event]) -> tuple[list[IssuedCall], list[Span]
 
 
 def _has_call(issued: IssuedCall) -> bool:
-    """False for an old record_param_comms that was a wait, or the frame of several calls."""
+    """Whether it is a call. An old record_param_comms may be a wait, or the frame of several
+    calls.
+    """
     return issued.has_param or issued.annotation is not None
 
 
 def assign_kernels(
     events: Sequence[Event], calls: Sequence[IssuedCall]
 ) -> tuple[dict[IssuedCall, list[Event]], dict[str, list[Span]], list[Event]]:
-    """(kernels of each call; computation by device; other communication).
+    """(kernels of each call, spans of computation by device, other communication kernels).
 
-    A kernel names its call by the External id, else it is that around its launch. The last are
-    kernels of coalesced calls, which belong to several, and those whose call was issued before the
-    trace began.
+    A kernel belongs to the call with its External id, or else to the call around its launch. The
+    other communication kernels are those of coalesced calls, which belong to several calls, and
+    those of calls that were issued before the trace began.
     """
     ids = {number: call for call in calls for number in call.ids}
     launched = _launching_calls(events, calls)
@@ -264,7 +274,7 @@ def _plain(value: object) -> bool:
 def _launching_calls(
     events: Iterable[Event], calls: Sequence[IssuedCall]
 ) -> dict[object, IssuedCall]:
-    """Correlation -> the call around the launch of a kernel, on the thread of the host."""
+    """Correlation id -> the call around the launch of the kernel in the same thread of the host."""
     by_thread: dict[tuple[str, str], list[IssuedCall]] = defaultdict(list)
     for call in calls:
         by_thread[call.event.thread].append(call)

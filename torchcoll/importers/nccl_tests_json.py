@@ -1,7 +1,7 @@
-"""nccl-tests' JSON (-J), versions 1 to 3, and what a killed run left of it.
+"""Reads nccl-tests' JSON (-J), versions 1 to 3, and files of killed runs.
 
-The environment in the file is everything the shell had: only the variables that torchcoll records
-of its own runs are kept.
+The file has the shell's whole environment. Only the variables that torchcoll records in its own
+runs are kept.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NAME = "nccl-tests-json"
 LONG_LINES = True
 
 
-_CONCURRENT_ROWS = 100  # more names ``size`` than a head can have
+_MOST_OTHER_SIZES = 100  # members named ``size`` that are not rows
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -56,8 +56,9 @@ def sniff(head: Sequence[str]) -> bool:
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     imported = Imported()
     text = document(lines)
-    # Each row has one, the head none: what is too much is not decoded, which takes seconds.
-    imported.check_rows(text.count('"size"') - _CONCURRENT_ROWS)
+    # Each row has a ``size``. A file with too many is refused before decoding it, which takes
+    # seconds.
+    imported.check_rows(text.count('"size"') - _MOST_OTHER_SIZES)
     data, cut = decode(text)
     if cut:
         imported.warn("the file is cut off: what is whole was read")
@@ -182,7 +183,7 @@ def _row(row: object, line: int, run: NcclTestsRun, options: ImportOptions) -> N
     op = str(row.get("redop") or "").strip()
     root = str(row.get("root") or "").strip()
     entry = COLLECTIVES[run.collective or ""]
-    # -1 is all of them, one after the other: shown as 0, as before.
+    # Root -1 means all ranks one after the other; it is kept as 0.
     return NcclTestsRow(
         line,
         size,
@@ -216,9 +217,10 @@ def _per_iteration(block: Block, data: object) -> None:
 
 
 def _width(rows: Sequence[NcclTestsRow], ranks: int, imported: Imported) -> None:
-    """Samples are of processes. Where a process had several ranks, they are maxima over those.
+    """Reduce samples of processes with several ranks to those of the slowest process.
 
-    Calls are back to back: maxima over processes too would count one stall several times.
+    The file has samples of processes, each the maximum over the ranks of the process. Calls run
+    back to back, so the maximum over processes for each call would count one stall several times.
     """
     widths = {len(b.samples) for row in rows for b in row.blocks if b.samples} - {ranks}
     if widths and ranks:
