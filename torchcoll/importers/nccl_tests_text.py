@@ -1,7 +1,7 @@
-"""nccl-tests' text, of all versions, and rccl-tests'.
+"""Reads the text output of nccl-tests, of all versions, and of rccl-tests.
 
-Lines become runs here; nccl_tests_rows.py reads the rows. Sources: src/util.cu and
-src/common.cu of nccl-tests from 2.0 to 2.19.
+This module groups lines into runs; nccl_tests_rows.py parses the rows. Sources: src/util.cu and
+src/common.cu of nccl-tests 2.0 to 2.19.
 """
 
 from __future__ import annotations
@@ -45,35 +45,35 @@ from torchcoll.libraries.nccl.algorithms import choices_of
 from torchcoll.libraries.nccl.log import NcclLogReader
 
 _SET, _CALL = " set by environment to ", " Bytes -> "
-_MOST = 4096  # messages that are remembered
+_MOST = 4096  # messages that are remembered, to skip equal ones
 
 
 class Messages:
-    """Of one run. ``take`` is called for every message of a log of any size."""
+    """The messages of NCCL's log in the output of one run."""
 
     def __init__(self) -> None:
         self._reader = NcclLogReader()
-        self._known: set[str] = set()
+        self._seen: set[str] = set()
 
     def take(self, text: str) -> None:
-        """A message with its prefix (``host:pid:thread [0] NCCL INFO ...``).
+        """Read a message with its prefix (``host:pid:thread [0] NCCL INFO ...``).
 
-        Most lines tell nothing of what is wanted here. A call comes once an iteration: equal ones
-        of any process are read once.
+        Most messages are not needed and are skipped, as this is called for every message. A message
+        about a call is repeated in each iteration; equal ones are read once.
         """
         if _CALL in text:
             message = text.partition(" NCCL ")[2]
-            if message in self._known:
+            if message in self._seen:
                 return
-            if len(self._known) < _MOST:
-                self._known.add(message)
+            if len(self._seen) < _MOST:
+                self._seen.add(message)
         elif _SET not in text and "CCL version" not in text:
             return
         self._reader.read([text.encode()])
 
     @property
     def variables(self) -> dict[str, str]:
-        """Those that may be kept; of one that differs between the processes every value."""
+        """The variables that may be kept, with all values of one that differs between processes."""
         values: dict[str, dict[str, None]] = {}
         for process in self._reader.processes:
             for name, value in process.variables.items():
@@ -82,21 +82,23 @@ class Messages:
 
     @property
     def versions(self) -> dict[str, str]:
-        """``nccl`` or ``rccl`` -> its version, of the first process that tells it."""
+        """``nccl`` or ``rccl`` -> its version, by the first process that logged it."""
         processes = reversed(self._reader.processes)
         return {
             process.library.lower(): process.version for process in processes if process.version
         }
 
     def choose(self, results: Iterable[CaseResult]) -> None:
-        """Give each case what the library chose for its size."""
+        """Set ``choices`` of each result to what the library chose for its size."""
         calls = dict.fromkeys(call for process in self._reader.processes for call in process.calls)
         for result in results if calls else ():
             result.choices = choices_of(result, calls)
 
 
 def begins_run(text: str) -> bool:
-    """True for a message of the start of a process, which may come before its first own line."""
+    """Whether a message is from the start of a process, which may precede nccl-tests' first
+    line.
+    """
     return _SET in text or "CCL version" in text
 
 
@@ -121,12 +123,12 @@ _HEADING = re.compile(
 )
 _NUMBERS = r"\d[\d,]*\s+\d[\d,]*\s+"
 _TYPE = r"[a-z][a-z0-9_]*\s+(?:[a-z]+\s+)?-?\d"
-# A row or a heading. By its first character, which the search finds fast.
+# A row or a heading. The pattern begins with a single character, which makes the search fast.
 STARTS = re.compile(
     rf"[\d#sb](?:(?<=\d)(?<![\w.,+-]\d)[\d,]*\s+\d[\d,]*\s+{_TYPE}"
     r"|(?:(?<=#)[ \t]*(?:size|bytes)|(?<=s)ize|(?<=b)ytes)\s+(?:count|N)\s+type\b)"
 )
-# What is left of a row that other output runs into: it cannot be read, and must not be missed.
+# The rest of a row that other output runs into. It cannot be read, but must be reported.
 _HOLDS = re.compile(
     rf"\d\s+\d[\d,]*\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{2}}|\d\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{5}}"
 )
@@ -138,8 +140,8 @@ _ROW = re.compile(rf"\s*{_NUMBERS}[a-z]")
 _ROW_HEAD = re.compile(rf"\s*{_NUMBERS}[a-z][a-z0-9_]*\b")
 _PLACEMENTS = re.compile(r"out-of-place|in-place")
 _LEAST = 6  # fields of a row: size, count, type, time, algbw, busbw
-_ABOVE, _TITLE = 8, 80  # lines and characters: what is longer is prose, and speaks of anything
-# What people write behind a row: `<-- here`, `# best`, `| ok`.
+_ABOVE, _TITLE = 8, 80  # lines and characters of titles: longer lines are prose
+# Notes that people append to a row: `<-- here`, `# best`, `| ok`.
 _NOTE = re.compile(r"\s(?=[<#|;(!*]|//|--)")
 _SUFFIXED = re.compile(r"\s*\d[\d.,]*[KMGT]?i?B?\s+\d[\d.,]*[KMGT]?\s+[a-z]\w*\s+\S+(?:\s+\S+){3}")
 SUFFIXES = "sizes or counts with a suffix such as 1M are rounded: nccl-tests prints all digits"
@@ -158,19 +160,22 @@ def sniff(head: Sequence[str]) -> bool:
             return True
         if _ROW.match(text) and len(text.split()) in range(11, 24):
             rows.append(text)
-    # An excerpt without any heading; what is pasted may be one row.
+    # An excerpt without a heading, which may be a single row.
     return len(rows) > 1 or any(not isinstance(parser.row(0, row), str) for row in rows)
 
 
 @dataclass
 class _TestOutput:
-    """The lines of one nccl-tests process, as they are read."""
+    """The output of one nccl-tests process.
+
+    names: columns of the heading. above: texts above the heading. zeros: number of lines of rank 0.
+    """
 
     line: int
     collective: str | None = None
     names: list[str] = field(default_factory=list)
     parser: RowParser = field(default_factory=lambda: RowParser((), ()))
-    above: list[Line] = field(default_factory=list)  # texts above the heading
+    above: list[Line] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
     members: dict[int, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -180,7 +185,7 @@ class _TestOutput:
     concluded: bool = False
     failed: bool = False
     events: list[str] = field(default_factory=list)
-    zeros: int = 0  # lines of rank 0
+    zeros: int = 0
     messages: Messages = field(default_factory=Messages)
 
     @property
@@ -224,7 +229,9 @@ def _width(outputs: Sequence[_TestOutput]) -> int:
 
 
 def _interleaved(outputs: Sequence[_TestOutput]) -> bool:
-    """Several first ranks before any test has ended, and no second rank anywhere."""
+    """Whether these are tests without MPI at once: several ranks 0 before a test ends, and no rank
+    1.
+    """
     if any(set(output.members) - {0} for output in outputs):
         return False
     if any(output.zeros > 1 for output in outputs):
@@ -236,15 +243,15 @@ def _interleaved(outputs: Sequence[_TestOutput]) -> bool:
 
 
 class _TextReader:
-    """Lines to outputs. A heading of another test begins the next output."""
+    """Groups lines into outputs. The heading of another test begins the next output."""
 
     def __init__(self, imported: Imported) -> None:
         self.imported = imported
         self.outputs: list[_TestOutput] = []
-        self.pending: tuple[int, str] | None = None  # a row that a log line has cut in two
-        self.failed: tuple[int, str, str] | None = None  # a row that is none, and why
-        self.early = Messages()  # of the next run: its other ranks may speak before its heading
-        self.placements: tuple[str, ...] = ()  # of the line above a heading
+        self.pending: tuple[int, str] | None = None  # the begin of a row that a log line has split
+        self.failed: tuple[int, str, str] | None = None  # a row that cannot be read, and why
+        self.early = Messages()  # messages of the next run's ranks before its heading
+        self.placements: tuple[str, ...] = ()  # placements in the line above a heading
         self.above: deque[Line] = deque(maxlen=_ABOVE)  # texts since the last row
 
     @property
@@ -286,7 +293,7 @@ class _TextReader:
         (self.early if next_one else self.output.messages).take(text)
 
     def broken(self, line: int, text: str) -> None:
-        """A piece of a row, before a message of a library."""
+        """Read the text before a message of a library, which may be a fragment of a row."""
         self.add_kept()
         if self.pending:
             self.pending = (self.pending[0], self.pending[1] + text)
@@ -306,7 +313,7 @@ class _TextReader:
             self.pending = None
 
     def refuse_failed(self, following: str = "") -> None:
-        """The row that failed, of which the next line may be the rest."""
+        """Refuse the row that failed. The next line may be its continuation."""
         if self.failed:
             (line, text, why), self.failed = self.failed, None
             whole_row = RowParser((), ()).row(line, text + following) if following.strip() else ""
@@ -332,7 +339,9 @@ class _TextReader:
             self.add(line, row)
 
     def add_kept(self) -> None:
-        """Before whatever else becomes of a line: the parser keeps rows to read many at once."""
+        """Add the rows that the parser has kept. Called before anything else is done with a
+        line.
+        """
         for line, row in self.output.parser.kept():
             self.add(line, row)
 
@@ -356,7 +365,8 @@ class _TextReader:
             output = self.next_output(line, bool(output.settings or output.rows))
             output.settings = _settings(text)
         elif match := _RANK.search(text):
-            # A list stands above its table. In the oldest each rank prints its own line, late.
+            # The list of ranks is above its table. In the oldest versions each rank prints its own
+            # line, after the table.
             next_list = output.ended or whole(match[1]) == 0
             self.member(self.next_output(line, bool(output.rows) and next_list), match)
         elif placements := _PLACEMENTS.findall(text):
@@ -414,7 +424,7 @@ class _TextReader:
             before = self.output
             self.refuse_pending()
             self.outputs.append(_TestOutput(line))
-            if not before.rows and not before.settings:  # a version line stands first
+            if not before.rows and not before.settings:  # the output so far is only a version line
                 self.outputs[-1].versions = before.versions
                 self.outputs[-1].messages = before.messages
             else:
@@ -437,7 +447,7 @@ class _TextReader:
 
 
 def _side_by_side(text: str) -> bool:
-    """Whether a line holds two rows of as many fields, as ``paste`` and ``diff -y`` print them."""
+    """Whether a line has two rows side by side, as ``paste`` and ``diff -y`` print them."""
     tokens = [token for token in text.split() if token not in ("|", "<", ">")]
     half, odd = divmod(len(tokens), 2)
     return not odd and half > _LEAST and bool(_ROW.match(" ".join(tokens[half:])))
@@ -535,9 +545,9 @@ def _run_of(output: _TestOutput, options: ImportOptions, imported: Imported) -> 
 def _unnamed(
     output: _TestOutput, options: ImportOptions, ranks: int, imported: Imported
 ) -> str | None:
-    """The collective of a table that no line of nccl-tests names; None where its rows are refused.
+    """The collective of a table that no line of nccl-tests names; None if its rows are refused.
 
-    A title, or the name of the file, is believed as far as the figures can be such a collective's.
+    A title, or the name of the file, is used if the figures can be those of its collective.
     """
     fits = fitting_collectives(output.rows, ranks, "#wrong" in output.names)
     titles = ((f"line {line}", collective_in(text)) for line, text in reversed(output.above))
@@ -562,7 +572,7 @@ def _unnamed(
 
 
 def _check_average(output: _TestOutput, imported: Imported) -> None:
-    """The footer's average is over all rows: where it is another, rows are missing."""
+    """Warn if the footer's average, which is over all rows, differs: then rows are missing."""
     bandwidths = [b.busbw for row in output.rows for b in row.blocks if b.busbw is not None]
     if output.average is None or not bandwidths:
         return

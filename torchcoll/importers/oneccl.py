@@ -1,13 +1,13 @@
-"""oneCCL's benchmark: its text, and its CSV (-o).
+"""Reads the text and the CSV (-o) of oneCCL's benchmark. Neither has bandwidths.
 
-Neither has a bandwidth. Its sizes are of one buffer as the call is given it; S of nccl-tests
-follows from them (examples/benchmark/src/*/*_strategy.hpp): all_gather and all_to_all count per
-rank and per peer, so S = bytes x ranks; reduce_scatter counts the whole input, so S = bytes.
+Sizes are those of one buffer of the call, from which S of nccl-tests follows
+(examples/benchmark/src/*/*_strategy.hpp). For all_gather and all_to_all they are per rank and per
+peer, so S = bytes x ranks. For reduce_scatter they are the whole input, so S = bytes.
 
-One file may hold the output of several processes, one after the other, as a job script writes it:
-each is a run. With ``-i 1 -w 0`` each row is one call, in the order of the process: its
-``ordinal`` is the number of timed calls before it, its first call is t_max. A barrier on a
-communicator of the benchmark's own comes before each (examples/benchmark/src/benchmark.cpp).
+A file may have the outputs of several benchmarks, one after the other, as job scripts write them;
+each is a run. With ``-i 1 -w 0`` each row is one call, in the order of the process: its ``ordinal``
+is the number of timed calls before it, and the time of its first call is t_max. There is a barrier
+on a separate communicator before each call (examples/benchmark/src/benchmark.cpp).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ STARTS = re.compile(
     r"#[ \t]*(?:Benchmarking:|#processes:|ranks,|All done)|#bytes\b|options:[ \t]*$"
     r"|(?:datatype|reduction):[ \t]|(?<![\w.:,+-])\d+(?:[ \t]+[\d.]+(?:e[+-]?\d+)?){5,12}[ \t]*$"
 )
-# Without these a heading is broken, and so are its rows. Early versions have no #elem_count.
+# A heading without these columns is broken, and so are its rows. Early versions have no
+# #elem_count.
 _COLUMNS = ("bytes", "t_avg[usec]")
 _CSV_COLUMNS = (
     *("ranks", "collective", "dtype", "#elements/buffer", "message_size", "t_avg[usec]"),
@@ -93,7 +94,7 @@ class _OneCclReader:
 
     def begin(self) -> None:
         self.runs += 1
-        self.begun = False  # its options are being read
+        self.begun = False  # whether its options have begun
         self.settings: dict[str, str] = {}
         self.names: list[str] = []  # the columns
         self.collectives: list[str] = []
@@ -101,7 +102,7 @@ class _OneCclReader:
         self.ended = False
         self.rows = 0
         self.results: dict[int, list[CaseResult]] = {}
-        self.same: list[tuple[int, Mapping[str, str]]] = []  # CSV rows of one timing
+        self.same: list[tuple[int, Mapping[str, str]]] = []  # CSV rows with equal figures
 
     def line(self, line: int, text: str) -> None:
         text = without_log(text)[0].strip("\n")
@@ -133,7 +134,7 @@ class _OneCclReader:
             self.row(line, plain)
 
     def next_run(self, another: bool) -> None:
-        """The output of another process begins, if it is one."""
+        """Begin the output of another benchmark, if ``another``."""
         if another:
             self.finish()
             self.begin()
@@ -170,7 +171,11 @@ class _OneCclReader:
         }
 
     def flush(self) -> None:
-        """Rows of equal figures and several names are one sum, written once for each name."""
+        """Add the CSV rows with equal figures.
+
+        If they have several collectives the benchmark timed these together and repeated the sum for
+        each of them, so the rows are refused.
+        """
         names = list(dict.fromkeys(record["collective"] for _, record in self.same))
         for line, record in self.same:
             if len(names) > 1:
@@ -181,7 +186,9 @@ class _OneCclReader:
 
     @property
     def first_calls(self) -> bool:
-        """Each row is one call, the first the process' first. A CSV does not tell the warm-up."""
+        """Whether each row is one call, from the process's first on. A CSV does not have the
+        warm-up.
+        """
         asked = (self.settings.get("iters"), self.settings.get("warmup_iters"))
         return not self.csv and asked == ("1", "0")
 
@@ -220,7 +227,9 @@ class _OneCclReader:
             return f"bytes is {record['message_size']}"
         if not time:
             return f"t_avg[usec] is {record.get('t_avg[usec]')}"
-        if record.get("together"):  # text multiplies by the buffers, CSV does not
+        if record.get(
+            "together"
+        ):  # sizes in the text are those of all buffers, and in the CSV those of one
             count, size_bytes = count // buffers, size_bytes // buffers
         if not size_bytes and COLLECTIVES[name].has_data and not self.first_calls:
             return "0 elements: nothing was sent"
@@ -276,7 +285,7 @@ class _OneCclReader:
         number_runs(self.imported, self.runs)
 
     def finish(self) -> None:
-        """The run that has ended, a Run for each number of ranks."""
+        """Add a Run for each number of ranks in the output that has ended."""
         if self.same:
             self.flush()
         done: dict[str, Any] = {"status": "complete"}

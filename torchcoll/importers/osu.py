@@ -1,7 +1,8 @@
-"""OSU micro-benchmarks: collective latency, blocking and not, and omb-py.
+"""Reads OSU micro-benchmarks: latency of blocking and non-blocking collectives, and omb-py.
 
-The file has no ranks and no bandwidth, and sizes are of one rank's buffer: S of all_gather, gather,
-scatter and all_to_all is that x ranks. reduce_scatter's is the whole input.
+The output has no number of ranks and no bandwidth. Sizes are those of one rank's buffer, so for
+all_gather, gather, scatter and all_to_all S is size x ranks. For reduce_scatter it is the whole
+input.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""PARAM's comms benchmark: rows ``COMMS-RES-<collective>-<type>``.
+"""Reads PARAM's comms benchmark: rows ``COMMS-RES-<collective>-<type>``.
 
-The time is the median over ranks of each rank's mean; sizes are S of nccl-tests. Point-to-point
-rows are ping latencies of two ranks and no collective; quantised rows are several times at once.
+The time is the median over ranks of each rank's mean. Sizes are S of nccl-tests. Point-to-point
+rows (ping latencies of two ranks) and quantised rows (which have several times) are refused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     for line, text in lines:
         if "COMMS-RES" not in text:
             if match := _WORLD.search(text):
-                # A group smaller than the world comes after it, and is what ran.
+                # A group that is smaller than the world is printed after it; the group ran.
                 listed = parse_ranks(match[1] or match[2])
             if not options.backend and (match := _BACKEND.search(text)):
                 backend = match[1]

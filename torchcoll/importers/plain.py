@@ -1,10 +1,10 @@
-"""A table in Markdown or CSV: the form of most published figures.
+"""Reads tables in Markdown or CSV, the format of most published figures.
 
-``--map size=Size,algbw='Algbw (GB/s)'`` names its columns; without it, names that say what they
-are are found. A heading of Markdown above a table names its collective. Sizes are binary (16GB is
-16 x 2^30 bytes), as nccl-tests has it; units are read from the heading, and what it leaves open is
-said. Bandwidths that do not follow from size, time and ranks are shown as the table gives them,
-with the contradiction: its time may be in another unit than its heading says.
+``--map size=Size,algbw='Algbw (GB/s)'`` names the columns. Without it columns with usual names are
+recognised. A heading of Markdown above a table names its collective. Sizes are binary (16GB is
+16 x 2^30 bytes), as in nccl-tests. Units are read from the headings, with a warning if they are
+unclear. Bandwidths that do not follow from size, time and ranks are kept with a warning: the time
+may be in another unit than its heading says.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from torchcoll.importers.heading_units import Unit, bandwidth_unit, size_unit, t
 NAME = "plain"
 ODD = "bandwidths do not follow from size, time and ranks"
 KEYS = ("size", "time", "algbw", "busbw", "collective", "ranks", "dtype", "op")
-_WORDS = {
+_COLUMN_NAMES = {
     "size": r"(?:message |msg )?(?:size|bytes)\b",
     "time": r"(?:avg |mean |median )?(?:time|latency|duration)\b",
     "algbw": r"alg(?:orithm)? ?(?:bw|bandwidth)\b",
@@ -50,12 +50,12 @@ _WORDS = {
 }
 _SIZE_CELL = re.compile(r"([\d.]+)\s*([kmgt]?)(i?)(b(?:ytes)?)?", re.IGNORECASE)
 _SCALE = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_NONE = ("", "-", "n/a", "na", "none", "null")  # a cell that holds no figure
+_NONE = ("", "-", "n/a", "na", "none", "null")  # texts of a cell without a figure
 _STEP = 0.01  # a small bandwidth is printed with two decimals, or as 0
 _BASIS = "size, time and ranks"
 _NUMBERED = re.compile(r"\W*(?:(?:run|test|case|trial|iter\w*)\W*)?\d*\W*", re.IGNORECASE)
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
-_GUARD = re.compile(r"^'(?='*[=@+-])")  # before what a spreadsheet would run: report/formats.py
+_GUARD = re.compile(r"^'(?='*[=@+-])")  # prevents that a spreadsheet runs a cell: report/formats.py
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -93,10 +93,12 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
 
 
 def _fields(text: str, heading: str = "") -> list[str]:
-    """The cells of a line; [] for a line of no table. heading: the delimiter of the heading above.
+    """The cells of a line; [] for a line that is not of a table.
 
-    What stands before the first bar of a quoted table (``> | Size |``) becomes a cell as well, in
-    its heading and in its rows alike.
+    heading: the delimiter of the heading above.
+
+    The text before the first bar of a quoted table (``> | Size |``) becomes a cell in the heading
+    and in all rows.
     """
     plain = text.strip()
     delimiter = heading if heading and heading in plain else _delimiter_of(plain)
@@ -112,7 +114,7 @@ def _fields(text: str, heading: str = "") -> list[str]:
 
 
 def _delimiter_of(text: str) -> str:
-    """What stands between the cells of a line; '' for a line of no table."""
+    """The delimiter between the cells of a line; '' for a line that is not of a table."""
     bars = text.count("|")
     if text.startswith("|") or (bars > 1 and bars >= text.count(",")):
         return "|"
@@ -120,27 +122,31 @@ def _delimiter_of(text: str) -> str:
 
 
 def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]:
-    """key -> place in the table. What is chosen must be there; the rest is found by its name."""
+    """Key -> index of its column, for the columns in ``chosen`` or else those with usual names.
+
+    {} if a chosen column is missing, or if there is no unique column.
+    """
     if chosen:
         indices = {key: fields.index(name) for key, name in chosen.items() if name in fields}
         return indices if len(indices) == len(chosen) else {}
     columns: dict[str, int] = {}
     plain = [field.replace("_", " ") for field in fields]
-    if not any(re.match(_WORDS["size"], field, re.IGNORECASE) for field in plain):
-        return {}  # as in every row below the heading
-    for key, pattern in _WORDS.items():
+    if not any(re.match(_COLUMN_NAMES["size"], field, re.IGNORECASE) for field in plain):
+        return {}  # a row and not a heading
+    for key, pattern in _COLUMN_NAMES.items():
         matches = [i for i, field in enumerate(plain) if re.match(pattern, field, re.IGNORECASE)]
         if len(matches) == 1:
             columns[key] = matches[0]
         elif len(matches) > 1 and key in ("time", "algbw", "busbw"):
-            return {}  # two systems beside each other: --map says which
+            return {}  # two systems side by side: --map must choose
     return columns
 
 
 def parse_size(text: str, unit: int = 1) -> int | None:
-    """``16GB``, ``16 GiB``, ``16G`` and ``1048576`` as bytes, binary; None for no size.
+    """Parse ``16GB``, ``16 GiB``, ``16G`` or ``1048576`` as bytes, with binary prefixes; None if it
+    is not a size.
 
-    ``unit``: bytes in one of a number that stands alone.
+    unit: bytes in one unit of a number without a suffix.
     """
     match = _SIZE_CELL.fullmatch(text.strip().replace(",", ""))
     value = number(match[1]) if match else None
@@ -150,10 +156,10 @@ def parse_size(text: str, unit: int = 1) -> int | None:
 
 
 def _figures(record: Mapping[str, str]) -> dict[str, float | None] | str:
-    """Time and bandwidths as they are printed; what is there and no number is the answer."""
+    """Printed time and bandwidths; a text about the first cell that is not a number."""
     figures = {}
     texts = {key: record.get(key, "") for key in ("time", "algbw", "busbw")}
-    pointed = any("." in text for text in texts.values())  # then a comma is no decimal one
+    pointed = any("." in text for text in texts.values())  # then commas group thousands
     for key, text in texts.items():
         if pointed and _THOUSANDS.fullmatch(text):
             text = text.replace(",", "")
@@ -170,7 +176,7 @@ class _TableReader:
         self.columns: dict[str, int] = {}
         self.names: list[str] = []
         self.tables, self.form, self.delimiter = 0, "table", ""
-        self.odd: list[int] = []  # lines whose bandwidths do not follow
+        self.odd: list[int] = []  # lines whose bandwidths do not follow from size, time and ranks
         self.results: dict[int, list[CaseResult]] = {}
 
     def line(self, line: int, text: str) -> None:
@@ -204,14 +210,14 @@ class _TableReader:
             self.results.setdefault(result.ranks, []).append(result)
 
     def is_rule(self, text: str, fields: Sequence[str]) -> bool:
-        """Whether it is the line below a heading of Markdown: ``|---|:--|``, also quoted."""
+        """Whether this is the line below a heading of Markdown: ``|---|:--|``, also quoted."""
         if "--" not in text:
             return False
         cells = [fields[i] for i in self.columns.values()] if len(fields) == len(self.names) else []
         return not text.strip(" \t:|-") or bool(cells and not "".join(cells).strip(" :-"))
 
     def unit(self, key: str, unit_of: Callable[[str], Unit]) -> float:
-        """The scale that the heading of a column names; what it leaves open is warned of."""
+        """The scale by the unit in the heading of a column. Warns if the unit is uncertain."""
         scale, doubt = unit_of(self.names[self.columns[key]])
         if doubt:
             self.imported.warn(doubt)
@@ -254,7 +260,7 @@ class _TableReader:
                 algbw = busbw / entry.bus_factor(ranks)
             if algbw:
                 time, derived = _expected_time(name, size_bytes, ranks, algbw), True
-        if derived and not number(time):  # none, or beyond what a time can be
+        if derived and not number(time):  # 0, or too large for a time
             time, derived = None, False
         follow = by_time or algbw  # the busbw that follows from either
         busbw_expected = follow * entry.bus_factor(ranks) if follow and ranks > 1 else None
@@ -287,14 +293,17 @@ class _TableReader:
 
 
 def _expected_algbw(name: str, size_bytes: int, ranks: int, time: float) -> float | None:
-    """S / t; hypercube's with its share, which needs the ranks. None of no time."""
+    """The algbw by size and time: S / t, for hypercube times its share, which needs the ranks.
+
+    None without a time, or if it is not known.
+    """
     if ranks or not time:
         return algbw_gbps(name, size_bytes, ranks, time)
     return size_bytes / time if COLLECTIVES[name].moved(2) == 1 else None
 
 
 def _expected_time(name: str, size_bytes: int, ranks: int, algbw: float) -> float | None:
-    """The time that gives this algbw: S / algbw, hypercube's with its share; None if unknown."""
+    """The time by size and algbw: S / algbw, for hypercube times its share; None if not known."""
     if not ranks:
         return size_bytes / algbw if COLLECTIVES[name].moved(2) == 1 else None
     at_one = algbw_gbps(name, size_bytes, ranks, 1.0)

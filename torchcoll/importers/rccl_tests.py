@@ -1,8 +1,8 @@
-"""rccl-tests' table files (-x FILE -Z csv or json). Its text is nccl-tests' and read there.
+"""Reads rccl-tests' table files (-x FILE -Z csv or json). nccl_tests_text.py reads its text.
 
 CSV: ``numCycle,collective,[nodes,ranks,ranksPerNode,gpusPerRank | gpus],size,type,redop,inplace,
-time,algbw,busbw,wrong``; columns go by name, because they depend on the build. Older releases left
-commas at line ends and brackets out (ROCm/rccl-tests PR 140).
+time,algbw,busbw,wrong``; columns are read by name, because they depend on the build. Older
+releases have a comma at the end of lines and no brackets (ROCm/rccl-tests PR 140).
 """
 
 from __future__ import annotations
@@ -68,9 +68,11 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
 
 
 def _records(lines: Iterable[Line], imported: Imported) -> Iterable[tuple[int, Mapping[str, str]]]:
-    """One mapping a row, of CSV or of JSON objects, whatever holds them together."""
+    """Yield (line, record) for each row of a CSV, or for each JSON object with or without a
+    list.
+    """
     names: list[str] = []
-    opened = ""  # of an object over several lines what was read of it
+    opened = ""  # the beginning of an object that spans several lines
     for line, text in lines:
         text = opened + text.strip()
         start = text.rfind("{")

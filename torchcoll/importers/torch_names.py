@@ -1,4 +1,4 @@
-"""How torch's traces name collectives, types, groups and ranks: shared by their readers."""
+"""Names of collectives, types, groups and ranks in torch's traces, for all readers of traces."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _NAMES = {
     "recvanysource": "recv",
     "barrier": "barrier",
     "monitoredbarrier": "monitored_barrier",
-    "allreducebarrier": "barrier",  # how nccl does it
+    "allreducebarrier": "barrier",  # nccl's barrier
 }
 _FORM = re.compile(r"(intotensor|coalesced|tensor|single|base|oop)$")
-# Of those who call a type by the type of its memory, or by ATen's name, what find_dtype lacks.
+# C++ and ATen names of types that find_dtype does not have.
 _DTYPES = {
     "byte": "uint8",
     "unsignedchar": "uint8",
@@ -42,15 +42,15 @@ _DTYPES = {
     "complexfloat": "complex64",
     "complexdouble": "complex128",
 }
-_BOUND = 1 << 62  # sizes from here on are none
+_BOUND = 1 << 62  # sizes must be below
 HIDDEN_OP = "the reduce operation is not in the trace: it is shown as unknown"
 
 
 def torch_collective(name: str) -> str:
-    """The collective that torch calls so in a trace; the name itself where it is another thing.
+    """The collective for a name in torch's traces, or the plain name if it is not a collective.
 
-    ``c10d::_allgather_base_``, ``_allgather_base``, ``nccl:_all_gather_base``; what stands behind a
-    blank (``nccl:send 0->1``) does not belong to it.
+    ``c10d::_allgather_base_``, ``_allgather_base`` and ``nccl:_all_gather_base`` are all_gather.
+    Text after a blank (``nccl:send 0->1``) is ignored.
     """
     plain = re.sub(r"^\w+::?", "", name.strip()).split(" ")[0]
     key = plain.replace("_", "").lower()
@@ -60,7 +60,7 @@ def torch_collective(name: str) -> str:
 
 
 def torch_dtype(text: object) -> str | None:
-    """torch's name of a type as a trace has it: ``Float``, ``c10::BFloat16``, ``long int``."""
+    """torch's name of a type in a trace: ``Float``, ``c10::BFloat16``, ``long int``."""
     if not isinstance(text, str) or text.endswith("List") or text == "Scalar":
         return None
     plain = text.removeprefix("c10::").replace(" ", "").lower()
@@ -69,9 +69,10 @@ def torch_dtype(text: object) -> str | None:
 
 
 def rank_in_name(path: str | os.PathLike[str], bare: bool = False) -> int | None:
-    """The rank in a file name: the number behind ``rank``; ``bare``: else the last number of all.
+    """The rank in a file name: the number after ``rank``.
 
-    A bare number may be that of a process, as in what tensorboard's handler writes.
+    bare: without it also accept a number at the end of the name. Such a number may be a process id,
+    as in files of tensorboard's handler.
     """
     stem = re.sub(r"(\.pt\.trace)?(\.jsonl?)?(\.gz)?$", "", os.path.basename(path))
     matches = re.findall(r"rank[_-]?(\d+)", stem, re.IGNORECASE)
@@ -81,7 +82,7 @@ def rank_in_name(path: str | os.PathLike[str], bare: bool = False) -> int | None
 
 
 def parse_rank_list(value: object) -> tuple[int, ...]:
-    """The ranks of a group: a list, or its text; () where it is neither or was shortened."""
+    """The ranks in a list or in its text; () for anything else, and if the list was shortened."""
     if isinstance(value, str):
         inner = value.strip().removeprefix("[").removesuffix("]")
         value = [whole(item) if item.strip().isdecimal() else None for item in inner.split(",")]
@@ -90,7 +91,7 @@ def parse_rank_list(value: object) -> tuple[int, ...]:
 
 
 def product(shape: Iterable[object]) -> int | None:
-    """Elements of a tensor; None where the shape is none, or no memory holds that many."""
+    """Elements of a tensor; None if the shape is not valid, or too large."""
     total = 1
     for number in shape:
         if type(number) is not int or number < 0:
@@ -102,7 +103,7 @@ def product(shape: Iterable[object]) -> int | None:
 
 
 def check_ranks(numbers: Iterable[int], path: os.PathLike[str]) -> None:
-    """Raises UnreadableError for a rank beyond what a world may have."""
+    """Raise UnreadableError for a rank that is too large."""
     most = max(numbers, default=0)
     if most >= MOST_RANKS:
         expected = f"ranks from 0 to {MOST_RANKS - 1}"
@@ -110,7 +111,7 @@ def check_ranks(numbers: Iterable[int], path: os.PathLike[str]) -> None:
 
 
 class Numbers:
-    """Numbers the calls of a rank as a capture does: see TrafficCall.sequence."""
+    """Counts the calls of a rank as a capture does (TrafficCall.sequence)."""
 
     def __init__(self) -> None:
         self._next: Counter[tuple[object, ...]] = Counter()
@@ -122,6 +123,6 @@ class Numbers:
 
 
 def hidden_op(calls: Sequence[TrafficCall]) -> list[str]:
-    """The note about reduce operations, where a call has one."""
+    """A note that reduce operations are not known, if a call has one."""
     names = {call.collective for call in calls if call.op is None}
     return [HIDDEN_OP] if any(n in COLLECTIVES and COLLECTIVES[n].has_op for n in names) else []

@@ -1,4 +1,4 @@
-"""Traffic from files: what ``capture`` wrote, torch's Kineto traces, Flight Recorder dumps."""
+"""Reads Traffic from files: captures, Kineto traces, Flight Recorder dumps and Chakra traces."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from torchcoll.importers.large_json import members
 from torchcoll.libraries.execution_trace import SUFFIX
 
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", SUFFIX)
-_PICKLE = b"\x80"  # how every pickle of protocol 2 and later begins, torch's too
-_LISTS = ("traceEvents", "entries")  # of a trace and of a dump: long ones
-_HELD_RATIO, _ITEM_BYTES = 3, 400  # of objects that were JSON, in memory
-_EVENT_BYTES = 300  # of an event without arguments
+_PICKLE = b"\x80"  # the first byte of every pickle of protocol 2 and later
+_LISTS = ("traceEvents", "entries")  # the long lists of a trace and of a dump
+_MEMORY_RATIO, _ITEM_BYTES = 3, 400  # memory of objects per character of JSON, and per item
+_EVENT_BYTES = 300  # memory of an event without arguments
 _KINDS = (
     "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump as JSON or a Chakra .et"
 )
 
 
 def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
-    """The Traffic in these files and folders, of one rank each, put together.
+    """Read files and folders with one rank per file, and join them.
 
-    Of a folder its .json and .jsonl files, .gz too, and its .et files. Raises UnreadableError for a
-    file that is none of these, without communication or of no known rank; UsageError where the
-    files do not belong together.
+    Of a folder its .json and .jsonl files (also .gz) and its .et files are read. Raises
+    UnreadableError for a file of another format, without communication or without a rank, and
+    UsageError if the files do not belong together.
     """
     files: list[Path] = []
     loaded: list[tuple[Traffic, int | None]] = []
@@ -66,7 +66,7 @@ def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
 def _latest_captures(
     files: list[tuple[Traffic, int | None]], folder: Path
 ) -> list[tuple[Traffic, int | None]]:
-    """Of several captures in a folder the last, beside what is no capture's."""
+    """The latest of several captures in a folder, and all traffic that is not from a capture."""
     captured = [traffic for traffic, _ in files if traffic.source == "capture"]
     return [
         *((traffic, first) for traffic, first in files if traffic.source != "capture"),
@@ -106,7 +106,7 @@ def _pickle_error(path: Path) -> UnreadableError:
 
 
 def _read(path: Path) -> tuple[Traffic, int | None]:
-    """The traffic of one file, and the first step that a profiler marked."""
+    """(traffic of one file, the first step that a profiler marked or None)."""
     if is_traffic(path):
         return Traffic.load(path), None
     problems: list[str] = []
@@ -127,7 +127,7 @@ def _foreign(path: Path) -> UnreadableError:
 
 
 def _document(path: Path, problems: list[str]) -> dict[str, Any]:
-    """The outermost object; of a trace only the events that tell something."""
+    """The outermost object of a file. Of a trace it has only the events that are needed."""
     chunks = chunks_of(path, problems, "trace")
     first = next(chunks, b"")
     if first.startswith(_PICKLE):
@@ -142,7 +142,7 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
                 held.add_bytes(sum(map(_event_bytes, kept)))
                 document[key] += kept
                 continue
-            held.add_bytes(_HELD_RATIO * length + _ITEM_BYTES * (len(value) if item else 1))
+            held.add_bytes(_MEMORY_RATIO * length + _ITEM_BYTES * (len(value) if item else 1))
             if item:
                 document[key] += value
             else:
@@ -154,7 +154,7 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _event_bytes(event: Event) -> int:
-    """Of memory; most have no arguments."""
+    """Estimated memory of an event. Most events have no arguments."""
     if not event.args:
         return _EVENT_BYTES
     sizes = (
@@ -165,11 +165,11 @@ def _event_bytes(event: Event) -> int:
 
 
 def _list_bytes(value: object) -> int:
-    return _HELD_RATIO * len(str(value)) if isinstance(value, (list, dict)) else 0
+    return _MEMORY_RATIO * len(str(value)) if isinstance(value, (list, dict)) else 0
 
 
 def _check_steps(files: Sequence[tuple[Traffic, int | None]]) -> None:
-    """Calls are counted from the start of a trace, so all have to begin with the same step."""
+    """Raise UsageError if traces begin with different steps: calls are counted from the start."""
     firsts = {first: traffic for traffic, first in files}
     if len(firsts) > 1:
         paths = " and ".join(str(traffic.path) for traffic in list(firsts.values())[:2])
@@ -179,7 +179,7 @@ def _check_steps(files: Sequence[tuple[Traffic, int | None]]) -> None:
 
 
 def _share_group_ranks(traffics: Sequence[Traffic]) -> list[Traffic]:
-    """A group whose ranks only some of the files tell has them in all: ``join`` compares them."""
+    """Give a group the ranks that other files have for it, since ``join`` compares them."""
     groups_with_ranks: dict[str, Group] = {}
     for traffic in traffics:
         for name, group in traffic.groups.items():
@@ -195,11 +195,11 @@ def _share_group_ranks(traffics: Sequence[Traffic]) -> list[Traffic]:
 
 
 def _fill_ranks(traffic: Traffic) -> Traffic:
-    """Ranks for groups that a Flight Recorder on gloo does not tell: torch's default group is all.
+    """Fill in the ranks of groups, which a Flight Recorder on gloo does not have.
 
-    Of another group they are the ranks that made calls in it, where all ranks were read. The dump
-    of one rank alone does not tell how many there are, unless a call of the default group does: an
-    all_gather brings what each rank puts in.
+    torch's default group has all ranks. Another group has the ranks that made calls in it, if all
+    ranks were read. The dump of a single rank does not have the number of ranks; then it is
+    inferred from the sizes of an all_gather in the default group, if there is one.
     """
     if traffic.source != "flight recorder":
         return traffic
@@ -230,13 +230,13 @@ def _fill_ranks(traffic: Traffic) -> Traffic:
 
 
 def _default_calls(traffic: Traffic) -> list[TrafficCall]:
-    """The calls of torch's default group."""
+    """All calls in torch's default group."""
     default = {n for n, group in traffic.groups.items() if group.description == "default_pg"}
     return [c for calls in traffic.calls.values() for c in calls if c.group in default]
 
 
 def _gathered_from(call: TrafficCall) -> int:
-    """How many ranks an all_gather gathers from; 0 of another call, or where it does not tell."""
+    """The number of ranks by the sizes of an all_gather; 0 for other calls, or if it is unclear."""
     if call.collective != "all_gather" or not call.bytes_in or call.bytes_out % call.bytes_in:
         return 0
     ranks = call.bytes_out // call.bytes_in
