@@ -171,8 +171,8 @@ def test_neighbouring_sizes_with_the_same_choice_are_one_range():
             call(4096, "SIMPLE", 8): 5,
         }
     )
-    found = [(r.low, r.high, r.labels, r.channels, r.calls, r.sizes) for r in ranges(calls)]
-    assert found == [
+    summary = [(r.low, r.high, r.labels, r.channels, r.calls, r.sizes) for r in ranges(calls)]
+    assert summary == [
         (8, 64, ("RING/LL",), (1, 2), 5, 2),
         (512, 512, ("RING/LL", "RING/SIMPLE"), (2, 4), 2, 1),
         (4096, 4096, ("RING/SIMPLE",), (8,), 5, 1),

@@ -26,9 +26,9 @@ def graph(number: int, pattern: int, *channels: str, count=None, speeds=(20, 20)
 
 def channel(*gpus: object, net: str = "", ranks: bool = False) -> str:
     rank = ' rank="{0}"' if ranks else ""
-    own = "".join(f'<gpu dev="{dev}"{rank.format(n)}/>' for n, dev in enumerate(gpus))
+    gpus_xml = "".join(f'<gpu dev="{dev}"{rank.format(n)}/>' for n, dev in enumerate(gpus))
     network = f'<net dev="{net}"/>' if net else ""
-    return f"<channel>{network}{own}{network}</channel>"
+    return f"<channel>{network}{gpus_xml}{network}</channel>"
 
 
 def test_a_ring_within_a_host(tmp_path):
@@ -99,9 +99,9 @@ def test_a_file_that_ends_early(tmp_path):
 
 def test_numbers_that_are_none(tmp_path):
     text = '<graph id="x" nchannels="1" speedintra="nan"><channel><gpu/></channel></graph>'
-    (one,) = read(tmp_path, text)
-    assert (one.id, one.intra_gbps, one.together_gbps) == (None, None, None)
-    assert one.orders[0].gpus == ("?",)
+    (graph,) = read(tmp_path, text)
+    assert (graph.id, graph.intra_gbps, graph.together_gbps) == (None, None, None)
+    assert graph.orders[0].gpus == ("?",)
 
 
 @pytest.mark.parametrize(

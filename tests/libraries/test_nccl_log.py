@@ -86,8 +86,8 @@ def test_the_version_up_to_2_23_has_no_process():
 
 
 def test_rccl_is_told_from_nccl():
-    stated = info("RCCL version : 2.27.7-HEAD:0d2c4fd")
-    reader = read(*stated, "HIP version  : 7.2.26015-fc0010cf6a", "Hostname     : TARS")
+    lines = info("RCCL version : 2.27.7-HEAD:0d2c4fd")
+    reader = read(*lines, "HIP version  : 7.2.26015-fc0010cf6a", "Hostname     : TARS")
     assert [(p.library, p.version) for p in reader.processes] == [("RCCL", "2.27.7-HEAD:0d2c4fd")]
     assert reader.tally.counts == {"understood": 1, "other": 2}
 
@@ -179,9 +179,9 @@ GOOD = info(
     st.integers(0, 30),
     st.sampled_from([*GOOD, *"-.1f"]),
 )
-def test_edited_lines_are_read_or_counted(line, place, length, other):
+def test_edited_lines_are_read_or_counted(line, start, length, inserted):
     """Something taken out of a line, or put in its place: another line, or a stray character."""
-    reader = read(GOOD[0], line[:place] + other + line[place + length :], *GOOD)
+    reader = read(GOOD[0], line[:start] + inserted + line[start + length :], *GOOD)
     assert reader.tally.lines == len(GOOD) + 2
     assert sum(len(job.processes) for job in jobs([reader])) == len(reader.processes)
 
@@ -204,8 +204,8 @@ def test_a_cut_line_makes_no_process():
     first = read(*cut[:1], *lines[1:])
     assert [p.host for p in first.processes] == ["node2"]
     # Names that a dash parts are two hosts, in containers of one process number.
-    both = read(*info("Using network IB", who="n-1:7:7 [0]"), *info("a", who="my-n-1:7:7 [0]"))
-    assert [p.host for p in both.processes] == ["n-1", "my-n-1"]
+    reader = read(*info("Using network IB", who="n-1:7:7 [0]"), *info("a", who="my-n-1:7:7 [0]"))
+    assert [p.host for p in reader.processes] == ["n-1", "my-n-1"]
 
 
 HOSTS = ("x3006c0s1b0n0", "x3006c0s1b1n0")
@@ -227,8 +227,8 @@ def test_outputs_that_run_into_each_other_name_no_host(block):
     """
     left, text = [spoken(rank) for rank in range(4)], ""
     while any(left):
-        text += "".join(rest[:block] for rest in left)
-        left = [rest[block:] for rest in left]
+        text += "".join(text[:block] for text in left)
+        left = [text[block:] for text in left]
     reader = read(*text.splitlines())
     assert reader.tally.counts["cut"] > 0
     job = only(reader)
@@ -244,8 +244,8 @@ def test_a_file_of_cut_lines_alone_is_read():
 def test_what_was_cut_is_said_beside_not_complete():
     whole = "Init COMPLETE"
     lines = [*info(started(0), f"ncclCommInitRank comm 0x5000 rank 0 nranks 2 - {whole}")]
-    other = info(started(1), who="node2:12:20 [0]")
-    other += info("Using network IB", who="node2:12:20 [0]")
-    spliced = other[0][:60] + info("Using network IB")[0]
-    (group,) = only(read(*lines, *other, spliced)).communicators
+    second_rank = info(started(1), who="node2:12:20 [0]")
+    second_rank += info("Using network IB", who="node2:12:20 [0]")
+    spliced = second_rank[0][:60] + info("Using network IB")[0]
+    (group,) = only(read(*lines, *second_rank, spliced)).communicators
     assert group.state == "complete on 1, not complete on 1 (1 line of the log cut)"

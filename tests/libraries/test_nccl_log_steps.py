@@ -65,7 +65,7 @@ def steps(lines):
 @pytest.mark.parametrize("name", LOGS)
 def test_what_a_log_of_four_times_the_length_takes(name):
     """Beyond the 64 that are looked at in any case. A look of each at all others: 9 to 12 times."""
-    short, long = ([line for n in range(many) for line in LOGS[name](n)] for many in (150, 600))
+    short, long = ([line for n in range(count) for line in LOGS[name](n)] for count in (150, 600))
     assert steps(long) < 6 * steps(short)
 
 

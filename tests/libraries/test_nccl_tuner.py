@@ -78,6 +78,6 @@ def test_what_the_plugin_would_misread_is_refused(bad):
 
 
 def test_selection_of_oneccl():
-    parts = [("recursive_doubling", 0, 8192), ("ring", 8193, None)]
-    assert selection(parts) == "recursive_doubling:0-8192;ring:8193-max"
+    spans = [("recursive_doubling", 0, 8192), ("ring", 8193, None)]
+    assert selection(spans) == "recursive_doubling:0-8192;ring:8193-max"
     assert selection([("ring", 0, None)]) == "ring"
