@@ -42,19 +42,24 @@ def test_values_of_secret_names_are_masked(name):
 def test_this_process_is_the_default(monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     monkeypatch.setenv("GLOO_ACCESS_KEY", "abc")
-    found = variables()
-    assert (found["NCCL_DEBUG"], found["GLOO_ACCESS_KEY"]) == ("WARN", "***")
+    result = variables()
+    assert (result["NCCL_DEBUG"], result["GLOO_ACCESS_KEY"]) == ("WARN", "***")
 
 
 def test_differences():
-    known = {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1", "SLURM_PROCID": "0", "UCX_TLS": "rc"}
-    theirs = {"NCCL_ALGO": "Tree", "OMP_NUM_THREADS": "1", "SLURM_PROCID": "3", "FI_PROVIDER": "x"}
-    assert differences(theirs, known) == {
+    reference = {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1", "SLURM_PROCID": "0", "UCX_TLS": "rc"}
+    rank_variables = {
+        "NCCL_ALGO": "Tree",
+        "OMP_NUM_THREADS": "1",
+        "SLURM_PROCID": "3",
+        "FI_PROVIDER": "x",
+    }
+    assert differences(rank_variables, reference) == {
         "FI_PROVIDER": "x",
         "NCCL_ALGO": "Tree",
         "UCX_TLS": None,
     }
-    assert differences(known, known) == {}
+    assert differences(reference, reference) == {}
 
 
 # -- free memory ----------------------------------------------------------------------------------

@@ -71,8 +71,8 @@ def test_torchrun_inside_srun():
     """Slurm numbers the torchruns: its numbers are not those of the ranks."""
     srun = {**SRUN, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}
     assert detect({**srun, **TORCHRUN}) == Launch("torchrun", 5, 8, 1, 4, "77")
-    one = {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "2"}
-    assert detect({**srun, **one}).launcher == "torchrun"
+    second_rank = {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "2"}
+    assert detect({**srun, **second_rank}).launcher == "torchrun"
 
 
 def test_launchers_that_agree():

@@ -92,8 +92,8 @@ def test_groups_of_calls_without_a_device(launch, ccl):
         "--coalesce 3 -n 2 --sizes 64"
     )
     run = launch(None, arguments, 2, setup=ccl).ended(0).run
-    found = {r.case.collective: (r.status, r.reason) for r in run.results}
-    assert found == {
+    statuses = {r.case.collective: (r.status, r.reason) for r in run.results}
+    assert statuses == {
         "all_reduce": ("ok", ""),
         "all_gather": ("ok", ""),
         "reduce_scatter": ("unsupported", "ccl has no group of reduce_scatter on cpu"),

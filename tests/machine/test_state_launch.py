@@ -88,8 +88,8 @@ def with_gpus(first, second, later=None):
 
         class WithDriver(Watch):
             def __init__(self, kind, places, pids):
-                own = [(pid, 1) for pid in pids]
-                tables[PLACES[0]].setdefault("ComputeRunningProcesses_v3", []).append(own[0])
+                processes = [(pid, 1) for pid in pids]
+                tables[PLACES[0]].setdefault("ComputeRunningProcesses_v3", []).append(processes[0])
                 library = FakeNvml(tables, later={PLACES[0]: later or {}})
                 super().__init__("cuda", places, pids, library=library)
 
@@ -110,16 +110,16 @@ def test_a_gpu_that_another_uses_and_that_is_throttled(launch):
     second = gpu(1, **{"ComputeRunningProcesses_v3": []})
     measured = launch("all_reduce", SIZE, 2, setup=with_gpus(first, second, later)).ended(0)
     run, host = measured.run, environment.hostname()
-    stated = [event["message"] for event in run.events if event["kind"] == "machine"]
-    stated = [
-        text for text in stated if text.startswith("GPU")
+    messages = [event["message"] for event in run.events if event["kind"] == "machine"]
+    messages = [
+        text for text in messages if text.startswith("GPU")
     ]  # of this machine anything may be told
     process = f"a process (pid {2**22 + 1}, 34.2 GiB)"
-    assert stated == [
+    assert messages == [
         f"GPU 0 of {host}: in use by {process} before the run; 0 % busy",
         f"GPU 0 of {host}: throttled during the run (thermal 100% of the time)",
     ]
-    for text in stated:
+    for text in messages:
         assert f"WARN {text}" in measured.stdout()  # the verdict line
     assert [m["nvlinks"] for m in run.members] == [1, 1]
     assert [m["nvlink_to_switch"] for m in run.members] == [True, True]
@@ -148,8 +148,8 @@ def test_require_idle_names_the_process(launch):
 def test_require_idle_on_gpus_that_are(launch):
     setup = with_gpus(gpu(0), gpu(1))
     measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=setup).ended(0)
-    stated = [event["message"] for event in measured.run.events if event["kind"] == "machine"]
-    assert [text for text in stated if text.startswith("GPU")] == []
+    messages = [event["message"] for event in measured.run.events if event["kind"] == "machine"]
+    assert [text for text in messages if text.startswith("GPU")] == []
 
 
 # -- cores -----------------------------------------------------------------------------------------
@@ -198,9 +198,9 @@ def test_busy_cores_during_the_run(launch, burner):
 
     measured = launch("all_reduce", "--sizes 1K --max-time 0.2 --precision 0.0001", 2, setup=setup)
     measured.ended(0)
-    stated = [e["message"] for e in measured.run.events if e["kind"] == "machine"]
+    messages = [e["message"] for e in measured.run.events if e["kind"] == "machine"]
     assert any(
-        "other processes used " in text and text.endswith("during the run") for text in stated
+        "other processes used " in text and text.endswith("during the run") for text in messages
     )
 
 
@@ -222,8 +222,8 @@ def test_foreign_processes(listed, expected):
     processes = listed and [{"pid": pid, "size_bytes": 1} for pid in listed]
     if listed == []:
         processes = []
-    found = foreign_processes(processes, run_pids={1, 2}, ranks=2)
-    assert (found and [p["pid"] for p in found]) == expected
+    foreign = foreign_processes(processes, run_pids={1, 2}, ranks=2)
+    assert (foreign and [p["pid"] for p in foreign]) == expected
 
 
 @pytest.mark.parametrize(
