@@ -301,9 +301,8 @@ def test_deepspeed_throughput_is_not_believed(imported, row):
     )
     (slow_row,) = summary_rows(result)
     assert (slow_row.size_bytes, slow_row.median_ns, slow_row.ranks) == (268435456, 1432000, 8)
-    assert slow_row.algbw_gbps == pytest.approx(
-        268435456 / 1432000
-    )  # 187, not 2999 Gbps = 375 GB/s
+    # 187, not 2999 Gbps = 375 GB/s.
+    assert slow_row.algbw_gbps == pytest.approx(268435456 / 1432000)
 
 
 def test_deepspeed_logger(imported):

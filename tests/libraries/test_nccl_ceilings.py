@@ -155,10 +155,11 @@ def test_paths_between_gpus(tmp_path):
     a, b, c, d = topo.gpus
     assert (gpu_path(a, b).path, gpu_path(a, b).gbps) == ("NVL", 40)  # 2 x 20, sm 80
     assert (gpu_path(a, c).path, gpu_path(a, c).gbps) == ("PHB", 12)  # 16 GT/s x8
+    # Skylake's link to the other CPU.
     assert (gpu_path(a, d).path, gpu_path(a, d).gbps) == (
         "SYS",
         10,
-    )  # Skylake's link to the other CPU
+    )
     assert (gpu_path(d, a).path, gpu_path(d, a).gbps) == ("SYS", 10)
 
 

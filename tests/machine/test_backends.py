@@ -400,9 +400,8 @@ def test_two_backends_in_one_launch(launch):
         ordinals[result.case.backend].append(result.ordinal)
     for backend, seen in ordinals.items():
         backend_results = [r for r in run.results if r.case.backend == backend]
-        calls = [
-            len(r.cold_ns[0]) + len(r.ramp_up_ns[0]) + 5 + 1 for r in backend_results
-        ]  # one to verify
+        # One to verify.
+        calls = [len(r.cold_ns[0]) + len(r.ramp_up_ns[0]) + 5 + 1 for r in backend_results]
         assert seen == [0, calls[0], calls[0] + calls[1]]
     aside = measured.job.text(0, "stdout").split("median time by backend\n\n")[1]
     aside = aside.partition("\n\n")[0].splitlines()

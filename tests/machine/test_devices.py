@@ -76,12 +76,13 @@ HOST = os.uname().nodename
     [
         (1, 1, 2, error_tail("2 with 1 cuda device", "at most 1")),
         (2, 3, 4, error_tail("4 with 2 cuda devices", "at most 2")),
+        # A launcher that gives no size.
         (
             2,
             3,
             1,
             error_tail("4 with 2 cuda devices", "at most 2"),
-        ),  # a launcher that gives no size
+        ),
     ],
 )
 def test_more_ranks_than_devices(count, local, ranks, recorded):

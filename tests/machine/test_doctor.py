@@ -86,7 +86,9 @@ def host(ranks, environ, **changes):
         "gpus": gpus_of(),
         "limits": {"shm_bytes": 32 * GIB, "memlock_bytes": None},
         "interfaces": [interface("eth0"), interface("eth1"), interface("lo", "loopback")],
-        "commands": {"torchrun": {"path": "/v/torchrun", "version": "", "error": "", "own": True}},
+        "commands": {
+            "torchrun": {"path": "/v/torchrun", "version": "", "error": "", "same_python": True}
+        },
     }
     return Facts(**{**facts, **changes})
 
@@ -150,7 +152,9 @@ BAD_IPEX = {"version": "2.8.0", "registers": False, "error": "AttributeError: no
 PRELOADED = {"name": "libnccl.so.2", "path": "/x/libnccl.so.2", "version": "2.32.3"}
 RDMA = [{"name": "mlx5_0", "port": "1", "state": "active", "rate": "400", "link": "InfiniBand"}]
 ONE_GPU = {**nvidia().torch, "devices": {"cuda": [gpu("cuda", 0)], "xpu": []}}
-FOREIGN = {"torchrun": {"path": "/usr/bin/torchrun", "version": "", "error": "", "own": False}}
+FOREIGN = {
+    "torchrun": {"path": "/usr/bin/torchrun", "version": "", "error": "", "same_python": False}
+}
 
 ON = [
     (intel({"ZE_AFFINITY_MASK": "3"}), "ze_affinity_mask", "error", "1 of the devices of 12"),
@@ -347,11 +351,12 @@ def test_the_syntax_of_nccl_socket_ifname(value, expected):
 
 
 def test_every_backend_of_the_table_is_judged():
+    # No network; told where torch was built with it.
     expected = set(BACKENDS) - {
         "fake",
         "mpi",
         "ucc",
-    }  # no network; told where torch was built with it
+    }
     assert {b.name for b in backends(nvidia())} == expected
 
 
@@ -364,9 +369,8 @@ def test_a_host_with_nvidia_gpus():
     assert by_name(devices(facts))["cuda"].detail == "8 x GPU X"
     result = by_name(backends(facts))
     assert [name for name, b in result.items() if b.usable] == ["gloo", "nccl"]
-    assert (
-        result["nccl"].detail == "cuda; NCCL 2.32.3"
-    )  # what is mapped, not what torch was built with
+    # What is mapped, not what torch was built with.
+    assert result["nccl"].detail == "cuda; NCCL 2.32.3"
 
 
 def test_rocm_is_called_so():
@@ -664,7 +668,7 @@ def test_commands(tmp_path):
         "mpiexec": (0, "HYDRA build details:\n    Version:  4.0.2\n", ""),
     }
     result = command_facts(lambda command, _: answers[Path(command[0]).name], str(tmp_path))
-    assert result["torchrun"]["own"] is False
+    assert result["torchrun"]["same_python"] is False
     assert result["srun"]["error"] == "srun: error: no configuration"
     assert result["mpiexec"]["version"] == "HYDRA build details: Version:  4.0.2"
     assert "mpirun" not in result

@@ -18,7 +18,7 @@ from torchcoll.machine import placement, provenance
 from torchcoll.machine.placement import (
     device_facts,
     network_interfaces,
-    numa_nodes_of,
+    numa_nodes,
     pci_facts,
     rdma_devices,
 )
@@ -245,9 +245,9 @@ def test_a_host_without_that_device_or_any_nic(sysfs, tmp_path):
 
 
 def test_numa_nodes_of_cpus(sysfs):
-    assert numa_nodes_of([8], sysfs) == [0]
-    assert numa_nodes_of([0, 5], sysfs) == [0, 1]
-    assert numa_nodes_of([], sysfs) == []
+    assert numa_nodes([8], sysfs) == [0]
+    assert numa_nodes([0, 5], sysfs) == [0, 1]
+    assert numa_nodes([], sysfs) == []
 
 
 def test_interfaces(sysfs, tmp_path):

@@ -74,7 +74,7 @@ def test_who_used_the_cores(proc):
     )
     assert state.allowed_cpus([RANK], root) == {0, 1}
     shares = state.shares(first, last, [RANK], {0, 1}, 100, root)
-    user = state.user_of(os.getpid())  # who wrote the files
+    user = state.user_name(os.getpid())  # who wrote the files
     assert shares == {
         "seconds": 2.0,
         "cores": 2,
@@ -154,7 +154,7 @@ def test_nothing_to_read(tmp_path):
     assert (shares["cores"], shares["others_cores"]) == (0, None)
     assert state.sample(str(tmp_path / "none")).processes == {}
     assert state.allowed_cpus([1], str(tmp_path)) == set()
-    assert state.user_of(1, str(tmp_path)) is None
+    assert state.user_name(1, str(tmp_path)) is None
     assert set(state.settings({0}, str(tmp_path), str(tmp_path)).values()) == {None}
 
 
@@ -187,4 +187,4 @@ def test_this_process():
     shares = state.shares(first, last, [os.getpid()], cpus, os.sysconf("SC_CLK_TCK"))
     assert shares["cores"] == len(cpus) and shares["others_cores"] is not None
     assert os.getpid() not in [p["pid"] for p in shares["processes"]]
-    assert state.name_of(os.getpid()) == last.processes[os.getpid()].name
+    assert state.process_name(os.getpid()) == last.processes[os.getpid()].name

@@ -111,9 +111,8 @@ def test_a_gpu_that_another_uses_and_that_is_throttled(launch):
     measured = launch("all_reduce", SIZE, 2, setup=with_gpus(first, second, later)).ended(0)
     run, host = measured.run, environment.hostname()
     messages = [event["message"] for event in run.events if event["kind"] == "machine"]
-    messages = [
-        text for text in messages if text.startswith("GPU")
-    ]  # of this machine anything may be told
+    # Of this machine anything may be told.
+    messages = [text for text in messages if text.startswith("GPU")]
     process = f"a process (pid {2**22 + 1}, 34.2 GiB)"
     assert messages == [
         f"GPU 0 of {host}: in use by {process} before the run; 0 % busy",
@@ -133,8 +132,8 @@ def test_require_idle_names_the_process(launch):
     setup = with_gpus(first, gpu(1))
     measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=setup).ended(4)
     (line,) = measured.errors()
-    name = state.name_of(os.getpid())
-    user = state.user_of(os.getpid())
+    name = state.process_name(os.getpid())
+    user = state.user_name(os.getpid())
     assert line == (
         error_line(
             "require-idle",

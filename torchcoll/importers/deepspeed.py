@@ -78,7 +78,7 @@ class Bandwidth:
     time_step: float
 
     @classmethod
-    def of(cls, heading: str, busbw: str, time: str) -> Bandwidth | None:
+    def parse(cls, heading: str, busbw: str, time: str) -> Bandwidth | None:
         """Parse the texts of ``busbw`` and ``time``.
 
         heading: the line with the names of the columns. Returns None if it does not have the unit.
@@ -175,7 +175,7 @@ class _DeepSpeedReader:
         size_bytes = whole((count or 0) * (each or 0))
         if not size_bytes:
             return f"the description {fields[1]} has no elements x bytes"
-        given = Bandwidth.of(self.heading, fields[4], value)
+        given = Bandwidth.parse(self.heading, fields[4], value)
         return make_case(self.title, size_bytes, reported, self.options, self.ranks, given=given)
 
     def logged(self, line: int, text: str) -> None:
@@ -202,7 +202,7 @@ class _DeepSpeedReader:
             self.imported.refuse(line, f"size is {match[1]} {match[2]}")
             return
         busbw = next((figures[name] for name in figures if _BUSBW.match(name)), "")
-        given = Bandwidth.of(self.heading, busbw, figures[_MEAN])
+        given = Bandwidth.parse(self.heading, busbw, figures[_MEAN])
         result = make_case(
             self.title, size_bytes, reported, self.options, self.ranks, remarks, given
         )

@@ -82,7 +82,7 @@ def _created(entry: Mapping[str, Any]) -> int:
     return whole(entry.get("time_created_ns")) or 0
 
 
-def _group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
+def _group_name(entry: Mapping[str, Any]) -> tuple[str, str]:
     name, description = entry["process_group"]
     return str(name), str(description)
 
@@ -101,7 +101,7 @@ def _groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> di
             groups[name] = Group(name, ranks, description=description)
     for entry in entries:
         try:
-            name, description = _group_of(entry)
+            name, description = _group_name(entry)
         except (KeyError, TypeError, ValueError):
             continue  # ``_call`` reports it
         group = groups.get(name) or Group(name, description=description)
@@ -120,7 +120,7 @@ def _call(
     collective = torch_collective(name)
     if collective in _NO_CALLS:
         return None
-    group, _ = _group_of(entry)
+    group, _ = _group_name(entry)
     dtype = next(map(torch_dtype, [*entry["input_dtypes"], *entry["output_dtypes"]]), None)
     bytes_in, bytes_out = (
         _size_bytes(entry[f"{side}_sizes"], dtype) for side in ("input", "output")

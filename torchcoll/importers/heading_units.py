@@ -39,9 +39,8 @@ def bandwidth_unit(heading: str) -> Unit:
         if match := _BANDWIDTH.fullmatch(token):
             prefix, binary, unit = match.groups()
             scale = (1024 if binary else 1000) ** _POWER[prefix.lower()] / 1e9
-            if (
-                token.islower() and unit == "b" and prefix != "k"
-            ):  # all lower case: the case says nothing
+            # All lower case: the case says nothing.
+            if token.islower() and unit == "b" and prefix != "k":
                 bits = token.endswith("ps")
                 taken = "bits" if bits else "bytes"
                 return scale / (8 if bits else 1), f"{token} in {heading!r}: taken as {taken}"

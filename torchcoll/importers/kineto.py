@@ -232,9 +232,8 @@ class Calls:
             collective = exchange_with_splits(collective) or collective
         elif sizes_known:
             collective = uneven(collective, size_bytes[:1], size_bytes[1:])
-        sent = splits[0] or (1,) * len(
-            splits[1]
-        )  # rows for each rank; without a list all are equal
+        # Rows for each rank; without a list all are equal.
+        sent = splits[0] or (1,) * len(splits[1])
         shares = tuple(max(size_bytes[0], 0) * rows // (sum(sent) or 1) for rows in sent)
         return TrafficCall(
             collective,
@@ -464,9 +463,8 @@ def _assign_works(
         collective, sizes = torch_collective(issued.event.name), operator_elements(issued.event)
         several = issued.event.name == "c10d::reduce_scatter_"
         queue = waiting["all_reduce" if collective == "reduce_scatter" else collective]
-        while (
-            queue and queue[0].start < issued.event.start
-        ):  # it cannot belong to a later call either
+        # It cannot belong to a later call either.
+        while queue and queue[0].start < issued.event.start:
             queue.popleft()
         fitting = (w for w in queue if _fits(w, sizes))
         works_by_call[issued] = list(islice(fitting, ranks if several else 1))

@@ -180,9 +180,8 @@ def fitting_collectives(
     for entry in COLLECTIVES.values():
         if not entry.has_data or entry.has_splits:
             continue
-        op = (
-            entry.has_op or entry.name == "sendrecv"
-        )  # sendrecv prints an operation, but does not use it
+        # sendrecv prints an operation, but does not use it.
+        op = entry.has_op or entry.name == "sendrecv"
         if any((row.op is None) == op or (row.root is None) == entry.has_root for row in sent):
             continue
         inferred = infer_ranks(sent, entry.name)[0]

@@ -27,9 +27,8 @@ from torchcoll.importers.base import (
 from torchcoll.importers.nccl_tests import Block, NcclTestsRow
 
 _CHOICE = re.compile(r"(?!inf|nan)[A-Za-z][\w*/]*\s+(?!inf|nan)[A-Za-z][\w*/]*\s+(?:\d+|N/A)\s*$")
-_IN_PLACE_ONLY = (
-    " " * 24
-)  # an empty out-of-place block has 32 blanks; columns are separated by 2 to 11
+# An empty out-of-place block has 32 blanks; columns are separated by 2 to 11.
+_IN_PLACE_ONLY = " " * 24
 _NO_NUMBER = ("inf", "nan", "-nan", "-inf")  # bandwidths if the time is 0
 
 

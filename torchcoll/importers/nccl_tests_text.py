@@ -211,7 +211,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
             imported.refuse(0, INTERLEAVED.format(n=max(2, _width(crowd))))
         return imported
     for imported.output, output in enumerate(outputs):
-        runs = _run_of(output, options, imported)
+        runs = _make_runs(output, options, imported)
         imported.runs += runs
         imported.run_outputs += [imported.output] * len(runs)
     imported.output = None
@@ -466,7 +466,7 @@ def _settings(text: str) -> dict[str, str]:
     return settings
 
 
-def _run_of(output: _TestOutput, options: ImportOptions, imported: Imported) -> list[Run]:
+def _make_runs(output: _TestOutput, options: ImportOptions, imported: Imported) -> list[Run]:
     rows = output.rows
     if not rows:
         return []

@@ -150,13 +150,13 @@ class _OneCclReader:
             if len(self.collectives) > 1:
                 self.imported.refuse(line, SUMMED.format(names=", ".join(self.collectives)))
                 return
-            self.add(line, self.of_text(record))
+            self.add(line, self.text_record(record))
             return
         if self.same and not _same_timing(self.same[0][1], record):
             self.flush()
         self.same.append((line, record))
 
-    def of_text(self, record: Mapping[str, str]) -> dict[str, str]:
+    def text_record(self, record: Mapping[str, str]) -> dict[str, str]:
         s = self.settings
         return {
             "ranks": s.get("processes", ""),
@@ -227,9 +227,8 @@ class _OneCclReader:
             return f"bytes is {record['message_size']}"
         if not time:
             return f"t_avg[usec] is {record.get('t_avg[usec]')}"
-        if record.get(
-            "together"
-        ):  # sizes in the text are those of all buffers, and in the CSV those of one
+        # Sizes in the text are those of all buffers, and in the CSV those of one.
+        if record.get("together"):
             count, size_bytes = count // buffers, size_bytes // buffers
         if not size_bytes and COLLECTIVES[name].has_data and not self.first_calls:
             return "0 elements: nothing was sent"

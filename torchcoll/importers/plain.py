@@ -101,7 +101,7 @@ def _fields(text: str, heading: str = "") -> list[str]:
     and in all rows.
     """
     plain = text.strip()
-    delimiter = heading if heading and heading in plain else _delimiter_of(plain)
+    delimiter = heading if heading and heading in plain else _delimiter(plain)
     if delimiter == "|":
         return [field.strip(" *`") for field in plain.strip("|").split("|")]
     if delimiter:
@@ -113,7 +113,7 @@ def _fields(text: str, heading: str = "") -> list[str]:
     return []
 
 
-def _delimiter_of(text: str) -> str:
+def _delimiter(text: str) -> str:
     """The delimiter between the cells of a line; '' for a line that is not of a table."""
     bars = text.count("|")
     if text.startswith("|") or (bars > 1 and bars >= text.count(",")):
@@ -193,7 +193,7 @@ class _TableReader:
         if columns and ("size" in columns or self.options.columns):
             self.columns, self.names = columns, fields
             self.tables += 1
-            self.delimiter = _delimiter_of(text.strip())
+            self.delimiter = _delimiter(text.strip())
             self.form = "Markdown" if self.delimiter == "|" else "CSV"
             return
         if not self.columns:

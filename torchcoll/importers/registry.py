@@ -114,9 +114,8 @@ def _imported(
     command = reading_command(source.start, path, "show")
     if source.binary:
         raise UnreadableError("file", source.name, "text; this one is binary", command)
-    if not name and TRACE.match(
-        source.start
-    ):  # else reading all lines of a trace would take minutes
+    # Else reading all lines of a trace would take minutes.
+    if not name and TRACE.match(source.start):
         raise UnreadableError("file", source.name, "results; this is what a training sent", command)
     if PRINTED.search(source.start):
         expected = "results; this is a table that torchcoll printed in the format of nccl-tests"

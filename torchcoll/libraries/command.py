@@ -66,7 +66,7 @@ def _fabrics(dump: Dump) -> list[str]:
     """
     from torchcoll.verdict.rules import guessable
 
-    return [f.name for f in guessable({}) if dump.is_of(f.nvlinks, f.to_switch, f.devices)]
+    return [f.name for f in guessable({}) if dump.matches(f.nvlinks, f.to_switch, f.devices)]
 
 
 def limits_arguments(parser: argparse.ArgumentParser) -> None:

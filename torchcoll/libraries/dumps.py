@@ -43,7 +43,7 @@ class Dump:
     tables: dict[str, list[Row]] = field(default_factory=dict)
     links: tuple[int, bool, float] | None = None
 
-    def is_of(self, nvlinks: int | None, to_switch: bool | None, devices: Sequence[str]) -> bool:
+    def matches(self, nvlinks: int | None, to_switch: bool | None, devices: Sequence[str]) -> bool:
         """Whether ``links`` are those of a fabric (verdict/rules/*.toml) with one of these GPUs.
 
         nvlinks: links of a GPU. to_switch: whether they go to switches. devices: names of GPUs.

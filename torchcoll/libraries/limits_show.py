@@ -19,14 +19,14 @@ from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, filled
 
 SCHEMA = "torchcoll-limits/1"
-_LIKE = (2, 4)  # numbers of hosts that are assumed where one host is given
+_ASSUMED_HOSTS = (2, 4)  # numbers of hosts that are assumed where one host is given
 _MATRIX = 32  # GPUs in the matrix of paths; json has all
 _MOST_NAMES = 4  # nearest interfaces in a row
 _PATHS = (
     "NVL: links of the GPUs, directly or through switches; PIX, PXB: through one PCI switch, "
     "several; PHB: through the CPU; SYS: from CPU to CPU"
 )
-_RECKONED = "GB/s of one direction, as {0} reckons, below the rate of the wire"
+_ASSUMED_SPEED = "GB/s of one direction, as {0} reckons, below the rate of the wire"
 
 _DUMP = (
     ". It is what NCCL is given (NCCL_TOPO_FILE): what it finds has them, so run anything there "
@@ -46,10 +46,12 @@ def show_limits(machine: Machine, format: str = "table", file: TextIO | None = N
     several = len(machine.hosts) > 1
     titled: list[tuple[str, list[Grid]]] = []
     for topo in machine.hosts:
-        titled.append((one_line(topo.file) if several else "", _of_host(topo)))
+        titled.append((one_line(topo.file) if several else "", _host_grids(topo)))
     titled.append(("", _between(machine)))
     for reach, reach_limits in limits:
-        titled.append((f"{_where(reach, not several)}: busbw", [_of_limits(reach, reach_limits)]))
+        titled.append(
+            (f"{_scope_text(reach, not several)}: busbw", [_limits_grid(reach, reach_limits)])
+        )
     warnings = [f"warning: {one_line(text)}" for text in machine.problems]
     titled.append(("", [Grid([], [], below=warnings, answer=_answer(limits, machine))]))
     print_forms(titled, records, _document(machine, records), format, file)
@@ -60,7 +62,7 @@ def show_limits(machine: Machine, format: str = "table", file: TextIO | None = N
 def _limits(machine: Machine) -> Limits:
     counts = [1, len(machine.hosts)]
     if len(machine.hosts) == 1 and machine.reach(1).nics_gbps is not None:
-        counts = [1, *_LIKE]
+        counts = [1, *_ASSUMED_HOSTS]
     reaches = [machine.reach(count) for count in dict.fromkeys(counts)]
     return [(reach, algorithm_limits(reach, machine.graphs)) for reach in reaches]
 
@@ -73,13 +75,17 @@ def _answer(limits: Limits, machine: Machine) -> Answer:
         bounded = [limit for limit in reach_limits if limit.gbps is not None]
         if not bounded:
             if not any(text.endswith(reach_limits[0].formula) for text in texts):
-                texts.append(f"{_where(reach, like)}: no limit is known: {reach_limits[0].formula}")
+                texts.append(
+                    f"{_scope_text(reach, like)}: no limit is known: {reach_limits[0].formula}"
+                )
             kind = "doubt"
             continue
         first, collective = bounded[0], bounded[0].collectives[0]
         comparable = [limit for limit in bounded if collective in limit.collectives]
         best = max(comparable, key=lambda limit: limit.gbps or 0.0)
-        text = f"{_where(reach, like)}: {first.algorithm} at most {_gbps(first.gbps)} GB/s busbw"
+        text = (
+            f"{_scope_text(reach, like)}: {first.algorithm} at most {_gbps(first.gbps)} GB/s busbw"
+        )
         if best is not first:
             expects = f"{reach.library} expects " * best.tuned
             text += f", {expects}{best.algorithm} {_gbps(best.gbps)} in {collective}"
@@ -95,7 +101,7 @@ def _gbps(gbps: float | None) -> str:
     return format_bandwidth(gbps).strip()
 
 
-def _where(reach: Reach, like: bool = False) -> str:
+def _scope_text(reach: Reach, like: bool = False) -> str:
     if reach.hosts == 1:
         text = "within the host" if like else "within a host"
     else:
@@ -103,7 +109,7 @@ def _where(reach: Reach, like: bool = False) -> str:
     return f"{text}, {counted(reach.ranks, 'GPU')}" if reach.gpus else text
 
 
-def _of_host(topo: Topology) -> list[Grid]:
+def _host_grids(topo: Topology) -> list[Grid]:
     tree = Grid([], [], above=tree_lines(topo))
     return [tree, _matrix(topo), _sums(topo)]
 
@@ -125,7 +131,7 @@ def _matrix(topo: Topology) -> Grid:
 
     heads = [Head("GPU", repeat=True, left=True), *(Head(gpu.name) for gpu in gpus)]
     rows = [[gpu.name, *map(cell, row)] for gpu, row in zip(gpus, paths, strict=True)]
-    below = [_RECKONED.format(topo.library), _PATHS]
+    below = [_ASSUMED_SPEED.format(topo.library), _PATHS]
     if len(topo.gpus) > _MATRIX:
         below.append(f"the first {_MATRIX} of {len(topo.gpus)} GPUs; --format json has all")
     what = f"all {next(iter(path_kinds)) or 'unknown'}" if one_kind else "path"
@@ -229,7 +235,7 @@ def _slowest(machine: Machine) -> str | None:
     )
 
 
-def _of_limits(reach: Reach, limits: Sequence[AlgorithmLimit]) -> Grid:
+def _limits_grid(reach: Reach, limits: Sequence[AlgorithmLimit]) -> Grid:
     listed = [
         limit for limit in limits if limit.gbps is not None or limit.expected_gbps is not None
     ]

@@ -125,7 +125,7 @@ def row_limits(machine: Machine, run: Run, rows: Sequence[Row]) -> list[RowLimit
     if hosts and given > 1 and given != hosts:
         actual, expected = f"{given} hosts ({files})", f"1, or {hosts} as the run has"
         raise UsageError("topology", actual, expected)
-    device, link_gbps = device_of(run), machine.reach(max(hosts, 1)).own_gbps
+    device, link_gbps = device_of(run), machine.reach(max(hosts, 1)).gpu_gbps
     if device and link_gbps and machine.reach(1).switched and link_gbps > _SLACK * device.ring_gbps:
         actual = f"GPUs with {link_gbps:g} GB/s of links in {files}"
         raise UsageError("topology", actual, f"at most the {device.ring_gbps:g} of a {device.name}")

@@ -28,7 +28,7 @@ _PATHS = {
     "NET": "network",
     "DIS": "none",
 }
-_RECKONED = "GB/s: one direction, as {0} reckons (topo.h, topo.cc), below the rate of the wire"
+_ASSUMED_SPEED = "GB/s: one direction, as {0} reckons (topo.h, topo.cc), below the rate of the wire"
 _FIXED = (
     "GB/s each: of the fixed list of speeds that NCCL's search tries (search.cc), no measurement"
 )
@@ -50,8 +50,8 @@ DumpRow = dict[str, Any]
 def dump_grids(dump: Dump) -> list[Grid]:
     """The grids of one file: first its summary, then its tables."""
     if dump.kind == "topology":
-        return [Grid([], [], above=_about_topology(dump)), *_of_topology(dump)]
-    return [Grid([], [], above=_about_graphs(dump)), *_of_graphs(dump)]
+        return [Grid([], [], above=_about_topology(dump)), *_topology_grids(dump)]
+    return [Grid([], [], above=_about_graphs(dump)), *_graph_grids(dump)]
 
 
 def _about_topology(dump: Dump) -> list[str]:
@@ -96,7 +96,7 @@ def _ring(facts: DumpRow) -> str:
     return text
 
 
-def _of_topology(dump: Dump) -> list[Grid]:
+def _topology_grids(dump: Dump) -> list[Grid]:
     tables, library = dump.tables, dump.facts["library"]
     several = dump.facts["hosts"] > 1
     host = [(Head("host"), _dump_cell("host"))] if several else []
@@ -119,7 +119,7 @@ def _of_topology(dump: Dump) -> list[Grid]:
                 (Head("links", "GB/s"), _gbps("links_gbps")),
             ],
             gpus,
-            below=[_RECKONED.format(library)] if reckoned else [],
+            below=[_ASSUMED_SPEED.format(library)] if reckoned else [],
         ),
         filled(
             [
@@ -183,7 +183,7 @@ def _about_graphs(dump: Dump) -> list[str]:
     return [one_line(line) for line in lines]
 
 
-def _of_graphs(dump: Dump) -> list[Grid]:
+def _graph_grids(dump: Dump) -> list[Grid]:
     graphs, channels = dump.tables.get("graphs", []), dump.tables.get("channels", [])
     types = {row[name] for row in graphs for name in ("intra_type", "inter_type")}
     counted = any(row["together_gbps"] for row in graphs)

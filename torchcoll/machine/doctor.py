@@ -30,7 +30,7 @@ def launchers(facts: Facts) -> list[Usable]:
         text = f"of torch {facts.torch['version']}"
         if torchrun is None:
             text = "not on PATH: python -m torch.distributed.run is the same"
-        elif not torchrun["own"]:
+        elif not torchrun["same_python"]:
             text = f"{torchrun['path']} is another Python's: use python -m torch.distributed.run"
         usable = [Usable("torchrun", True, text)]
     for name in ("srun", "mpirun", "mpiexec"):
@@ -182,13 +182,13 @@ def rank_map(facts: Facts) -> list[dict[str, Any]]:
         {
             "rank": launch.rank - launch.local_rank + local_rank,
             "local_rank": local_rank,
-            **_rank_device(devices, local_rank, local_rank == launch.local_rank),
+            **_device_fields(devices, local_rank, local_rank == launch.local_rank),
         }
         for local_rank in locals_
     ]
 
 
-def _rank_device(
+def _device_fields(
     devices: list[dict[str, Any]], local_rank: int, is_this_rank: bool
 ) -> dict[str, Any]:
     device: dict[str, Any] = {"device": "cpu"}

@@ -26,7 +26,7 @@ from torchcoll.machine.placement import (
     cpu_numbers,
     device_facts,
     network_interfaces,
-    numa_nodes_of,
+    numa_nodes,
     pci_facts,
     rdma_devices,
     text_in,
@@ -88,7 +88,7 @@ def _devices(torch: Any, kind: str, launch: Launch) -> tuple[list[dict[str, Any]
         pci = pci_facts(facts["pci_id"]) if facts.get("pci_id") else {}
         devices.append({"device": f"{kind}:{index}", **facts, **pci})
     if devices:
-        local_device = own_device(launch, devices)
+        local_device = rank_device(launch, devices)
         # Compute a sum on it, because a device in the list may not work.
         try:
             right = torch.ones(8, device=local_device["device"]).sum().item() == 8
@@ -98,7 +98,7 @@ def _devices(torch: Any, kind: str, launch: Launch) -> tuple[list[dict[str, Any]
     return devices, text
 
 
-def own_device(launch: Launch, devices: list[dict[str, Any]]) -> dict[str, Any]:
+def rank_device(launch: Launch, devices: list[dict[str, Any]]) -> dict[str, Any]:
     """The device of this rank by its local rank; the only device if no other one is visible."""
     return devices[launch.local_rank % len(devices)]
 
@@ -329,7 +329,7 @@ def command_facts(run: Run, path: str | None = None) -> dict[str, dict[str, Any]
             continue
         commands[name] = {"path": executable, "version": "", "error": ""}
         if name == "torchrun":  # torchrun --version would import torch once more
-            commands[name]["own"] = Path(executable).parent == Path(sys.executable).parent
+            commands[name]["same_python"] = Path(executable).parent == Path(sys.executable).parent
         else:
             code, out, err = run([executable, "--version"], 10)
             lines = [line.strip() for line in (out or err).splitlines() if line.strip()]
@@ -359,7 +359,7 @@ def cpu_facts(proc: str = "/proc", sysfs: str = "/sys") -> dict[str, Any]:
     return {
         "model": model[1] if model else None,
         "affinity": sorted(affinity) or list(range(os.cpu_count() or 1)),
-        "numa_nodes": numa_nodes_of(affinity, sysfs),
+        "numa_nodes": numa_nodes(affinity, sysfs),
         "virtual": "hypervisor" in flags[1].split() if flags else None,
         "steal": steal,
         "governor": text_in(cpufreq / "scaling_governor"),

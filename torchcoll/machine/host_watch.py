@@ -15,11 +15,11 @@ from torchcoll.machine.state import (
     Sample,
     allowed_cpus,
     family,
-    name_of,
+    process_name,
     sample,
     settings,
     shares,
-    user_of,
+    user_name,
     why_busy,
 )
 
@@ -45,7 +45,7 @@ class Watch:
         library: Any = None,
     ) -> None:
         self._kind = kind
-        self._ranks_on = list(device_ids)
+        self._device_ids = list(device_ids)
         self._pids = set(pids)
         self._proc, self._sysfs, self._library = proc, sysfs, library
         self._cpus = allowed_cpus(self._pids, proc)
@@ -106,9 +106,8 @@ class Watch:
         return {**state, "took_ns": time.perf_counter_ns() - start}
 
     def _devices(self) -> list[dict[str, Any]]:
-        device_ids = list(
-            dict.fromkeys(self._ranks_on)
-        )  # a rehearsal runs several ranks on one device
+        # A rehearsal runs several ranks on one device.
+        device_ids = list(dict.fromkeys(self._device_ids))
         if self._kind == "cuda":
             from torchcoll.machine import gpu_state
 
@@ -122,7 +121,7 @@ class Watch:
         run_pids = family(self._pids, sample(self._proc).processes)
         for device in devices:
             listed = device.pop("processes", None)
-            foreign = foreign_processes(listed, run_pids, self._ranks_on.count(device["place"]))
+            foreign = foreign_processes(listed, run_pids, self._device_ids.count(device["place"]))
             device["others"] = foreign and [self._named(process) for process in foreign]
         return devices
 
@@ -130,8 +129,8 @@ class Watch:
         pid = process["pid"]
         if pid is None:
             return process
-        name = process.get("name") or name_of(pid, self._proc)
-        return {**process, "name": name, "user": user_of(pid, self._proc)}
+        name = process.get("name") or process_name(pid, self._proc)
+        return {**process, "name": name, "user": user_name(pid, self._proc)}
 
 
 def foreign_processes(

@@ -107,7 +107,7 @@ def _node(device: Path) -> int | None:
     return node if node is not None and node >= 0 else None
 
 
-def numa_nodes_of(cpus: Iterable[int], sysfs: str = "/sys") -> list[int]:
+def numa_nodes(cpus: Iterable[int], sysfs: str = "/sys") -> list[int]:
     """The NUMA nodes that have any of these CPUs."""
     wanted, nodes = set(cpus), []
     for path in Path(sysfs, "devices/system/node").glob("node[0-9]*/cpulist"):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from torchcoll.machine.placement import device_facts, numa_nodes_of, pci_facts
+from torchcoll.machine.placement import device_facts, numa_nodes, pci_facts
 
 # Communication libraries and their plug-ins. gloo is a part of libtorch_cpu.
 _LIBRARY = re.compile(
@@ -38,7 +38,7 @@ def rank_facts(
     return {
         **facts,
         **pci,
-        "cpu_numa_nodes": numa_nodes_of(cpus, sysfs),
+        "cpu_numa_nodes": numa_nodes(cpus, sysfs),
         "mapped": mapped_libraries(torch, thorough=thorough),
     }
 

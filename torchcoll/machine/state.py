@@ -83,9 +83,8 @@ def _processes(proc: str) -> dict[int, HostProcess]:
             continue
         try:
             with open(f"{proc}/{name}/stat", encoding="utf-8", errors="replace") as file:
-                head, _, tail = file.read().rpartition(
-                    ")"
-                )  # a name may contain blanks and brackets
+                # A name may contain blanks and brackets.
+                head, _, tail = file.read().rpartition(")")
             fields = tail.split()
             # Each is the sum of user and system time.
             ticks, ended = (int(fields[k]) + int(fields[k + 1]) for k in (11, 13))
@@ -173,7 +172,7 @@ def shares(
         {
             "pid": pid,
             "name": last.processes[pid].name,
-            "user": user_of(pid, proc),
+            "user": user_name(pid, proc),
             "cores": cores(spent[pid]),
         }
         for pid in busiest[:_MOST_NAMED]
@@ -192,7 +191,7 @@ def _ticks_since(process: HostProcess, before: dict[int, HostProcess]) -> int:
     return process.ticks - (earlier.ticks if earlier and earlier.born == process.born else 0)
 
 
-def user_of(pid: int, proc: str = "/proc") -> str | None:
+def user_name(pid: int, proc: str = "/proc") -> str | None:
     """The name of the user of a process, or the number if it has no name."""
     try:
         number = os.stat(f"{proc}/{pid}").st_uid
@@ -206,7 +205,7 @@ def user_of(pid: int, proc: str = "/proc") -> str | None:
         return str(number)
 
 
-def name_of(pid: int, proc: str = "/proc") -> str | None:
+def process_name(pid: int, proc: str = "/proc") -> str | None:
     """The short name of a process, without its arguments, which may contain secrets."""
     return text_in(f"{proc}/{pid}/comm")
 
@@ -279,7 +278,9 @@ def during(first: dict[str, Any], last: dict[str, Any], kind: str) -> Iterator[s
     seconds = last["cpu"].get("seconds") or 0.0
     first_devices = {device["place"]: device for device in first["devices"]}
     for device in last["devices"]:
-        yield from _of_device(first_devices[device["place"]], device, _name(device, last), seconds)
+        yield from _device_concerns(
+            first_devices[device["place"]], device, _name(device, last), seconds
+        )
     host, earlier_cpu, cpu = last["host"], first["cpu"], last["cpu"]
     cores = cpu.get("cores") or 0
     if cores and seconds >= LEAST_S:
@@ -304,7 +305,7 @@ def during(first: dict[str, Any], last: dict[str, Any], kind: str) -> Iterator[s
             yield f"{port} of {host}: {texts} during the run"
 
 
-def _of_device(
+def _device_concerns(
     first: dict[str, Any], last: dict[str, Any], name: str, seconds: float
 ) -> Iterator[str]:
     earlier_pids = {process["pid"] for process in first.get("others") or ()}

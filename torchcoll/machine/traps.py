@@ -14,7 +14,7 @@ from torchcoll.core.units import format_bytes
 from torchcoll.libraries.known_variables import unknown_variables
 from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
-from torchcoll.machine.doctor_facts import IPEX, Facts, own_device
+from torchcoll.machine.doctor_facts import IPEX, Facts, rank_device
 from torchcoll.machine.placement import interface_problem, matching
 from torchcoll.machine.setting_traps import Finding, Settings, setting_traps
 from torchcoll.machine.usable import MASKS, ccl_on_cpu, hiding, nccl_version
@@ -40,7 +40,7 @@ def launcher_variables(facts: Facts) -> Iterator[Finding]:
 def foreign_torchrun(facts: Facts) -> Iterator[Finding]:
     # Module systems and partly active environments may set PATH without changing python.
     command = facts.commands.get("torchrun")
-    if command and not command["own"] and facts.torch:
+    if command and not command["same_python"] and facts.torch:
         yield Finding(
             "foreign_torchrun",
             "warning",
@@ -145,7 +145,7 @@ def other_numa_node(facts: Facts) -> Iterator[Finding]:
     nodes = facts.cpu.get("numa_nodes") or []
     if not devices:
         return
-    device = own_device(facts.launch, devices)
+    device = rank_device(facts.launch, devices)
     node = device.get("numa_node")
     if node is not None and nodes and node not in nodes:
         yield Finding(
@@ -291,9 +291,8 @@ def unknown_names(facts: Facts) -> Iterator[Finding]:
 
 def names_of_other_versions(facts: Facts) -> Iterator[Finding]:
     version = nccl_version(facts)
-    if not version or facts.torch.get(
-        "hip"
-    ):  # RCCL has NCCL's version numbers, but not all of its variables
+    # RCCL has NCCL's version numbers, but not all of its variables.
+    if not version or facts.torch.get("hip"):
         return
     for name in sorted(facts.environ):
         if name.startswith("NCCL_") and nccl.reads(name, version) is False:

@@ -62,7 +62,7 @@ class Reach:
 
     gpus: GPUs of each host.
     links: ceiling of a ring within one host.
-    own_gbps: what the slowest GPU can send over its own links; None where it is not known.
+    gpu_gbps: what the slowest GPU can send over its own links; None where it is not known.
     nics_gbps: all interfaces of the slowest host together; None where it is not known.
     nics: how many interfaces that host has.
     generation: major compute capability of the oldest GPU.
@@ -74,7 +74,7 @@ class Reach:
     hosts: int
     gpus: int
     links: Ceiling
-    own_gbps: float | None
+    gpu_gbps: float | None
     nics_gbps: float | None
     nics: int
     generation: int | None
@@ -124,7 +124,7 @@ def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reac
     """
     links = [ring_ceiling(topo) for topo in topologies]
     unknown = next((link for link in links if link.gbps is None), None)
-    link_speeds = [_own_gbps(gpu) for topo in topologies for gpu in topo.described_gpus]
+    link_speeds = [_gpu_gbps(gpu) for topo in topologies for gpu in topo.described_gpus]
     networks = [
         (None if topo.cut else host_gbps(topo), len(unique_nics(topo.nics))) for topo in topologies
     ]
@@ -136,7 +136,7 @@ def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reac
         hosts=len(topologies) if hosts is None else hosts,
         gpus=min(len(topo.described_gpus) for topo in topologies),
         links=unknown or min(links, key=lambda link: link.gbps or 0.0),
-        own_gbps=min((gbps for gbps in link_speeds if gbps is not None), default=None)
+        gpu_gbps=min((gbps for gbps in link_speeds if gbps is not None), default=None)
         if None not in link_speeds
         else None,
         nics_gbps=nics_gbps,
@@ -148,7 +148,7 @@ def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reac
     )
 
 
-def _own_gbps(gpu: Gpu) -> float | None:
+def _gpu_gbps(gpu: Gpu) -> float | None:
     return sum_gbps(gpu) or pci_gbps(gpu.node)
 
 
@@ -178,7 +178,7 @@ def algorithm_limits(reach: Reach, graphs: Sequence[SearchGraph] = ()) -> list[A
 
 def _within(reach: Reach) -> list[AlgorithmLimit]:
     links, n = reach.links, reach.gpus
-    if links.gbps is None or reach.own_gbps is None:
+    if links.gbps is None or reach.gpu_gbps is None:
         why = links.source if links.gbps is None else "the PCI links of the GPUs are not told"
         names = ((RING, _RINGS), (TREE, _REDUCED), (NVLS, _REDUCED), (DIRECT, _DIRECT))
         limits = [AlgorithmLimit(name, collectives, None, why) for name, collectives in names]
@@ -199,7 +199,7 @@ def _tree(reach: Reach, b: float) -> AlgorithmLimit:
     bandwidth).
     """
     n = reach.gpus
-    gpu_gbps, source = reach.own_gbps or b, reach.links.source
+    gpu_gbps, source = reach.gpu_gbps or b, reach.links.source
     if n == 2:
         return AlgorithmLimit(TREE, _REDUCED, gpu_gbps, "two GPUs: each sends S", source)
     # Over a link that several GPUs share, S passes once in each direction.
@@ -241,7 +241,7 @@ def _between(reach: Reach, nics: float) -> list[AlgorithmLimit]:
     """Limits over several hosts: the lower of the hosts' interfaces and the links within a host."""
     n, h, g = reach.ranks, reach.hosts, reach.gpus
     # With one GPU per host, no link within a host is used.
-    b = None if g == 1 or reach.own_gbps is None else reach.links.gbps
+    b = None if g == 1 or reach.gpu_gbps is None else reach.links.gbps
     interfaces = f"{reach.nics} interface{'s' if reach.nics > 1 else ''} of a host, {nics:g} GB/s"
     if g > 1 and b is None:
         interfaces += "; what the links within a host allow is not known"
@@ -259,7 +259,7 @@ def _between(reach: Reach, nics: float) -> list[AlgorithmLimit]:
     passed = "a host's interfaces pass all that a GPU's links pass"
     limits = [lower(RING, _RINGS, (nics, passed), (links, _OF_A_RING))]
     trees = _busbw(nics * h / (2 * (h - 1)), n), "a host sends 2 (h-1)/h S, the mean of two trees"
-    chain = _busbw(min((reach.own_gbps or 0.0) / (2 if g > 2 else 1), links), n)
+    chain = _busbw(min((reach.gpu_gbps or 0.0) / (2 if g > 2 else 1), links), n)
     text = "a GPU inside the chain sends S up and S down" if g > 2 else "each GPU sends S"
     limits.append(lower(TREE, _REDUCED, trees, (chain, text)))
     efficiency = _efficiency(reach)

@@ -18,7 +18,7 @@ _NVLINK_86 = 12.0  # compute capability 8.6 is an exception in ncclTopoNVLinkBw
 _XGMI = ((r"910|gfx90a", 36.0), (r"gfx94\w|gfx95\w", 48.0), (r"90[0-8]|gfx90[0-8]", 24.0))
 _LANE_MBPS = {2.5: 1500, 5.0: 3000, 8.0: 6000, 16.0: 12000, 32.0: 24000, 64.0: 48000}
 _GT = re.compile(r"(\d+(?:\.\d+)?) GT/s")
-_UNTOLD = (16, 6000)  # lanes and Mbit/s of a lane that NCCL assumes where the file has none
+_ASSUMED_PCI = (16, 6000)  # lanes and Mbit/s of a lane that NCCL assumes where the file has none
 
 
 def link_gbps(gpu: Gpu, link: Link) -> float | None:
@@ -49,7 +49,7 @@ def pci_gbps(node: Node) -> float | None:
 def assumed_pci_gbps(node: Node) -> float:
     """GB/s of a PCI device's own link, with NCCL's assumptions where the file lacks its speed."""
     width, lane = _pci(node)
-    return (width or _UNTOLD[0]) * (lane or _UNTOLD[1]) / 8000
+    return (width or _ASSUMED_PCI[0]) * (lane or _ASSUMED_PCI[1]) / 8000
 
 
 def _pci(node: Node) -> tuple[int | None, int | None]:
@@ -188,7 +188,7 @@ def ring_ceiling(topo: Topology) -> Ceiling:
         return Ceiling(None, "ranks share a GPU, and so its links")
     joined = islands(gpus)
     if len(joined) == 1:
-        return _of_links(gpus, what, topo.library)
+        return _links_ceiling(gpus, what, topo.library)
     if len(joined) < len(gpus) or topo.hosts > 1:
         names = " and ".join(" ".join(gpu.name for gpu in members) for members in joined)
         return Ceiling(None, f"{what} joins GPUs {names}, but not these with each other")
@@ -211,7 +211,7 @@ def ring_ceiling(topo: Topology) -> Ceiling:
     return Ceiling(least, f"{source}; CPUs and shared switches may allow less")
 
 
-def _of_links(gpus: list[Gpu], what: str, library: str) -> Ceiling:
+def _links_ceiling(gpus: list[Gpu], what: str, library: str) -> Ceiling:
     sums = [(gbps, gpu) for gpu in gpus if (gbps := sum_gbps(gpu)) is not None]
     if len(sums) < len(gpus):
         return Ceiling(None, f"{what} of this generation is not known here")

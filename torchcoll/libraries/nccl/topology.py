@@ -138,14 +138,14 @@ def read_topology(root: Node, file: str = "") -> Topology:
     """Read the GPUs, network interfaces and CPUs of a ``<system>`` element."""
     hashes: dict[str, int] = {}
     cpus = [_cpu(node, hashes) for node in root.walk() if node.tag == "cpu"]
-    of = {cpu.node: cpu for cpu in cpus}
+    cpus_by_node = {cpu.node: cpu for cpu in cpus}
     gpus: list[Gpu] = []
     nics: list[Nic] = []
     for node in root.walk():
         if node.tag == "pci":
-            gpus += _gpus(node, of)
+            gpus += _gpus(node, cpus_by_node)
         if node.tag == "nic" or (node.tag == "pci" and _bare(node, _NIC)):
-            nics += _nics(node, _cpu_of(node, of))
+            nics += _nics(node, _find_cpu(node, cpus_by_node))
     for gpu in gpus:
         for link in gpu.links:
             if link.to == "gpu":
@@ -177,8 +177,8 @@ def distance(first: TopologyDevice, second: TopologyDevice) -> str | None:
     return "PIX" if common + second_chain.index(first_chain[common]) == 0 else "PXB"
 
 
-def _cpu_of(node: Node, of: dict[Node, TopologyCpu]) -> TopologyCpu | None:
-    return next((of[above] for above in node.above() if above in of), None)
+def _find_cpu(node: Node, cpus_by_node: dict[Node, TopologyCpu]) -> TopologyCpu | None:
+    return next((cpus_by_node[n] for n in node.above() if n in cpus_by_node), None)
 
 
 def _cpu(node: Node, hashes: dict[str, int]) -> TopologyCpu:
@@ -209,11 +209,11 @@ def _bare(node: Node, classes: tuple[str, ...]) -> bool:
     return node.text("class").lower().startswith(classes) and not described
 
 
-def _gpus(node: Node, of: dict[Node, TopologyCpu]) -> Iterator[Gpu]:
+def _gpus(node: Node, cpus_by_node: dict[Node, TopologyCpu]) -> Iterator[Gpu]:
     elements, bare = list(node.each("gpu")), _bare(node, _GPU)
     if not elements and not bare:
         return
-    busid, cpu = node.text("busid").lower(), _cpu_of(node, of)
+    busid, cpu = node.text("busid").lower(), _find_cpu(node, cpus_by_node)
     if bare:
         yield Gpu(node, cpu, busid, node.whole)
     for element in elements:
