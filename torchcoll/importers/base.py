@@ -454,7 +454,7 @@ _ROUNDED = 0.05  # published figures are rounded, and each is a separate mean
 
 
 def contradiction(
-    name: str, given_gbps: float | None, expected_gbps: float | None, basis: str, step: float
+    name: str, printed_gbps: float | None, expected_gbps: float | None, basis: str, step: float
 ) -> str:
     """A text if the bandwidth that a source prints contradicts the one computed from ``basis``.
 
@@ -462,11 +462,11 @@ def contradiction(
 
     Returns '' if the two agree, or if one of them is missing or 0.
     """
-    if not given_gbps or not expected_gbps:
+    if not printed_gbps or not expected_gbps:
         return ""
-    if abs(given_gbps - expected_gbps) <= _ROUNDED * expected_gbps + step:
+    if abs(printed_gbps - expected_gbps) <= _ROUNDED * expected_gbps + step:
         return ""
-    return f"given {name} {given_gbps:.6g} GB/s, but {expected_gbps:.6g} follows from {basis}"
+    return f"given {name} {printed_gbps:.6g} GB/s, but {expected_gbps:.6g} follows from {basis}"
 
 
 # Number of decimals -> half a unit in the last place.

@@ -87,8 +87,8 @@ class Bandwidth:
         if unit is None:
             return None
         scale = 0.125 if unit[1].endswith("b") else 1.0
-        given, value = number(busbw), number(time)
-        gbps = None if given is None else given * scale
+        busbw_value, value = number(busbw), number(time)
+        gbps = None if busbw_value is None else busbw_value * scale
         return cls(gbps, rounding(busbw) * scale, rounding(time) / value if value else 0.0)
 
 
@@ -99,7 +99,7 @@ def make_case(
     options: ImportOptions,
     ranks: int,
     remarks: Sequence[str] = (),
-    given: Bandwidth | None = None,
+    printed: Bandwidth | None = None,
 ) -> CaseResult | str:
     """Make the result for an operation, by DeepSpeed's name and size; or the reason why it
     cannot.
@@ -112,11 +112,11 @@ def make_case(
             return f"the size of {name} is for one rank: give --ranks"
         reported = replace(reported, size_bytes=size_bytes, size_basis="per rank")
         size_bytes *= ranks
-    if given and ranks and reported.time_ns:
+    if printed and ranks and reported.time_ns:
         expected = busbw_gbps(name, size_bytes, ranks, reported.time_ns)
-        step = given.step_gbps + given.time_step * (expected or 0.0)
+        step = printed.step_gbps + printed.time_step * (expected or 0.0)
         basis = "size, time and ranks"
-        remarks = [*remarks, contradiction("busbw", given.gbps, expected, basis, step)]
+        remarks = [*remarks, contradiction("busbw", printed.gbps, expected, basis, step)]
     return make_result(
         name,
         size_bytes,
@@ -175,8 +175,10 @@ class _DeepSpeedReader:
         size_bytes = whole((count or 0) * (each or 0))
         if not size_bytes:
             return f"the description {fields[1]} has no elements x bytes"
-        given = Bandwidth.parse(self.heading, fields[4], value)
-        return make_case(self.title, size_bytes, reported, self.options, self.ranks, given=given)
+        printed = Bandwidth.parse(self.heading, fields[4], value)
+        return make_case(
+            self.title, size_bytes, reported, self.options, self.ranks, printed=printed
+        )
 
     def logged(self, line: int, text: str) -> None:
         match = _LOGGED.fullmatch(text)
@@ -202,8 +204,8 @@ class _DeepSpeedReader:
             self.imported.refuse(line, f"size is {match[1]} {match[2]}")
             return
         busbw = next((figures[name] for name in figures if _BUSBW.match(name)), "")
-        given = Bandwidth.parse(self.heading, busbw, figures[_MEAN])
+        printed = Bandwidth.parse(self.heading, busbw, figures[_MEAN])
         result = make_case(
-            self.title, size_bytes, reported, self.options, self.ranks, remarks, given
+            self.title, size_bytes, reported, self.options, self.ranks, remarks, printed
         )
         self.add(line, result, "comms logger")

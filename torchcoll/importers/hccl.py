@@ -103,11 +103,11 @@ def _result(
         return no_figure("avg_time", given_time)
     if entry.has_data and not size_bytes:
         return NOTHING_SENT
-    given = number(record.get("alg_bandwidth"))
+    algbw = number(record.get("alg_bandwidth"))
     expected = size_bytes / (time * 1e3)
     step = rounding(record.get("alg_bandwidth", ""))
-    remark = contradiction("algbw", given, expected, "size and time", step)
-    if contradiction("algbw", given, expected / _GIB, "size and time", step) == "":
+    remark = contradiction("algbw", algbw, expected, "size and time", step)
+    if contradiction("algbw", algbw, expected / _GIB, "size and time", step) == "":
         remark = ""
     check = record.get("check_result", "").lower()
     return make_result(

@@ -183,8 +183,8 @@ class _ImbReader:
         if printed is None:
             return f"bytes is {record['bytes']}" if "bytes" in record else "no column of bytes"
         if not time:
-            given = record.get("t_avg[usec]")
-            return no_figure("t_avg[usec]", given) if given else "no column t_avg[usec]"
+            cell = record.get("t_avg[usec]")
+            return no_figure("t_avg[usec]", cell) if cell else "no column t_avg[usec]"
         sent = printed - printed % (itemsize(dtype) or 1)
         if entry.has_data and not sent:
             return "less than one element: nothing was sent" if printed else NOTHING_SENT

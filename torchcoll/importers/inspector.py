@@ -53,15 +53,15 @@ class _Calls:
 
     times: sequence number -> rank -> ns.
     choices: algorithm and protocol of the calls.
-    given_gbps, expected_gbps: sums of busbw over the ``given`` records that have one: as the
+    printed_gbps, expected_gbps: sums of busbw over the ``with_busbw`` records that have one: as the
         record has it, and as it follows from the record's time.
     """
 
     times: dict[int, dict[int, int]] = field(default_factory=dict)
     choices: dict[str, None] = field(default_factory=dict)
-    given_gbps: float = 0.0
+    printed_gbps: float = 0.0
     expected_gbps: float = 0.0
-    given: int = 0
+    with_busbw: int = 0
     clocks: set[str] = field(default_factory=set)
 
 
@@ -171,11 +171,11 @@ def _take(
     calls = cases.setdefault(case, _Calls())
     calls.times.setdefault(number_, {})[rank] = round(time * 1000)
     calls.clocks.add(str(flat.get("coll_timing_source") or "unknown"))
-    expected, given = busbw_gbps(name, total, ranks, time * 1000), flat.get("coll_busbw_gbs")
-    if expected and (busbw := number(given)):
-        calls.given_gbps += busbw
+    expected, printed = busbw_gbps(name, total, ranks, time * 1000), flat.get("coll_busbw_gbs")
+    if expected and (busbw := number(printed)):
+        calls.printed_gbps += busbw
         calls.expected_gbps += expected
-        calls.given += 1
+        calls.with_busbw += 1
     if choice := " ".join(str(flat[k]) for k in ("coll_algo", "coll_proto") if flat.get(k)):
         calls.choices[choice] = None
     hosts.setdefault((case[0], ranks), {})[rank] = str(flat.get("hostname") or "?")
@@ -193,10 +193,10 @@ def _result(
     times = calls.times
     whole_calls = [call for _, call in sorted(times.items()) if _is_all(call, ranks)]
     clock = "device" if calls.clocks == {_GPU_CLOCK} else "host"
-    every = [ns for call in times.values() for ns in call.values()]
+    all_times = [ns for call in times.values() for ns in call.values()]
     ranks_seen = {rank for call in times.values() for rank in call}
     over_ranks = "mean" if len(ranks_seen) == ranks else "rank0" if ranks_seen == {0} else "unknown"
-    reported = Reported(sum(every) / len(every), "mean", over_ranks, clock, len(times))
+    reported = Reported(sum(all_times) / len(all_times), "mean", over_ranks, clock, len(times))
     if name in _PER_RANK:
         reported = replace(reported, size_bytes=size_bytes // ranks, size_basis="per rank")
     remarks = []
@@ -211,8 +211,8 @@ def _result(
         remarks.append(f"several clocks together: {', '.join(sorted(calls.clocks))}")
     if "unknown" in calls.clocks:
         remarks.append("the clock is not known: read as the host's")
-    if calls.given:
-        means = calls.given_gbps / calls.given, calls.expected_gbps / calls.given
+    if calls.with_busbw:
+        means = calls.printed_gbps / calls.with_busbw, calls.expected_gbps / calls.with_busbw
         remarks += filter(None, [contradiction("busbw", *means, "size, time and ranks", 0.0)])
     result = make_result(
         name,

@@ -124,12 +124,12 @@ def _backend(config: str, on_device: bool) -> str:
 class Calls:
     """Makes calls from the events of one rank.
 
-    left: what is not known of calls -> number of such calls.
+    unknown: what is not known of calls -> number of such calls.
     """
 
     rank: int
     groups: Mapping[str, Group]
-    left: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
 
     def make(self, issued: IssuedCall, dtype: str | None) -> TrafficCall:
         """Make a call without time, step and number. Both sizes are UNKNOWN if one is not known.
@@ -225,7 +225,7 @@ class Calls:
         # For a scatter the root's trace may have the sizes that the other ranks lack.
         awaited = collective == "scatter" and root not in (None, self.rank) and bool(group)
         if not sizes_known and not awaited:
-            self.left[f"{collective}: {'dtype' if each is None else 'sizes'} not known"] += 1
+            self.unknown[f"{collective}: {'dtype' if each is None else 'sizes'} not known"] += 1
         # A call with split sizes counts as uneven, as in a capture: other ranks may have other
         # sizes.
         if any(splits):
@@ -369,7 +369,7 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     works = _assign_works(calls, [e for e in events if e.name.startswith("gloo:")], ranks)
     pairs = [(issued, maker.make(issued, _dtype(works.get(issued, ())))) for issued in calls]
     if all(call.bytes_in == UNKNOWN for _, call in pairs):
-        reasons = "; ".join(maker.left)
+        reasons = "; ".join(maker.unknown)
         raise _unreadable(path, reasons, "sizes of its calls", "Profile with record_shapes=True.")
     steps = sorted(read_steps(events).items())
     spans = [span for _, span in steps]
@@ -393,7 +393,7 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     ran = [(event.start, event.end) for event in unassigned]
     traffic.apart = {rank: merged([*filter(None, left), *ran])} if ran or any(left) else {}
     traffic.notes = _notes(traffic_calls, maker, works, unassigned)
-    traffic.left_out = maker.left.total()
+    traffic.left_out = maker.unknown.total()
     return traffic, steps[0][0] if steps else None
 
 
@@ -572,7 +572,8 @@ def _notes(
     unassigned: Sequence[Event],
 ) -> list[str]:
     notes = [
-        f"left out: {count} call{'s' * (count > 1)} of {why}" for why, count in maker.left.items()
+        f"left out: {count} call{'s' * (count > 1)} of {why}"
+        for why, count in maker.unknown.items()
     ]
     if any(not call.group for call in calls):
         which = f"which of the {len(maker.groups)} groups calls on gloo are of"

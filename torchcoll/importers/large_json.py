@@ -77,35 +77,35 @@ class _Text:
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
         self._decode = codecs.getincrementaldecoder("utf-8-sig")("surrogatepass").decode
-        self._text, self._place = "", 0
+        self._text, self._position = "", 0
         self._ended = False
         self._tries = _TRIED
 
     def _more(self, size_bytes: int = 1) -> bool:
         """Read at least ``size_bytes`` more of the text if there is more. False at the end."""
-        pieces, length = [self._text[self._place :]], 0
+        pieces, length = [self._text[self._position :]], 0
         while length < size_bytes and not self._ended:
             chunk = next(self._chunks, None)
             self._ended = chunk is None
             decoded_chunk = self._decode(chunk or b"", final=self._ended)
             pieces.append(decoded_chunk)
             length += len(decoded_chunk)
-        self._text, self._place = "".join(pieces), 0
+        self._text, self._position = "".join(pieces), 0
         return bool(length)
 
     def _skip(self) -> None:
         while True:
-            match = _SPACE.match(self._text, self._place)
-            self._place = match.end() if match else self._place
-            if self._place < len(self._text) or not self._more():
+            match = _SPACE.match(self._text, self._position)
+            self._position = match.end() if match else self._position
+            if self._position < len(self._text) or not self._more():
                 return
 
     def next_is(self, char: str) -> bool:
         """Whether the next token is ``char``, which is then consumed."""
-        if self._text[self._place : self._place + 1] not in _NEVER_SKIPPED:
+        if self._text[self._position : self._position + 1] not in _NEVER_SKIPPED:
             self._skip()
-        matches = self._text.startswith(char, self._place)
-        self._place += matches
+        matches = self._text.startswith(char, self._position)
+        self._position += matches
         return matches
 
     def expect(self, char: str) -> None:
@@ -114,25 +114,25 @@ class _Text:
 
     def value(self) -> tuple[Any, int]:
         """Read the next value: (value, its length as text)."""
-        if self._text[self._place : self._place + 1] not in _NEVER_SKIPPED:
+        if self._text[self._position : self._position + 1] not in _NEVER_SKIPPED:
             self._skip()
         while True:
             try:
-                value, end = _DECODER.raw_decode(self._text, self._place)
+                value, end = _DECODER.raw_decode(self._text, self._position)
                 # At the end of the text, 12 or 12. may be the beginning of a longer number.
                 whole = end < len(self._text) and self._text[end] not in _OPEN
             except ValueError:
                 whole = False
-            have = len(self._text) - self._place
+            have = len(self._text) - self._position
             if whole:
                 break
             if have > MOST_MEMBER:
                 raise ValueError("a member is too long")
             # Double the text, so that a long value is not decoded again for each piece of it.
             if not self._more(have):
-                value, end = _DECODER.raw_decode(self._text, self._place)
+                value, end = _DECODER.raw_decode(self._text, self._position)
                 break
-        length, self._place = end - self._place, end
+        length, self._position = end - self._position, end
         return value, length
 
     def items(self) -> tuple[list[Any], int]:
@@ -143,24 +143,24 @@ class _Text:
         """
         if not self._tries:
             return [], 0
-        if len(self._text) - self._place < _BATCH:
+        if len(self._text) - self._position < _BATCH:
             self._more(_BATCH)
-        latest = self._text.rfind("}", self._place, len(self._text) - _BATCH // 8)
-        boundary = _BOUNDARY.search(self._text, max(latest, self._place))
+        latest = self._text.rfind("}", self._position, len(self._text) - _BATCH // 8)
+        boundary = _BOUNDARY.search(self._text, max(latest, self._position))
         if latest < 0 or boundary is None:
             return [], 0
         try:
-            items = _DECODER.decode(f"[{self._text[self._place : boundary.start() + 1]}]")
+            items = _DECODER.decode(f"[{self._text[self._position : boundary.start() + 1]}]")
         except (ValueError, RecursionError):
             self._tries -= 1
             return [], 0
         self._tries = _TRIED
-        length, self._place = boundary.end() - self._place, boundary.end()
+        length, self._position = boundary.end() - self._position, boundary.end()
         return items, length
 
     def end(self) -> None:
         self._skip()
-        if self._place < len(self._text):
+        if self._position < len(self._text):
             raise ValueError("more behind the end")
 
 

@@ -77,10 +77,10 @@ def judge(row: NcclTestsRow, run: NcclTestsRun) -> str:
     size = itemsize(row.dtype)
     if size is None or not row.count:
         return ""
-    entry, held = COLLECTIVES[run.collective], row.count * size
+    entry, bytes_of_rank = COLLECTIVES[run.collective], row.count * size
     if entry.has_splits:
         return ""
-    quotient = row.size / held
+    quotient = row.size / bytes_of_rank
     if entry.parts(2) == 1:
         fits, expected = quotient == 1, "1"
     else:

@@ -46,11 +46,11 @@ class RowParser:
         tail = body[2 * width :] if len(starts) > 1 else []
         self._trailing = len(tail) + ("timestamp" in tail)
         self._choices = not tail  # rccl-tests -A adds three columns without names
-        self._two = len(starts) > 1 or not first
+        self._two_placements = len(starts) > 1 or not first
         self._heads = first  # columns before the time; 0 without a heading
         self._seen = 0  # without a heading: the most such columns of the rows before
         self._blank_op = {"redop", "op"} & set(names)
-        self._one = len(starts) == 1
+        self._one_placement = len(starts) == 1
         self._only_out = tuple(placed) == ("out-of-place",)  # rccl-tests can omit a placement
         self._scale = 1e6 if "res" in names else 1e3  # the oldest versions print ms
         self._body = body[:width]
@@ -79,13 +79,13 @@ class RowParser:
             del tokens[-3:]
             field_count -= 3
         heads = field_count - self._trailing - 2 * width
-        if self._two and self._possible(heads, tokens):
+        if self._two_placements and self._possible(heads, tokens):
             placements = [(False, heads), (True, heads + width)]
         else:
             heads = field_count - self._trailing - width
-            single = self._one or _IN_PLACE_ONLY in text.strip()
+            single = self._one_placement or _IN_PLACE_ONLY in text.strip()
             if not (single and self._possible(heads, tokens)):
-                figures = self._trailing + (width if self._one else 2 * width)
+                figures = self._trailing + (width if self._one_placement else 2 * width)
                 expected = f"{(self._heads or self._seen or 3) + figures}"
                 more = "" if self._heads or self._seen else " or more"
                 return f"half a row: {field_count} fields of {expected}{more}"

@@ -250,7 +250,7 @@ class _TextReader:
         self.outputs: list[_TestOutput] = []
         self.pending: tuple[int, str] | None = None  # the begin of a row that a log line has split
         self.failed: tuple[int, str, str] | None = None  # a row that cannot be read, and why
-        self.early = Messages()  # messages of the next run's ranks before its heading
+        self.next_messages = Messages()  # messages of the next run's ranks before its heading
         self.placements: tuple[str, ...] = ()  # placements in the line above a heading
         self.above: deque[Line] = deque(maxlen=_ABOVE)  # texts since the last row
 
@@ -290,7 +290,7 @@ class _TextReader:
 
     def message(self, text: str) -> None:
         next_one = self.output.ended and begins_run(text)
-        (self.early if next_one else self.output.messages).take(text)
+        (self.next_messages if next_one else self.output.messages).take(text)
 
     def broken(self, line: int, text: str) -> None:
         """Read the text before a message of a library, which may be a fragment of a row."""
@@ -428,7 +428,7 @@ class _TextReader:
                 self.outputs[-1].versions = before.versions
                 self.outputs[-1].messages = before.messages
             else:
-                self.outputs[-1].messages, self.early = self.early, Messages()
+                self.outputs[-1].messages, self.next_messages = self.next_messages, Messages()
         return self.output
 
     def member(self, output: _TestOutput, match: re.Match[str]) -> None:

@@ -94,7 +94,7 @@ class _OneCclReader:
 
     def begin(self) -> None:
         self.runs += 1
-        self.begun = False  # whether its options have begun
+        self.options_begun = False  # whether its options have begun
         self.settings: dict[str, str] = {}
         self.names: list[str] = []  # the columns
         self.collectives: list[str] = []
@@ -102,7 +102,7 @@ class _OneCclReader:
         self.ended = False
         self.rows = 0
         self.results: dict[int, list[CaseResult]] = {}
-        self.same: list[tuple[int, Mapping[str, str]]] = []  # CSV rows with equal figures
+        self.equal_rows: list[tuple[int, Mapping[str, str]]] = []  # CSV rows with equal figures
 
     def line(self, line: int, text: str) -> None:
         text = without_log(text)[0].strip("\n")
@@ -116,8 +116,8 @@ class _OneCclReader:
             names = plain.replace("#", "").split()
             self.csv, self.names = False, names if set(_COLUMNS) <= set(names) else []
         elif plain == "options:":
-            self.next_run(self.begun)
-            self.begun = True
+            self.next_run(self.options_begun)
+            self.options_begun = True
         elif match := _NAMES.match(plain):
             self.next_run(self.ended)
             self.collectives = match[1].split()
@@ -152,9 +152,9 @@ class _OneCclReader:
                 return
             self.add(line, self.text_record(record))
             return
-        if self.same and not _same_timing(self.same[0][1], record):
+        if self.equal_rows and not _same_timing(self.equal_rows[0][1], record):
             self.flush()
-        self.same.append((line, record))
+        self.equal_rows.append((line, record))
 
     def text_record(self, record: Mapping[str, str]) -> dict[str, str]:
         s = self.settings
@@ -176,21 +176,21 @@ class _OneCclReader:
         If they have several collectives the benchmark timed these together and repeated the sum for
         each of them, so the rows are refused.
         """
-        names = list(dict.fromkeys(record["collective"] for _, record in self.same))
-        for line, record in self.same:
+        names = list(dict.fromkeys(record["collective"] for _, record in self.equal_rows))
+        for line, record in self.equal_rows:
             if len(names) > 1:
                 self.imported.refuse(line, SUMMED.format(names=", ".join(names)))
             else:
                 self.add(line, {k.lstrip("#"): v for k, v in record.items()})
-        self.same = []
+        self.equal_rows = []
 
     @property
     def first_calls(self) -> bool:
         """Whether each row is one call, from the process's first on. A CSV does not have the
         warm-up.
         """
-        asked = (self.settings.get("iters"), self.settings.get("warmup_iters"))
-        return not self.csv and asked == ("1", "0")
+        iterations = (self.settings.get("iters"), self.settings.get("warmup_iters"))
+        return not self.csv and iterations == ("1", "0")
 
     def add(self, line: int, record: Mapping[str, str]) -> None:
         result = self.result(record)
@@ -285,7 +285,7 @@ class _OneCclReader:
 
     def finish(self) -> None:
         """Add a Run for each number of ranks in the output that has ended."""
-        if self.same:
+        if self.equal_rows:
             self.flush()
         done: dict[str, Any] = {"status": "complete"}
         if not self.csv and not self.ended:

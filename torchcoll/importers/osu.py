@@ -109,8 +109,8 @@ class _OsuReader:
 
     def result(self, record: dict[str, str]) -> CaseResult | str:
         title = _PERSONALIZED.sub("", self.title)
-        asked = title.removeprefix("I") if title[:2] != "In" else title
-        recorded = collective_named(title) or collective_named(asked)
+        blocking_title = title.removeprefix("I") if title[:2] != "In" else title
+        recorded = collective_named(title) or collective_named(blocking_title)
         if recorded is None and self.whole_title and _PAIRS.fullmatch(title):
             self.imported.action = PAIRS
             return f"{self.whole_title}: between pairs of ranks, no collective"
@@ -119,18 +119,18 @@ class _OsuReader:
             return f"{title or 'a test without a title'} is no collective that torchcoll has"
         entry = COLLECTIVES[name]
         ranks = self.options.ranks or 0
-        held = whole(record.get("Size", "0" if not entry.has_data else None))
+        printed_bytes = whole(record.get("Size", "0" if not entry.has_data else None))
         column = next((n for n in _TIMES if n in record), None)
         time = number(record[column]) if column else None
-        if held is None:
+        if printed_bytes is None:
             return f"size is {record['Size']}" if "Size" in record else "no size"
         if not time:
             return no_figure(column, record[column]) if column else "no column of times"
-        if entry.has_data and not held:
+        if entry.has_data and not printed_bytes:
             return NOTHING_SENT
         if name in _PER_RANK and not ranks:
             return f"OSU's size of {name} is for one rank, and the file has no ranks: give --ranks"
-        size_bytes = held * ranks if name in _PER_RANK else held
+        size_bytes = printed_bytes * ranks if name in _PER_RANK else printed_bytes
         remarks = []
         if "Overall(us)" in record:
             remarks.append("non-blocking: the time includes computation that overlaps")
@@ -139,7 +139,7 @@ class _OsuReader:
             name,
             time,
             size_bytes,
-            held,
+            printed_bytes,
             calls=whole(record.get("Iterations")),
             min_ns=ns_of_us(record.get("Min Latency(us)")),
             max_ns=ns_of_us(record.get("Max Latency(us)")),

@@ -83,9 +83,9 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
             if named
             else "no table with one column each of size and time or bandwidth: name them by --map",
         )
-    if reader.odd:
-        count = f"{len(reader.odd)} of {counted(imported.rows, 'row')}: {ODD}"
-        imported.warn(f"{count}: the first in line {reader.odd[0]}")
+    if reader.contradictory_lines:
+        count = f"{len(reader.contradictory_lines)} of {counted(imported.rows, 'row')}: {ODD}"
+        imported.warn(f"{count}: the first in line {reader.contradictory_lines[0]}")
     for ranks, results in reader.results.items():
         source = {"tool": "a published table", "format": f"({reader.form})"}
         imported.runs.append(make_run(results, options, source, ranks=ranks))
@@ -176,7 +176,9 @@ class _TableReader:
         self.columns: dict[str, int] = {}
         self.names: list[str] = []
         self.tables, self.form, self.delimiter = 0, "table", ""
-        self.odd: list[int] = []  # lines whose bandwidths do not follow from size, time and ranks
+        self.contradictory_lines: list[
+            int
+        ] = []  # lines whose bandwidths do not follow from size, time and ranks
         self.results: dict[int, list[CaseResult]] = {}
 
     def line(self, line: int, text: str) -> None:
@@ -225,12 +227,12 @@ class _TableReader:
 
     def result(self, line: int, record: Mapping[str, str]) -> CaseResult | str:
         options = self.options
-        named = record.get("collective", "")
+        cell = record.get("collective", "")
         recorded = self.heading
-        if not _NUMBERED.fullmatch(named):
-            recorded = collective_named(named) or collective_in(named)
+        if not _NUMBERED.fullmatch(cell):
+            recorded = collective_named(cell) or collective_in(cell)
             if recorded is None and not options.collective:
-                return f"{named} is no collective that torchcoll has: give --collective"
+                return f"{cell} is no collective that torchcoll has: give --collective"
         name = self.imported.choose("collective", options.collective, recorded)
         if name is None and (name := collective_in(options.file)):
             self.imported.warn(f"collective {name}: taken from the name of the file")
@@ -269,7 +271,7 @@ class _TableReader:
             *filter(None, [contradiction("busbw", busbw, busbw_expected, _BASIS, _STEP)]),
         ]
         if contradictions:
-            self.odd.append(line)
+            self.contradictory_lines.append(line)
         reported = Reported(
             time or None,
             statistic=options.statistic or "unknown",

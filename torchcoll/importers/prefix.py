@@ -46,9 +46,9 @@ class Unprefixed:
 
     def __iter__(self) -> Iterator[Line]:
         for number, text in self._lines:
-            yield number, self.rest(text)
+            yield number, self.strip_prefix(text)
 
-    def rest(self, text: str) -> str:
+    def strip_prefix(self, text: str) -> str:
         begin = self._search(text)
         if begin is None:
             if self._shape and (match := self._shape.match(text)):

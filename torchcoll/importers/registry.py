@@ -74,7 +74,7 @@ def sniff_importer(windows: Iterable[Sequence[str]]) -> Importer | None:
     for lines in windows:
         for each in importers().values():
             starts = getattr(each, "STARTS", None)
-            unprefixed = [*map(Unprefixed((), starts).rest, lines)] if starts else lines
+            unprefixed = [*map(Unprefixed((), starts).strip_prefix, lines)] if starts else lines
             if each.sniff(unprefixed):
                 return each
     return None

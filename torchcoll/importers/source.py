@@ -44,7 +44,7 @@ class _Unpacked(io.RawIOBase):
 
     def __init__(self, start: bytes, remaining: IO[bytes], name: str) -> None:
         self._growth, self._read = Unpacking("file", name), 0
-        self._packed, self._rest = start, remaining
+        self._packed, self._remaining = start, remaining
         self._unpacker = zlib.decompressobj(31)  # with gzip's header
         self._ready = memoryview(b"")  # slices of it need no copy
         self.problem = ""
@@ -54,7 +54,7 @@ class _Unpacked(io.RawIOBase):
 
     def readinto(self, target: Any) -> int:
         while not self._ready and not self.problem:
-            packed = self._packed or self._rest.read(_HEAD)
+            packed = self._packed or self._remaining.read(_HEAD)
             self._packed = b""
             if not packed:
                 if not self._unpacker.eof:

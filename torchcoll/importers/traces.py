@@ -133,16 +133,16 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
     if first.startswith(_PICKLE):
         raise _pickle_error(path)
     document: dict[str, Any] = {}
-    held, events = Held("trace", path), Events(path)
+    memory, events = Held("trace", path), Events(path)
     try:
         for key, value, length, item in members(itertools.chain([first], chunks), _LISTS):
             if item and key == "traceEvents":
                 kept = [event for event in map(make_event, value) if event]
                 events.add(len(kept), len(value) - len(kept))
-                held.add_bytes(sum(map(_event_bytes, kept)))
+                memory.add_bytes(sum(map(_event_bytes, kept)))
                 document[key] += kept
                 continue
-            held.add_bytes(_MEMORY_RATIO * length + _ITEM_BYTES * (len(value) if item else 1))
+            memory.add_bytes(_MEMORY_RATIO * length + _ITEM_BYTES * (len(value) if item else 1))
             if item:
                 document[key] += value
             else:

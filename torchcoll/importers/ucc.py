@@ -151,12 +151,12 @@ class _UccReader:
             return NO_RANKS.format(name=name)
         size_bytes = printed * ranks if per_rank else printed
 
-        given = number(fields[5]) if self.heading[1] else None
+        busbw = number(fields[5]) if self.heading[1] else None
         remarks = []
-        if given is not None and ranks and not entry.has_splits:
+        if busbw is not None and ranks and not entry.has_splits:
             expected = busbw_gbps(name, size_bytes, ranks, time * 1e3)
             if text := contradiction(
-                "busbw", given, expected, "size, time and ranks", rounding(fields[5])
+                "busbw", busbw, expected, "size, time and ranks", rounding(fields[5])
             ):
                 remarks.append(text)
         placement, op = settings.get("Inplace"), settings.get("Reduction")
@@ -171,7 +171,7 @@ class _UccReader:
                 calls=whole(self.calls[0]) if len({*self.calls}) == 1 else None,
                 min_ns=ns_of_us(fields[3]),
                 max_ns=ns_of_us(fields[4]),
-                busbw_gbps=given,
+                busbw_gbps=busbw,
             ),
             ranks=ranks,
             dtype=choose("dtype", options.dtype, dtype_named(settings.get("Datatype"))),

@@ -120,10 +120,10 @@ def load_limits(paths: Sequence[str]) -> Callable[[Run, Sequence[Row]], list[Row
 def row_limits(machine: Machine, run: Run, rows: Sequence[Row]) -> list[RowLimit]:
     """The limits of each row. Raises UsageError if the topology cannot be that of the run."""
     hosts = hosts_of(run)
-    given = len(machine.hosts)
+    file_count = len(machine.hosts)
     files = ", ".join(host.file for host in machine.hosts)
-    if hosts and given > 1 and given != hosts:
-        actual, expected = f"{given} hosts ({files})", f"1, or {hosts} as the run has"
+    if hosts and file_count > 1 and file_count != hosts:
+        actual, expected = f"{file_count} hosts ({files})", f"1, or {hosts} as the run has"
         raise UsageError("topology", actual, expected)
     device, link_gbps = device_of(run), machine.reach(max(hosts, 1)).gpu_gbps
     if device and link_gbps and machine.reach(1).switched and link_gbps > _SLACK * device.ring_gbps:
@@ -152,8 +152,10 @@ def _reach(machine: Machine, row: Row, hosts: int) -> tuple[Reach | None, str]:
     if row.group:
         return None, "a sub-group: which GPUs it has is not in the topology"
     most = machine.reach(1).gpus
-    together = machine.hosts[0].hosts if len(machine.hosts) == 1 else 1  # NVLinks over hosts
-    count = max(hosts // together, 1) if hosts else 0
+    hosts_per_topology = (
+        machine.hosts[0].hosts if len(machine.hosts) == 1 else 1
+    )  # NVLinks over hosts
+    count = max(hosts // hosts_per_topology, 1) if hosts else 0
     count = count or max(len(machine.hosts), -(-row.ranks // most) if most else 1)
     if row.ranks % count or not most or row.ranks // count > most:
         text = f"{row.ranks} ranks on {counted(count, 'host')} of {counted(most, 'GPU')}"

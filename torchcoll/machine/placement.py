@@ -161,10 +161,10 @@ def _families(name: str, proc: str, is_this_host: bool) -> list[str]:
         import fcntl  # does not exist on Windows, where this module is imported too
 
         with (
-            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked,
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
             contextlib.suppress(OSError),
         ):
-            fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             families.append("ipv4")
     lines = (text_in(Path(proc, "net/if_inet6")) or "").splitlines()
     return families + ["ipv6"] * any(line.split()[-1] == name for line in lines)
@@ -207,12 +207,12 @@ def number_in(path: Path | str) -> int | None:
 
 def check_interfaces(backends: Iterable[BackendEntry]) -> None:
     """Raise UnavailableError if a variable of these backends names no usable interface."""
-    asked = [entry for entry in backends if os.environ.get(entry.interfaces)]
-    if not asked:
+    with_variable = [entry for entry in backends if os.environ.get(entry.interfaces)]
+    if not with_variable:
         return
 
     addressed = {i["name"]: bool(i["families"]) for i in network_interfaces()}
-    for entry in asked:
+    for entry in with_variable:
         variable, value = entry.interfaces, os.environ[entry.interfaces]
         problem = interface_problem(entry.family == NCCL, value, addressed)
         if addressed and problem:  # without sysfs the list is empty, and no value can be judged

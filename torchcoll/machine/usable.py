@@ -134,8 +134,8 @@ def backends(facts: Facts) -> list[Usable]:
     """All backends of the table. Unsupported ones only if this torch was built with them."""
     if not facts.torch:
         return [unusable(DEFAULT, *no_torch(facts))]
-    asked = (entry for entry in BACKENDS.values() if entry.communicates)
-    return [_usable(facts, e) for e in asked if e.promised or facts.built(e.name)]
+    communicating = (entry for entry in BACKENDS.values() if entry.communicates)
+    return [_usable(facts, e) for e in communicating if e.promised or facts.built(e.name)]
 
 
 def _usable(facts: Facts, entry: BackendEntry) -> Usable:

@@ -134,7 +134,7 @@ def communicators(processes: Iterable[NcclProcess]) -> dict[Key, NcclCommunicato
     """
     groups: dict[Key, NcclCommunicator] = {}
     # (ranks, rank) -> how many communicators of that size already have this rank.
-    taken: Counter[tuple[int | None, int]] = Counter()
+    ranks_taken: Counter[tuple[int | None, int]] = Counter()
     for process in processes:
         handles: dict[str, Key] = {}
         for member in process.members:
@@ -146,8 +146,8 @@ def communicators(processes: Iterable[NcclProcess]) -> dict[Key, NcclCommunicato
             elif member.rank is None:  # the line that begins this communicator is missing
                 key = ("lines", member)
             else:
-                key = ("size", member.nranks, taken[member.nranks, member.rank])
-                taken[member.nranks, member.rank] += 1
+                key = ("size", member.nranks, ranks_taken[member.nranks, member.rank])
+                ranks_taken[member.nranks, member.rank] += 1
             group = groups.setdefault(key, NcclCommunicator(parent=parent))
             group.members.append(member)
             if member.handle:

@@ -76,22 +76,26 @@ def forcings(collectives: Sequence[str], device: str, mpi: bool) -> list[Forcing
     mpi: whether oneCCL's transport is MPI. Over another transport oneCCL silently replaces
         ``direct`` by another algorithm, so it is skipped.
     """
-    asked = [name for name in collectives if name in _ALGORITHMS]
-    names = dict.fromkeys(choice for name in asked for choice in _ALGORITHMS[name][1].split())
+    known_collectives = [name for name in collectives if name in _ALGORITHMS]
+    names = dict.fromkeys(
+        choice for name in known_collectives for choice in _ALGORITHMS[name][1].split()
+    )
     left_out = {*(() if mpi else ("direct",)), *(() if device == "xpu" else ("topo",))}
     combinations = []
     for algorithm in names:
-        able = tuple(name for name in asked if algorithm in _ALGORITHMS[name][1].split())
+        able = tuple(
+            name for name in known_collectives if algorithm in _ALGORITHMS[name][1].split()
+        )
         settings = {variable: algorithm for name in able for variable in _ALGORITHMS[name][0]}
         if device == "xpu":
             settings[KERNELS] = "0"
         if algorithm not in left_out:
             combinations.append(Forcing(algorithm, able, settings))
-    return combinations + (_thresholds(asked) if device == "xpu" else [])
+    return combinations + (_thresholds(known_collectives) if device == "xpu" else [])
 
 
-def _thresholds(asked: Sequence[str]) -> list[Forcing]:
-    able = tuple(name for name in asked if name in _SYCL)
+def _thresholds(collectives: Sequence[str]) -> list[Forcing]:
+    able = tuple(name for name in collectives if name in _SYCL)
     combinations = []
     for stage, sizes in _THRESHOLDS.items():
         names = {name: f"CCL_SYCL_{_SYCL[name]}_{stage}_THRESHOLD" for name in able}
