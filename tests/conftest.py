@@ -31,11 +31,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     return (yield)
 
 
+# They look at output as a user gets it.
+AS_PRINTED = ("test_readme.py", "test_examples.py", "test_layout.py")
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name in NAMES or name.startswith(PREFIXES):
             monkeypatch.delenv(name)
+    if request.path.name not in AS_PRINTED:
+        # Most tests are about what is printed, not about where it is wrapped; and they find the
+        # answer below every table, not only below long ones.
+        monkeypatch.setattr("torchcoll.report.destination.PIPE_COLUMNS", 1000)
+        monkeypatch.setattr("torchcoll.report.grid._SCREEN", -1)
 
 
 @pytest.fixture

@@ -25,13 +25,17 @@ def fixed_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def shown() -> Callable[..., str]:
-    """``show`` into a text, as a pipe gets it."""
+def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """``show`` into a text, as a pipe gets it, from below its first answer on: a table of text ends
+    with it too (see conftest.py).
+    """
 
     def run(*args: Any, **choices: Any) -> str:
+        monkeypatch.delenv("COLUMNS", raising=False)  # which a terminal before it may have set
         out = io.StringIO()
         show(*args, file=out, **choices)
-        return out.getvalue()
+        first, _, rest = out.getvalue().partition("\n\n")
+        return rest if rest.endswith(f"{first}\n") else out.getvalue()
 
     return run
 

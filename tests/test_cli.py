@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,12 @@ from pathlib import Path
 import pytest
 from error_form import error_line, error_text
 
-from torchcoll import __version__
-from torchcoll.cli import main
+from torchcoll import __version__, cli
+from torchcoll.cli import commands, main
 from torchcoll.core.case import Case
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run
+from torchcoll.help import GROUPS
 from torchcoll.importers.registry import importers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -380,3 +382,29 @@ def test_something_is_seen_on_a_terminal_until_the_first_line(path):
     line, _, rest = text.partition("NO REFERENCE")
     assert line.endswith(("\r\x1b[K", "\r\x1b[K\x1b[1m"))  # nothing of it stays
     assert "torchcoll show ..." not in rest
+
+
+EXAMPLES = [line for group in GROUPS.values() for lines in group.values() for line in lines]
+
+
+def test_every_command_is_in_a_group():
+    assert {name for group in GROUPS.values() for name in group} == set(commands())
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_of_the_help_are_understood(example):
+    """Their options are there; what they read need not be."""
+    program, *words = shlex.split(example)
+    if program == "torchrun":
+        words = words[words.index("torchcoll") + 1 :]
+    assert cli._parsed(words).command == words[0]
+
+
+def test_the_help_lists_commands_by_what_they_are_for(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    heads = [line for line in text.splitlines() if line.rstrip(":") in GROUPS]
+    assert heads == [f"{group}:" for group in GROUPS]
+    assert all(f"\n  {name} " in text for group in GROUPS.values() for name in group)
+    assert main(["show", "--help"]) == 0
+    assert "examples:\n  torchcoll show run.jsonl\n" in capsys.readouterr().out

@@ -19,7 +19,7 @@ PACKAGE = Path(torchcoll.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 
-# What a file may import at its top: rooms, or files of a room, and other packages; and what besides
+# What a file may import at its top: our packages, or files of one, and others; and what besides
 # inside a function, or for type checkers only. `torchcoll` itself is free: it loads nothing.
 QUESTIONS = {
     "comparison",
@@ -62,11 +62,12 @@ TABLE = {
         SCIENCE,
         {"pyarrow", *DRAWN},
     ),
-    "cli": ({"core"}, set(), {"machine", "bench", "report", "shtab"}),
+    "cli": ({"core", "help"}, set(), {"machine", "bench", "report", "shtab"}),
+    "help": (set(), set(), set()),
     "__main__": ({"cli"}, set(), set()),
     "__init__": (set(), set(), set()),
 }
-# Files that run on ranks, in rooms of questions.
+# Files that run on ranks, in packages of questions.
 ON_RANKS = {
     *("pairs.__main__", "pairs.bisect", "pairs.pairs_run"),
     *(
@@ -85,19 +86,19 @@ STUBS = {name for one in COLLECTIVES.values() for name in (one.module, one.name)
 
 
 def allowed(path):
-    """(rooms or files, other packages, besides inside functions) of the file at ``path``."""
-    room, name = (path.parts[0], path.stem) if len(path.parts) > 1 else (path.stem, "")
-    if room in STUBS:
+    """(our packages or files, other packages, besides inside functions) of the file at ``path``."""
+    package, name = (path.parts[0], path.stem) if len(path.parts) > 1 else (path.stem, "")
+    if package in STUBS:
         return {"bench.main"}, set(), set()
-    rooms, packages, inner = TABLE[room]
+    ours, others, inner = TABLE[package]
     if name == "command":
-        rooms, inner = rooms | {"report"}, ANYTHING
+        ours, inner = ours | {"report"}, ANYTHING
     elif name.endswith("show"):
-        rooms, inner = rooms | {"report"}, inner | DRAWN
-    elif f"{room}.{name}" in ON_RANKS:
-        rooms, packages = rooms | {"bench", "machine"}, packages | {"torch"}
-        inner = inner | {"report", "rich", f"{room}.show"}
-    return rooms | {room}, packages, inner
+        ours, inner = ours | {"report"}, inner | DRAWN
+    elif f"{package}.{name}" in ON_RANKS:
+        ours, others = ours | {"bench", "machine"}, others | {"torch"}
+        inner = inner | {"report", "rich", f"{package}.show"}
+    return ours | {package}, others, inner
 
 
 @functools.cache
@@ -129,7 +130,7 @@ def imports(tree, package):
 
 def offences(source, path):
     """Imports in ``source`` that the table does not allow at ``path`` (relative to torchcoll)."""
-    rooms, packages, inner = allowed(path)
+    ours, others, inner = allowed(path)
     package = ".".join(["torchcoll", *path.parts[:-1]])
     found = []
     for name, inside, line in imports(parsed(source), package):
@@ -137,19 +138,19 @@ def offences(source, path):
         if first in sys.stdlib_module_names:
             continue
         if first != "torchcoll":
-            fine = first in packages or (inside and first in inner)
+            fine = first in others or (inside and first in inner)
         elif not rest or (rest[0] not in ROOMS and not (PACKAGE / f"{rest[0]}.py").exists()):
             fine = True  # torchcoll itself, or a name in it
         else:
             asked = {rest[0], ".".join(rest[:2])}
-            fine = bool(asked & rooms) or (inside and bool(asked & inner))
+            fine = bool(asked & ours) or (inside and bool(asked & inner))
         if not fine:
             found.append(f"{path}:{line} imports {name}")
     return found
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_the_table_of_rooms(path):
+def test_the_table_of_packages(path):
     assert offences(path.read_text(), path.relative_to(PACKAGE)) == []
 
 
@@ -242,7 +243,7 @@ def test_the_check_sees_circles():
 
 
 def test_no_two_files_share_a_name():
-    """But for the anatomy of a room, and for what all of libraries/*/ have alike."""
+    """But for the anatomy of a package, and for what all of libraries/*/ have alike."""
     alike = {"__init__", "__main__", "command", "show"}
     paths = [path.relative_to(PACKAGE) for path in MODULES if path.stem not in alike]
     names = Counter(path.stem for path in paths if path.parts[:2] not in LIBRARIES)
@@ -270,8 +271,10 @@ def loaded_by(*modules):
     return done.stdout.split()
 
 
-def modules_of(room):
-    return [f"torchcoll.{room}.{path.stem}" for path in sorted((PACKAGE / room).glob("[!_]*.py"))]
+def modules_of(package):
+    return [
+        f"torchcoll.{package}.{path.stem}" for path in sorted((PACKAGE / package).glob("[!_]*.py"))
+    ]
 
 
 def test_importing_torchcoll_loads_nothing_heavy():
@@ -325,7 +328,7 @@ def test_no_module_hides_a_public_name():
     assert names & set(torchcoll.__all__) == set()
 
 
-def test_inits_of_rooms_are_empty():
+def test_inits_of_packages_are_empty():
     inits = sorted(PACKAGE.rglob("*/__init__.py"))
     inner = [path for path in inits if path.parent != PACKAGE]
     assert len(inner) >= 4
@@ -333,7 +336,7 @@ def test_inits_of_rooms_are_empty():
 
 
 def test_one_stub_for_each_collective():
-    others = {"__init__", "__main__", "cli", "inputs"}
+    others = {"__init__", "__main__", "cli", "help", "inputs"}
     assert {path.stem for path in PACKAGE.glob("*.py")} - others == STUBS
 
 
@@ -352,7 +355,7 @@ def test_stub(module):
 
 
 def test_files_that_comments_name_are_there():
-    """A file of ours, by its room, elsewhere than in itself: a move takes its mentions along."""
+    """A file of ours, by its package, elsewhere than in itself: a move takes its mentions along."""
     ours = {str(path.relative_to(PACKAGE)) for path in MODULES}
     found = {
         (str(path.relative_to(PACKAGE)), named)

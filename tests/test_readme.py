@@ -155,11 +155,16 @@ class Reader:
         if block.shown:
             (command,) = block.commands
             out = self.printed[command]
+            if not printed(block.shown, out):
+                # As a user sees it: tests print wide, and a pipe is 120 columns wide.
+                self.env["COLUMNS"] = "120"
+                out = self.run(command)
+                del self.env["COLUMNS"]
             assert printed(block.shown, out), f"{command}\n{out}"
 
     def run(self, command: str) -> str:
         """What it prints."""
-        folder = self.folder / f"{len(self.printed)}"
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
         program = shlex.split(command)[0]
         if program not in FORKED or set("|&;<>$`") & set(command):
             done = self.shell(" ".join((command, *LOCAL)) if "local.sh" in command else command)
@@ -309,7 +314,7 @@ def test_what_the_example_of_ddp_prints(readers: Callable[[str], Reader]) -> Non
 
 def test_there_are_commands() -> None:
     names = {(block.page, block.name) for block in BLOCKS}
-    assert {("README.md", "A or B 2"), ("docs/slow.md", "top 1")} <= names
+    assert {("README.md", "Three uses 2"), ("docs/slow.md", "top 1")} <= names
     assert BLOCKS[0].commands[0] == "bash launch/local.sh"
     assert len(names) == len(BLOCKS) > 20
     assert sum(len(block.commands) for block in BLOCKS) > 40
@@ -398,7 +403,7 @@ def test_install_lines_name_what_exists() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert 700 <= len(README.split()) <= 1000
+    assert 500 <= len(README.split()) <= 700
 
 
 # -------------------------------------------------------------------------------------------------

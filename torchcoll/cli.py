@@ -1,4 +1,4 @@
-"""The console command ``torchcoll``. The command.py of each room brings its sub-commands.
+"""The console command ``torchcoll``. The command.py of each package adds its sub-commands.
 
 Errors are one line on stderr and the exit code of the exception. What a
 sub-command needs is imported inside it: ``--help`` and errors cost nothing.
@@ -29,8 +29,9 @@ from torchcoll.core.errors import (
     tell,
     unknown,
 )
+from torchcoll.help import Formatter, examples_text, groups_text
 
-# A command that a launcher starts on every rank: rank 0 alone speaks, and no other room is loaded.
+# A command that a launcher starts on every rank: rank 0 alone prints, and one package is loaded.
 _ON_RANKS = {"replay": "training"}
 # An image that brings its own torch may lack some (NO_INSTALL=1).
 _LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "shtab", "torch")
@@ -78,13 +79,13 @@ class _Parser(argparse.ArgumentParser):
 Commands = dict[str, tuple[str, Callable[..., None], Callable[..., int]]]
 
 
-def commands(*rooms: str) -> Commands:
-    """Those of all rooms: what ``COMMANDS`` of their command.py has."""
-    found: Commands = {}
-    for room in rooms or [each.name for each in pkgutil.iter_modules(torchcoll.__path__)]:
-        if (Path(torchcoll.__path__[0]) / room / "command.py").exists():
-            found |= importlib.import_module(f"torchcoll.{room}.command").COMMANDS
-    return dict(sorted(found.items()))
+def commands(*packages: str) -> Commands:
+    """The commands of these packages, or of all: ``COMMANDS`` of their command.py."""
+    added: Commands = {}
+    for name in packages or [each.name for each in pkgutil.iter_modules(torchcoll.__path__)]:
+        if (Path(torchcoll.__path__[0]) / name / "command.py").exists():
+            added |= importlib.import_module(f"torchcoll.{name}.command").COMMANDS
+    return dict(sorted(added.items()))
 
 
 _SHELLS = ("bash", "zsh", "tcsh")  # shtab's others have not been tried
@@ -115,8 +116,11 @@ def _parser(chosen: str, known: Commands) -> _Parser:
     parser = _Parser(
         prog="torchcoll",
         allow_abbrev=False,
-        description="What a collective costs, measured through torch.distributed. "
-        f"{_TO_MEASURE} (one rank: python -m torchcoll.allreduce).",
+        formatter_class=Formatter,
+        description="Benchmark the collectives of torch.distributed, and read, compare and explain "
+        f"what was measured. {_TO_MEASURE} (one rank: python -m torchcoll.allreduce).",
+        epilog=f"{groups_text({name: text for name, (text, *_) in known.items()})}\n\n"
+        "torchcoll COMMAND --help prints the options and examples of a command",
     )
     parser.add_argument("--version", action="version", version=f"torchcoll {__version__}")
     parser.add_argument(
@@ -126,9 +130,18 @@ def _parser(chosen: str, known: Commands) -> _Parser:
         default=argparse.SUPPRESS,  # the names that are left are those of the command
         help="print what makes bash, zsh or tcsh complete commands, options and file names",
     )
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    subparsers = parser.add_subparsers(
+        metavar="COMMAND", required=True, dest="command", help="one of those below"
+    )
     for name, (text, add_arguments, run) in known.items():
-        command = subparsers.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command = subparsers.add_parser(
+            name,
+            help=text,
+            description=f"{text[:1].upper()}{text[1:]}.",
+            epilog=examples_text(name),
+            allow_abbrev=False,
+            formatter_class=Formatter,
+        )
         if name == chosen:
             add_arguments(command)
             command.set_defaults(run=run)

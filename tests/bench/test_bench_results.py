@@ -53,7 +53,7 @@ def test_what_a_reader_is_warned_of():
     assert result.time_ns == {"device": [[1], [1]]}, "a clock without samples is none"
     assert result.verification is None
     assert result.warnings == [
-        "cold calls did not settle within 2, as rank 0 saw them",
+        "the calls were not steady within 2, as rank 0 saw them",
         "each sample is the mean of up to 10 calls: events cost too much here",
     ]
 

@@ -22,7 +22,7 @@ from common import title
 from torchcoll.stats.ratios import geometric
 from torchcoll.training import choices
 from torchcoll.training.advise import CAPS_MB, proposals
-from torchcoll.training.backward import of_parameters
+from torchcoll.training.backward import gradients_from_count
 from torchcoll.training.call_time import Duration
 from torchcoll.training.choices import WORSE
 from torchcoll.training.measured_curves import MeasuredCurve
@@ -62,7 +62,7 @@ def truth(rng: random.Random) -> tuple[MeasuredCurve, float, float]:
 
 def campaign(rng: random.Random, noise: float, error: float, tally: Tally) -> None:
     curve, size_bytes, backward = truth(rng)
-    found = of_parameters(round(size_bytes / 4), "float32")
+    found = gradients_from_count(round(size_bytes / 4), "float32")
     settings = [found.setting(cap) for cap in CAPS_MB]
     kept = [
         one

@@ -40,7 +40,7 @@ from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.training.projection import Projection, plan_traffic
-from torchcoll.training.steps import steps_of
+from torchcoll.training.steps import find_steps
 
 LAUNCHES, RANKS, STEPS = 4, 4, 12
 SIZES = tuple(1 << k for k in range(12, 25))  # 4K to 16M
@@ -130,7 +130,7 @@ def in_step(each: list[Traffic]) -> tuple[float, float]:
     over the steps, and over the ranks.
     """
     flights, sums = [], []
-    for number in steps_of(each[0]).steady:
+    for number in find_steps(each[0]).steady:
         calls = [
             [c for c in own.calls[rank] if c.step == number and c.collective in COLLECTIVES]
             for rank, own in enumerate(each)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torchcoll.core.intervals import Span, Union, merged
 from torchcoll.importers import traces
-from torchcoll.training.clocks import measured_offsets
+from torchcoll.training.clocks import measure_offsets
 from torchcoll.training.joined import join_ranks
 from torchcoll.training.whole_step import uncovered
 
@@ -71,7 +71,7 @@ def clocks(folder: str) -> None:
         base = int(data.get("baseTimeNanoseconds") or 0)
         zeros[data["distributedInfo"]["rank"]] = base + min(one.start for one in events)
     joined, _ = join_ranks(traffic)
-    found = measured_offsets(traffic, dict.fromkeys(c for own in joined.values() for c in own))
+    found = measure_offsets(traffic, dict.fromkeys(c for own in joined.values() for c in own))
     print(f"{Path(folder).name}: {found.text or found.problem}")
     for rank, added in found.added_ns.items():
         off = added - (zeros[rank] - zeros[0])

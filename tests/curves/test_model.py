@@ -567,4 +567,4 @@ def test_a_model_is_not_written_over(model_path, capsys):
 def test_validation_ends_with_a_sentence(model_path, capsys):
     assert cli.main(["model", "validate", model_path.replace("machine.json", "run.csv")]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("left-out sizes: off by 0.0 % on average; 100 % of 15 times lie in")
+    assert last.startswith("left-out sizes: mean error 0.0 %; 100 % of 15 times lie in")

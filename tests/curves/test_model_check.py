@@ -86,7 +86,7 @@ def test_a_machine_that_has_become_slower(files, capsys):
     assert [point["size_bytes"] for point in found["points"]] == SIZES
     assert check(files, "slow") == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert "machine.json: off by 9.1 % on average (geometric mean 9.1 %, worst 9.1 %: " in last
+    assert "machine.json: mean error 9.1 % (geometric mean 9.1 %, worst 9.1 %: " in last
     assert last.endswith("on 4 ranks); 0 % of 7 times lie in their 90 % interval")
 
 
@@ -94,7 +94,7 @@ def test_what_lies_beyond_the_data_is_counted_apart(files, capsys):
     """16 ranks are twice the most, 256M is 16 times the largest size. 1 / 1.2 - 1 is -16.7 %."""
     assert check(files, "slow", "far") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "; 9.1 % within its data, 16.7 % beyond it (2 times)" in lines[-1]
+    assert "; 9.1 % within its data, 16.7 % extrapolated (2 times)" in lines[-1]
     rows = [
         re.split("  +", line)
         for line in lines

@@ -57,6 +57,8 @@ def test_the_whole_table(log, capsys):
     out = capsys.readouterr()
     assert out.err == ""
     assert [line.rstrip() for line in out.out.splitlines()] == [
+        "1 warning of the library: No memory (x.cc:9)",
+        "",
         "NCCL 2.27.5+cuda12.9: 2 processes on 2 hosts (node0 node1), 2 ranks",
         "set by the environment: NCCL_ALGO=Ring",
         "",

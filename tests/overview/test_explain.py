@@ -29,7 +29,7 @@ def lines(capsys):
 def test_a_case(folder, capsys):
     assert main(["explain", "all_reduce", "64M", "a.jsonl"]) == 0
     out = lines(capsys)
-    assert out[0] == "a.jsonl: all_reduce 64M float32 sum on gloo, 8 ranks, cpu"
+    assert out[2] == "a.jsonl: all_reduce 64M float32 sum on gloo, 8 ranks, cpu"
     assert "algbw: 67.109 GB/s = 67108864 B / 1.000 ms" in out
     assert "busbw: 117.441 GB/s = 67.109 x 1.75, which is 2 (n - 1) / n for n = 8 ranks" in out
     assert any(line.startswith("busbw: bus factor: of the n blocks of S, n - 1 ") for line in out)
@@ -49,17 +49,17 @@ def test_figures_of_a_source_and_figures_from_its_time(in_tmp_path, capsys):
     save(run(replace(told, reported=own)), "rates.jsonl")
     assert main(["explain", "busbw", "rates.jsonl"]) == 0
     out = lines(capsys)
-    assert out[1].startswith("busbw: 105.000 GB/s as the source has it; bus factor 2 (n - 1) / n:")
+    assert out[3].startswith("busbw: 105.000 GB/s as the source has it; bus factor 2 (n - 1) / n:")
     assert out[-1] == "busbw 105.000 GB/s, as the source has it; no time"
     assert main(["explain", "algbw", "rates.jsonl"]) == 0
-    assert lines(capsys)[1] == "algbw: 60.000 GB/s as the source has it"
+    assert lines(capsys)[3] == "algbw: 60.000 GB/s as the source has it"
 
 
 def test_a_metric_of_the_largest_case(folder, capsys):
     assert main(["explain", "busbw", "a.jsonl"]) == 0
     out = lines(capsys)
-    assert out[1] == "(the largest of 2 rows that fit; name a size for another)"
-    assert [line.partition(":")[0] for line in out[2:-1]] == ["busbw", "busbw"]
+    assert out[3] == "(one of 2 rows: name a collective or a size for another)"
+    assert [line.partition(":")[0] for line in out[4:-1]] == ["busbw", "busbw"]
 
 
 def test_what_the_verdict_compares_with(folder, capsys, monkeypatch):
@@ -71,7 +71,7 @@ def test_what_the_verdict_compares_with(folder, capsys, monkeypatch):
     # 117.440512 of 370.8 is 31.7 %.
     save(run(result(case=gpu), members=members), "h200.jsonl")
     assert main(["explain", "verdict", "h200.jsonl", "--fabric", "nvswitch-h200"]) == 0
-    assert lines(capsys)[1] == (
+    assert lines(capsys)[3] == (
         "verdict: busbw 117.441 of 370.8 GB/s, the ring limit of nvswitch-h200 (18 links x 20.6 "
         "GB/s, NCCL topo.h): 31.7 %; the verdict reads the largest size of each collective"
     )
@@ -145,4 +145,4 @@ def test_a_table_without_ranks(in_tmp_path, capsys, collective, reported, last):
 def test_a_name_with_blanks(in_tmp_path, capsys):
     save(run(result()), "my run.jsonl")
     assert main(["explain", "all_reduce 64M", "my run.jsonl"]) == 0
-    assert lines(capsys)[0].startswith("my run.jsonl: all_reduce 64M")
+    assert lines(capsys)[2].startswith("my run.jsonl: all_reduce 64M")

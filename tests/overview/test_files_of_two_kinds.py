@@ -57,7 +57,10 @@ def test_show_leaves_traffic_out_of_what_does_not_fit_it(runs, asked, capsys):
 
 def test_traffic_alone_is_shown_and_refuses_options_of_results(runs, capsys):
     assert main(["show", "runs/3-replay.jsonl"]) == 0
-    assert capsys.readouterr().out.startswith("runs/3-replay.jsonl: capture, 2 ranks")
+    assert capsys.readouterr().out.startswith(
+        "1 all_reduce, 1 MiB per rank in all (no steps are marked)\n\n"
+        "runs/3-replay.jsonl: capture, 2 ranks"
+    )
     assert main(["show", "runs/3-replay.jsonl", "--view", "ranks"]) == 2
     assert error_text("view", "ranks", "none with Traffic") in capsys.readouterr().err
 

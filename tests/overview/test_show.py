@@ -214,8 +214,8 @@ def test_status_reason_warnings_and_problems_are_footnotes(shown):
     assert body(text) == (
         "size      first    median       low      high  calls   algbw    busbw  verified\n"
         "          call                   p5       p95           GB/s     GB/s\n"
-        " 64M         -          -         -         -      0       -        -  unsupported [1]\n"
         "   8         -          -         -         -      0       -        -  oom\n"
+        " 64M         -          -         -         -      0       -        -  unsupported [1]\n"
         " 64M  1.000 ms   1.000 ms  910.0 us  1.090 ms     21  67.109  117.441"
         "  wrong (3 of 64) [2]\n"
         " 64M  1.000 ms   1.000 ms  910.0 us  1.090 ms     21  67.109  117.441  correct [3][4]\n"
@@ -710,4 +710,4 @@ def test_several_runs_stand_below_their_paths(shown, tmp_path):
     text = shown(one, two)
     single = shown(run(result()))
     whole = f"2 runs, none judged: {NONE}\n"
-    assert text == f"{whole}\n{one.path}\n{single}\n{two.path}\n{single}\n{whole}"
+    assert text == f"{one.path}\n{single}\n{two.path}\n{single}\n{whole}"

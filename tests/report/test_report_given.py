@@ -38,8 +38,7 @@ def test_the_table_names_the_source_and_calls_a_mean_a_mean(shown):
     assert lines[0] == "imported from nccl-tests 2.19.6 text: all_reduce"
     assert lines[1] == "backend: nccl; 8 ranks"
     assert (
-        "time = mean over calls, max over ranks: figures of the source, which has no samples"
-        in lines
+        "time: mean over calls, max over ranks, as published (the source has no samples)" in lines
     )
     head = next(i for i, line in enumerate(lines) if line.lstrip().startswith("size"))
     assert lines[head].split() == ["size", "mean", "algbw", "busbw", "verified"]
@@ -54,7 +53,7 @@ def test_pivot_says_what_the_figures_of_the_source_are(shown):
     first.header["source"]["file"] = "a.out"
     second = imported(over_ranks="unknown")
     lines = shown(first, second, view="pivot:file", metric="time").splitlines()
-    stated = "mean over calls, mean over ranks or mean over calls, over ranks: unknown"
+    stated = "mean over calls, mean over ranks or mean over calls"
     assert lines[2].startswith(
         f"{stated} (imported figures: as their source has them); clock: host"
     )
@@ -107,6 +106,6 @@ def test_a_broken_given_is_a_problem_of_its_line(tmp_path):
 
 def test_nccl_tests_text_says_that_the_figures_are_a_mean(shown):
     text = shown(imported(), format="nccl-tests")
-    assert "# torchcoll: time = mean over calls, max over ranks: figures of the source" in text
+    assert "# torchcoll: time: mean over calls, max over ranks, as published (the source" in text
     assert "# torchcoll: placement unknown, both columns hold the one figure" in text
     assert "the median" not in text

@@ -13,7 +13,7 @@ from made_runs import given, make_runs, measured, run
 import torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, TrafficCall
-from torchcoll.training.choices import result_of as result
+from torchcoll.training.choices import classify_ratio as result
 from torchcoll.training.plans import Bucket, BucketPlan
 
 EIGHT = 8 * MIB // 4  # parameters of float32 in 8 MiB

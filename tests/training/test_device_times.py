@@ -29,7 +29,7 @@ class Work:
 
 
 def stated(call):
-    return call.time_ns, call.clock, call.unstated
+    return call.time_ns, call.clock, call.no_time_reason
 
 
 def test_read_in_order_once_they_have_ended():

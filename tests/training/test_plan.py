@@ -25,16 +25,16 @@ from torchcoll.training.projection import (
     WEAK,
     PlannedStep,
     Projection,
-    acts_of,
     plan_shape,
     plan_traffic,
+    timeline_acts,
 )
 from torchcoll.training.shapes import (
     SHAPES,
-    Sent,
-    StepPart,
-    degrees_of,
-    parts_of,
+    SentCall,
+    StepStage,
+    parse_degrees,
+    stages_from_shape,
 )
 from torchcoll.training.sharded import BACKWARD, FORWARD
 from torchcoll.training.timeline import step_ns
@@ -60,7 +60,7 @@ def file(model, tmp_path):
 def test_parameters_of_llama_8b():
     """Meta's own count is 8.03e9: 32 layers of 218 112 000, twice 128256 x 4096, and a norm."""
     shape = SHAPES["llama-8b"]
-    assert shape.of_layer == 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    assert shape.layer_parameters == 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
     assert shape.parameters == 8_030_261_248
     assert SHAPES["llama-70b"].parameters == 70_553_706_496
     assert SHAPES["llama-405b"].parameters == pytest.approx(405.9e9, rel=1e-3)
@@ -71,25 +71,25 @@ def every(parts, name):
 
 
 def test_tensor_parallel_layers_stop_four_times():
-    parts = parts_of(SHAPES["llama-8b"], 8e9, {"tp": 8}, 2048, "bfloat16")
-    stops = every(parts, "stops")
-    assert stops == [Sent("tp", "all_reduce", 2048 * 4096 * 2)] * (4 * 32)
-    assert every(parts, "leaves") == every(parts, "needs") == []
+    parts = stages_from_shape(SHAPES["llama-8b"], 8e9, {"tp": 8}, 2048, "bfloat16")
+    stops = every(parts, "blocking")
+    assert stops == [SentCall("tp", "all_reduce", 2048 * 4096 * 2)] * (4 * 32)
+    assert every(parts, "overlapping") == every(parts, "needs") == []
     for phase in (FORWARD, BACKWARD):
         assert sum(part.share for part in parts if part.phase == phase) == pytest.approx(1)
 
 
 def test_ddp_sends_every_gradient_once():
-    parts = parts_of(SHAPES["llama-8b"], 8e9, {"dp": 64, "tp": 2}, 2048, "bfloat16")
-    sizes = [s.size_bytes for s in every(parts, "leaves")]
+    parts = stages_from_shape(SHAPES["llama-8b"], 8e9, {"dp": 64, "tp": 2}, 2048, "bfloat16")
+    sizes = [s.size_bytes for s in every(parts, "overlapping")]
     assert sum(sizes) == pytest.approx(SHAPES["llama-8b"].parameters, rel=1e-6)  # 2 bytes / tp
     assert all(size >= 25 << 20 for size in sizes[1:-1])  # DDP closes above its cap
 
 
 def test_fsdp_gathers_twice_and_scatters_once():
-    parts = parts_of(SHAPES["llama-8b"], 8e9, {"fsdp": 64}, 2048, "bfloat16")
+    parts = stages_from_shape(SHAPES["llama-8b"], 8e9, {"fsdp": 64}, 2048, "bfloat16")
     gathered = [s.size_bytes for s in every(parts, "needs")]
-    scattered = [s.size_bytes for s in every(parts, "leaves")]
+    scattered = [s.size_bytes for s in every(parts, "overlapping")]
     whole = 2 * SHAPES["llama-8b"].parameters
     assert sum(scattered) == whole
     head = 2 * (128256 * 4096 + 4096)  # is still there when the backward pass begins
@@ -99,35 +99,37 @@ def test_fsdp_gathers_twice_and_scatters_once():
 # -- the timeline -------------------------------------------------------------------------------
 
 PASSES = {FORWARD: 10.0, BACKWARD: 20.0}
-DP = Sent("dp", "all_reduce", 1)
+DP = SentCall("dp", "all_reduce", 1)
 
 
 def test_what_leaves_hides_under_what_comes_after():
     parts = [
-        StepPart(FORWARD, 1),
-        StepPart(BACKWARD, 0.5, leaves=(DP,)),
-        StepPart(BACKWARD, 0.5, leaves=(DP,)),
+        StepStage(FORWARD, 1),
+        StepStage(BACKWARD, 0.5, overlapping=(DP,)),
+        StepStage(BACKWARD, 0.5, overlapping=(DP,)),
     ]
     # Gradients at 20 and 30: 8 each, so that the first hides and the second ends at 38.
-    assert step_ns(acts_of(parts, lambda sent: 8.0, PASSES)) == 38
+    assert step_ns(timeline_acts(parts, lambda sent: 8.0, PASSES)) == 38
     # 15 each: from 20 to 35, then to 50.
-    assert step_ns(acts_of(parts, lambda sent: 15.0, PASSES)) == 50
+    assert step_ns(timeline_acts(parts, lambda sent: 15.0, PASSES)) == 50
 
 
 def test_what_stops_is_exposed():
-    parts = [StepPart(FORWARD, 1, stops=(DP, DP)), StepPart(BACKWARD, 1)]
-    assert step_ns(acts_of(parts, lambda sent: 3.0, PASSES)) == 36
+    parts = [StepStage(FORWARD, 1, blocking=(DP, DP)), StepStage(BACKWARD, 1)]
+    assert step_ns(timeline_acts(parts, lambda sent: 3.0, PASSES)) == 36
 
 
 def test_the_next_part_is_gathered_while_this_one_computes():
-    first, second, third = (Sent("fsdp", "all_gather", n) for n in (1, 2, 3))
-    back = Sent("fsdp", "reduce_scatter", 4)
+    first, second, third = (SentCall("fsdp", "all_gather", n) for n in (1, 2, 3))
+    back = SentCall("fsdp", "reduce_scatter", 4)
     parts = [
-        StepPart(FORWARD, 0.5, needs=(first,)),  # 0 to 4, computes to 9
-        StepPart(FORWARD, 0.5, needs=(second,)),  # 4 to 8, computes 9 to 14
-        StepPart(BACKWARD, 1, needs=(third,), leaves=(back,)),  # 9 to 13, computes 14 to 34
+        StepStage(FORWARD, 0.5, needs=(first,)),  # 0 to 4, computes to 9
+        StepStage(FORWARD, 0.5, needs=(second,)),  # 4 to 8, computes 9 to 14
+        StepStage(BACKWARD, 1, needs=(third,), overlapping=(back,)),  # 9 to 13, computes 14 to 34
     ]
-    assert step_ns(acts_of(parts, lambda sent: 4.0, PASSES)) == 38  # what is scattered, from 34
+    assert (
+        step_ns(timeline_acts(parts, lambda sent: 4.0, PASSES)) == 38
+    )  # what is scattered, from 34
 
 
 # -- steps --------------------------------------------------------------------------------------
@@ -150,7 +152,7 @@ def test_ranks_beyond_the_data_are_said_and_one_host_is_no_network(model):
     value, low, high = found.step.comm_ns
     assert value == pytest.approx(expected, rel=0.01)
     assert low < value < high
-    assert all("4x the most ranks (8)" in row.beyond for row in found.step.rows)
+    assert all("4x the most ranks (8)" in row.extrapolated for row in found.step.rows)
     assert any("fitted on one host" in note for note in found.notes)
     assert any("times are extrapolated" in note for note in found.notes)
     assert found.step.exposed_ns is None
@@ -174,9 +176,9 @@ def test_where_it_stops():
     strong = steps((2, 80, 80, 80, 80), (4, 40, 50, 41, 70), (8, 20, 45, 21, 69))
     found = Projection("", weak[0], weak, strong, backward_ns=1.0)
     # Half of 19 is below 10; of 21 it is not; of 30 it is not either.
-    assert found.stops(WEAK) == (8, None, 4)
+    assert found.scaling_limit(WEAK) == (8, None, 4)
     # 80 to 50 is 1.6 times; 50 to 45 is less than 1.25; by the ends 41 to 21 is, 80 to 70 is not.
-    assert found.stops(STRONG) == (4, None, 2)
+    assert found.scaling_limit(STRONG) == (4, None, 2)
 
 
 # -- traffic ------------------------------------------------------------------------------------
@@ -266,15 +268,15 @@ def test_a_step_grows_where_a_group_has_all_ranks(model):
 # -- the command --------------------------------------------------------------------------------
 
 
-def test_the_sentence_ends_it(file, capsys):
+def test_the_answer_comes_first(file, capsys):
     command = ["plan", "--model", file, "--parameters", "1e6", "--parallel", "dp=4"]
     assert main([*command, "--backward-ms", "1"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    first = capsys.readouterr().out.splitlines()[0]
     # 5 + 12 us and 1.5 x 104.8576 us, and 1.5 x 95.1424 us
     # Alone, on the cores that compute.
-    assert last.startswith("4 ranks (dp=4): at least 334 us (")
-    assert "of communication a step, 160 us (" in last
-    assert last.endswith("exposed under a backward pass of 1.00 ms: 90 % of a step computes")
+    assert first.startswith("4 ranks (dp=4): at least 334 us (")
+    assert "of communication a step, 160 us (" in first
+    assert first.endswith("exposed under a backward pass of 1.00 ms: 90 % of a step computes")
 
 
 def test_json_csv_and_a_picture(file, tmp_path, capsys):
@@ -365,7 +367,7 @@ def test_what_is_only_a_guess_is_told_as_one(monkeypatch, capsys):
 
 
 def told(capsys):
-    return capsys.readouterr().out.splitlines()[-1]
+    return capsys.readouterr().out.splitlines()[0]
 
 
 def test_a_model_without_the_collective_is_refused():
@@ -381,4 +383,4 @@ def test_a_model_without_the_collective_is_refused():
 
 
 def test_degrees():
-    assert degrees_of("dp=64,tp=8") == {"dp": 64, "tp": 8}
+    assert parse_degrees("dp=64,tp=8") == {"dp": 64, "tp": 8}

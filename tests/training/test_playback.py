@@ -10,7 +10,13 @@ from error_form import error_tail, error_text
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import ExactCall
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.training.playback import digest, mismatch, part_of, source_of, usual_steps
+from torchcoll.training.playback import (
+    digest,
+    mismatch,
+    most_common_steps,
+    rank_playback,
+    source_rank,
+)
 
 MS = 1_000_000
 
@@ -41,25 +47,25 @@ def test_the_usual_steps():
     calls = [reduced(16, step=0)]
     calls += [reduced(8, step=step) for step in (1, 2, 2, 1, 3, 3)]
     calls += [reduced(8, step=4), reduced(8)]
-    assert usual_steps(world(calls), 0) == [1, 2, 3]
+    assert most_common_steps(world(calls), 0) == [1, 2, 3]
 
 
 def test_of_as_usual_ones_the_latest():
     calls = [reduced(8, step=0), reduced(16, step=1)]
-    assert usual_steps(world(calls), 0) == [1]
+    assert most_common_steps(world(calls), 0) == [1]
 
 
 def test_without_marks_all_is_one_step():
-    assert usual_steps(world([reduced()]), 0) == [None]
-    assert [play.call for play in part_of(world([reduced(), reduced()]), 0, None).plays] == [
+    assert most_common_steps(world([reduced()]), 0) == [None]
+    assert [play.call for play in rank_playback(world([reduced(), reduced()]), 0, None).plays] == [
         reduced()
     ] * 2
 
 
 def test_a_rank_that_makes_no_calls_can_play_any_step():
     traffic = world([reduced(step=2, group="a")], [], a=(0,))
-    assert usual_steps(traffic, 1) == []
-    assert part_of(traffic, 1, 2).plays == ()
+    assert most_common_steps(traffic, 1) == []
+    assert rank_playback(traffic, 1, 2).plays == ()
 
 
 # -- what of it --------------------------------------------------------------------------------
@@ -79,7 +85,7 @@ def test_gaps_and_what_had_ended_before():
     calls = [replace(c, step=0, start_ns=s * MS, time_ns=t * MS) for c, s, t in at]
     traffic = world(calls)
     traffic.steps[0] = [(10 * MS, 50 * MS)]
-    part = part_of(traffic, 0, 0)
+    part = rank_playback(traffic, 0, 0)
     gaps = [play.gap_ns for play in part.plays]
     assert gaps == [2 * MS, 2 * MS, 4 * MS, 10 * MS, 0, 4 * MS, 8 * MS]
     # A kernel's time says nothing of when its call had ended.
@@ -88,13 +94,13 @@ def test_gaps_and_what_had_ended_before():
 
 
 def test_messages_that_torch_tells_nothing_of_are_asynchronous():
-    part = part_of(world([send(1), send(1, asynchronous=False), reduced()], []), 0, None)
+    part = rank_playback(world([send(1), send(1, asynchronous=False), reduced()], []), 0, None)
     assert [play.asynchronous for play in part.plays] == [True, False, False]
     assert part.notes == ("send: played asynchronously, for torch does not tell what it was",)
 
 
 def test_without_times_there_are_no_gaps():
-    part = part_of(world([reduced(), reduced(asynchronous=True)]), 0, None)
+    part = rank_playback(world([reduced(), reduced(asynchronous=True)]), 0, None)
     assert [play.gap_ns for play in part.plays] == [None, None]
     assert (part.rest_ns, part.span_ns) == (None, None)
 
@@ -104,7 +110,7 @@ def test_points_and_groups():
     uneven = TrafficCall("all_to_all_v", 0, 6, "float32", group="a", splits=(0, 0))
     calls = [gathered, uneven, reduced(0), TrafficCall("scan", 8, 8, "int8")]
     calls.append(send(1, asynchronous=True))
-    part = part_of(world(calls, [], [], a=(0, 2)), 0, None)
+    part = rank_playback(world(calls, [], [], a=(0, 2)), 0, None)
     # What moves no bytes and what no table has is left out, and said.
     assert [(play.call, play.point, play.members) for play in part.plays] == [
         (gathered, ExactCall("all_gather", 16, "uint8"), (0, 2)),
@@ -135,7 +141,7 @@ def test_points_and_groups():
 )
 def test_what_cannot_be_played(call, stated):
     with pytest.raises(UsageError) as caught:
-        part_of(world([call], [], other=(1,)), 0, None)
+        rank_playback(world([call], [], other=(1,)), 0, None)
     assert str(caught.value) == stated
 
 
@@ -144,11 +150,11 @@ def test_what_cannot_be_played(call, stated):
 
 def test_who_stands_in():
     traffic = Traffic(ranks=8, calls={1: [reduced()], 4: [reduced()], 6: []})
-    assert [source_of(traffic, rank) for rank in range(8)] == [1, 1, 1, 1, 4, 4, 6, 4]
+    assert [source_rank(traffic, rank) for rank in range(8)] == [1, 1, 1, 1, 4, 4, 6, 4]
     with pytest.raises(
         UsageError, match=error_text("^traffic", error_tail("no calls in it", "a captured step"))
     ):
-        source_of(Traffic(ranks=2), 0)
+        source_rank(Traffic(ranks=2), 0)
 
 
 def test_the_groups_and_roots_of_a_stand_in():
@@ -158,7 +164,7 @@ def test_the_groups_and_roots_of_a_stand_in():
         TrafficCall("broadcast", 8, 8, "int8", root=2, group="column"),
         TrafficCall("broadcast", 8, 8, "int8", root=1),
     ]
-    part = part_of(world(calls, size=4, row=(0, 1), column=(0, 2)), 3, None)
+    part = rank_playback(world(calls, size=4, row=(0, 1), column=(0, 2)), 3, None)
     assert [(play.members, play.call.root) for play in part.plays] == [
         *(((2, 3), None), ((1, 3), 3), ((0, 1, 2, 3), 1)),
     ]
@@ -190,7 +196,7 @@ ALL = "Put the files of all ranks into one folder."
 )
 def test_where_no_rank_can_stand_in(call, got, expected):
     with pytest.raises(UsageError) as caught:
-        part_of(world([call], size=3, odd=(0, 2)), 1, None)
+        rank_playback(world([call], size=3, odd=(0, 2)), 1, None)
     assert str(caught.value) == error_text("traffic", got, f"{expected}. {ALL}")
 
 
@@ -198,7 +204,7 @@ def test_where_no_rank_can_stand_in(call, got, expected):
 
 
 def stated(traffic: Traffic, step: int | None = None) -> str:
-    parts = [part_of(traffic, rank, step) for rank in range(traffic.ranks)]
+    parts = [rank_playback(traffic, rank, step) for rank in range(traffic.ranks)]
     return mismatch([digest(part, rank) for rank, part in enumerate(parts)])
 
 

@@ -52,20 +52,20 @@ def every_third():
 
 def halved():
     """With at most 4 kept. Steps 1, 3, 5, 7 become 1, 5; 1, 5, 9, 13 become 1, 9; then 17."""
-    most, sampled.MOST = sampled.MOST, 4
+    most, sampled.MAX_STEPS_KEPT = sampled.MAX_STEPS_KEPT, 4
     try:
         return steps(20, every=2)
     finally:
-        sampled.MOST = most
+        sampled.MAX_STEPS_KEPT = most
 
 
 def every_step_with_metrics():
     """At most 4 are kept of sampled steps, not of all."""
-    most, sampled.MOST = sampled.MOST, 4
+    most, sampled.MAX_STEPS_KEPT = sampled.MAX_STEPS_KEPT, 4
     try:
         found = steps(9, metrics="step.prom")
     finally:
-        sampled.MOST = most
+        sampled.MAX_STEPS_KEPT = most
     dist.barrier()
     return [*found, Path("step.prom").read_text() if dist.get_rank() == 0 else ""]
 
@@ -209,7 +209,7 @@ def test_a_rank_whose_calls_end_after_the_mark_counts_like_the_others(alone, mon
     """Captured are the steps 1, 3, 5, 7, then 9 and 13, then 17: call i of the capture is the first
     of the step for an even i. Kept are 1, 9 and 17: calls 0 and 1, 8 and 9, 12 and 13.
     """
-    monkeypatch.setattr(sampled, "MOST", 4)
+    monkeypatch.setattr(sampled, "MAX_STEPS_KEPT", 4)
     kept = [(10, 0, 0), (11, 0, 1), (90, 1, 8), (91, 1, 9), (170, 2, 12), (171, 2, 13)]
     assert sampled_calls(late=False) == kept
     assert sampled_calls(late=True) == kept
@@ -243,7 +243,7 @@ class Told:
     def __init__(self):
         self.steps = []
 
-    def look(self):
+    def report(self):
         pass
 
     def add(self, number, turn, span, calls):
@@ -265,7 +265,7 @@ def test_figures_of_steps_that_are_thinned(alone, monkeypatch):
     """Of the steps 1, 3, 5, 7 the last is forgotten before its call has ended; then of 1, 5, 9 and
     13, and of 1, 9, 17, 25.
     """
-    monkeypatch.setattr(sampled, "MOST", 4)
+    monkeypatch.setattr(sampled, "MAX_STEPS_KEPT", 4)
     told = Told()
     steps = Lagging(2, 1, told)
     for _ in range(30):

@@ -56,7 +56,7 @@ def test_the_host_hears_of_an_end_from_the_backend_or_not_at_all():
     stamps.follow(mark, SimpleNamespace(get_future=lambda: future), (0, 1))
     assert len(mark) == 1
     threading.Timer(0.01, lambda: calls.pop()(future)).start()  # called, and freed
-    stamps.settle()
+    stamps.wait_for_callbacks()
     stated = stamps.ns(mark)
     stamps.end(mark)  # the wait comes later, and changes nothing
     assert stamps.ns(mark) == stated >= 0
@@ -66,6 +66,6 @@ def test_the_host_hears_of_an_end_from_the_backend_or_not_at_all():
 
     mark = stamps.begin()
     stamps.follow(mark, SimpleNamespace(get_future=refuse), (0, 1))
-    stamps.settle()  # nobody will tell
+    stamps.wait_for_callbacks()  # nobody will tell
     stamps.end(mark)
     assert stamps.ns(mark) is None  # where it was waited for is not where it ended

@@ -22,7 +22,6 @@ TABLE = """\
 traffic: capture, 2 ranks, gloo, group 0, 2 ranks a group, host clock
 steps 1-3 of 4; in each 5 calls, 84 MiB put in by a rank; a step takes 100 ms (slowest rank, \
 median over them)
-some call was in flight for 42.2 ms of it (42 %)
 bytes a step: what one rank puts in
 time a step: of each call the slowest rank's time, so waiting for the others is in it, added up \
 over the calls; each row on its own over the steps, so that rows need not add up
@@ -105,8 +104,14 @@ def alone():
     return Run(header={"run_id": "r1", "ranks": 2}, results=results)
 
 
+ANSWER = (
+    "a step takes 100 ms, 42 % of it with a collective in flight; 4 all_reduce, 1 broadcast, "
+    "84 MiB per rank\n"
+)
+
+
 def test_the_table(shown):
-    assert shown(sent()) == TABLE
+    assert shown(sent()) == TABLE + ANSWER
 
 
 def test_columns_that_nobody_needs_are_left_out(shown):
@@ -123,6 +128,7 @@ def test_columns_that_nobody_needs_are_left_out(shown):
         "  put in  a step  a step\n"
         "1M to 2M       1      1M\n\n"
         "no step is marked: all calls are one step\n"
+        "1 all_reduce, 1 MiB per rank in all (no steps are marked)\n"
     )
 
 
@@ -164,7 +170,7 @@ def test_csv_of_several_names_the_file(shown):
 
 def test_json(shown):
     document = json.loads(shown(sent(), format="json"))
-    assert list(document) == ["schema", "traffic", "rows", "sizes"]
+    assert list(document) == ["answer", "schema", "traffic", "rows", "sizes"]
     assert document["schema"] == "torchcoll-traffic-rows/1"
     stated = document["traffic"]
     assert (stated["steps"], stated["total"], stated["step_ns"]) == ([1, 2, 3], 4, 100 * MS)
@@ -228,7 +234,8 @@ def test_the_command_shows_a_traffic_file(tmp_path, capsys):
     path = tmp_path / "traffic.jsonl"
     sent().save(path)
     assert main(["show", str(path)]) == 0
-    assert capsys.readouterr().out == TABLE.replace("traffic:", f"{path}:", 1)
+    table = TABLE.replace("traffic:", f"{path}:", 1)
+    assert capsys.readouterr().out == f"{ANSWER}\n{table}{ANSWER}"
     assert main(["show", str(path), "--format", "csv", "--columns", "group"]) == 0
     assert capsys.readouterr().out == "group\n0\n0\n0\n"
 
@@ -252,7 +259,7 @@ def test_a_cut_file_is_shown_and_said_to_be(tmp_path, capsys):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     warning = f"{path}: truncated: the file has no end record"
     assert main(["show", str(path)]) == 0
-    assert capsys.readouterr().out.endswith(f"{warning}\n")
+    assert capsys.readouterr().out.endswith(f"{warning}\n{ANSWER}")
     assert main(["show", str(path), "--format", "json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["traffic"]["problems"] == [warning]

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as Ddp
 
 import torchcoll
 from torchcoll.core.errors import UsageError
-from torchcoll.training.plans import Trial, Tried
+from torchcoll.training.plans import Trial, TrialRow
 
 
 def small():
@@ -179,7 +179,7 @@ def trial(*rounds, caps=(25, None, 1)):
     """Rounds of (ms with each cap); two steps each, 1 ms apart around it."""
     times = [[[round((ms - 0.5) * MS), round((ms + 0.5) * MS)] for ms in own]
              for own in zip(*rounds, strict=True)]  # fmt: skip
-    rows = [Tried(cap, own, times[0]) for cap, own in zip(caps, times, strict=True)]
+    rows = [TrialRow(cap, own, times[0]) for cap, own in zip(caps, times, strict=True)]
     return Trial(rows, 2, "gloo", "cpu", len(rounds), 2, 3, 0)
 
 

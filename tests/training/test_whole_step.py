@@ -15,8 +15,14 @@ from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, join
 from torchcoll.importers.traces import read_traffic
-from torchcoll.training.clocks import measured_offsets
-from torchcoll.training.drawn_show import MOST_DRAWN, _drawn, _label, _together, draw_step
+from torchcoll.training.clocks import measure_offsets
+from torchcoll.training.drawn_show import (
+    MAX_RANKS_DRAWN,
+    _group_overlapping,
+    _label,
+    _ranks_to_draw,
+    draw_step,
+)
 from torchcoll.training.joined import join_ranks
 from torchcoll.training.perfetto_show import traffic_trace
 from torchcoll.training.step_show import answer_lines
@@ -167,7 +173,7 @@ def test_a_call_behind_another_one_is_queued_and_does_not_wait(begun, waited_ms)
     found.clocks = dict.fromkeys((0, 1), ("here", 0))
     zero, one = whole_step(found).ranks
     assert (zero.wait_ns, one.wait_ns) == (waited_ms * MS, 0)
-    (together,) = _together(zero.calls)
+    (together,) = _group_overlapping(zero.calls)
     assert _label(together) == "3 all_reduce, together 3M"  # one bar has one label
     assert _label(together[:1]) == "all_reduce 1M"
 
@@ -184,7 +190,7 @@ def test_a_call_that_ends_later_held_nothing_up():
 
 def by_calls(found):
     joined, _ = join_ranks(found)
-    return measured_offsets(found, dict.fromkeys(one for own in joined.values() for one in own))
+    return measure_offsets(found, dict.fromkeys(one for own in joined.values() for one in own))
 
 
 def test_bounds_of_two_calls():
@@ -352,8 +358,8 @@ def test_many_ranks_are_not_all_drawn_but_the_late_one_is():
     found = traffic(lambda rank: [ran(10 + rank % 39, 60)], 40, groups=groups)
     found.steps = {rank: spans((0, 100)) for rank in range(40)}
     found.clocks = {rank: ("here", 0) for rank in range(40)}
-    drawn = _drawn(whole_step(found))
-    assert (len(drawn), drawn[-1].rank) == (MOST_DRAWN, 38)
+    drawn = _ranks_to_draw(whole_step(found))
+    assert (len(drawn), drawn[-1].rank) == (MAX_RANKS_DRAWN, 38)
 
 
 # -- bad input -------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def run_ranks(options: argparse.Namespace) -> NoReturn:
 
 COMMANDS = {
     "run": (
-        "measure on the ranks of one host: checks the arguments, then becomes torchrun",
+        "measure on the ranks of one host (starts torchrun)",
         run_arguments,
         run_ranks,
     ),

@@ -70,6 +70,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--fail-on", metavar="GATE", help="slower, slower:5%%, inconclusive, not-comparable: exit 1"
     )
+    add("--verbose", action="store_true", help="the statistics behind the results too")
     add("--format", default="table", help="table, markdown, csv or json")
     add_told(parser)
 
@@ -116,7 +117,9 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
         )
         for new in others
     ]
-    show_comparisons(found, options.format, only=options.only, every=options.every)
+    show_comparisons(
+        found, options.format, only=options.only, every=options.every, verbose=options.verbose
+    )
     for text in notes_of_sides(found, options.format):
         tell(f"torchcoll: {text}")
     return _gated(gate, found, options.fail_on)
@@ -254,9 +257,7 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
         if budget_s is not None and (text := state.short_of(budget_s, run_s)):
             notes.append(text)
         tell_notes(asked.plan, notes)
-        code = dry_run(a_round, asked.folder)
-        tell(f"this is one round of {asked.most} at most; it ends once every case is decided")
-        return code
+        return dry_run(a_round, asked.folder, asked.most)
     number = None
     if missing is not None:
         tell_notes(asked.plan, asked.notes)
@@ -297,12 +298,12 @@ def _launched(
 
 COMMANDS = {
     "versus": (
-        "A against B: runs in turn, until every case is decided",
+        "measure A and B in turn until each case is decided",
         versus_arguments,
         run_versus,
     ),
     "compare": (
-        "what differs between runs, case by case, and whether it is evidence",
+        "compare two sides case by case, with confidence",
         compare_arguments,
         run_compare,
     ),

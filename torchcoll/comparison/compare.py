@@ -60,7 +60,8 @@ class Comparison(Displayed):
     hardware: (the first pair of the table, base, new) for each table, and ``settings``: what is not
     the same on both sides, or known of one alone, where no case has a ratio. ``left_out``: the
     runs that were outliers, by their files. ``starts``: base and new, where they are two
-    backends. ``errors``: of a model, over all cases and over each scenario.
+    backends. ``errors``: of a model, over all cases and over each scenario. ``statistics``: what
+    other tests say. ``names``: what the sides are called, where that is not what they were given.
     """
 
     base: Side
@@ -71,6 +72,8 @@ class Comparison(Displayed):
     rows: list[Compared]
     differences: list[Difference]
     notes: list[str] = field(default_factory=list)
+    statistics: list[str] = field(default_factory=list)
+    names: tuple[str, str] | None = None
     by: tuple[str, ...] = ()
     fitted: list[Fitted] = field(default_factory=list)
     profiles: list[tuple[Pair, Profile, Profile]] = field(default_factory=list)
@@ -205,6 +208,7 @@ def comparison_of(
     found.starts = _starts(pairs, ours, theirs)
     named = zip(found.left_out, separate, strict=True)
     found.notes = [*(outlier_text(name, one) for name, one in named), *_notes(found, pairs)]
+    found.statistics = mann_whitney_notes([one.judged for one in found.fitted or found.rows])
     return found
 
 
@@ -271,7 +275,7 @@ def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
         notes.append("all runs are rehearsals: ranks shared a GPU, and no time means anything")
     notes += _nothing_sent(found)
     notes += _order_notes(found)
-    return notes + mann_whitney_notes([one.judged for one in found.fitted or found.rows])
+    return notes
 
 
 def _run_name(found: Comparison, one: Outlier) -> str:

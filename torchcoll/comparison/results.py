@@ -155,7 +155,9 @@ def with_bound(case: Judged, what: Target) -> Judged:
 
 def resolution_text(change: float) -> str:
     """What further runs could show at this noise: ``smallest_difference``."""
-    return f"{SEARCH_RUNS} runs a side would show differences from {100 * change:.2g} % on"
+    return (
+        f"{SEARCH_RUNS} runs of each side would resolve differences of {100 * change:.2g} % or more"
+    )
 
 
 def _needs_text(

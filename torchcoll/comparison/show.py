@@ -18,12 +18,21 @@ from torchcoll.comparison.across_hardware_show import (
     shares_grid,
 )
 from torchcoll.comparison.cells import figure_cell, size_cell
+from torchcoll.comparison.wording import (
+    change_text,
+    judged_sentence,
+    least_text,
+    metric_words,
+    rises,
+    side_names,
+    speed_cell,
+    speed_of,
+)
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import (
     counted,
     format_bandwidth,
     format_percent,
-    format_ratio,
     format_size,
     format_time,
     time_text,
@@ -58,17 +67,19 @@ _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "not co
 ONLY = ("slower", "changed", "inconclusive")
 
 
-def comparison_grids(found: Comparison, only: str = "", every: bool = False) -> list[Grid]:
-    """What differs; a table for each collective, dtype, ...; what it amounts to.
+def comparison_grids(
+    found: Comparison, only: str = "", every: bool = False, verbose: bool = False
+) -> list[Grid]:
+    """The answer, a table of cases or of fits, and what one must know to read it.
 
     The tables list the cases that changed or cannot be compared; the same and inconclusive cases
-    of a table are one line. every: all rows; only: those of ONLY.
+    of a table are one line. every: all rows; only: those of ONLY. verbose: the statistics too.
     """
     from torchcoll.comparison.results import FIRST_CALLS, tables_of
 
     tables = tables_of([r for r in found.rows if r.matched and r.reason != FIRST_CALLS])
-    first = Grid([], [], above=_above(found))
-    last = Grid([], [], below=_below(found), answer=answer_of(found))
+    first = Grid([], [], above=_above(found, verbose))
+    last = Grid([], [], below=_below(found, verbose), answer=answer_of(found))
     across = is_across_hardware(found)
     settings = [settings_grid(found)] if across else []
     if found.fitted:
@@ -92,10 +103,10 @@ def comparison_grids(found: Comparison, only: str = "", every: bool = False) -> 
             if hidden := [row for row in table if row not in shown]:
                 folded.append((title or hidden[0].row.collective, hidden))
     if changed:
-        names = [name for name, _ in changed]
+        names = _short_titles(changed)
         grids.append(case_grid(found, [row for _, row in changed], "", notes, names))
     if folded:
-        grids.append(Grid([], [], above=_folded_lines(folded)))
+        grids.append(Grid([], [], above=_folded_lines(found, folded)))
     last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
     last.below += _unmatched(found, every)
     return [first, *grids, last]
@@ -136,8 +147,8 @@ def _model_answer(found: Comparison) -> Answer | None:
     (where,) = _names(found, [found.errors[0].worst])
     every = found.errors[0].found
     return Answer(
-        f"the model's {found.metric} is off by {_off(every.mean)} on average, "
-        f"{_off(every.geomean)} geometric mean, over {counted(every.count, 'case')}; worst "
+        f"the model's {found.metric} has a mean error of {_off(every.mean)} "
+        f"({_off(every.geomean)} geometric mean) over {counted(every.count, 'case')}; worst "
         f"{_off(every.worst)} ({where})"
     )
 
@@ -214,7 +225,7 @@ def _judged_answer(found: Comparison) -> Answer:
     if error := _model_answer(found):
         return error
     ratios = [one for one in items if one.judged.ratio]
-    what = "" if found.metric == "time" and not found.fitted else f" in {_metric_text(found)}"
+    what = metric_words(found)
     out = [one.judged.reason for one in items if one.judged.result == "not comparable"]
     aside = f"; {len(out)} cannot be compared ({one_line(out[0])})" if out and ratios else ""
     if not ratios:
@@ -225,102 +236,61 @@ def _judged_answer(found: Comparison) -> Answer:
     tested = [one for one in ratios if one.judged.p_value is not None]
     if not tested:
         return Answer(_untested_text(found, ratios, what) + aside, "doubt")
-    words: list[str] = []
-    worst: list[str] = []
-    for result in _CHANGED:
-        own = [one for one in tested if one.judged.result == result]
-        if own:
-            furthest = _furthest(found, own)
-            worst += furthest if result == "slower" else []
-            names = ", ".join(furthest)
-            # Where the answer stands first, nothing has told yet which side is the new one.
-            where = f" in {one_line(found.new.name)}" * (not words)
-            of = counted(len(ratios), "case")
-            words.append(f"{len(own)} of {of} {result}{what}{where}: {names}")
-    counts = {n: sum(one.judged.result == n for one in ratios) for n in ("same", "inconclusive")}
-    if words:
-        kind = "bad" if any(one.judged.result == "slower" for one in tested) else "good"
-        rest = [f"{count} {name}" for name, count in counts.items() if count]
-        text = "; ".join([*words, *([", ".join(rest)] if rest else [])]) + aside
-        return Answer(text, kind, worst=tuple(worst))
-    limit = format_percent(found.threshold)
-    if not counts["inconclusive"]:
-        every = "the one case is" if len(ratios) == 1 else f"all {len(ratios)} cases are"
-        return Answer(f"no difference: {every} the same within {limit}{what}{aside}", "good")
-    same = f"{counts['same']} of {len(ratios)} the same within {limit}, " if counts["same"] else ""
-    return Answer(
-        f"no difference is shown{what}: {same}{counts['inconclusive']} inconclusive{aside}",
-        "doubt",
-    )
-
-
-def _metric_text(found: Comparison) -> str:
-    return "latency or bandwidth" if found.fitted else found.metric
+    results = {one.judged.result for one in ratios}
+    slower = [one for one in tested if one.judged.result == "slower"]
+    level = "bad" if slower else "good" if "faster" in results or results == {"same"} else "doubt"
+    text = judged_sentence(found, ratios, _names(found, ratios)) + aside
+    return Answer(text, level, worst=tuple(_furthest(found, slower)))
 
 
 def _untested_text(found: Comparison, ratios: Sequence[Compared | Fitted], what: str) -> str:
-    """``18 of 80 differ by more than 2 %: broadcast 4M 3.2x, ...; one run a side, so none is
-    evidence``.
+    """``not judged (only 1 run of each side; at least 3 are needed to judge a difference): 18 of 80
+    cases differ by more than 2 %: broadcast 4M 3.2x slower, ...``.
     """
     from torchcoll.comparison.results import beyond
 
     apart = [r for r in ratios if r.judged.ratio and beyond(r.judged.ratio, found.threshold)]
     limit = format_percent(found.threshold)
     reasons = list(dict.fromkeys(one.judged.reason for one in ratios))
-    why = one_line(reasons[0]).replace("1 run a side", "one run a side")
-    if len(reasons) > 1:
-        why = "no case could be tested"
+    why = "no case could be tested" if len(reasons) > 1 else _why_untested(found, reasons[0])
+    of = counted(len(ratios), "case")
     if not apart:
-        every = (
-            "the one case does not differ" if len(ratios) == 1 else f"none of {len(ratios)} differs"
-        )
-        return f"{every} by more than {limit}{what}; {why}, so that is no evidence"
-    names = ", ".join(_furthest(found, apart))
+        every = "the case does not differ" if len(ratios) == 1 else f"none of {of} differs"
+        return f"not judged ({why}): {every} by more than {limit}{what}"
     verb = "differs" if len(apart) == 1 else "differ"
-    text = f"{len(apart)} of {len(ratios)} {verb} by more than {limit}{what}: {names}"
-    return f"{text}; {why}, so none is evidence"
+    names = ", ".join(_furthest(found, apart))
+    return f"not judged ({why}): {len(apart)} of {of} {verb} by more than {limit}{what}: {names}"
+
+
+_NEEDED = "at least 3 are needed to judge a difference"
+
+
+def _why_untested(found: Comparison, reason: str) -> str:
+    base, new = side_names(found)
+    where = {
+        "1 run a side": "of each side",
+        "1 run in base": f"in {base}",
+        "1 run in new": f"in {new}",
+    }.get(reason)
+    return f"only 1 run {where}; {_NEEDED}" if where else one_line(reason)
 
 
 _NAMED = 5  # cases in the sentence
 
 
 def _furthest(found: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
-    """``broadcast 4M 3.2x``: those that changed most."""
-    ranked = sorted(items, key=lambda one: -abs(math.log(_ratio_of(one))))
+    """``broadcast 4M 3.2x slower``: those that changed most, of the new side."""
+    ranked = sorted(items, key=lambda one: -abs(math.log(speed_of(found, one))))
     names = _names(found, ranked[:_NAMED])
     words = [
-        f"{name} {_times_text(_ratio_of(one))}{_least_text(one.judged)}".strip()
+        f"{name} {change_text(speed_of(found, one))}{_least_text(found, one.judged)}".strip()
         for name, one in zip(names, ranked, strict=False)
     ]
     return [*words, "..."] if len(ranked) > _NAMED else words
 
 
-def _least_text(judged: Judged) -> str:
-    """`` (at least 28.1x)``: the estimate of a case that was shown to differ is too large."""
-    from torchcoll.comparison.results import NO_BOUND
-
-    if judged.result not in _CHANGED:
-        return ""
-    if judged.least is None:
-        return f" ({NO_BOUND})"
-    least = rounded_toward_one(judged.least)
-    return f" (at {'least' if least > 1 else 'most'} {_times_text(least)})"
-
-
-def rounded_toward_one(ratio: float) -> float:
-    """A bound to as many digits as are shown: rounded up, it would state more than is known."""
-    digits = 4 if abs(math.log(ratio)) < 0.01 else 3
-    unit = 10.0 ** (math.floor(math.log10(ratio)) + 1 - digits)
-    return (math.floor(ratio / unit) if ratio > 1 else math.ceil(ratio / unit)) * unit
-
-
-def _ratio_of(one: Compared | Fitted) -> float:
-    assert one.judged.ratio is not None
-    return one.judged.ratio.ratio
-
-
-def _times_text(ratio: float) -> str:
-    return f"{ratio:.4g}x" if abs(math.log(ratio)) < 0.01 else f"{ratio:.3g}x"
+def _least_text(found: Comparison, judged: Judged) -> str:
+    return f" ({least_text(judged, found.more_is_faster)})" if judged.result in _CHANGED else ""
 
 
 def _names(found: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
@@ -341,7 +311,20 @@ def _names(found: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
         ]
         words += [figure] if (figure := getattr(one, "figure", "")) else []
         names.append(" ".join(words))
-    return names
+    if found.fitted:
+        return names
+    several = len({row.row.collective for row in found.rows}) > 1
+    short = {
+        id(row): " ".join(
+            [row.row.collective] * several + [size_cell(row)] * bool(row.pair.size_bytes)
+        )
+        for row in found.rows
+    }
+    unique = Counter(short.values())
+    return [
+        short[id(one)] if unique[short.get(id(one), "")] == 1 else name
+        for one, name in zip(items, names, strict=True)
+    ]
 
 
 def _stated(pair: Pair, name: str) -> str:
@@ -368,21 +351,21 @@ def _is_shown(found: Comparison, row: Compared, only: str) -> bool:
     return changed or (not only and row.result == "not comparable")
 
 
-def _folded_lines(tables: Sequence[tuple[str, list[Compared]]]) -> list[str]:
+def _folded_lines(found: Comparison, tables: Sequence[tuple[str, list[Compared]]]) -> list[str]:
     """A line a table; a reason that all have is told once."""
     reasons = {one_line(r.reason) for _, rows in tables for r in rows if r.result == "inconclusive"}
     once = reasons.pop() if len(reasons) == 1 else ""
     first = "not shown (--all shows every case)" + (f"; inconclusive: {once}" if once else "")
-    return [f"{first}:", *(_folded(title, rows, once) for title, rows in tables)]
+    return [f"{first}:", *(_folded(found, title, rows, once) for title, rows in tables)]
 
 
-def _folded(title: str, rows: Sequence[Compared], told: str) -> str:
-    """``all_reduce: 9 same, 0.991 to 1.012; 3 inconclusive, 0.970 to 1.080 (8M, 32M, 128M)``."""
+def _folded(found: Comparison, title: str, rows: Sequence[Compared], told: str) -> str:
+    """``all_reduce: 9 same, speed-up 0.991 to 1.012; 3 inconclusive (8M, 32M, 128M)``."""
     words = []
     for result in dict.fromkeys(row.result for row in rows):
         own = [row for row in rows if row.result == result]
-        ratios = sorted(row.ratio for row in own if row.ratio)
-        ends = dict.fromkeys(format_ratio(one) for one in (ratios[:1] + ratios[-1:]))
+        speeds = sorted(speed_of(found, row) for row in own if row.ratio)
+        ends = dict.fromkeys(speed_cell(one) for one in (speeds[:1] + speeds[-1:]))
         reasons = {one_line(row.reason) for row in own}
         text = f"{len(own)} {result}"
         if (
@@ -391,7 +374,7 @@ def _folded(title: str, rows: Sequence[Compared], told: str) -> str:
             and told not in reasons
         ):
             text += f" ({reasons.pop()})"
-        text += f", ratio {' to '.join(ends)}" if ends else ""
+        text += f", speed-up {' to '.join(ends)}" if ends else ""
         words.append(text)
     sizes = [size_cell(row) for row in rows if size_cell(row) != "-"]
     several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1]]
@@ -424,17 +407,19 @@ def _unmatched(found: Comparison, every: bool) -> list[str]:
     return lines
 
 
-def _above(found: Comparison) -> list[str]:
-    lines = [f"{_side_text(found.base)} -> {_side_text(found.new)}", what_text(_shared(found))]
-    lines += _in_common(found)
+def _above(found: Comparison, verbose: bool = False) -> list[str]:
+    base, new = side_names(found)
+    lines = [f"base: {_side_text(base, found.base)}; new: {_side_text(new, found.new)}"]
+    lines.append("; ".join([what_text(_shared(found)), *_in_common(found)]))
+    differences = [one for one in found.differences if verbose or one.name not in _OF_THE_LOOP]
     if is_across_hardware(found):
         lines += [
             f"{text}: time and busbw change with the number of ranks, whatever the library"
             for text in ranks_texts(found)
         ]
-    elif found.differences:
-        lines += ["differences:", *(f"  {one_line(str(d))}" for d in found.differences)]
-    else:
+    elif differences:
+        lines += ["differences:", *(f"  {one_line(str(d))}" for d in differences)]
+    elif verbose:
         lines.append("differences: none recorded between the environments")
     for side in (found.base, found.new):
         for run in side.runs:
@@ -444,11 +429,16 @@ def _above(found: Comparison) -> list[str]:
     figures = f"latency and bandwidth ({found.fitted[0].metric})" if found.fitted else figures
     many = len(found.base.runs) + len(found.new.runs) > 2
     several = "; geometric mean over the runs" if many else ""
-    ratio = "ratio = new / base, and its 95 % interval; runs are the replicates"
-    if any(row.judged.ratio and row.judged.ratio.design.in_order for row in found.rows):
-        ratio = ratio.replace(",", " without what drifts from run to run,")
-    known = found.ranked or found.fitted
-    return [*lines, f"{figures}: {found.reading}{several}", *([ratio] if known else [])]
+    ratios = found.ranked or found.fitted
+    speed = "; speed-up: how many times as fast the new side is" if ratios else ""
+    lines.append(f"{figures}: {found.reading}{several}{speed}")
+    if verbose and any(r.judged.ratio and r.judged.ratio.design.in_order for r in found.rows):
+        lines.append("steady drift from run to run is taken out of the speed-up")
+    return lines
+
+
+# How the loop ended differs wherever times differ; it is no setting of anybody.
+_OF_THE_LOOP = ("stopped by",)
 
 
 def _shared(found: Comparison) -> list[Row]:
@@ -470,10 +460,9 @@ def _in_common(found: Comparison) -> list[str]:
     return [", ".join(words).replace(" 1 ranks", " 1 rank")] * bool(known)
 
 
-def _side_text(side: Side) -> str:
-    count = len(side.runs)
+def _side_text(name: str, side: Side) -> str:
     where = f"{one_line(side.where)}, " if side.where else ""
-    return f"{one_line(side.name)} ({where}{count} run{'s' if count > 1 else ''})"
+    return f"{name} ({where}{counted(len(side.runs), 'run')})"
 
 
 def titles_of(pairs: Sequence[Pair]) -> list[str]:
@@ -505,11 +494,28 @@ def _word(name: str, value: Any) -> str:
     return one_line(value) if isinstance(value, str) else f"{name} {value}"
 
 
-def interval_text(judged: Judged) -> str:
-    ratio = judged.ratio
-    if ratio is None or ratio.low is None:
+def interval_text(found: Comparison, one: Compared | Fitted) -> str:
+    """The 95 % interval of the speed-up."""
+    ratio = one.judged.ratio
+    if ratio is None or ratio.low is None or ratio.high is None:
         return "-"
-    return f"{format_ratio(ratio.low)} to {format_ratio(ratio.high)}"
+    ends = (ratio.low, ratio.high) if rises(found, one) else (1 / ratio.high, 1 / ratio.low)
+    return " to ".join(map(speed_cell, ends))
+
+
+def _speed_cell(found: Comparison, one: Compared | Fitted) -> str:
+    return speed_cell(speed_of(found, one) if one.judged.ratio else None)
+
+
+def _short_titles(changed: Sequence[tuple[str, Compared]]) -> list[str]:
+    """The title of each case's table, or the collective alone where that names one table."""
+    titles: dict[str, set[str]] = {}
+    for title, row in changed:
+        titles.setdefault(row.row.collective, set()).add(title)
+    return [
+        row.row.collective if title and len(titles[row.row.collective]) == 1 else title
+        for title, row in changed
+    ]
 
 
 def _points_aligned(cells: list[list[str]], column: int) -> None:
@@ -528,7 +534,7 @@ def case_grid(
     names: Sequence[str] = (),
 ) -> Grid:
     """names: what tells each case from those of other tables."""
-    sides = [one_line(side.name) for side in (found.base, found.new)]
+    sides = side_names(found)
     above = [title] if title else []
     heads = [Head("size", repeat=True), Head(sides[0]), Head(sides[1])]
     cells = [[size_cell(row), *_figures(found, row)] for row in cases]
@@ -544,15 +550,15 @@ def case_grid(
         above.append(f"all of these: {results.pop()}")
     if any(row.ratio for row in cases):
         column = len(heads)
-        heads.append(Head("ratio"))
-        cells = [[*c, format_ratio(row.ratio)] for c, row in zip(cells, cases, strict=True)]
+        heads.append(Head("speed-up"))
+        cells = [[*c, _speed_cell(found, row)] for c, row in zip(cells, cases, strict=True)]
         _points_aligned(cells, column)
-    if any(row.judged.ratio and row.judged.ratio.low for row in cases):
-        heads.append(Head("95 %"))
-        cells = [[*c, interval_text(row.judged)] for c, row in zip(cells, cases, strict=True)]
     if not said_once:
         heads.append(Head("result", left=True))
         cells = [[*c, _result_text(row, notes)] for c, row in zip(cells, cases, strict=True)]
+    if any(row.judged.ratio and row.judged.ratio.low for row in cases):
+        heads.append(Head("95 % interval"))
+        cells = [[*c, interval_text(found, row)] for c, row in zip(cells, cases, strict=True)]
     styles = [_STYLES.get(row.result, "") for row in cases]
     return Grid(heads, cells, above=above, styles=styles)
 
@@ -575,12 +581,12 @@ def _result_text(row: Compared, notes: dict[str, int]) -> str:
 
 
 def _fit_grid(found: Comparison) -> Grid:
-    names = [one_line(side.name) for side in (found.base, found.new)]
+    names = side_names(found)
     titles = titles_of([one.pair for one in found.fitted])
     heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
     heads += [Head(names[0]), Head(names[1])]
     across = is_across_hardware(found)
-    heads += [Head("maximum", "error")] if across else [Head("ratio"), Head("95 %")]
+    heads += [Head("maximum", "error")] if across else [Head("speed-up"), Head("95 % interval")]
     heads.append(Head("result", left=True))
     rows = [
         [
@@ -591,8 +597,8 @@ def _fit_grid(found: Comparison) -> Grid:
                 ["-" if one.misfit is None else f"{100 * one.misfit:.0f} %"]
                 if across
                 else [
-                    format_ratio(one.judged.ratio.ratio if one.judged.ratio else None),
-                    interval_text(one.judged),
+                    _speed_cell(found, one),
+                    interval_text(found, one),
                 ]
             ),
             f"{one.judged.result} ({one_line(one.judged.reason)})",
@@ -623,29 +629,25 @@ def start_lines(found: Comparison) -> list[str]:
     return [f"{'; '.join(words)} (geometric means over the runs)"] if words else []
 
 
-def _below(found: Comparison) -> list[str]:
+def _below(found: Comparison, verbose: bool = False) -> list[str]:
     from torchcoll.comparison.fits import misfit_note
-    from torchcoll.comparison.results import FIRST_CALLS, NEEDS, RESULTS, p_note
+    from torchcoll.comparison.results import FIRST_CALLS, NEEDS, p_note
 
     judged = [one.judged for one in (found.fitted or found.rows)]
-    counts = {v: n for v in RESULTS if (n := sum(one.result == v for one in judged))}
-    words = ", ".join(f"{number} {result}" for result, number in counts.items())
-    alone = 0 if found.fitted else sum(not row.matched for row in found.rows)
-    words += f" ({alone} on one side only)" if alone else ""
-    cold = sum(row.reason == FIRST_CALLS for row in found.rows)
-    lines = [f"{counted(len(judged), 'fit' if found.fitted else 'case')}: {words}"]
-    if cold:
+    lines = []
+    if cold := sum(row.reason == FIRST_CALLS for row in found.rows):
         lines.append(f"{counted(cold, 'case')} not shown: {FIRST_CALLS}")
     lines += start_lines(found)
-    if any("needs" in one.reason for one in judged):
-        lines.append(NEEDS)
-    lines += p_note(judged)
     if found.fitted:
         metric = found.fitted[0].metric
         factor = " (algbw x the bus factor of nccl-tests)" if metric == "busbw" else ""
         lines.append(f"time = latency + size / bandwidth, as {metric}{factor}")
         lines += misfit_note(found.fitted)
-    return lines + [one_line(note) for note in found.notes]
+    lines += [one_line(note) for note in found.notes]
+    if verbose:
+        lines += [NEEDS] if any("needs" in one.reason for one in judged) else []
+        lines += [*p_note(judged), *found.statistics]
+    return lines
 
 
 SCHEMA = "torchcoll-comparison/1"
@@ -664,12 +666,13 @@ def show_comparisons(
     file: TextIO | None = None,
     only: str = "",
     every: bool = False,
+    verbose: bool = False,
 ) -> None:
-    """Print comparisons with one base; only, every: which cases, as ``comparison_grids`` has it.
+    """Print comparisons with one base; only, every, verbose: as ``comparison_grids`` has them.
     Raises UsageError for an unknown format.
     """
     parts = [
-        Forms(comparison_grids(one, only, every), comparison_object(one), _records(one))
+        Forms(comparison_grids(one, only, every, verbose), comparison_object(one), _records(one))
         for one in found
     ]
     show_found(parts, format, file)
@@ -713,7 +716,7 @@ def comparison_object(found: Comparison) -> dict[str, Any]:
         **picked(found, "metric threshold reading"),
         "differences": [vars(one) for one in found.differences],
         "settings": [vars(one) for one in found.settings],
-        **picked(found, "left_out tally notes"),
+        **picked(found, "left_out tally notes statistics"),
         "answer": answer_of(found).to_json(),
         "profiles": [
             {**pair.common, "base": vars(ours), "new": vars(theirs)}

@@ -296,7 +296,7 @@ class Versus:
         sides = [Side(n, self.cells[n].runs[: self._looked[n]]) for n in self._names]
         every = [case for standing in self.standing for case in standing.cases]
         cases = iter(with_needs(every, self.threshold, looks=True))
-        return [
+        found = [
             comparison_of(
                 matched(sides[0], side),
                 [next(cases) for _ in standing.cases],
@@ -305,6 +305,10 @@ class Versus:
             )
             for side, standing in zip(sides[1:], self.standing, strict=True)
         ]
+        base, *others = [cell.title for cell in self.plan.cells]
+        for one, other in zip(found, others, strict=True):
+            one.names = (base, other)
+        return found
 
     def runs_on(self, found: Sequence[Comparison]) -> tuple[int | None, bool]:
         """Runs a side to go on with where ``found`` leaves cases inconclusive, and whether they

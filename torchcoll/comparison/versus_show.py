@@ -14,11 +14,11 @@ from torchcoll.comparison.show import (
     comparison_object,
     counts_of,
     first_calls_notes,
-    rounded_toward_one,
     settings_notes,
     start_lines,
     titles_of,
 )
+from torchcoll.comparison.wording import factor_text, rounded_down, side_names, speed_cell, speed_up
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_percent, format_ratio, format_size
@@ -38,14 +38,15 @@ SCHEMA = "torchcoll-versus/1"
 _MOST_NAMED = 5
 _MOST_TABLES = 3  # beyond, the sentence counts cases
 _MOST_STRETCHES = 5  # of sizes, in the sentence
-_FAR = 3.0  # a ratio from which on a percentage is no help
 _ORDER = ("slower", "faster", "same", "inconclusive", "not comparable")
 _TOLD = ("label=cell", "label=run")  # the name of the side, and the number of its run
-_KINDS = {"slower": "bad", "faster": "good", "same": "good"}
+_LEVELS = {"slower": "bad", "faster": "good", "same": "good"}
 
 
 def round_text(state: Versus) -> str:
-    """``round 4: 5 of 7 decided: 1K 4K 16K same, 4M 16M slower; open: 64K 1.012, 256K 0.991``."""
+    """``round 4: 5 of 7 decided: 1K 4K same, 4M 16M slower; open: 64K 1.012, 256K 0.991``, with the
+    speed-ups of the open cases.
+    """
     names = [cell.name for cell in state.plan.cells][1:]
     several = len(names) > 1
     words = [
@@ -70,7 +71,7 @@ def _standing_text(standing: Standing) -> str:
         if own := [name for name, case in known if case.result == result]:
             groups.append(f"{_listed(own, ' ')} {result}")
     still_open = [
-        f"{name} {format_ratio(case.ratio.ratio)}"
+        f"{name} {speed_cell(speed_up(case.ratio.ratio, False))}"
         for name, case in known
         if case.result == "inconclusive" and case.ratio
     ]
@@ -155,21 +156,19 @@ def repeat_text(one: Repeat) -> str:
 
 
 def answer(state: Versus, found: Sequence[Comparison], folder: str) -> Answer:
-    """In one sentence; of what is inconclusive the way on."""
-    texts = [_against(one) for one in found]
+    """Who is faster, by how much and at which sizes; of what is inconclusive how to go on."""
     results = {row.result for one in found for row in one.rows if row.matched}
     worst = next((name for name in _ORDER if name in results), "")
     if worst == "same" and "inconclusive" in results:
         worst = "inconclusive"
-    side = "a side" if len(found) == 1 else "of each"
-    text = f"{'. '.join(texts)}; {counted(state.round, 'run')} {side}"
+    text = f"{'. '.join(_against(one) for one in found)} ({counted(state.round, 'run')} of each)"
     inconclusive = [row.judged for one in found for row in one.rows if row.result == "inconclusive"]
     if any(case.needed for case in inconclusive):
         text += f". {_way_on(state, found, folder)}"
     first_calls = dict.fromkeys(note for one in found for note in first_calls_notes(one))
     notes = dict.fromkeys(note for one in found for note in settings_notes(one))
-    kind = "doubt" if notes else _KINDS.get(worst, "doubt")
-    return Answer(text, kind, counts_of(found), caveats=(*first_calls, *notes))
+    level = "doubt" if notes else _LEVELS.get(worst, "doubt")
+    return Answer(text, level, counts_of(found), caveats=(*first_calls, *notes))
 
 
 def _way_on(state: Versus, found: Sequence[Comparison], folder: str) -> str:
@@ -179,18 +178,16 @@ def _way_on(state: Versus, found: Sequence[Comparison], folder: str) -> str:
     inconclusive = [row.judged for one in found for row in one.rows if row.result == "inconclusive"]
     change = max((case.resolution or 0.0 for case in inconclusive), default=0.0)
     threshold = found[0].threshold
-    doubt = f"it is too near the threshold of {format_percent(threshold)}"
+    doubt = f"The difference is too near the threshold of {format_percent(threshold)} to decide"
     if change > threshold:
-        doubt = f"at this noise {resolution_text(change)}"
+        doubt = f"At this noise {resolution_text(change)}"
     if number is None:
-        ways = "longer runs (-n, --max-time) or a larger --threshold help"
-        return f"What is inconclusive: {doubt}; {ways}"
-    ends = ", and ends once it is decided" if decides else f"; {doubt}"
+        return f"{doubt}; longer runs (-n, --max-time) or a larger --threshold help"
+    begin = "" if decides else f"{doubt}. "
     if number > state.same_most and _may_be_same(found):  # which --resume would never find
-        return f"What is inconclusive takes a new folder, begun with --runs {number}{ends}"
+        return f"{begin}To decide it, start again in a new folder with --runs {number}"
     more = f" --runs {number}" if number > state.most else ""
-    folder = shlex.quote(folder)
-    return f"What is inconclusive goes on with torchcoll versus --resume {folder}{more}{ends}"
+    return f"{begin}To continue: torchcoll versus --resume {shlex.quote(folder)}{more}"
 
 
 def _may_be_same(found: Sequence[Comparison]) -> bool:
@@ -203,19 +200,19 @@ def _may_be_same(found: Sequence[Comparison]) -> bool:
 def _against(found: Comparison) -> str:
     from torchcoll.comparison.results import tables_of
 
-    base, new = one_line(found.base.name), one_line(found.new.name)
+    base, new = side_names(found)
     rows = [row for row in found.rows if row.matched]
     tables = tables_of(rows)
     within = format_percent(found.threshold)
     if not tables:
         return f"{new} and {base} have no case in common"
     if len(tables) > _MOST_TABLES:
-        return _sentence(base, new, within, [(r, f"in {n} of {len(rows)} cases", own)
-                                             for r, n, own in _counts(rows)])  # fmt: skip
+        parts = [(r, f"in {n} of {len(rows)} cases", own) for r, n, own in _counts(rows)]
+        return _sentence(found, within, parts)
     titles = titles_of([table[0].pair for table in tables])
     texts = []
     for table, title in zip(tables, titles, strict=True):
-        text = _sentence(base, new, within, list(_stretches(table)))
+        text = _sentence(found, within, list(_stretches(table)))
         texts.append(f"{title}: {text}" if title else text)
     return "; ".join(texts)
 
@@ -260,53 +257,52 @@ def _where(sizes: Sequence[str], group: Sequence[int]) -> str:
 
 
 def _sentence(
-    base: str, new: str, within: str, parts: Sequence[tuple[str, str, list[Compared]]]
+    found: Comparison, within: str, parts: Sequence[tuple[str, str, list[Compared]]]
 ) -> str:
+    base, new = side_names(found)
     words = []
-    for place, (result, where, own) in enumerate(parts):
-        size = _size_of_difference(own) if result in ("slower", "faster") else ""
+    for number, (result, where, own) in enumerate(parts):
+        size = _size_of_difference(found, own) if result in ("slower", "faster") else ""
         what = {"same": f"the same within {within}"}.get(result, result)
-        if place == 0 and result in ("slower", "faster"):
+        if number == 0 and result in ("slower", "faster"):
             what = f"{new} is {result} than {base}"
-        elif place == 0:
+        elif number == 0 and result == "same" and len(parts) == 1:
+            what = f"{new} is as fast as {base}: {what}"
+        elif number == 0 and result in ("same", "inconclusive"):
+            what = f"No difference found between {_both(base, new)}: {what}"
+        elif number == 0:
             what = f"{new} and {base} are {what}"
         words.append(f"{what} {where}".rstrip() + size)
     return "; ".join(words)
 
 
-def _size_of_difference(rows: Sequence[Compared]) -> str:
-    """``, by at least 8.1 % at each (estimates 12 % to 31 %)``: of the base's time, or as often as
-    long. Estimates alone are too large, for they are those of cases that happened to differ.
+def _both(base: str, new: str) -> str:
+    """``X=0 and =1`` of two values of one variable."""
+    name, equals, value = new.partition("=")
+    if equals and base.startswith(f"{name}="):
+        return f"{base} and ={value}"
+    return f"{base} and {new}"
+
+
+def _size_of_difference(found: Comparison, rows: Sequence[Compared]) -> str:
+    """``: at least 1.08x at each (estimates 1.12x to 1.31x)``. Estimates alone are too large on
+    average, for they are those of cases that were found to differ.
     """
     from torchcoll.comparison.results import NO_BOUND
 
-    ratios = sorted((row.ratio for row in rows if row.ratio), key=lambda one: abs(math.log(one)))
-    bounds = [row.judged.least for row in rows if row.judged.least]
-    texts = dict.fromkeys([_change_text(ratios[0]), _change_text(ratios[-1])])
-    estimates = " to ".join(texts)
-    named = "estimates" if len(texts) > 1 else "estimate"
+    def factor(ratio: float) -> float:
+        return max(ratio, 1 / ratio)
+
+    factors = sorted(factor(row.ratio) for row in rows if row.ratio)
+    texts = dict.fromkeys([factor_text(factors[0]), factor_text(factors[-1])])
+    estimates = f"{'estimates' if len(texts) > 1 else 'estimate'} {' to '.join(texts)}"
+    bounds = [factor(row.judged.least) for row in rows if row.judged.least]
     if not bounds:
-        return f" ({named} {estimates}; {NO_BOUND})"
-    least = min(bounds, key=lambda one: abs(math.log(one)))
+        return f" ({estimates}; {NO_BOUND})"
     where = f" in {len(bounds)} of {counted(len(rows), 'case')}"
     if len(bounds) == len(rows):
         where = " at each" if len(rows) > 1 else ""
-    return f", by at least {_bound_text(least)}{where} ({named} {estimates})"
-
-
-def _bound_text(ratio: float) -> str:
-    """As ``_change_text``, rounded down."""
-    if ratio >= _FAR:
-        return f"{rounded_toward_one(ratio):.3g}x"
-    return f"{math.floor(1000 * abs(ratio - 1)) / 10:.1f} %"
-
-
-def _change_text(ratio: float) -> str:
-    """``12 %`` of 1.12 and of 0.88, ``4.5x`` of 4.5."""
-    if ratio >= _FAR:
-        return f"{ratio:.3g}x"
-    share = 100 * abs(ratio - 1)
-    return f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %"
+    return f": at least {factor_text(rounded_down(min(bounds)))}{where} ({estimates})"
 
 
 def show_versus(
@@ -340,10 +336,10 @@ def _grids(found: Comparison) -> list[Grid]:
     grids = [
         case_grid(found, table, title, notes) for table, title in zip(tables, titles, strict=True)
     ]
-    base, new = one_line(found.base.name), one_line(found.new.name)
+    base, new = side_names(found)
     above = [
-        f"{base} -> {new}; ratio = {new} / {base} without what drifts from run to run, time: "
-        f"{found.reading}"
+        f"base: {base}; new: {new}; time: {found.reading}",
+        "speed-up: how many times as fast the new side is",
     ]
     differ = [one_line(str(one)) for one in found.differences if one.name not in _TOLD]
     above += [f"differences: {'; '.join(differ)}"] if differ else []

@@ -19,7 +19,7 @@ from torchcoll.core.errors import UnavailableError, UsageError, did_you_mean
 if TYPE_CHECKING:
     from torchcoll.core.case import Case
 
-# Families of libraries, by the room in libraries/ that knows their variables, logs and algorithms.
+# Families of libraries, by the package of libraries/ with their variables, logs and algorithms.
 NCCL, ONECCL = "nccl", "oneccl"
 
 

@@ -54,6 +54,6 @@ class Displayed(OneLine):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        # By name: what is found is known to all rooms, and how it is printed to `overview` alone.
+        # By name: all packages know what they compute, and only `overview` how it is printed.
         html: str = importlib.import_module("torchcoll.overview.show").html_of(self)
         return html

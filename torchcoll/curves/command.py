@@ -230,17 +230,17 @@ def _export(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "model": (
-        "a model of the machine: fit it, predict with it, validate it, export it",
+        "fit, use, validate and export a model of a machine",
         model_arguments,
         run_model,
     ),
     "transitions": (
-        "where the behaviour changes with size: ranges and transitions",
+        "find the sizes at which the behaviour changes",
         transitions_arguments,
         run_transitions,
     ),
     "scaling": (
-        "time and first call against the number of ranks, and how they grow",
+        "show how times and first calls grow with the ranks",
         scaling_arguments,
         run_scaling,
     ),

@@ -30,6 +30,7 @@ from torchcoll.stats.line import Floats
 from torchcoll.stats.ratios import LEVEL, holm
 
 FEWEST = 3  # numbers of ranks: two are a line whatever the law
+TOO_FEW = "too few points"  # a result
 FLAT = 0.1  # growth over the whole range below it is none that anyone would act on
 # Relative deviation from a law that is none: clocks and rounding reach it (as in ranges.py).
 _FLOOR = 0.005
@@ -138,7 +139,7 @@ def growths(curves: Sequence[Sequence[tuple[int, float]]]) -> list[Growth]:
         if len(numbers) < FEWEST:
             words = f"{len(numbers)} numbers of ranks" if len(numbers) != 1 else "1 number of ranks"
             reason = f"{words}, {FEWEST} are needed"
-            results.append(Growth(len(points), numbers, "too few points", reason))
+            results.append(Growth(len(points), numbers, TOO_FEW, reason))
             continue
         ranks = numpy.array([float(n) for n, _ in points])
         logs = numpy.log(numpy.array([ns for _, ns in points]))

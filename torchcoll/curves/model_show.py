@@ -35,10 +35,13 @@ def show_fit(found: FittedModel, file: TextIO | None = None) -> None:
     below += found_lines(found.notes, found.runs)
     spreads = [one.spread for entry in entries for one in entry.over_sizes]
     over = sum(entry.over_ranks is not None for entry in entries)
-    text = f"{counted(len(entries), 'kind')} of cases fitted, {over or 'none'} of them over ranks"
+    ranks = sorted({one.ranks for entry in entries for one in entry.over_sizes})
+    text = f"fitted {counted(len(entries), 'kind')} of cases on {', '.join(map(str, ranks))} ranks"
     if spreads:
         low, high = min(one.low for one in spreads), max(one.high for one in spreads)
-        text += f"; 90 % of left-out sizes lie within {_percent(low - 1)} to {_percent(high - 1)}"
+        text += f"; errors of left-out sizes {_percent(low - 1)} to {_percent(high - 1)} (90 %)"
+    if over < len(entries):
+        text += f"; {'none' if not over else f'only {over}'} can predict other numbers of ranks"
     answer = Answer(text, "" if over == len(entries) else "doubt")
     grids = [Grid([], [], above=lines), Grid([], [], below=below, answer=answer)]
     out = Destination(file)
@@ -51,11 +54,11 @@ def _entry_lines(entry: KindModel) -> list[str]:
     for one in entry.over_sizes:
         parts = counted(len(one.law.pieces), "range")
         if one.factors:
-            parts += f", {len(one.factors)} corrections"
+            parts += f", {counted(len(one.factors), 'size')} off its law"
         hosts = f" on {counted(one.hosts, 'host')}" if one.hosts else ""
         lines.append(
             f"{one.ranks} ranks{hosts}: {one.sizes} sizes, {format_size(one.low_bytes)} to "
-            f"{format_size(one.high_bytes)}: {parts}; 90 % of left-out sizes within "
+            f"{format_size(one.high_bytes)}: {parts}; errors "
             f"{_percent(one.spread.low - 1)} to {_percent(one.spread.high - 1)}"
         )
     law = entry.over_ranks
@@ -65,7 +68,7 @@ def _entry_lines(entry: KindModel) -> list[str]:
     others = [name for name in law.remaining if name != law.law]
     text = f"over ranks ({numbers}): {law.law}"
     text += f"; {', '.join(others)} cannot be told from it" if others else "; no other law remains"
-    lines += [text, f"  run {_times(law.launch_ns)}"]
+    lines += [text, f"  launch overhead {_times(law.launch_ns)}"]
     for name, link in (("within a host", law.within), ("between hosts", law.between)):
         if link:
             step, bandwidth = link
@@ -122,14 +125,15 @@ def show_predictions(
 
 
 def _predictions_answer(path: str, rows: Sequence[PredictedRow], titles: Sequence[str]) -> Answer:
-    """The most that was asked for, of the first kind, and how many are a guess beyond the data."""
+    """The most that was asked for, of the first kind, within the data where there is any (what is
+    extrapolated is a guess); and how many are extrapolated.
+    """
     known = [row for row in rows if row.prediction]
     if not known:
         return Answer(f"nothing can be predicted by {path}: {rows[0].reason}", "doubt")
-    most = max(
-        (row for row in known if row.kind == known[0].kind),
-        key=lambda row: (row.ranks, row.size_bytes),
-    )
+    of_kind = [row for row in known if row.kind == known[0].kind]
+    inside = [row for row in of_kind if row.prediction and not row.prediction.beyond]
+    most = max(inside or of_kind, key=lambda row: (row.ranks, row.size_bytes))
     found = most.prediction
     assert found
     kinds = list(dict.fromkeys(repr(row.kind) for row in rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,6 +18,7 @@ from torchcoll.core.units import (
     format_time,
     time_text,
 )
+from torchcoll.curves.growth import FEWEST, TOO_FEW, Growth
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, known, picked, show_found
 from torchcoll.report.grid import Grid, Head, filled
@@ -49,7 +51,7 @@ _VERDICTS = (
     "a law is named: growth is significant (t; Kendall's tau where no law fits; Holm over all), it "
     "fits, and no other does, alone or with half of the growth (A + B: two together; F, 5 %); "
     "where none fits: one with a maximum error of 2 %, or a power law n^p; constant: "
-    "90 % of the growth within 10 %; too few points: fewer than 3 numbers of ranks"
+    "90 % of the growth within 10 %"
 )
 
 
@@ -133,6 +135,13 @@ def scaling_grids(found: Scaling) -> list[Grid]:
     names = dict(zip(groups, titles, strict=True))
     grids.append(_fits(every, names))
     below = []
+    fits = [fit for curve in every for fit in curve.fits]
+    short = sum(fit.growth.result == TOO_FEW for fit in fits)
+    if 0 < short < len(fits):
+        below.append(
+            f"too few points for {short} of {len(fits)} figures, which are not listed: {FEWEST} "
+            "numbers of ranks are needed"
+        )
     if found.left_out:
         below.append(f"not shown (--sizes): {', '.join(map(format_size, found.left_out))}")
     below += found_lines(found.notes, found.runs)
@@ -232,33 +241,68 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
             (Head("maximum", "error", left=True, drop=2), off),
             (Head("runs", drop=1), lambda i: str(i[1].growth.runs)),
         ],
-        [(curve, fit) for curve in curves for fit in curve.fits],
+        [(curve, fit) for curve in curves for fit in curve.fits if fit.growth.result != TOO_FEW],
         above=[_FITS, _VERDICTS],
     )
 
 
 def scaling_answer(curves: Sequence[RanksCurve]) -> Answer:
-    """``time: like n (2 of 3), inconclusive (1); ...``: how each figure grows with the ranks."""
-    found: dict[str, list[str]] = {}
+    """How each figure grows with the ranks: ``time grows like log2 n (1.58x from 12 to 768 ranks)``
+    of one curve, ``time grows like n in 2 of 3 curves, is inconclusive in 1`` of several.
+    """
+    growths: dict[str, list[Growth]] = {}
     for curve in curves:
         for fit in curve.fits:
-            found.setdefault(fit.figure, []).append(fit.growth.result)
-    words = []
-    for figure, results in found.items():
-        counts = []
-        for result in dict.fromkeys(results):
-            text = result if result.startswith(_PLAIN) else f"like {result}"
-            count = (
-                f" ({results.count(result)} of {len(results)} curves)" if len(results) > 1 else ""
-            )
-            counts.append(f"{text}{count}")
-        words.append(f"{figure}: {', '.join(counts)}")
-    known = {result for results in found.values() for result in results}
-    kind = "" if known - {"inconclusive", "too few points"} else "doubt"
-    return Answer(f"growth with the ranks: {'; '.join(words)}", kind)
+            growths.setdefault(fit.figure, []).append(fit.growth)
+    every = [growth for of_figure in growths.values() for growth in of_figure]
+    numbers = sorted({number for growth in every for number in growth.numbers})
+    if all(growth.result == TOO_FEW for growth in every):
+        measured = f"{', '.join(map(str, numbers))} ranks" if numbers else "nothing"
+        return Answer(
+            f"cannot say how times grow with the ranks: measured on {measured}, and {FEWEST} "
+            f"numbers of ranks are needed. {_MEASURE_MORE}",
+            "doubt",
+        )
+    texts = []
+    for figure, of_figure in growths.items():
+        judged = [growth for growth in of_figure if growth.result != TOO_FEW]
+        counts = Counter(map(_verb_text, judged))
+        if len(counts) == 1:
+            every_one = f" in all {len(judged)} curves" if len(judged) > 1 else ""
+            texts.append(f"{figure} {next(iter(counts))}{every_one}{_extent(judged)}")
+        elif counts:
+            of = f"of {len(judged)} curves"
+            parts = [f"{verb} in {count} {of}" for verb, count in counts.items()]
+            texts.append(f"{figure} {', '.join(parts)}")
+    known = {growth.result for growth in every} - {"inconclusive", TOO_FEW}
+    return Answer("; ".join(texts), "" if known else "doubt")
 
 
-_PLAIN = ("constant", "grows", "falls", "inconclusive", "too few points")
+_MEASURE_MORE = (
+    "Measure more with torchcoll matrix --preset scaling --up-to N -o DIR -- torchrun "
+    "--nproc-per-node {ranks} -m torchcoll.allreduce"
+)
+
+
+def _verb_text(growth: Growth) -> str:
+    """``is constant``, ``grows like log2 n``, ``falls with n``, ``grows by 5 % per doubling``."""
+    result = growth.result
+    if result in ("constant", "inconclusive"):
+        return f"is {result}"
+    if result in ("grows", "falls"):
+        return f"{result}, by none of the laws"
+    return result if result.startswith(("grows", "falls")) else f"grows like {result}"
+
+
+def _extent(growths: Sequence[Growth]) -> str:
+    """`` (1.58x from 12 to 768 ranks)``: what the best laws make of the whole range."""
+    ratios = sorted(growth.law.ratio for growth in growths if growth.law)
+    ranges = {(growth.numbers[0], growth.numbers[-1]) for growth in growths}
+    if growths[0].result == "inconclusive" or len(ratios) < len(growths) or len(ranges) > 1:
+        return ""
+    (first, last) = ranges.pop()
+    texts = dict.fromkeys(f"{format_ratio(ratio)}x" for ratio in (ratios[0], ratios[-1]))
+    return f" ({' to '.join(texts)} from {first} to {last} ranks)"
 
 
 _KINDS = 8  # rows of a picture; more are too small to read

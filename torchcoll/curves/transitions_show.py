@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.units import (
-    counted,
     format_bandwidth,
     format_size,
     format_time,
@@ -114,28 +113,58 @@ def transitions_grids(found: Sequence[Transitions], refine: bool = False) -> lis
 _MOST_TOLD = 4  # transitions, or laws, in the sentence
 
 
+def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[str]:
+    """``broadcast 4M takes 3.1x its law``: sizes that contradict their law, the worst first."""
+    slow = sorted(
+        (
+            (-factor, title, curve.points[index].size_bytes)
+            for curve, title in zip(curves, titles, strict=True)
+            for index, factor in curve.curve.slow_sizes.items()
+        ),
+    )
+    texts = [
+        f"{f'{title} ' if len(curves) > 1 else ''}{format_size(size)} takes {-factor:.3g}x its law"
+        for factor, title, size in slow[:_MOST_TOLD]
+    ]
+    return texts + [f"{len(slow) - _MOST_TOLD} more such sizes"] * (len(slow) > _MOST_TOLD)
+
+
 def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> Answer:
     """How many transitions, and where; of figures that cannot be, why."""
     if doubts := [curve.doubt for curve in curves if curve.doubt]:
         return Answer(Caveat(doubts[0], f"{IMPLAUSIBLE}: "), "bad")
-    words = []
+    words = [title.split(", ") for title in titles]
+    common = set(words[0]).intersection(*words) if words else set()
+    titles = [" ".join(word for word in own if word not in common) for own in words]
+    texts = _slow_texts(curves, titles)
+    slow = bool(texts)
+    changes: list[str] = []
+    vague: list[tuple[int, int]] = []  # spans of changes with too few sizes to say what they are
+    vague_curves: dict[str, None] = {}
     for curve, title in zip(curves, titles, strict=True):
-        which = f"{title}, " if len(curves) > 1 else ""
+        which = f"{title}: " if len(curves) > 1 else ""
         for one in curve.transitions:
-            what = _WORDS[one.kind].format(one.jump, "before or after").partition(",")[0]
-            words.append(f"{which}between {_span(one.low_bytes, one.high_bytes)} ({what})")
-    slow = sum(len(curve.curve.slow_sizes) for curve in curves)
-    aside = f"; {counted(slow, 'size')} off the law of the others" if slow else ""
-    if words:
-        told = "; ".join(words[:_MOST_TOLD]) + ("; ..." if len(words) > _MOST_TOLD else "")
-        return Answer(f"{counted(len(words), 'transition')}: {told}{aside}", "doubt")
+            if one.kind == "inconclusive":
+                vague.append((one.low_bytes, one.high_bytes))
+                vague_curves[title] = None
+                continue
+            what = _WORDS[one.kind].format(one.jump, "")
+            changes.append(f"{which}{what} between {_span(one.low_bytes, one.high_bytes)}")
+    texts += changes[:_MOST_TOLD]
+    if len(changes) > _MOST_TOLD:
+        texts.append(f"{len(changes) - _MOST_TOLD} more transitions")
+    if vague:
+        span = _span(min(low for low, _ in vague), max(high for _, high in vague))
+        where = f" in {len(vague_curves)} of {len(curves)} curves" if len(curves) > 1 else ""
+        texts.append(f"the law changes between {span}{where}, with too few sizes to say how")
+    if changes or vague:
+        return Answer("; ".join(texts), "doubt")
+    aside = "".join(f"; {text}" for text in texts)
     short = sum(bool(curve.note) for curve in curves)
     if short == len(curves):
-        return Answer(
-            f"no law can be told: the sizes are too few, or scatter too much{aside}", "doubt"
-        )
+        return Answer(f"no law can be fitted: too few sizes, or too much scatter{aside}", "doubt")
     unread = f" ({short} of {len(curves)} curves have too few sizes)" if short else ""
-    return Answer(f"no change of behaviour is shown{unread}{aside}", "doubt" if slow else "good")
+    return Answer(f"no change of behaviour found{unread}{aside}", "doubt" if slow else "good")
 
 
 def notes_of(found: Sequence[Transitions]) -> list[str]:

@@ -114,13 +114,13 @@ _LEAST_HELD = 0.8  # of the 90 % that an interval is to hold: below it is no cha
 def _sentence(total: ValidationRow) -> str:
     share = 100 * total.covered / total.errors.count
     text = (
-        f"left-out {total.over}: off by {100 * total.errors.mean:.1f} % on average; "
+        f"left-out {total.over}: mean error {100 * total.errors.mean:.1f} %; "
         f"{share:.0f} % of {total.errors.count} times lie in their 90 % interval"
     )
     if total.both and total.baseline:
         text += (
-            f"; a cubic through the other points {100 * total.baseline.mean:.1f} %, where the "
-            f"model is off by {100 * total.both.mean:.1f} %"
+            f"; interpolating the other points (a cubic) has {100 * total.baseline.mean:.1f} %, "
+            f"where the model has {100 * total.both.mean:.1f} %"
         )
     return text
 
@@ -199,7 +199,7 @@ def _checked_answer(found: CheckedModel) -> Answer:
     errors, worst = total.errors, total.worst
     share = 100 * total.covered / errors.count
     text = (
-        f"{one_line(found.model)}: off by {_percent(errors.mean)} on average (geometric mean "
+        f"{one_line(found.model)}: mean error {_percent(errors.mean)} (geometric mean "
         f"{_percent(errors.geomean)}, worst {_percent(errors.worst)}: {worst.kind['collective']} "
         f"{format_size(worst.size_bytes)} on {worst.ranks} ranks); "
         f"{share:.0f} % of {counted(errors.count, 'time')} lie in their 90 % interval"
@@ -208,10 +208,10 @@ def _checked_answer(found: CheckedModel) -> Answer:
         within, beyond = parts
         text += (
             f"; {_percent(within.errors.mean)} within its data, {_percent(beyond.errors.mean)} "
-            f"beyond it ({counted(beyond.errors.count, 'time')})"
+            f"extrapolated ({counted(beyond.errors.count, 'time')})"
         )
     elif total.beyond:
-        text += "; all lie beyond its data"
+        text += "; all are extrapolated"
     text += f"; {counted(found.unknown, 'case')} it does not predict" * bool(found.unknown)
     narrow = total.covered < _LEAST_HELD * errors.count
     return Answer(text, "doubt" if narrow or found.unknown else "")

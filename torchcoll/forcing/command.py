@@ -196,7 +196,7 @@ def check(found: Algorithms, exported: Exported, options: argparse.Namespace) ->
 
 COMMANDS = {
     "algorithms": (
-        "which forced algorithm wins at each size, and what AUTO loses; settings of it",
+        "find the fastest forced algorithm at each size",
         algorithms_arguments,
         run_algorithms,
     ),

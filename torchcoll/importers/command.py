@@ -158,7 +158,7 @@ def run_import(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "import": (
-        "read other tools' output: nccl-tests, oneCCL, OSU, ...",
+        "convert other tools' output to a result file",
         import_arguments,
         run_import,
     ),

@@ -110,12 +110,12 @@ def _read_local_machine() -> Machine:
 
 COMMANDS = {
     "log": (
-        "what NCCL, RCCL and oneCCL say of themselves: logs, topology and graph files",
+        "read logs, topology and graph files of NCCL, RCCL, oneCCL",
         log_arguments,
         run_log,
     ),
     "limits": (
-        "what the links of a machine allow each algorithm, from NCCL's topology files",
+        "compute what a machine's links allow each algorithm",
         limits_arguments,
         run_limits,
     ),

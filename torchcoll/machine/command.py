@@ -24,7 +24,7 @@ def run_doctor(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "doctor": (
-        "what this process can use: devices, backends, launchers, networks; and known traps",
+        "show what this process can use, and known problems",
         doctor_arguments,
         run_doctor,
     ),

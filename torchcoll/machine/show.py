@@ -22,10 +22,10 @@ def show_doctor(report: dict[str, Any], as_json: bool = False, file: TextIO | No
     if as_json:
         out.write(json.dumps({**report, "answer": answer_of(report).to_json()}, indent=1) + "\n")
     else:
+        print_answer(answer_of(report), out)
+        out.write("\n")
         for style, line in _lines(report, out.width):
             _print(out, style, line)
-        out.write("\n")
-        print_answer(answer_of(report), out)
     out.flush()
 
 
@@ -64,14 +64,9 @@ Line = tuple[str, str]  # style, text
 
 
 def _lines(report: dict[str, Any], width: int | None) -> Iterator[Line]:
-    answer = answer_of(report)
-    first, *continuation = _wrapped(
-        f"torchcoll {report['torchcoll']} doctor: {answer.text}", "", "  ", width
-    )
-    yield "bold", first[1]
-    yield from (("bold", line) for _, line in continuation)
-    yield from _title("Versions")
-    version_texts = [f"{name} {text}" for name, text in report["versions"].items() if text]
+    yield "bold", "Versions"
+    versions = {"torchcoll": report["torchcoll"], **report["versions"]}
+    version_texts = [f"{name} {text}" for name, text in versions.items() if text]
     yield from _wrapped(", ".join(map(one_line, version_texts)), "  ", "  ", width)
     for title, key in (
         ("Devices", "devices"),

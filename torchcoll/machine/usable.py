@@ -71,7 +71,7 @@ def _why_no_cuda(facts: Facts) -> tuple[str, str]:
             return f"this torch {version} has no ROCm, but the host has an AMD GPU", action
         return (
             f"this torch {version} has neither CUDA nor ROCm",
-            "nothing, as no such GPU was found",
+            "no action needed: no NVIDIA or AMD GPU here",
         )
     hidden = hiding(facts)
     if hidden:
@@ -123,7 +123,7 @@ def _why_no_xpu(facts: Facts) -> tuple[str, str]:
                 f"{reason}, but the host has an Intel GPU",
                 f"pip install torch --index-url {_XPU_INDEX}",
             )
-        return reason, "nothing, as no Intel GPU was found"
+        return reason, "no action needed: no Intel GPU here"
     return _no_driver(facts, "Intel") or (
         torch.get("why", {}).get("xpu") or "torch finds no device",
         "see what xpu-smi discovery says; ZE_AFFINITY_MASK or ONEAPI_DEVICE_SELECTOR may hide all",

@@ -46,6 +46,23 @@ class Cell:
     load: tuple[str, ...] = ()
     load_name: str = ""
 
+    @property
+    def title(self) -> str:
+        """What is set in the cell, as a user writes it: ``NCCL_ALGO=Ring``, ``NCCL_ALGO unset``.
+        The name, from which files are named too, where nothing is set but a command or a load.
+        """
+        of_axes = {name for axis in self.axes for name in AXES_OF_LIBRARIES.get(axis, ())}
+        own = {k: v for k, v in self.variables.items() if k not in of_axes}
+        parts = [f"{name}={value}" for name, value in masked_labels(self.axes).items()]
+        parts += [
+            f"{name} unset" if value is None else f"{name}={value}"
+            for name, value in masked_variables(own).items()
+        ]
+        if self.load_name or self.words or not parts:
+            return self.name
+        parts += [value for value in masked_words(self.arguments) if not value.startswith("-")]
+        return ", ".join(parts)
+
     def to_json(self) -> dict[str, Any]:
         """As the manifest keeps it: secrets are masked."""
         own: dict[str, Any] = {"words": masked_words(self.words)} if self.words else {}

@@ -17,7 +17,7 @@ from torchcoll.core.errors import (
     printable,
     tell,
 )
-from torchcoll.core.units import duration_text
+from torchcoll.core.units import counted, duration_text
 from torchcoll.matrix.launch_command import SUITE, command_of
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, print_grid
@@ -218,22 +218,29 @@ def _below(plan: RunPlan, folder: Folder, number: int | None) -> list[str]:
     return [*lines, f"results, logs and manifest: {folder.path}"]
 
 
-def dry_run(plan: RunPlan, folder: Any) -> ExitCode:
-    """Every run as it could be typed."""
+def dry_run(plan: RunPlan, folder: Any, rounds: int = 0) -> ExitCode:
+    """Print every run as it could be typed. rounds: of a versus, of which ``plan`` is the first."""
     from torchcoll.machine.environment import variables
     from torchcoll.matrix.blocks import command_line
     from torchcoll.matrix.run import labels_of
 
     cells, runs = len(plan.cells), plan.runs
     counts = f"{cells} cell{'s' * (cells > 1)} x {runs} run{'s' * (runs > 1)}"
-    tell(f"{counts} = {cells * runs}, in this order:")
+    if rounds:
+        tell(
+            f"up to {rounds} rounds of {counted(cells, 'run')}, until every case is decided; the "
+            "first round:"
+        )
+    else:
+        tell(f"{counts} = {cells * runs}, in this order:")
     for job in plan.jobs():
         words = plan.words(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
         line = command_line(words, job.cell.variables)
         if job.cell.load:
             line += f"  # with the load: {command_line(job.cell.load, {})}"
         print(printable(line), flush=True)
-    tell(f"total: {counts} = {cells * runs}; {_estimate(plan)}")
+    total = "one round" if rounds else f"total: {counts} = {cells * runs}"
+    tell(f"{total}; {_estimate(plan)}")
     return ExitCode.OK
 
 
@@ -343,7 +350,7 @@ class _Watcher:
 
 COMMANDS = {
     "matrix": (
-        "many runs: variables, ranks, libraries; each cell in turn",
+        "measure many runs over variables, ranks or libraries",
         matrix_arguments,
         run_matrix,
     ),

@@ -359,16 +359,16 @@ def run_report(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "report": (
-        "everything that files tell as one page, HTML or markdown",
+        "write everything about some runs as one page",
         report_arguments,
         run_report,
     ),
     "explain": (
-        "where a figure comes from: formulas with the numbers of one row filled in",
+        "show how the figures of a row were computed",
         explain_arguments,
         run_explain,
     ),
-    "show": ("print result files as tables", show_arguments, run_show),
-    "plot": ("time and bus bandwidth over sizes as a picture", plot_arguments, run_plot),
-    "export": ("write result files as other tools read them", export_arguments, run_export),
+    "show": ("print results as tables", show_arguments, run_show),
+    "plot": ("draw time and bus bandwidth over sizes", plot_arguments, run_plot),
+    "export": ("write results in other tools' formats", export_arguments, run_export),
 }

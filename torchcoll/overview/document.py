@@ -189,10 +189,14 @@ def _about_runs(document: _Document) -> None:
         distinct = all(sides) and len(set(sides)) == len(sides)
         names = map(one_line, sides) if distinct else map(title_of, runs)
         answers = [over_all(list(zip(names, answers, strict=True)))]
-    document.answers += answers
-    _peak_answer(document)
     _runs(document, verdicts)
     compared = _comparisons(document)
+    # What failed comes first, then what the page compares, what was reached, and the verdicts.
+    compared_answers, document.answers = document.answers, []
+    _peak_answer(document)
+    failed = [one for one in answers if one.level == "bad"]
+    others = [one for one in answers if one.level != "bad"]
+    document.answers = [*failed, *compared_answers, *document.answers, *others]
     if document.plain:
         _curves(document, compared)
         _calls(document)

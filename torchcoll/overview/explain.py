@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.collectives import COLLECTIVES, find_collective
+from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
 from torchcoll.core.errors import UsageError, one_line, unknown
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import CaseResult, Run
@@ -93,6 +93,10 @@ def general(what: Question) -> Grid:
     return Grid([], [], above=[*lines, "with a result file behind it, the numbers of one row"])
 
 
+# Metrics that need samples, which a source may lack.
+_SAMPLED = {"first": "first_call_ns", "low": "low_ns", "high": "high_ns", "p99": "p99_ns"}
+
+
 def explained(run: Run, what: Question, verdict: Verdict) -> Grid:
     """One row of a run. Raises UsageError where no case is like that."""
     rows = list(zip(summarise_run(run), run.results, strict=True))
@@ -112,14 +116,21 @@ def explained(run: Run, what: Question, verdict: Verdict) -> Grid:
         asked_for = " ".join(filter(None, (what.collective, size)))
         raise UsageError("case", asked_for or "none", f"one of the file's: {some}")
     timed = [one for one in fitting if one[0].median_ns] or fitting
+    if not what.collective and not what.size_bytes:  # the row that the verdict is about
+        timed = [one for one in timed if one[0].collective == DEFAULT_COLLECTIVE] or timed
     row, result = max(timed, key=lambda one: one[0].size_bytes)
     parts = _parts(run, row, result, verdict)
-    chosen = parts if not what.metric else {what.metric: parts[what.metric]}
+    unknown = [n for n, field in _SAMPLED.items() if result.reported and not getattr(row, field)]
+    unknown += [n for n in ("clock", "mode") if getattr(row, n) in (None, "unknown")]
+    kept = {name: own for name, own in parts.items() if name not in unknown}
+    chosen = kept if not what.metric else {what.metric: parts[what.metric]}
     lines = [f"{name}: {line}" for name, own in chosen.items() for line in own]
+    if unknown and not what.metric:
+        lines.append(f"not recorded by the source: {', '.join(unknown)}")
     more = len(fitting) - 1
     head = one_line(f"{result.case.describe()}, {row.ranks or 'unknown'} ranks, {row.device}")
     above = [f"{one_line(run.path or 'run')}: {head}"]
-    above += [f"(the largest of {more + 1} rows that fit; name a size for another)"] if more else []
+    above += [f"(one of {more + 1} rows: name a collective or a size for another)"] if more else []
     return Grid([], [], above=[*above, *lines], answer=Answer(_sentence(row, result)))
 
 
@@ -173,17 +184,13 @@ def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str
     what = "time of the batches / calls" if row.statistic == PERIOD else "middle one"
     if row.statistic not in (None, "median", PERIOD):
         what = "figure of the source"
-    kept = " (the source does not tell it)" if result.reported and not result.time_ns else ""
     spread = "percentile of the steady calls of this run: a spread, no confidence interval"
     lines: dict[str, list[str]] = {
         "time": [f"{time}, the {one_line(row.statistic or 'time')} ({what}) of {calls}; {how}"],
-        "first": [
-            f"{time_text(row.first_call_ns)}: the first cold call of the case, host "
-            f"clock{'' if row.first_call_ns else kept}"
-        ],
-        "low": [f"{time_text(row.low_ns)}: the 5th {spread}{kept}"],
-        "high": [f"{time_text(row.high_ns)}: the 95th {spread}{kept}"],
-        "p99": [f"{time_text(row.p99_ns)}: the 99th {spread}; from 100 calls on{kept}"],
+        "first": [f"{time_text(row.first_call_ns)}: the first cold call of the case, host clock"],
+        "low": [f"{time_text(row.low_ns)}: the 5th {spread}"],
+        "high": [f"{time_text(row.high_ns)}: the 95th {spread}"],
+        "p99": [f"{time_text(row.p99_ns)}: the 99th {spread}; from 100 calls on"],
     }
     if row.algbw_gbps is None:
         why = (

@@ -18,6 +18,7 @@ from torchcoll.inputs import load_all
 from torchcoll.pairs.matches import is_pair
 from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.columns import (
+    DIMENSIONS,
     Entry,
     columns_for,
     limit_lines,
@@ -40,6 +41,10 @@ VIEWS = ("cases", "ranks", "calls")
 _PIVOT = "pivot:"
 
 
+# What tells cases apart, but for their size.
+_KINDS = tuple(name for name in DIMENSIONS if not name.startswith("size"))
+
+
 def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = None) -> Grid:
     """The table of one run: header lines, one row a case, footnotes, and the verdict.
 
@@ -47,7 +52,7 @@ def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = Non
     """
     view = view or View()
     notes = Notes()
-    entries = view.entries(run, notes)
+    entries = in_reading_order(view.entries(run, notes))
     rows = [entry.row for entry in entries]
     columns = named_columns(view.columns) if view.columns else columns_for(rows)
     keys = {column.key for column in columns}
@@ -76,6 +81,22 @@ def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = Non
         styles=[row_style(entry) for entry in entries],
         answer=answer_of(verdict),
     )
+
+
+def in_reading_order(entries: Sequence[Entry]) -> list[Entry]:
+    """Sort cases by what varies, each value where it first appears, then by size: in the order of a
+    run that alternates (A B B A) no column can be followed.
+    """
+    first_seen: dict[tuple[str, object], int] = {}
+
+    def key(entry: Entry) -> tuple[object, ...]:
+        values = [(name, getattr(entry.row, name)) for name in _KINDS]
+        places = [first_seen.setdefault(value, len(first_seen)) for value in values]
+        return (*places, entry.row.size_bytes_requested)
+
+    for entry in entries:
+        key(entry)
+    return sorted(entries, key=key)
 
 
 def reason_lines(rows: Sequence[Row]) -> list[str]:
@@ -185,7 +206,7 @@ def show(
 
 # What has an answer, which is the last line.
 JUDGED = ("Run", "Comparison", "Algorithms", "Cold", "Scaling", "Transitions", "BucketAdvice")
-# What is no run: its type -> the module of this room that shows it, and the function. By name:
+# What is no run: its type -> the module that shows it, and the function. By name:
 # importing a type of analysis would load numpy for everyone.
 _OTHERS = {
     "Algorithms": ("forcing.show", "show_algorithms"),
@@ -266,7 +287,8 @@ def _check_together(readings: View, format: str, view: str, metric: str | None) 
 
 def _machine_text(runs: Sequence[Run], readings: View, format: str, view: str) -> str:
     from torchcoll.report.formats import ROWS, csv_text, json_text, run_object
-    from torchcoll.report.sample_views import CALLS, RANKS
+    from torchcoll.report.ranks_view import RANKS
+    from torchcoll.report.sample_views import CALLS
 
     records = {"ranks": RANKS, "calls": CALLS}.get(view, ROWS)
     if format == "csv":
@@ -286,17 +308,18 @@ def _titled_grids(
     """The tables to print, under the path of the file that they come from, and of several runs that
     are judged one verdict.
     """
-    from torchcoll.report.sample_views import calls_grids, per_rank_grids
+    from torchcoll.report.ranks_view import ranks_grids
+    from torchcoll.report.sample_views import calls_grids
     from torchcoll.report.views import pivot_grids
 
     if view.startswith(_PIVOT):
         return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], None
-    from torchcoll.report.many import MOST_RANKS, MOST_RUNS, ranks_grids, runs_grids
+    from torchcoll.report.many import MOST_RANKS, MOST_RUNS, many_ranks_grids, runs_grids
 
     def make(run: Run) -> list[Grid]:
         if view == "ranks":
             short = run.ranks > MOST_RANKS and not every
-            return ranks_grids(run, readings) if short else per_rank_grids(run, readings)
+            return many_ranks_grids(run, readings) if short else ranks_grids(run, readings, every)
         if view == "calls":
             return calls_grids(run, readings)
         table, *further = grids = [table_grid(run, readings), *further_grids(run)]

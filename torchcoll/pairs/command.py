@@ -38,7 +38,7 @@ def run_pairs(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "pairs": (
-        "which rank, node or link is slow, from a file of torchcoll.pairs",
+        "find the slow rank, host or link in a run of pairs",
         pairs_arguments,
         run_pairs,
     ),

@@ -24,19 +24,28 @@ def is_terminal(file: TextIO) -> bool:
     return file.isatty() and os.environ.get("TERM") != "dumb"
 
 
+PIPE_COLUMNS = 120  # of a pipe or a file, where COLUMNS does not say otherwise
+
+
+def _pipe_columns() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else PIPE_COLUMNS
+
+
 class Destination:
     """A text stream, and what it can show.
 
-    ``width`` is None where the stream is no terminal: nothing is wrapped or left out there. Text
-    that the stream's encoding lacks is escaped, because a table must not fail in an ASCII locale.
+    width: of a terminal its own; of a pipe or a file COLUMNS, else PIPE_COLUMNS. Text that the
+    stream's encoding lacks is escaped, because a table must not fail in an ASCII locale.
     """
 
     def __init__(self, file: TextIO | None = None, width: int | None = None) -> None:
         # Python has no stdout where it was closed before the start (`>&-`).
         self.file = file or sys.stdout or io.StringIO()
         self.terminal = is_terminal(self.file)
-        if width is None and self.terminal:
-            width = shutil.get_terminal_size().columns  # honours COLUMNS
+        if width is None:
+            # Both honour COLUMNS; get_terminal_size would ask stdout's own terminal without it.
+            width = shutil.get_terminal_size().columns if self.terminal else _pipe_columns()
         self.width = width
 
     def write(self, text: str) -> None:
@@ -47,7 +56,7 @@ class Destination:
         self.file.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
     def lines(self, lines: Iterable[str]) -> None:
-        """Each as a line of its own; on a terminal, long ones are wrapped between words."""
+        """Write each as a line of its own; long ones are wrapped between words."""
         for line in lines:
             self.write(self.wrapped(printable(line)) + "\n")
 
@@ -67,7 +76,7 @@ class Destination:
         console.print(Text(self.wrapped(printable(line)), style=style), soft_wrap=True)
 
     def wrapped(self, line: str) -> str:
-        if self.width is None or len(line) <= self.width:
+        if len(line) <= self.width:
             return line
         return textwrap.fill(
             line,

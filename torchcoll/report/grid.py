@@ -50,7 +50,7 @@ class Grid:
     """Cells by row and column; ``above`` and ``below`` are the lines around them.
 
     ``styles``: rich's style of each row, '' for most (colour repeats what the text says).
-    ``answer``: the last line; of a command that judges it is its first line too, on a terminal.
+    ``answer``: the first line of what is printed, and the last one too below much text.
     """
 
     heads: Sequence[Head]
@@ -134,6 +134,18 @@ def legends(heads: Iterable[Head]) -> list[str]:
     return list(dict.fromkeys(head.legend for head in heads if head.legend))
 
 
+def explained_once(grids: Sequence[Grid]) -> list[Grid]:
+    """The tables of one page without the lines above them and legends that an earlier one has."""
+    seen: set[str] = set()
+    result = []
+    for grid in grids:
+        heads = [replace(h, legend="") if h.legend in seen else h for h in grid.heads]
+        above = [line for line in grid.above if line not in seen]
+        seen |= {*grid.above, *legends(grid.heads)}
+        result.append(replace(grid, heads=heads, above=above))
+    return result
+
+
 def hidden_note(heads: Sequence[Head], dropped: set[int], width: int) -> str:
     names = ", ".join(heads[i].text for i in sorted(dropped))
     return f"not shown in {width} columns: {names} (use a wider terminal, or --format json)"
@@ -192,6 +204,7 @@ def rich_table(grid: Grid, gap: int = 2, widths: Sequence[int] | None = None) ->
     return table
 
 
+_SCREEN = 15  # lines: below more than these the answer is repeated
 _LONG = 0.3  # of a terminal: longer names make several tables of one
 
 
@@ -256,20 +269,23 @@ def print_grids(
     out: Destination,
     over_all: Answer | None = None,
 ) -> None:
-    """Tables one below the other, each group below its title, as text or markdown.
+    """Print tables one below the other, each group below its title, as text or markdown.
 
-    On a terminal the answers of the tables come first, too. over_all: one answer above all of
-    theirs, which stands first and last wherever this is printed.
+    The answers of the tables come first. They are repeated below the tables where these take more
+    than a screen. over_all: one answer above all of theirs.
     """
-    answers = [grid.answer for _, grids in titled for grid in grids if grid.answer]
-    first = [over_all] if over_all else answers
-    more = any(grid.rows or grid.above for _, grids in titled for grid in grids)
-    first = first if format == "table" and (over_all or (out.terminal and more)) else []
-    for answer in first:
-        print_answer(answer, out)
-    if over_all and format == "markdown":
-        out.write(markdown_text(Grid([], [], answer=over_all)))
-    between = "\n" if first or over_all else ""
+    grids_of_all = [grid for _, grids in titled for grid in grids]
+    answers = [over_all] if over_all else [grid.answer for grid in grids_of_all if grid.answer]
+    lines = sum(len(g.above) + len(g.rows) + len(g.below) for g in grids_of_all)
+    for answer in answers:
+        if format == "markdown":
+            out.write(markdown_text(Grid([], [], answer=answer)))
+        else:
+            print_answer(answer, out)
+    again = format == "table" and lines > _SCREEN
+    if not over_all and not again:
+        titled = [(t, [replace(grid, answer=None) for grid in grids]) for t, grids in titled]
+    between = "\n" if answers else ""
     for title, grids in titled:
         if title:
             out.write(between + (f"## {title}\n\n" if format == "markdown" else f"{title}\n"))
@@ -283,7 +299,7 @@ def print_grids(
                 out.write(markdown_text(grid))
             else:
                 print_grid(grid, out)
-    if over_all and format == "table":
+    if over_all and again:
         out.write("\n")
         print_answer(over_all, out)
 
@@ -304,14 +320,15 @@ def _row(cells: Sequence[str]) -> str:
 def markdown_text(grid: Grid) -> str:
     """Header lines and footnotes become lists, so that markdown keeps their line ends."""
     above = [*grid.above, *(legends(grid.heads) if grid.rows else [])]
+    if grid.answer:
+        above.insert(0, grid.answer.text)
     text = "".join(f"- {escaped(line)}\n" for line in above)
     if grid.rows:
         text += "\n" if text else ""
         text += _row([escaped(head.text) for head in grid.heads])
         text += _row([":---" if head.left else "---:" for head in grid.heads])
         text += "".join(_row([escaped(cell) for cell in row]) for row in grid.rows)
-    below = [*grid.below, *([grid.answer.text] if grid.answer else [])]
-    if below:
+    if grid.below:
         text += "\n" if text else ""
-        text += "".join(f"- {escaped(line)}\n" for line in below)
+        text += "".join(f"- {escaped(line)}\n" for line in grid.below)
     return text

@@ -135,22 +135,27 @@ def given_text(run: Run) -> str:
     reported = [result.reported for result in run.results if result.reported and not result.time_ns]
     if not reported or len(reported) < sum(bool(result.time_ns) for result in run.results):
         return ""
-    words = []
     # Rows are many, and what their figures are is the same for most.
     kinds: dict[tuple[object, ...], Reported] = {}
     for g in reported:
         kinds.setdefault((g.statistic, g.over_ranks, g.derived, g.one_cold_call), g)
-    for text, derived in dict.fromkeys((given_reading(g), g.derived) for g in kinds.values()):
-        words.append(f"{text}, computed from the bandwidth given" if derived else text)
-    return f"time = {' or '.join(words)}: figures of the source, which has no samples"
+    texts = dict.fromkeys(map(given_reading, kinds.values()))
+    derived = [g.derived for g in kinds.values()]
+    how = "" if not any(derived) else "computed from the bandwidth; "
+    how = how if all(derived) or not how else "some computed from the bandwidth; "
+    source = "the source has no samples"
+    if any(g.over_ranks == "unknown" for g in kinds.values()):
+        source += " and does not say how ranks were combined"
+    return f"time: {' or '.join(texts)}, as published ({how}{source})"
 
 
 def given_reading(reported: Reported) -> str:
     """What a figure without samples is of the calls and of the ranks."""
+    known = reported.statistic != "unknown"
+    calls = f"{one_line(reported.statistic)} over calls" if known else "one figure per case"
+    calls = COLD_CALL if reported.one_cold_call else calls
     over = reported.over_ranks
-    ranks = "over ranks: unknown" if over == "unknown" else f"{one_line(over)} over ranks"
-    calls = COLD_CALL if reported.one_cold_call else f"{one_line(reported.statistic)} over calls"
-    return f"{calls}, {ranks}"
+    return calls if over == "unknown" else f"{calls}, {one_line(over)} over ranks"
 
 
 def what_text(items: Sequence[Any]) -> str:

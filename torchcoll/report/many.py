@@ -19,7 +19,7 @@ from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import header_lines, kind_texts, what_text
 from torchcoll.report.notes import run_lines, runs_lines
-from torchcoll.report.sample_views import WAITING, rank_values
+from torchcoll.report.ranks_view import WAITING, rank_values, ranks_answer
 
 MOST_RUNS, MOST_RANKS = 20, 64  # more are shown in short
 _MOST_CASES = 40  # rows; of more kinds and sizes the largest size of each
@@ -154,7 +154,7 @@ def _slowest_hosts(runs: Sequence[Run], speeds: dict[int, float]) -> Grid:
     return Grid([Head("slowest hosts", left=True), Head("ratio"), Head("runs")], rows)
 
 
-def ranks_grids(run: Run, view: View) -> list[Grid]:
+def many_ranks_grids(run: Run, view: View) -> list[Grid]:
     """Of each case the ranks' own times; then the ranks and hosts at both ends of them."""
     entries = view.entries(run)
     rows = [entry.row for entry in entries]
@@ -174,12 +174,13 @@ def ranks_grids(run: Run, view: View) -> list[Grid]:
     ratios: dict[int, list[float]] = {}
     hosts: dict[str, list[float]] = {}
     titles = kind_texts([_kind(row) for row in rows], ("collective",))
-    for entry, title in zip(entries, titles, strict=True):
-        own = {values["rank"]: values for values in rank_values(run, entry)}
+    values = [list(rank_values(run, entry)) for entry in entries]
+    for entry, ranks, title in zip(entries, values, titles, strict=True):
+        own = {rank["rank"]: rank for rank in ranks}
         if not own:
             lines.append([title, format_size(entry.row.size_bytes_requested), *["-"] * 6])
             continue
-        times = {rank: values["median_ns"] for rank, values in own.items()}
+        times = {rank: figures["median_ns"] for rank, figures in own.items()}
         middle = median(list(times.values()))
         low, high = min(times, key=lambda r: times[r]), max(times, key=lambda r: times[r])
         size = entry.row.size_bytes_requested
@@ -202,7 +203,9 @@ def ranks_grids(run: Run, view: View) -> list[Grid]:
     ends = [_ends("rank", {f"{r} ({host_of.get(r, '?')})": own for r, own in ratios.items()})]
     ends += [_ends("host", hosts)] if len(hosts) > 1 else []
     below = run_lines(run, rows, first_calls=False)
-    return [Grid([], [], above=above), Grid(heads, lines), *ends, Grid([], [], below=below)]
+    answer = ranks_answer(run, entries, values)
+    last = Grid([], [], below=below, answer=answer)
+    return [Grid([], [], above=above), Grid(heads, lines), *ends, last]
 
 
 def _ends(what: str, ratios: dict[str, list[float]]) -> Grid:

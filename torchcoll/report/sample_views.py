@@ -1,11 +1,7 @@
-"""Two views of the samples of each case: its ranks (``--view ranks``), and every call in order.
-
-A duration says nothing of when a rank arrived: only that the last one to arrive waits least.
-"""
+"""Every call of each case in its order (``--view calls``), and what the views of samples share."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -13,14 +9,11 @@ from typing import Any
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Matrix, Run
 from torchcoll.core.summary import (
-    PERIOD,
     SLOW_FIRST,
     Row,
     batches_of,
     calls_of,
     default_clock,
-    has_period,
-    median,
     over_ranks,
 )
 from torchcoll.core.units import format_time, time_text
@@ -30,27 +23,12 @@ from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 
-WAITING = (
-    "each rank's own time: waiting for the others as well as working; the rank that arrives last "
-    "has the shortest"
-)
 # What names a case in the rows of csv and json.
-_CASE_FIELDS = (*DIMENSIONS[:-1], "size_bytes_requested", "size_bytes")
-RANK_FIELDS = (
-    *(*_CASE_FIELDS, "status", "rank", "host", "rank_device", "clock", "calls", "median_ns"),
-    *("longer_than_fastest_ns", "longest_share"),
-)
-CALL_FIELDS = (*_CASE_FIELDS, "status", "rank", "clock", "kind", "call", "calls_per_sample", "ns")
+CASE_FIELDS = (*DIMENSIONS[:-1], "size_bytes_requested", "size_bytes")
+CALL_FIELDS = (*CASE_FIELDS, "status", "rank", "clock", "kind", "call", "calls_per_sample", "ns")
 
 
-def per_rank_grids(run: Run, view: View) -> list[Grid]:
-    """One table a case: each rank's median, and how its times lie among those of the others."""
-    entries = view.entries(run)
-    grids = [_per_rank(run, entry) for entry in entries]
-    return _framed(run, [entry.row for entry in entries], grids, None, view.verbose, [WAITING])
-
-
-def _framed(
+def framed(
     run: Run,
     rows: Sequence[Row],
     grids: list[Grid],
@@ -67,7 +45,7 @@ def _framed(
     return [Grid([], [], above=[*above, *notes]), *grids, Grid([], [], below=below)]
 
 
-def _case_line(result: CaseResult, row: Row) -> str:
+def case_line(result: CaseResult, row: Row) -> str:
     placement = {True: "in place", False: "out of place", None: "placement unknown"}[row.in_place]
     words = [one_line(result.case.describe()), placement]
     words += [f"splits {one_line(row.splits)}"] if row.splits else []
@@ -76,46 +54,18 @@ def _case_line(result: CaseResult, row: Row) -> str:
     return ", ".join(words)
 
 
-def _status_lines(result: CaseResult) -> list[str]:
+def status_lines(result: CaseResult) -> list[str]:
     notes = Notes()
     marks = notes.marks(result)
     words = [f"{one_line(result.status)} {marks}".rstrip()] * (result.status != "ok")
     return words + notes.lines()
 
 
-def _rank_records(run: Run, view: View) -> Iterator[dict[str, Any]]:
-    for entry in view.entries(run):
-        yield from (_case_fields(entry) | values for values in rank_values(run, entry))
+def case_fields(entry: Entry) -> dict[str, Any]:
+    return {name: getattr(entry.row, name) for name in (*CASE_FIELDS, "status")}
 
 
-def _case_fields(entry: Entry) -> dict[str, Any]:
-    return {name: getattr(entry.row, name) for name in (*_CASE_FIELDS, "status")}
-
-
-def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
-    result, clock = entry.result, entry.row.clock
-    # strict=False: a rank that was lost in mid-batch has fewer calls.
-    calls = list(zip(*result.time_ns.get(clock or "", []), strict=False))
-    weights = calls_of(result, len(calls))  # samples may be means of several calls
-    number, period = sum(weights), has_period(result, clock)
-    fastest, slowest = [min(call) for call in calls], [max(call) for call in calls]
-    for place, own in enumerate(zip(*calls, strict=True)):
-        longest = map(operator.eq, own, slowest)
-        rank = rank_of(result, place)
-        member = run.members[rank] if rank < len(run.members) else {}
-        yield {
-            "rank": rank,
-            "host": member.get("host"),
-            "rank_device": member.get("device"),
-            "clock": clock,
-            "calls": number,
-            "median_ns": sum(map(operator.mul, own, weights)) / number if period else median(own),
-            "longer_than_fastest_ns": median([a - b for a, b in zip(own, fastest, strict=True)]),
-            "longest_share": sum(map(operator.mul, longest, weights)) / number,
-        }
-
-
-_KINDS = {"warmup": "warm-up"}
+_KINDS = {"warmup": "warm-up", "ramp_up": "ramp-up"}
 
 
 def rank_of(result: CaseResult, place: int) -> int:
@@ -123,36 +73,9 @@ def rank_of(result: CaseResult, place: int) -> int:
     return result.members[place] if place < len(result.members) else place
 
 
-def _per_rank(run: Run, entry: Entry) -> Grid:
-    result, row = entry.result, entry.row
-    heads = [
-        Head("rank", repeat=True),
-        Head("host", left=True),
-        Head("device", left=True),
-        Head(PERIOD if row.statistic == PERIOD else "median"),
-        Head("longer than", "fastest"),
-        Head("longest", "% of calls"),
-    ]
-    rows = [
-        [
-            str(values["rank"]),
-            one_line(values["host"] or "-"),
-            one_line(values["rank_device"] or "-"),
-            format_time(values["median_ns"]),
-            format_time(values["longer_than_fastest_ns"]),
-            f"{100 * values['longest_share']:.0f}",
-        ]
-        for values in rank_values(run, entry)
-    ]
-    below = _status_lines(result)
-    if not rows and result.status == "ok":
-        below.append(f"no calls on the {one_line(row.clock)} clock")
-    return Grid(heads, rows, above=[_case_line(result, row)], below=below)
-
-
 def _call_records(run: Run, view: View) -> Iterator[dict[str, Any]]:
     for entry in view.entries(run):
-        fields = _case_fields(entry)
+        fields = case_fields(entry)
         yield from (fields | values for values in _call_values(entry.result, view.clock))
 
 
@@ -206,7 +129,7 @@ def calls_grids(run: Run, view: View) -> list[Grid]:
     """One table a case with a row for each call: cold ones, warm-up, steady ones."""
     entries = view.entries(run)
     grids = [_calls(entry.result, entry.row, view.over_ranks) for entry in entries]
-    return _framed(run, [entry.row for entry in entries], grids, view.over_ranks, view.verbose)
+    return framed(run, [entry.row for entry in entries], grids, view.over_ranks, view.verbose)
 
 
 def _calls(result: CaseResult, row: Row, how: str) -> Grid:
@@ -241,7 +164,7 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
                     str(rank_of(result, call.index(high))),
                 ]
             )
-    below = _status_lines(result)
+    below = status_lines(result)
     if slow:
         below.append(f"* over 3 times the {one_line(row.statistic)} of the steady calls")
     if result.ordinal == 0 and result.cold_ns:
@@ -251,10 +174,9 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
         below.append(f"before call 0, its own communicator took {took} to make (the slowest rank)")
     if row.clock not in (None, "host") and (result.cold_ns or result.warmup_ns):
         clock = one_line(row.clock)
-        below.append(f"cold and warm-up calls: host clock; lead and steady calls: {clock} clock")
-    return Grid(heads, rows, above=[_case_line(result, row)], below=below)
+        below.append(f"cold and warm-up calls: host clock; ramp-up and steady calls: {clock} clock")
+    return Grid(heads, rows, above=[case_line(result, row)], below=below)
 
 
 # The same for csv and json: a row for each case and rank, or for each case, rank, clock and call.
-RANKS = Records(lambda view: RANK_FIELDS, _rank_records)
 CALLS = Records(lambda view: CALL_FIELDS, _call_records)

@@ -40,7 +40,7 @@ def run_cold(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "cold": (
-        "what starting costs: set-up, first calls, runs of one job",
+        "show what first calls and set-up cost",
         cold_arguments,
         run_cold,
     ),

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.comparison.show import interval_text
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ratio, format_size, format_time, time_text
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.grid import Grid, Head, explained_once, filled
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import found_lines
 from torchcoll.report.pictures import (
@@ -44,21 +43,17 @@ _WORDS = {
     "nccl_init": "NCCL init",
 }
 READING = "slowest rank = max over ranks"
-_RESULT = "to first result: connecting, as far as the 1st call does not, and the 1st call"
-_CONNECT = (
-    "connect: what the first result costs beyond a steady call: connecting, and what else the "
-    "library makes then"
-)
+_RESULT = "to first result: connecting before the 1st call, if any, plus the 1st call"
+_CONNECT = "library setup: time to first result minus one steady call"
 _CALLS = (
-    "1st, 2nd, 3rd: the first calls of a run, one by one, of one case; steady: the figure "
-    "(median, or period) of its steady calls"
+    "1st, 2nd, 3rd: the first calls of one case; steady: the median (or period) of its steady calls"
 )
 _ROWS_OF_CALLS = (
     "1st, 2nd, 3rd: the first rows of the benchmark, each one call of its own size ({sizes}); "
     "t_max, the max over ranks"
 )
-_BEYOND = "beyond others: of the slowest rank in the 1st call, beyond the median of the other ranks"
-_IN_JOB = "in job: runs at that place of their job, where others are not shown to be the same"
+_BEYOND = "excess: of the slowest rank in the 1st call over the median of the other ranks"
+_IN_JOB = "position: first, second, ... run within one job, where they differ"
 _LONGEST = (
     "(rank, +): whose it was, and how far beyond the median of the other ranks; where ranks wait "
     "for each other (rendezvous, init, communicator) that may be the one that came first"
@@ -81,11 +76,14 @@ def cold_grids(found: Cold) -> list[Grid]:
     grids.append(_late(found.late))
     below = found_lines(found.notes, found.runs)
     grids.append(Grid([], [], below=below, answer=answer_of(found, list(titles))))
-    return grids
+    return explained_once(grids)
+
+
+_MOST_KINDS = 3  # in the sentence
 
 
 def answer_of(found: Cold, titles: Sequence[str]) -> Answer:
-    """What the first call cost beside a steady one, on the most ranks of each kind."""
+    """What the first call costs beside a steady one, on the most ranks of each kind."""
     by_kind: dict[str, Scale] = {}
     for scale in sorted(found.scales, key=lambda one: one.ranks):
         if scale.first_ns:
@@ -93,20 +91,31 @@ def answer_of(found: Cold, titles: Sequence[str]) -> Answer:
     if not by_kind:
         return Answer("no first call has a time")
     order = sorted(by_kind.values(), key=lambda one: -(one.first_ns or 0.0))
-    names = dict(zip(dict.fromkeys(repr(row.kind) for row in found.rows), titles, strict=False))
-    one, least = order[0], order[-1]
-    text = f"the first call takes {time_text(one.first_ns, 3)}"
-    if ratio := over(one.first_ns, one.steady_ns):
-        text += f", {format_ratio(ratio)} times a steady one ({time_text(one.steady_ns, 3)})"
-    text += f", on {counted(one.ranks, 'rank')}" if one.ranks else ""
-    if one.first_result_ns:
-        text += f"; time to first result {time_text(one.first_result_ns, 3)}"
-    if len(order) > 1:
-        text += f" ({names.get(repr(one.kind), '')}); least of {len(order)} kinds "
-        text += f"{time_text(least.first_ns, 3)} ({names.get(repr(least.kind), '')})"
+    titles_of = dict(zip(dict.fromkeys(repr(row.kind) for row in found.rows), titles, strict=False))
+    words = [titles_of.get(repr(one.kind), "").split(", ") for one in order]
+    common = set(words[0]).intersection(*words) if len(words) > 1 else set(words[0])
+    texts = []
+    for one, own in list(zip(order, words, strict=True))[:_MOST_KINDS]:
+        name = " ".join(word for word in own if word not in common)
+        text = f"the first call{f' of {name}' * bool(name)} takes {time_text(one.first_ns, 3)}"
+        if ratio := over(one.first_ns, one.steady_ns):
+            text += f", {_times(ratio)} times a steady call ({time_text(one.steady_ns, 3)})"
+        if one.first_result_ns:
+            text += f"; time to first result {time_text(one.first_result_ns, 3)}"
+        texts.append(text)
+    if len(order) > _MOST_KINDS:
+        texts.append(f"{len(order) - _MOST_KINDS} more kinds take less")
+    ranks = dict.fromkeys(one.ranks for one in order if one.ranks)
+    if len(ranks) == 1:
+        texts[0] += f" (on {counted(next(iter(ranks)), 'rank')})"
     if found.late:
-        text += f"; {counted(len(found.late), 'later case')} cold too"
-    return Answer(text)
+        texts.append(f"{counted(len(found.late), 'later case')} had a cold first call too")
+    return Answer("; ".join(texts))
+
+
+def _times(ratio: float) -> str:
+    """``10,300``, ``98``, ``2.2``: three digits at most."""
+    return f"{float(f'{ratio:.3g}'):,.0f}" if ratio >= 9.95 else f"{ratio:.2g}"
 
 
 def _runs(rows: Sequence[ColdRow], title: str) -> Grid:
@@ -129,25 +138,28 @@ def _runs(rows: Sequence[ColdRow], title: str) -> Grid:
             (Head("run", left=True, repeat=True, numbered=True), name),
             # Runs whose output is in one file have its name already.
             (Head("job", left=True), lambda r: one_line(r.run.header.get("job_id") or "-")),
-            (Head("in", "job"), lambda r: str(r.placed.place) if r.placed.job else "-"),
+            (Head("position", "in job"), lambda r: str(r.placed.place) if r.placed.job else "-"),
             (Head("cell", left=True), lambda r: one_line(r.run.labels.get("cell", "-"))),
             (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
-            (Head("hosts"), lambda r: str(r.hosts or "-")),
+            (Head("hosts", drop=4), lambda r: str(r.hosts or "-")),
             (Head("1st", "call"), lambda r: format_time(r.call_ns(1))),
             (Head("2nd", "call"), lambda r: format_time(r.call_ns(2))),
             (Head("3rd", "call"), lambda r: format_time(r.call_ns(3))),
             (word, lambda r: format_time(steady_ns(r))),
-            (Head("2nd /", "1st"), lambda r: _ratio(r.call_ns(2), r.call_ns(1))),
-            (Head("2nd /", "3rd"), lambda r: _ratio(r.call_ns(2), r.call_ns(3))),
+            (Head("2nd /", "1st", drop=3), lambda r: _ratio(r.call_ns(2), r.call_ns(1))),
+            (Head("2nd /", "3rd", drop=3), lambda r: _ratio(r.call_ns(2), r.call_ns(3))),
             (Head("1st /", word.text.split()[0]), lambda r: _ratio(r.call_ns(1), steady_ns(r))),
             (
                 Head("to first", "result", legend=_RESULT),
                 lambda r: format_time(r.first_result_ns),
             ),
-            (Head("connect", legend=_CONNECT), lambda r: format_time(r.connect_ns)),
-            (Head("slowest", "rank"), rank),
             (
-                Head("beyond", "others", legend=_BEYOND),
+                Head("library", "setup", drop=1, legend=_CONNECT),
+                lambda r: format_time(r.connect_ns),
+            ),
+            (Head("slowest", "rank", drop=2), rank),
+            (
+                Head("excess over", "other ranks", drop=2, legend=_BEYOND),
                 lambda r: format_time(r.first.beyond_ns) if r.first else "-",
             ),
         ],
@@ -183,28 +195,31 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> Grid:
     return filled(
         [
             (Head("ranks", repeat=True), lambda s: str(s.ranks or "-")),
-            (Head("in", "job", legend=_IN_JOB), lambda s: s.in_job or "-"),
-            (Head("hosts"), lambda s: ", ".join(map(str, s.hosts)) or "-"),
+            (Head("position", "in job", legend=_IN_JOB), lambda s: s.in_job or "-"),
+            (Head("hosts", drop=4), lambda s: ", ".join(map(str, s.hosts)) or "-"),
             (Head("runs"), lambda s: str(s.runs)),
             (Head("1st", "call"), lambda s: format_time(s.first_ns)),
-            (Head("of one run", left=True), spread),
+            (Head("range", "over runs", left=True, drop=2), spread),
             (Head("2nd", "call"), lambda s: format_time(s.second_ns)),
             (Head("3rd", "call"), lambda s: format_time(s.third_ns)),
             (Head("steady"), lambda s: format_time(s.steady_ns)),
-            (Head("2nd /", "1st"), lambda s: _ratio(s.second_ns, s.first_ns)),
-            (Head("2nd /", "3rd"), lambda s: _ratio(s.second_ns, s.third_ns)),
+            (Head("2nd /", "1st", drop=3), lambda s: _ratio(s.second_ns, s.first_ns)),
+            (Head("2nd /", "3rd", drop=3), lambda s: _ratio(s.second_ns, s.third_ns)),
             (Head("1st /", "steady"), lambda s: _ratio(s.first_ns, s.steady_ns)),
             (
                 Head("to first", "result", legend=_RESULT),
                 lambda s: format_time(s.first_result_ns),
             ),
-            (Head("connect", legend=_CONNECT), lambda s: format_time(s.connect_ns)),
+            (
+                Head("library", "setup", drop=1, legend=_CONNECT),
+                lambda s: format_time(s.connect_ns),
+            ),
             (Head("2nd run", "/ 1st"), lambda s: _again_cells(s.again)[0]),
             (Head("95 %"), lambda s: _again_cells(s.again)[1]),
             (Head("result", left=True), lambda s: _again_cells(s.again)[2]),
         ],
         scales,
-        above=["by number of ranks; geometric means over the runs"],
+        above=["over the runs, by number of ranks (geometric means)"],
         below=_below_ranks(scales, again),
     )
 
@@ -215,7 +230,9 @@ def _again_cells(pairs: RunPairs | None) -> tuple[str, str, str]:
         return "-", "-", "-"
     judged = pairs.judged
     ratio = format_ratio(judged.ratio.ratio if judged.ratio else None)
-    return ratio, interval_text(judged), f"{judged.result} ({one_line(judged.reason)})"
+    low, high = (judged.ratio.low, judged.ratio.high) if judged.ratio else (None, None)
+    interval = "-" if low is None else f"{format_ratio(low)} to {format_ratio(high)}"
+    return ratio, interval, f"{judged.result} ({one_line(judged.reason)})"
 
 
 def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What ``advise`` found for DDP's buckets or FSDP2's sharding, as a table and as records."""
+"""Shows the advice for DDP's buckets or FSDP2's sharding, as a table and as records."""
 
 from __future__ import annotations
 
@@ -51,28 +51,28 @@ _TIMES = (
     "exposed_high_ns"
 )
 _NO_WORSE = ("within noise", "within 2 %", "inconclusive")
-_FAR = 2  # a model that is further from what was measured says so
+_MAX_FACTOR = 2  # between model and measurement before a line reports it
 
-Column = tuple[Head, Callable[[Any], str]]  # the cell of a row
+Column = tuple[Head, Callable[[Any], str]]  # heading, function from a row to its cell
 
 
 def show_advice(
-    found: Sequence[BucketAdvice | ShardAdvice], format: str = "table", file: TextIO | None = None
+    advices: Sequence[BucketAdvice | ShardAdvice], format: str = "table", file: TextIO | None = None
 ) -> None:
-    """Print what ``advise`` found. Raises UsageError for an unknown format."""
+    """Prints the result of ``advise``. Raises UsageError for an unknown format."""
     forms = []
-    for advice in found:
+    for advice in advices:
         spread = any(row.communication_low_ns is not None for row in advice.rows)
         columns = _columns(advice, spread)
         answer = None
         below = advice.notes
         if isinstance(advice, BucketAdvice):
-            proposal, *below = _below_buckets(advice)
+            proposal, *below = _lines_below(advice)
             answer = Answer(proposal, "doubt" if proposal.startswith("no proposal") else "good")
         grid = Grid(
             [head for head, _ in columns],
             [[cell(row) for _, cell in columns] for row in advice.rows],
-            _above(advice, spread),
+            _lines_above(advice, spread),
             list(map(one_line, below)),
             [_STYLES.get(row.result, "") for row in advice.rows],
             answer,
@@ -82,7 +82,7 @@ def show_advice(
 
 
 def _columns(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[Column]:
-    """The heading of each column, and what makes its cell of a row."""
+    """Returns the heading of each column and the function that makes its cells."""
     buckets = isinstance(advice, BucketAdvice)
     timed = advice.backward_ns is not None
     exposed = timed or not (buckets or advice.hides)
@@ -115,7 +115,7 @@ def _columns(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[Column]:
         if not buckets:
             columns.append((Head("hidden", drop=2), _time("hidden_ns")))
     if spread:
-        # The interval of the ratio is what the result stands on: it stays as long as that does.
+        # The result is based on the interval of the ratio, so both are dropped together.
         bounds, drop = ("exposed", 3) if exposed else ("communication", 0 if buckets else 3)
         columns.append((Head("low", drop=drop), _time(f"{bounds}_low_ns")))
         columns.append((Head("high", drop=drop), _time(f"{bounds}_high_ns")))
@@ -133,7 +133,7 @@ def _columns(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[Column]:
         columns.append((Head("held", drop=1), lambda row: format_bytes(row.sharded_bytes)))
         columns.append((Head("peak"), lambda row: format_bytes(row.peak_bytes)))
     if any(row.result for row in advice.rows) if buckets else timed:
-        # Why a smaller ratio than that of the best may stand in another row.
+        # Another row may have a smaller ratio if it is extrapolated.
         smaller = any(row.ratio is not None and row.ratio < 1 for row in advice.rows)
         best = "best of the sizes measured" if smaller else "best"
         columns.append(
@@ -152,8 +152,8 @@ def _interval(row: AdviceRow) -> str:
     return f"{format_ratio(row.ratio_low)} to {format_ratio(row.ratio_high)}"
 
 
-def _above(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[str]:
-    """What was given, the curves, and the model."""
+def _lines_above(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[str]:
+    """Returns the lines above the table: the input, the curves, and the model."""
     if isinstance(advice, BucketAdvice):
         lines = [
             f"gradients: {format_bytes(advice.size_bytes)} of {advice.dtype or 'unknown type'}: "
@@ -194,8 +194,8 @@ def _above(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[str]:
     return lines
 
 
-def _below_buckets(advice: BucketAdvice) -> list[str]:
-    """The proposal for DDP and what else there is to say, the answer first."""
+def _lines_below(advice: BucketAdvice) -> list[str]:
+    """Returns the lines below the table for DDP, beginning with the proposal."""
     lines = _bucket_proposal(advice)
     best = advice.best
     if best and advice.compression and best.exposed_16bit_ns is not None:
@@ -224,13 +224,13 @@ def _below_buckets(advice: BucketAdvice) -> list[str]:
 def _bucket_proposal(advice: BucketAdvice) -> list[str]:
     best, present = advice.best, advice.present
     try_them = "a proposal of a model: torchcoll.try_buckets measures real steps"
-    if len(advice.judged) < 2:
+    if len(advice.judged_rows) < 2:
         why = "there are no two settings whose buckets are known, of measured sizes, and differ"
         if advice.measured_ns is not None:
             why += f"; exposed now (measured {time_text(advice.measured_ns)}, with waits)"
-        return [f"no proposal: {why}", *_measured(advice)]
+        return [f"no proposal: {why}", *_measured_lines(advice)]
     if advice.backward_ns is None or best is None:
-        # What is best whatever the backward pass takes, or for which.
+        # The setting that is best for all assumed backward times, or for each of them.
         times = [time_text(ns) for ns, _ in advice.assumed]
         if best is None:
             each = ", ".join(f"{name} if it takes {time_text(ns)}" for ns, name in advice.assumed)
@@ -241,8 +241,9 @@ def _bucket_proposal(advice: BucketAdvice) -> list[str]:
             ]
         else:
             lines = [
-                f"proposal: {_left(best) if best is present else _named(best)} leaves least "
-                f"exposed whether the backward pass takes {', '.join(times[:-1])} or {times[-1]}; "
+                f"proposal: {_keep_text(best) if best is present else _setting_text(best)} leaves "
+                "least exposed whether the backward pass takes "
+                f"{', '.join(times[:-1])} or {times[-1]}; "
                 "with --backward-ms (backward_ms of torchcoll.advise) by how much, and whether it "
                 "is more than noise",
                 try_them,
@@ -250,28 +251,28 @@ def _bucket_proposal(advice: BucketAdvice) -> list[str]:
         base = present or advice.rows[0]
         of = f"all_reduce together of {base.name} ({time_text(base.communication_ns)})"
         return [*lines, f"these times are assumed: 1/4, 1 and 4 times {of}"]
-    line = f"proposal: {_named(best)}"
+    line = f"proposal: {_setting_text(best)}"
     if present and present.result in ("best", *_NO_WORSE):
-        of = f" of {_named(best)}"
+        of = f" of {_setting_text(best)}"
         if present is best:
             guessed = {"unknown", "could be as sent"} & {row.result for row in advice.rows}
             of = " of those whose buckets are known" if guessed else ""
-        line = f"proposal: {_left(present)} is {present.result}{of}"
-    fine = [row for row in advice.judged if row.result in _NO_WORSE]
-    others = ", ".join(row.name for row in fine if row.setting == "cap")
-    if best.setting == "cap" and others:
-        line += f"; no worse: {others}"
+        line = f"proposal: {_keep_text(present)} is {present.result}{of}"
+    fine = [row for row in advice.judged_rows if row.result in _NO_WORSE]
+    alternatives = ", ".join(row.name for row in fine if row.setting == "cap")
+    if best.setting == "cap" and alternatives:
+        line += f"; no worse: {alternatives}"
     line += f"; exposed {time_text(best.exposed_ns)}"
     if present and present is not best and present.result != "beyond the curve":
         line += f", now {time_text(present.exposed_ns)}"
         line += " (now = the default cap, assumed)" * (present.setting == "default")
     if advice.measured_ns is not None:
         line += f" (measured {time_text(advice.measured_ns)}, with waits)"
-    return [line, try_them, *_measured(advice)]
+    return [line, try_them, *_measured_lines(advice)]
 
 
-def _measured(advice: BucketAdvice) -> list[str]:
-    """What it is that the traffic had exposed, and whether the model of it is far from that."""
+def _measured_lines(advice: BucketAdvice) -> list[str]:
+    """Returns lines on the exposed time of the traffic, and whether the model is far from it."""
     present, measured = advice.present, advice.measured_ns
     if present is None or measured is None:
         return []
@@ -282,30 +283,32 @@ def _measured(advice: BucketAdvice) -> list[str]:
     modelled = present.exposed_ns
     if modelled is None or present.result == "beyond the curve":
         return lines
-    if not modelled <= _FAR * measured <= _FAR**2 * modelled:
+    if not modelled <= _MAX_FACTOR * measured <= _MAX_FACTOR**2 * modelled:
         lines.append(
-            f"model and measurement of what was sent are more than {_FAR}x apart: "
+            f"model and measurement of what was sent are more than {_MAX_FACTOR}x apart: "
             f"{time_text(modelled)} and {time_text(measured)}. What the model leaves out counts "
             "here: let try_buckets decide"
         )
     return lines
 
 
-def _left(row: Proposal) -> str:
-    """The words for what is there already. Nothing tells that a model's DDP has the default."""
+def _keep_text(row: Proposal) -> str:
+    """Returns the proposal to keep the present setting; the traffic does not show if it is DDP's
+    default.
+    """
     if row.setting == "sent":
         return "leave bucket_cap_mb as it is: what was sent"
     return "leave bucket_cap_mb unset: the default"
 
 
-def _named(row: Proposal) -> str:
+def _setting_text(row: Proposal) -> str:
     if row.setting in ("sent", "default"):
         return row.name
     return f"bucket_cap_mb{'_list' if row.setting == 'caps' else ''}={row.name}"
 
 
 def _shard_proposal(advice: ShardAdvice) -> list[str]:
-    """The answer, which stands above the table of FSDP2."""
+    """Returns the answer, which is above the table of FSDP2."""
     best, least = advice.best, advice.least
     if best is None or least is None:
         if advice.backward_ns is None:

@@ -1,15 +1,15 @@
-"""``advise``: which bucket_cap_mb, from what DDP sends and a measured curve.
+"""``advise``: which bucket_cap_mb to use, from what DDP sends and a measured curve.
 
-The model, as simple as it can be said. A backward pass takes a time that is given or taken from the
+The model is deliberately simple. The duration of a backward pass is given or taken from the
 traffic. Gradients become ready in proportion to their bytes, or as captured. An all_reduce starts
-when its bucket is ready and the one before it has ended: one communicator, one after the other. It
-takes what the curve says, as if nothing else ran. *Exposed* is what is left after the pass: end of
-the last all_reduce - end of the pass. Not in it: communication that slows the computation down, and
-ranks that wait for each other.
+when its bucket is ready and the previous one has ended, as in one communicator. Its duration is
+that of the curve, as if nothing else ran. *Exposed* is what remains after the pass: end of the last
+all_reduce - end of the pass. Not modelled: communication that slows the computation down, and ranks
+that wait for each other.
 
-On CPUs all of it is exposed: what moves and adds the bytes takes the cores that compute. With the
-overlap of a GPU the model proposed the smallest buckets there, whose real steps were 9 and 15 %
-slower than the best (gloo, 2 ranks on 2 cores, results/benchmarks/).
+On CPUs all communication is exposed, because moving and adding the bytes takes the cores that
+compute. With the overlap of a GPU, the model proposed the smallest buckets there, whose real steps
+were 9 and 15 % slower than the best (gloo, 2 ranks on 2 cores, results/benchmarks/).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from torchcoll.training.backward import (
     UNKNOWN,
     Gradients,
     Setting,
-    of_parameters,
-    of_plans,
-    of_traffic,
+    gradients_from_count,
+    gradients_from_plans,
+    gradients_from_traffic,
 )
 from torchcoll.training.call_time import Duration
 from torchcoll.training.choices import (
@@ -47,10 +47,10 @@ from torchcoll.training.choices import (
     Advice,
     AdviceRow,
     Interval,
+    add_times,
     beyond_note,
     interval,
-    judged,
-    with_times,
+    judge_rows,
 )
 from torchcoll.training.measured_curves import MeasuredCallTime, MeasuredCurves
 from torchcoll.training.plans import MIB, BucketPlan
@@ -61,13 +61,14 @@ from torchcoll.training.timeline import Act, Compute, Send, step_ns
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal(AdviceRow):
-    """One bucket_cap_mb.
+    """One choice of bucket_cap_mb.
 
-    setting: ``cap`` (bucket_cap_mb), ``caps`` (bucket_cap_mb_list), ``default`` (neither is set: a
-    first bucket of 1 MiB, then 25) or ``sent`` (as in the traffic). buckets: how many all_reduce
-    calls; largest_bytes of them. result: as of every row, or that of the Setting where it has one
-    (``unknown``: its buckets and all times are None; ``could be as sent``: buckets is the
-    least and the rest is None). exposed_16bit_ns: with 16 bits an element.
+    - setting: ``cap`` (bucket_cap_mb), ``caps`` (bucket_cap_mb_list), ``default`` (neither is set:
+      a first bucket of 1 MiB, then 25) or ``sent`` (as in the traffic).
+    - buckets: the number of all_reduce calls; largest_bytes: the largest of them.
+    - result: as in AdviceRow, or that of the Setting if it has one. With ``unknown``, buckets and
+      all times are None. With ``could be as sent``, buckets is the minimum and all times are None.
+    - exposed_16bit_ns: the exposed time with 16 bits per element.
     """
 
     setting: str
@@ -78,16 +79,19 @@ class Proposal(AdviceRow):
 
     @property
     def name(self) -> str:
-        """``25``, ``1,25``, ``default``, ``as sent``."""
+        """The setting as text: ``25``, ``1,25``, ``default`` or ``as sent``."""
         if self.setting == "sent":
             return "as sent"
         return ",".join(f"{cap:g}" for cap in self.caps_mb) or self.setting
 
 
 @dataclass(frozen=True)
-class Halves:
-    """What sends 16 bits an element instead: its times, the dtype whose curve they are read on, and
-    the share of the bytes.
+class HalfPrecision:
+    """How the times of calls with 16 bits per element are determined.
+
+    - times: the curves.
+    - dtype: the dtype whose curve is read.
+    - scale: the bytes to read it at, relative to the bytes of the gradients.
     """
 
     times: MeasuredCallTime
@@ -98,9 +102,12 @@ class Halves:
 def all_reduce_times(
     setting: Setting, times: MeasuredCallTime, dtype: str | None, scale: float = 1
 ) -> list[Duration]:
-    """How long each all_reduce of a setting takes. scale: of the bytes that are sent."""
+    """Returns the duration of each all_reduce of a setting.
+
+    - scale: a factor on the bytes that are sent.
+    """
     sizes = {message.size_bytes for message in setting.messages}
-    each = {size: times.of("all_reduce", scale * size, 0, dtype) for size in sizes}
+    each = {size: times.duration("all_reduce", scale * size, 0, dtype) for size in sizes}
     return [each[message.size_bytes] for message in setting.messages]
 
 
@@ -111,8 +118,9 @@ def exposed_ns(
     backward_ns: float,
     hides: bool,
 ) -> list[float]:
-    """End of the last all_reduce - end of the backward pass, for each_ns of the durations; where
-    nothing is hidden, all of them together.
+    """Returns end of the last all_reduce - end of the backward pass, for each_ns of the durations.
+
+    If nothing is hidden, this is the sum of all durations.
     """
     every_ns = zip(*(duration.each_ns for duration in durations), strict=True)
     if not hides:
@@ -132,11 +140,11 @@ def exposed_ns(
 def proposals(
     settings: Sequence[Setting],
     times: MeasuredCallTime,
-    halves: Halves | None,
+    half: HalfPrecision | None,
     gradients: Gradients,
     backward_ns: float | None,
 ) -> list[Proposal]:
-    """A row for each setting; with results where the backward time is known."""
+    """Returns a row for each setting, with results if the backward time is known."""
     rows: list[Proposal] = []
     ends: list[list[float]] = []
     for setting in settings:
@@ -157,35 +165,38 @@ def proposals(
         if backward_ns is not None:
             exposed = exposed_ns(durations, setting, gradients, backward_ns, times.hides)
             ends.append([backward_ns + value for value in exposed])
-            if halves:
-                less = all_reduce_times(setting, halves.times, halves.dtype, halves.scale)
+            if half:
+                less = all_reduce_times(setting, half.times, half.dtype, half.scale)
                 if not any(time.extrapolated for time in less):
                     values = exposed_ns(less, setting, gradients, backward_ns, times.hides)
                     row = replace(row, exposed_16bit_ns=values[0])
-        rows.append(with_times(row, sums, exposed, any(time.extrapolated for time in durations)))
-    return rows if backward_ns is None else judged(rows, ends, times.runs)
+        rows.append(add_times(row, sums, exposed, any(time.extrapolated for time in durations)))
+    return rows if backward_ns is None else judge_rows(rows, ends, times.runs)
 
 
 CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
-_MOST_BUCKETS = 200_000
-_MOST_BYTES = 1 << 44  # what 1e12 parameters of float64 fit into
-# Where no backward time is known: the best is told for one of so many times the communication.
+_MAX_BUCKETS = 200_000
+_MAX_BYTES = 1 << 44  # enough for 1e12 parameters of float64
+# Assumed backward times if none is known, as multiples of the communication.
 _ASSUMED = (0.25, 1, 4)
 
 
 @dataclass(repr=False, kw_only=True)
 class BucketAdvice(Advice[Proposal]):
-    """What ``advise`` found for DDP; ``try_buckets`` measures it.
+    """The result of ``advise`` for DDP; ``try_buckets`` measures real steps.
 
-    what: what the gradients are; size_bytes of them, dtype (``float32, bfloat16`` of several).
-    backward_source: where backward_ns comes from. accumulate: backward passes an optimiser step.
-    measured_ns: what the traffic had exposed after a backward pass, with
-    waits for other ranks, median over passes and ranks; None unknown; measured_as: what that is.
-    best: without a backward time the row that is best with all of ``assumed``. low_cap_mb,
-    high_cap_mb: the smallest and the largest cap that is judged and not worse. compression: (ratio,
-    low, high) of backward + exposed with 16 bits an element to that without, at the best. assumed:
-    where no backward time is known, (a backward time in ns, the name of the best row with it): 1/4,
-    1 and 4 times the communication of ``present``.
+    - what: a description of the gradients; size_bytes: their bytes; dtype: their dtype, or several
+      (``float32, bfloat16``).
+    - backward_source: where backward_ns comes from.
+    - accumulate: backward passes per optimiser step.
+    - measured_ns: the exposed time after a backward pass in the traffic, including waits for other
+      ranks; median over passes and ranks; None if unknown. measured_as: what that is.
+    - best: without a backward time, the row that is best with all of ``assumed``.
+    - low_cap_mb, high_cap_mb: the smallest and the largest cap that is judged and not worse.
+    - compression: (ratio, low, high) of backward + exposed with 16 bits per element to that
+      without, for the best row.
+    - assumed: if the backward time is unknown, pairs of a backward time in ns and the name of the
+      best row with it, for 1/4, 1 and 4 times the communication of ``present``.
     """
 
     what: str
@@ -202,13 +213,15 @@ class BucketAdvice(Advice[Proposal]):
 
     @property
     def present(self) -> Proposal | None:
-        """What there is now: what was sent, else DDP's default."""
+        """The present setting: what was sent, otherwise DDP's default."""
         rows = {row.setting: row for row in self.rows}
         return rows.get("sent") or rows.get("default")
 
     @property
-    def judged(self) -> list[Proposal]:
-        """The rows to choose from: those whose buckets are known, measured, and no other's."""
+    def judged_rows(self) -> list[Proposal]:
+        """The rows to choose from: their buckets are known, measured, and different from those of
+        other rows.
+        """
         return [row for row in self.rows if row.result in RESULTS]
 
 
@@ -221,26 +234,33 @@ def advise(
     dtype: str | None = None,
     accumulate: int | None = None,
 ) -> BucketAdvice | ShardAdvice:
-    """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve; of plans
-    of ``shard_traffic``, one for each choice, which wrapping and resharding of FSDP2.
+    """Returns which bucket_cap_mb of DDP leaves the least communication exposed on a measured
+    curve.
 
-    gradients: plans of ``gradient_buckets``, one for each cap to choose from; a captured Traffic or
-    its file or folder, where some caps get no result, since it does not tell the parameters; or a
-    number of parameters, of ``dtype`` (float32): there buckets are taken for even. curve: Runs,
-    files, folders or globs with all_reduce over sizes on as many ranks; several are runs, and
-    give an interval. caps_mb: the bucket_cap_mb to look at (MiB) without plans; None: 1 to 800.
-    backward_ms: what a backward pass takes without communication; None: as the traffic tells.
-    accumulate: backward passes an optimiser step; None: one, but what makes the same calls several
-    times in a step is refused where it does not tell how many passes they are.
+    For plans of ``shard_traffic``, one for each choice, it returns which wrapping and resharding of
+    FSDP2 does.
 
-    Plans of FSDP2 take backward_ms alone; their model is in training/sharded.py. Curves of
-    all_gather and reduce_scatter are taken where they are, else they follow from all_reduce, marked
-    as an assumption.
+    - gradients: plans of ``gradient_buckets``, one for each cap to choose from; or a captured
+      Traffic, its file or folder, for which some caps get no result because the parameters are
+      unknown; or a number of parameters of ``dtype`` (default float32), for which buckets are
+      assumed to be even.
+    - curve: Runs, files, folders or globs with all_reduce over sizes on the same number of ranks.
+      Several are runs, and give an interval.
+    - caps_mb: the bucket_cap_mb (MiB) to consider without plans; None: 1 to 800.
+    - backward_ms: duration of a backward pass without communication; None: taken from the traffic.
+    - accumulate: backward passes per optimiser step. None: one; traffic that makes the same calls
+      several times per step is refused unless it shows how many passes these are.
 
-    The model stands above the table. Caps that differ from bucket to bucket
-    (bucket_cap_mb_list) are looked at where a plan has them. Raises UsageError for FSDP's traffic,
-    for traffic without marked steps, for another number of ranks than the curve has, for no curve
-    that could be meant, and for numbers out of range; UnreadableError for a file.
+    For plans of FSDP2 only backward_ms applies; their model is described in training/sharded.py.
+    Curves of all_gather and reduce_scatter are used if measured, otherwise they are derived from
+    all_reduce and marked as an assumption.
+
+    The model is printed above the table. Caps that differ between buckets (bucket_cap_mb_list) are
+    considered if a plan has them.
+
+    Raises UsageError for FSDP's traffic, for traffic without marked steps, for a number of ranks
+    that differs from the curve's, if there is no unambiguous curve, and for numbers out of range;
+    UnreadableError for a file that cannot be read.
     """
     if accumulate is not None:
         whole_number(accumulate, "accumulate", 1)
@@ -254,31 +274,33 @@ def advise(
         for name, value in (("caps_mb", caps_mb), ("dtype", dtype), ("accumulate", accumulate)):
             if value is not None:
                 raise UsageError(name, value, "none with plans of FSDP2")
-        passes = None if backward_ms is None else _number(backward_ms, "backward-ms", 0) * 1e6
+        passes = (
+            None if backward_ms is None else _checked_number(backward_ms, "backward-ms", 0) * 1e6
+        )
         return advise_shards(
             list(plans), curve if isinstance(curve, Side) else side("curve", curve), passes
         )
     if isinstance(gradients, (int, float)) and not isinstance(gradients, bool):
-        sent = of_parameters(gradients, dtype)
+        pass_gradients = gradients_from_count(gradients, dtype)
     elif dtype is not None:
         raise UsageError("dtype", dtype, "none: the gradients have their own")
     elif isinstance(gradients, (str, os.PathLike, Traffic)):
         traffic = gradients if isinstance(gradients, Traffic) else Traffic.load(gradients)
-        sent = of_traffic(traffic, accumulate)
+        pass_gradients = gradients_from_traffic(traffic, accumulate)
     elif kinds == {BucketPlan}:
-        sent = of_plans(plans)
+        pass_gradients = gradients_from_plans(plans)
         if caps_mb is not None:
             raise UsageError("caps_mb", caps_mb, "none with plans: each has its own cap")
     else:
-        got = type(gradients).__name__
-        raise UsageError("gradients", got, "a Traffic, plans of gradient_buckets, or a number")
+        actual = type(gradients).__name__
+        raise UsageError("gradients", actual, "a Traffic, plans of gradient_buckets, or a number")
     if backward_ms is not None:
-        sent.backward_ns = _number(backward_ms, "backward-ms", 0) * 1e6
-        sent.backward_source = "given"
+        pass_gradients.backward_ns = _checked_number(backward_ms, "backward-ms", 0) * 1e6
+        pass_gradients.backward_source = "given"
     return _advise_buckets(
-        sent,
+        pass_gradients,
         curve if isinstance(curve, Side) else side("curve", curve),
-        [*sent.known] if kinds else None,
+        [*pass_gradients.settings] if kinds else None,
         caps_mb,
         accumulate or 1,
     )
@@ -291,15 +313,18 @@ def _advise_buckets(
     caps_mb: Sequence[float] | None,
     accumulate: int,
 ) -> BucketAdvice:
-    """planned: the settings to choose from; None: those of the caps."""
+    """Returns the advice for DDP.
+
+    - planned: the settings to choose from; None: those of the caps.
+    """
     times = MeasuredCallTime(measured, asynchronous=True)
     curves, used = times.curve("all_reduce", 0, gradients.dtype)
     if gradients.ranks and used.row.ranks and gradients.ranks != used.row.ranks:
         expected = f"{gradients.ranks}, as the gradients are summed over"
         action = f"Measure: torchrun --nproc-per-node {gradients.ranks} -m torchcoll.allreduce."
         raise UsageError("ranks of the curve", used.row.ranks, expected, action)
-    settings, same = _settings(gradients, caps_mb, planned)
-    halves, source = _halves(measured, times, gradients)
+    settings, duplicate_notes = _settings(gradients, caps_mb, planned)
+    half, source = _half_precision(measured, times, gradients)
     backward_ns = gradients.backward_ns
     advice = BucketAdvice(
         what=gradients.what,
@@ -311,12 +336,12 @@ def _advise_buckets(
         backward_ns=backward_ns,
         backward_source=gradients.backward_source,
         accumulate=accumulate,
-        rows=proposals(settings, times, halves, gradients, backward_ns),
+        rows=proposals(settings, times, half, gradients, backward_ns),
         measured_ns=gradients.measured_ns,
         measured_as=gradients.measured_as,
     )
     if backward_ns is None:
-        if len(advice.judged) > 1:
+        if len(advice.judged_rows) > 1:
             base = advice.present or advice.rows[0]
             for share in _ASSUMED:
                 assumed_ns = share * (base.communication_ns or 0)
@@ -325,29 +350,29 @@ def _advise_buckets(
                 advice.assumed += [(assumed_ns, name) for name in best]
         names = {name for _, name in advice.assumed}
         if len(names) == 1:
-            advice.best = next(row for row in advice.judged if row.name in names)
+            advice.best = next(row for row in advice.judged_rows if row.name in names)
     else:
         for row, setting in zip(advice.rows, settings, strict=True):
             if row.result == BEST:
                 advice.best = row
-                if halves:
-                    advice.compression = compression(setting, times, halves, gradients, backward_ns)
-        caps = [row for row in advice.judged if row.setting == "cap" and row.result != WORSE]
+                if half:
+                    advice.compression = compression(setting, times, half, gradients, backward_ns)
+        caps = [row for row in advice.judged_rows if row.setting == "cap" and row.result != WORSE]
         if advice.best and caps:
             advice.low_cap_mb = min(row.caps_mb[0] for row in caps)
             advice.high_cap_mb = max(row.caps_mb[0] for row in caps)
-    smallest = min(message.size_bytes for one in settings for message in one.messages)
+    smallest = min(message.size_bytes for setting in settings for message in setting.messages)
     problems = [f"{run.path}: {text}" for run in measured.runs for text in run.problems]
     advice.notes = [
         *problems,
         *gradients.notes,
-        *same,
+        *duplicate_notes,
         *_notes(advice, curves, source, smallest),
     ]
     return advice
 
 
-def _number(value: Any, what: str, least: float) -> float:
+def _checked_number(value: Any, what: str, least: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise UsageError(what, value, "a number")
     if value < least:
@@ -358,69 +383,76 @@ def _number(value: Any, what: str, least: float) -> float:
 def _settings(
     gradients: Gradients, caps_mb: Sequence[float] | None, planned: list[Setting] | None
 ) -> tuple[list[Setting], list[str]]:
-    """The default, the caps in order, what was sent; and which caps change nothing more."""
+    """Returns the settings (default, caps in ascending order, sent), and notes on caps with equal
+    buckets.
+    """
     if planned is not None:
         settings = planned
-    elif gradients.size_bytes > _MOST_BYTES:
+    elif gradients.size_bytes > _MAX_BYTES:
         raise UsageError(
-            "gradients", f"{gradients.size_bytes} bytes", f"{format_size(_MOST_BYTES)} at most"
+            "gradients", f"{gradients.size_bytes} bytes", f"{format_size(_MAX_BYTES)} at most"
         )
     else:
         caps: Sequence[float] = CAPS_MB
         if caps_mb is not None:
             if isinstance(caps_mb, str) or not isinstance(caps_mb, Iterable):
                 raise UsageError("caps_mb", caps_mb, "a list of MiB, such as [10, 25, 100]")
-            caps = sorted({_number(cap, "bucket-cap-mb", 1 / MIB) for cap in caps_mb})
-            if not caps or gradients.size_bytes / caps[0] / MIB > _MOST_BUCKETS:
-                got = f"{caps[0]:g} for {gradients.size_bytes} bytes" if caps else "none"
-                raise UsageError("bucket-cap-mb", got, f"{_MOST_BUCKETS} buckets at most")
-        able = [cap for cap in caps if gradients.size_bytes / cap / MIB <= _MOST_BUCKETS]
-        settings = [gradients.setting(None), *map(gradients.setting, able), *gradients.known]
+            caps = sorted({_checked_number(cap, "bucket-cap-mb", 1 / MIB) for cap in caps_mb})
+            if not caps or gradients.size_bytes / caps[0] / MIB > _MAX_BUCKETS:
+                actual = f"{caps[0]:g} for {gradients.size_bytes} bytes" if caps else "none"
+                raise UsageError("bucket-cap-mb", actual, f"{_MAX_BUCKETS} buckets at most")
+        able = [cap for cap in caps if gradients.size_bytes / cap / MIB <= _MAX_BUCKETS]
+        settings = [gradients.setting(None), *map(gradients.setting, able), *gradients.settings]
     order = {"default": 0, "cap": 1, "caps": 2, "sent": 3}
-    settings.sort(key=lambda one: (order[one.kind], one.caps_mb))
-    kept: list[Setting] = []
-    same: dict[float, list[str]] = {}
-    for one in settings:
-        caps_alike = kept and one.kind == kept[-1].kind == "cap" and not one.result
-        if caps_alike and one.messages == kept[-1].messages:
-            same.setdefault(kept[-1].caps_mb[0], []).append(f"{one.caps_mb[0]:g}")
+    settings.sort(key=lambda setting: (order[setting.kind], setting.caps_mb))
+    distinct: list[Setting] = []
+    duplicates: dict[float, list[str]] = {}
+    for setting in settings:
+        caps_alike = distinct and setting.kind == distinct[-1].kind == "cap" and not setting.result
+        if caps_alike and setting.messages == distinct[-1].messages:
+            duplicates.setdefault(distinct[-1].caps_mb[0], []).append(f"{setting.caps_mb[0]:g}")
         else:
-            kept.append(one)
-    default = next((one.messages for one in kept if one.kind == "default"), ())
-    for i, one in enumerate(kept):
-        if one.kind in ("cap", "caps") and not one.result and one.messages == default:
-            kept[i] = replace(one, result=AS_DEFAULT)
-    words = "; ".join(f"{', '.join(caps)} the same as {cap:g}" for cap, caps in same.items())
-    return kept, [f"bucket_cap_mb that make the same buckets: {words}"] if same else []
+            distinct.append(setting)
+    default = next((setting.messages for setting in distinct if setting.kind == "default"), ())
+    for i, setting in enumerate(distinct):
+        if setting.kind in ("cap", "caps") and not setting.result and setting.messages == default:
+            distinct[i] = replace(setting, result=AS_DEFAULT)
+    text = "; ".join(f"{', '.join(caps)} the same as {cap:g}" for cap, caps in duplicates.items())
+    return distinct, [f"bucket_cap_mb that make the same buckets: {text}"] if duplicates else []
 
 
-def _halves(
+def _half_precision(
     measured: Side, times: MeasuredCallTime, gradients: Gradients
-) -> tuple[Halves | None, str]:
-    """What sends 16 bits an element, and where its times come from; None of those that do."""
+) -> tuple[HalfPrecision | None, str]:
+    """Returns how calls with 16 bits per element are timed, and a description of it.
+
+    (None, '') if the gradients already have 16 bits or mixed dtypes.
+    """
     if gradients.mixed or gradients.dtype not in ("float32", "float64"):
         return None, ""
     scale = 2 / find_dtype(gradients.dtype).itemsize
     dtypes = {m.case.dtype for m in measured.results if m.case.collective == "all_reduce"}
     for name in ("float16", "bfloat16"):
         if name in dtypes:
-            halves = MeasuredCallTime(measured, asynchronous=True)
-            _, used = halves.curve("all_reduce", 0, name)
-            if halves.count == times.count:
-                return Halves(halves, name, scale), f"measured in {used.row.dtype}"
+            half = MeasuredCallTime(measured, asynchronous=True)
+            _, used = half.curve("all_reduce", 0, name)
+            if half.curve_count == times.curve_count:
+                return HalfPrecision(half, name, scale), f"measured in {used.row.dtype}"
     source = f"the times of {times.used[0].row.dtype} with fewer bytes"
-    return Halves(times, gradients.dtype, scale), source
+    return HalfPrecision(times, gradients.dtype, scale), source
 
 
 def compression(
     best: Setting,
     times: MeasuredCallTime,
-    halves: Halves,
+    half: HalfPrecision,
     gradients: Gradients,
     backward_ns: float,
 ) -> Interval | None:
-    """backward + exposed of 16 bits an element over that of the gradients as they are."""
-    less = all_reduce_times(best, halves.times, halves.dtype, halves.scale)
+    """Returns the ratio of backward + exposed with 16 bits per element to that of the gradients as
+    they are.
+    """
+    less = all_reduce_times(best, half.times, half.dtype, half.scale)
     if any(time.extrapolated for time in less):
         return None
     full = all_reduce_times(best, times, gradients.dtype)
@@ -439,7 +471,7 @@ def _notes(
     advice: BucketAdvice, curves: MeasuredCurves, halved: str, smallest: float
 ) -> Iterable[str]:
     row, (least, most) = curves.row, advice.curves[0].sizes
-    results = {one.result for one in advice.rows}
+    results = {row.result for row in advice.rows}
     if INCONCLUSIVE in results:
         yield MODEL_NOTE
     if COULD_BE_SENT in results:
@@ -452,9 +484,9 @@ def _notes(
             f"{UNKNOWN}: sent buckets are larger than that cap (the default's first is 1 MiB), and "
             "may be parameters as large as that, or be parted"
         )
-    beyond = [one for one in advice.rows if one.result == BEYOND]
+    beyond = [row for row in advice.rows if row.result == BEYOND]
     if beyond:
-        largest = max(one.largest_bytes or 0 for one in beyond)
+        largest = max(row.largest_bytes or 0 for row in beyond)
         calls = f"buckets above {format_size(most)}, the largest size measured"
         yield beyond_note(calls, largest)
     if smallest < least:
@@ -474,12 +506,12 @@ def _notes(
         yield f"{count} left out"
     if not row.ranks:
         yield "the curve does not tell its number of ranks"
-    if halved and any(one.exposed_16bit_ns is not None for one in advice.rows):
+    if halved and any(row.exposed_16bit_ns is not None for row in advice.rows):
         yield f"16 bits an element: {halved}; what compressing itself takes is not in it"
     if curves.runs == 1:
         what = (
             "low and high are the 5th and 95th percentile of its calls"
-            if curves.every[1:]
+            if curves.all_curves[1:]
             else "it tells no spread, so nothing can be called noise"
         )
         yield f"one run: {what}; only several runs give an interval"

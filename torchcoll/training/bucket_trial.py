@@ -1,4 +1,4 @@
-"""Real training steps with several bucket_cap_mb of DDP, interleaved."""
+"""Times real training steps with several bucket_cap_mb of DDP, interleaved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import whole_number
-from torchcoll.training.plans import DEFAULT_CAP_MB, MIB, Trial, Tried
+from torchcoll.training.plans import DEFAULT_CAP_MB, MIB, Trial, TrialRow
 
 Cap = float | None
 Make = Callable[[Cap], DistributedDataParallel]
@@ -32,23 +32,28 @@ def try_buckets(
     skip: int = 3,
     seed: int = 0,
 ) -> Trial:
-    """Measure training steps with each bucket_cap_mb of DDP. To be called on all ranks alike.
+    """Measures training steps with each bucket_cap_mb of DDP. Must be called on all ranks alike.
 
-    make_ddp(cap) returns DistributedDataParallel(model, bucket_cap_mb=cap); it is called for every
-    block, so that one model at a time is in memory. step(model) is one training step: forward,
-    backward, and the optimiser if it is to count. caps_mb: in MiB, 2 or more, each once; None is
-    DDP's default. The first one is what the others are compared with.
+    - make_ddp: make_ddp(cap) returns DistributedDataParallel(model, bucket_cap_mb=cap). It is
+      called for every block, so that one model at a time is in memory.
+    - step: step(model) runs one training step: forward, backward, and the optimiser if it is to
+      count.
+    - caps_mb: caps in MiB, 2 or more, each once; None is DDP's default. The others are compared
+      with the first one.
+    - rounds: the number of rounds. A round has a block for each cap, in an order shuffled by
+      ``seed``.
+    - steps: the number of timed steps in a block. Each is timed alone: the device is idle at both
+      ends, and the slowest rank counts.
+    - skip: the steps of a block that are not timed. The first step sends everything in one bucket,
+      and in the second one the buckets are rebuilt.
 
-    A round has a block for each cap, in an order shuffled by ``seed``. A block makes the model,
-    leaves ``skip`` steps out (the first sends one bucket of everything, in the second the buckets
-    are made anew) and times ``steps`` steps, each alone: the device is idle at both ends, and the
-    slowest rank counts. Returns the same Trial on all ranks. The interval is over the rounds of
-    this run; a run is one replicate: repeat it to know how runs differ.
+    Returns the same Trial on all ranks. Its intervals are over the rounds of this run. A run is one
+    replicate: repeat it to see how runs differ.
 
-    Raises UsageError outside of a process group, where make_ddp returns no DDP or one with another
-    cap, for numbers out of range, and where the ranks were asked for different things.
+    Raises UsageError outside of a process group, if make_ddp does not return DDP or returns one
+    with a different cap, for numbers out of range, and if the arguments differ between ranks.
     """
-    caps = _checked(caps_mb)
+    caps = _check_caps(caps_mb)
     asked = {"rounds": rounds, "steps": steps, "skip": skip, "seed": seed}
     for name, least in (("rounds", 2), ("steps", 1), ("skip", 2), ("seed", 0)):
         whole_number(asked[name], name, least)
@@ -58,22 +63,22 @@ def try_buckets(
     times: dict[Cap, list[list[int]]] = {cap: [] for cap in caps}
     for _ in range(rounds):
         for cap in generator.sample(caps, len(caps)):
-            model = _made(make_ddp, cap)
+            model = _make_model(make_ddp, cap)
             group, device = model.process_group, next(model.parameters()).device
             if not agreed:
                 number = int(fingerprint([caps, asked])[:15], 16)
-                both = torch.tensor([number, -number], device=device)
-                dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
-                if both[0] != -both[1]:
-                    got = "other caps_mb, rounds, steps, skip or seed on some rank"
-                    raise UsageError("try_buckets", got, "the same on all ranks")
+                limits = torch.tensor([number, -number], device=device)
+                dist.all_reduce(limits, op=dist.ReduceOp.MAX, group=group)
+                if limits[0] != -limits[1]:
+                    actual = "other caps_mb, rounds, steps, skip or seed on some rank"
+                    raise UsageError("try_buckets", actual, "the same on all ranks")
                 agreed = True
-            times[cap].append(_block(model, step, skip, steps, device))
+            times[cap].append(_time_block(model, step, skip, steps, device))
             alive = weakref.ref(model)
             del model
-            if alive():  # in a cycle: two of them may not fit
+            if alive():  # in a reference cycle; two models may not fit into memory
                 gc.collect()
-    rows = [Tried(cap, times[cap], times[caps[0]]) for cap in caps]
+    rows = [TrialRow(cap, times[cap], times[caps[0]]) for cap in caps]
     ranks, backend = dist.get_world_size(group), str(dist.get_backend(group))
     trial = Trial(rows, ranks, backend, device.type, rounds, steps, skip, seed)
     if ranks == 1:
@@ -81,7 +86,8 @@ def try_buckets(
     return trial
 
 
-def _checked(caps_mb: Sequence[Cap]) -> list[Cap]:
+def _check_caps(caps_mb: Sequence[Cap]) -> list[Cap]:
+    """Returns the caps as a list. Raises UsageError for invalid ones."""
     if isinstance(caps_mb, str) or not isinstance(caps_mb, Iterable):
         raise UsageError("caps_mb", repr(caps_mb), "a list of MiB, such as [25, 50, 100]")
     caps: list[Cap] = []
@@ -98,26 +104,27 @@ def _checked(caps_mb: Sequence[Cap]) -> list[Cap]:
     return caps
 
 
-def _made(make_ddp: Make, cap: Cap) -> DistributedDataParallel:
+def _make_model(make_ddp: Make, cap: Cap) -> DistributedDataParallel:
+    """Returns the model of make_ddp. Raises UsageError if it is not DDP with this cap."""
     model = make_ddp(cap)
     if not isinstance(model, DistributedDataParallel):
         raise UsageError("make_ddp", type(model).__name__, "DistributedDataParallel")
     wanted = int((DEFAULT_CAP_MB if cap is None else cap) * MIB)
     has = getattr(model, "bucket_bytes_cap", wanted)
-    if has != wanted:  # else all caps would be alike, and their noise an answer
-        got, expected = f"one with bucket_cap_mb {has / MIB:g}", f"{wanted / MIB:g}"
-        raise UsageError("make_ddp", got, expected, "Pass its argument on as bucket_cap_mb.")
+    if has != wanted:  # otherwise all blocks would use one cap, and noise would decide
+        actual, expected = f"one with bucket_cap_mb {has / MIB:g}", f"{wanted / MIB:g}"
+        raise UsageError("make_ddp", actual, expected, "Pass its argument on as bucket_cap_mb.")
     return model
 
 
-def _block(
+def _time_block(
     model: DistributedDataParallel,
     step: Callable[[DistributedDataParallel], object],
     skip: int,
     steps: int,
     device: torch.device,
 ) -> list[int]:
-    """Duration of each step (ns), until the slowest rank had done it."""
+    """Returns the duration of each step (ns), until the slowest rank finished it."""
 
     def idle() -> None:
         if device.type != "cpu":

@@ -1,10 +1,11 @@
-"""DDP's buckets on paper: torch's own assignment, on the order of gradients of one meta backward.
+"""DDP's buckets without running it: torch's own assignment, in the gradient order of a meta
+backward.
 
-Facts of torch/nn/parallel/distributed.py (``_ddp_init_helper``) and reducer.cpp
-(``rebuild_buckets``), the same from torch 2.6 to 2.15: the first step has one bucket for each
-dtype. Then the buckets are made anew, in the order in which the gradients came, with the limits
-[first, cap]. With find_unused_parameters nothing is made anew: registration order, the list
-reversed.
+From torch/nn/parallel/distributed.py (``_ddp_init_helper``) and reducer.cpp (``rebuild_buckets``),
+identical from torch 2.6 to 2.15: the first step has one bucket per dtype. Then the buckets are
+rebuilt in the order in which the gradients arrived, with the limits [first, cap]. With
+find_unused_parameters they are not rebuilt: they stay in registration order, with the list of
+buckets reversed.
 """
 
 from __future__ import annotations
@@ -34,25 +35,30 @@ def gradient_buckets(
     step: Callable[[nn.Module], object] | None = None,
     find_unused: bool = False,
 ) -> BucketPlan:
-    """The buckets in which DistributedDataParallel(model) will send the gradients; nothing is run.
+    """Returns the buckets in which DistributedDataParallel(model) will send the gradients.
 
-    model: on any device; ``meta`` needs no memory. It is only looked at.
-    bucket_cap_mb: as DDP's, in MiB; a list is its bucket_cap_mb_list (newer torch).
-    step: is called once with a copy of the model on ``meta``, does one forward and backward, and
-    so tells the order of the gradients. Tensors that it makes are on meta. Without it the order is
-    assumed to be the reverse of registration, as DDP's documentation has it.
-    find_unused: DDP's find_unused_parameters. static_graph makes the same buckets one step later,
-    where no parameter is unused; steps in no_sync() send nothing.
-    Raises UsageError for a model without gradients or with sparse ones, a cap that DDP cannot take,
-    a step that fails, and parameters that get no gradient in it, which DDP needs find_unused for.
+    Nothing is run on the device.
+
+    - model: a model on any device; on ``meta`` it needs no memory. It is not changed.
+    - bucket_cap_mb: as in DDP, in MiB; a list stands for DDP's bucket_cap_mb_list (newer torch).
+    - step: a function that runs one forward and backward pass. It is called once with a copy of the
+      model on ``meta``, which gives the order of the gradients. Tensors that it creates are on
+      meta. Without it the order is assumed to be the reverse of registration, as DDP's
+      documentation describes.
+    - find_unused: DDP's find_unused_parameters. With static_graph DDP makes the same buckets one
+      step later if no parameter is unused; steps in no_sync() send nothing.
+
+    Raises UsageError for a model without gradients or with sparse ones, for a cap that DDP does not
+    accept, for a step that fails, and for parameters that get no gradient in the step unless
+    find_unused is set.
     """
     limits = _limits(bucket_cap_mb)
     caps = tuple(bucket_cap_mb) if isinstance(bucket_cap_mb, Sequence) else bucket_cap_mb
     ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
-    # DDP compares f"{module}.{name}", so that a parameter of the root is ".name".
+    # DDP compares f"{module}.{name}", which for a parameter of the root is ".name".
     parameters = {
         name: parameter
-        for name, parameter in trainable(model).items()
+        for name, parameter in trainable_parameters(model).items()
         if (name if "." in name else f".{name}") not in ignored
     }
     if not parameters:
@@ -63,17 +69,17 @@ def gradient_buckets(
             action = "The bytes of sparse ones depend on the data: capture a step."
             raise UsageError("model", f"sparse gradients of {name or 'it'}", "dense ones", action)
     names = list(parameters)
-    order = names[::-1] if step is None else _order_of_gradients(model, step, names)
+    order = names[::-1] if step is None else _gradient_order(model, step, names)
     used = set(order)
     unused = tuple(name for name in names if name not in used)
     if unused and not find_unused:
-        got = f"no gradient for {', '.join(unused)}"
+        actual = f"no gradient for {', '.join(unused)}"
         action = "Else DDP stops in its second step: use find_unused, or freeze them."
-        raise UsageError("step", got, "one for every parameter", action)
-    at_once = not (find_unused or isinstance(caps, tuple))
-    first = _assigned(parameters, [sys.maxsize] if at_once else limits)
+        raise UsageError("step", actual, "one for every parameter", action)
+    single_bucket = not (find_unused or isinstance(caps, tuple))
+    first = _assign_buckets(parameters, [sys.maxsize] if single_bucket else limits)
     return BucketPlan(
-        buckets=first if find_unused else _assigned(parameters, limits, order),
+        buckets=first if find_unused else _assign_buckets(parameters, limits, order),
         first_step=first,
         order="registered" if find_unused else "from step" if step is not None else "assumed",
         bucket_cap_mb=caps,
@@ -84,17 +90,17 @@ def gradient_buckets(
 
 
 def _limits(cap: Caps) -> list[int]:
-    """The limits of the buckets in bytes, one after the other, the last for all further ones."""
+    """Returns the size limits of the buckets in bytes; the last holds for all later ones."""
     if cap is None:
         return [dist._DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_CAP_MB * MIB]
     if isinstance(cap, Sequence):
-        known = inspect.signature(DistributedDataParallel).parameters
+        ddp_arguments = inspect.signature(DistributedDataParallel).parameters
         if isinstance(cap, str) or not cap:
             raise UsageError("bucket_cap_mb", cap, "a number of MiB, or a list of them")
-        if "bucket_cap_mb_list" not in known:
-            got = f"a list, which the DDP of torch {torch.__version__} does not take"
-            raise UsageError("bucket_cap_mb", got, "one number of MiB")
-        return [_limit(one) for one in cap]
+        if "bucket_cap_mb_list" not in ddp_arguments:
+            actual = f"a list, which the DDP of torch {torch.__version__} does not take"
+            raise UsageError("bucket_cap_mb", actual, "one number of MiB")
+        return [_limit(value) for value in cap]
     return [_limit(cap)]
 
 
@@ -106,38 +112,41 @@ def _limit(cap: float) -> int:
     return int(cap * MIB)
 
 
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that get a gradient, in registration order, tied ones once.
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the parameters that get a gradient by name, in registration order, tied ones once.
 
-    Raises UsageError where ``model`` is no model to be wrapped, or has none.
+    Raises UsageError if ``model`` is not a model to be wrapped or has no such parameter.
     """
     if isinstance(model, DistributedDataParallel):
         raise UsageError("model", type(model).__name__, "the model inside", "Pass model.module.")
     if not isinstance(model, nn.Module):
         raise UsageError("model", type(model).__name__, "a torch.nn.Module")
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not found:
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
         raise UsageError("model", "no parameter with a gradient", "one or more")
-    for name, parameter in found.items():
+    for name, parameter in parameters.items():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
-            got = f"{name} without a shape"
-            raise UsageError("model", got, "shapes", "Run one forward first: it is a lazy module.")
-    return found
+            actual = f"{name} without a shape"
+            raise UsageError(
+                "model", actual, "shapes", "Run one forward first: it is a lazy module."
+            )
+    return parameters
 
 
-def _order_of_gradients(
+def _gradient_order(
     model: nn.Module, step: Callable[[nn.Module], object], names: Sequence[str]
 ) -> list[str]:
-    """The names in the order in which the gradients come in one backward on meta.
+    """Returns the names in the order in which the gradients arrive in one backward pass on meta.
 
-    The hook is called where DDP's is: when a gradient is complete, also of a tied parameter.
+    The hook runs where DDP's own hook does: when a gradient is complete, also that of a tied
+    parameter.
     """
-    # Tensors are replaced while copying: a copy that is moved later would need the memory twice.
+    # Tensors are replaced while copying: moving a copy to meta would need the memory twice.
     memo: dict[int, object] = {}
     try:
         for module in model.modules():
-            for held in (module._parameters, module._buffers, vars(module)):
-                for value in held.values():
+            for attributes in (module._parameters, module._buffers, vars(module)):
+                for value in attributes.values():
                     if isinstance(value, torch.Tensor) and id(value) not in memo:
                         empty = torch.empty_like(value, device="meta", requires_grad=False)
                         if isinstance(value, nn.Parameter):
@@ -145,8 +154,8 @@ def _order_of_gradients(
                         memo[id(value)] = empty
         copied = copy.deepcopy(model, memo)
     except Exception as error:
-        got = f"one that cannot be copied ({type(error).__name__}: {error})"
-        raise UsageError("model", got, "a model that copy.deepcopy takes") from error
+        actual = f"one that cannot be copied ({type(error).__name__}: {error})"
+        raise UsageError("model", actual, "a model that copy.deepcopy takes") from error
     ready: dict[str, None] = {}
     for name, parameter in copied.named_parameters():
         if name in names:
@@ -165,29 +174,32 @@ def _order_of_gradients(
     return list(ready)
 
 
-def _assigned(
+def _assign_buckets(
     parameters: dict[str, nn.Parameter], limits: list[int], order: Sequence[str] = ()
 ) -> tuple[Bucket, ...]:
-    """Buckets in the order in which they are sent.
+    """Returns the buckets in the order in which they are sent.
 
-    order: as the gradients come; without it registration order, the list of buckets reversed.
-    torch groups by dtype and device. What is left of each dtype at the end comes in the order of a
-    hash of both, which was the same on meta, cpu, cuda:0 and xpu:0 for all triples of 6 dtypes.
+    - order: the names in the order of their gradients; without it registration order is used, with
+      the list of buckets reversed.
+
+    torch groups parameters by dtype and device. The last, incomplete bucket of each group comes in
+    the order of a hash of both, which was the same on meta, cpu, cuda:0 and xpu:0 for all triples
+    of 6 dtypes.
     """
     names: list[str] = list(parameters)
     tensors: list[torch.Tensor] = list(parameters.values())
     if not order:
         indices = dist._compute_bucket_assignment_by_size(tensors, limits)[0][::-1]
     else:
-        place_of = {name: place for place, name in enumerate(names)}
-        places = [place_of[name] for name in order]
-        # reducer.cpp: the variable gives the small first bucket to the end of the backward.
-        turned = os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1"
-        places = places[::-1] if turned else places
+        index_of = {name: index for index, name in enumerate(names)}
+        order_indices = [index_of[name] for name in order]
+        # reducer.cpp: this variable moves the small first bucket to the end of the backward pass.
+        reversed_order = os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1"
+        order_indices = order_indices[::-1] if reversed_order else order_indices
         indices = dist._compute_bucket_assignment_by_size(
-            [tensors[i] for i in places], limits, [], places
+            [tensors[i] for i in order_indices], limits, [], order_indices
         )[0]
-        indices = indices[::-1] if turned else indices
+        indices = indices[::-1] if reversed_order else indices
     return tuple(
         Bucket(
             sum(tensors[i].numel() * tensors[i].element_size() for i in bucket),

@@ -1,4 +1,4 @@
-"""Plans of DDP's buckets, and what ``try_buckets`` measured of them, as tables and as records."""
+"""Shows plans of DDP's buckets, and the trials of ``try_buckets``, as tables and as records."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TRIAL_HEADS = (
     Head("result", left=True),
 )
 _TRIAL_STYLES = {"faster": "green", "slower": "red"}
-_LONG = 20  # characters of `sent`
+_MAX_SENT_WIDTH = 20  # characters in the column `sent`
 
 
 def show_plans(
@@ -51,10 +51,10 @@ def show_plans(
     file: TextIO | None = None,
     model: str = "the model",
 ) -> None:
-    """Print plans of one model. Raises UsageError for an unknown format.
+    """Prints plans of one model. Raises UsageError for an unknown format.
 
-    The table of one plan has a row for each size of bucket, that of several a row for each plan;
-    csv and json have every bucket and its parameters.
+    The table of one plan has a row for each size of bucket, that of several plans a row for each
+    plan. csv and json have every bucket and its parameters.
     """
     first = plans[0]
     dtypes = dict.fromkeys(bucket.dtype for bucket in first.buckets)
@@ -65,10 +65,10 @@ def show_plans(
         *dict.fromkeys(note for plan in plans for note in plan.notes),
     ]
     if len(plans) == 1:
-        same = first.first_step == first.buckets
+        unchanged = first.first_step == first.buckets
         buckets = [
-            f"bucket_cap_mb {cap_text(first)}: {_in_short(first.buckets)}",
-            f"first step: {'the same' if same else _in_short(first.first_step)}",
+            f"bucket_cap_mb {cap_text(first)}: {_summarise_buckets(first.buckets)}",
+            f"first step: {'the same' if unchanged else _summarise_buckets(first.first_step)}",
         ]
         grids = [Grid((), [], above), Grid(_HEADS, _rows(first), buckets)]
     else:
@@ -77,8 +77,15 @@ def show_plans(
         for plan in plans:
             name = "default" if plan.bucket_cap_mb is None else cap_text(plan)
             sizes = [bucket.size_bytes for bucket in plan.buckets]
-            earlier = zip(names, plans, strict=False)  # names has those before this plan
-            alike = next((other for other, one in earlier if one.buckets == plan.buckets), None)
+            earlier = zip(names, plans, strict=False)  # names has only the plans before this one
+            alike = next(
+                (
+                    earlier_name
+                    for earlier_name, earlier_plan in earlier
+                    if earlier_plan.buckets == plan.buckets
+                ),
+                None,
+            )
             names.append(name)
             cells = [name, str(len(sizes))]
             cells += map(format_bytes, (min(sizes), max(sizes), sizes[0], sizes[-1]))
@@ -87,7 +94,7 @@ def show_plans(
         if "default" in names:
             above.append(f"default: bucket_cap_mb {cap_text(BucketPlan((), (), ''))}")
         grids = [Grid(_CAP_HEADS, rows, above, ["the buckets of one cap: name it alone"])]
-    thing = {
+    document = {
         "schema": "torchcoll-buckets/1",
         "model": model,
         "plans": [
@@ -99,7 +106,7 @@ def show_plans(
             for plan in plans
         ],
     }
-    # Every bucket of the first step and of a steady one.
+    # Records: every bucket of the first step and of a steady step.
     records = [
         {
             "bucket_cap_mb": plan.bucket_cap_mb,
@@ -111,19 +118,20 @@ def show_plans(
         for step, buckets in (("first", plan.first_step), ("steady", plan.buckets))
         for number, bucket in enumerate(buckets)
     ]
-    show_found([Forms(grids, thing, records)], format, file)
+    show_found([Forms(grids, document, records)], format, file)
 
 
 def cap_text(plan: BucketPlan) -> str:
-    """``25``, ``1,25``, or what DDP does when it is not set."""
+    """Returns for example ``25`` or ``1,25``, or what DDP does if no cap is set."""
     cap = plan.bucket_cap_mb
     if cap is None:
-        first, others = DEFAULT_FIRST_MB, DEFAULT_CAP_MB
-        return f"not set ({first} MiB for the first bucket, {others} MiB after it)"
-    return ",".join(f"{one:g}" for one in (cap if isinstance(cap, tuple) else (cap,)))
+        first, later = DEFAULT_FIRST_MB, DEFAULT_CAP_MB
+        return f"not set ({first} MiB for the first bucket, {later} MiB after it)"
+    return ",".join(f"{value:g}" for value in (cap if isinstance(cap, tuple) else (cap,)))
 
 
-def _in_short(buckets: Sequence[Bucket]) -> str:
+def _summarise_buckets(buckets: Sequence[Bucket]) -> str:
+    """Returns for example ``3 buckets of 1 MiB to 25 MiB``."""
     sizes = [bucket.size_bytes for bucket in buckets]
     if len(sizes) == 1:
         return f"1 bucket of {format_bytes(sizes[0])}"
@@ -132,7 +140,9 @@ def _in_short(buckets: Sequence[Bucket]) -> str:
 
 
 def _rows(plan: BucketPlan) -> list[list[str]]:
-    """One for each size and dtype, in the order in which the first of them is sent."""
+    """Returns a row for each size and dtype, in the order in which the first bucket of them is
+    sent.
+    """
     alike: dict[tuple[int, str], list[int]] = {}
     for number, bucket in enumerate(plan.buckets):
         alike.setdefault((bucket.size_bytes, bucket.dtype), []).append(number)
@@ -143,7 +153,9 @@ def _rows(plan: BucketPlan) -> list[list[str]]:
         between = " ... " if len(names) > 2 else ", "
         rows.append(
             [
-                sent if len(sent) <= _LONG else f"{sent[: sent.rindex(',', 0, _LONG - 3)]},...",
+                sent
+                if len(sent) <= _MAX_SENT_WIDTH
+                else f"{sent[: sent.rindex(',', 0, _MAX_SENT_WIDTH - 3)]},...",
                 format_size(size_bytes),
                 dtype,
                 str(len(numbers)),
@@ -156,10 +168,10 @@ def _rows(plan: BucketPlan) -> list[list[str]]:
     return rows
 
 
-def show_trials(found: Sequence[Trial], format: str = "table", file: TextIO | None = None) -> None:
-    """Print what ``try_buckets`` measured. Raises UsageError for an unknown format."""
+def show_trials(trials: Sequence[Trial], format: str = "table", file: TextIO | None = None) -> None:
+    """Prints the results of ``try_buckets``. Raises UsageError for an unknown format."""
     forms = []
-    for trial in found:
+    for trial in trials:
         base, best = trial.rows[0].name, trial.best
         above = [
             f"training steps of DistributedDataParallel: {one_line(trial.backend)}, "
@@ -176,14 +188,14 @@ def show_trials(found: Sequence[Trial], format: str = "table", file: TextIO | No
             figures = picked(row, "cap_mb name steps median_ns low_ns high_ns result")
             records.append({**figures, "ratio": ratio, "ratio_low": low, "ratio_high": high})
             rows.append({**records[-1], "times_ns": list(map(list, row.times_ns))})
-            known = row.result != "base" and low is not None and high is not None
+            has_interval = row.result != "base" and low is not None and high is not None
             cells.append(
                 [
                     row.name,
                     str(row.steps),
                     *map(format_time, (row.median_ns, row.low_ns, row.high_ns)),
                     format_ratio(ratio),
-                    f"{format_ratio(low)} to {format_ratio(high)}" if known else "-",
+                    f"{format_ratio(low)} to {format_ratio(high)}" if has_interval else "-",
                     row.result,
                 ]
             )
@@ -196,6 +208,6 @@ def show_trials(found: Sequence[Trial], format: str = "table", file: TextIO | No
         ]
         styles = [_TRIAL_STYLES.get(row.result, "") for row in trial.rows]
         plain = {name: value for name, value in vars(trial).items() if name != "rows"}
-        thing = {"schema": "torchcoll-trial/1", **plain, "best": best.name, "rows": rows}
-        forms.append(Forms([Grid(_TRIAL_HEADS, cells, above, below, styles)], thing, records))
+        document = {"schema": "torchcoll-trial/1", **plain, "best": best.name, "rows": rows}
+        forms.append(Forms([Grid(_TRIAL_HEADS, cells, above, below, styles)], document, records))
     show_found(forms, format, file)

@@ -1,6 +1,6 @@
-"""How long one call of a collective takes, by its size and its ranks.
+"""The duration of one call of a collective, by its size and number of ranks.
 
-Two makers: measured curves (training/measured_curves.py) and the model of a machine
+There are two implementations: measured curves (training/measured_curves.py) and a machine model
 (``ModelCallTime`` here).
 """
 
@@ -12,11 +12,12 @@ from torchcoll.curves.model import MachineModel
 
 
 class Duration(NamedTuple):
-    """The time of a call in ns.
+    """The duration of a call.
 
-    each_ns: the value first, then its alternatives: one for each run of a measured curve, or the
-    two ends of a model's interval. Those of several calls belong together by their index, so that
-    a step is added up for each. extrapolated: how far outside of the data, '' within.
+    - each_ns: the value first, then its alternatives, in ns: one for each run of a measured curve,
+      or the two ends of a model's interval. Alternatives of several calls correspond by index, so
+      that a step can be added up for each of them.
+    - extrapolated: how far outside of the data the size is; '' if within.
     """
 
     each_ns: tuple[float, ...]
@@ -24,21 +25,24 @@ class Duration(NamedTuple):
 
 
 class CallTime(Protocol):
-    """size_bytes: the size S of nccl-tests."""
+    """Predicts the duration of a call."""
 
-    def of(self, collective: str, size_bytes: int, ranks: int) -> Duration:
-        """Raises UsageError for what cannot be told."""
+    def duration(self, collective: str, size_bytes: int, ranks: int) -> Duration:
+        """Returns the duration of a call of ``size_bytes`` (the size S of nccl-tests).
+
+        Raises UsageError if it cannot be predicted.
+        """
 
 
 class ModelCallTime(CallTime):
-    """By the model of a machine. each_ns: the prediction, low, high."""
+    """Predicts durations with a machine model; each_ns is the prediction, low and high."""
 
     def __init__(self, model: MachineModel) -> None:
         self._model = model
 
-    def of(
+    def duration(
         self, collective: str, size_bytes: int, ranks: int, hosts: int | None = None
     ) -> Duration:
-        """hosts: as in MachineModel.predict."""
+        """Returns the predicted duration; ``hosts`` as in MachineModel.predict."""
         *each_ns, beyond = self._model.predict(collective, size_bytes, ranks, hosts)
         return Duration(tuple(each_ns), beyond)

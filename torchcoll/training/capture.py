@@ -1,11 +1,13 @@
-"""``torchcoll.capture``: every collective that training code sends, C++ included.
+"""``torchcoll.capture`` records every collective that training code sends, including those from
+C++.
 
-DDP's reducer, FSDP2, functional collectives, compiled models and point-to-point messages all come
-through torch's ``c10d`` operators. While a capture runs, each of them has a kernel of ours above
-those of the backends, at the dispatch key BackendSelect, which torch includes for every tensor and
-in every thread, and which c10d leaves free. A TorchDispatchMode sees the same in one thread, but is
-asked for every operator of the model too: steps of small models took 1.3 to 2 times as long, torch
-2.6 recompiled compiled models, and DTensor and higher-order operators need care.
+DDP's reducer, FSDP2, functional collectives, compiled models and point-to-point messages all go
+through torch's ``c10d`` operators. While a capture runs, each of these operators has a kernel of
+ours above those of the backends, at the dispatch key BackendSelect. torch includes this key for
+every tensor and in every thread, and c10d does not use it. A TorchDispatchMode would see the same
+calls in one thread, but it runs for every operator of the model: steps of small models took 1.3 to
+2 times as long, torch 2.6 recompiled compiled models, and DTensor and higher-order operators need
+special treatment.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import torch.distributed as dist
 
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.traffic import Traffic, records_of
-from torchcoll.training.capture_file import NO_ROOM, CaptureFile, open_rank_file, say
+from torchcoll.training.capture_file import NO_ROOM, CaptureFile, open_rank_file, print_warning
 from torchcoll.training.decode import (
     OPERATORS,
     Schema,
@@ -37,23 +39,23 @@ from torchcoll.training.decode import (
     tensors,
 )
 from torchcoll.training.device_times import DeviceTimes
-from torchcoll.training.group_names import unboxed
+from torchcoll.training.group_names import unbox_group
 from torchcoll.training.recorded_calls import CallRecorder, RecordedCall
 from torchcoll.training.waits import Waits
 
 if TYPE_CHECKING:
     from torchcoll.training.sampled import Sampling, StepMetrics
 
-_NOT_TOLD = "{} calls of {} have no duration: {} does not tell when they end"
-_WAITED = (
+_NO_DURATION = "{} calls of {} have no duration: {} does not tell when they end"
+_ENDS_WITH_WAIT = (
     "{} calls of {} end when the program has waited for them: {} does not tell whether they ended "
     "before"
 )
 _NO_GROUP = "{} calls of {} are missing: their process group is not known"
 _UNREAD = "{} calls of {} are missing: they could not be read ({})"
-_RANK_0 = timedelta(minutes=1)  # to begin its capture; then others go on without its word
-_captures: Counter[Path] = Counter()  # of this process, by the folder
-_with_metrics = itertools.count()  # of this process
+_RANK_0_TIMEOUT = timedelta(minutes=1)  # how long other ranks wait for rank 0 to begin its capture
+_captures: Counter[Path] = Counter()  # captures of this process, by folder
+_metrics_count = itertools.count()  # captures with metrics of this process
 _active: Traffic | None = None
 _CPU = torch.device("cpu")
 
@@ -65,41 +67,42 @@ def capture(
     every: int = 1,
     metrics: str | os.PathLike[str] | None = None,
 ) -> Iterator[Traffic]:
-    """Records the collectives of this rank in a Traffic, which is given at once and fills.
+    """Records the collectives of this rank in a Traffic, which is returned at once and fills up.
 
-    path: a folder. This rank writes ``traffic-rank{r}.jsonl`` into it, or
-    ``traffic-rank{r}-2.jsonl`` where that exists, as after a restart. ``torchcoll trace FOLDER``
-    joins the ranks. Calls that have ended are written at each mark of a step, after 256 calls, and
-    at the next call after a second: a process that is killed loses only later ones, and its file
-    loads with a warning. None: no file.
-    A full disk never ends the training: the capture prints one warning, and the file keeps what it
-    has. An exception in the block is recorded in ``traffic.end``. A process that is forked inside
-    the block writes nothing.
-    Memory holds the first 100 000 calls (50 MB), in whole steps, and at most 20 000 calls (20 MB)
-    that have not ended. The file has all calls.
-    Begin and end it at the same place on all ranks: calls are joined by their number in the group;
-    and where no other thread communicates. ``traffic.step()`` marks the end of a training step;
-    what comes after the last mark belongs to no step. Calls appear in ``traffic.calls[rank]`` when
-    they have ended, at the latest at the end.
+    - path: a folder. This rank writes ``traffic-rank{r}.jsonl`` into it, or
+      ``traffic-rank{r}-2.jsonl`` if that exists, for example after a restart. ``torchcoll trace
+      FOLDER`` joins the ranks. Calls that have ended are written at each mark of a step, after 256
+      calls, and at the next call after a second. A killed process loses only later calls, and its
+      file loads with a warning. None: no file.
+    - every: captures one step in N, beginning with the second step of all, for trainings of hours.
+      In the other steps only the mark remains. At most 512 steps are kept: then every second one is
+      dropped, and ``every`` doubles. They are written only at the end. ``torchcoll trace`` then
+      shows drift and late ranks over time.
+    - metrics: a file ``NAME.prom`` that rank 0 rewrites after each captured step, in the format of
+      node_exporter's textfile collector: the step's number, duration, transfer, wait and slowest
+      rank. With ``every`` or ``metrics`` no other thread may communicate at a mark.
 
-    every: of so many steps one is captured, the second of all first, for hours: between them there
-    is nothing but the mark. At most 512 are kept: then every second one of them goes, and ``every``
-    is twice as large. They are written at the end alone. ``torchcoll trace`` then tells drift and
-    late ranks over time.
-    metrics: a file ``NAME.prom`` that rank 0 writes anew after each captured step, in the format of
-    node_exporter's textfile collector: its number, time, transfer, wait and slowest rank.
-    With either no other thread may communicate at a mark, as at the begin and the end.
+    ``traffic.step()`` marks the end of a training step; calls after the last mark belong to no
+    step. Calls appear in ``traffic.calls[rank]`` when they have ended, at the latest at the end of
+    the capture. Begin and end the capture at the same place on all ranks, because calls are joined
+    by their number in the group, and where no other thread communicates.
 
-    Durations are from issue to completion on the CPU (clock ``host``): of a synchronous call until
-    its wait is over; of an asynchronous one until Python hears of its end. On accelerators they are
-    those of the backend's own events (clock ``device``; not proven). What could not be seen is in
-    ``traffic.notes``. Never seen: what a CUDA graph replays, symmetric memory, and calls on a
-    backend's own object. Nothing is added to operators that do not communicate.
+    A full disk does not end the training: the capture prints one warning, and the file keeps what
+    it has. An exception in the block is recorded in ``traffic.end``. A process that is forked
+    inside the block writes nothing. Memory holds the first 100 000 calls (50 MB), in whole steps,
+    and at most 20 000 calls (20 MB) that have not ended. The file has all calls.
+
+    On the CPU, durations are from issue to completion (clock ``host``): the end of a synchronous
+    call is the end of its wait, that of an asynchronous call is when Python learns of it. On
+    accelerators durations come from the backend's own events (clock ``device``; not proven).
+    ``traffic.notes`` lists what could not be seen. A capture never sees what a CUDA graph replays,
+    symmetric memory, and calls on a backend's own object. It adds nothing to operators that do not
+    communicate.
 
     Raises UsageError outside of a process group, inside of another capture, for a path that cannot
     be written (on the ranks that cannot), for ``metrics`` that rank 0 cannot write (on all ranks),
-    and for an ``every`` that is no whole number from 1 on; UnavailableError where torch has no
-    distributed.
+    and for an ``every`` that is not a whole number from 1 on; UnavailableError if torch has no
+    distributed package.
     """
     global _active
     if not dist.is_available():
@@ -111,12 +114,12 @@ def capture(
     if type(every) is not int or every < 1:
         raise UsageError("every", every, "a whole number of steps from 1 on")
     folder, rank = None if path is None else _folder(path), dist.get_rank()
-    reported = None if metrics is None else _metrics(metrics, rank)
+    step_metrics = None if metrics is None else _open_metrics(metrics, rank)
     traffic, process = Traffic(), os.getpid()
     if folder and (name := _capture_name(folder)):
         traffic.environment["capture"] = name
-    file = _opened(folder, rank, traffic) if folder and every == 1 else None
-    watch = _Watch(traffic, every, reported, file)
+    file = _open_file(folder, rank, traffic) if folder and every == 1 else None
+    watch = _Recording(traffic, every, step_metrics, file)
     traffic.end = {}
     _active = traffic
     try:
@@ -129,14 +132,15 @@ def capture(
         raise
     finally:
         _active = None
-        if os.getpid() == process:  # else a fork leaves the block: it is its parent's
+        if os.getpid() == process:  # in a forked process the files belong to its parent
             if file:
                 file.end(watch.notes)
             elif folder and every > 1:
                 _save(traffic, folder, rank)
 
 
-def _opened(folder: Path, rank: int, traffic: Traffic) -> CaptureFile | None:
+def _open_file(folder: Path, rank: int, traffic: Traffic) -> CaptureFile | None:
+    """Opens the file of this rank; None if there is no room for it."""
     writer = open_rank_file(folder, rank)
     if writer is None:
         return None
@@ -145,11 +149,11 @@ def _opened(folder: Path, rank: int, traffic: Traffic) -> CaptureFile | None:
 
 
 def _save(traffic: Traffic, folder: Path, rank: int) -> None:
-    """What was sampled, of which steps may go until the end."""
+    """Writes a sampled capture at its end, because steps may be dropped until then."""
     try:
-        file = _opened(folder, rank, traffic)
-    except UsageError as error:  # the folder was there as the capture began
-        say(str(error))
+        file = _open_file(folder, rank, traffic)
+    except UsageError as error:  # the folder existed when the capture began
+        print_warning(str(error))
         return
     if file:
         for record, data in records_of(traffic):
@@ -158,8 +162,11 @@ def _save(traffic: Traffic, folder: Path, rank: int) -> None:
 
 
 def _capture_name(folder: Path) -> str | None:
-    """The same on all ranks for their captures of that number into the folder, and later than those
-    before: when the first rank began it. None where the ranks have no store in common.
+    """Returns a name for the capture that is the same on all ranks and sorts after earlier
+    captures.
+
+    It is the time at which the first rank began this capture into the folder. None if the ranks
+    have no common store.
     """
     _captures[folder] += 1
     utc = datetime.now(timezone.utc).isoformat(timespec="microseconds")
@@ -167,21 +174,23 @@ def _capture_name(folder: Path) -> str | None:
     key = f"torchcoll/capture/{folder}/{restart}/{_captures[folder]}"
     try:
         store = dist.distributed_c10d._get_default_store()
-        stated: bytes = store.compare_set(key, "", f"{utc} {secrets.token_hex(4)}")
-        return stated.decode()
-    except Exception:  # stores of others: training goes on without
+        name: bytes = store.compare_set(key, "", f"{utc} {secrets.token_hex(4)}")
+        return name.decode()
+    except Exception:  # a third-party store: the training goes on without a name
         return None
 
 
-def _metrics(path: str | os.PathLike[str], rank: int) -> StepMetrics:
-    """Of this capture, as all ranks count them. Raises UsageError for rank 0's file, on all ranks:
-    else they would go on into a collective that rank 0 never makes.
+def _open_metrics(path: str | os.PathLike[str], rank: int) -> StepMetrics:
+    """Returns the metrics of this capture.
+
+    Raises UsageError on all ranks if rank 0 cannot write the file: otherwise the other ranks would
+    enter a collective that rank 0 never makes.
     """
     from torchcoll.core.metrics import check_metrics, metrics_name
     from torchcoll.training.sampled import StepMetrics
 
-    # Without the path, which may be of the node.
-    name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_with_metrics)}"
+    # Without the path, which may differ between nodes.
+    name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_metrics_count)}"
     store = dist.distributed_c10d._get_default_store()
     refused, key = "", f"torchcoll/metrics/{name}/refused"
     if rank == 0:
@@ -189,11 +198,11 @@ def _metrics(path: str | os.PathLike[str], rank: int) -> StepMetrics:
             check_metrics(path)
         except UsageError as error:
             refused = str(error)
-    with contextlib.suppress(Exception):  # a store that is gone, which StepMetrics tells
+    with contextlib.suppress(Exception):  # a lost store is reported by StepMetrics
         if rank == 0:
             store.set(key, refused)
         else:
-            store.wait([key], _RANK_0)
+            store.wait([key], _RANK_0_TIMEOUT)
             refused = store.get(key).decode()
     if refused:
         raise UsageError(refused)
@@ -201,7 +210,7 @@ def _metrics(path: str | os.PathLike[str], rank: int) -> StepMetrics:
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:
-    """The folder, which is made."""
+    """Makes the folder and returns it."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UsageError("path", repr(path), "a folder: each rank writes its own file")
     folder = Path(path).absolute()
@@ -213,11 +222,11 @@ def _folder(path: str | os.PathLike[str]) -> Path:
         if error.errno not in NO_ROOM:
             reason = f"a folder that can be made ({error.strerror})"
             raise UsageError("path", folder, reason) from None
-    return folder  # where there is no room for it, there is none for its files either
+    return folder  # if there is no room for the folder, opening the file fails too
 
 
-class _Watch:
-    """The kernels of ours, from ``with`` on to its end, or in the steps that are sampled."""
+class _Recording:
+    """Installs our kernels, for the whole ``with`` block or for the sampled steps in it."""
 
     def __init__(
         self,
@@ -231,15 +240,15 @@ class _Watch:
         self._device = DeviceTimes()
         self._waits = Waits()
         self._thread = threading.local()
-        self._kernels: Any = None  # while calls are seen
-        self._ours: dict[str, Callable[..., Any]] = {}  # by the operator
+        self._kernels: Any = None  # while calls are recorded
+        self._kernels_by_name: dict[str, Callable[..., Any]] = {}  # by the name of the operator
         for name in torch._C._dispatch_get_all_op_names():
             if name.startswith("c10d::"):
                 packet, _, overload = name.removeprefix("c10d::").partition(".")
                 func = getattr(getattr(torch.ops.c10d, packet, None), overload or "default", None)
                 schema = Schema.of(func) if func else None
                 if schema and schema.communicates:
-                    self._ours[name] = self._kernel(func, schema)
+                    self._kernels_by_name[name] = self._kernel(func, schema)
         self._every, self._metrics = every, metrics
         self._file = file
         self._process = os.getpid()
@@ -255,15 +264,15 @@ class _Watch:
             return
         from torchcoll.training.sampled import Sampling
 
-        own = (self._on, self._off, self._device.poll)
-        self._sampling = Sampling(self._every, self._recorder, *own, self._metrics)
+        callbacks = (self._on, self._off, self._device.poll)
+        self._sampling = Sampling(self._every, self._recorder, *callbacks, self._metrics)
         self._traffic.mark_step = self._sampling.step
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         if os.getpid() != self._process:  # forked: calls, device and file are the parent's
             return
         self._off()
-        if kind is None:  # else the device may never be done
+        if kind is None:  # after an exception the device may never finish
             self._device.finish()
         self.notes = self._recorder.finish()
         sampling = self._sampling
@@ -276,7 +285,7 @@ class _Watch:
 
     def _on(self) -> None:
         self._kernels = torch.library.Library("c10d", "IMPL")
-        for name, kernel in self._ours.items():
+        for name, kernel in self._kernels_by_name.items():
             if "torch._dynamo" in sys.modules:  # or Dynamo would compile the kernel
                 kernel = torch._disable_dynamo(kernel)
             self._kernels.impl(name, kernel, "BackendSelect", with_keyset=True)
@@ -295,52 +304,52 @@ class _Watch:
             def issue() -> Any:
                 return func.redispatch(keys & below, *args, **kwargs)
 
-            # A process group written in Python may make its calls of others.
+            # A process group written in Python may make its calls through other process groups.
             if getattr(self._thread, "inside", False):
                 return issue()
             self._thread.inside = True
             try:
-                return self._record(schema, schema.bind(args, kwargs), issue)
+                return self._record_call(schema, schema.bind(args, kwargs), issue)
             finally:
                 self._thread.inside = False
 
         return kernel
 
-    def _record(self, schema: Schema, bound: dict[str, Any], issue: Callable[[], Any]) -> Any:
-        group = unboxed(bound.get("process_group", bound.get("group_name")))
+    def _record_call(self, schema: Schema, bound: dict[str, Any], issue: Callable[[], Any]) -> Any:
+        group = unbox_group(bound.get("process_group", bound.get("group_name")))
         if group is None:
             self._recorder.note(_NO_GROUP.format("{}", schema.name))
             return issue()
         operator = OPERATORS.get(schema.name)
-        held: Any = bound.get(operator.sent or operator.received) if operator else None
-        while isinstance(held, list | tuple):  # as ``tensors`` gives it, with less to run
-            held = held[0] if held else None
+        first_tensor: Any = bound.get(operator.sent or operator.received) if operator else None
+        while isinstance(first_tensor, list | tuple):  # like ``tensors``, but faster
+            first_tensor = first_tensor[0] if first_tensor else None
         if not isinstance(
-            held, torch.Tensor
+            first_tensor, torch.Tensor
         ):  # a list whose first is empty, or an operator that is in no table
-            held = next(tensors(list(bound.values())), None)
-        device = _CPU if held is None else held.device
+            first_tensor = next(tensors(list(bound.values())), None)
+        device = _CPU if first_tensor is None else first_tensor.device
         on_host = device.type == "cpu"
         if not on_host:
-            self._device.ask(group)
-        # Read when the call is on its way, so that its peers need not wait for that: in a step most
-        # of what Python does for the first time takes ten times as long as in a loop. But after it
-        # a sparse tensor holds that of the other ranks too.
-        sparse = held is not None and held.layout is not torch.strided
+            self._device.enable_timing(group)
+        # Arguments are decoded after the call is issued, so that its peers need not wait: what
+        # Python does once per step takes ten times as long as in a loop. A sparse tensor is decoded
+        # before, because afterwards it contains the data of the other ranks too.
+        sparse = first_tensor is not None and first_tensor.layout is not torch.strided
         early = sparse and operator is not None
-        fields = self._decoded(schema, bound, None) if early else None
+        fields = self._decode_call(schema, bound, None) if early else None
         call = self._recorder.begin()
         try:
             result = issue()
             waits = schema.asynchronous(bound)
             if on_host:
-                self._time(call, _work(result), waits, schema.name, group, bound)
+                self._time_call(call, _work(result), waits, schema.name, group, bound)
             else:
                 self._device.watch(call, _work(result))
         except BaseException:
             self._recorder.drop(call)
             raise
-        fields = fields if early else self._decoded(schema, bound, result)
+        fields = fields if early else self._decode_call(schema, bound, result)
         try:
             if fields is None:
                 self._recorder.drop(call)
@@ -352,14 +361,16 @@ class _Watch:
             self._recorder.drop(call)
         return result
 
-    def _decoded(self, schema: Schema, bound: dict[str, Any], result: Any) -> dict[str, Any] | None:
+    def _decode_call(
+        self, schema: Schema, bound: dict[str, Any], result: Any
+    ) -> dict[str, Any] | None:
         try:
             return decode(schema.name, bound, result)
-        except Exception as error:  # training goes on, whatever an operator to come looks like
+        except Exception as error:  # a future version of an operator must not end the training
             self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
             return None
 
-    def _time(
+    def _time_call(
         self,
         call: RecordedCall,
         work: Any,
@@ -368,11 +379,13 @@ class _Watch:
         group: Any,
         bound: dict[str, Any],
     ) -> None:
-        """Has the end of a call on the CPU stamped. Raises what the call's own wait would."""
+        """Arranges that the end of a call on the CPU is stamped. Raises what the call's own wait
+        raises.
+        """
         if work is None and name in OPERATORS:  # monitored_barrier returns when it is over
             call.end()
         elif work is not None and waits is False:
-            # The caller waits next, so this waits instead: exact, for no other thread is asked.
+            # The caller waits next anyway. Waiting here is exact: no other thread is involved.
             work.wait()
             call.end()
         else:
@@ -381,19 +394,19 @@ class _Watch:
                 future.add_done_callback(call.end)
             except (RuntimeError, AttributeError):
                 call.future = None
-                known = OPERATORS.get(name)
-                what = known.collective if known else name
-                if known is None or work is None:
-                    call.unstated = _NOT_TOLD.format("{}", what, group.name())
+                operator = OPERATORS.get(name)
+                what = operator.collective if operator else name
+                if operator is None or work is None:
+                    call.no_time_reason = _NO_DURATION.format("{}", what, group.name())
                 else:
-                    call.waited = _WAITED.format("{}", what, group.name())
-                    self._waits.watch(call, work, tensors(bound.get(known.received)))
+                    call.wait_note = _ENDS_WITH_WAIT.format("{}", what, group.name())
+                    self._waits.watch(call, work, tensors(bound.get(operator.received)))
         if name == "c10d::recv_any_source_":
             call.work = work
 
 
 def _work(result: Any) -> Any:
-    """The Work that an operator returned, alone or last; None where it has none."""
+    """Returns the Work that an operator returned, alone or last; None if there is none."""
     last = result[-1] if isinstance(result, list | tuple) and result else result
     if not isinstance(last, torch.ScriptObject):
         return None

@@ -1,4 +1,4 @@
-"""The file of a rank's capture, written while the training runs, which no disk may end."""
+"""The file of a rank's capture, written while the training runs; disk errors never end it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from torchcoll.core.file import Writer
 from torchcoll.core.traffic import RANK_FILE, Traffic, TrafficCall, header_of
 
 BATCH = 256  # calls that may wait to be written
-# Full or broken: no mistake in the path, so no reason to refuse a training that begins again.
+# Errors of a full or broken disk. The path is right, so they are no reason to refuse the training.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE}
 
 
-def warn(got: object, where: object, expected: str, action: str) -> None:
-    """One line on stderr, in place of an error that would end the training."""
-    say(f"got {got} for {where}, expected {expected}. The training goes on; {action}.")
+def warn(actual: object, target: object, expected: str, action: str) -> None:
+    """Prints one line on stderr, in place of an error that would end the training."""
+    print_warning(
+        f"got {actual} for {target}, expected {expected}. The training goes on; {action}."
+    )
 
 
-def say(text: str) -> None:
-    """A warning, where stderr takes it: it may be a file on the same full disk."""
+def print_warning(text: str) -> None:
+    """Prints a warning if stderr accepts it; stderr may be a file on the same full disk."""
     with contextlib.suppress(OSError, ValueError):
         tell(f"torchcoll: warning: capture: {text}")
 
 
 def open_rank_file(folder: Path, rank: int) -> Writer | None:
-    """A new file of this rank, beside those of earlier captures; None, with a warning, where there
-    is no room for it. Raises UsageError for a folder that cannot be written.
+    """Opens a new file of this rank, next to those of earlier captures.
+
+    Returns None, with a warning, if there is no room for it. Raises UsageError for a folder that
+    cannot be written.
     """
     number = 1
     while True:
@@ -52,8 +56,10 @@ def open_rank_file(folder: Path, rank: int) -> Writer | None:
 
 
 class CaptureFile:
-    """Takes the records of a capture in batches. The first batch that the disk refuses is reported
-    on stderr, and the file stays as it is. A process that was forked from this one writes nothing.
+    """Writes the records of a capture in batches.
+
+    The first batch that the disk refuses is reported on stderr, and the file stays as it is. A
+    process that was forked from this one writes nothing.
     """
 
     def __init__(self, writer: Writer, traffic: Traffic) -> None:
@@ -62,24 +68,25 @@ class CaptureFile:
         self._traffic = traffic
         self._process = os.getpid()
         self._waiting: list[tuple[str, dict[str, Any]]] = []
-        self._groups: set[str] = set()  # that the file has
-        self._known: set[str] = set()  # names in the environment that its header has
-        self._calls = 0  # that the file has
+        self._groups: set[str] = set()  # groups that are in the file
+        self._header_names: set[str] = set()  # environment names in its header
+        self._calls = 0  # number of calls in the file
         self.broken = False
 
     def begin(self, rank: int) -> None:
-        """The header, and the clock of the rank."""
-        self._known = set(self._traffic.environment)
+        """Writes the header and the clock of the rank."""
+        self._header_names = set(self._traffic.environment)
         self.add("header", header_of(self._traffic))
         self.add("step", {"rank": rank, "spans_ns": [], "clock": self._traffic.clocks[rank]})
         self.write()
 
     def add(self, record: str, data: dict[str, Any]) -> None:
-        """A record for the next ``write``."""
+        """Adds a record for the next ``write``."""
         if not self.broken:
             self._waiting.append((record, data))
 
     def add_call(self, rank: int, call: TrafficCall) -> None:
+        """Adds a call, and its group if the file does not have it yet."""
         if call.group not in self._groups and call.group in self._traffic.groups:
             self._groups.add(call.group)
             self.add("group", vars(self._traffic.groups[call.group]))
@@ -87,12 +94,13 @@ class CaptureFile:
 
     @property
     def full(self) -> bool:
-        """Whether a batch is waiting."""
+        """Whether a whole batch is waiting to be written."""
         return len(self._waiting) >= BATCH
 
     def write(self) -> None:
-        """Writes what is waiting; the operating system has it then, also where the process is
-        killed. Never raises.
+        """Writes the waiting records; never raises.
+
+        The operating system has them then, even if the process is killed.
         """
         waiting, self._waiting = self._waiting, []
         if self.broken or not waiting or os.getpid() != self._process:
@@ -100,25 +108,28 @@ class CaptureFile:
         try:
             self._writer.append(waiting)
             self._calls += sum(record == "call" for record, _ in waiting)
-        except Exception as error:  # nothing that a file does is worth the training
+        except Exception as error:  # no failure of the file may end the training
             self.broken = True
-            got = error.strerror if isinstance(error, OSError) else type(error).__name__
+            actual = error.strerror if isinstance(error, OSError) else type(error).__name__
             action = f"the file keeps its first {self._calls} calls"
-            warn(got, self.path, "a disk that takes the next record", action)
+            warn(actual, self.path, "a disk that takes the next record", action)
 
     def end(self, notes: list[str]) -> None:
-        """The last records of a capture that wrote its calls as they ended."""
+        """Writes the last records of a capture that wrote its calls as they ended."""
         for text in notes:
             self.add("note", {"text": text})
         environment = self._traffic.environment
-        later = {name: environment[name] for name in environment if name not in self._known}
+        later = {name: environment[name] for name in environment if name not in self._header_names}
         if later:
             self.add("environment", {"environment": later})
         self.add("end", self._traffic.end)
         self.close()
 
     def close(self) -> None:
-        """Writes what is waiting. Without an end, a file that is broken loads as one cut off."""
+        """Writes the waiting records and closes the file.
+
+        A broken file has no end record and loads as one that was cut off.
+        """
         self.write()
         if not self.broken and not self._writer.there():
             self.broken = True

@@ -1,7 +1,7 @@
-"""An advice and its table of choices, for DDP and FSDP2 alike: what each costs, and which is best.
+"""The table of choices that DDP and FSDP2 advice share: what each choice costs, and which is best.
 
-``with_times`` fills a row from what a model says on each curve, ``judged`` sets the rows against
-the best of them.
+``add_times`` fills a row with the model's times on each curve, ``judge_rows`` compares the rows
+with the best of them.
 """
 
 from __future__ import annotations
@@ -18,45 +18,50 @@ from torchcoll.core.units import format_size
 from torchcoll.stats.ratios import paired_ratio
 from torchcoll.training.measured_curves import CurveUsed
 
-THRESHOLD = 0.02  # as in a comparison: a change below it is nothing that anyone would act on
-# Real steps of one model differ from what the model says, cap by cap, and no run of the curve
-# tells that: a choice is worse only where it is so by more than this. With it and the intervals
-# below, `worse` met the truly best in less than 5 % of simulated cases, and what is truly 10 to
-# 15 % slower in 95 % where the model is right within 2 %, in 78 % within 3 % and fewer beyond, or
-# where runs differ by more than 3 % (tests/benchmarks/advice_simulation.py, with a seed that it
-# was not chosen on; advice.py has the real steps).
+THRESHOLD = 0.02  # as in a comparison: nobody would act on a smaller change
+# Real steps differ from the model's prediction from cap to cap, and the runs of the curve do not
+# show by how much. A choice is therefore called worse only if it is slower by more than this. With
+# this value and the intervals below, `worse` hit the truly best choice in less than 5 % of
+# simulated cases. Choices that are truly 10 to 15 % slower were called worse in 95 % of the cases
+# if the model is right within 2 %, in 78 % within 3 %, and in fewer if its error is larger or if
+# runs differ by more than 3 % (tests/benchmarks/advice_simulation.py, with a seed that was not used
+# to choose this value; advice.py has the real steps).
 MODEL_ERROR = 0.03
-# The model of FSDP2 is further from real steps: a setting that it said takes 1.161 of the best took
-# 1.010 (95 % 0.933 to 1.094). Others took up to 1.7 of what it said, which calls nothing worse
+# The model of FSDP2 is further from real steps: a setting predicted to take 1.161 times the best
+# took 1.010 times (95 % 0.933 to 1.094). Others took up to 1.7 times the predicted time; that error
+# calls no choice worse
 # (results/benchmarks/fsdp-2026-11-22.txt).
 SHARD_MODEL_ERROR = 0.20
 BEST, WITHIN_NOISE, CLOSE, WORSE = "best", "within noise", "within 2 %", "worse"
 INCONCLUSIVE = "inconclusive"
 BEYOND = "beyond the curve"
-RESULTS = ("", BEST, WITHIN_NOISE, CLOSE, INCONCLUSIVE, WORSE)  # of a choice that is judged
+RESULTS = ("", BEST, WITHIN_NOISE, CLOSE, INCONCLUSIVE, WORSE)  # results of judged choices
 _MODEL_NOTE = (
     f"{INCONCLUSIVE}: slower on these curves, but perhaps by no more than {{:.0f}} %, as far as "
     "real steps may be from the model"
 )
 MODEL_NOTE = _MODEL_NOTE.format(100 * MODEL_ERROR)
 SHARD_MODEL_NOTE = _MODEL_NOTE.format(100 * SHARD_MODEL_ERROR)
-FINE = (BEST, WITHIN_NOISE, CLOSE, INCONCLUSIVE)  # not called worse
+NOT_WORSE = (BEST, WITHIN_NOISE, CLOSE, INCONCLUSIVE)  # not called worse
 Interval = tuple[float, float | None, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdviceRow:
-    """What one choice costs. Times in ns: of one backward pass (DDP), of one step without the
+    """The cost of one choice. Times in ns: of one backward pass (DDP), or of one step without the
     optimiser (FSDP2).
 
-    communication_ns: all of its calls one after the other. exposed_ns: what
-    of it nothing hides; None where the time of a backward pass is not known. low, high: least and
-    most over the runs of the curve; of one run on the 5th and 95th percentile of its calls.
-    ratio: of the passes + exposed to that of the best; its interval is 95 % over the runs, of
-    one run the range over its median and these two. result: best, ``within noise`` of it,
-    ``within 2 %``, ``inconclusive`` (see MODEL_NOTE), worse; '' where nothing is judged; or BEYOND,
-    where a call is larger than what was measured: there low, high and interval are None, since each
-    curve would go on by its own last piece, to anywhere.
+    - communication_ns: all calls one after the other.
+    - exposed_ns: the part that nothing hides; None if the duration of a backward pass is unknown.
+    - ..._low_ns, ..._high_ns: the least and the most over the runs of the curve; for one run, with
+      the 5th and 95th percentile of its calls.
+    - ratio: passes + exposed, relative to the best choice.
+    - ratio_low, ratio_high: its 95 % interval over the runs; for one run, the range over its median
+      and the two percentiles.
+    - result: ``best``, ``within noise`` of it, ``within 2 %``, ``inconclusive`` (see MODEL_NOTE) or
+      ``worse``; '' if nothing is judged; or BEYOND, if a call is larger than the measured sizes.
+      Low, high and interval are then None, because each curve would be extended by its own last
+      piece.
     """
 
     communication_ns: float | None = None
@@ -72,6 +77,7 @@ class AdviceRow:
 
     @property
     def hidden_ns(self) -> float | None:
+        """The communication that is hidden."""
         if self.communication_ns is None or self.exposed_ns is None:
             return None
         return self.communication_ns - self.exposed_ns
@@ -82,11 +88,14 @@ AnyRow = TypeVar("AnyRow", bound=AdviceRow)
 
 @dataclass(repr=False, kw_only=True)
 class Advice(Displayed, Generic[AnyRow]):
-    """What ``advise`` found for DDP or FSDP2: a proposal of a model, which real steps can refute.
+    """The result of ``advise`` for DDP or FSDP2: a proposal of a model, which real steps may
+    refute.
 
-    curves: what the calls were read on; runs of them. hides: communication can run beside the
-    computation. backward_ns: of a backward pass without communication; None unknown. best: the row
-    with the least exposed time; None where it cannot be known.
+    - curves: the curves used for the calls.
+    - runs: the number of runs of the curves.
+    - hides: communication can run during the computation.
+    - backward_ns: duration of a backward pass without communication; None if unknown.
+    - best: the row with the least exposed time; None if unknown.
     """
 
     curves: list[CurveUsed]
@@ -98,14 +107,16 @@ class Advice(Displayed, Generic[AnyRow]):
     notes: list[str] = field(default_factory=list)
 
 
-def with_times(
+def add_times(
     row: AnyRow,
     communication_ns: Sequence[float],
     exposed_ns: Sequence[float] | None,
     beyond: bool,
 ) -> AnyRow:
-    """The row with its times, of which there is one for each of ``MeasuredCurves.every``. beyond:
-    a call is larger than what was measured.
+    """Returns the row with its times.
+
+    - communication_ns, exposed_ns: one value for each of ``MeasuredCurves.all_curves``.
+    - beyond: whether a call is larger than the measured sizes.
     """
     row = replace(row, communication_ns=communication_ns[0])
     if exposed_ns is not None:
@@ -121,25 +132,27 @@ def with_times(
     return row
 
 
-def judged(
+def judge_rows(
     rows: Sequence[AnyRow],
     ends: Sequence[Sequence[float]],
     runs: int,
     model_error: float | None = None,
 ) -> list[AnyRow]:
-    """The rows with ratios and results. ends: passes + exposed of each row on each curve, () where
-    that is not known. Rows that have a result already are not chosen from. model_error: how far the
-    model may be off, MODEL_ERROR if None.
+    """Returns the rows with ratios and results. Rows that already have a result cannot be the best.
+
+    - ends: passes + exposed of each row on each curve; () if unknown.
+    - runs: the number of runs of the curves.
+    - model_error: the maximum relative error of the model; None for MODEL_ERROR.
     """
     able = [i for i, row in enumerate(rows) if not row.result]
     if not able:
         return list(rows)
-    deciding = slice(1, None) if runs > 1 else slice(1)  # the runs, or the centre
+    deciding = slice(1, None) if runs > 1 else slice(1)  # indices of the runs, or of the centre
     best = min(able, key=lambda i: math.fsum(map(math.log, ends[i][deciding])))
     results = []
     for i, row in enumerate(rows):
         if ends[i]:
-            ratio, low, high, result = judge(
+            ratio, low, high, result = compare_to_best(
                 ends[i],
                 ends[best],
                 runs,
@@ -154,7 +167,11 @@ def judged(
 
 
 def beyond_note(calls: str, largest_bytes: int) -> str:
-    """calls: which of them lie beyond the curve. largest_bytes: of all of them."""
+    """Returns the note on extrapolated calls.
+
+    - calls: which calls are beyond the curve.
+    - largest_bytes: the largest of them.
+    """
     return (
         f"{BEYOND}: {calls}; their times go on as its last piece does, without low, high and "
         "range, and they are not chosen from. Measure with -e "
@@ -162,9 +179,12 @@ def beyond_note(calls: str, largest_bytes: int) -> str:
     )
 
 
-class Against(NamedTuple):
-    """ratio: to the best. low, high: 95 % over the runs, for all choices together (Bonferroni):
-    one of many is else called worse by chance; of one run least and most of its curves.
+class RatioToBest(NamedTuple):
+    """The comparison of a choice with the best.
+
+    - ratio: passes + exposed, relative to the best.
+    - low, high: 95 % over the runs, for all choices together (Bonferroni), because otherwise one of
+      many would be called worse by chance. For one run, the least and the most of its curves.
     """
 
     ratio: float
@@ -174,11 +194,13 @@ class Against(NamedTuple):
 
 
 def interval(ratios: Sequence[float], runs: int, choices: int = 1) -> Interval:
-    """The ratio on the centre, or its mean over the runs, and its interval.
+    """Returns the ratio and its interval: (ratio, low, high).
 
-    ratios: one for each of ``MeasuredCurves.every``. choices: as many intervals hold together.
+    - ratios: one for each of ``MeasuredCurves.all_curves``.
+    - runs: the number of runs; with several the ratio is their mean, otherwise that of the centre.
+    - choices: the number of intervals that must hold together.
     """
-    if runs > 1:  # the centre is their mean, and no run of its own
+    if runs > 1:  # the centre is the mean of the runs, not a run
         paired = paired_ratio([1.0] * runs, ratios[1:])
         if paired.low is None or paired.high is None:  # no run differs from another
             return paired.ratio, paired.ratio, paired.ratio
@@ -189,26 +211,31 @@ def interval(ratios: Sequence[float], runs: int, choices: int = 1) -> Interval:
     return (ratios[0], min(ratios), max(ratios)) if len(ratios) > 1 else (ratios[0], None, None)
 
 
-def judge(
-    own: Sequence[float],
+def compare_to_best(
+    totals_ns: Sequence[float],
     best: Sequence[float],
     runs: int,
     choices: int,
     *,
     spread: bool = True,
     model_error: float = MODEL_ERROR,
-) -> Against:
-    """A choice against the best. choices: how many are set against it. spread: False where the
-    curves beside the centre tell nothing of it. model_error: how far the model may be off.
+) -> RatioToBest:
+    """Compares a choice with the best.
+
+    - totals_ns, best: passes + exposed on each curve.
+    - choices: the number of choices that are compared with the best.
+    - spread: False if only the centre is meaningful for this choice.
+    - model_error: the maximum relative error of the model.
     """
-    ratios = [one / base for one, base in zip(own, best, strict=True)]
+    ratios = [total_ns / base for total_ns, base in zip(totals_ns, best, strict=True)]
     if not spread:
-        return Against(ratios[0], None, None, result_of(ratios[0], None, model_error))
+        return RatioToBest(ratios[0], None, None, classify_ratio(ratios[0], None, model_error))
     ratio, low, high = interval(ratios, runs, choices)
-    return Against(ratio, low, high, result_of(ratio, low, model_error))
+    return RatioToBest(ratio, low, high, classify_ratio(ratio, low, model_error))
 
 
-def result_of(ratio: float, low: float | None, model_error: float = MODEL_ERROR) -> str:
+def classify_ratio(ratio: float, low: float | None, model_error: float = MODEL_ERROR) -> str:
+    """Returns the result for a ratio and the low end of its interval."""
     if low is not None and low <= 1:
         return WITHIN_NOISE
     if ratio <= 1 + THRESHOLD:

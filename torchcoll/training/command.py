@@ -1,8 +1,8 @@
-"""The commands of a training: what it sends and costs, planned, captured or played again.
+"""The commands for trainings: what they send and cost, planned, captured or replayed.
 
-``gradients``: of a model, without running it. ``replay``: on ranks, a captured training step played
-again. ``trace``: traffic from per-rank files, profiler traces and Flight Recorder dumps. ``plan``:
-the communication of a training that was not run, on a machine with a model.
+``gradients``: the buckets of a model, without running it. ``replay``: a captured training step,
+replayed on ranks. ``trace``: traffic from per-rank files, profiler traces and Flight Recorder
+dumps. ``plan``: the communication of a training that was not run, on a machine with a model.
 """
 
 from __future__ import annotations
@@ -107,28 +107,28 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
     if options.model is None:
         raise UsageError("model", "none", "package.module:factory, such as train:make_model")
     if options.fsdp is not None:
-        (together,) = _togethers(options) or [1]
-        plan = _shards(options, together, next(iter(_reshards(options)), None))
+        (together,) = _parse_together(options) or [1]
+        plan = _shard_plan(options, together, next(iter(_parse_reshard(options)), None))
         show(plan, format=options.format)
         return ExitCode.OK
     if is_traffic(options.model):
         raise UsageError("model", options.model, "package.module:factory", _OF_TRAFFIC)
     from torchcoll.training.buckets_show import show_plans
 
-    plans = _plans(options, _caps(options.bucket_cap_mb))
+    plans = _bucket_plans(options, _parse_caps(options.bucket_cap_mb))
     show_plans(plans, options.format, model=options.model)
     return ExitCode.OK
 
 
-def _plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[BucketPlan]:
-    """A plan for each cap."""
+def _bucket_plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[BucketPlan]:
+    """Returns a plan for each cap."""
     from torchcoll.bench.main import import_torch
 
-    import_torch()  # or says in one line that there is none
+    import_torch()  # reports a missing torch in one line
     from torchcoll.training.buckets import gradient_buckets
-    from torchcoll.training.meta_model import model_of
+    from torchcoll.training.meta_model import make_model
 
-    model = model_of(options.model)
+    model = make_model(options.model)
     return [gradient_buckets(model, cap, find_unused=options.find_unused) for cap in caps]
 
 
@@ -143,111 +143,115 @@ def _show_advice(options: argparse.Namespace) -> ExitCode:
         for name in ("parameters", "dtype", "accumulate"):
             if (value := getattr(options, name)) is not None:
                 raise UsageError(name, value, "none with --fsdp")
-        gradients = _shard_choices(options)
+        gradients = _shard_plans(options)
     elif (options.model is None) == (options.parameters is None):
-        got = "neither a model nor --parameters" if options.model is None else "both"
+        actual = "neither a model nor --parameters" if options.model is None else "both"
         action = "" if options.model else "The model stands before --curve."
-        raise UsageError("gradients", got, "a model or --parameters", action)
+        raise UsageError("gradients", actual, "a model or --parameters", action)
     else:
         text = options.bucket_cap_mb
-        caps = None if text is None else [cap for cap in _caps(text) if cap is not None]
+        caps = None if text is None else [cap for cap in _parse_caps(text) if cap is not None]
         if options.model is None:
-            gradients = _number(options.parameters, "parameters")
+            gradients = _parse_number(options.parameters, "parameters")
         elif not is_traffic(options.model):
-            gradients, caps = _plans(options, [None, *(caps or CAPS_MB)]), None
+            gradients, caps = _bucket_plans(options, [None, *(caps or CAPS_MB)]), None
     backward = options.backward_ms
-    found = advise(
+    advice = advise(
         gradients,
         options.curve,
         caps_mb=caps,
-        backward_ms=None if backward is None else _number(backward, "backward-ms"),
+        backward_ms=None if backward is None else _parse_number(backward, "backward-ms"),
         dtype=options.dtype,
         accumulate=options.accumulate,
     )
-    show(found, format=options.format)
+    show(advice, format=options.format)
     return ExitCode.OK
 
 
-def _number(text: str, what: str) -> float:
+def _parse_number(text: str, what: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise UsageError(what, text, "a number") from None
 
 
-def _caps(text: str | None) -> list[float | None]:
+def _parse_caps(text: str | None) -> list[float | None]:
     if text is None:
         return [None]
     try:
-        return [float(part) for part in text.split(",")]
+        return [float(item) for item in text.split(",")]
     except ValueError:
         raise UsageError("bucket-cap-mb", text, "numbers of MiB, such as 10,25,100") from None
 
 
-def _shard_choices(options: argparse.Namespace) -> list[ShardPlan]:
-    """A plan for each way to wrap and to reshard."""
-    named = _togethers(options)
+def _shard_plans(options: argparse.Namespace) -> list[ShardPlan]:
+    """Returns a plan for each choice of wrapping and resharding."""
+    named = _parse_together(options)
     plans = []
-    for reshard in _reshards(options) or [True, False]:
+    for reshard in _parse_reshard(options) or [True, False]:
         number, together = 0, 1
         while named[number:] if named else together:
             together = named[number] if named else together
-            plans.append(_shards(options, together, reshard))
+            plans.append(_shard_plan(options, together, reshard))
             number += 1
-            # Until all are in one unit: more make no other plan.
+            # Stop when all modules are in one unit: more would make the same plan.
             one_unit = len({act.unit for act in plans[-1].acts}) <= 2
             together = 0 if one_unit else 2 * together
     return plans
 
 
-def _togethers(options: argparse.Namespace) -> list[int]:
+def _parse_together(options: argparse.Namespace) -> list[int]:
     text = options.together
     if text is None:
         return []
     expected = "whole numbers from 1 on, such as 1,2,4" if options.curve else "one whole number"
     try:
-        found = [int(part) for part in text.split(",")]
+        numbers = [int(item) for item in text.split(",")]
     except ValueError:
         raise UsageError("together", text, expected) from None
-    if min(found) < 1 or (len(found) > 1 and options.curve is None):
+    if min(numbers) < 1 or (len(numbers) > 1 and options.curve is None):
         raise UsageError("together", text, expected)
-    return found
+    return numbers
 
 
-def _reshards(options: argparse.Namespace) -> list[bool | int]:
+def _parse_reshard(options: argparse.Namespace) -> list[bool | int]:
     text = options.reshard
     if text is None:
         return []
-    words = {"true": True, "false": False}
+    keywords = {"true": True, "false": False}
     try:
-        found = [words[part] if part in words else int(part) for part in text.lower().split(",")]
+        choices = [
+            keywords[item] if item in keywords else int(item) for item in text.lower().split(",")
+        ]
     except ValueError:
         raise UsageError("reshard", text, "true, false or a number of ranks") from None
-    if len(found) > 1 and options.curve is None:
+    if len(choices) > 1 and options.curve is None:
         raise UsageError("reshard", text, "one of true, false, or a number of ranks")
-    return found
+    return choices
 
 
-def _shards(options: argparse.Namespace, together: int, reshard: bool | int | None) -> ShardPlan:
+def _shard_plan(
+    options: argparse.Namespace, together: int, reshard: bool | int | None
+) -> ShardPlan:
     for name, given in (("model", options.model is None), ("fsdp", not options.fsdp)):
         if given:
             raise UsageError(name, "none", "package.module:factory, such as train:make_model")
     if options.bucket_cap_mb is not None or options.find_unused:
-        got = "--bucket-cap-mb" if options.bucket_cap_mb is not None else "--find-unused"
-        raise UsageError("fsdp", f"{options.fsdp} and {got}", "one of them: the other is DDP's")
+        option = "--bucket-cap-mb" if options.bucket_cap_mb is not None else "--find-unused"
+        raise UsageError("fsdp", f"{options.fsdp} and {option}", "one of them: the other is DDP's")
 
     from torchcoll.bench.main import import_torch
 
     import_torch()
-    from torchcoll.training.meta_model import model_of
+    from torchcoll.training.meta_model import make_model
     from torchcoll.training.shards import shard_traffic
 
-    model = model_of(options.model)
+    model = make_model(options.model)
     asked = options.fsdp.split(",")
-    known = {type(module).__name__ for module in model.modules()}
+    class_names = {type(module).__name__ for module in model.modules()}
     for name in asked:
-        if name not in known:
-            raise unknown("fsdp", name, sorted(known), "classes of the model: {}")
+        if name not in class_names:
+            raise unknown("fsdp", name, sorted(class_names), "classes of the model: {}")
     return shard_traffic(
         model,
         lambda name, module: type(module).__name__ in asked,
@@ -325,27 +329,27 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         asked=fingerprint(asked),
         argv=sys.argv[1:],
         recorder=recorder,
-        on_leaving=file.drop,
+        on_leaving=file.close,
     )
 
     try:
-        found = play(
+        result = play(
             torch, what, lambda: Traffic.load(options.file), options.steps, options.compute
         )
-        if found is not None and file.writer:
+        if result is not None and file.writer:
             from torchcoll.overview.show import show
 
-            lost, there = file.look_after(), file.writer.there()
-            found.write(file.writer)
-            found.path = file.path
-            if there:
+            lost, unmoved = file.replace_if_removed(), file.writer.there()
+            result.write(file.writer)
+            result.path = file.path
+            if unmoved:
                 tell(f"traffic file: {file.path}")
-            show(found, format=options.format)
+            show(result, format=options.format)
             if lost:
                 complain(f"torchcoll: error: {lost}", launch.rank, speaks=True)
                 return ExitCode.FAILED
     finally:
-        file.drop()
+        file.close()
     return ExitCode.OK
 
 
@@ -399,7 +403,7 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         check_new(options.perfetto, "perfetto", options.force)
     traffic = read_traffic(options.files)
     if options.output:
-        # The new file is whole: what was wrong in those that were read has to be said in it.
+        # The new file is complete, so problems of the files that were read must be noted in it.
         kept = [*traffic.notes, *traffic.problems]
         dataclasses.replace(traffic, notes=kept).save(options.output)
         tell(f"written: {options.output}")
@@ -464,7 +468,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.pictures import check_path
     from torchcoll.training.plan_show import draw_projection, show_projection
     from torchcoll.training.projection import plan_shape, plan_traffic
-    from torchcoll.training.shapes import degrees_of, shape_of
+    from torchcoll.training.shapes import find_shape, parse_degrees
 
     choice(options.format, "format", FORMATS)
     if options.plot:
@@ -473,7 +477,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     if options.plot and len(ranks) < 2:
         raise UsageError("plot", options.plot, "--ranks with several numbers beside it")
     backward = options.backward_ms
-    backward_ns = None if backward is None else 1e6 * _positive(backward, "backward-ms")
+    backward_ns = None if backward is None else 1e6 * _parse_positive(backward, "backward-ms")
     model = load_model(options.model)
     if options.traffic is not None:
         for name in ("shape", "parameters", *_OF_SHAPES):
@@ -482,8 +486,12 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
                 raise UsageError(name, f"{value} beside --traffic", expected)
         projection = plan_traffic(model, read_traffic([options.traffic]), ranks, backward_ns)
     else:
-        count = None if options.parameters is None else _positive(options.parameters, "parameters")
-        shape = shape_of(options.shape, count)
+        count = (
+            None
+            if options.parameters is None
+            else _parse_positive(options.parameters, "parameters")
+        )
+        shape = find_shape(options.shape, count)
         if shape is None and count is None:
             raise UsageError("plan", "nothing", "--traffic PATH, --shape NAME or --parameters N")
         if options.parallel is None and not ranks:
@@ -492,10 +500,10 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
             model,
             shape,
             float(shape.parameters) if shape else count or 0.0,
-            degrees_of(options.parallel or f"dp={ranks[0]}"),
+            parse_degrees(options.parallel or f"dp={ranks[0]}"),
             ranks,
             backward_ns,
-            _positive(options.tokens or str(_TOKENS), "tokens"),
+            _parse_positive(options.tokens or str(_TOKENS), "tokens"),
             find_dtype(options.dtype or "bfloat16").name,
         )
     show_projection(projection, options.format)
@@ -505,8 +513,8 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _positive(text: str, what: str) -> float:
-    number = _number(text, what)
+def _parse_positive(text: str, what: str) -> float:
+    number = _parse_number(text, what)
     if not 0 < number < 1e15:
         raise UsageError(what, text, "a number above 0")
     return number
@@ -514,22 +522,22 @@ def _positive(text: str, what: str) -> float:
 
 COMMANDS = {
     "plan": (
-        "the communication of a training step by a machine's model, over ranks",
+        "predict the communication time of a training step",
         plan_arguments,
         run_plan,
     ),
     "replay": (
-        "on ranks: play a captured training step again, without the model",
+        "run a recorded training step's collectives again",
         replay_arguments,
         run_replay,
     ),
     "gradients": (
-        "which buckets of gradients a model sends, planned on meta",
+        "show a model's gradient buckets and what they cost",
         gradients_arguments,
         run_gradients,
     ),
     "trace": (
-        "what a training sends: captured files, profiler and Chakra traces, Flight Recorder dumps",
+        "show what a training sent, and when",
         trace_arguments,
         run_trace,
     ),

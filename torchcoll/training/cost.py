@@ -1,14 +1,14 @@
-"""What each call of a training costs: waiting for the last rank, the transfer, and contention.
+"""The cost of each call of a training: waiting for the last rank, transfer, and contention.
 
-The model, as simple as it can be said. The ranks of a collective end together, so the one that came
-last has the shortest time, and that time is the transfer; what the others have more is their wait
-for it. Against the same call measured alone, what the transfer has more is contention: with the
-computation beside it, and with other groups on the same wires. All three are estimates. Only
-durations are used: the clocks of ranks are never compared.
+The model is deliberately simple. The ranks of a collective end together, so the one that came last
+has the shortest time, and that time is the transfer; the excess of each other rank is its wait. The
+transfer's excess over the same call measured alone is contention, with the concurrent computation
+and with other groups on the same wires. All three are estimates. Only durations are used: the
+clocks of ranks are never compared.
 
-A capture stamps the ends of asynchronous calls on CPUs late (training/late.py). So there a
-contention that is no more than this error is only a bound, and a rank came last only where it was
-shorter by more.
+A capture stamps the ends of asynchronous calls on CPUs late (training/late.py). A contention within
+this error is therefore only an upper bound, and a rank counts as last only if its time was shorter
+by more than that.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import time_text
 from torchcoll.inputs import load
-from torchcoll.training.isolated import Alone
-from torchcoll.training.joined import Joined, join_ranks, not_split
+from torchcoll.training.isolated import IsolatedTimes
+from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
 from torchcoll.training.late import (
     LATE,
     LateRank,
     cut_at_marks,
     error_ns,
-    heard_late,
     late_ranks,
+    may_end_late,
 )
-from torchcoll.training.steps import steps_of
+from torchcoll.training.steps import find_steps
 from torchcoll.training.traffic_table import group_text
 
 _RUN = "a Run, its file, or a list of them"
@@ -47,14 +47,17 @@ _RUN = "a Run, its file, or a list of them"
 class CostRow:
     """Calls of one collective, size, dtype and group in the steady steps. Times: medians in ns.
 
-    size_bytes: the size S of nccl-tests; None where there is none, or (all_to_all_v) it varies.
-    calls: collectives, each once for all of its ranks. queued: the share of the ranks' calls that
-    were issued while an earlier one of the group was in flight: their times hold the wait for it;
-    None unknown. in_place_ns: the slowest rank's. wait_ns: of the rank that waited longest.
-    transfer_ns: the shortest rank's time. isolated_ns: the completion measured alone, isolated_as:
-    how. contention_ns: transfer_ns - isolated_ns. Medians do not add up exactly. late_ns: by how
-    much each call's time may be too long, for its end was stamped late; 0 where it was not. reason:
-    why something is None.
+    - size_bytes: the size S of nccl-tests; None if there is none or it varies (all_to_all_v).
+    - calls: the number of collectives, each counted once for all its ranks.
+    - queued: the share of the ranks' calls that were issued while an earlier call of the group was
+      in flight, so that their times include the wait for it; None if unknown.
+    - in_place_ns: the time in the training, on the slowest rank.
+    - wait_ns: the wait of the rank that waited longest.
+    - transfer_ns: the time of the shortest rank.
+    - isolated_ns: the completion measured alone; isolated_as: how it was measured.
+    - contention_ns: transfer_ns - isolated_ns. Medians do not add up exactly.
+    - late_ns: by how much a time may be too long because its end was stamped late; otherwise 0.
+    - reason: why a figure is None.
     """
 
     collective: str
@@ -78,13 +81,16 @@ class CostRow:
 
     @property
     def bound(self) -> bool:
-        """True where the contention may be nothing but ends that were stamped late."""
+        """Whether late end stamps alone could explain the contention."""
         return self.contention_ns is not None and 0 < self.contention_ns <= self.late_ns
 
 
 @dataclass(repr=False)
 class Cost(Displayed):
-    """What ``cost`` found. ties: calls in which it cannot be known which rank came last."""
+    """The result of ``cost``.
+
+    - ties: the number of calls in which the last rank is unknown.
+    """
 
     rows: list[CostRow]
     late: list[LateRank]
@@ -98,23 +104,25 @@ def cost(
     traffic: Traffic | str | os.PathLike[str],
     run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]],
 ) -> Cost:
-    """Splits the time in place of each call into wait and transfer, and sets it against ``run``.
+    """Splits the time of each call in a training into wait and transfer, and compares it with
+    ``run``.
 
-    traffic: of all ranks of the groups, such as the folder that ``capture`` wrote; of one rank
-    alone nothing tells wait from transfer. run: the same calls measured alone,
-    ``torchcoll.run(traffic.spec())``, or its file; several where the calls are on several ways to
-    divide the ranks, each measured by itself: a call is set against the run on its own group, and
-    against the geometric mean where several runs measured the same. The steady steps of the table
-    count. What could not be told is None, with the reason.
+    - traffic: the calls of all ranks of the groups, for example the folder that ``capture`` wrote.
+      With one rank alone, wait and transfer cannot be separated.
+    - run: the same calls measured alone, ``torchcoll.run(traffic.spec())`` or its file. For a mesh
+      pass one run per dimension, each measured by itself: a call is compared with the run on its
+      own group, or with the geometric mean if several runs measured the same.
 
-    Raises UsageError for what is neither, and UnreadableError for a file.
+    Only the steady steps count. Unknown figures are None, with the reason.
+
+    Raises UsageError for any other argument, and UnreadableError for a file that cannot be read.
     """
     if isinstance(traffic, (str, os.PathLike)):
         traffic = Traffic.load(traffic)
     if not isinstance(traffic, Traffic):
         raise UsageError("traffic", type(traffic).__name__, "a Traffic, its file or its folder")
-    runs = _runs(run)
-    alone = Alone(traffic, runs)
+    runs = _load_runs(run)
+    alone = IsolatedTimes(traffic, runs)
     whole = traffic
     traffic = cut_at_marks(traffic, alone.host_ns)
     cut = {
@@ -124,56 +132,66 @@ def cost(
         if now is not before
     }
     joined, separate = join_ranks(traffic)
-    steps = steps_of(traffic)
-    found: dict[tuple[object, ...], list[Joined]] = defaultdict(list)
-    every: dict[Joined, None] = {}
+    steps = find_steps(traffic)
+    calls_by_kind: dict[tuple[object, ...], list[JoinedCall]] = defaultdict(list)
+    joined_calls: dict[JoinedCall, None] = {}
     for rank, calls in traffic.calls.items():
         for i in (i for step in steps.steady for i in steps.at[rank].get(step, ())):
-            kind, one = steps.kinds[rank][i], joined[rank][i]
-            if one in every:
+            kind, joined_call = steps.kinds[rank][i], joined[rank][i]
+            if joined_call in joined_calls:
                 continue
-            every[one] = None
+            joined_calls[joined_call] = None
             size = _size(calls[i], traffic)
             key = (kind.collective, size, kind.dtype, kind.op, kind.asynchronous, kind.group)
-            found[key].append(one)
+            calls_by_kind[key].append(joined_call)
     queued = _queued(traffic)
-    rows = [_row(own, traffic, alone, queued, cut) for own in found.values()]
-    split = [one for one in every if not not_split(one)]
+    rows = [_row(kind_calls, traffic, alone, queued, cut) for kind_calls in calls_by_kind.values()]
+    split = [joined_call for joined_call in joined_calls if not unsplit_reason(joined_call)]
     late, ties = late_ranks(split, traffic.source)
     notes = [*traffic.problems, *steps.notes, *separate]
-    notes += _notes(rows, every, traffic.source, cut)
+    notes += _notes(rows, joined_calls, traffic.source, cut)
     if traffic.source == "plan":
-        notes.append(_together(rows))
-    if every and not split and len(traffic.calls) < traffic.ranks and traffic.source != "plan":
+        notes.append(_plan_note(rows))
+    if (
+        joined_calls
+        and not split
+        and len(traffic.calls) < traffic.ranks
+        and traffic.source != "plan"
+    ):
         notes.append(
             f"{len(traffic.calls)} of {traffic.ranks} ranks: wait and transfer take the files of "
             "all of them, as torchcoll.capture(FOLDER) leaves them: torchcoll.cost(FOLDER, run)"
         )
-    names = ", ".join(str(one.path or one.header.get("run_id") or "run") for one in runs)
+    names = ", ".join(str(run.path or run.header.get("run_id") or "run") for run in runs)
     return Cost(rows, late, ties, str(traffic.path or "traffic"), names, notes)
 
 
-def _together(rows: Sequence[CostRow]) -> str:
-    """What a step on paper communicates: each call as it is alone."""
-    known = [row for row in rows if row.isolated_ns is not None]
-    total = sum(row.calls * (row.isolated_ns or 0) for row in known)
-    calls, told = (sum(row.calls for row in own) for own in (rows, known))
-    if calls and not told:
+def _plan_note(rows: Sequence[CostRow]) -> str:
+    """Returns a sentence on the communication of a planned step, from calls measured alone."""
+    timed = [row for row in rows if row.isolated_ns is not None]
+    total = sum(row.calls * (row.isolated_ns or 0) for row in timed)
+    calls, timed_calls = (sum(row.calls for row in counted_rows) for counted_rows in (rows, timed))
+    if calls and not timed_calls:
         reasons = list(dict.fromkeys(row.reason for row in rows if row.reason))
         more = f" and {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
         return (
             f"a plan: nothing ran, and the run has no time for any of its {calls} calls "
             f"({reasons[0]}{more}). torchcoll.run(plan.spec()) measures them"
         )
-    words = f"a plan: nothing ran. Its calls one after the other: {time_text(total)}"
-    return words if told == calls else f"{words} of the {told} of {calls} that are known"
+    text = f"a plan: nothing ran. Its calls one after the other: {time_text(total)}"
+    return (
+        text if timed_calls == calls else f"{text} of the {timed_calls} of {calls} that are known"
+    )
 
 
-def _runs(reported: object) -> list[Run]:
-    """Raises UsageError for what is no run, and UnreadableError for a file."""
+def _load_runs(source: object) -> list[Run]:
+    """Returns the runs of a Run, file or list of them.
+
+    Raises UsageError for anything else, and UnreadableError for a file.
+    """
     runs: list[Run] = []
-    for one in reported if isinstance(reported, (list, tuple)) else [reported]:
-        loaded = load(one) if isinstance(one, (str, os.PathLike)) else one
+    for item in source if isinstance(source, (list, tuple)) else [source]:
+        loaded = load(item) if isinstance(item, (str, os.PathLike)) else item
         for run in loaded if isinstance(loaded, list) else [loaded]:
             if not isinstance(run, Run):
                 action = "torchcoll.run returns it on rank 0 alone." if run is None else ""
@@ -192,13 +210,13 @@ def _size(call: TrafficCall, traffic: Traffic) -> int | None:
 
 
 def _row(
-    joined: Sequence[Joined],
+    joined: Sequence[JoinedCall],
     traffic: Traffic,
-    isolated_calls: Alone,
+    isolated_calls: IsolatedTimes,
     queued: Mapping[int, bool | None],
     cut: Set[int],
 ) -> CostRow:
-    calls = [call for one in joined for call in one.calls.values()]
+    calls = [call for joined_call in joined for call in joined_call.calls.values()]
     first = calls[0]
     groups = [
         traffic.groups.get(name) or Group(name) for name in dict.fromkeys(c.group for c in calls)
@@ -206,13 +224,18 @@ def _row(
     backend = next((group.backend for group in groups if group.backend), "")
     clocks = {call.clock for call in calls if call.time_ns is not None}
     clock = clocks.pop() if len(clocks) == 1 else None
-    split = [one for one in joined if not not_split(one)]
-    planned = traffic.source == "plan"  # nothing ran, which is said once
-    reasons = dict.fromkeys("" if planned else not_split(one) for one in joined)
-    waits = [max(one.times_ns.values()) - min(one.times_ns.values()) for one in split]
-    transfers = [min(one.times_ns.values()) for one in split]
+    split = [joined_call for joined_call in joined if not unsplit_reason(joined_call)]
+    planned = traffic.source == "plan"  # nothing ran: one note says so, not each row
+    reasons = dict.fromkeys(
+        "" if planned else unsplit_reason(joined_call) for joined_call in joined
+    )
+    waits = [
+        max(joined_call.times_ns.values()) - min(joined_call.times_ns.values())
+        for joined_call in split
+    ]
+    transfers = [min(joined_call.times_ns.values()) for joined_call in split]
     transfer = median(transfers) if transfers else None
-    alone = isolated_calls.of(first, backend, clock)
+    alone = isolated_calls.find(first, backend, clock)
     reasons[alone.reason] = None
     contention = None
     if transfer is not None and alone.time_ns is not None:
@@ -223,7 +246,9 @@ def _row(
     if contention is not None and contention < 0 and any(id(call) in cut for call in calls):
         contention = None
         reasons["shorter than alone, with calls cut at the mark of their step"] = None
-    known = [time for one in joined if (time := one.completion_ns) is not None]
+    completions = [
+        time for joined_call in joined if (time := joined_call.completion_ns) is not None
+    ]
     states = [queued[id(call)] for call in calls]
     return CostRow(
         first.collective,
@@ -236,23 +261,24 @@ def _row(
         len(joined),
         None if None in states else sum(map(bool, states)) / len(states),
         clock,
-        median(known) if known else None,
+        median(completions) if completions else None,
         median(waits) if waits else None,
         transfer,
         alone.time_ns,
         alone.text,
         contention,
-        max(error_ns(one, traffic.source) for one in joined),
+        max(error_ns(joined_call, traffic.source) for joined_call in joined),
         "; ".join(reason for reason in reasons if reason),
     )
 
 
 def _queued(traffic: Traffic) -> dict[int, bool | None]:
-    """Whether each call was issued while an earlier one of its group was in flight, by its id.
+    """Returns, by the id of a call, whether it was issued while an earlier one of its group was in
+    flight.
 
-    None where stamps are missing, or where time_ns is the device's, which holds no waiting.
+    None if stamps are missing, or if time_ns is from the device and contains no waiting.
     """
-    found: dict[int, bool | None] = {}
+    queued: dict[int, bool | None] = {}
     for calls in traffic.calls.values():
         ends: dict[str, int] = {}
         for call in calls:
@@ -262,21 +288,21 @@ def _queued(traffic: Traffic) -> dict[int, bool | None]:
                 or call.clock != "host"
                 or call.point_to_point
             ):
-                found[id(call)] = None
+                queued[id(call)] = None
                 continue
             start = call.start_ns or 0
             end = ends.get(call.group, start)
-            found[id(call)] = start < end
+            queued[id(call)] = start < end
             ends[call.group] = max(end, start + (call.time_ns or 0))
-    return found
+    return queued
 
 
 def _notes(
-    rows: Sequence[CostRow], every: Iterable[Joined], source: str, cut: Set[int]
+    rows: Sequence[CostRow], joined_calls: Iterable[JoinedCall], source: str, cut: Set[int]
 ) -> list[str]:
     notes = []
-    calls = [call for one in every for call in one.calls.values()]
-    late = sum(heard_late(call, source) for call in calls)
+    calls = [call for joined_call in joined_calls for call in joined_call.calls.values()]
+    late = sum(may_end_late(call, source) for call in calls)
     if late:
         notes.append(
             f"{late} of {len(calls)} calls {LATE}: in place and transfer may be so much too long, "

@@ -1,4 +1,4 @@
-"""What calls cost in the training: the tables, the rows and the object of ``show``."""
+"""Shows the cost of calls in a training: tables, rows and the object of ``show``."""
 
 from __future__ import annotations
 
@@ -28,32 +28,36 @@ _LATE = (
 _COST_DIMENSIONS = ("dtype", "group", "backend", "asynchronous", "clock", "isolated_as")
 
 
-def show_costs(found: Sequence[Cost], format: str = "table", file: TextIO | None = None) -> None:
-    """Print what ``cost`` found: csv has the calls, json the late ranks too.
+def show_costs(costs: Sequence[Cost], format: str = "table", file: TextIO | None = None) -> None:
+    """Prints the costs; csv has the calls, json the late ranks too.
 
     Raises UsageError for an unknown format.
     """
     show_found(
         [
-            Forms(cost_grids(one), {"schema": "torchcoll-cost/1", **dataclasses.asdict(one)})
-            for one in found
+            Forms(cost_grids(cost), {"schema": "torchcoll-cost/1", **dataclasses.asdict(cost)})
+            for cost in costs
         ],
         format,
         file,
     )
 
 
-def cost_grids(found: Cost) -> list[Grid]:
-    """The calls, then who came last; what is left out and unknown below."""
+def cost_grids(cost: Cost) -> list[Grid]:
+    """Returns the tables of calls and of late ranks, followed by notes."""
     notes = Notes()
-    values = {n: [v for v in values_of(found.rows, n) if v != ""] for n in _COST_DIMENSIONS}
-    varying = [name for name, own in values.items() if len(own) > 1]
-    common = [_word(found.rows[0], n, own[0]) for n, own in values.items() if len(own) == 1]
+    values = {n: [v for v in values_of(cost.rows, n) if v != ""] for n in _COST_DIMENSIONS}
+    varying = [name for name, distinct in values.items() if len(distinct) > 1]
+    common = [
+        _shared_value(cost.rows[0], n, distinct[0])
+        for n, distinct in values.items()
+        if len(distinct) == 1
+    ]
     heads = [Head("collective", left=True, repeat=True), Head("size", repeat=True)]
     heads += [Head(_HEADS[name], left=True) for name in varying]
     heads += [Head("calls", drop=2), Head("queued", drop=1), Head("in place"), Head("wait")]
     heads += [Head("transfer"), Head("alone"), Head("contention")]
-    reasons = any(row.reason for row in found.rows)
+    reasons = any(row.reason for row in cost.rows)
     heads += [Head("", left=True)] * reasons
     rows = [
         [
@@ -67,31 +71,31 @@ def cost_grids(found: Cost) -> list[Grid]:
             f"<= {_signed(row.contention_ns)}" if row.bound else _signed(row.contention_ns),
             *[notes.mark(one_line(row.reason)) if row.reason else ""] * reasons,
         ]
-        for row in found.rows
+        for row in cost.rows
     ]
-    above = [f"{one_line(found.traffic)} beside {one_line(found.run)}", ", ".join(common), _ABOVE]
+    above = [f"{one_line(cost.traffic)} beside {one_line(cost.run)}", ", ".join(common), _ABOVE]
     first = Grid(heads, rows, [line for line in above if line], notes.lines())
     if not rows:
         first.below = ["no calls"]
     late_heads = [Head(name) for name in ("rank", "calls", "last", "share", "even", "waited")]
     late = [
         [
-            str(one.rank),
-            str(one.calls),
-            str(one.last),
-            f"{100 * one.share:.0f} %",
-            f"{100 * one.expected:.0f} %",
-            format_time(one.waited_ns),
+            str(late_rank.rank),
+            str(late_rank.calls),
+            str(late_rank.last),
+            f"{100 * late_rank.share:.0f} %",
+            f"{100 * late_rank.expected:.0f} %",
+            format_time(late_rank.waited_ns),
         ]
-        for one in found.late
+        for late_rank in cost.late
     ]
-    calls = "1 call" if found.ties == 1 else f"{found.ties} calls"
-    within = " (of asynchronous calls: within 5 ms)" * any(row.late_ns for row in found.rows)
+    calls = "1 call" if cost.ties == 1 else f"{cost.ties} calls"
+    within = " (of asynchronous calls: within 5 ms)" * any(row.late_ns for row in cost.rows)
     ties = f"{calls}: several ranks had the shortest time{within}, none counts as last"
     return [
         first,
-        Grid(late_heads, late, [_LATE] * bool(late), [ties] * bool(found.ties)),
-        Grid([], [], below=[one_line(note) for note in found.notes]),
+        Grid(late_heads, late, [_LATE] * bool(late), [ties] * bool(cost.ties)),
+        Grid([], [], below=[one_line(note) for note in cost.notes]),
     ]
 
 
@@ -99,8 +103,8 @@ _HEADS = {"asynchronous": "async", "isolated_as": "alone as"}
 _HEADS |= {name: name for name in _COST_DIMENSIONS if name not in _HEADS}
 
 
-def _word(row: CostRow, name: str, value: object) -> str:
-    """What all rows share; ``row`` is any of them."""
+def _shared_value(row: CostRow, name: str, value: object) -> str:
+    """Returns the text of a value that all rows share; ``row`` is any of them."""
     if name == "asynchronous":
         return "async" if value else "not async"
     texts = {"group": f"group {value} of {row.group_ranks} ranks", "clock": f"{value} clock"}
@@ -115,5 +119,5 @@ def _cell(value: object) -> str:
 
 
 def _signed(ns: float | None) -> str:
-    """Less than 0 where the transfer was shorter than the call alone."""
+    """Returns the time; negative if the transfer was shorter than the call alone."""
     return f"-{format_time(-ns)}" if ns is not None and ns < 0 else format_time(ns)

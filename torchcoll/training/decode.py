@@ -1,7 +1,7 @@
-"""What a c10d operator of torch sends: its arguments -> fields of a TrafficCall.
+"""Decodes torch's c10d operators: from the arguments of a call to the fields of a TrafficCall.
 
-Source: the schemas in torch/csrc/distributed/c10d/Ops.cpp. Arguments are found by their names in
-them: torch has added some.
+Source: the schemas in torch/csrc/distributed/c10d/Ops.cpp. Arguments are looked up by the names
+used there, because later versions of torch have added some.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from torchcoll.core.collectives import exchange_with_splits, uneven
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of c10d: its collective, and which arguments hold what is sent and received."""
+    """The collective of a c10d operator, and the arguments that hold what is sent and received."""
 
     collective: str
     sent: str = ""
     received: str = ""
 
 
-# Where both are the same argument, every rank is counted with it, as in core/collectives.py: what
-# the others hold in a broadcast is no input, but it is what torch is given.
+# Where sent and received are the same argument, its bytes count on every rank, as in
+# core/collectives.py. In a broadcast the tensors of other ranks are not inputs, but torch is given
+# them all the same.
 _C10D = {
     "allreduce_": Operator("all_reduce", "tensors", "tensors"),
     "allreduce_coalesced_": Operator("all_reduce", "tensors", "tensors"),
@@ -57,7 +58,10 @@ _REDUCTIONS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premu
 
 @dataclass(frozen=True)
 class Schema:
-    """What torch says of an operator. Asking torch costs 10 us: once for each operator."""
+    """The name and arguments of an operator.
+
+    Asking torch for them takes 10 us, so it is done once for each operator.
+    """
 
     name: str
     arguments: tuple[str, ...]
@@ -68,15 +72,18 @@ class Schema:
 
     @property
     def communicates(self) -> bool:
-        """True where it is told a process group: check_for_nan is not."""
+        """Whether the operator takes a process group; check_for_nan, for example, does not."""
         return "process_group" in self.arguments or "group_name" in self.arguments
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name. torch leaves out those that have their default."""
+        """Returns the arguments of a call by name; torch omits those with their default value."""
         return {**dict(zip(self.arguments, args, strict=False)), **kwargs}
 
     def asynchronous(self, bound: dict[str, Any]) -> bool | None:
-        """None for send and recv, and where torch does not say: 2.6 does for a few."""
+        """Returns whether the call is asynchronous.
+
+        None for send and recv, and for the few operators of torch 2.6 that do not record it.
+        """
         for name in ("async_op", "asyncOp"):
             if name in self.arguments:
                 return bool(bound.get(name, True))
@@ -84,7 +91,7 @@ class Schema:
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in an argument, in lists of lists too."""
+    """Yields the tensors in an argument, including those in nested lists."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -92,21 +99,26 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors(item)
 
 
-def size_bytes(held: Sequence[torch.Tensor]) -> int:
+def size_bytes(values: Sequence[torch.Tensor]) -> int:
+    """Returns the bytes of the tensors; of sparse ones those of indices and values."""
     return sum(
         tensor.nbytes
         if tensor.layout is torch.strided
         else tensor._indices().nbytes + tensor._values().nbytes
-        for tensor in held
+        for tensor in values
     )
 
 
 def decode(name: str, bound: dict[str, Any], result: Any) -> dict[str, Any]:
-    """The fields of a TrafficCall that tell what was sent. name: of the operator in torch.
+    """Returns the fields of a TrafficCall that describe what was sent.
 
-    An operator that is in no table keeps torch's name, and has the bytes of the tensors that it was
-    given and that it returned. root and peer are ranks of the group: see ``of_world``. op is
-    torch's own object, for ``reduction``.
+    - name: torch's name of the operator. An operator that is not in OPERATORS keeps this name, and
+      its sizes are those of the tensors in its arguments and its result.
+    - bound: its arguments by name.
+    - result: what the operator returned.
+
+    In the returned fields, root and peer are ranks of the group (``to_world_ranks`` converts them),
+    and op is torch's own object (``reduction`` converts it).
     """
     operator = OPERATORS.get(name)
     if operator:
@@ -116,7 +128,7 @@ def decode(name: str, bound: dict[str, Any], result: Any) -> dict[str, Any]:
     else:
         collective, sent = name, list(tensors(list(bound.values())))
         received = list(tensors(result))
-    dtypes = {tensor.dtype for tensor in (*sent, *received)}  # none in a barrier
+    dtypes = {tensor.dtype for tensor in (*sent, *received)}  # empty for a barrier
     fields: dict[str, Any] = {
         "bytes_in": size_bytes(sent),
         "bytes_out": size_bytes(received),
@@ -129,11 +141,11 @@ def decode(name: str, bound: dict[str, Any], result: Any) -> dict[str, Any]:
         splits = _splits(name, bound, sent, received)
         if splits is not None:
             collective, fields["splits"] = exchange, splits
-    elif "coalesced" not in name and max(len(sent), len(received)) > 1:  # a block of each rank
+    elif "coalesced" not in name and max(len(sent), len(received)) > 1:  # one block per rank
         sizes = ([size_bytes([tensor]) for tensor in side] for side in (sent, received))
         collective = uneven(collective, *sizes)
     if sent and sent[0].layout is not torch.strided:
-        collective = f"sparse_{collective}"  # gloo: several all_gather of what differs by rank
+        collective = f"sparse_{collective}"  # gloo sends it as several all_gather calls
     fields["collective"] = collective
     if "root_rank" in bound:
         fields["root"] = bound["root_rank"]
@@ -142,19 +154,21 @@ def decode(name: str, bound: dict[str, Any], result: Any) -> dict[str, Any]:
     return fields
 
 
-def of_world(fields: dict[str, Any], ranks: Sequence[int]) -> None:
-    """Turns root and peer, ranks of the group, into ranks of the world; None where not known."""
+def to_world_ranks(fields: dict[str, Any], ranks: Sequence[int]) -> None:
+    """Converts root and peer from ranks of the group to ranks of the world; None if unknown."""
     for name in ("root", "peer"):
-        place = fields.get(name)
-        if place is not None:
-            fields[name] = ranks[place] if 0 <= place < len(ranks) else None
+        group_rank = fields.get(name)
+        if group_rank is not None:
+            fields[name] = ranks[group_rank] if 0 <= group_rank < len(ranks) else None
 
 
 def reduction(op: Any) -> str | None:
-    """sum, max, ... of a ReduceOp of torch; None where there is none. To ask torch takes 35 us
-    in a step of DDP, more than the rest of ``decode``: not to be done while the peers may wait.
+    """Returns the name of a torch ReduceOp (sum, max, ...), or None if there is none.
+
+    Asking torch takes 35 us in a DDP step, more than the rest of ``decode``, so this must not be
+    called while the peers may be waiting.
     """
-    read = getattr(op, "op", None)  # torch 2.6 has no way to ask
+    read = getattr(op, "op", None)  # torch 2.6 cannot tell
     number = read() if callable(read) else None
     return _REDUCTIONS[number] if isinstance(number, int) and number < len(_REDUCTIONS) else None
 
@@ -165,20 +179,21 @@ def _splits(
     sent: Sequence[torch.Tensor],
     received: Sequence[torch.Tensor],
 ) -> tuple[int, ...] | None:
-    """Bytes to each rank of the group; None for an even all_to_all.
+    """Returns the bytes sent to each rank of the group, or None for an even all_to_all.
 
-    Who gives sizes makes the uneven call, also where they are even: those of another rank need not
-    be, and the ranks should agree on what the call is. Functional calls always give them.
+    A call with explicit sizes counts as uneven even if they are all equal: those of another rank
+    may differ, and all ranks must agree on what the call is. Functional collectives always pass
+    sizes.
     """
     if name == "c10d::alltoall_":
         sizes = [tensor.nbytes for tensor in sent]
         even = len({*sizes, *(tensor.nbytes for tensor in received)}) == 1
         return None if even else tuple(sizes)
-    rows = list(bound.get("input_split_sizes") or ())
-    theirs = list(bound.get("output_split_sizes") or ())
-    if not rows and not theirs:
+    input_rows = list(bound.get("input_split_sizes") or ())
+    output_rows = list(bound.get("output_split_sizes") or ())
+    if not input_rows and not output_rows:
         return None
-    if not rows:  # even here, and uneven from the others
-        return (sent[0].nbytes // len(theirs),) * len(theirs)
-    row = sent[0].element_size() * sent[0].shape[1:].numel()
-    return tuple(count * row for count in rows)
+    if not input_rows:  # this rank sends equal blocks, but receives unequal ones
+        return (sent[0].nbytes // len(output_rows),) * len(output_rows)
+    row_bytes = sent[0].element_size() * sent[0].shape[1:].numel()
+    return tuple(count * row_bytes for count in input_rows)

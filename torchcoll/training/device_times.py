@@ -1,10 +1,10 @@
-"""How long captured calls took on an accelerator, by torch's own events around the kernel.
+"""Durations of captured calls on an accelerator, from torch's own events around the kernel.
 
-Not proven: written without a GPU at hand. torch.profiler would tell the same and is not used: a
-second one ends the user's (torch 2.13), and it costs more than all the rest of a capture. Instead
-the group is asked to time its calls (``_enable_collectives_timing``, as TORCH_NCCL_ENABLE_TIMING
-does) and each Work for ``_get_duration`` once it has ended. Whatever refuses leaves a call
-without a duration, and says so.
+Not proven: written without a GPU at hand. torch.profiler would give the same durations, but is not
+used: starting a second profiler ends the user's (torch 2.13), and it costs more than all the rest
+of a capture. Instead, the process group is told to time its calls (``_enable_collectives_timing``,
+as TORCH_NCCL_ENABLE_TIMING does), and each Work is asked for ``_get_duration`` once it has ended. A
+backend that refuses leaves its calls without a duration, and a note says so.
 """
 
 from __future__ import annotations
@@ -22,30 +22,36 @@ _REFUSED = "{} calls have no duration: the backend does not time them"
 
 
 class DeviceTimes:
-    """Holds each Work, and so what it received, until it has ended: not longer."""
+    """Reads the durations of calls from their Work objects.
+
+    It holds each Work, and so the tensors that it received, until the call has ended and no longer.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[tuple[RecordedCall, Any]] = deque()
-        self._asked: set[str] = set()
+        self._timed_groups: set[str] = set()
 
-    def ask(self, group: Any) -> None:
-        """Before the first call of a group."""
+    def enable_timing(self, group: Any) -> None:
+        """Enables timing of a group; called before its first call."""
         name = str(group.group_name)
-        if name not in self._asked:
-            self._asked.add(name)
-            with contextlib.suppress(RuntimeError, NotImplementedError):  # its calls say so
+        if name not in self._timed_groups:
+            self._timed_groups.add(name)
+            with contextlib.suppress(
+                RuntimeError, NotImplementedError
+            ):  # a note on its calls says so
                 group._enable_collectives_timing()
 
     def watch(self, call: RecordedCall, work: Any) -> None:
+        """Queues a call whose duration is to be read; without a Work it has none."""
         if work is None or _capturing():
-            call.unstated = _REFUSED
+            call.no_time_reason = _REFUSED
             return
         self.poll()
         self._waiting.append((call, work))
 
     def poll(self) -> None:
-        """Reads the calls that have ended, in order."""
+        """Reads the durations of the calls that have ended, in the order of issue."""
         with self._lock:
             while self._waiting and not _capturing():
                 call, work = self._waiting[0]
@@ -54,11 +60,11 @@ class DeviceTimes:
                         return
                     call.time_ns, call.clock = round(1e6 * work._get_duration()), "device"
                 except (RuntimeError, NotImplementedError):
-                    call.unstated = _REFUSED
+                    call.no_time_reason = _REFUSED
                 self._waiting.popleft()
 
     def finish(self) -> None:
-        """Waits for the device, so that the last calls are timed too."""
+        """Waits for the device and reads the durations of the last calls."""
         if self._waiting and torch.accelerator.is_available():
             torch.accelerator.synchronize()
             self.poll()
@@ -66,5 +72,5 @@ class DeviceTimes:
 
 
 def _capturing() -> bool:
-    """In the capture of a CUDA graph events must not be asked."""
+    """Returns whether a CUDA graph is being captured; events must not be queried then."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -1,4 +1,4 @@
-"""Process groups as a Traffic names them, and what its header says of the process."""
+"""The names of process groups in a Traffic, and the environment recorded in its header."""
 
 from __future__ import annotations
 
@@ -14,37 +14,43 @@ from torchcoll.core.traffic import Group, Traffic
 
 
 class GroupNames:
-    """The names of process groups in one traffic, whose groups it fills. torch gives a name again
-    when a group was destroyed: with other members it becomes ``NAME@2`` (``join`` tells the ranks
-    apart that saw other ones).
+    """Names the process groups of one Traffic and adds them to it.
+
+    torch reuses the name of a destroyed group. A group with the same name and other members becomes
+    ``NAME@2`` (``join`` separates ranks that saw different ones).
     """
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
-        # By the object, which must not live longer for being known here.
+        # Weak references, so that a process group can be freed.
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
-    def of(self, group: Any, device: torch.device) -> str:
-        """device: of the tensors, which tells the backend that serves them."""
+    def name(self, group: Any, device: torch.device) -> str:
+        """Returns the name of a process group.
+
+        - device: the device of the tensors, which determines the backend that serves them.
+        """
         name = self._names.get(group)
         if name is None:
             try:
                 ranks = tuple(dist.get_process_group_ranks(group))
-            except (KeyError, ValueError, RuntimeError):  # made by hand, beside torch.distributed
+            except (KeyError, ValueError, RuntimeError):  # made without torch.distributed
                 ranks = ()
             try:
                 backend = str(group._get_backend(device).name())
             except RuntimeError:
                 backend = ""
-            if backend in ("", "custom"):  # of a backend that is not torch's own it may say no more
+            if backend in ("", "custom"):  # a third-party backend may not give its name
                 backend = str(dist.get_backend(group)) if ranks else ""
             new = Group(str(group.group_name), ranks, backend, str(group.group_desc))
             name = self._names[group] = self._traffic.add_group(new)
         return name
 
 
-def unboxed(group: Any) -> Any:
-    """The ProcessGroup of an operator's argument: itself, in a box, or its name; None: unknown."""
+def unbox_group(group: Any) -> Any:
+    """Returns the ProcessGroup of an operator's argument: itself, boxed, or its name; None if
+    unknown.
+    """
     try:
         if isinstance(group, str):
             return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
@@ -54,7 +60,10 @@ def unboxed(group: Any) -> Any:
 
 
 def environment(seen_by: str) -> dict[str, Any]:
-    """What the header of the traffic says of this process."""
+    """Returns the facts about this process for the header of the Traffic.
+
+    - seen_by: what records the calls, such as ``capture``.
+    """
     from torchcoll import __version__
 
     return {

@@ -23,29 +23,34 @@ _WHAT = "state of ddp_hook"
 
 
 def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """What DDP does without a hook (all-reduce, divide), and a record of each bucket.
+    """Performs DDP's own all-reduce and division, and records each gradient bucket.
 
-    ``model.register_comm_hook(traffic, torchcoll.ddp_hook)``. state: a Traffic: a new one
-    (``torchcoll.Traffic()``) or that of a capture. For a model with a process group of its own
-    (Traffic, group), with the group that DDP was given.
+    Register it with ``model.register_comm_hook(traffic, torchcoll.ddp_hook)``.
+
+    - state: a new Traffic (``torchcoll.Traffic()``) or the Traffic of a capture. For a model with
+      its own process group: (Traffic, group), with the group that was given to DDP.
 
     In a new Traffic each bucket is a call, and ``traffic.step()`` marks the end of a training step;
-    durations are known on the CPU. In that of a capture the capture records the calls. In both
-    ``traffic.environment["ddp_buckets"]`` has each set of buckets that a backward pass had, in the
-    order of their first use: lists of index, size_bytes, dtype and parameters (how many).
+    durations are known on the CPU only. In the Traffic of a capture, the capture records the calls.
+    In both cases ``traffic.environment["ddp_buckets"]`` lists each distinct set of buckets that a
+    backward pass produced, in the order of their first use. Each bucket has index, size_bytes,
+    dtype and parameters (their number).
 
-    Gradients are those of DDP to the last bit, but for ``gradient_as_bucket_view=True`` on a number
-    of ranks that is no power of two: DDP divides there, where it else multiplies by 1 / n. Not for
-    ``join(divide_by_initial_world_size=False)``. Raises UsageError for another state.
+    The gradients are bit-identical to DDP's, with one exception: with
+    ``gradient_as_bucket_view=True`` on a number of ranks that is not a power of two, DDP divides
+    where the hook multiplies by 1 / n. Do not use it with
+    ``join(divide_by_initial_world_size=False)``.
+
+    Raises UsageError for any other state.
     """
     traffic, group = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
-    buckets = _Buckets.of(traffic)
+    recorder = _BucketRecorder.for_traffic(traffic)
     group = dist.distributed_c10d._get_default_group() if group is None else group
     buffer = bucket.buffer()
     buffer.mul_(1 / group.size())
     start = time.perf_counter_ns()
     future = dist.all_reduce(buffer, group=group, async_op=True).get_future()
-    ended = buckets.issued(bucket, group, start)
+    ended = recorder.record(bucket, group, start)
 
     def result(future: torch.futures.Future[Any]) -> torch.Tensor:
         ended()
@@ -56,19 +61,20 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     return divided
 
 
-class _Buckets:
-    """What is recorded of the buckets in one Traffic."""
+class _BucketRecorder:
+    """Records the gradient buckets of one Traffic."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
-        self._records = "seen_by" not in traffic.environment  # else a capture does
-        self._pass: list[dict[str, Any]] = []
-        self._passes: list[list[dict[str, Any]]] = []
+        # In the Traffic of a capture, the capture records the calls.
+        self._records_calls = "seen_by" not in traffic.environment
+        self._buckets: list[dict[str, Any]] = []
+        self._bucket_sets: list[list[dict[str, Any]]] = []
         self._sequence: Counter[str] = Counter()
         self._groups = GroupNames(traffic)
         self._begun = time.perf_counter_ns()
         self._unmarked = 0  # the first call after the last mark
-        if self._records:
+        if self._records_calls:
             if traffic.calls:
                 raise UsageError(_WHAT, "a Traffic that holds calls", "a new one, or a capture's")
             traffic.ranks = dist.get_world_size()
@@ -76,34 +82,34 @@ class _Buckets:
             traffic.notes.append(_ALONE)
             traffic.mark_step = self._step
             self._calls = traffic.calls.setdefault(dist.get_rank(), [])
-        traffic.environment["ddp_buckets"] = self._passes
+        traffic.environment["ddp_buckets"] = self._bucket_sets
 
     @classmethod
-    def of(cls, traffic: Any) -> "_Buckets":
-        """Those of the traffic: kept in the object, beside its fields."""
+    def for_traffic(cls, traffic: Any) -> "_BucketRecorder":
+        """Returns the recorder of ``traffic``, which is kept in the object beside its fields."""
         if not isinstance(traffic, Traffic):
-            got = type(traffic).__name__
-            raise UsageError(_WHAT, got, "a Traffic, or (Traffic, process group)")
-        own: _Buckets | None = vars(traffic).get("_buckets")
-        if own is None:
-            own = vars(traffic)["_buckets"] = cls(traffic)
-        return own
+            kind = type(traffic).__name__
+            raise UsageError(_WHAT, kind, "a Traffic, or (Traffic, process group)")
+        recorder: _BucketRecorder | None = vars(traffic).get("_buckets")
+        if recorder is None:
+            recorder = vars(traffic)["_buckets"] = cls(traffic)
+        return recorder
 
-    def issued(self, bucket: Any, group: Any, start: int) -> Any:
-        """Records a bucket. Returns what is to be called at its end."""
-        buffer, index = bucket.buffer(), bucket.index()
+    def record(self, bucket: Any, group: Any, start: int) -> Any:
+        """Records a bucket and returns the function to call when its all-reduce ends."""
+        buffer, bucket_index = bucket.buffer(), bucket.index()
         dtype = str(buffer.dtype).removeprefix("torch.")
         sizes = {
             "size_bytes": buffer.nbytes,
             "dtype": dtype,
             "parameters": len(bucket.parameters()),
         }
-        self._pass = [*(self._pass if index else []), {"index": index, **sizes}]
-        if bucket.is_last() and self._pass not in self._passes:
-            self._passes.append(self._pass)
-        if not self._records:
+        self._buckets = [*(self._buckets if bucket_index else []), {"index": bucket_index, **sizes}]
+        if bucket.is_last() and self._buckets not in self._bucket_sets:
+            self._bucket_sets.append(self._buckets)
+        if not self._records_calls:
             return lambda: None
-        name = self._groups.of(group, buffer.device)
+        name = self._groups.name(group, buffer.device)
         call = TrafficCall(
             "all_reduce",
             buffer.nbytes,
@@ -116,7 +122,7 @@ class _Buckets:
             start_ns=start - self._begun,
         )
         self._sequence[name] += 1
-        place = len(self._calls)
+        index = len(self._calls)
         self._calls.append(call)
         if buffer.device.type != "cpu":
             if _UNTIMED not in self._traffic.notes:
@@ -125,14 +131,14 @@ class _Buckets:
 
         def ended() -> None:
             time_ns = time.perf_counter_ns() - start
-            self._calls[place] = replace(self._calls[place], time_ns=time_ns)
+            self._calls[index] = replace(self._calls[index], time_ns=time_ns)
 
         return ended
 
     def _step(self) -> None:
-        """DDP has waited for all buckets before this can be called."""
+        """Marks the end of a step; DDP has waited for all buckets by then."""
         spans = self._traffic.steps.setdefault(dist.get_rank(), [])
-        for place in range(self._unmarked, len(self._calls)):
-            self._calls[place] = replace(self._calls[place], step=len(spans))
+        for index in range(self._unmarked, len(self._calls)):
+            self._calls[index] = replace(self._calls[index], step=len(spans))
         self._unmarked = len(self._calls)
         spans.append((spans[-1][1] if spans else 0, time.perf_counter_ns() - self._begun))

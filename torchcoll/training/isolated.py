@@ -1,4 +1,4 @@
-"""What a call of a training took when a run measured it alone."""
+"""The duration of a training's calls when they were measured alone."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from torchcoll.training.measured_curves import MeasuredCallTime
 
 
 @dataclass(frozen=True)
-class Isolated:
-    """time_ns: the median completion, of several runs their geometric mean; None with the
-    ``reason``. text: how it was measured.
+class IsolatedTime:
+    """The duration of a call measured alone.
+
+    - time_ns: the median completion, of several runs their geometric mean; None, with a ``reason``,
+      if there is none.
+    - text: how it was measured.
+    - clock: the clock it was measured on.
     """
 
     time_ns: float | None
@@ -31,10 +35,11 @@ class Isolated:
 
 
 class Candidate(NamedTuple):
-    """A row, and the ranks of the training's world that it was measured on.
+    """A row of a run that may match a call.
 
-    members: () where that cannot be known: a run of another size, or on all of its ranks.
-    run: which of the runs it is of.
+    - run: the index of its run.
+    - members: the ranks of the training's world that it was measured on; () if unknown, because the
+      run had a different number of ranks or used all of them.
     """
 
     row: Row
@@ -45,125 +50,139 @@ class Candidate(NamedTuple):
 Condition = tuple[Callable[[Candidate], bool], Callable[[Sequence[Candidate]], str]]
 
 
-def isolated(
+def match_isolated(
     point: ExactCall,
     members: Sequence[int],
     backend: str,
     op: str | None,
     candidates: Sequence[Candidate],
-) -> Isolated:
-    """What a call took alone: the same collective, dtype, number of ranks, size and backend.
+) -> IsolatedTime:
+    """Returns the duration of a call alone: same collective, dtype, number of ranks, size and
+    backend.
 
-    members: ranks of the world in its group. What was measured on other ranks of a world as large
-    does not count: as many ranks elsewhere have other wires between them. ``backend`` '' and ``op``
-    None are unknown, then any does. Of several ways to measure that fit, those count that were
-    called as in the training, async or not, and of these the one of most runs, else the first; its
-    runs are replicates, each of which counts.
+    - members: the ranks of the world in the call's group. Rows measured on other ranks of an
+      equally large world do not count, because other ranks have other wires between them.
+    - backend, op: '' and None are unknown and match any.
+
+    Rows that were called as in the training, asynchronously or not, are preferred. If they were
+    measured by several methods, the method of the most runs counts, otherwise the first; its runs
+    are replicates that all count.
     """
-    # Each with what to say where no case fulfils it, of those that fulfil the ones before.
+    # Each condition with the reason to report if no candidate that met the earlier ones meets it.
     conditions: list[Condition] = [
         (
-            lambda one: one.row.collective == point.collective,
-            lambda found: f"{point.collective} is not in the run",
+            lambda candidate: candidate.row.collective == point.collective,
+            lambda remaining: f"{point.collective} is not in the run",
         ),
         (
-            lambda one: one.row.dtype == point.dtype,
-            lambda found: f"measured in {_values(found, 'dtype')}, not in {point.dtype}",
+            lambda candidate: candidate.row.dtype == point.dtype,
+            lambda remaining: f"measured in {_values(remaining, 'dtype')}, not in {point.dtype}",
         ),
         (
-            lambda one: one.row.ranks == len(members),
-            lambda found: (
-                f"measured on {_values(found, 'ranks')} ranks, the group has {len(members)}"
+            lambda candidate: candidate.row.ranks == len(members),
+            lambda remaining: (
+                f"measured on {_values(remaining, 'ranks')} ranks, the group has {len(members)}"
             ),
         ),
         (
-            lambda one: one.members in ((), tuple(sorted(members))),
-            lambda found: f"measured on ranks {_ranks(found)}, not on {format_ranges(members)}",
+            lambda candidate: candidate.members in ((), tuple(sorted(members))),
+            lambda remaining: (
+                f"measured on ranks {_ranks(remaining)}, not on {format_ranges(members)}"
+            ),
         ),
         (
-            lambda one: point.size_bytes in (one.row.size_bytes, one.row.size_bytes_requested),
-            lambda found: f"not measured at {format_size(point.size_bytes)}",
+            lambda candidate: (
+                point.size_bytes in (candidate.row.size_bytes, candidate.row.size_bytes_requested)
+            ),
+            lambda remaining: f"not measured at {format_size(point.size_bytes)}",
         ),
         (
-            lambda one: backend in ("", one.row.backend),
-            lambda found: f"measured on {_values(found, 'backend')}, sent on {backend}",
+            lambda candidate: backend in ("", candidate.row.backend),
+            lambda remaining: f"measured on {_values(remaining, 'backend')}, sent on {backend}",
         ),
         (
-            lambda one: op in (None, one.row.op),
-            lambda found: f"measured with {_values(found, 'op')}, not with {op}",
+            lambda candidate: op in (None, candidate.row.op),
+            lambda remaining: f"measured with {_values(remaining, 'op')}, not with {op}",
         ),
         (
-            lambda one: one.row.status == "ok" and one.row.median_ns is not None,
-            lambda found: f"{found[0].row.status}: {found[0].row.reason or 'no steady calls'}",
+            lambda candidate: candidate.row.status == "ok" and candidate.row.median_ns is not None,
+            lambda remaining: (
+                f"{remaining[0].row.status}: {remaining[0].row.reason or 'no steady calls'}"
+            ),
         ),
         (
-            lambda one: one.row.communicates and not one.row.rehearsal,
-            lambda found: "a rehearsal, in which no time means anything",
+            lambda candidate: candidate.row.communicates and not candidate.row.rehearsal,
+            lambda remaining: "a rehearsal, in which no time means anything",
         ),
         (
-            lambda one: one.row.coalesce == 1 and one.row.clock != "issue",
-            lambda found: "measured in groups of calls, or until issued only",
+            lambda candidate: candidate.row.coalesce == 1 and candidate.row.clock != "issue",
+            lambda remaining: "measured in groups of calls, or until issued only",
         ),
     ]
     for holds, reason in conditions:
-        fitting = [one for one in candidates if holds(one)]
+        fitting = [candidate for candidate in candidates if holds(candidate)]
         if not fitting:
-            return Isolated(None, reason=reason(candidates))
+            return IsolatedTime(None, reason=reason(candidates))
         candidates = fitting
-    alike = [one for one in candidates if one.row.asynchronous == point.asynchronous]
-    ways: dict[tuple[object, ...], dict[int, Row]] = {}
-    for number, row in ((one.run, one.row) for one in alike or candidates):
-        way = (row.asynchronous, row.mode, row.clock, row.backend, row.op, row.in_place)
-        ways.setdefault(way, {}).setdefault(number, row)
-    rows = list(max(ways.values(), key=len).values())
+    alike = [
+        candidate for candidate in candidates if candidate.row.asynchronous == point.asynchronous
+    ]
+    by_method: dict[tuple[object, ...], dict[int, Row]] = {}
+    for number, row in ((candidate.run, candidate.row) for candidate in alike or candidates):
+        method = (row.asynchronous, row.mode, row.clock, row.backend, row.op, row.in_place)
+        by_method.setdefault(method, {}).setdefault(number, row)
+    rows = list(max(by_method.values(), key=len).values())
     row = rows[0]
-    words = [row.mode, f"{row.clock} clock", row.backend]
-    words += ["async"] if row.asynchronous else []
-    words += [row.op] if op is None and row.op else []  # the training does not tell its own
-    words += [f"geometric mean of {len(rows)} runs"] if len(rows) > 1 else []
-    return Isolated(geometric(one.median_ns for one in rows), ", ".join(words), row.clock)
+    facts = [row.mode, f"{row.clock} clock", row.backend]
+    facts += ["async"] if row.asynchronous else []
+    facts += [row.op] if op is None and row.op else []  # the op of the training is unknown
+    facts += [f"geometric mean of {len(rows)} runs"] if len(rows) > 1 else []
+    return IsolatedTime(geometric(row.median_ns for row in rows), ", ".join(facts), row.clock)
 
 
-def _ranks(found: Sequence[Candidate]) -> str:
-    """``0-1 and 2-3``: the ranks that each group of cases was measured on."""
-    groups = dict.fromkeys(case.members for case in found)
+def _ranks(candidates: Sequence[Candidate]) -> str:
+    """Returns the ranks that each group of cases was measured on, for example ``0-1 and 2-3``."""
+    groups = dict.fromkeys(case.members for case in candidates)
     return " and ".join(map(format_ranges, groups))
 
 
-def _values(found: Sequence[Candidate], name: str) -> str:
-    return ", ".join(str(v) for v in dict.fromkeys(getattr(one.row, name) for one in found))
+def _values(candidates: Sequence[Candidate], name: str) -> str:
+    return ", ".join(
+        str(v) for v in dict.fromkeys(getattr(candidate.row, name) for candidate in candidates)
+    )
 
 
-class Alone:
-    """What each kind of call of a traffic took alone in the runs."""
+class IsolatedTimes:
+    """The durations in the runs of each kind of call of a traffic."""
 
     def __init__(self, traffic: Traffic, runs: Sequence[Run]) -> None:
         self._traffic, self._runs = traffic, runs
         self._curves = MeasuredCallTime(Side("run", list(runs)))
         self._rows: dict[str | None, list[Candidate]] = {}
-        self._known: dict[tuple[object, ...], Isolated] = {}
+        self._cache: dict[tuple[object, ...], IsolatedTime] = {}
 
-    def of(self, call: TrafficCall, backend: str, clock: str | None) -> Isolated:
+    def find(self, call: TrafficCall, backend: str, clock: str | None) -> IsolatedTime:
+        """Returns the duration of the call, on ``clock`` if a row has it."""
         kind = call.collective, call.dtype, call.op, call.asynchronous, call.group
         key = (*kind, call.bytes_in, call.bytes_out, backend, clock)
-        if key not in self._known:
-            self._known[key] = self._read(call, backend, clock)
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self._look_up(call, backend, clock)
+        return self._cache[key]
 
     def host_ns(self, call: TrafficCall) -> float | None:
-        """On the clock of the host; None where that is not known."""
+        """Returns the duration on the clock of the host (ns); None if unknown."""
         group = self._traffic.groups.get(call.group)
-        found = self.of(call, group.backend if group else "", "host")
-        return found.time_ns if found.clock == "host" else None
+        isolated = self.find(call, group.backend if group else "", "host")
+        return isolated.time_ns if isolated.clock == "host" else None
 
-    def _read(self, call: TrafficCall, backend: str, clock: str | None) -> Isolated:
+    def _look_up(self, call: TrafficCall, backend: str, clock: str | None) -> IsolatedTime:
         members = self._traffic.members(call)
         if has_splits(call.collective):
-            return Isolated(None, reason=f"{call.collective}: what each rank sends varies")
+            return IsolatedTime(None, reason=f"{call.collective}: what each rank sends varies")
         point, remark = point_of(call, len(members))
         if point is None:
-            return Isolated(None, reason=remark)
-        if clock not in self._rows:  # read on this clock where a case has it, else on its default
+            return IsolatedTime(None, reason=remark)
+        if clock not in self._rows:  # cases without this clock are read on their default clock
             world = self._traffic.ranks
             self._rows[clock] = [
                 Candidate(
@@ -174,26 +193,32 @@ class Alone:
                 for number, run in enumerate(self._runs)
                 for result in run.results
             ]
-        found = isolated(point, members, backend, call.op, self._rows[clock])
-        # What really ran is set against the same call or none; of a plan there is nothing better.
-        if found.time_ns is None and self._traffic.source == "plan":
-            return self._between(call, point.size_bytes, len(members), found)
-        return found
+        isolated = match_isolated(point, members, backend, call.op, self._rows[clock])
+        # Calls that ran are compared with exactly the same call; for a plan an estimate will do.
+        if isolated.time_ns is None and self._traffic.source == "plan":
+            return self._interpolate(call, point.size_bytes, len(members), isolated)
+        return isolated
 
-    def _between(self, call: TrafficCall, size_bytes: int, ranks: int, exact: Isolated) -> Isolated:
-        """From the sizes that were measured around it, or from an all_reduce of as many bytes."""
+    def _interpolate(
+        self, call: TrafficCall, size_bytes: int, ranks: int, exact: IsolatedTime
+    ) -> IsolatedTime:
+        """Returns the duration from the neighbouring measured sizes, or from all_reduce calls of
+        the same bytes.
+
+        ``exact`` is returned if there is no curve.
+        """
         try:
             kind = call.dtype, call.op, call.group
-            time = self._curves.of(call.collective, size_bytes, ranks, *kind)
+            time = self._curves.duration(call.collective, size_bytes, ranks, *kind)
             _, used = self._curves.curve(call.collective, ranks, *kind)
         except UsageError:
             return exact
         if time.extrapolated:
-            return Isolated(None, reason=f"{format_size(size_bytes)} is {time.extrapolated}")
-        words = "between measured sizes"
+            return IsolatedTime(None, reason=f"{format_size(size_bytes)} is {time.extrapolated}")
+        text = "between measured sizes"
         if used.share is not None:
             half = "half of " * (used.share < 1)
-            words = f"assumption: {half}{used.row.collective} between measured sizes"
-        return Isolated(
-            time.each_ns[0], f"{words}, {used.row.mode}, {used.row.dtype}", used.row.clock
+            text = f"assumption: {half}{used.row.collective} between measured sizes"
+        return IsolatedTime(
+            time.each_ns[0], f"{text}, {used.row.mode}, {used.row.dtype}", used.row.clock
         )

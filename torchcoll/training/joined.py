@@ -1,4 +1,4 @@
-"""The calls of a Traffic put together over the ranks, by group and sequence number."""
+"""Joins the calls of a Traffic across ranks, by group and sequence number."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.units import format_ranges
 
-Key = tuple[str, int, int]  # group, sequence, which of the calls that share the number
+Key = tuple[str, int, int]  # group, sequence, index among the calls with this number
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
-    """One collective as those ranks saw it that were recorded.
+class JoinedCall:
+    """One collective as the recorded ranks saw it.
 
-    calls: rank of the world -> its own call. members: all ranks of the group; () for a call that
-    was not put together with those of other ranks.
+    - calls: rank of the world -> the call of that rank.
+    - members: all ranks of the group; () for a call that was not joined with those of other ranks.
     """
 
     calls: Mapping[int, TrafficCall]
@@ -27,25 +27,27 @@ class Joined:
 
     @cached_property
     def times_ns(self) -> dict[int, int]:
-        """Rank -> how long it took there, of the ranks that know."""
+        """Rank -> duration of the call on that rank, for the ranks that recorded one."""
         return {r: c.time_ns for r, c in self.calls.items() if c.time_ns is not None}
 
     @cached_property
     def completion_ns(self) -> int | None:
-        """The longest of the ranks, as everywhere in torchcoll; None where one does not know."""
+        """The duration on the slowest rank, as everywhere in torchcoll; None if a rank has none."""
         times = self.times_ns
         return max(times.values()) if len(times) == len(self.calls) else None
 
 
-def join_ranks(traffic: Traffic) -> tuple[dict[int, list[Joined]], list[str]]:
-    """The Joined of each call, by rank and in the order of ``traffic.calls``; and what is apart.
+def join_ranks(traffic: Traffic) -> tuple[dict[int, list[JoinedCall]], list[str]]:
+    """Returns the JoinedCall of each call, by rank and in the order of ``traffic.calls``, and notes
+    on the calls that were not joined.
 
-    send and recv stay alone: their two sides do different things. So do calls of groups whose ranks
-    are not known, and of groups in which one number means different calls on different ranks: their
-    numbers do not begin at the same call, so that no pair of that group can be trusted.
+    send and recv are not joined, because their two sides do different things. Neither are calls of
+    groups whose ranks are unknown, nor of groups in which one sequence number means different calls
+    on different ranks: the ranks did not start counting at the same call, so no pair of that group
+    can be trusted.
     """
-    keys: dict[int, list[Key | None]] = {}  # of each rank's calls; None for what stays alone
-    alike: dict[Key, dict[int, TrafficCall]] = defaultdict(dict)
+    keys: dict[int, list[Key | None]] = {}  # by rank; None for a call that is not joined
+    by_key: dict[Key, dict[int, TrafficCall]] = defaultdict(dict)
     for rank, calls in traffic.calls.items():
         keys[rank] = []
         shared: Counter[tuple[str, int]] = Counter()  # calls of one coalesced group share a number
@@ -58,19 +60,19 @@ def join_ranks(traffic: Traffic) -> tuple[dict[int, list[Joined]], list[str]]:
             key = (*number, shared[number])
             shared[number] += 1
             keys[rank].append(key)
-            alike[key][rank] = call
+            by_key[key][rank] = call
     separate: dict[str, str] = {}
-    for key, by_rank in alike.items():
+    for key, by_rank in by_key.items():
         if len({(call.collective, call.dtype, call.step) for call in by_rank.values()}) > 1:
             separate.setdefault(key[0], _disagreement(key, by_rank))
     together = {
-        key: Joined(by_rank, traffic.groups[key[0]].ranks)
-        for key, by_rank in alike.items()
+        key: JoinedCall(by_rank, traffic.groups[key[0]].ranks)
+        for key, by_rank in by_key.items()
         if key[0] not in separate
     }
     joined = {
         rank: [
-            (together.get(key) if key else None) or Joined({rank: call})
+            (together.get(key) if key else None) or JoinedCall({rank: call})
             for key, call in zip(keys[rank], calls, strict=True)
         ]
         for rank, calls in traffic.calls.items()
@@ -88,33 +90,35 @@ def join_ranks(traffic: Traffic) -> tuple[dict[int, list[Joined]], list[str]]:
     return joined, notes
 
 
-def _disagreement(key: Key, own: Mapping[int, TrafficCall]) -> str:
+def _disagreement(key: Key, by_rank: Mapping[int, TrafficCall]) -> str:
     ranks_of: dict[str, list[int]] = defaultdict(list)
-    for rank, call in own.items():
+    for rank, call in by_rank.items():
         step = "" if call.step is None else f" in step {call.step}"
         ranks_of[f"{call.collective} {call.dtype or ''}".strip() + step].append(rank)
-    words = ", ".join(f"{text} on rank {format_ranges(ranks)}" for text, ranks in ranks_of.items())
+    differences = ", ".join(
+        f"{text} on rank {format_ranges(ranks)}" for text, ranks in ranks_of.items()
+    )
     return (
-        f"group {key[0]}: call {key[1]} is {words}: the ranks do not count alike: its "
+        f"group {key[0]}: call {key[1]} is {differences}: the ranks do not count alike: its "
         "calls are not put together, and times are each rank's own"
     )
 
 
-def not_split(one: Joined) -> str:
-    """Why the time of a call cannot be divided into wait and transfer; '' where it can."""
-    call = next(iter(one.calls.values()))
+def unsplit_reason(joined: JoinedCall) -> str:
+    """Returns why the duration of a call cannot be split into wait and transfer; '' if it can."""
+    call = next(iter(joined.calls.values()))
     if call.point_to_point:
         return "a message between two ranks: its two sides are not put together"
     if call.collective not in COLLECTIVES:
         return f"{call.collective} is not in the table of collectives"
     if COLLECTIVES[call.collective].has_root:
         return "rooted: ranks leave at different times, so that the shortest need not be the last"
-    if not one.members:
+    if not joined.members:
         return "the calls of the ranks were not put together"
-    if len(one.members) == 1:
+    if len(joined.members) == 1:
         return "a group of one rank"
-    if len(one.calls) < len(one.members):
-        return f"{len(one.calls)} of the {len(one.members)} ranks of its group were recorded"
-    if one.completion_ns is None:
+    if len(joined.calls) < len(joined.members):
+        return f"{len(joined.calls)} of the {len(joined.members)} ranks of its group were recorded"
+    if joined.completion_ns is None:
         return "no time"
     return ""

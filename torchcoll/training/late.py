@@ -1,7 +1,8 @@
-"""Which rank came last to the collectives of a training, and which ends were heard of late.
+"""Which rank came last to each collective of a training, and which end stamps may be late.
 
-A capture knows the end of an asynchronous call on a CPU only when Python hears of it. So its time
-is too long, never too short: by up to 5 ms where another thread keeps Python busy.
+A capture learns of the end of an asynchronous call on a CPU only when Python runs the callback. The
+recorded duration is therefore never too short, but up to 5 ms too long while another thread keeps
+Python busy.
 """
 
 from __future__ import annotations
@@ -14,34 +15,39 @@ from operator import attrgetter
 
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.training.joined import Joined
+from torchcoll.training.joined import JoinedCall
 
-LATENESS_NS = 5_000_000  # sys.getswitchinterval: so long a thread may go on while others wait
+MAX_LATENESS_NS = 5_000_000  # sys.getswitchinterval: how long a thread may keep others waiting
 LATE = "end when Python hears of it, up to 5 ms late"
-# What calls that are alike have in common.
+# Calls that agree in these fields are of the same kind.
 _kind = attrgetter("collective", "bytes_in", "bytes_out", "dtype", "op", "group")
 
 
-def heard_late(call: TrafficCall, source: str) -> bool:
-    """Whether the end of the call may have been stamped late. source: of its Traffic."""
-    known = call.time_ns is not None and call.clock == "host"
-    return source == "capture" and known and call.asynchronous is not False
+def may_end_late(call: TrafficCall, source: str) -> bool:
+    """Returns whether the end of the call may have been stamped late.
+
+    - source: the source of its Traffic; only captures stamp ends late.
+    """
+    timed = call.time_ns is not None and call.clock == "host"
+    return source == "capture" and timed and call.asynchronous is not False
 
 
 def cut_at_marks(
     traffic: Traffic, alone: Callable[[TrafficCall], float | None] = lambda call: None
 ) -> Traffic:
-    """The traffic with ends that were heard of after the mark of their step put at the mark.
+    """Returns the traffic with late end stamps moved back to the mark of their step.
 
-    DDP waits for its calls within the step, so an end just after its mark is lateness. One that is
-    further after it than that is none: the call is in flight in the next step too, and stays so.
-    So does one that would end sooner than any other of its kind took: a program's own calls may
-    overlap steps. alone: what such a call took by itself, in ns, where that is known.
+    - alone: returns the duration (ns) of such a call measured by itself, or None if unknown.
+
+    DDP waits for its calls within the step, so an end shortly after the mark is a late stamp. An
+    end further after it is not: that call is in flight in the next step too, and keeps its end. A
+    call also keeps its end if cutting would make it shorter than any other call of its kind,
+    because a program's own calls may overlap steps.
     """
     if traffic.source != "capture":
         return traffic
     left = {
-        rank: [_left(call, traffic.steps.get(rank, ())) for call in calls]
+        rank: [_time_until_mark(call, traffic.steps.get(rank, ())) for call in calls]
         for rank, calls in traffic.calls.items()
     }
     shortest: dict[tuple[object, ...], int] = {}
@@ -54,30 +60,35 @@ def cut_at_marks(
     def cut(call: TrafficCall, until: int | None) -> TrafficCall:
         if until is None:
             return call
-        known = [ns for ns in (shortest.get(_kind(call)), alone(call)) if ns is not None]
-        return call if known and until < min(known) else dataclasses.replace(call, time_ns=until)
+        durations_ns = [ns for ns in (shortest.get(_kind(call)), alone(call)) if ns is not None]
+        return (
+            call
+            if durations_ns and until < min(durations_ns)
+            else dataclasses.replace(call, time_ns=until)
+        )
 
-    ended = {rank: list(map(cut, own, left[rank])) for rank, own in traffic.calls.items()}
+    ended = {rank: list(map(cut, calls, left[rank])) for rank, calls in traffic.calls.items()}
     return dataclasses.replace(traffic, calls=ended)
 
 
-def _left(call: TrafficCall, spans: Sequence[tuple[int, int]]) -> int | None:
-    """What is left of the step of a call that may have been heard of late after it; else None."""
-    late = heard_late(call, "capture") and call.step is not None and call.step < len(spans)
+def _time_until_mark(call: TrafficCall, spans: Sequence[tuple[int, int]]) -> int | None:
+    """Returns the time from issue to the mark for a call that may end late, otherwise None."""
+    late = may_end_late(call, "capture") and call.step is not None and call.step < len(spans)
     if not late or call.start_ns is None:
         return None
     left = spans[call.step or 0][1] - call.start_ns
-    return left if 0 <= left < (call.time_ns or 0) <= left + LATENESS_NS else None
+    return left if 0 <= left < (call.time_ns or 0) <= left + MAX_LATENESS_NS else None
 
 
 @dataclass(frozen=True)
 class LateRank:
     """How often a rank came last.
 
-    calls: collectives that could be split, of this rank. last: those in which its own time was the
-    shortest, by more than the error of ends that are stamped late; share: of the calls. expected:
-    the share if all ranks came last equally often. waited_ns: the longest wait of the others, the
-    median over the calls in which it came last.
+    - calls: collectives of this rank whose duration could be split.
+    - last: those in which its own duration was the shortest, by more than the error of late stamps.
+    - share: last / calls.
+    - expected: the share if all ranks came last equally often.
+    - waited_ns: median over the calls in which it came last of the longest wait of its peers.
     """
 
     rank: int
@@ -88,19 +99,26 @@ class LateRank:
     waited_ns: float | None
 
 
-def error_ns(one: Joined, source: str) -> int:
-    """By how much the time of a call on a rank may be too long."""
-    return LATENESS_NS if any(heard_late(c, source) for c in one.calls.values()) else 0
+def error_ns(joined: JoinedCall, source: str) -> int:
+    """Returns by how much (ns) a rank's duration of the call may be too long.
+
+    - source: the source of the traffic.
+    """
+    return MAX_LATENESS_NS if any(may_end_late(c, source) for c in joined.calls.values()) else 0
 
 
-def late_ranks(split: Iterable[Joined], source: str) -> tuple[list[LateRank], int]:
-    """A row for each rank, and of how many calls it cannot be known. source: of the traffic."""
+def late_ranks(split: Iterable[JoinedCall], source: str) -> tuple[list[LateRank], int]:
+    """Returns a row for each rank, and the number of calls in which the last rank is unknown.
+
+    - split: calls whose duration can be split into wait and transfer.
+    - source: the source of their traffic.
+    """
     waits: dict[int, list[int]] = defaultdict(list)  # rank -> the waits that it caused
     shares: dict[int, list[float]] = defaultdict(list)  # rank -> 1 / ranks of each of its calls
     ties = 0
-    for one in split:
-        times = one.times_ns
-        near = min(times.values()) + max(1, error_ns(one, source))
+    for joined in split:
+        times = joined.times_ns
+        near = min(times.values()) + max(1, error_ns(joined, source))
         shortest = [rank for rank, time in times.items() if time < near]
         for rank in times:
             shares[rank].append(1 / len(times))
@@ -111,12 +129,12 @@ def late_ranks(split: Iterable[Joined], source: str) -> tuple[list[LateRank], in
     rows = [
         LateRank(
             rank,
-            len(own),
+            len(rank_shares),
             len(waits[rank]),
-            len(waits[rank]) / len(own),
-            sum(own) / len(own),
+            len(waits[rank]) / len(rank_shares),
+            sum(rank_shares) / len(rank_shares),
             median(waits[rank]) if waits[rank] else None,
         )
-        for rank, own in sorted(shares.items())
+        for rank, rank_shares in sorted(shares.items())
     ]
     return rows, ties

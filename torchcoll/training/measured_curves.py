@@ -1,12 +1,13 @@
-"""What one call of any size takes, from the sizes that were measured.
+"""The duration of a call of any size, interpolated from measured sizes.
 
-``MeasuredCallTime`` reads the curve of each collective from the files of a measurement, and is one
-of the two makers of a CallTime (training/call_time.py).
+``MeasuredCallTime`` reads the curve of each collective from the files of a measurement; it is one
+of the two implementations of CallTime (training/call_time.py).
 
-Between two measured sizes time is a straight line in the number of bytes: that is Hockney's time =
-latency + bytes / bandwidth in each piece, so it is exact where the library follows any such line,
-and each algorithm may have its own. Lines between logarithms were rejected: the logarithm of
-latency + bytes / bandwidth is convex, so they lie above it, by 6 % at the bend with sizes by 4.
+Between two measured sizes the duration is a straight line in the number of bytes. That is Hockney's
+time = latency + bytes / bandwidth in each piece, so it is exact if the library follows any such
+line, and each algorithm may have its own. Straight lines between logarithms were rejected: the
+logarithm of latency + bytes / bandwidth is convex, so they lie above it, by 6 % at the bend for
+sizes a factor of 4 apart.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Reading, Side
 from torchcoll.training.call_time import CallTime, Duration
 
-_WHOLE = "all_reduce"  # what the curves of its two halves follow from
-# What all points of one curve share, beside the dtype and the op.
-_ALIKE = (
+_FALLBACK = "all_reduce"  # used for all_gather and reduce_scatter if they were not measured
+# Fields that all points of one curve must share, apart from dtype and op.
+_SHARED_FIELDS = (
     *("ranks", "backend", "device", "mode", "clock", "asynchronous", "buffers", "buffer_reuse"),
     *("group", "implementation"),
 )
@@ -33,9 +34,9 @@ _ALIKE = (
 
 @dataclass(frozen=True)
 class MeasuredCurve:
-    """Times (ns) at ascending sizes (bytes), two or more.
+    """Durations (ns) at ascending sizes (bytes), two or more.
 
-    hides: calls can run beside the computation. Not on CPUs: there they take its cores.
+    - hides: calls can run during the computation. Not on CPUs, where they use its cores.
     """
 
     sizes: tuple[int, ...]
@@ -43,42 +44,46 @@ class MeasuredCurve:
     hides: bool = True
 
     def time_ns(self, size_bytes: float) -> float:
-        """Below the smallest size its time, for latency does not shrink; above the largest the
-        last piece goes on: callers say where they use that (``beyond``).
+        """Returns the duration of a call of this size.
+
+        Below the smallest size it is that of the smallest size, because latency does not shrink.
+        Above the largest size the last piece is extended; callers report that (``beyond``).
         """
         if size_bytes <= self.sizes[0]:
             return self.times_ns[0]
         above = min(bisect_left(self.sizes, size_bytes), len(self.sizes) - 1)
         (x, y), (u, v) = ((self.sizes[i], self.times_ns[i]) for i in (above - 1, above))
-        # Noise can make the last piece fall: beyond it, time does not.
+        # Noise can make the last piece fall; the extension must not.
         slope = (v - y) / (u - x) if size_bytes <= u else max(0.0, (v - y) / (u - x))
         return v + slope * (size_bytes - u)
 
     def beyond(self, size_bytes: float) -> bool:
-        """True where the size is above all that were measured."""
+        """Returns whether the size is above all measured sizes."""
         return size_bytes > self.sizes[-1]
 
 
 @dataclass(frozen=True)
 class MeasuredCurves:
-    """The curve of one or more runs.
+    """The curves of one or more runs.
 
-    every: the geometric mean of the runs' medians; then one for each of several runs; of
-    one run its 5th and 95th percentile of calls, none where a source does not tell them.
-    row: one of the rows, for what they have in common. left_out: how many sizes not all runs
-    have, which are left out.
+    - all_curves: first the geometric mean of the runs' medians. Then, for several runs, one curve
+      for each; for one run, the 5th and 95th percentile of its calls, if the source has them.
+    - row: one of the rows, for the fields that all share.
+    - left_out: the number of sizes that are left out because not all runs have them.
     """
 
-    every: tuple[MeasuredCurve, ...]
+    all_curves: tuple[MeasuredCurve, ...]
     runs: int
     row: Row
     left_out: int = 0
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a curve is to be of. dtype, op, asynchronous: where they were measured, else the only
-    one there is. ranks: 0 any.
+class CurveRequest:
+    """The calls that a curve is needed for.
+
+    - dtype, op, asynchronous: used if they were measured, otherwise the only measured value is.
+    - ranks: 0 for any number.
     """
 
     collective: str
@@ -89,6 +94,7 @@ class Wanted:
 
     @property
     def action(self) -> str:
+        """The advice to measure the curve."""
         ranks, module = self.ranks or "N", COLLECTIVES[self.collective].module
         return (
             f"Measure it: torchrun --nproc-per-node {ranks} -m torchcoll.{module} -b 64K -e 256M "
@@ -96,34 +102,34 @@ class Wanted:
         )
 
 
-def curves_of(side: Side, wanted: Wanted) -> MeasuredCurves:
-    """The curve of a collective in a side's files.
+def read_curves(side: Side, request: CurveRequest) -> MeasuredCurves:
+    """Returns the curves of a collective in a side's files.
 
-    Raises UsageError where no curve is there, or more than one that could be meant.
+    Raises UsageError if there is no curve, or no unambiguous one.
     """
     if side.rehearsals:
-        got = f"{side.rehearsals} rehearsals (--rehearse)"
-        raise UsageError("curve", got, "real runs", "What shares one GPU says nothing of time.")
-    name = wanted.collective
+        actual = f"{side.rehearsals} rehearsals (--rehearse)"
+        raise UsageError("curve", actual, "real runs", "What shares one GPU says nothing of time.")
+    name = request.collective
     measured = [m for m in side.measured("time", Reading()) if m.row.collective == name]
-    usable = [m for m in measured if not _useless(m.row)]
+    usable = [m for m in measured if not _unusable_reason(m.row)]
     if not usable:
-        reasons = dict.fromkeys(_useless(m.row) for m in measured)
-        got = f"{name} {', '.join(reasons)}" if measured else f"no case of {name}"
-        raise UsageError("curve", got, f"{name} over sizes, on 2 ranks or more", wanted.action)
-    # What was asked for, where it was measured; all else must be the same.
+        reasons = dict.fromkeys(_unusable_reason(m.row) for m in measured)
+        actual = f"{name} {', '.join(reasons)}" if measured else f"no case of {name}"
+        raise UsageError("curve", actual, f"{name} over sizes, on 2 ranks or more", request.action)
+    # Select the requested values if they were measured; all other fields must be equal.
     for field in ("dtype", "op", "asynchronous"):
-        alike = [m for m in usable if getattr(m.row, field) == getattr(wanted, field)]
+        alike = [m for m in usable if getattr(m.row, field) == getattr(request, field)]
         usable = alike or usable
-    if wanted.ranks:
-        usable = [m for m in usable if m.row.ranks in (0, wanted.ranks)] or usable
-    for field in (*_ALIKE, "dtype", "op"):
+    if request.ranks:
+        usable = [m for m in usable if m.row.ranks in (0, request.ranks)] or usable
+    for field in (*_SHARED_FIELDS, "dtype", "op"):
         values = list(dict.fromkeys(getattr(m.row, field) for m in usable))
         if field == "group":  # sub-groups of one rule (``mod:2/0``) run at once
             values = list(dict.fromkeys(rule and rule.split("/")[0] for rule in values))
         if len(values) > 1:
-            got = f"{name} with {field} {' and '.join(map(str, values))}"
-            raise UsageError("curve", got, f"one {field}", wanted.action)
+            actual = f"{name} with {field} {' and '.join(map(str, values))}"
+            raise UsageError("curve", actual, f"one {field}", request.action)
     points: dict[int, dict[int, list[Row]]] = {}  # run -> size -> rows
     for m in usable:
         points.setdefault(m.run, {}).setdefault(m.row.size_bytes, []).append(m.row)
@@ -131,8 +137,8 @@ def curves_of(side: Side, wanted: Wanted) -> MeasuredCurves:
     sizes = sorted(set.intersection(*(set(rows) for rows in each)))
     if len(sizes) < 2:
         which = f"all of its {len(each)} runs have" if each[1:] else "its run has"
-        got = f"{len(sizes)} size{'s' if len(sizes) != 1 else ''} that {which}"
-        raise UsageError(f"curve of {name}", got, "2 or more sizes", wanted.action)
+        actual = f"{len(sizes)} size{'s' if len(sizes) != 1 else ''} that {which}"
+        raise UsageError(f"curve of {name}", actual, "2 or more sizes", request.action)
     hides = usable[0].row.device != "cpu"
 
     def curve(times: Iterable[Iterable[float | None]]) -> MeasuredCurve:
@@ -140,19 +146,19 @@ def curves_of(side: Side, wanted: Wanted) -> MeasuredCurves:
 
     centre = curve([row.median_ns for rows in each for row in rows[n]] for n in sizes)
     if len(each) > 1:
-        others = [curve([row.median_ns for row in rows[n]] for n in sizes) for rows in each]
+        alternatives = [curve([row.median_ns for row in rows[n]] for n in sizes) for rows in each]
     else:
         spread = [
             [[getattr(row, field) for row in each[0][n]] for n in sizes]
             for field in ("low_ns", "high_ns")
         ]
-        others = [curve(times) for times in spread if all(map(all, times))]
+        alternatives = [curve(times) for times in spread if all(map(all, times))]
     left_out = len(set().union(*each)) - len(sizes)
-    return MeasuredCurves((centre, *others), len(each), usable[0].row, left_out)
+    return MeasuredCurves((centre, *alternatives), len(each), usable[0].row, left_out)
 
 
-def _useless(row: Row) -> str:
-    """Why a row is no point of a curve; '' where it is one."""
+def _unusable_reason(row: Row) -> str:
+    """Returns why a row cannot be a point of a curve; '' if it can."""
     if row.status != "ok" or row.verified == "wrong":
         return "wrong" if row.verified == "wrong" else row.status
     if not row.median_ns or not row.size_bytes:
@@ -168,10 +174,12 @@ def _useless(row: Row) -> str:
 
 @dataclass(frozen=True)
 class CurveUsed:
-    """The curve that calls of one collective, dtype and number of ranks were read on.
+    """The curve that was used for the calls of one collective, dtype and number of ranks.
 
-    dtype: as it is sent. row: one of its rows. sizes: the smallest and the largest measured, in
-    bytes. share: of the time of an all_reduce, where only that was measured; None: this was.
+    - dtype: the dtype of the calls.
+    - row: one of the rows of the curve.
+    - sizes: the smallest and the largest measured size in bytes.
+    - share: the assumed share of an all_reduce's time, if only that was measured; otherwise None.
     """
 
     collective: str
@@ -184,19 +192,24 @@ class CurveUsed:
 
 
 class MeasuredCallTime(CallTime):
-    """By the curves of a side, each of which is looked for once. each_ns: centre, then runs.
+    """Predicts durations from the curves of a side; each curve is read once.
 
-    Where an all_gather or a reduce_scatter was not measured, its time is that of an all_reduce of
-    as many bytes, divided by 2: a ring does one after the other, each in half of the steps.
+    each_ns has the centre first, then the alternatives (``MeasuredCurves.all_curves``). If an
+    all_gather or a reduce_scatter was not measured, its duration is half that of an all_reduce of
+    the same bytes: a ring does one after the other, each in half of the steps.
     """
 
     def __init__(self, measured: Side, asynchronous: bool = False) -> None:
-        """asynchronous: curves of asynchronous calls are preferred, else those of blocking ones."""
+        """Takes the runs of a side.
+
+        - asynchronous: curves of asynchronous calls are preferred, otherwise those of blocking
+          calls.
+        """
         self._side, self._asynchronous = measured, asynchronous
         self._curves: dict[tuple[object, ...], tuple[MeasuredCurves, CurveUsed]] = {}
         self._collectives = {m.case.collective for m in measured.results}
 
-    def of(
+    def duration(
         self,
         collective: str,
         size_bytes: float,
@@ -205,38 +218,45 @@ class MeasuredCallTime(CallTime):
         op: str | None = None,
         group: str = "",
     ) -> Duration:
-        """ranks: 0 any. dtype and op: those measured are preferred. group: named in what refuses
-        it.
+        """Returns the duration of a call.
+
+        - ranks: 0 for any number.
+        - dtype, op: used if they were measured.
+        - group: the name of the group, for errors.
         """
         curves, used = self.curve(collective, ranks, dtype, op, group)
         share = used.share or 1
         return Duration(
-            tuple(share * curve.time_ns(size_bytes) for curve in curves.every),
-            "above the sizes measured" if curves.every[0].beyond(size_bytes) else "",
+            tuple(share * curve.time_ns(size_bytes) for curve in curves.all_curves),
+            "above the sizes measured" if curves.all_curves[0].beyond(size_bytes) else "",
         )
 
     @property
     def used(self) -> list[CurveUsed]:
+        """The curves that were used so far."""
         return [used for _, used in self._curves.values()]
 
     @property
     def runs(self) -> int:
-        """Of all curves; 1 where they differ: runs are then not paired."""
+        """The number of runs of each curve; 1 if it differs between curves, whose runs then are not
+        paired.
+        """
         counts = {curves.runs for curves, _ in self._curves.values()}
         return counts.pop() if len(counts) == 1 else 1
 
     @property
     def hides(self) -> bool:
-        """Calls can run beside the computation."""
-        return all(curves.every[0].hides for curves, _ in self._curves.values())
+        """Whether calls can run during the computation."""
+        return all(curves.all_curves[0].hides for curves, _ in self._curves.values())
 
     @property
-    def count(self) -> int:
-        """How many curves there are of each collective: the centre first."""
-        counts = {(curves.runs, len(curves.every)) for curves, _ in self._curves.values()}
+    def curve_count(self) -> int:
+        """The number of curves of each collective, including the centre; 1 if it differs."""
+        counts = {(curves.runs, len(curves.all_curves)) for curves, _ in self._curves.values()}
         return counts.pop()[1] if len(counts) == 1 else 1
 
     def notes(self) -> list[str]:
+        """Returns notes on assumptions and on the spread of the curves."""
         notes = []
         for share in dict.fromkeys(used.share for used in self.used if used.share is not None):
             names = dict.fromkeys(used.collective for used in self.used if used.share == share)
@@ -248,7 +268,7 @@ class MeasuredCallTime(CallTime):
             )
             notes.append(
                 f"assumption: {' and '.join(names)} not measured: taken for {times} an "
-                f"{_WHOLE} of as many bytes, {why}"
+                f"{_FALLBACK} of as many bytes, {why}"
             )
         dtypes = {
             f"{used.collective} in {used.row.dtype}"
@@ -260,7 +280,7 @@ class MeasuredCallTime(CallTime):
                 f"measured {', '.join(sorted(dtypes))}, sent in another type: taken by bytes, "
                 "though adding them up costs another time"
             )
-        if self.count == 1 and len({used.runs for used in self.used}) > 1:
+        if self.curve_count == 1 and len({used.runs for used in self.used}) > 1:
             notes.append("the curves are of different numbers of runs: no interval")
         elif self.runs == 1:
             notes.append(
@@ -277,24 +297,24 @@ class MeasuredCallTime(CallTime):
         op: str | None = None,
         group: str = "",
     ) -> tuple[MeasuredCurves, CurveUsed]:
-        """Raises UsageError where there is none that could be meant."""
+        """Returns the curves for a collective. Raises UsageError if there is no unambiguous one."""
         key = (collective, ranks, dtype)
         if key not in self._curves:
-            name = collective if collective in self._collectives else _WHOLE
-            wanted = Wanted(name, dtype, op or "sum", self._asynchronous, ranks)
+            name = collective if collective in self._collectives else _FALLBACK
+            request = CurveRequest(name, dtype, op or "sum", self._asynchronous, ranks)
             if name != collective and name not in self._collectives:
-                got = f"no case of {collective}, nor of {_WHOLE}"
-                action = replace(wanted, collective=collective).action
-                raise UsageError("curve", got, f"{collective} over sizes", action)
-            curves = curves_of(self._side, wanted)
+                actual = f"no case of {collective}, nor of {_FALLBACK}"
+                action = replace(request, collective=collective).action
+                raise UsageError("curve", actual, f"{collective} over sizes", action)
+            curves = read_curves(self._side, request)
             if ranks and curves.row.ranks and curves.row.ranks != ranks:
                 expected = f"{ranks}, as {collective} has in the group {group}"
-                raise UsageError("ranks of the curve", curves.row.ranks, expected, wanted.action)
+                raise UsageError("ranks of the curve", curves.row.ranks, expected, request.action)
             share = None
             if name != collective:
                 whole = op and backend_of(curves.row.backend).whole_reduce_scatter
                 share = 1.0 if whole else 0.5
-            sizes = curves.every[0].sizes
+            sizes = curves.all_curves[0].sizes
             used = CurveUsed(
                 collective,
                 ranks,

@@ -1,4 +1,4 @@
-"""``package.module:factory`` as a model on meta, for the commands."""
+"""Makes the model of ``package.module:factory`` on the meta device, for the commands."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from torchcoll.core.errors import UsageError
 _FORM = "package.module:factory, such as train:make_model"
 
 
-def model_of(target: str) -> nn.Module:
-    """What the factory returns when it is called under torch.device("meta").
+def make_model(target: str) -> nn.Module:
+    """Returns the model that the factory makes under torch.device("meta").
 
-    The module is looked for in the current folder first, as ``python -m`` does. What it prints goes
-    to stderr, for stdout is a table that others may read. A module in place of a factory is taken.
-    Raises UsageError where there is no such factory, where it fails, and where it makes no module.
+    - target: ``package.module:factory``. A model in place of the factory is accepted.
+
+    The module is looked up in the current folder first, as ``python -m`` does. What it prints goes
+    to stderr, because stdout is for tables that programs may read. Raises UsageError if there is no
+    such factory, if it fails, and if it does not return a torch.nn.Module.
     """
     name, _, attribute = target.partition(":")
     if not name or not attribute:
@@ -40,11 +42,11 @@ def model_of(target: str) -> nn.Module:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise _raised(f"the import of {name}", error) from error
+                raise _model_error(f"the import of {name}", error) from error
             expected = f"a module that can be imported from here ({error})"
             raise UsageError("model", target, expected) from None
         except (Exception, SystemExit) as error:
-            raise _raised(f"the import of {name}", error) from error
+            raise _model_error(f"the import of {name}", error) from error
         try:
             factory = getattr(module, attribute)
         except AttributeError:
@@ -58,23 +60,23 @@ def model_of(target: str) -> nn.Module:
             with torch.device("meta"):
                 model = factory()
         except (Exception, SystemExit) as error:
-            raise _raised(target, error) from error
+            raise _model_error(target, error) from error
     if not isinstance(model, nn.Module):
-        got = f"type {type(model).__name__} from {target}"
-        raise UsageError("model", got, "a torch.nn.Module")
+        actual = f"type {type(model).__name__} from {target}"
+        raise UsageError("model", actual, "a torch.nn.Module")
     return model
 
 
-_WITHOUT = (
+_WITHOUT_MODEL = (
     "Where it reads the values of its tensors, capture a step (torchcoll.capture), or give "
     "--parameters N."
 )
 
 
-def _raised(what: str, error: BaseException) -> UsageError:
-    got = f"{type(error).__name__} from {what}: {error}"
-    action = _WITHOUT if "meta" in str(error) else ""
-    return UsageError("model", got, "a model on meta", action)
+def _model_error(what: str, error: BaseException) -> UsageError:
+    actual = f"{type(error).__name__} from {what}: {error}"
+    action = _WITHOUT_MODEL if "meta" in str(error) else ""
+    return UsageError("model", actual, "a model on meta", action)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""How the steps of a capture changed over its hours: drift, and which rank was late when."""
+"""How the steps of a long capture changed: drift, and which rank was late when."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic
 from torchcoll.stats.drift import TimeDrift, drift_of
-from torchcoll.training.joined import Joined, join_ranks, not_split
+from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
 from torchcoll.training.late import late_ranks
 
 MOST_ROWS = 24
@@ -18,12 +18,17 @@ _ROUND_S = (1, 5, 15, 60, 300, 600, 1800, 3600, 7200, 10800, 21600, 43200, 86400
 
 @dataclass(frozen=True)
 class Stretch:
-    """A stretch of time. None is unknown.
+    """A stretch of time of the capture. None: unknown.
 
-    from_s, to_s: since the capture began. steps: captured in it. step_ns: how long one took on the
-    slowest rank; wait_ns, transfer_ns: of a step, added up over its calls, the longest time of
-    their ranks less the shortest, and the shortest: medians over the steps. late_rank: the one that
-    came last to most calls; late_share: to so many of those that tell it.
+    - from_s, to_s: its bounds in seconds since the capture began.
+    - steps: the number of captured steps in it.
+    - step_ns: the duration of a step on the slowest rank, median over the steps.
+    - wait_ns: the longest less the shortest duration of each call's ranks, added up over a step;
+      median over the steps.
+    - transfer_ns: the shortest duration of each call's ranks, added up over a step; median over the
+      steps.
+    - late_rank: the rank that came last to most calls.
+    - late_share: its share of the calls in which the last rank is known.
     """
 
     from_s: float
@@ -38,40 +43,42 @@ class Stretch:
 
 @dataclass(frozen=True)
 class OverTime:
-    """drift: of the time of a step, over all of them."""
+    """A capture over time; ``drift`` is that of the step duration over all captured steps."""
 
     stretches: tuple[Stretch, ...]
     drift: TimeDrift | None
 
 
 def over_time(traffic: Traffic) -> OverTime | None:
-    """None where the capture took every step (``every`` of ``torchcoll.capture``). traffic: with
-    its ends cut at the marks.
+    """Returns the stretches of a sampled capture, or None if the capture took every step.
+
+    - traffic: a Traffic with its ends cut at the marks (``cut_at_marks``).
     """
     every = traffic.environment.get("every")
     if type(every) is not int or every < 2 or not traffic.steps:
         return None
     joined, _ = join_ranks(traffic)
     count = min(len(spans) for spans in traffic.steps.values())
-    split: dict[int, dict[Joined, None]] = defaultdict(dict)  # those that tell wait from transfer
+    # Step -> its calls that can be split into wait and transfer.
+    split: dict[int, dict[JoinedCall, None]] = defaultdict(dict)
     for rank, calls in traffic.calls.items():
-        for call, one in zip(calls, joined[rank], strict=True):
-            if call.step is not None and not not_split(one):
-                split[call.step][one] = None
+        for call, joined_call in zip(calls, joined[rank], strict=True):
+            if call.step is not None and not unsplit_reason(joined_call):
+                split[call.step][joined_call] = None
     took = [
         max(spans[k][1] - spans[k][0] for spans in traffic.steps.values()) for k in range(count)
     ]
     first = traffic.steps[min(traffic.steps)]
-    # The shortest round length of which there are not too many.
+    # The shortest round number of seconds that gives at most MOST_ROWS stretches.
     whole_s = first[count - 1][1] / 1e9
     fits = (length for length in _ROUND_S if whole_s <= MOST_ROWS * length)
     length_s = next(fits, whole_s / MOST_ROWS)
-    steps_of: dict[int, list[int]] = defaultdict(list)
+    steps_by_round: dict[int, list[int]] = defaultdict(list)
     for k in range(count):
-        steps_of[int(first[k][0] / 1e9 // length_s)].append(k)
+        steps_by_round[int(first[k][0] / 1e9 // length_s)].append(k)
     stretches = [
-        _stretch(place * length_s, length_s, steps, took, split, traffic.source)
-        for place, steps in sorted(steps_of.items())
+        _stretch(index * length_s, length_s, steps, took, split, traffic.source)
+        for index, steps in sorted(steps_by_round.items())
     ]
     return OverTime(tuple(stretches), drift_of(took))
 
@@ -81,15 +88,17 @@ def _stretch(
     length_s: float,
     steps: Sequence[int],
     took: Sequence[int],
-    calls: Mapping[int, Mapping[Joined, None]],
+    calls: Mapping[int, Mapping[JoinedCall, None]],
     source: str,
 ) -> Stretch:
-    known = [[one.times_ns.values() for one in calls[k]] for k in steps if k in calls]
-    waits = [sum(max(times) - min(times) for times in step) for step in known]
-    transfers = [sum(min(times) for times in step) for step in known]
-    rows, _ = late_ranks([one for k in steps for one in calls.get(k, ())], source)
+    step_times = [
+        [joined_call.times_ns.values() for joined_call in calls[k]] for k in steps if k in calls
+    ]
+    waits = [sum(max(times) - min(times) for times in step) for step in step_times]
+    transfers = [sum(min(times) for times in step) for step in step_times]
+    rows, _ = late_ranks([joined_call for k in steps for joined_call in calls.get(k, ())], source)
     worst = max(rows, key=lambda row: row.last, default=None)
-    told = sum(row.last for row in rows)
+    late_calls = sum(row.last for row in rows)
     late = worst if worst and worst.last else None
     return Stretch(
         from_s,
@@ -99,5 +108,5 @@ def _stretch(
         median(waits) if waits else None,
         median(transfers) if transfers else None,
         late.rank if late else None,
-        late.last / told if late else None,
+        late.last / late_calls if late else None,
     )

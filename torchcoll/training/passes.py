@@ -1,11 +1,11 @@
-"""How many backward passes the all_reduce calls of a step are, and what was left after one.
+"""Counts the backward passes in a step, and measures what is left exposed after one.
 
-Models that accumulate gradients without no_sync, and programs with several models, make several
-in a step. Taken for one, they are so many times the gradients, over a pass that holds all that
-lies between them: a proposal that is simply wrong. What tells them apart: DDP waits for all its
-buckets at the end of a pass, so that nothing is in flight when the next one begins. That alone
-proves nothing, for small buckets end before the next is ready; so sizes that repeat count too.
-Where it cannot be known, only the user can say it.
+Models that accumulate gradients without no_sync, and programs with several models, run several
+passes in a step. Counted as one, they would be several times the gradients over a pass that
+contains everything in between, and the resulting proposal would be wrong. The criterion: DDP waits
+for all its buckets at the end of a pass, so nothing is in flight when the next one begins. That
+alone proves nothing, because small buckets end before the next one is ready, so the sizes must
+repeat too. If both leave it open, only the user knows.
 """
 
 from __future__ import annotations
@@ -17,57 +17,63 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import TrafficCall
 from torchcoll.core.units import time_text
-from torchcoll.training.late import LATE, heard_late
+from torchcoll.training.late import LATE, may_end_late
 
 Calls = Sequence[TrafficCall]
-# One interval of a backward pass may be most of it, for early layers of a CNN compute much and have
-# few gradients; hardly so much of it. Two models with something in between are beyond that.
-_APART = 0.9
-_SAY = (
+# One interval between calls may be most of a backward pass, because early layers of a CNN compute
+# much and have few gradients. A larger share than this suggests two models with other work between.
+_LONGEST_SHARE = 0.9
+_ACTION = (
     "Say how many a step has, 1 if it is one: --accumulate N (accumulate of torchcoll.advise). Of "
     "several models capture one at a time"
 )
 
 
-def sizes_of(calls: Calls) -> tuple[int, ...]:
+def call_sizes(calls: Calls) -> tuple[int, ...]:
+    """Returns the bytes of each call."""
     return tuple(call.bytes_in for call in calls)
 
 
-def usual(each: Sequence[Calls]) -> list[Calls]:
-    """Those with the sizes that most have."""
-    sizes = Counter(map(sizes_of, each)).most_common(1)[0][0]
-    return [calls for calls in each if sizes_of(calls) == sizes]
+def most_common(sequences: Sequence[Calls]) -> list[Calls]:
+    """Returns the sequences of calls that have the most common sizes."""
+    sizes = Counter(map(call_sizes, sequences)).most_common(1)[0][0]
+    return [calls for calls in sequences if call_sizes(calls) == sizes]
 
 
-def split(calls: Calls, count: int) -> list[Calls]:
-    """So many passes, where they are alike; else one: with no_sync only the last one sends."""
-    size, rest = divmod(len(calls), count)
-    parts = [calls[i : i + size] for i in range(0, len(calls), size or 1)]
-    return parts if size and not rest and len(set(map(sizes_of, parts))) == 1 else [calls]
+def split_passes(calls: Calls, count: int) -> list[Calls]:
+    """Splits the calls into ``count`` equal passes; into one if they are not alike.
+
+    With no_sync only the last pass sends.
+    """
+    size, remainder = divmod(len(calls), count)
+    passes = [calls[i : i + size] for i in range(0, len(calls), size or 1)]
+    return passes if size and not remainder and len(set(map(call_sizes, passes))) == 1 else [calls]
 
 
 def count_passes(steps: Sequence[Calls]) -> int:
-    """How many backward passes a step has. steps: the gradients of each step of each rank.
+    """Returns the number of backward passes in a step.
 
-    Raises UsageError where calls may as well be one pass as several.
+    - steps: the gradient calls of each step of each rank.
+
+    Raises UsageError if the calls may be one pass as well as several.
     """
-    steps = usual(steps)
+    steps = most_common(steps)
     number = len(steps[0])
-    quiet, known = _quiet(steps)
+    quiet, timed_steps = _idle_starts(steps)
     counts = []
     for count in range(2, number + 1):
         borders = range(number // count, number, number // count)
-        if number % count or len(split(steps[0], count)) < count:
+        if number % count or len(split_passes(steps[0], count)) < count:
             continue
-        least = min(quiet[place] for place in borders)
-        most = max((n for place, n in quiet.items() if place not in borders), default=0)
-        if known and count < number and least >= max(3 * most, known / 4, 1):
+        least = min(quiet[index] for index in borders)
+        most = max((n for index, n in quiet.items() if index not in borders), default=0)
+        if timed_steps and count < number and least >= max(3 * most, timed_steps / 4, 1):
             return count
-        if least or not known:
+        if least or not timed_steps:
             counts.append(count)
     if counts:
-        got = f"{number} all_reduce a step, whose sizes repeat {counts[-1]} times"
-        raise UsageError("backward passes", got, "calls that tell how many they are", _SAY)
+        actual = f"{number} all_reduce a step, whose sizes repeat {counts[-1]} times"
+        raise UsageError("backward passes", actual, "calls that tell how many they are", _ACTION)
     issued = [calls for calls in steps if all(call.start_ns is not None for call in calls)]
     if number > 2 and issued:
         waits = [
@@ -75,58 +81,66 @@ def count_passes(steps: Sequence[Calls]) -> int:
             for i in range(1, number)
         ]
         longest = max(range(1, number), key=lambda i: waits[i - 1])
-        if 2 * quiet[longest] > known and waits[longest - 1] > _APART * sum(waits):
-            got = (
+        if 2 * quiet[longest] > timed_steps and waits[longest - 1] > _LONGEST_SHARE * sum(waits):
+            actual = (
                 f"{number} all_reduce a step, {longest} of them "
                 f"{time_text(waits[longest - 1])} before the others"
             )
-            raise UsageError("backward passes", got, "the calls of one", _SAY)
+            raise UsageError("backward passes", actual, "the calls of one", _ACTION)
     return 1
 
 
-def second_pass(steps: Sequence[Calls]) -> int | None:
-    """The one place where calls may be those of another model: two or more before it, as many from
-    it on, and nothing in flight there alone. A slow layer does the same, so this is but a hint.
+def find_second_pass(steps: Sequence[Calls]) -> int | None:
+    """Returns the index of the call at which another model's backward pass may begin, or None.
+
+    There are at least two calls before and after it, and only there nothing is in flight. A slow
+    layer looks the same, so this is only a hint.
     """
-    steps = usual(steps)
-    quiet, known = _quiet(steps)
-    place = max(range(len(steps[0])), key=lambda place: quiet[place])
-    others = max((n for other, n in quiet.items() if other != place), default=0)
-    alone = known and quiet[place] >= max(3 * others, known / 2, 1)
-    return place if alone and 2 <= place <= len(steps[0]) - 2 else None
+    steps = most_common(steps)
+    quiet, timed_steps = _idle_starts(steps)
+    index = max(range(len(steps[0])), key=lambda index: quiet[index])
+    most_elsewhere = max((n for i, n in quiet.items() if i != index), default=0)
+    alone = timed_steps and quiet[index] >= max(3 * most_elsewhere, timed_steps / 2, 1)
+    return index if alone and 2 <= index <= len(steps[0]) - 2 else None
 
 
-def _quiet(steps: Sequence[Calls]) -> tuple[Counter[int], int]:
-    """Before which calls nothing was in flight, in how many steps; and of how many that is known.
+def _idle_starts(steps: Sequence[Calls]) -> tuple[Counter[int], int]:
+    """Returns the number of steps in which nothing was in flight at each call's start, by call
+    index, and the number of steps with the necessary stamps.
 
-    At the border of two passes it need not be all: a capture may hear of an end late, when the next
-    call has been issued. Seen in forks on two cores: 5 to 12 of 12 at borders, 0 or 1 elsewhere.
+    At the border of two passes the count may be lower than the number of steps: a capture may learn
+    of an end late, when the next call has been issued. Measured with forked ranks on two cores: 5
+    to 12 of 12 steps at borders, 0 or 1 elsewhere.
     """
-    found: Counter[int] = Counter()
-    known = [calls for calls in steps if all(call.clock == "host" and call.span for call in calls)]
-    for calls in known:
+    idle_starts: Counter[int] = Counter()
+    timed = [calls for calls in steps if all(call.clock == "host" and call.span for call in calls)]
+    for calls in timed:
         end = 0
-        for place, call in enumerate(calls):
+        for index, call in enumerate(calls):
             start = call.start_ns or 0
-            found[place] += place > 0 and end <= start
+            idle_starts[index] += index > 0 and end <= start
             end = max(end, start + (call.time_ns or 0))
-    return found, len(known)
+    return idle_starts, len(timed)
 
 
 def measured_exposed(passes: Sequence[Calls], source: str) -> tuple[float | None, str]:
-    """What was left after a backward pass, the median over passes, and what that is.
+    """Returns the communication exposed after a backward pass (ns, median over passes) and a
+    description of what was measured; (None, '') if unknown.
 
-    As a trace has it, else from the issue of the last call to the end of all, where stamps are the
-    host's. None where nothing tells. source: of the traffic.
+    - passes: the calls of each pass.
+    - source: the source of their traffic.
+
+    The exposed time comes from a trace if it has one, otherwise from host stamps: from the issue of
+    the last call to the end of all calls.
     """
     if all(call.exposed_ns is not None for calls in passes for call in calls):
         sums = [sum(call.exposed_ns or 0 for call in calls) for calls in passes]
         return median(sums), "all_reduce of a pass under which nothing else ran"
-    found = []
+    exposed = []
     for calls in passes:
         if all(call.clock == "host" and call.span for call in calls):
             end = max((call.start_ns or 0) + (call.time_ns or 0) for call in calls)
-            found.append(end - max(call.start_ns or 0 for call in calls))
+            exposed.append(end - max(call.start_ns or 0 for call in calls))
     what = "from the issue of the last all_reduce of a pass to the end of all"
-    late = any(heard_late(call, source) for calls in passes for call in calls)
-    return (median(found), what + f"; they {LATE}" * late) if found else (None, "")
+    late = any(may_end_late(call, source) for calls in passes for call in calls)
+    return (median(exposed), what + f"; they {LATE}" * late) if exposed else (None, "")

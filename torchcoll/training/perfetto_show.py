@@ -1,4 +1,4 @@
-"""All steps of a traffic as a trace for Perfetto."""
+"""Exports all steps of a traffic as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from torchcoll.report.perfetto import complete_event, named_track, trace_documen
 from torchcoll.training.joined import join_ranks
 from torchcoll.training.late import cut_at_marks
 from torchcoll.training.step_show import call_text
-from torchcoll.training.whole_step import UNTOLD, step_offsets, wait_of
+from torchcoll.training.whole_step import UNKNOWN_CALLS, call_wait_ns, step_offsets
 
-_TOLD = {
+_FIELDS = {
     *("collective", "bytes_in", "bytes_out", "dtype", "op", "root", "peer", "group", "sequence"),
     *("step", "asynchronous", "clock", "exposed_ns", "algorithm"),
 }
 
 
 def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
-    """The document, and what must be said of it. A process a rank: its steps, its computation and
-    each group's calls, those that overlap below each other. Raises UsageError where no call tells
-    when it ran.
+    """Returns the trace document and notes on its clocks.
+
+    Each rank is a process with tracks for its steps, its computation and the calls of each group;
+    overlapping calls are on separate tracks. Raises UsageError if no call has begin and end.
     """
     offsets = step_offsets(traffic, None)
     traffic = cut_at_marks(traffic)
@@ -37,26 +38,33 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
         plain = [
             *(("steps", f"step {number}", "step", span) for number, span in enumerate(steps)),
             *(("computing",) * 3 + (span,) for span in traffic.computing.get(rank, ())),
-            *((UNTOLD, UNTOLD, "communication", span) for span in traffic.apart.get(rank, ())),
+            *(
+                (UNKNOWN_CALLS, UNKNOWN_CALLS, "communication", span)
+                for span in traffic.apart.get(rank, ())
+            ),
         ]
         for track, name, category, (start, end) in plain:
-            place = tracks.of(track, start, end)
+            thread = tracks.assign_thread(track, start, end)
             event = complete_event(name, category, rank, start + shift, end - start, {})
-            events.append({**event, "tid": place})
+            events.append({**event, "tid": thread})
         spans = [
-            (call.span, number, call, one)
-            for number, (call, one) in enumerate(zip(calls, joined[rank], strict=True))
+            (call.span, number, call, joined_call)
+            for number, (call, joined_call) in enumerate(zip(calls, joined[rank], strict=True))
             if call.span
         ]
-        for (start, end), _, call, one in sorted(spans, key=lambda own: own[:2]):
-            place = tracks.of(f"group {one_line(call.group)}", start, end)
-            told = {name: value for name, value in call.to_json().items() if name in _TOLD}
-            args = {**told, "wait_ns": wait_of(call, one), "error_ns": offsets.error_ns.get(rank)}
+        for (start, end), _, call, joined_call in sorted(spans, key=lambda entry: entry[:2]):
+            thread = tracks.assign_thread(f"group {one_line(call.group)}", start, end)
+            fields = {name: value for name, value in call.to_json().items() if name in _FIELDS}
+            args = {
+                **fields,
+                "wait_ns": call_wait_ns(call, joined_call),
+                "error_ns": offsets.error_ns.get(rank),
+            }
             kept = {name: value for name, value in args.items() if value is not None}
-            made = complete_event(
-                call_text(call), "communication", rank, start + shift, end - start, kept, place
+            call_event = complete_event(
+                call_text(call), "communication", rank, start + shift, end - start, kept, thread
             )
-            events.append(made)
+            events.append(call_event)
     text = offsets.text
     if offsets.problem:
         text = f"{offsets.problem}; their events are right among themselves only"
@@ -65,22 +73,24 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
 
 
 class _Tracks:
-    """Threads of a process, on each of which no two events overlap: Perfetto shows none that do."""
+    """The threads of a process, without overlapping events on any of them: Perfetto cannot show
+    those.
+    """
 
     def __init__(self, process: int, events: list[dict[str, Any]]) -> None:
         self._process, self._events = process, events
         self._ends: dict[str, list[tuple[int, int]]] = {}  # name -> (thread, its last end)
         self._count = 0
 
-    def of(self, name: str, start: int, end: int) -> int:
-        """A thread for the event; starts ascend."""
-        own = self._ends.setdefault(name, [])
-        for place, (thread, last) in enumerate(own):
+    def assign_thread(self, name: str, start: int, end: int) -> int:
+        """Returns a thread for the event; events must come in the order of their start."""
+        threads = self._ends.setdefault(name, [])
+        for index, (thread, last) in enumerate(threads):
             if last <= start:
-                own[place] = (thread, end)
+                threads[index] = (thread, end)
                 return thread
         self._count += 1
-        own.append((self._count, end))
-        text = name if len(own) == 1 else f"{name} ({len(own)})"
+        threads.append((self._count, end))
+        text = name if len(threads) == 1 else f"{name} ({len(threads)})"
         self._events.append(named_track("thread_name", self._process, text, self._count))
         return self._count

@@ -1,4 +1,4 @@
-"""A plan of a training: the sentence, a row a group and collective, its scaling, a picture."""
+"""Shows a plan of a training: the answer, a row per group and collective, scaling, a picture."""
 
 from __future__ import annotations
 
@@ -35,60 +35,66 @@ _SCALINGS = {
 }
 
 
-def show_projection(found: Projection, format: str = "table", file: TextIO | None = None) -> None:
-    """Print it. Raises UsageError for an unknown format."""
-    source = f", by {found.model.name}" if found.model else ""
-    grids = [Grid([], [], above=[one_line(f"{found.what}{source}")]), _rows(found.step)]
+def show_projection(
+    projection: Projection, format: str = "table", file: TextIO | None = None
+) -> None:
+    """Prints the plan. Raises UsageError for an unknown format."""
+    source = f", by {projection.model.name}" if projection.model else ""
+    grids = [Grid([], [], above=[one_line(f"{projection.what}{source}")]), _rows(projection.step)]
     for kind in (WEAK, STRONG):
-        if steps := getattr(found, kind):
+        if steps := getattr(projection, kind):
             grids.append(_over_ranks(kind, steps))
-    notes = Grid([], [], below=[one_line(note) for note in found.notes], answer=_answer(found))
-    # Of csv: the rows of the step, and what it does over ranks; ``table`` tells which.
-    rows = [_row(row) for row in found.step.rows]
-    over_ranks = {kind: [_step(step) for step in getattr(found, kind)] for kind in (WEAK, STRONG)}
+    notes = Grid(
+        [], [], below=[one_line(note) for note in projection.notes], answer=_answer(projection)
+    )
+    # csv has the rows of the step and the steps over ranks; its column ``table`` tells them apart.
+    rows = [_row(row) for row in projection.step.rows]
+    over_ranks = {
+        kind: [_step(step) for step in getattr(projection, kind)] for kind in (WEAK, STRONG)
+    }
     records = [{"table": "calls", **row} for row in rows]
     records += [{"table": kind, **step} for kind, steps in over_ranks.items() for step in steps]
     document = {
         "schema": "torchcoll-plan/1",
-        "what": found.what,
-        "model": str(found.model) if found.model else None,
-        "concurrent": found.concurrent or None,
-        "lower_bound": found.lower_bound,
-        "backward_ns": found.backward_ns,
-        "step": _step(found.step),
+        "what": projection.what,
+        "model": str(projection.model) if projection.model else None,
+        "concurrent": projection.concurrent or None,
+        "lower_bound": projection.lower_bound,
+        "backward_ns": projection.backward_ns,
+        "step": _step(projection.step),
         "rows": rows,
         "weak": over_ranks[WEAK],
         "strong": over_ranks[STRONG],
         "stops": {
-            kind: dict(zip(("value", "low", "high"), found.stops(kind), strict=True))
+            kind: dict(zip(("value", "low", "high"), projection.scaling_limit(kind), strict=True))
             for kind in (WEAK, STRONG)
         },
-        "notes": found.notes,
+        "notes": projection.notes,
     }
     print_forms([("", [*grids, notes])], records, document, format, file)
 
 
-def _answer(found: Projection) -> Answer:
-    step = found.step
+def _answer(projection: Projection) -> Answer:
+    step = projection.step
     degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
-    where = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
+    setup = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
     if step.only_a_guess:
         low, high = (time_text(end, 3) for end in step.comm_ns[1:])
-        text = f"{where}: communication a step is only a guess, {low} to {high}. {MORE_DATA}"
+        text = f"{setup}: communication a step is only a guess, {low} to {high}. {MORE_DATA}"
         return Answer(one_line(text), "doubt")
-    least = "at least " if found.lower_bound else ""
-    text = f"{where}: {least}{_ends(step.comm_ns)} of communication a step"
-    text += f" beside {found.concurrent}" if found.concurrent else ""
-    if step.exposed_ns and step.hidden_ns and step.efficiency and found.backward_ns:
-        backward = time_text(found.backward_ns, 3)
+    least = "at least " if projection.lower_bound else ""
+    text = f"{setup}: {least}{_ends(step.comm_ns)} of communication a step"
+    text += f" beside {projection.concurrent}" if projection.concurrent else ""
+    if step.exposed_ns and step.hidden_ns and step.efficiency and projection.backward_ns:
+        backward = time_text(projection.backward_ns, 3)
         text += f", {_ends(step.exposed_ns)} of it exposed under a backward pass of {backward}"
         text += f": {100 * step.efficiency[0]:.0f} % of a step computes"
-    told = [kind for kind in (WEAK, STRONG) if getattr(found, kind)]
+    kinds = [kind for kind in (WEAK, STRONG) if getattr(projection, kind)]
     texts = [text]
-    for kind in told:
-        at, by_low, by_high = found.stops(kind)
-        last = getattr(found, kind)[-1].ranks
-        if found.backward_ns is None:
+    for kind in kinds:
+        at, by_low, by_high = projection.scaling_limit(kind)
+        last = getattr(projection, kind)[-1].ranks
+        if projection.backward_ns is None:
             texts.append(f"{kind} scaling: not known without a backward time")
             continue
         text = f"{kind} scaling: on up to {last} ranks"
@@ -98,13 +104,15 @@ def _answer(found: Projection) -> Answer:
             ends = [f"beyond {last}" if end is None else str(end) for end in (by_high, by_low)]
             text += f" (by the ends of the 90 % intervals: {' to '.join(ends)})"
         texts.append(text)
-    judged = told and found.backward_ns is not None
-    stops = any(found.stops(kind)[0] for kind in told)
+    judged = kinds and projection.backward_ns is not None
+    stops = any(projection.scaling_limit(kind)[0] for kind in kinds)
     return Answer(one_line("; ".join(texts)), ("doubt" if stops else "good") if judged else "")
 
 
 def _rows(step: PlannedStep) -> Grid:
-    """Sizes of one group and collective together; json has each."""
+    """Returns the table of calls, with all sizes of a group and collective in one row; json has
+    each.
+    """
     together: dict[tuple[str, str], list[PlannedRow]] = {}
     for row in step.rows:
         together.setdefault((row.group, row.collective), []).append(row)
@@ -122,7 +130,7 @@ def _rows(step: PlannedStep) -> Grid:
             (Head("comm", "a step"), comm(0)),
             (Head("low"), comm(1)),
             (Head("high"), comm(2)),
-            (Head("extrapolated", left=True, drop=1), _beyond),
+            (Head("extrapolated", left=True, drop=1), _extrapolated),
         ],
         sorted(together.values(), key=lambda rows: -sum(row.time_ns[0] for row in rows)),
         below=[_LEGEND],
@@ -135,8 +143,8 @@ def _sizes(rows: Sequence[PlannedRow]) -> str:
     return " to ".join(dict.fromkeys(texts))
 
 
-def _beyond(rows: Sequence[PlannedRow]) -> str:
-    texts = dict.fromkeys(row.beyond for row in rows if row.beyond)
+def _extrapolated(rows: Sequence[PlannedRow]) -> str:
+    texts = dict.fromkeys(row.extrapolated for row in rows if row.extrapolated)
     more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
     return one_line(next(iter(texts), "-") + more)
 
@@ -157,8 +165,10 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
         return f"{first[0] / step.step_ns[0]:.2f}x"
 
     def bounds(step: PlannedStep) -> str:
-        found = step.efficiency
-        return "-" if found is None else f"{100 * found[1]:.0f} to {100 * found[2]:.0f}"
+        efficiency = step.efficiency
+        return (
+            "-" if efficiency is None else f"{100 * efficiency[1]:.0f} to {100 * efficiency[2]:.0f}"
+        )
 
     return filled(
         [
@@ -209,13 +219,14 @@ def _row(row: PlannedRow) -> dict[str, Any]:
         "size_bytes": row.size_bytes,
         "calls": row.calls,
         **_flat("comm", row.time_ns),
-        "beyond": row.beyond or None,
+        "beyond": row.extrapolated or None,
     }
 
 
-def draw_projection(found: Projection, path: str | os.PathLike[str]) -> None:
-    """Times of a step over ranks, weak and strong, with the model's intervals. Raises UsageError
-    for a path that cannot be written.
+def draw_projection(projection: Projection, path: str | os.PathLike[str]) -> None:
+    """Draws the times of a step over ranks, weak and strong, with the model's intervals.
+
+    Raises UsageError for a path that cannot be written.
     """
     from torchcoll.report.pictures import (
         draw_band,
@@ -228,7 +239,7 @@ def draw_projection(found: Projection, path: str | os.PathLike[str]) -> None:
 
     figure, axes = new_figure(1, 2)
     for axis, kind in zip(axes[0], (WEAK, STRONG), strict=True):
-        steps = getattr(found, kind)
+        steps = getattr(projection, kind)
         ranks = [step.ranks for step in steps]
         lines = 0
         for number, name in enumerate(("comm", "exposed", "step")):
@@ -252,6 +263,7 @@ def draw_projection(found: Projection, path: str | os.PathLike[str]) -> None:
         axis.set_ylabel("time of a step")
         legend(axis, lines)
     write_caption(
-        figure, [_answer(found).text, one_line(found.what), "bands: the model's 90 % intervals"]
+        figure,
+        [_answer(projection).text, one_line(projection.what), "bands: the model's 90 % intervals"],
     )
     write_figure(figure, path)

@@ -10,25 +10,26 @@ from torchcoll.core.summary import HIGH, LOW, geometric_interval, median, quanti
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import whole_number
 
-THRESHOLD = 0.02  # as in a comparison: a change below it is nothing that anyone would act on
+THRESHOLD = 0.02  # as in a comparison: nobody would act on a smaller change
 MIB = 1 << 20
-# What DDP does where bucket_cap_mb is left alone: a literal in torch 2.6,
-# distributed._DEFAULT_BUCKET_CAP_MB later, and 1 MiB for the first bucket.
+# DDP's defaults: a literal in torch 2.6, distributed._DEFAULT_BUCKET_CAP_MB later, and 1 MiB for
+# the first bucket.
 DEFAULT_CAP_MB, DEFAULT_FIRST_MB = 25, 1
 
 
-def planned(
+def traffic_from_calls(
     calls: Iterable[TrafficCall], ranks: int, groups: Iterable[Group], notes: Iterable[str]
 ) -> Traffic:
-    """One step of rank 0, which stands for all: each rank makes the same calls.
+    """Returns the Traffic of one step of rank 0, which stands for all: each rank makes the same
+    calls.
 
-    The calls are numbered here, group by group.
+    Numbers the calls of each group.
     """
     numbered: list[TrafficCall] = []
-    made: dict[str, int] = {}
+    last_numbers: dict[str, int] = {}
     for call in calls:
-        made[call.group] = made.get(call.group, -1) + 1
-        numbered.append(replace(call, sequence=made[call.group]))
+        last_numbers[call.group] = last_numbers.get(call.group, -1) + 1
+        numbered.append(replace(call, sequence=last_numbers[call.group]))
     return Traffic(
         source="plan",
         ranks=ranks,
@@ -40,7 +41,7 @@ def planned(
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that one all_reduce sends; ``parameters`` in the order in which they lie in it."""
+    """The gradients of one all_reduce; ``parameters`` in their order within the bucket."""
 
     size_bytes: int
     dtype: str
@@ -49,14 +50,15 @@ class Bucket:
 
 @dataclass(frozen=True, repr=False)
 class BucketPlan(Displayed):
-    """What DistributedDataParallel sends for a model's gradients.
+    """The buckets that DistributedDataParallel sends for a model's gradients.
 
-    buckets: of each step but the first, in the order in which they are sent. first_step: of the
-    first, before DDP knows the order of the gradients.
-    order: ``from step`` (learned from a backward), ``assumed`` (the reverse of registration), or
-    ``registered`` (find_unused: DDP never learns it).
-    bucket_cap_mb: as asked, in MiB; None is DDP's default. unused: parameters without a gradient in
-    the step, which find_unused sends as zeros. notes: what is assumed or left out, a sentence each.
+    - buckets: those of every step but the first, in the order in which they are sent.
+    - first_step: those of the first step, before DDP has seen the order of the gradients.
+    - order: ``from step`` (seen in a backward pass), ``assumed`` (the reverse of registration), or
+      ``registered`` (with find_unused, where DDP keeps it).
+    - bucket_cap_mb: the requested cap in MiB; None for DDP's default.
+    - unused: parameters without a gradient in the step, which find_unused sends as zeros.
+    - notes: assumptions and omissions, one sentence each.
     """
 
     buckets: tuple[Bucket, ...]
@@ -69,16 +71,18 @@ class BucketPlan(Displayed):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all gradients: the same in each step."""
+        """Bytes of all gradients, the same in each step."""
         return sum(bucket.size_bytes for bucket in self.buckets)
 
     @property
     def used_map_bytes(self) -> int:
-        """Bytes of the int32 a parameter that find_unused sends after the buckets, each step."""
+        """Bytes of the used-parameter map: find_unused sends one int32 per parameter in each step,
+        after the buckets.
+        """
         return 4 * sum(len(bucket.parameters) for bucket in self.buckets) * self.find_unused
 
     def traffic(self, ranks: int, first_step: bool = False) -> Traffic:
-        """The all_reduce calls of a steady step on so many ranks, or of the first.
+        """Returns the all_reduce calls of a steady step, or of the first step, on ``ranks`` ranks.
 
         Raises UsageError for ``ranks`` below 1.
         """
@@ -92,15 +96,16 @@ class BucketPlan(Displayed):
             TrafficCall("all_reduce", n, n, dtype, "sum", group=world.name, asynchronous=True)
             for n, dtype in sent
         ]
-        return planned(calls, ranks, [world], self.notes)
+        return traffic_from_calls(calls, ranks, [world], self.notes)
 
 
 @dataclass(frozen=True)
-class Tried:
-    """The steps with one bucket_cap_mb.
+class TrialRow:
+    """The measured steps with one bucket_cap_mb.
 
-    cap_mb: in MiB; None: not set, DDP's default. times_ns[round][step]: until the slowest rank had
-    done the step. base_ns: the same of the first cap, with which the rounds are paired.
+    - cap_mb: in MiB; None: not set, DDP's default.
+    - times_ns: times_ns[round][step], the duration until the slowest rank finished the step.
+    - base_ns: the same for the first cap, with which the rounds are paired.
     """
 
     cap_mb: float | None
@@ -121,7 +126,7 @@ class Tried:
 
     @property
     def low_ns(self) -> float:
-        """5th percentile of the steps: a spread within the run, no interval."""
+        """5th percentile of the steps: a spread within the run, not a confidence interval."""
         return self._quantile(LOW)
 
     @property
@@ -129,19 +134,19 @@ class Tried:
         return self._quantile(HIGH)
 
     def _quantile(self, q: float) -> float:
-        return quantile(sorted(ns for own in self.times_ns for ns in own), q)
+        return quantile(sorted(ns for round_ns in self.times_ns for ns in round_ns), q)
 
     @property
     def ratio(self) -> tuple[float, float | None, float | None]:
-        """(ratio, low, high) of the medians of paired rounds, this over the first cap; 95 %, within
-        this run.
+        """(ratio, low, high) of this cap over the first, from the medians of paired rounds; a 95 %
+        interval within this run.
         """
         pairs = zip(self.times_ns, self.base_ns, strict=True)
-        return geometric_interval([median(own) / median(base) for own, base in pairs])
+        return geometric_interval([median(round_ns) / median(base) for round_ns, base in pairs])
 
     @property
     def result(self) -> str:
-        """Against the first cap, in this run."""
+        """The comparison with the first cap, in this run."""
         ratio, low, high = self.ratio
         if self.times_ns is self.base_ns:
             return "base"
@@ -154,12 +159,13 @@ class Tried:
 
 @dataclass(repr=False)
 class Trial(Displayed):
-    """What one run tells: one replicate, however many rounds it had.
+    """The result of ``try_buckets`` in one run, which is one replicate however many rounds it has.
 
-    rows: in the order in which the caps were given. rounds, steps, skip, seed: as asked.
+    - rows: one for each cap, in the order given.
+    - rounds, steps, skip, seed: the arguments of ``try_buckets``.
     """
 
-    rows: list[Tried]
+    rows: list[TrialRow]
     ranks: int
     backend: str
     device: str
@@ -170,8 +176,10 @@ class Trial(Displayed):
     notes: list[str] = field(default_factory=list)
 
     @property
-    def best(self) -> Tried:
-        """The least ratio, as the rounds are paired: the least median may be another's. Whether it
-        differs from the first is another question, see ``result``.
+    def best(self) -> TrialRow:
+        """The row with the smallest ratio of paired rounds; another row may have the smallest
+        median.
+
+        Whether it differs from the first row is a separate question, see ``result``.
         """
         return min(self.rows, key=lambda row: row.ratio[0])

@@ -1,4 +1,4 @@
-"""One rank's calls of a replayed step: buffers, how each is made, and its duration."""
+"""Replays one rank's calls of a step: allocates buffers, issues the calls and times them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchcoll.bench.verify import allocate
 from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.units import format_size
-from torchcoll.training.playback import Part, Play
+from torchcoll.training.playback import PlayedCall, RankPlayback
 from torchcoll.training.stamps import DeviceStamps, HostStamps
 
 if TYPE_CHECKING:
@@ -21,45 +21,51 @@ if TYPE_CHECKING:
     from torchcoll.core.backends import BackendEntry
 
 Members = tuple[int, ...]
-Issue = Callable[[bool], list[Any]]  # asynchronous or not -> what is to be waited for
-_AWAKE_NS = 200_000  # a sleeping host wakes up late by less than this, as a rule
+Issue = Callable[[bool], list[Any]]  # (asynchronous) -> the Work objects to wait for
+_WAKE_UP_NS = 200_000  # a sleeping host usually wakes up less than this too late
 
 
 @dataclass
-class _Item:
-    """Calls that are made at once: one, or a batch of messages. places: theirs in the step."""
+class _Batch:
+    """Calls that are issued together: one call, or a batch of messages.
 
-    places: list[int]
-    play: Play  # the first
+    - indices: their indices in the step.
+    - play: the first of them.
+    - after: indices of the calls to wait for before.
+    """
+
+    indices: list[int]
+    play: PlayedCall  # the first
     after: set[int]
     issue: Issue = field(init=False)
 
     @property
     def text(self) -> str:
-        """``all_reduce 1M float32 sum``: how messages name it."""
+        """Its name in messages, for example ``all_reduce 1M float32 sum``."""
         call, point = self.play.call, self.play.point
         size = format_size(point.size_bytes if point else call.bytes_in or call.bytes_out)
-        words = (call.collective, size, call.dtype, point and point.op)
-        return " ".join(word for word in words if word)
+        facts = (call.collective, size, call.dtype, point and point.op)
+        return " ".join(fact for fact in facts if fact)
 
 
 class Player:
-    """``prepare``, then ``play`` as often as wanted.
+    """Replays the calls of one rank: call ``prepare`` once, then ``play`` as often as needed.
 
-    started[n][i], times[n][i]: when call i of play n was issued on the host, and its duration on
-    ``clock``, None where the backend does not tell; nanoseconds. groups: torch's, by their ranks.
+    - started: started[n][i] is the time of issue on the host of call i in play n (ns).
+    - times: times[n][i] is its duration on ``clock`` (ns); None if the backend does not tell.
+    - groups: torch's process groups by their ranks.
     """
 
     def __init__(
         self,
         local: Rank,
         entry: BackendEntry,
-        part: Part,
+        playback: RankPlayback,
         groups: dict[Members, Any],
         compute: bool,
     ) -> None:
         self._local = local
-        self._part = part
+        self._playback = playback
         self._groups = groups
         self._compute = compute
         self._entry = entry
@@ -68,29 +74,31 @@ class Player:
             DeviceStamps(self._local.torch, self._local.device) if streams else HostStamps()
         )
         self.clock = self._stamps.clock
-        self._received: dict[int, list[int]] = {}  # place of an uneven all_to_all: bytes from each
-        self._items = _items(part)
+        self._received: dict[
+            int, list[int]
+        ] = {}  # index of an uneven all_to_all -> bytes from each rank
+        self._batches = _batches(playback)
         self.started: list[list[int]] = []
         self.times: list[list[int | None]] = []
         self.doing = ""
         self._buffers: dict[Any, Any] = {}
 
     @property
-    def need_bytes(self) -> int:
-        """Bytes of all buffers. Calls that are alike share theirs."""
+    def buffer_bytes(self) -> int:
+        """Bytes of all buffers; similar calls share theirs."""
         sizes: dict[Any, int] = {}
-        for play in self._part.plays:
+        for play in self._playback.plays:
             call = play.call
             if play.point and not call.splits:
-                sizing, place = self._sizing(play)
-                sizes[sizing.case, play.members] = sizing.buffer_bytes(place)
+                sizing, index = self._sizing(play)
+                sizes[sizing.case, play.members] = sizing.buffer_bytes(index)
             else:
                 sizes["sent", call.bytes_in] = call.bytes_in
                 sizes["received", call.bytes_out] = call.bytes_out
         return sum(sizes.values())
 
-    def _sizing(self, play: Play) -> tuple[Sizing, int]:
-        """The sizes of a collective, and the place of this rank in its group."""
+    def _sizing(self, play: PlayedCall) -> tuple[Sizing, int]:
+        """Returns the sizes of a collective and the index of this rank in its group."""
         point = play.point
         assert point
         entry, root = COLLECTIVES[point.collective], None
@@ -110,34 +118,36 @@ class Player:
         return size_case(case, len(play.members)), play.members.index(self._local.rank)
 
     def exchange_splits(self) -> None:
-        """What each rank receives in an uneven all_to_all, which only the senders know.
+        """Exchanges what each rank receives in an uneven all_to_all, which only the senders know.
 
-        Group by group in one order on all ranks, so that no two wait for each other.
+        All ranks go through their groups in the same order, so that no two wait for each other.
         """
         torch, dist = self._local.torch, self._local.dist
-        plays = sorted(enumerate(self._part.plays), key=lambda pair: (pair[1].members, pair[0]))
-        for place, play in plays:
+        plays = sorted(enumerate(self._playback.plays), key=lambda pair: (pair[1].members, pair[0]))
+        for index, play in plays:
             if play.call.splits:
                 sent = torch.tensor(play.call.splits, device=self._local.device.name)
                 received = torch.empty_like(sent)
                 dist.all_to_all_single(received, sent, group=self._groups[play.members])
-                self._received[place] = received.tolist()
+                self._received[index] = received.tolist()
 
     def prepare(self) -> None:
-        """Allocate, and make every call ready. Raises torch's or Python's out-of-memory error."""
-        made: dict[Any, Any] = {}
-        for item in self._items:
-            play, place = item.play, item.places[0]
+        """Allocates the buffers and prepares every call. Raises an out-of-memory error of torch or
+        Python.
+        """
+        collectives: dict[Any, Any] = {}
+        for item in self._batches:
+            play, index = item.play, item.indices[0]
             if play.point is None:
                 item.issue = self._messages(item)
             elif play.call.splits:
-                item.issue = _issue(self._uneven(play, self._received[place]))
+                item.issue = _issue_function(self._uneven(play, self._received[index]))
             else:
                 sizing, rank = self._sizing(play)
                 key = (sizing.case, play.members)
-                if key not in made:
-                    made[key] = self._collective(sizing, rank, play.members)
-                item.issue = _issue(made[key])
+                if key not in collectives:
+                    collectives[key] = self._collective(sizing, rank, play.members)
+                item.issue = _issue_function(collectives[key])
         self._local.device.synchronize()
 
     def _collective(self, sizing: Sizing, rank: int, members: Members) -> Any:
@@ -154,7 +164,7 @@ class Player:
             self._buffers[key] = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
         return self._buffers[key]
 
-    def _uneven(self, play: Play, received: list[int]) -> Any:
+    def _uneven(self, play: PlayedCall, received: list[int]) -> Any:
         sent = list(play.call.splits)
         return partial(
             self._local.dist.all_to_all_single,
@@ -165,10 +175,10 @@ class Player:
             group=self._groups[play.members],
         )
 
-    def _messages(self, item: _Item) -> Issue:
+    def _messages(self, item: _Batch) -> Issue:
         dist, group, messages = self._local.dist, self._groups[item.play.members], []
-        for place in item.places:
-            call = self._part.plays[place].call
+        for index in item.indices:
+            call = self._playback.plays[index].call
             sends = call.collective == "send"
             side, size_bytes = ("sent", call.bytes_in) if sends else ("received", call.bytes_out)
             messages.append((sends, self._bytes(side, size_bytes), call.peer))
@@ -180,7 +190,7 @@ class Player:
         def issue(asynchronous: bool) -> list[Any]:
             if asynchronous and len(batch) > 1:
                 return list(dist.batch_isend_irecv(batch))
-            if asynchronous:  # alone: on nccl a batch of one would go another way
+            if asynchronous:  # one message alone: nccl handles a batch of one differently
                 return [message.op(message.tensor, message.peer, group) for message in batch]
             for sends, buffer, peer in messages:
                 (dist.send if sends else dist.recv)(buffer, peer, group)
@@ -189,42 +199,44 @@ class Player:
         return issue
 
     def play(self, name: str) -> tuple[int, int]:
-        """Play the step once; its start and end on the host, the device idle at both."""
-        stamps, plays, now = self._stamps, self._part.plays, time.perf_counter_ns
+        """Plays the step once and returns its start and end on the host; the device is idle at
+        both.
+        """
+        stamps, plays, now = self._stamps, self._playback.plays, time.perf_counter_ns
         started: list[int] = []
         marks: list[Any] = []
         pending: dict[int, Any] = {}
 
-        def wait(place: int) -> None:
-            work = pending.pop(place, None)
+        def wait(index: int) -> None:
+            work = pending.pop(index, None)
             if work is not None:
                 work.wait()
-                stamps.end(marks[place])
+                stamps.end(marks[index])
 
         self._local.progress.step(name, started)
         self._local.device.synchronize()
         begin = now()
-        for item in self._items:
+        for item in self._batches:
             if self._compute:
                 _pause(item.play.gap_ns)
-            for place in sorted(item.after):
-                wait(place)
+            for call_index in sorted(item.after):
+                wait(call_index)
             self.doing = item.text
             asynchronous = item.play.asynchronous
-            for _ in item.places:
+            for _ in item.indices:
                 started.append(now())
                 marks.append(stamps.begin())
             works = item.issue(asynchronous)
-            for number, place in enumerate(item.places):
+            for number, call_index in enumerate(item.indices):
                 if works:
-                    work = pending[place] = works[number if len(works) > 1 else 0]
-                    stamps.follow(marks[place], work, plays[place].members)
+                    work = pending[call_index] = works[number if len(works) > 1 else 0]
+                    stamps.follow(marks[call_index], work, plays[call_index].members)
                 else:
-                    stamps.end(marks[place])
-        for place in list(pending):
-            wait(place)
+                    stamps.end(marks[call_index])
+        for call_index in list(pending):
+            wait(call_index)
         if self._compute:
-            _pause(self._part.rest_ns)
+            _pause(self._playback.rest_ns)
         self._local.device.synchronize()
         end = now()
         self.started.append(started)
@@ -232,25 +244,27 @@ class Player:
         return begin, end
 
     def release(self) -> None:
-        """Let go of the groups, which are destroyed next; the buffers go after them.
+        """Releases the groups, which are destroyed next; the buffers are freed after them.
 
-        A gloo group that is destroyed waits for its threads and holds the GIL meanwhile. One of
-        them that needs it then, to free a callback or the last reference to a tensor, never ends
-        (seen with torch 2.6).
+        Destroying a gloo group waits for its threads while holding the GIL. A thread that needs the
+        GIL then, to free a callback or the last reference to a tensor, never ends (seen with torch
+        2.6).
         """
-        self._stamps.settle()
-        self._items.clear()
+        self._stamps.wait_for_callbacks()
+        self._batches.clear()
         self._groups.clear()
 
 
-def _items(part: Part) -> list[_Item]:
-    """Asynchronous messages that follow each other in a group go as one batch.
+def _batches(playback: RankPlayback) -> list[_Batch]:
+    """Returns the calls of the step, with consecutive asynchronous messages of a group in one
+    batch.
 
-    Alone, each would block the stream of its pair on nccl, and a send to a rank that sends too
-    would wait for ever; in training a batch was what kept them from it, and no capture tells it.
+    On nccl a message sent alone would block the stream of its pair, and two ranks that both send
+    first would wait forever. In training a batch avoided that, but a capture does not record
+    batches.
     """
-    items: list[_Item] = []
-    for place, play in enumerate(part.plays):
+    items: list[_Batch] = []
+    for index, play in enumerate(playback.plays):
         last = items[-1] if items else None
         if (
             last
@@ -259,16 +273,16 @@ def _items(part: Part) -> list[_Item]:
             and play.asynchronous
             and last.play.asynchronous
             and play.members == last.play.members
-            and not set(play.after) & set(last.places)
+            and not set(play.after) & set(last.indices)
         ):
-            last.places.append(place)
+            last.indices.append(index)
             last.after |= set(play.after)
         else:
-            items.append(_Item([place], play, set(play.after)))
+            items.append(_Batch([index], play, set(play.after)))
     return items
 
 
-def _issue(once: Any) -> Issue:
+def _issue_function(once: Any) -> Issue:
     def issue(asynchronous: bool) -> list[Any]:
         if asynchronous and isinstance(once, partial):
             return [once(async_op=True)]
@@ -279,11 +293,11 @@ def _issue(once: Any) -> Issue:
 
 
 def _pause(gap_ns: int | None) -> None:
-    """As long as the training did something else: asleep, but for the end."""
+    """Waits as long as the training did something else: asleep, but awake for the last 0.2 ms."""
     if not gap_ns:
         return
     until = time.perf_counter_ns() + gap_ns
-    if gap_ns > _AWAKE_NS:
-        time.sleep((gap_ns - _AWAKE_NS) / 1e9)
+    if gap_ns > _WAKE_UP_NS:
+        time.sleep((gap_ns - _WAKE_UP_NS) / 1e9)
     while time.perf_counter_ns() < until:
         pass

@@ -1,16 +1,17 @@
-"""What communication a training step would have, on a machine that a model describes.
+"""The communication that a training step would have on a machine described by a model.
 
-The times are the model's (curves/model.py), one call at a time; what hides under computation
-follows from a timeline of one rank: what computes, and a wire for each group, on which calls follow
-one another. A part of a step may begin when what it needs has come; what it stops for stands in the
-way of everything; what it leaves behind is waited for at the end of the step.
+The durations are the model's (curves/model.py), one call at a time. What is hidden under
+computation follows from a timeline of one rank: one lane computes, and each group has a lane on
+which its calls follow one another. A stage of a step begins when the calls that it needs have
+ended; its blocking calls stop everything; its overlapping calls are waited for at the end of the
+step.
 
-Groups of ranks that are not beside each other go through the same interfaces as their neighbours'
-groups, at the same time: such a call is taken for one of all their bytes. Within a host nothing is
-taken to be shared.
+The ranks of a group with ranks in between share the network interfaces of their hosts with the
+neighbouring groups at the same time. Such a call counts as one call with the bytes of all these
+groups. Within a host nothing is assumed to be shared.
 
-Intervals add up as if the model erred alike in each call: the ends of a sum are the sums of the
-ends.
+Intervals add up as if the model's error were the same for each call: the ends of a sum are the sums
+of the ends.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.curves.model import TOO_SHORT, WIDEST, MachineModel, too_wide
 from torchcoll.training import timeline
 from torchcoll.training.call_time import ModelCallTime
-from torchcoll.training.shapes import Sent, Shape, StepPart, parts_of
+from torchcoll.training.shapes import SentCall, Shape, StepStage, stages_from_shape
 from torchcoll.training.sharded import BACKWARD, FORWARD
-from torchcoll.training.steps import steps_of
+from torchcoll.training.steps import find_steps
 from torchcoll.training.timeline import Act, Compute, Send, Wait
 
-_FORWARD = 0.5  # of the backward pass, which computes two products where the forward has one
-# Where it 'stops scaling': more than half of a step is exposed communication (weak), or twice the
+# Forward over backward pass: the backward pass computes two products for each one of the forward.
+_FORWARD = 0.5
+# It stops scaling if more than half of a step is exposed communication (weak), or if twice the
 # ranks make the step less than 1.25 times as fast (strong).
 HALF, GAIN = 0.5, 1.25
 WEAK, STRONG = "weak", "strong"
@@ -44,8 +46,11 @@ Ends = tuple[float, float, float]  # value, low, high
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """A group of a plan: its ranks, the hosts that they are on (None unknown), and how many such
-    groups go through the interfaces of a host at once.
+    """A group of a plan.
+
+    - ranks: the number of its ranks.
+    - hosts: the number of hosts that they are on; None if unknown.
+    - concurrent: how many such groups use the interfaces of a host at the same time.
     """
 
     name: str
@@ -56,7 +61,11 @@ class PlannedGroup:
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """The calls of one size of a group in a step. time_ns: of all of them, one after another."""
+    """The calls of one size of a group in a step.
+
+    - time_ns: all of them, one after another.
+    - extrapolated: how far the size or ranks are outside of the model's data; '' if within.
+    """
 
     group: str
     collective: str
@@ -64,13 +73,17 @@ class PlannedRow:
     size_bytes: int
     calls: int
     time_ns: Ends
-    beyond: str
+    extrapolated: str
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """On so many ranks. comm_ns: all calls; exposed_ns: what of it nothing hides; step_ns: with the
-    computation. None without a stated time.
+    """A step on a given number of ranks. None: unknown without a backward time.
+
+    - comm_ns: all calls, one after another.
+    - compute_ns: the computation.
+    - exposed_ns: the communication that nothing hides.
+    - step_ns: the step with its computation.
     """
 
     ranks: int
@@ -83,12 +96,12 @@ class PlannedStep:
 
     @property
     def only_a_guess(self) -> bool:
-        """As a prediction is (curves/model.py)."""
+        """Whether the interval is too wide to be a prediction (curves/model.py)."""
         return too_wide(*self.comm_ns[1:])
 
     @property
     def hidden_ns(self) -> Ends | None:
-        """What is not exposed, of each end's own."""
+        """The hidden communication, for the value and for each end of the interval."""
         if self.exposed_ns is None:
             return None
         pairs = zip(self.comm_ns, self.exposed_ns, strict=True)
@@ -97,7 +110,7 @@ class PlannedStep:
 
     @property
     def efficiency(self) -> Ends | None:
-        """The share of the step that computes; low is that of the longest step."""
+        """The share of the step that computes; the low end belongs to the longest step."""
         if self.compute_ns is None or self.step_ns is None:
             return None
         value, low, high = self.step_ns
@@ -106,9 +119,12 @@ class PlannedStep:
 
 @dataclass
 class Projection:
-    """A plan. step: on the ranks that were asked for, the first of several; weak, strong: over
-    ranks, [] with one number of them. beside: the work beside which the model's calls were
-    measured, '' alone. lower_bound: they were alone, on the cores that compute.
+    """A plan of a training.
+
+    - step: the step on the requested ranks, the first of several.
+    - weak, strong: the steps over ranks; [] for one number of ranks.
+    - concurrent: the work that ran while the model's calls were measured; '' if none.
+    - lower_bound: the calls were measured alone, on the cores that also compute.
     """
 
     what: str
@@ -121,9 +137,12 @@ class Projection:
     concurrent: str = ""
     lower_bound: bool = False
 
-    def stops(self, kind: str) -> tuple[int | None, int | None, int | None]:
-        """The number of ranks from which on it no longer scales, by the predicted times, by the
-        low and by the high ends of their intervals; None: not up to the last.
+    def scaling_limit(self, kind: str) -> tuple[int | None, int | None, int | None]:
+        """Returns the number of ranks from which on it no longer scales, or None if it scales up to
+        the last.
+
+        The three values are for the predicted times, and for the low and high ends of their
+        intervals.
         """
         steps: list[PlannedStep] = getattr(self, kind)
         if any(step.step_ns is None or step.compute_ns is None for step in steps):
@@ -144,68 +163,72 @@ class Projection:
         return stops[0], stops[1], stops[2]
 
 
-def acts_of(
-    parts: Sequence[StepPart],
-    time_ns: Callable[[Sent], float],
+def timeline_acts(
+    stages: Sequence[StepStage],
+    time_ns: Callable[[SentCall], float],
     passes_ns: Mapping[str, float],
 ) -> list[Act]:
-    """A step as the acts of a timeline. passes_ns: what the forward and backward pass compute."""
+    """Returns a step as the acts of a timeline.
+
+    - time_ns: returns the duration of a call.
+    - passes_ns: durations of the computation of FORWARD and BACKWARD.
+    """
     acts: list[Act] = []
 
-    def send(sent: Sent) -> int:
+    def send(sent: SentCall) -> int:
         acts.append(Send(len(acts), sent.group, time_ns(sent)))
         return len(acts) - 1
 
-    needed = [send(sent) for sent in parts[0].needs] if parts else []
-    for part, following in zip_longest(parts, parts[1:]):
+    needed = [send(sent) for sent in stages[0].needs] if stages else []
+    for stage, following in zip_longest(stages, stages[1:]):
         acts.append(Wait(tuple(needed)))
-        # What the next part needs is issued before what this part leaves.
+        # The calls that the next stage needs are issued before the overlapping ones of this stage.
         needed = [send(sent) for sent in following.needs] if following else []
-        acts.append(Compute(part.share * passes_ns[part.phase]))
-        for sent in part.stops:
+        acts.append(Compute(stage.share * passes_ns[stage.phase]))
+        for sent in stage.blocking:
             acts.append(Wait((send(sent),)))
-        for sent in part.leaves:
+        for sent in stage.overlapping:
             send(sent)
     return acts
 
 
 def planned_step(
     model: MachineModel,
-    parts: Sequence[StepPart],
+    stages: Sequence[StepStage],
     groups: Mapping[str, PlannedGroup],
     ranks: int,
     degrees: Mapping[str, int],
     backward_ns: float | None,
 ) -> PlannedStep:
-    """The times of one step. Raises UsageError for what the model does not have."""
-    counts: dict[Sent, int] = {}
-    for part in parts:
-        for sent in (*part.needs, *part.stops, *part.leaves):
+    """Returns the times of one step. Raises UsageError for calls that the model does not cover."""
+    counts: dict[SentCall, int] = {}
+    for stage in stages:
+        for sent in (*stage.needs, *stage.blocking, *stage.overlapping):
             if groups[sent.group].ranks > 1 and sent.size_bytes:
                 counts[sent] = counts.get(sent, 0) + 1
     call_time = ModelCallTime(model)
-    known = {}
+    durations = {}
     for sent in counts:
-        place = groups[sent.group]
-        size_bytes = sent.size_bytes * place.concurrent
-        known[sent] = call_time.of(sent.collective, size_bytes, place.ranks, place.hosts)
+        group = groups[sent.group]
+        size_bytes = sent.size_bytes * group.concurrent
+        durations[sent] = call_time.duration(sent.collective, size_bytes, group.ranks, group.hosts)
 
-    def row(sent: Sent, calls: int) -> PlannedRow:
-        one = known[sent]
-        value, low, high = (calls * time_ns for time_ns in one.each_ns)
-        place = groups[sent.group]
+    def row(sent: SentCall, calls: int) -> PlannedRow:
+        duration = durations[sent]
+        value, low, high = (calls * time_ns for time_ns in duration.each_ns)
+        group = groups[sent.group]
         return PlannedRow(
             sent.group,
             sent.collective,
-            place.ranks,
+            group.ranks,
             sent.size_bytes,
             calls,
             (value, low, high),
-            one.extrapolated,
+            duration.extrapolated,
         )
 
     rows = tuple(row(sent, calls) for sent, calls in counts.items())
-    value, low, high = (sum(one.time_ns[end] for one in rows) for end in range(3))
+    value, low, high = (sum(row.time_ns[end] for row in rows) for end in range(3))
     comm = value, low, high
     if backward_ns is None:
         return PlannedStep(ranks, degrees, rows, comm, None, None, None)
@@ -213,45 +236,49 @@ def planned_step(
     compute = sum(
         passes[phase]
         for phase in (FORWARD, BACKWARD)
-        if any(part.phase == phase and part.share for part in parts)
+        if any(stage.phase == phase and stage.share for stage in stages)
     )
 
     def step_at(end: int) -> float:
-        def time_ns(sent: Sent) -> float:
-            one = known.get(sent)
-            return one.each_ns[end] if one else 0.0
+        def time_ns(sent: SentCall) -> float:
+            duration = durations.get(sent)
+            return duration.each_ns[end] if duration else 0.0
 
-        return timeline.step_ns(acts_of(parts, time_ns, passes))
+        return timeline.step_ns(timeline_acts(stages, time_ns, passes))
 
     step = step_at(0), step_at(1), step_at(2)
     exposed = step[0] - compute, step[1] - compute, step[2] - compute
     return PlannedStep(ranks, degrees, rows, comm, compute, exposed, step)
 
 
-def fullest(model: MachineModel) -> float | None:
-    """The most ranks of a host that the model has seen. Of one host alone it is without end: what
-    is between hosts was not measured, so that nothing is told of it. None: it knows of no hosts.
+def max_ranks_per_host(model: MachineModel) -> float | None:
+    """Returns the largest number of ranks per host in the model's data.
+
+    Infinite if all data is of one host: between hosts nothing was measured, so nothing can be said
+    of it. None if the model has no hosts.
     """
-    hosts = [one.hosts for entry in model.entries for one in entry.over_sizes if one.hosts]
+    hosts = [fit.hosts for entry in model.entries for fit in entry.over_sizes if fit.hosts]
     if hosts and max(hosts) == 1:
         return math.inf
     return max(filter(None, (entry.ranks_per_host for entry in model.entries)), default=None)
 
 
-def placed(
+def place_groups(
     model: MachineModel, degrees: Mapping[str, int], inner: Sequence[str] = ("tp",)
 ) -> dict[str, PlannedGroup]:
-    """Each degree's groups: tp are ranks beside each other, the others are ``tp`` ranks apart."""
-    most = fullest(model)
-    found: dict[str, PlannedGroup] = {}
+    """Returns the group of each degree: ranks of ``inner`` are neighbours, those of others ``tp``
+    apart.
+    """
+    most = max_ranks_per_host(model)
+    groups: dict[str, PlannedGroup] = {}
     for name, ranks in degrees.items():
         apart = 1 if name in inner else math.prod(degrees.get(n, 1) for n in inner)
-        found[name] = _placed(name, ranks, apart, most)
-    return found
+        groups[name] = _place_group(name, ranks, apart, most)
+    return groups
 
 
-def _placed(name: str, ranks: int, apart: int, most: float | None) -> PlannedGroup:
-    """A group whose ranks are so far from each other, on hosts of ``most``."""
+def _place_group(name: str, ranks: int, apart: int, most: float | None) -> PlannedGroup:
+    """Returns a group whose ranks are ``apart`` ranks from each other, ``most`` per host."""
     hosts, concurrent = None, 1
     if most is not None:
         hosts = max(1, math.ceil(ranks * apart / most - 1e-9))
@@ -270,169 +297,202 @@ def plan_shape(
     tokens: float,
     dtype: str,
 ) -> Projection:
-    """A plan from a shape. ranks: the first is that of the step; dp or fsdp grows with them.
+    """Returns a plan from a shape.
 
-    Raises UsageError for degrees that do not multiply to the ranks.
+    - ranks: numbers of ranks; dp or fsdp grows with them. The step is on the product of the
+      degrees.
+    - backward_ns: duration of a backward pass without communication; None if unknown.
+    - tokens: tokens of one replica in a step.
+
+    Raises UsageError for degrees whose product is none of the ranks.
     """
     outer = next((name for name in ("fsdp", "dp") if name in degrees), "dp")
     inner = math.prod(n for name, n in degrees.items() if name != outer)
-    asked = math.prod(degrees.values())
-    ranks = list(ranks) or [asked]
+    product = math.prod(degrees.values())
+    ranks = list(ranks) or [product]
     odd = next((n for n in ranks if n % inner), None)
     if odd is not None:
         text = ", ".join(f"{name}={n}" for name, n in degrees.items() if name != outer)
         raise UsageError("ranks", odd, f"a multiple of {inner} ({text})")
-    if asked not in ranks:
+    if product not in ranks:
         text = " x ".join(f"{name}={n}" for name, n in degrees.items())
-        known = f"{ranks[0]}" if len(ranks) == 1 else f"one of {', '.join(map(str, ranks))}"
-        raise UsageError("parallel", f"{text} = {asked} ranks", f"{known}, as --ranks says")
+        expected = f"{ranks[0]}" if len(ranks) == 1 else f"one of {', '.join(map(str, ranks))}"
+        raise UsageError("parallel", f"{text} = {product} ranks", f"{expected}, as --ranks says")
     name = shape.name if shape else "gradients"
     what = f"{name}, {parameters:.4g} parameters of {dtype}"
     what += f", {tokens:g} tokens of each replica in a step" if shape else ""
 
     def step(count: int, share: float = 1.0) -> PlannedStep:
-        own = {**degrees, outer: count // inner}
-        parts = parts_of(shape, parameters, own, tokens * share, dtype)
+        step_degrees = {**degrees, outer: count // inner}
+        stages = stages_from_shape(shape, parameters, step_degrees, tokens * share, dtype)
         backward = None if backward_ns is None else backward_ns * share
-        return planned_step(model, parts, placed(model, own), count, own, backward)
+        return planned_step(
+            model, stages, place_groups(model, step_degrees), count, step_degrees, backward
+        )
 
-    first = asked
-    found = Projection(what, step(first), backward_ns=backward_ns, model=model.path)
+    first = product
+    projection = Projection(what, step(first), backward_ns=backward_ns, model=model.path)
     if len(ranks) > 1:
-        found.weak = [step(count) for count in ranks]
-        found.strong = [step(count, first / count) for count in ranks]
-    return _noted(found, model)
+        projection.weak = [step(count) for count in ranks]
+        projection.strong = [step(count, first / count) for count in ranks]
+    return _add_notes(projection, model)
 
 
 def plan_traffic(
     model: MachineModel, traffic: Traffic, ranks: Sequence[int], backward_ns: float | None
 ) -> Projection:
-    """A plan of a step that was captured or planned. ranks: as many as it has first; the groups of
-    all ranks grow with them, the others stay.
+    """Returns a plan of a step that was captured or planned.
+
+    - ranks: numbers of ranks; by default those of the traffic. Groups of all ranks grow with them,
+      other groups keep their size.
     """
-    steps = steps_of(traffic)
-    rank = next((r for r, own in steps.at.items() if own), None)
+    steps = find_steps(traffic)
+    rank = next((rank for rank, by_step in steps.at.items() if by_step), None)
     if rank is None or not steps.steady:
         raise UsageError("traffic", f"no call in {traffic.path or 'it'}", "a step with calls")
-    calls: list[tuple[TrafficCall, Sent]] = []  # of one rank in a steady step, as messages
-    for place in steps.at[rank].get(steps.steady[-1], ()):
-        call = traffic.calls[rank][place]
+    calls: list[tuple[TrafficCall, SentCall]] = []  # of one rank in a steady step
+    for index in steps.at[rank].get(steps.steady[-1], ()):
+        call = traffic.calls[rank][index]
         point, _ = point_of(call, len(traffic.members(call)))
         if point is not None and point.size_bytes:
-            calls.append((call, Sent(call.group, point.collective, point.size_bytes)))
+            calls.append((call, SentCall(call.group, point.collective, point.size_bytes)))
     if not calls:
         raise UsageError("traffic", "no collective with a size in a steady step", "one or more")
-    own = traffic.ranks
-    asked = list(ranks) or [own]
+    captured_ranks = traffic.ranks
+    rank_counts = list(ranks) or [captured_ranks]
     members = {sent.group: traffic.members(call) for call, sent in calls}
-    if any(n != own for n in asked) and not any(len(one) == own for one in members.values()):
-        got = ", ".join(f"{name} of {len(one)}" for name, one in members.items())
-        raise UsageError("ranks", f"groups {got}", f"one of all {own} ranks, which grows with them")
-    parts = _parts_of_calls(traffic, calls)
+    if any(n != captured_ranks for n in rank_counts) and not any(
+        len(group_ranks) == captured_ranks for group_ranks in members.values()
+    ):
+        sizes = ", ".join(f"{name} of {len(group_ranks)}" for name, group_ranks in members.items())
+        raise UsageError(
+            "ranks", f"groups {sizes}", f"one of all {captured_ranks} ranks, which grows with them"
+        )
+    stages = _stages_from_calls(traffic, calls)
 
     def groups(count: int) -> dict[str, PlannedGroup]:
-        host = fullest(model)
-        found: dict[str, PlannedGroup] = {}
+        host = max_ranks_per_host(model)
+        placed_groups: dict[str, PlannedGroup] = {}
         for name, own_ranks in members.items():
             size = len(own_ranks)
-            grown = size * count / own if size == own else size
+            grown = size * count / captured_ranks if size == captured_ranks else size
             if grown != int(grown):
-                raise UsageError("ranks", count, f"a multiple of {own // math.gcd(own, size)}")
+                raise UsageError(
+                    "ranks",
+                    count,
+                    f"a multiple of {captured_ranks // math.gcd(captured_ranks, size)}",
+                )
             number = int(grown)
             apart = own_ranks[1] - own_ranks[0] if size > 1 else 1
-            found[name] = _placed(name, number, apart, host)
-        return found
+            placed_groups[name] = _place_group(name, number, apart, host)
+        return placed_groups
 
-    def step(count: int, part: float = 1.0) -> PlannedStep:
-        backward = None if backward_ns is None else backward_ns * part
-        return planned_step(model, parts, groups(count), count, {}, backward)
+    def step(count: int, share: float = 1.0) -> PlannedStep:
+        backward = None if backward_ns is None else backward_ns * share
+        return planned_step(model, stages, groups(count), count, {}, backward)
 
-    first = own if own in asked else asked[0]
-    what = f"a step of {traffic.source} on {own} ranks, {len(calls)} calls a rank"
-    found = Projection(what, step(first), backward_ns=backward_ns, model=model.path)
-    found.notes += traffic.problems
-    if len(asked) > 1:
-        found.weak = [step(count) for count in asked]
-        found.strong = [step(count, first / count) for count in asked]
-    return _noted(found, model)
+    first = captured_ranks if captured_ranks in rank_counts else rank_counts[0]
+    what = f"a step of {traffic.source} on {captured_ranks} ranks, {len(calls)} calls a rank"
+    projection = Projection(what, step(first), backward_ns=backward_ns, model=model.path)
+    projection.notes += traffic.problems
+    if len(rank_counts) > 1:
+        projection.weak = [step(count) for count in rank_counts]
+        projection.strong = [step(count, first / count) for count in rank_counts]
+    return _add_notes(projection, model)
 
 
-def _parts_of_calls(traffic: Traffic, calls: Sequence[tuple[TrafficCall, Sent]]) -> list[StepPart]:
-    """A plan of shards: what gathers is needed by the next part, forward as often as gradients are
-    scattered, then backward. Else what the program does not wait for leaves with its share of the
-    gradients, and what it waits for stops it.
+def _stages_from_calls(
+    traffic: Traffic, calls: Sequence[tuple[TrafficCall, SentCall]]
+) -> list[StepStage]:
+    """Returns the stages of a step from its calls.
+
+    In a plan of FSDP2 the gathered parameters are needed by the next stage, forward as often as
+    gradients are scattered, then backward. Otherwise asynchronous calls overlap, with a share of
+    the computation in proportion to their bytes, and synchronous calls block.
     """
-    gathers = [place for place, (call, _) in enumerate(calls) if call.bytes_out > call.bytes_in]
+    gathers = [index for index, (call, _) in enumerate(calls) if call.bytes_out > call.bytes_in]
     if traffic.source != "plan" or not gathers:
         free = [sent.size_bytes for call, sent in calls if call.asynchronous]
-        passes = [StepPart(FORWARD, 1.0)]
+        passes = [StepStage(FORWARD, 1.0)]
         for call, sent in calls:
             if call.asynchronous:
-                passes.append(StepPart(BACKWARD, sent.size_bytes / sum(free), leaves=(sent,)))
+                passes.append(StepStage(BACKWARD, sent.size_bytes / sum(free), overlapping=(sent,)))
             else:
-                passes.append(StepPart(BACKWARD, 0.0, stops=(sent,)))
-        return passes if free else [*passes, StepPart(BACKWARD, 1.0)]
+                passes.append(StepStage(BACKWARD, 0.0, blocking=(sent,)))
+        return passes if free else [*passes, StepStage(BACKWARD, 1.0)]
     units = sum(call.bytes_out < call.bytes_in for call, _ in calls)
-    phases = {place: FORWARD if n < units else BACKWARD for n, place in enumerate(gathers)}
-    again = BACKWARD in phases.values()
-    parts: list[tuple[int, StepPart]] = []  # with what it weighs in its pass
-    for place, (_, sent) in enumerate(calls):
-        if place in phases:
-            parts.append((sent.size_bytes, StepPart(phases[place], 0.0, needs=(sent,))))
-        elif again and parts and parts[-1][1].phase == BACKWARD:
-            weight, last = parts[-1]
-            parts[-1] = (weight, replace(last, leaves=(*last.leaves, sent)))
-        else:  # gradients of parameters that stayed: there once the backward has made them
-            parts.append((sent.size_bytes, StepPart(BACKWARD, 0.0, leaves=(sent,))))
+    phases = {index: FORWARD if n < units else BACKWARD for n, index in enumerate(gathers)}
+    gathers_backward = BACKWARD in phases.values()
+    stages: list[tuple[int, StepStage]] = []  # with their weights in the pass
+    for index, (_, sent) in enumerate(calls):
+        if index in phases:
+            stages.append((sent.size_bytes, StepStage(phases[index], 0.0, needs=(sent,))))
+        elif gathers_backward and stages and stages[-1][1].phase == BACKWARD:
+            weight, last = stages[-1]
+            stages[-1] = (weight, replace(last, overlapping=(*last.overlapping, sent)))
+        else:  # parameters that stayed gathered: ready after their backward
+            stages.append((sent.size_bytes, StepStage(BACKWARD, 0.0, overlapping=(sent,))))
     totals: dict[str, int] = defaultdict(int)
-    for weight, part in parts:
-        totals[part.phase] += weight
-    shares = [replace(part, share=weight / totals[part.phase]) for weight, part in parts]
-    return shares if totals[BACKWARD] else [*shares, StepPart(BACKWARD, 1.0)]
+    for weight, stage in stages:
+        totals[stage.phase] += weight
+    shares = [replace(stage, share=weight / totals[stage.phase]) for weight, stage in stages]
+    return shares if totals[BACKWARD] else [*shares, StepStage(BACKWARD, 1.0)]
 
 
-def _noted(found: Projection, model: MachineModel) -> Projection:
-    guesses = sorted({one.ranks for one in (*found.weak, *found.strong) if one.only_a_guess})
-    found.weak, found.strong = (
-        [one for one in steps if one.ranks not in guesses] for steps in (found.weak, found.strong)
+def _add_notes(projection: Projection, model: MachineModel) -> Projection:
+    """Adds notes on the model's limits and removes the steps that would be guesses."""
+    guesses = sorted(
+        {step.ranks for step in (*projection.weak, *projection.strong) if step.only_a_guess}
+    )
+    projection.weak, projection.strong = (
+        [step for step in steps if step.ranks not in guesses]
+        for steps in (projection.weak, projection.strong)
     )
     if guesses:
-        found.notes.append(
+        projection.notes.append(
             f"on {', '.join(map(str, guesses))} ranks nothing is told: the 90 % interval of the "
             f"communication is wider than {WIDEST:g}x"
         )
-    entries = [model.entry(name) for name in dict.fromkeys(r.collective for r in found.step.rows)]
-    found.concurrent = ", ".join(dict.fromkeys(one.concurrent for one in entries if one.concurrent))
-    found.lower_bound = not found.concurrent and any(
-        one.kind.get("device") == "cpu" for one in entries
+    entries = [
+        model.entry(name) for name in dict.fromkeys(r.collective for r in projection.step.rows)
+    ]
+    projection.concurrent = ", ".join(
+        dict.fromkeys(entry.concurrent for entry in entries if entry.concurrent)
     )
-    if fullest(model) == math.inf:
-        found.notes.append(
+    projection.lower_bound = not projection.concurrent and any(
+        entry.kind.get("device") == "cpu" for entry in entries
+    )
+    if max_ranks_per_host(model) == math.inf:
+        projection.notes.append(
             "the model was fitted on one host: more ranks are taken for ranks of that host, and "
             "what a network between hosts costs is not in it"
         )
-    every = [row for one in (found.step, *found.weak, *found.strong) for row in one.rows]
-    beyond = dict.fromkeys(row.beyond for row in every if row.beyond)
-    if beyond:
-        count = sum(bool(row.beyond) for row in every)
-        farthest = list(beyond)[-1]
-        found.notes.append(
+    every = [
+        row for step in (projection.step, *projection.weak, *projection.strong) for row in step.rows
+    ]
+    extrapolated = dict.fromkeys(row.extrapolated for row in every if row.extrapolated)
+    if extrapolated:
+        count = sum(bool(row.extrapolated) for row in every)
+        farthest = list(extrapolated)[-1]
+        projection.notes.append(
             f"{count} of {len(every)} times are extrapolated, and their "
             f"intervals are wider: {farthest}"
         )
-    found.notes.append(
-        f"calls as they are beside {found.concurrent}, not beside the computation of this step"
-        if found.concurrent
+    projection.notes.append(
+        f"calls as they are beside {projection.concurrent}, not beside the computation of this step"
+        if projection.concurrent
         else "calls as they are alone: a lower bound where computation shares cores or wires with "
         "them; torchcoll model fit --concurrent takes runs that were measured beside work"
     )
     if text := model.facts.get(TOO_SHORT):
-        found.notes.append(str(text))
-    if found.backward_ns is None:
-        found.notes.append("--backward-ms MS tells how much of it is exposed, and how it scales")
+        projection.notes.append(str(text))
+    if projection.backward_ns is None:
+        projection.notes.append(
+            "--backward-ms MS tells how much of it is exposed, and how it scales"
+        )
     else:
-        found.notes.append(
+        projection.notes.append(
             "the forward pass is taken for half of the backward pass; a rank's calls of a group go "
             "one after another, those of different groups beside each other"
         )
-    return found
+    return projection

@@ -1,6 +1,6 @@
-"""Calls of a training while they run, and how they become those of a Traffic.
+"""Records the calls of a training while they run, and turns them into those of a Traffic.
 
-``capture`` and what samples it write here.
+Used by ``capture`` and by its sampling of steps.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch.distributed as dist
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.traffic import POINT_TO_POINT, Traffic, TrafficCall, leave_unmarked
 from torchcoll.training.capture_file import BATCH, warn
-from torchcoll.training.decode import of_world, reduction
+from torchcoll.training.decode import reduction, to_world_ranks
 from torchcoll.training.group_names import GroupNames, environment
 
 if TYPE_CHECKING:
     from torchcoll.training.capture_file import CaptureFile
 
 _CALLBACK_S = 1.0
-# What a capture of every step holds in memory, in bytes: 500 for each call that is kept, 1000 for
-# each that has not ended.
+# Limits of a capture of every step. In memory a kept call takes 500 bytes, one that has not ended
+# 1000 bytes.
 KEPT_CALLS = 100_000
 OPEN_CALLS = 20_000
-_WRITE_NS = 1_000_000_000  # calls that ended wait for the file at most so long, while calls come
-# Notes; {} is how many calls it is about.
-_HIDDEN = f"{{}} reductions: torch {torch.__version__} does not tell which (sum, max, ...)"
+_WRITE_NS = 1_000_000_000  # how long ended calls wait for the file at most, while calls are made
+# Notes; {} stands for the number of calls.
+_UNKNOWN_OP = f"{{}} reductions: torch {torch.__version__} does not tell which (sum, max, ...)"
 _UNENDED = "{} calls had not ended when the capture did: how long they took is not known"
 _IN_FLIGHT = "{} calls are missing: they had not returned when the capture ended"
 _UNKNOWN = "{} calls of {}, which torchcoll does not know: their bytes are those of its tensors"
@@ -41,11 +41,13 @@ _LATE = (
     "(sys.getswitchinterval)"
 )
 _NOT_WAITED = "{} calls have no duration: a step later the program had not waited for them"
-_NEVER = f"{{}} calls have no duration: {OPEN_CALLS} calls after them they had not ended"
+_TOO_OLD = f"{{}} calls have no duration: {OPEN_CALLS} calls after them they had not ended"
 
 
-def _clock() -> str:
-    """The name of perf_counter_ns, which all processes of a machine share until it boots again."""
+def _clock_name() -> str:
+    """Returns the name of perf_counter_ns; all processes of a machine share this clock until it
+    reboots.
+    """
     try:
         return f"monotonic {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
     except OSError:  # not Linux
@@ -55,22 +57,25 @@ def _clock() -> str:
 class RecordedCall:
     """A call that was issued and may not have ended. Stamps are of perf_counter_ns.
 
-    fields: of its TrafficCall; None while it has not returned; {} where there is none to be made.
-    unstated: why its duration will never be known; "" while it may. future: that calls ``end``.
-    work: kept where the program's wait for it is the end, and where torch tells only afterwards
-    from whom a message came. waited: what to say where that wait is the end. forgotten: its step is
-    no longer kept; the call still takes its number.
+    - fields: the fields of its TrafficCall; None while the call has not returned; {} if it is
+      dropped.
+    - no_time_reason: why its duration will never be known; '' while it may still be.
+    - future: a future that calls ``end``.
+    - work: kept if the program's wait for it is the end of the call, or if torch tells only
+      afterwards which rank a message came from.
+    - wait_note: a note, if that wait is the end of the call.
+    - forgotten: its step is no longer kept; the call still takes its sequence number.
     """
 
     __slots__ = (
-        *("clock", "fields", "forgotten", "future", "start", "step", "time_ns", "unstated"),
-        *("waited", "work"),
+        *("clock", "fields", "forgotten", "future", "no_time_reason", "start", "step", "time_ns"),
+        *("wait_note", "work"),
     )
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.fields: dict[str, Any] | None = None
-        self.clock, self.unstated, self.waited = "host", "", ""
+        self.clock, self.no_time_reason, self.wait_note = "host", "", ""
         self.forgotten = False
         self.future: Any = None
         self.work: Any = None
@@ -78,19 +83,21 @@ class RecordedCall:
         self.start = time.perf_counter_ns()
 
     def end(self, _: Any = None) -> None:
-        """It ends now. A callback of a future."""
+        """Stamps the end of the call; also the callback of its future."""
         self.time_ns = time.perf_counter_ns() - self.start
         self.future = None
 
     @property
     def due(self) -> bool:
-        """It has ended, and ``end`` is still to be called: a future tells those who wait first."""
-        future = self.future  # which another thread may take away
+        """Whether the call has ended but ``end`` has not run yet; a future wakes those who wait
+        first.
+        """
+        future = self.future  # another thread may reset it
         return future is not None and future.done()
 
 
 class CallRecorder:
-    """Fills the calls of this rank in a traffic: in the order of issue, when they have ended."""
+    """Adds the calls of this rank to a traffic, in the order of issue, when they have ended."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
@@ -105,34 +112,32 @@ class CallRecorder:
         traffic.environment |= environment("capture")
         traffic.mark_step = self.step
         self.begun = time.perf_counter_ns()
-        self._step_began = 0  # from then on
-        self.kept = 0  # steps that were marked and not forgotten
-        # Of every step: what does not fit into memory is in the file alone, if there is one.
+        self._step_began = 0  # ns since the capture began
+        self.kept = 0  # number of steps that were marked and not forgotten
+        # In a capture of every step, calls that do not fit into memory are in the file alone.
         self._streams = False
         self._file: CaptureFile | None = None
         self._full = False
-        self._made_calls = 0
+        self._ended_calls = 0
         self._write_at_ns = 0
         self._flushing = threading.Lock()
-        # Steps that ``step_of`` is still to tell, by their number: its span, its calls.
+        # The steps for ``take_step`` by their number: spans and calls.
         self._spans: dict[int, tuple[int, int]] | None = None
         self._calls_of: defaultdict[int, list[TrafficCall]] = defaultdict(list)
 
     def stream(self, file: CaptureFile | None) -> None:
-        """From now on calls go into the file as they end, and memory keeps the first of them."""
+        """Writes calls into the file as they end from now on; memory keeps the first of them."""
         self._streams, self._file = True, file
-        self.traffic.clocks[self.rank] = (_clock(), self.begun)
+        self.traffic.clocks[self.rank] = (_clock_name(), self.begun)
         if file:
             file.begin(self.rank)
 
-    def hold_steps(self) -> None:
-        """From now on ``step_of`` can tell steps."""
+    def keep_steps(self) -> None:
+        """Keeps the calls of each step for ``take_step`` from now on."""
         self._spans = {}
 
-    def step_of(self, number: int) -> tuple[tuple[int, int], list[TrafficCall]] | None:
-        """Begin and end of a step that is kept, and its calls, once; None while one has not
-        ended.
-        """
+    def take_step(self, number: int) -> tuple[tuple[int, int], list[TrafficCall]] | None:
+        """Returns begin and end of a kept step and its calls, once; None while a call is open."""
         self._flush()
         if any(call.step == number and not call.forgotten for call in self._open):
             return None
@@ -140,32 +145,37 @@ class CallRecorder:
         return self._spans.pop(number), self._calls_of.pop(number, [])
 
     def begin(self) -> RecordedCall:
-        """A call that is issued now, perhaps in another thread."""
+        """Adds a call that is issued now, perhaps in another thread."""
         call = RecordedCall(self.kept)
         self._open.append(call)
         return call
 
     def drop(self, call: RecordedCall) -> None:
-        """A call that failed, or cannot be read."""
+        """Drops a call that failed or cannot be read."""
         call.fields = {}
 
     def add(
         self, call: RecordedCall, fields: dict[str, Any], group: Any, device: torch.device
     ) -> None:
-        """fields: what ``decode`` tells of it; group: its process group."""
-        fields["group"] = name = self._groups.of(group, device)
-        of_world(fields, self.traffic.groups[name].ranks)
+        """Sets what was sent by a call.
+
+        - fields: what ``decode`` returned for it.
+        - group: its process group.
+        - device: the device of its tensors.
+        """
+        fields["group"] = name = self._groups.name(group, device)
+        to_world_ranks(fields, self.traffic.groups[name].ranks)
         call.fields = fields
         overdue = self._file is not None and call.start >= self._write_at_ns
         if self._streams and (overdue or len(self._open) >= BATCH):
             self._flush()
 
     def begin_step(self) -> None:
-        """A step that is captured begins: what was before it is in none."""
+        """Begins a captured step; calls before it belong to no step."""
         self._step_began = time.perf_counter_ns() - self.begun
 
     def step(self) -> None:
-        """The end of a step, and the begin of the next one."""
+        """Ends a step and begins the next one."""
         now = time.perf_counter_ns() - self.begun
         span = self._step_began, now
         if not self._full:
@@ -176,15 +186,17 @@ class CallRecorder:
             self._spans[self.kept] = span
         self.kept += 1
         self._step_began = now
-        for call in self._open:  # or all that comes after such a call would be kept back with it
-            if call.waited and call.time_ns is None and call.step < self.kept - 1:
-                call.unstated = _NOT_WAITED
+        for call in self._open:  # otherwise such a call would hold back all later ones
+            if call.wait_note and call.time_ns is None and call.step < self.kept - 1:
+                call.no_time_reason = _NOT_WAITED
         self._flush(write=True)
 
     def thin(self) -> None:
-        """Every second step is forgotten, the second of all first. Its calls that are still open
-        stay in line until they take their number: other ranks' calls, which may have ended, took it
-        already, and all later ones would be joined with their neighbours.
+        """Forgets every second step, beginning with the second of all.
+
+        Calls of these steps that are still open stay in line until they take their sequence number.
+        The same calls on other ranks may have ended and taken theirs already, and without the
+        numbers all later calls would be joined with their neighbours.
         """
         del self._steps[1::2]
         self.kept = len(self._steps)
@@ -202,12 +214,13 @@ class CallRecorder:
             call.step //= 2
 
     def finish(self) -> list[str]:
-        """The end of the capture. Calls that have not ended are kept without a duration. Returns
-        the notes on what was seen.
+        """Ends the capture and returns the notes on what was seen.
+
+        Calls that have not ended are kept without a duration.
         """
         self.traffic.mark_step = None
-        self.traffic.clocks[self.rank] = (_clock(), self.begun)
-        self.settle()
+        self.traffic.clocks[self.rank] = (_clock_name(), self.begun)
+        self.wait_for_ends()
         self._flush(final=True)
         leave_unmarked(self._calls, len(self._steps))
         if not self._steps:
@@ -216,25 +229,29 @@ class CallRecorder:
         self.traffic.notes += notes
         if self._full:
             of_steps = f"the first {len(self._steps)} of {self.kept} steps, " if self.kept else ""
-            where = f"; {self._file.path} has those that it could take" if self._file else ""
+            file_text = f"; {self._file.path} has those that it could take" if self._file else ""
             self.traffic.notes.append(
-                f"memory keeps {of_steps}{len(self._calls)} of {self._made_calls} calls{where}"
+                f"memory keeps {of_steps}{len(self._calls)} of {self._ended_calls} calls{file_text}"
             )
         return notes
 
-    def settle(self) -> None:
-        """Until the ends that there are have been told."""
+    def wait_for_ends(self) -> None:
+        """Waits until the callbacks of the calls that have ended have run."""
         deadline = time.monotonic() + _CALLBACK_S
         while any(call.due for call in self._open) and time.monotonic() < deadline:
             time.sleep(1e-4)
 
     def note(self, text: str) -> None:
-        """Counts one more call that the sentence is about; {} in it is how many."""
+        """Counts one more call for the note ``text``, in which {} stands for the count."""
         self._notes[text] += 1
 
     def _flush(self, final: bool = False, write: bool = False) -> None:
-        """Takes the calls that have ended, in the order of issue, from whichever thread comes
-        first. write: to the file too, also less than a batch.
+        """Moves the calls that have ended into the traffic, in the order of issue.
+
+        Runs in whichever thread comes first.
+
+        - final: include the calls that have not ended.
+        - write: write to the file even if it is less than a batch.
         """
         if not self._flushing.acquire(blocking=final):
             return
@@ -242,17 +259,17 @@ class CallRecorder:
             while self._open:
                 call = self._open[0]
                 if self._streams and len(self._open) > OPEN_CALLS and call.time_ns is None:
-                    call.unstated = call.unstated or _NEVER
-                known = call.fields == {} or (
-                    call.fields and (call.unstated or call.time_ns is not None)
+                    call.no_time_reason = call.no_time_reason or _TOO_OLD
+                complete = call.fields == {} or (
+                    call.fields and (call.no_time_reason or call.time_ns is not None)
                 )
-                if not (known or final):
+                if not (complete or final):
                     break
                 self._open.popleft()
                 if call.fields:
                     number = self._number(call, call.fields)
                     if not call.forgotten:
-                        self._keep(self._made(call, call.fields, number))
+                        self._keep(self._traffic_call(call, call.fields, number))
                 elif call.fields is None and not call.forgotten:
                     self.note(_IN_FLIGHT)
             if self._file and not final:  # the last records follow
@@ -264,7 +281,7 @@ class CallRecorder:
             self._flushing.release()
 
     def _keep(self, call: TrafficCall) -> None:
-        self._made_calls += 1
+        self._ended_calls += 1
         if self._file:
             self._file.add_call(self.rank, call)
         if self._spans is not None and call.step is not None:
@@ -273,7 +290,8 @@ class CallRecorder:
             return
         self._calls.append(call)
         if self._streams and len(self._calls) > KEPT_CALLS:
-            # Full within this step: the whole steps before it stay, of the first all that fits.
+            # Memory filled up in this step: keep the complete steps before it. If it is the first
+            # step, keep what fits.
             self._full, step = True, call.step or 0
             self._calls.pop()
             while step and self._calls[-1].step == step:
@@ -288,7 +306,7 @@ class CallRecorder:
                 )
 
     def _number(self, call: RecordedCall, fields: dict[str, Any]) -> int:
-        """Its own among those of the group: see TrafficCall.sequence."""
+        """Returns the call's sequence number in its group: see TrafficCall.sequence."""
         key: tuple[Any, ...] = (fields["group"],)
         if fields["collective"] in POINT_TO_POINT:
             if call.work is not None and fields["peer"] is None:
@@ -299,20 +317,20 @@ class CallRecorder:
         call.work = None
         return number
 
-    def _made(self, call: RecordedCall, fields: dict[str, Any], number: int) -> TrafficCall:
+    def _traffic_call(self, call: RecordedCall, fields: dict[str, Any], number: int) -> TrafficCall:
         fields["op"] = reduction(fields["op"])
-        # What is not known of it is counted, for the notes.
+        # Count what is unknown about the call, for the notes.
         collective = fields["collective"]
         if ":" in collective:
             self.note(_UNKNOWN.format("{}", collective))
         if collective in COLLECTIVES and COLLECTIVES[collective].has_op and fields["op"] is None:
-            self.note(_HIDDEN)
-        if call.unstated:
-            self.note(call.unstated)
+            self.note(_UNKNOWN_OP)
+        if call.no_time_reason:
+            self.note(call.no_time_reason)
         elif call.time_ns is None:
             self.note(_UNENDED)
-        elif call.waited:
-            self.note(call.waited)
+        elif call.wait_note:
+            self.note(call.wait_note)
         elif call.clock == "host" and fields["asynchronous"] is not False:
             self.note(_LATE)
         return TrafficCall(
@@ -325,8 +343,8 @@ class CallRecorder:
         )
 
     def _source(self, work: Any, group: str) -> int | None:
-        """Rank of the world that a message came from; None while it has not."""
-        found: dict[str, Any] = {"peer": work._source_rank() if work.is_completed() else None}
-        of_world(found, self.traffic.groups[group].ranks)
-        peer: int | None = found["peer"]
+        """Returns the rank of the world that a message came from; None if it has not arrived."""
+        fields: dict[str, Any] = {"peer": work._source_rank() if work.is_completed() else None}
+        to_world_ranks(fields, self.traffic.groups[group].ranks)
+        peer: int | None = fields["peer"]
         return peer

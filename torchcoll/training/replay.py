@@ -1,16 +1,16 @@
-"""A captured training step, played again without the model: the same calls, sizes and groups.
+"""Replays a captured training step without the model: the same calls, sizes and groups.
 
-Each rank plays its own part (training/playback.py). Nothing is sent before all ranks have agreed
-that their parts fit together: every group the same calls in the same order, every message a
-receiver. In training each rank waited for an asynchronous call at a place that no capture sees;
-here it waits where the call had ended in training, and else at the end of the step. So every wait
-is one that was met in training too, which is why no two can wait for each other.
+Each rank plays its own calls (training/playback.py). Nothing is sent before all ranks have agreed
+that their calls fit together: every group makes the same calls in the same order, and every message
+has a receiver. In training each rank waited for an asynchronous call at a place that a capture does
+not see. The replay waits where the call had ended in training, otherwise at the end of the step.
+Every such wait also succeeded in training, so no two ranks can wait for each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace as replaced
+from dataclasses import replace
 from typing import Any
 
 from torchcoll.bench.admission import lacks_memory
@@ -22,10 +22,17 @@ from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import time_text, whole_number
 from torchcoll.machine.environment import free_memory
-from torchcoll.training.playback import Part, Step, digest, mismatch, part_of, usual_steps
+from torchcoll.training.playback import (
+    RankPlayback,
+    Step,
+    digest,
+    mismatch,
+    most_common_steps,
+    rank_playback,
+)
 from torchcoll.training.player import Members, Player
 
-_LAST = 50  # so many of the last usual steps are looked through for one that all ranks have
+_MAX_OFFERS = 50  # latest steps of a rank that are searched for one that all ranks have
 _ON_DEVICE = (
     "times are of events on the device: from where it reached the call, so earlier calls of the "
     "group that had not ended are in them"
@@ -42,21 +49,25 @@ def replay(
     timeout_s: float = 300.0,
     rehearse: bool = False,
 ) -> Traffic | None:
-    """Play the last usual step of ``traffic`` on all ranks of this run, ``steps`` times.
+    """Replays a captured step of ``traffic`` on all ranks of this run, ``steps`` times.
 
-    On rank 0 a Traffic of source ``replay``: what all ranks played, with its durations; None
-    elsewhere. A first play, which connects, stands before the marked steps.
+    The step is the last one that all ranks have among those that send what most steps send. Returns
+    a Traffic of source ``replay`` on rank 0, with the calls of all ranks and their durations, and
+    None on the other ranks. A first play, which connects, comes before the marked steps.
 
-    Calls are made in the captured order on the same groups, asynchronous ones overlap as they did;
-    messages that follow each other asynchronously go as one batch. Buffers hold zeros, and calls
-    that are alike share theirs. compute: the host sleeps (its last 0.2 ms awake) as long as it did
-    something else between the calls of the training. Nothing is computed, so no call has to share
-    cores, memory or the device with a computation. Before each step all ranks meet in a barrier.
-    backend, device, timeout_s, rehearse: as in Spec.
+    - traffic: a Traffic of all ranks, or of this rank in the run that captured it. If some ranks
+      were not captured, the calls of others stand for theirs, provided that all ranks of each
+      collective do the same.
+    - compute: the host sleeps (awake for the last 0.2 ms) for as long as it did something else
+      between the calls of the training. Nothing is computed, so calls do not share cores, memory or
+      the device with a computation.
+    - backend, device, timeout_s, rehearse: as in Spec.
 
-    traffic: of all ranks, or of this one in the run that captured it. Where some ranks were not
-    captured, calls of others stand for theirs, if all ranks of a collective do the same.
-    Raises UsageError for another number of ranks than captured and for parts that do not fit
+    Calls are made in the captured order on the same groups. Asynchronous calls overlap as they did,
+    and consecutive asynchronous messages go as one batch. Buffers hold zeros, and similar calls
+    share theirs. Before each step all ranks meet in a barrier.
+
+    Raises UsageError for a different number of ranks than captured and for calls that do not fit
     together, UnavailableError for what the backend cannot do, on all ranks.
     """
     if not isinstance(traffic, Traffic):
@@ -73,15 +84,15 @@ def replay(
 def play(
     torch: Any, options: SessionOptions, read: Callable[[], Traffic], steps: int, compute: bool
 ) -> Traffic | None:
-    """``replay`` in a session of these options; ``read`` is called on each rank."""
+    """Runs ``replay`` in a session with these options; ``read`` is called on each rank."""
     whole_number(steps, "steps", 1)
     backend = options.spec.backend
     names = options.spec.backends if backend else ()
     if len(names) > 1 or not options.spec.communicates:
         raise UsageError("backend", backend, "one that communicates")
     with opened(torch, options) as session:
-        traffic, part, step = _agreed(session, read, compute)
-        player = _player(session, part, compute)
+        traffic, playback, step = _agree_on_step(session, read, compute)
+        player = _prepare_player(session, playback, compute)
         align = session.communicators.align(session.entries[0].name)
         align()
 
@@ -103,36 +114,37 @@ def play(
             except RuntimeError as error:
                 session.local.abort(f"{player.doing}: {brief(error)}")
         session.local.progress.step("replay: times to rank 0")
-        words = {
+        report = {
             "calls": [
-                replaced(play.call, asynchronous=play.asynchronous).to_json() for play in part.plays
+                replace(play.call, asynchronous=play.asynchronous).to_json()
+                for play in playback.plays
             ],
-            "members": [play.members for play in part.plays],
+            "members": [play.members for play in playback.plays],
             "descriptions": {group.name: group.description for group in traffic.groups.values()},
             "started": player.started,
             "times": player.times,
             "spans": spans,
-            "span": part.span_ns,
-            "notes": part.notes,
+            "span": playback.span_ns,
+            "notes": playback.notes,
         }
-        gathered = session.local.control.gather(words)
+        gathered = session.local.control.gather(report)
         player.release()
         if session.run is None:
             return None
-        found = _traffic(gathered, player.clock, session.entries[0].name)
-        found.environment = session.run.environment
-        found.notes = [
-            *_notes(gathered, found, traffic, step, compute),
+        result = _traffic(gathered, player.clock, session.entries[0].name)
+        result.environment = session.run.environment
+        result.notes = [
+            *_notes(gathered, result, traffic, step, compute),
             *([_ON_DEVICE] if player.clock == "device" else []),
             *(event["message"] for event in session.run.events),
         ]
-        return found
+        return result
 
 
-def _agreed(
+def _agree_on_step(
     session: Session, read: Callable[[], Traffic], compute: bool
-) -> tuple[Traffic, Part, Step]:
-    """The traffic, what this rank plays, and the step that all ranks play."""
+) -> tuple[Traffic, RankPlayback, Step]:
+    """Returns the traffic, what this rank plays, and the step that all ranks play."""
     refusal: TorchcollError | None = None
     usual: list[Step] = []
     try:
@@ -147,46 +159,46 @@ def _agreed(
                 f"{traffic.ranks}, as the step was captured on",
                 f"{action}torchcoll.suite --traffic.",
             )
-        usual = usual_steps(traffic, session.local.rank)[-_LAST:]
+        usual = most_common_steps(traffic, session.local.rank)[-_MAX_OFFERS:]
     except TorchcollError as error:
         refusal = error
     offers = [set(steps) for steps in session.local.control.agree(refusal, usual) if steps]
-    # What is wrong in a file is the likely cause of what does not fit together.
+    # A problem in the file is the likely cause of a mismatch.
     action = ". ".join([*traffic.problems[:1], _ONE_CAPTURE])
     common: set[Step] = set.intersection(*offers) if offers else set()
     if not common:
-        got = "no step that all ranks have" if offers else "no calls"
-        raise UsageError("traffic", got, "a captured step", action)
+        actual = "no step that all ranks have" if offers else "no calls"
+        raise UsageError("traffic", actual, "a captured step", action)
     step = max(common, key=lambda number: -1 if number is None else number)
     try:
-        part = part_of(traffic, session.local.rank, step)
-        if compute and part.plays and all(play.gap_ns is None for play in part.plays):
+        playback = rank_playback(traffic, session.local.rank, step)
+        if compute and playback.plays and all(play.gap_ns is None for play in playback.plays):
             raise UsageError("compute", "calls without times", "a traffic that was captured")
     except TorchcollError as error:
         refusal = error
     session.local.control.agree(refusal)
-    digests = session.local.control.gather(digest(part, session.local.rank))
+    digests = session.local.control.gather(digest(playback, session.local.rank))
     text = session.local.control.decide(mismatch(digests))
     if text:
         raise UsageError("traffic", text, "parts that fit together", action)
-    return traffic, part, step
+    return traffic, playback, step
 
 
-def _player(session: Session, part: Part, compute: bool) -> Player:
-    """Groups and buffers. Every rank takes part in the making of every group."""
-    gathered = session.local.control.gather(sorted({play.members for play in part.plays}))
-    found = sorted({tuple(members) for own in gathered for members in own})
+def _prepare_player(session: Session, playback: RankPlayback, compute: bool) -> Player:
+    """Makes the groups and the buffers. Every rank takes part in making every group."""
+    gathered = session.local.control.gather(sorted({play.members for play in playback.plays}))
+    all_members = sorted({tuple(members) for rank_members in gathered for members in rank_members})
     groups: dict[Members, Any] = {}
-    for members in map(tuple, session.local.control.decide(found)):
+    for members in map(tuple, session.local.control.decide(all_members)):
         session.local.progress.step(f"replay: group {','.join(map(str, members))}")
         groups[members] = session.communicators.over(session.entries[0], members)
-    player = Player(session.local, session.entries[0], part, groups, compute)
+    player = Player(session.local, session.entries[0], playback, groups, compute)
     session.local.progress.step("replay: buffers")
-    words = session.local.control.gather(
-        {"need": player.need_bytes, **free_memory(session.local.device)}
+    statuses = session.local.control.gather(
+        {"need": player.buffer_bytes, **free_memory(session.local.device)}
     )
-    needs = {rank: word["need"] for rank, word in enumerate(words)}
-    text = session.local.control.decide(lacks_memory(needs, words))
+    needs = {rank: status["need"] for rank, status in enumerate(statuses)}
+    text = session.local.control.decide(lacks_memory(needs, statuses))
     if text:
         raise UnavailableError("memory", f"a step that {text}", "one whose buffers fit")
     refusal = None
@@ -200,26 +212,28 @@ def _player(session: Session, part: Part, compute: bool) -> Player:
 
 
 def _traffic(gathered: Sequence[dict[str, Any]], clock: str, backend: str) -> Traffic:
-    """The Traffic of all ranks, from what each has sent."""
-    found = Traffic("replay", len(gathered))
-    for rank, words in enumerate(gathered):
-        origin = (words["started"][0] or words["spans"][0])[0]
-        found.steps[rank] = [(start - origin, end - origin) for start, end in words["spans"]]
-        calls = [TrafficCall.from_json(call) for call in words["calls"]]
+    """Returns the Traffic of all ranks from the report of each."""
+    result = Traffic("replay", len(gathered))
+    for rank, report in enumerate(gathered):
+        origin = (report["started"][0] or report["spans"][0])[0]
+        result.steps[rank] = [(start - origin, end - origin) for start, end in report["spans"]]
+        calls = [TrafficCall.from_json(call) for call in report["calls"]]
         groups = [
-            _group(found, call, tuple(members), backend, words["descriptions"].get(call.group, ""))
-            for call, members in zip(calls, words["members"], strict=True)
+            _group(
+                result, call, tuple(members), backend, report["descriptions"].get(call.group, "")
+            )
+            for call, members in zip(calls, report["members"], strict=True)
         ]
         numbers: dict[Any, int] = {}
-        own = found.calls[rank] = []
+        calls_of_rank = result.calls[rank] = []
         for played, (starts, times) in enumerate(
-            zip(words["started"], words["times"], strict=True)
+            zip(report["started"], report["times"], strict=True)
         ):
             for call, group, start, ns in zip(calls, groups, starts, times, strict=True):
                 line = (group, call.collective, call.peer) if call.point_to_point else group
                 number = numbers[line] = numbers.get(line, -1) + 1
-                own.append(
-                    replaced(
+                calls_of_rank.append(
+                    replace(
                         call,
                         group=group,
                         sequence=number,
@@ -230,39 +244,39 @@ def _traffic(gathered: Sequence[dict[str, Any]], clock: str, backend: str) -> Tr
                         exposed_ns=None,
                     )
                 )
-    return found
+    return result
 
 
 def _group(
-    found: Traffic, call: TrafficCall, members: Members, backend: str, description: str
+    result: Traffic, call: TrafficCall, members: Members, backend: str, description: str
 ) -> str:
-    """The name of the group in the result: as captured, where no other has it."""
+    """Returns the group's name in the result: as captured, unless another group has that name."""
     name = call.group or "default"
-    if name in found.groups and found.groups[name].ranks != members:
+    if name in result.groups and result.groups[name].ranks != members:
         name = f"{name}@{members[0]}"
-    found.groups.setdefault(name, Group(name, members, backend, description))
+    result.groups.setdefault(name, Group(name, members, backend, description))
     return name
 
 
 def _notes(
-    gathered: Sequence[dict[str, Any]], found: Traffic, traffic: Traffic, step: Step, compute: bool
+    gathered: Sequence[dict[str, Any]], result: Traffic, traffic: Traffic, step: Step, compute: bool
 ) -> list[str]:
-    """What was played, of which step of ``traffic``; found: with what durations."""
+    """Returns notes on what was played, of which step of ``traffic``, and on missing durations."""
     what = "the captured step" if step is None else f"step {step}"
-    where = f" of {traffic.path}" if traffic.path else ""
+    source = f" of {traffic.path}" if traffic.path else ""
     gaps = "the host slept in the gaps between" if compute else "no gaps between"
-    notes = [f"replay of {what}{where}: {gaps} calls, and nothing was computed"]
-    spans = [words["span"] for words in gathered if words["span"] is not None]
+    notes = [f"replay of {what}{source}: {gaps} calls, and nothing was computed"]
+    spans = [report["span"] for report in gathered if report["span"] is not None]
     if spans:
         notes.append(f"the step took {time_text(max(spans))} in training")
     notes.append("asynchronous calls: waited for where they had ended in training, else at the end")
     notes.append("the first play of the step connects: it stands before the marked steps")
     notes += traffic.problems
-    notes += [note for words in gathered for note in words["notes"]]
+    notes += [note for report in gathered for note in report["notes"]]
     notes = list(dict.fromkeys(notes))
-    untimed = [c.collective for calls in found.calls.values() for c in calls if c.time_ns is None]
+    untimed = [c.collective for calls in result.calls.values() for c in calls if c.time_ns is None]
     if untimed:
-        backend = next(iter(found.groups.values())).backend
+        backend = next(iter(result.groups.values())).backend
         names = ", ".join(dict.fromkeys(untimed))
         notes.append(
             f"{len(untimed)} asynchronous calls have no duration: {backend} does not tell when "

@@ -1,8 +1,8 @@
-"""``capture(every=N)``: a step in N is captured, for hours; and ``metrics=``, what it was like.
+"""``capture(every=N)`` captures one step in N for hours; ``metrics=`` reports the last one.
 
-Between them nothing of ours stands above the kernels of the backends: a mark of a step is all that
-is left. At most MOST steps are kept: then every second of them goes, and N is twice as large. All
-ranks mark the same steps, so they keep the same ones.
+Between captured steps no kernel of ours is installed; only the mark of each step remains. At most
+MAX_STEPS_KEPT steps are kept: then every second of them is dropped, and N doubles. All ranks mark
+the same steps, so they keep the same ones.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from torchcoll.core.traffic import TrafficCall
 if TYPE_CHECKING:
     from torchcoll.training.recorded_calls import CallRecorder
 
-MOST = 512  # an hour has 7 of them in three days, and a step of 500 calls makes 60 MB of them
+# In three days an hour has 7 of them; 512 steps of 500 calls take 60 MB.
+MAX_STEPS_KEPT = 512
 
 
 @dataclass
-class _Untold:
-    """A captured step whose figures are not told yet: calls of it may not have ended at its mark.
+class _PendingStep:
+    """A captured step that is not reported yet: some of its calls may not have ended at its mark.
 
-    number: of the marks; turn: of the captured steps, on all ranks alike; kept: of those kept.
+    - number: its number among all marks.
+    - turn: its number among the captured steps, equal on all ranks.
+    - kept: its number among the kept steps.
     """
 
     number: int
@@ -39,9 +42,13 @@ class _Untold:
 
 
 class Sampling:
-    """Which steps are captured: 1, N + 1, 2 N + 1, ... (the first of a training is like no other).
+    """Decides which steps are captured: 1, N + 1, 2 N + 1, ... (the first step of a training is
+    unusual).
 
-    on, off: begin and end to see calls. poll: looks which have ended. ``step`` is the mark.
+    ``step`` is the mark.
+
+    - on, off: begin and end recording calls.
+    - poll: checks which calls have ended.
     """
 
     def __init__(
@@ -60,50 +67,54 @@ class Sampling:
         self._on, self._off, self._poll = on, off, poll
         self._metrics = metrics
         if metrics:
-            recorder.hold_steps()
-        self._untold: deque[_Untold] = deque()
-        self._turns = 0
-        self._seeing = False
+            recorder.keep_steps()
+        self._pending: deque[_PendingStep] = deque()
+        self._captured = 0
+        self._recording = False
         self._prepare()
 
     def step(self) -> None:
-        """The end of a step. A no-op of a microsecond at most of them."""
+        """Marks the end of a step; at most marks this is a no-op of a microsecond."""
         self.marked += 1
         self._poll()
-        if self._seeing:
-            if self._metrics:  # else this step is told a mark later for nothing
-                self._recorder.settle()
+        if self._recording:
+            if self._metrics:  # otherwise the step would be reported one mark later than necessary
+                self._recorder.wait_for_ends()
             self._recorder.step()
         if self._metrics:
-            self._metrics.look()
-            self._tell(self._metrics)
-        if self._seeing and self._thins and self._recorder.kept >= MOST:
-            # What is forgotten before it was told is never told: one step in 256 at most.
+            self._metrics.report()
+            self._report(self._metrics)
+        if self._recording and self._thins and self._recorder.kept >= MAX_STEPS_KEPT:
+            # Steps that are dropped before they are reported never are: at most one in 256.
             self._recorder.thin()
             self.every *= 2
-            self._untold = deque(step for step in self._untold if step.kept % 2 == 0)
-            for step in self._untold:
+            self._pending = deque(step for step in self._pending if step.kept % 2 == 0)
+            for step in self._pending:
                 step.kept //= 2
         self._prepare()
 
-    def _tell(self, metrics: StepMetrics) -> None:
-        """The steps of which all calls have ended: on an accelerator after their mark."""
-        if self._seeing:
-            self._untold.append(_Untold(self.marked - 1, self._turns, self._recorder.kept - 1))
-            self._turns += 1
-        while self._untold and (known := self._recorder.step_of(self._untold[0].kept)):
-            step = self._untold.popleft()
-            metrics.add(step.number, step.turn, *known)
+    def _report(self, metrics: StepMetrics) -> None:
+        """Reports the steps of which all calls have ended; on an accelerator this is after their
+        mark.
+        """
+        if self._recording:
+            self._pending.append(
+                _PendingStep(self.marked - 1, self._captured, self._recorder.kept - 1)
+            )
+            self._captured += 1
+        while self._pending and (step_data := self._recorder.take_step(self._pending[0].kept)):
+            step = self._pending.popleft()
+            metrics.add(step.number, step.turn, *step_data)
 
     def _prepare(self) -> None:
-        """For the step that begins."""
+        """Starts or stops recording for the step that begins."""
         wanted = self.marked % self.every == 1 % self.every
-        if wanted and not self._seeing:
+        if wanted and not self._recording:
             self._on()
             self._recorder.begin_step()
-        elif self._seeing and not wanted:
+        elif self._recording and not wanted:
             self._off()
-        self._seeing = wanted
+        self._recording = wanted
 
 
 TURNS = 8
@@ -112,24 +123,29 @@ TURNS = 8
 class StepMetrics:
     """The last captured step, in a file for Prometheus that rank 0 writes.
 
-    Each rank says in the store how long it was in the collectives of each group, under TURNS keys
-    in turn: on an accelerator ranks learn the ends of calls some steps apart. Rank 0 looks at each
-    mark until all have said it, without waiting. What fails here ends the metrics alone.
+    Each rank puts into the store how long it was in the collectives of each group, under TURNS keys
+    in rotation, because on an accelerator ranks learn of the ends of calls some steps apart. At
+    each mark rank 0 checks, without waiting, whether all ranks have reported. A failure here ends
+    the metrics alone.
     """
 
     def __init__(self, path: Path, store: Any, name: str, rank: int, ranks: int) -> None:
         self._path, self._store = path, store
         self._rank, self._ranks = rank, ranks
         self._key = f"torchcoll/metrics/{name}"
-        # (number, turn) of the steps that rank 0 has not told yet. Others overwrite older ones.
+        # (number, turn) of the steps that rank 0 has not written yet. Newer ones overwrite older.
         self._waiting: deque[tuple[int, int]] = deque(maxlen=TURNS)
         self._broken = False
 
     def add(
         self, number: int, turn: int, span: tuple[int, int], calls: Sequence[TrafficCall]
     ) -> None:
-        """A captured step of which all calls have ended: its number, how many were captured before
-        it, its begin and end, and its calls.
+        """Reports a captured step of which all calls have ended.
+
+        - number: the number of its mark.
+        - turn: how many steps were captured before it.
+        - span: its begin and end (ns).
+        - calls: its calls.
         """
         busy: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for call in calls:
@@ -138,30 +154,30 @@ class StepMetrics:
             if call.time_ns is not None and waits_for_all:
                 busy[call.group][0] += 1
                 busy[call.group][1] += call.time_ns
-        word = {"step": number, "took_ns": span[1] - span[0], "busy": busy}
-        self._safely(lambda: self._store.set(self._key_of(self._rank, turn), json.dumps(word)))
+        status = {"step": number, "took_ns": span[1] - span[0], "busy": busy}
+        self._safely(lambda: self._store.set(self._store_key(self._rank, turn), json.dumps(status)))
         if self._rank == 0:
             self._waiting.append((number, turn))
 
-    def look(self) -> None:
-        """Rank 0 tells the newest step that all have told."""
-        self._safely(self._tell)
+    def report(self) -> None:
+        """Writes the newest step that all ranks have reported; only rank 0 has any to write."""
+        self._safely(self._report)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         for number, turn in reversed(self._waiting):
-            keys = [self._key_of(rank, turn) for rank in range(self._ranks)]
+            keys = [self._store_key(rank, turn) for rank in range(self._ranks)]
             if not self._store.check(keys):
                 continue
             several = self._store.has_extended_api()
             texts = self._store.multi_get(keys) if several else [self._store.get(k) for k in keys]
-            words = [json.loads(text) for text in texts]
-            if all(word["step"] == number for word in words):
+            statuses = [json.loads(text) for text in texts]
+            if all(status["step"] == number for status in statuses):
                 while self._waiting.popleft() != (number, turn):
-                    pass  # an older one, which a rank forgot as its steps were thinned
-                write_metrics(self._path, step_metrics(words, time.time()))
+                    pass  # drop an older step, which some rank dropped when it thinned its steps
+                write_metrics(self._path, step_metrics(statuses, time.time()))
                 return
 
-    def _key_of(self, rank: int, turn: int) -> str:
+    def _store_key(self, rank: int, turn: int) -> str:
         return f"{self._key}/{turn % TURNS}/{rank}"
 
     def _safely(self, action: Callable[[], object]) -> None:
@@ -174,15 +190,19 @@ class StepMetrics:
             tell(f"torchcoll: warning: metrics: {error}; the capture goes on without them")
 
 
-def step_metrics(words: Sequence[dict[str, Any]], now: float) -> list[Metric]:
-    """words: of each rank ``step``, ``took_ns``, and ``busy``: by the group how many calls, and
-    their time. A rank that came last waited for none: its time is what the transfer took. Of a
-    group whose ranks did not see equally many calls nothing is told.
+def step_metrics(statuses: Sequence[dict[str, Any]], now: float) -> list[Metric]:
+    """Returns the metrics of one step.
+
+    - statuses: for each rank ``step``, ``took_ns``, and ``busy``: group -> [calls, their total ns].
+    - now: the time of the report, in seconds since 1970.
+
+    The rank that came last did not wait, so its time is the transfer. A group whose ranks recorded
+    different numbers of calls is omitted.
     """
     groups: dict[str, dict[int, float]] = defaultdict(dict)
     counts: dict[str, set[int]] = defaultdict(set)
-    for rank, word in enumerate(words):
-        for name, (calls, ns) in word["busy"].items():
+    for rank, status in enumerate(statuses):
+        for name, (calls, ns) in status["busy"].items():
             groups[name][rank] = ns / 1e9
             counts[name].add(calls)
     alike = [name for name in sorted(groups) if len(groups[name]) > 1 and len(counts[name]) == 1]
@@ -192,9 +212,9 @@ def step_metrics(words: Sequence[dict[str, Any]], now: float) -> list[Metric]:
     slowest = {name: min(of, key=lambda rank: of[rank]) for name, of in shared.items()}
 
     none: dict[str, object] = {}
-    took = max(word["took_ns"] for word in words) / 1e9
+    took = max(status["took_ns"] for status in statuses) / 1e9
     metrics = [
-        Metric("step", "Number of the last captured step.", [(none, words[0]["step"])]),
+        Metric("step", "Number of the last captured step.", [(none, statuses[0]["step"])]),
         Metric("step_timestamp_seconds", "When it was told, since 1970.", [(none, now)]),
         Metric("step_seconds", "How long it took, on the slowest rank.", [(none, took)]),
     ]

@@ -1,11 +1,11 @@
-"""What one step of a language model sends, from its shape and how it is parallel: no model is made.
+"""The calls of one step of a language model, from its shape and parallelism, without a model.
 
-A step is a row of parts, each a share of what is computed, with the messages that it needs before,
-that it stops for, and that it leaves behind (training/projection.py). Degrees: ``tp`` splits each
-layer over ranks beside each other (M. Shoeybi et al., arXiv 1909.08053: two all_reduce of the
-activations in the forward pass of a layer and two in the backward pass); ``dp`` sums gradients in
-DDP's buckets; ``fsdp`` gathers a layer before it is used, forward and backward, and scatters its
-gradients (training/shards.py has FSDP2's own order for a real model).
+A step is a list of stages, each a share of the computation with the calls that it needs before, the
+calls that block after it, and the calls that overlap with later stages (training/projection.py).
+Degrees: ``tp`` splits each layer over neighbouring ranks (M. Shoeybi et al., arXiv 1909.08053: two
+all_reduce of the activations in the forward pass of a layer and two in the backward pass); ``dp``
+reduces gradients in DDP's buckets; ``fsdp`` gathers a layer before it is used, forward and
+backward, and scatters its gradients (training/shards.py has FSDP2's own order for a real model).
 """
 
 from __future__ import annotations
@@ -19,43 +19,49 @@ from torchcoll.core.errors import UsageError, unknown
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
 from torchcoll.training.sharded import BACKWARD, FORWARD
 
-DEGREES = ("dp", "fsdp", "tp")  # from the outermost to ranks that are beside each other
+DEGREES = ("dp", "fsdp", "tp")  # from the outermost to neighbouring ranks
 _REDUCED, _GATHERED, _SCATTERED = "all_reduce", "all_gather", "reduce_scatter"
 _FIRST_BYTES, _CAP_BYTES = DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB  # of DDP's buckets
-_APART = 0.05  # --parameters and --shape may differ by so much
+_TOLERANCE = 0.05  # relative difference allowed between --parameters and --shape
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of layers with gated feed-forward blocks and grouped heads; kv: columns of the keys
-    of all heads together. Embedding and head are not tied.
+    """A decoder of layers with gated feed-forward blocks and grouped-query attention.
+
+    - key_columns: columns of the keys of all heads together.
+    - feed_forward: columns of a feed-forward block.
+
+    Embedding and output head are not tied.
     """
 
     name: str
     layers: int
     hidden: int
-    kv: int
-    inner: int
+    key_columns: int
+    feed_forward: int
     vocabulary: int
 
     @property
-    def of_layer(self) -> int:
-        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv
-        return attention + 3 * self.hidden * self.inner + 2 * self.hidden
+    def layer_parameters(self) -> int:
+        """Number of parameters of a layer."""
+        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.key_columns
+        return attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden
 
     @property
-    def of_embedding(self) -> int:
+    def embedding_parameters(self) -> int:
+        """Number of parameters of the embedding, and of the output head."""
         return self.vocabulary * self.hidden
 
     @property
     def parameters(self) -> int:
-        return self.layers * self.of_layer + 2 * self.of_embedding + self.hidden
+        return self.layers * self.layer_parameters + 2 * self.embedding_parameters + self.hidden
 
 
 # Llama 3 (arXiv 2407.21783, table 3); 8 heads of 128 for the keys.
 SHAPES = {
-    one.name: one
-    for one in (
+    shape.name: shape
+    for shape in (
         Shape("llama-8b", 32, 4096, 1024, 14336, 128256),
         Shape("llama-70b", 80, 8192, 1024, 28672, 128256),
         Shape("llama-405b", 126, 16384, 1024, 53248, 128256),
@@ -64,8 +70,8 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A message: the degree or group that it is of, and S as nccl-tests counts it."""
+class SentCall:
+    """A call: its degree or group, its collective, and the size S as in nccl-tests."""
 
     group: str
     collective: str
@@ -73,54 +79,62 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class StepPart:
-    """share: of what its pass computes. needs: must be there before it, and may come while the part
-    before it computes. stops: after it, while nothing computes. leaves: after it, beside others.
+class StepStage:
+    """A stage of a step.
+
+    - share: its share of the computation of its pass.
+    - needs: calls that must end before it; they may run while the stage before it computes.
+    - blocking: calls after it, during which nothing computes.
+    - overlapping: calls after it that overlap with later stages.
     """
 
     phase: str
     share: float
-    needs: tuple[Sent, ...] = ()
-    stops: tuple[Sent, ...] = ()
-    leaves: tuple[Sent, ...] = ()
+    needs: tuple[SentCall, ...] = ()
+    blocking: tuple[SentCall, ...] = ()
+    overlapping: tuple[SentCall, ...] = ()
 
 
-def shape_of(name: str | None, parameters: float | None) -> Shape | None:
-    """The one of that name; None without a name. Raises UsageError for one that is not known, and
-    for a number of parameters that is not its own.
+def find_shape(name: str | None, parameters: float | None) -> Shape | None:
+    """Returns the shape of that name; None without a name.
+
+    Raises UsageError for an unknown name, and for a number of parameters that is not the shape's.
     """
     if name is None:
         return None
     if name not in SHAPES:
         raise unknown("shape", name, SHAPES)
     shape = SHAPES[name]
-    if parameters is not None and abs(parameters / shape.parameters - 1) > _APART:
+    if parameters is not None and abs(parameters / shape.parameters - 1) > _TOLERANCE:
         expected = f"about {shape.parameters:.4g}, which {name} has"
         raise UsageError("parameters", f"{parameters:g}", expected, "Leave one of them out.")
     return shape
 
 
-def degrees_of(text: str) -> dict[str, int]:
-    """``dp=64,tp=8`` -> degrees by name. Raises UsageError."""
-    found: dict[str, int] = {}
-    for part in text.split(","):
-        name, equals, number = part.strip().partition("=")
+def parse_degrees(text: str) -> dict[str, int]:
+    """Returns the degrees of ``dp=64,tp=8`` by name. Raises UsageError for anything else."""
+    degrees: dict[str, int] = {}
+    for item in text.split(","):
+        name, equals, number = item.strip().partition("=")
         if not equals or not number.isdecimal() or int(number) < 1:
             raise UsageError("parallel", text, "degrees such as dp=64,tp=8, each 1 or more")
         if name not in DEGREES:
             raise unknown("parallel", name, DEGREES)
-        if name in found:
+        if name in degrees:
             raise UsageError("parallel", f"{name} twice", "each once")
-        found[name] = int(number)
-    if "dp" in found and "fsdp" in found:
+        degrees[name] = int(number)
+    if "dp" in degrees and "fsdp" in degrees:
         raise UsageError("parallel", text, "dp or fsdp", "HSDP has no plan from a shape.")
-    return found
+    return degrees
 
 
-def parts_of(
+def stages_from_shape(
     shape: Shape | None, parameters: float, degrees: Mapping[str, int], tokens: float, dtype: str
-) -> list[StepPart]:
-    """The parts of one step. tokens: of one replica of the model in a step.
+) -> list[StepStage]:
+    """Returns the stages of one step.
+
+    - parameters: their number; used without a shape.
+    - tokens: tokens of one replica of the model in a step.
 
     Raises UsageError for tp or fsdp without a shape.
     """
@@ -130,7 +144,7 @@ def parts_of(
         if tp > 1 or sharded:
             what = "tp" if tp > 1 else "fsdp"
             raise UsageError("parallel", what, "--shape NAME beside it: its layers are needed")
-        # Gradients of no known layers: even buckets, ready in proportion to their bytes.
+        # Without known layers: even buckets, ready in proportion to their bytes.
         total = parameters * itemsize
         count = max(1, math.ceil(max(total - _FIRST_BYTES, 0) / _CAP_BYTES))
         buckets = [min(_FIRST_BYTES, total)]
@@ -138,59 +152,64 @@ def parts_of(
             buckets += [(total - _FIRST_BYTES) / count] * count
         sends = degrees.get("dp", 1) > 1
         backward = [
-            StepPart(
+            StepStage(
                 BACKWARD,
                 size / total,
-                leaves=(Sent("dp", _REDUCED, math.ceil(size)),) if sends else (),
+                overlapping=(SentCall("dp", _REDUCED, math.ceil(size)),) if sends else (),
             )
             for size in buckets
         ]
-        return [StepPart(FORWARD, 1.0), *backward]
+        return [StepStage(FORWARD, 1.0), *backward]
     whole = [
-        shape.of_embedding,
-        *[shape.of_layer] * shape.layers,
-        shape.of_embedding + shape.hidden,
+        shape.embedding_parameters,
+        *[shape.layer_parameters] * shape.layers,
+        shape.embedding_parameters + shape.hidden,
     ]
     sizes = [count * itemsize / tp for count in whole]
-    # An embedding is looked up: what it computes is nothing beside the head's product.
+    # An embedding is a lookup: its computation is negligible compared to the head's product.
     weights = [0, *whole[1:]]
     shares = [weight / sum(weights) for weight in weights]
-    activations = Sent("tp", _REDUCED, math.ceil(tokens * shape.hidden * itemsize))
+    activations = SentCall("tp", _REDUCED, math.ceil(tokens * shape.hidden * itemsize))
     inside = (activations, activations) if tp > 1 else ()
-    found = []
-    for place, (size, share) in enumerate(zip(sizes, shares, strict=True)):
-        layer = 0 < place <= shape.layers
-        gather = (Sent("fsdp", _GATHERED, math.ceil(size)),) if sharded else ()
-        found.append(StepPart(FORWARD, share, gather, inside if layer else ()))
+    forward = []
+    for index, (size, share) in enumerate(zip(sizes, shares, strict=True)):
+        layer = 0 < index <= shape.layers
+        needs_gather = (SentCall("fsdp", _GATHERED, math.ceil(size)),) if sharded else ()
+        forward.append(StepStage(FORWARD, share, needs_gather, inside if layer else ()))
     backward = []
-    for place, (size, share) in enumerate(reversed(list(zip(sizes, shares, strict=True)))):
-        layer = 0 < place <= shape.layers
-        bytes_of = math.ceil(size)
-        needs = (Sent("fsdp", _GATHERED, bytes_of),) if sharded and place else ()  # the last stays
-        leaves = (Sent("fsdp", _SCATTERED, bytes_of),) if sharded else ()
-        backward.append(StepPart(BACKWARD, share, needs, inside if layer else (), leaves))
-    return [*found, *(backward if sharded else _bucketed(backward, sizes[::-1], degrees))]
+    for index, (size, share) in enumerate(reversed(list(zip(sizes, shares, strict=True)))):
+        layer = 0 < index <= shape.layers
+        size_bytes = math.ceil(size)
+        # The parameters of the last layer are still there from the forward pass.
+        needs = (SentCall("fsdp", _GATHERED, size_bytes),) if sharded and index else ()
+        overlapping = (SentCall("fsdp", _SCATTERED, size_bytes),) if sharded else ()
+        backward.append(StepStage(BACKWARD, share, needs, inside if layer else (), overlapping))
+    return [*forward, *(backward if sharded else _bucketed(backward, sizes[::-1], degrees))]
 
 
 def _bucketed(
-    parts: list[StepPart], sizes: list[float], degrees: Mapping[str, int]
-) -> list[StepPart]:
-    """DDP closes a bucket with the parameter that takes it to its cap. A layer's matrices are taken
-    for as many pieces as it has caps in it, so that each leaves when its part of the layer is done.
+    stages: list[StepStage], sizes: list[float], degrees: Mapping[str, int]
+) -> list[StepStage]:
+    """Returns the stages of a backward pass with the all_reduce calls of DDP's buckets.
+
+    DDP closes a bucket with the parameter that takes it to its cap. The matrices of a layer count
+    as one piece per cap of bytes, so that each bucket is sent when its part of the layer is done.
     """
     if degrees.get("dp", 1) < 2:
-        return parts
-    found: list[StepPart] = []
+        return stages
+    bucketed: list[StepStage] = []
     filled, limit = 0.0, _FIRST_BYTES
-    for part, size in zip(parts, sizes, strict=True):
+    for stage, size in zip(stages, sizes, strict=True):
         pieces = max(1, math.ceil(size / _CAP_BYTES))
         for piece in range(pieces):
             filled += size / pieces
             last = piece == pieces - 1
-            leaves: tuple[Sent, ...] = ()
-            if filled >= limit or (part is parts[-1] and last):
-                leaves = (Sent("dp", _REDUCED, math.ceil(filled)),)
+            overlapping: tuple[SentCall, ...] = ()
+            if filled >= limit or (stage is stages[-1] and last):
+                overlapping = (SentCall("dp", _REDUCED, math.ceil(filled)),)
                 filled, limit = 0.0, _CAP_BYTES
-            stops = part.stops if last else ()
-            found.append(StepPart(BACKWARD, part.share / pieces, part.needs, stops, leaves))
-    return found
+            blocking = stage.blocking if last else ()
+            bucketed.append(
+                StepStage(BACKWARD, stage.share / pieces, stage.needs, blocking, overlapping)
+            )
+    return bucketed

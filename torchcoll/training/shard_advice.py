@@ -1,4 +1,4 @@
-"""What FSDP2 costs on measured curves, and which wrapping and resharding costs least."""
+"""The cost of FSDP2 on measured curves, and the cheapest wrapping and resharding."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from torchcoll.stats.sides import Side
 from torchcoll.training.call_time import Duration
 from torchcoll.training.choices import (
     BEST,
-    FINE,
     INCONCLUSIVE,
+    NOT_WORSE,
     SHARD_MODEL_ERROR,
     SHARD_MODEL_NOTE,
     THRESHOLD,
     Advice,
     AdviceRow,
+    add_times,
     beyond_note,
-    judged,
-    with_times,
+    judge_rows,
 )
 from torchcoll.training.measured_curves import MeasuredCallTime
-from torchcoll.training.sharded import BACKWARD, FORWARD, ShardPlan, spent
+from torchcoll.training.sharded import BACKWARD, FORWARD, ShardPlan, step_time
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRow(AdviceRow):
-    """One wrapping and resharding; bytes of one rank, largest_bytes of its calls.
+    """One choice of wrapping and resharding.
 
-    exposed_ns and hidden_ns: see training/sharded.py. sharded_bytes, peak_bytes: see ShardPlan.
+    - exposed_ns, hidden_ns: see training/sharded.py.
+    - calls, largest_bytes: the number of calls of one rank, and the largest of them.
+    - sharded_bytes, peak_bytes: see ShardPlan.
     """
 
     choice: str
@@ -42,11 +44,12 @@ class ShardRow(AdviceRow):
 
 @dataclass(repr=False, kw_only=True)
 class ShardAdvice(Advice[ShardRow]):
-    """What ``advise`` found for plans of FSDP2.
+    """The result of ``advise`` for plans of FSDP2.
 
-    ranks: of the world. forward_ns: of a forward pass without communication; None unknown. least:
-    of the rows that are no more than 2 % slower than the best, that with the least memory at its
-    peak.
+    - ranks: the number of ranks in the world.
+    - forward_ns: duration of a forward pass without communication; None if unknown.
+    - least: among the rows that are at most 2 % slower than the best, the one with the lowest peak
+      memory.
     """
 
     ranks: int
@@ -57,31 +60,34 @@ class ShardAdvice(Advice[ShardRow]):
 def advise_shards(
     plans: Sequence[ShardPlan], measured: Side, backward_ns: float | None
 ) -> ShardAdvice:
-    """Which of the plans leaves least communication exposed on these curves.
+    """Returns which of the plans leaves the least communication exposed on these curves.
 
-    The forward pass is taken for half of a backward pass. Raises UsageError for plans of other
-    numbers of ranks, and where no curve that could be meant is there.
+    - measured: runs with the curves.
+    - backward_ns: duration of a backward pass without communication; None if unknown. The forward
+      pass is assumed to take half of it.
+
+    Raises UsageError for plans on different numbers of ranks, and if there is no unambiguous curve.
     """
     ranks = plans[0].ranks
     if any(plan.ranks != ranks for plan in plans):
-        got = " and ".join(map(str, dict.fromkeys(plan.ranks for plan in plans)))
-        raise UsageError("plans", f"{got} ranks", "plans of as many ranks")
+        numbers = " and ".join(map(str, dict.fromkeys(plan.ranks for plan in plans)))
+        raise UsageError("plans", f"{numbers} ranks", "plans of as many ranks")
     curves = MeasuredCallTime(measured)
-    read: list[list[tuple[int, Duration]]] = []  # of each plan: the size of each call, its time
+    read: list[list[tuple[int, Duration]]] = []  # for each plan, size and duration of each call
     for plan in plans:
         read.append([])
         for call in plan.calls[0]:
             members = len(plan.members(call))
             point, _ = point_of(call, members)
             size = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
-            time = curves.of(call.collective, size, members, call.dtype, call.op, call.group)
+            time = curves.duration(call.collective, size, members, call.dtype, call.op, call.group)
             read[-1].append((size, time))
-    runs, hides, count = curves.runs, curves.hides, curves.count
+    runs, hides, count = curves.runs, curves.hides, curves.curve_count
     passes = None if backward_ns is None else {FORWARD: backward_ns / 2, BACKWARD: backward_ns}
     rows, ends, beyond = [], [], 0
     for plan, times in zip(plans, read, strict=True):
         each = [
-            spent(plan, [time.each_ns[k] for _, time in times], passes or {}, hides)
+            step_time(plan, [time.each_ns[k] for _, time in times], passes or {}, hides)
             for k in range(count)
         ]
         row = ShardRow(
@@ -93,10 +99,10 @@ def advise_shards(
         )
         out = [size for size, time in times if time.extrapolated]
         beyond = max([beyond, *out])
-        exposed = [one.exposed_ns for one in each]
-        known = passes is not None or not hides
-        sums = [one.communication_ns for one in each]
-        rows.append(with_times(row, sums, exposed if known else None, bool(out)))
+        exposed = [times_ns.exposed_ns for times_ns in each]
+        exposed_known = passes is not None or not hides
+        sums = [times_ns.communication_ns for times_ns in each]
+        rows.append(add_times(row, sums, exposed if exposed_known else None, bool(out)))
         ends.append([(sum(passes.values()) if passes else 0) + value for value in exposed])
     advice = ShardAdvice(
         ranks=ranks,
@@ -108,16 +114,18 @@ def advise_shards(
         rows=rows,
     )
     if passes:
-        advice.rows = judged(rows, ends, runs, SHARD_MODEL_ERROR)
+        advice.rows = judge_rows(rows, ends, runs, SHARD_MODEL_ERROR)
         advice.best = next((row for row in advice.rows if row.result == BEST), None)
-        # Noise that hides a difference is no reason to choose what is slower.
+        # A choice that is within noise, but more than 2 % slower, is not chosen for its memory.
         fine = [
-            row for row in advice.rows if row.result in FINE and (row.ratio or 0) <= 1 + THRESHOLD
+            row
+            for row in advice.rows
+            if row.result in NOT_WORSE and (row.ratio or 0) <= 1 + THRESHOLD
         ]
         advice.least = min(fine, key=lambda row: row.peak_bytes, default=None)
     problems = [f"{run.path}: {text}" for run in measured.runs for text in run.problems]
-    own = dict.fromkeys(note for plan in plans for note in plan.notes)
-    advice.notes = [*problems, *own, *curves.notes()]
+    plan_notes = dict.fromkeys(note for plan in plans for note in plan.notes)
+    advice.notes = [*problems, *plan_notes, *curves.notes()]
     if any(row.result == INCONCLUSIVE for row in advice.rows):
         advice.notes.append(SHARD_MODEL_NOTE)
     if beyond:

@@ -1,16 +1,17 @@
-"""A training step of FSDP2 as data, and the time and the memory that it takes on measured curves.
+"""A training step of FSDP2 as data, with its time and memory on measured curves.
 
-The model, as simple as it can be said. Forward and backward pass take times that are given, each
-unit a part in proportion to its parameters. Before a unit computes, its all_gather has ended. On an
-accelerator the next one runs beside that computation: in the forward pass because the host runs
-ahead, in the backward pass because FSDP2 prefetches; at most one ahead, for it waits until the one
-before is copied out. A reduce_scatter starts when its unit's backward pass has ended, and the next
-unit does not send before it has (the input buffer is kept so long). Calls of one group run one
-after the other, as they do in one communicator; the all_reduce of HSDP is in a group of its own.
-*Exposed* is the end of the step without the optimiser, less both passes; the rest is hidden.
+The model is deliberately simple. The times of the forward and the backward pass are given, and each
+unit takes a share in proportion to its parameters. A unit computes when its all_gather has ended.
+On an accelerator the next all_gather runs during that computation: in the forward pass because the
+host runs ahead, in the backward pass because FSDP2 prefetches. It is at most one ahead, because it
+waits until the one before is copied out. A reduce_scatter starts when the backward pass of its unit
+has ended, and the next unit does not send before it has ended, because the input buffer is in use
+until then. Calls of one group run one after the other, as in one communicator; the all_reduce of
+HSDP is in a group of its own. *Exposed* is the duration of the step without the optimiser, less
+both passes; the rest of the communication is hidden.
 
-On CPUs all of it is exposed: FSDP2 waits there for each call. Not in it: copying in and out, ranks
-that wait for each other, and communication that slows the computation down.
+On CPUs all communication is exposed, because FSDP2 waits for each call there. Not modelled: copying
+in and out, ranks that wait for each other, and communication that slows the computation down.
 
 Source: torch/distributed/fsdp/_fully_shard of torch 2.13: unshard, wait_for_unshard,
 _backward_prefetch and post_backward of _fsdp_param_group.py.
@@ -28,15 +29,16 @@ from torchcoll.training.timeline import Compute, Mark, Send, Wait
 
 FORWARD, BACKWARD = "forward", "backward"
 UNSHARD, USE, SEND = "unshard", "use", "send gradients"
-_COPIED_OUT = "copied out"  # the last unit whose parameters were copied out of its all_gather
+_COPIED_OUT = "copied out"  # event: the parameters of the last all_gather were copied out
 
 
-class Act(NamedTuple):
-    """What one unit does next, in the order in which the host issues it.
+class UnitAct(NamedTuple):
+    """One act of a unit, in the order in which the host issues them.
 
-    kind: UNSHARD (issues an all_gather), USE (waits for it), FORWARD and BACKWARD (compute
-    ``elements`` parameters' worth), SEND (issues a reduce_scatter of gradients, and on replicas the
-    all_reduce after it). calls: their places in the calls of the plan.
+    - kind: UNSHARD (issues an all_gather), USE (waits for it), FORWARD and BACKWARD (compute the
+      share of ``elements`` parameters), SEND (issues a reduce_scatter of gradients, and with
+      replicas the all_reduce after it).
+    - calls: indices of its calls in the plan.
     """
 
     kind: str
@@ -47,36 +49,42 @@ class Act(NamedTuple):
 
 @dataclass(repr=False)
 class ShardPlan(Traffic):
-    """One step of FSDP2 on paper: its calls on rank 0, which stands for all, and the acts around.
+    """One step of FSDP2 without running it: the calls of rank 0, which stands for all, and their
+    acts.
 
-    choice: what was chosen of wrapping and resharding, in words. sharded_bytes: what one rank keeps
-    of the parameters and of their gradients. peak_bytes: most that it holds besides at a time, of
-    whole parameters, whole gradients and what is being reduced; activations and the state of the
-    optimiser come on top of both, alike for every choice.
+    - choice: the chosen wrapping and resharding, in words.
+    - sharded_bytes: bytes of the parameters and gradients that one rank keeps.
+    - peak_bytes: the largest number of further bytes that it holds at a time: whole parameters,
+      whole gradients and what is being reduced. Activations and the optimiser state come on top of
+      both, equally for every choice.
     """
 
     choice: str = ""
-    acts: list[Act] = field(default_factory=list)
+    acts: list[UnitAct] = field(default_factory=list)
     sharded_bytes: int = 0
     peak_bytes: int = 0
 
 
-class Spent(NamedTuple):
-    """Times of one step in ns: all calls one after the other, and what is left of them exposed."""
+class StepTime(NamedTuple):
+    """The communication of one step in ns: all calls one after the other, and the exposed part."""
 
     communication_ns: float
     exposed_ns: float
 
 
-def spent(
+def step_time(
     plan: ShardPlan, times_ns: Sequence[float], passes_ns: Mapping[str, float], hides: bool
-) -> Spent:
-    """The model above. times_ns: of each call. passes_ns: of FORWARD and BACKWARD; empty where
-    they are not known, and then only communication_ns means anything.
+) -> StepTime:
+    """Returns the communication of a step by the model above.
+
+    - times_ns: the duration of each call.
+    - passes_ns: the durations of FORWARD and BACKWARD. If empty, only communication_ns is
+      meaningful.
+    - hides: whether calls can run during the computation.
     """
     together = sum(times_ns)
     if not hides:
-        return Spent(together, together)
+        return StepTime(together, together)
     calls = plan.calls[0]
     whole = {
         kind: sum(act.elements for act in plan.acts if act.kind == kind) or 1 for kind in passes_ns
@@ -89,15 +97,17 @@ def spent(
             if act.kind in passes_ns:
                 acts.append(Compute(passes_ns[act.kind] * act.elements / whole[act.kind]))
         elif act.kind == UNSHARD:
-            gathered[act.unit] = place = act.calls[0]
-            acts.append(Send(place, calls[place].group, times_ns[place], after=_COPIED_OUT))
+            gathered[act.unit] = call_index = act.calls[0]
+            acts.append(
+                Send(call_index, calls[call_index].group, times_ns[call_index], after=_COPIED_OUT)
+            )
         elif act.kind == USE:
             acts += [Wait((gathered.get(act.unit),)), Mark(_COPIED_OUT)]
         else:
             acts.append(Wait((reduced,)))
             after: int | None = None
-            for place in act.calls:
-                acts.append(Send(place, calls[place].group, times_ns[place], after))
-                after = place
+            for call_index in act.calls:
+                acts.append(Send(call_index, calls[call_index].group, times_ns[call_index], after))
+                after = call_index
             reduced = act.calls[0]
-    return Spent(together, timeline.step_ns(acts) - sum(passes_ns.values()))
+    return StepTime(together, timeline.step_ns(acts) - sum(passes_ns.values()))

@@ -1,4 +1,4 @@
-"""When a call that is not waited for at once was complete: by the host's clock, or by events."""
+"""Completion times of asynchronous calls in a replay: from the host's clock or device events."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchcoll.machine.devices import Device
 
-Mark = list[int | None]  # start, and once it is known the end
-_SETTLE_S = 5.0
+Mark = list[int | None]  # the start, then the end once it is known
+_CALLBACK_TIMEOUT_S = 5.0
 
 
 class HostStamps:
-    """From issue to completion on the host's clock.
+    """Times a call from issue to completion on the host's clock.
 
-    Of an asynchronous call the backend's own thread tells when it was complete. Where it does not
-    (messages on gloo) nobody knows: it is waited for where the step has time, not where it ends.
+    The completion of an asynchronous call is stamped by the backend's own thread. For calls without
+    a future (messages on gloo) it is unknown: the step waits for them where it has time, not where
+    they end.
     """
 
     clock = "host"
 
     def __init__(self) -> None:
-        self._asked = 0
+        self._callbacks = 0
         self._freed: list[None] = []  # appended to by threads of the backend
 
     def begin(self) -> Mark:
         return [time.perf_counter_ns()]
 
     def end(self, mark: Mark) -> None:
-        if len(mark) == 1:  # the first word counts
+        if len(mark) == 1:  # the first stamp counts
             mark.append(time.perf_counter_ns())
 
     def follow(self, mark: Mark, work: Any, group: Hashable) -> None:
@@ -39,13 +40,13 @@ class HostStamps:
         except RuntimeError:
             mark.append(None)
             return
-        self._asked += 1
-        future.add_done_callback(_Told(mark, self._freed))
+        self._callbacks += 1
+        future.add_done_callback(_EndCallback(mark, self._freed))
 
-    def settle(self) -> None:
+    def wait_for_callbacks(self) -> None:
         """Waits until the backend's threads have freed every callback, a moment after the call."""
-        until = time.monotonic() + _SETTLE_S
-        while len(self._freed) < self._asked and time.monotonic() < until:
+        until = time.monotonic() + _CALLBACK_TIMEOUT_S
+        while len(self._freed) < self._callbacks and time.monotonic() < until:
             time.sleep(0.001)
 
     def ns(self, mark: Mark) -> int | None:
@@ -53,8 +54,8 @@ class HostStamps:
         return None if start is None or end is None else end - start
 
 
-class _Told:
-    """The callback of a call's end; tells when it is freed, too."""
+class _EndCallback:
+    """Stamps the end of a call when called, and records when it is freed itself."""
 
     def __init__(self, mark: Mark, freed: list[None]) -> None:
         self._mark, self._freed = mark, freed
@@ -68,10 +69,10 @@ class _Told:
 
 
 class DeviceStamps:
-    """From issue to completion on the device, by events.
+    """Times a call from issue to completion on the device, with events.
 
-    The end of an asynchronous call is an event on a stream that waits for it: one stream a group,
-    for the calls of a group end in the order of issue.
+    The end of an asynchronous call is an event on a stream that waits for it. One stream per group
+    is enough, because the calls of a group end in the order of issue.
     """
 
     clock = "device"
@@ -80,7 +81,7 @@ class DeviceStamps:
         self._torch = torch
         self._name = device.name
         self._module = torch.get_device_module(device.kind)
-        self._concurrent: dict[Hashable, Any] = {}
+        self._streams: dict[Hashable, Any] = {}
 
     def _event(self) -> Any:
         event = self._torch.Event(self._name, enable_timing=True)
@@ -95,14 +96,14 @@ class DeviceStamps:
             mark.append(self._event())
 
     def follow(self, mark: list[Any], work: Any, group: Hashable) -> None:
-        if group not in self._concurrent:
-            self._concurrent[group] = self._module.Stream()
-        with self._module.stream(self._concurrent[group]):
+        if group not in self._streams:
+            self._streams[group] = self._module.Stream()
+        with self._module.stream(self._streams[group]):
             work.wait()
             self.end(mark)
 
-    def settle(self) -> None:
-        """Nobody is asked."""
+    def wait_for_callbacks(self) -> None:
+        """Does nothing: there are no callbacks."""
 
     def ns(self, mark: list[Any]) -> int:
         elapsed_ms: float = mark[0].elapsed_time(mark[1])

@@ -1,4 +1,4 @@
-"""One step of a training: its tables and its records."""
+"""Shows one step of a training as tables and as records."""
 
 from __future__ import annotations
 
@@ -25,123 +25,136 @@ _FIGURES = (
     "with no computation beside it; wait: what calls took longer than on the rank that came last, "
     "while none of the group was moving"
 )
-_UNTOLD = (
+_FIGURES_WITHOUT_COMPUTATION = (
     "communicating: some call was in flight; wait: what calls took longer than on the rank that "
     "came last, while none of the group was moving"
 )
-_WAITED = "exposed: the program waited for every call, so that all of it is"
-_LAST = "last: of all steady steps' calls those in which the rank came last; even: if all did alike"
-_PATH = "path: its share of the critical path, from the end of the step back to its begin"
+_ALL_EXPOSED_TEXT = "exposed: the program waited for every call, so that all of it is"
+_LAST_TEXT = (
+    "last: of all steady steps' calls those in which the rank came last; even: if all did alike"
+)
+_PATH_TEXT = "path: its share of the critical path, from the end of the step back to its begin"
 
 
-def show_step(found: WholeStep, format: str = "table", file: TextIO | None = None) -> None:
-    """Print it. Raises UsageError for an unknown format."""
+def show_step(step: WholeStep, format: str = "table", file: TextIO | None = None) -> None:
+    """Prints the step. Raises UsageError for an unknown format."""
     names = {COMPUTING: COMPUTING, EXPOSED: "communication", IDLE: IDLE, "": "not_told"}
-    thing = {
+    document = {
         "schema": "torchcoll-step/1",
-        **picked(found, "traffic source step=number steps=total marked"),
-        "critical_path": {names[kind]: share for kind, share in found.path.items()},
+        **picked(step, "traffic source step=number steps=total marked"),
+        "critical_path": {names[kind]: share for kind, share in step.path.items()},
         "clocks": {
-            **picked(found.offsets, "text problem? agree_ns"),
-            "added_ns": {str(rank): ns for rank, ns in found.offsets.added_ns.items()},
-            "error_ns": {str(rank): ns for rank, ns in found.offsets.error_ns.items()},
+            **picked(step.offsets, "text problem? agree_ns"),
+            "added_ns": {str(rank): ns for rank, ns in step.offsets.added_ns.items()},
+            "error_ns": {str(rank): ns for rank, ns in step.offsets.error_ns.items()},
         },
-        "notes": found.notes,
+        "notes": step.notes,
         "rows": [
             picked(
                 rank,
                 "rank step_ns computing_ns communicating_ns hidden_ns exposed_ns idle_ns wait_ns "
                 "came_last=last even late? path",
             )
-            for rank in found.ranks
+            for rank in step.ranks
         ],
     }
-    show_found([Forms(_grids(found), thing)], format, file)
+    show_found([Forms(_grids(step), document)], format, file)
 
 
-def step_title(found: WholeStep, brief: bool = False) -> str:
-    """brief: the file without its folders."""
-    who = f"{len(found.ranks)} of {found.world} ranks" if len(found.ranks) < found.world else ""
-    which = f"step {found.number} of {found.total}" if found.marked else "one step, not marked"
-    longest = max(one.step_ns for one in found.ranks)
-    words = [one_line(found.source), who or f"{found.world} ranks", which]
-    name = os.path.basename(found.traffic) if brief else found.traffic
-    slowest = " (slowest rank)" * (len(found.ranks) > 1)
-    return f"{one_line(name)}: {', '.join(words)}, {time_text(longest, 3)}{slowest}"
+def step_title(step: WholeStep, brief: bool = False) -> str:
+    """Returns the title of the step.
+
+    - brief: name the file without its folders.
+    """
+    who = f"{len(step.ranks)} of {step.world} ranks" if len(step.ranks) < step.world else ""
+    which = f"step {step.number} of {step.total}" if step.marked else "one step, not marked"
+    longest = max(rank.step_ns for rank in step.ranks)
+    facts = [one_line(step.source), who or f"{step.world} ranks", which]
+    name = os.path.basename(step.traffic) if brief else step.traffic
+    slowest = " (slowest rank)" * (len(step.ranks) > 1)
+    return f"{one_line(name)}: {', '.join(facts)}, {time_text(longest, 3)}{slowest}"
 
 
-def answer_lines(found: WholeStep) -> list[str]:
-    """What the step is made of, who came last, and the critical path."""
+def answer_lines(step: WholeStep) -> list[str]:
+    """Returns sentences on what the step consists of, who came last, and the critical path."""
     lines = []
-    total = sum(one.step_ns for one in found.ranks)
-    if found.known and total:
-        parts = {
-            "computing": sum(one.computing_ns or 0 for one in found.ranks),
-            "exposed communication": sum(one.exposed_ns or 0 for one in found.ranks),
-            "idle": sum(one.idle_ns or 0 for one in found.ranks),
+    total = sum(rank.step_ns for rank in step.ranks)
+    if step.computation_known and total:
+        times_ns = {
+            "computing": sum(rank.computing_ns or 0 for rank in step.ranks),
+            "exposed communication": sum(rank.exposed_ns or 0 for rank in step.ranks),
+            "idle": sum(rank.idle_ns or 0 for rank in step.ranks),
         }
-        words = [f"{_percent(ns / total)} {name}" for name, ns in parts.items()]
-        lines.append(f"{', '.join(words)} (of all ranks' time)")
+        shares = [f"{_percent(ns / total)} {name}" for name, ns in times_ns.items()]
+        lines.append(f"{', '.join(shares)} (of all ranks' time)")
     elif total:
-        share = sum(one.communicating_ns for one in found.ranks) / total
+        share = sum(rank.communicating_ns for rank in step.ranks) / total
         lines.append(f"{_percent(share)} communicating (of all ranks' time); the rest is not told")
-    for one in found.ranks:
-        if one.late:
-            lines.append(f"rank {one.rank} came last most often in {one.late} steps")
-    if found.path:
+    for rank in step.ranks:
+        if rank.late:
+            lines.append(f"rank {rank.rank} came last most often in {rank.late} steps")
+    if step.path:
         names = {EXPOSED: "communication", IDLE: "idle", "": "not told (computation or idle)"}
-        order = sorted(found.path.items(), key=lambda pair: -pair[1])
-        words = [f"{_percent(share)} {names.get(kind, kind)}" for kind, share in order]
-        longest = max(found.ranks, key=lambda one: one.path or 0)
-        on = f"; {_percent(longest.path)} of it on rank {longest.rank}" * (len(found.ranks) > 1)
-        lines.append(f"critical path: {', '.join(words)}{on}")
+        order = sorted(step.path.items(), key=lambda pair: -pair[1])
+        shares = [f"{_percent(share)} {names.get(kind, kind)}" for kind, share in order]
+        longest = max(step.ranks, key=lambda rank: rank.path or 0)
+        suffix = f"; {_percent(longest.path)} of it on rank {longest.rank}" * (len(step.ranks) > 1)
+        lines.append(f"critical path: {', '.join(shares)}{suffix}")
     return lines
 
 
-def _grids(found: WholeStep) -> list[Grid]:
-    above = [step_title(found), *answer_lines(found), _FIGURES if found.known else _UNTOLD]
-    told = any(one.exposed_ns is not None for one in found.ranks)
-    above += [_WAITED] * (told and not found.known)
-    above += [_LAST] * any(one.last is not None for one in found.ranks)
-    above += [_PATH] * (bool(found.path) and len(found.ranks) > 1)
-    columns: list[tuple[Head, Callable[[RankStep], str]]] = [
-        (Head("rank", repeat=True), lambda one: str(one.rank)),
-        (Head("step"), lambda one: format_time(one.step_ns)),
-        (Head("computing"), lambda one: format_time(one.computing_ns)),
-        (Head("communicating", drop=1), lambda one: format_time(one.communicating_ns)),
-        (Head("hidden", drop=2), lambda one: format_time(one.hidden_ns)),
-        (Head("exposed"), lambda one: format_time(one.exposed_ns)),
-        (Head("idle"), lambda one: format_time(one.idle_ns)),
-        (Head("wait"), lambda one: format_time(one.wait_ns)),
-        (Head("last"), lambda one: _percent(one.last)),
-        (Head("even", drop=3), lambda one: _percent(one.even)),
-        (Head("path"), lambda one: _percent(one.path) if len(found.ranks) > 1 else "-"),
+def _grids(step: WholeStep) -> list[Grid]:
+    above = [
+        step_title(step),
+        *answer_lines(step),
+        _FIGURES if step.computation_known else _FIGURES_WITHOUT_COMPUTATION,
     ]
-    # Communication by group, of the rank with most of it.
-    names = list(dict.fromkeys(c.call.group for one in found.ranks for c in one.calls))
+    exposed_known = any(row.exposed_ns is not None for row in step.ranks)
+    above += [_ALL_EXPOSED_TEXT] * (exposed_known and not step.computation_known)
+    above += [_LAST_TEXT] * any(row.last is not None for row in step.ranks)
+    above += [_PATH_TEXT] * (bool(step.path) and len(step.ranks) > 1)
+    columns: list[tuple[Head, Callable[[RankStep], str]]] = [
+        (Head("rank", repeat=True), lambda row: str(row.rank)),
+        (Head("step"), lambda row: format_time(row.step_ns)),
+        (Head("computing"), lambda row: format_time(row.computing_ns)),
+        (Head("communicating", drop=1), lambda row: format_time(row.communicating_ns)),
+        (Head("hidden", drop=2), lambda row: format_time(row.hidden_ns)),
+        (Head("exposed"), lambda row: format_time(row.exposed_ns)),
+        (Head("idle"), lambda row: format_time(row.idle_ns)),
+        (Head("wait"), lambda row: format_time(row.wait_ns)),
+        (Head("last"), lambda row: _percent(row.last)),
+        (Head("even", drop=3), lambda row: _percent(row.even)),
+        (Head("path"), lambda row: _percent(row.path) if len(step.ranks) > 1 else "-"),
+    ]
+    # Communication by group, on the rank with the most of it.
+    names = list(dict.fromkeys(c.call.group for row in step.ranks for c in row.calls))
     heads = [Head("group", left=True), Head("ranks", left=True), Head("calls"), Head("in flight")]
-    heads += [Head("exposed")] * found.known
+    heads += [Head("exposed")] * step.computation_known
     rows = []
     for name in names:
-        own = {one.rank: [c for c in one.calls if c.call.group == name] for one in found.ranks}
+        calls_by_rank = {
+            row.rank: [c for c in row.calls if c.call.group == name] for row in step.ranks
+        }
         flight, exposed = [], []
-        for one in found.ranks:
-            spans = [(max(c.start, one.start), min(c.end, one.end)) for c in own[one.rank]]
+        for row in step.ranks:
+            spans = [
+                (max(c.start, row.start), min(c.end, row.end)) for c in calls_by_rank[row.rank]
+            ]
             union = Union(spans)
-            computing = one.computing or []
-            both = Union([*spans, *computing]).total - Union(computing).total
+            computing = row.computing or []
+            exposed_ns = Union([*spans, *computing]).total - Union(computing).total
             flight.append(union.total)
-            exposed.append(both)
-        ranks = format_ranges(rank for rank, calls in own.items() if calls)
-        calls = max(map(len, own.values()))
-        cells = [one_line(found.groups.get(name) or name or "-"), ranks, str(calls)]
-        cells += [format_time(max(flight)), *[format_time(max(exposed))] * found.known]
+            exposed.append(exposed_ns)
+        ranks = format_ranges(rank for rank, calls in calls_by_rank.items() if calls)
+        calls = max(map(len, calls_by_rank.values()))
+        cells = [one_line(step.groups.get(name) or name or "-"), ranks, str(calls)]
+        cells += [format_time(max(flight)), *[format_time(max(exposed))] * step.computation_known]
         rows.append(cells)
     by_group = ["communication by group: calls and times of the rank with most"]
     return [
-        filled(columns, found.ranks, above),
+        filled(columns, step.ranks, above),
         Grid(heads, rows, by_group),
-        Grid([], [], below=[one_line(note) for note in found.notes]),
+        Grid([], [], below=[one_line(note) for note in step.notes]),
     ]
 
 
@@ -150,5 +163,6 @@ def _percent(share: float | None) -> str:
 
 
 def call_text(call: TrafficCall) -> str:
+    """Returns for example ``all_reduce 1M``."""
     size = call.bytes_in or call.bytes_out
     return one_line(f"{call.collective} {format_size(size)}" if size else call.collective)

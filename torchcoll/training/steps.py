@@ -1,4 +1,4 @@
-"""Which steps of a training send alike, and how the others differ."""
+"""Finds the steps of a training that send alike, and describes how the others differ."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, format_size
 
-_MOST = 3  # so many kinds of calls of an odd step are named
-_MOST_STEPS = 1_000_000  # each is looked at, so that a broken number would never end
+_MAX_KINDS = 3  # listed for a step that differs
+_MAX_STEPS = 1_000_000  # a broken step number must not start an endless loop
 
 
 class Kind(NamedTuple):
-    """What makes calls one row of a table. Sizes of all_to_all_v, which vary by nature, are None.
+    """What the calls of one row of a table have in common.
 
-    group: the place of the group among those of this rank that are alike, see ``kinds_of``.
+    - bytes_in, bytes_out: None for all_to_all_v, whose sizes vary by nature.
+    - group: description, size and index of the group among the similar groups of this rank, see
+      ``call_kinds``.
     """
 
     collective: str
@@ -36,20 +38,20 @@ class Kind(NamedTuple):
         return " ".join(filter(None, (self.collective, size, self.dtype)))
 
 
-def kinds_of(calls: Sequence[TrafficCall], groups: Mapping[str, Group]) -> list[Kind]:
-    """The kind of each call of one rank.
+def call_kinds(calls: Sequence[TrafficCall], groups: Mapping[str, Group]) -> list[Kind]:
+    """Returns the kind of each call of one rank.
 
-    On a mesh every rank has its own group of each dimension, which all do alike: so a group is
-    known by its description, its size and its place among the groups of this rank that share both,
-    not by its name.
+    On a mesh every rank has its own group for each dimension, and all of these groups are used
+    alike. A group is therefore identified by its description, its size and its index among the
+    groups of this rank that share both, not by its name.
     """
     places: dict[str, tuple[str, int, int]] = {}
     seen: Counter[tuple[str, int]] = Counter()
-    found = []
+    kinds = []
     for call in calls:
         if call.group not in places:
-            own = groups.get(call.group) or Group(call.group)
-            alike = (described(own), len(own.ranks))
+            group = groups.get(call.group) or Group(call.group)
+            alike = (group_description(group), len(group.ranks))
             places[call.group] = (*alike, seen[alike])
             seen[alike] += 1
         vary = has_splits(call.collective)
@@ -62,23 +64,27 @@ def kinds_of(calls: Sequence[TrafficCall], groups: Mapping[str, Group]) -> list[
             call.asynchronous,
             places[call.group],
         )
-        found.append(kind)
-    return found
+        kinds.append(kind)
+    return kinds
 
 
-def described(group: Group) -> str:
-    """What the program calls a group; torch's word for 'nothing' is ``undefined``."""
+def group_description(group: Group) -> str:
+    """Returns what the program calls a group; torch sets ``undefined`` if it has no description."""
     return "" if group.description == "undefined" else group.description
 
 
 @dataclass
 class Steps:
-    """The steps that the figures are of.
+    """The steps of a traffic.
 
-    steady: numbers of the steps that send alike, or, where ``varying``, of all. marked: False where
-    no step was marked, then all calls are step 0. duration_ns: of one steady step, the slowest
-    rank's; None without marks. kinds[rank], at[rank][step]: the kind of each call, and the places
-    of the calls of a step in ``traffic.calls[rank]``. notes: which steps differ, what is left out.
+    - steady: numbers of the steps that send alike, or of all steps if ``varying``.
+    - total: number of steps.
+    - marked: False if no step was marked; all calls are then step 0.
+    - varying: less than half of the steps are alike.
+    - kinds: kinds[rank] is the kind of each call.
+    - at: at[rank][step] lists the indices of the step's calls in ``traffic.calls[rank]``.
+    - duration_ns: duration of one steady step on the slowest rank; None without marks.
+    - notes: which steps differ, and what is left out.
     """
 
     steady: tuple[int, ...]
@@ -91,9 +97,9 @@ class Steps:
     notes: list[str] = field(default_factory=list)
 
     def reduce(self, of_step: Callable[[int], float | None]) -> float | None:
-        """A figure over the steady steps: their median, or their mean where they vary.
+        """Returns the median of a figure over the steady steps, or its mean if the steps vary.
 
-        None where no step has it.
+        None if no step has it.
         """
         values = [value for step in self.steady if (value := of_step(step)) is not None]
         if not values:
@@ -101,98 +107,110 @@ class Steps:
         return sum(values) / len(values) if self.varying else median(values)
 
 
-def steps_of(traffic: Traffic) -> Steps:
-    """The steady steps: those that send what most steps send.
+def find_steps(traffic: Traffic) -> Steps:
+    """Finds the steady steps: those that send what most steps send.
 
-    DDP's first step sends one bucket of everything, and the last may be cut: an average over them
-    is what no step does. Of several most common ones the latest counts, and steps that send nothing
-    (gradient accumulation) only where all do. Where less than half of the steps are alike, the
-    figures are means over all.
+    DDP's first step sends everything in one bucket and the last step may be cut off, so an average
+    over all steps describes none of them. If several contents are equally common, the latest
+    counts. Steps that send nothing (gradient accumulation) count only if all steps do. If less than
+    half of the steps are alike, the figures are means over all.
     """
-    kinds = {rank: kinds_of(calls, traffic.groups) for rank, calls in traffic.calls.items()}
+    kinds = {rank: call_kinds(calls, traffic.groups) for rank, calls in traffic.calls.items()}
     marked = any(traffic.steps.values()) or any(
         call.step is not None for calls in traffic.calls.values() for call in calls
     )
     at: dict[int, dict[int, list[int]]] = {}
     for rank, calls in traffic.calls.items():
-        own: dict[int, list[int]] = defaultdict(list)
-        for place, call in enumerate(calls):
+        by_step: dict[int, list[int]] = defaultdict(list)
+        for index, call in enumerate(calls):
             if call.step is not None or not marked:
-                own[call.step or 0].append(place)
-        at[rank] = own
+                by_step[call.step or 0].append(index)
+        at[rank] = by_step
     total = _total(traffic, at) if marked else 1
     sent: list[Sent] = [
-        {rank: Counter(kinds[rank][i] for i in places.get(step, ())) for rank, places in at.items()}
+        {
+            rank: Counter(kinds[rank][i] for i in by_step.get(step, ()))
+            for rank, by_step in at.items()
+        }
         for step in range(total)
     ]
-    usual = _usual(sent)
-    alike = tuple(step for step, one in enumerate(sent) if one == usual)
-    busy = sum(any(one.values()) for one in sent)
+    usual = _most_common_step(sent)
+    alike = tuple(step for step, step_sent in enumerate(sent) if step_sent == usual)
+    busy = sum(any(step_sent.values()) for step_sent in sent)
     varying = 2 * len(alike) < busy
     steady = tuple(range(total)) if varying else alike
-    found = Steps(steady, total, marked, varying, kinds, at)
-    found.notes = _notes(traffic, found, sent, alike)
+    result = Steps(steady, total, marked, varying, kinds, at)
+    result.notes = _notes(traffic, result, sent, alike)
 
     def duration_ns(step: int) -> float | None:
         spans = [marks[step] for marks in traffic.steps.values() if step < len(marks)]
         return max((end - start for start, end in spans), default=None)
 
-    found.duration_ns = found.reduce(duration_ns) if marked else None
-    return found
+    result.duration_ns = result.reduce(duration_ns) if marked else None
+    return result
 
 
 Sent = dict[int, Counter[Kind]]  # rank -> what it sends in a step
 
 
 def _total(traffic: Traffic, at: Mapping[int, Mapping[int, Sequence[int]]]) -> int:
-    """Steps that were marked on every rank that marks any; a rank that was cut off has fewer."""
+    """Returns the number of steps marked on every rank that marks any; an interrupted rank has
+    fewer.
+    """
     marked = [len(spans) for spans in traffic.steps.values() if spans]
     if marked:
         return min(marked)
-    total = max((s + 1 for own in at.values() for s in own), default=1)
-    if total > _MOST_STEPS:
-        where = traffic.path or "the traffic"
-        raise UsageError(f"steps of {where}", total, f"{_MOST_STEPS} at most where none is marked")
+    total = max((s + 1 for by_step in at.values() for s in by_step), default=1)
+    if total > _MAX_STEPS:
+        name = traffic.path or "the traffic"
+        raise UsageError(f"steps of {name}", total, f"{_MAX_STEPS} at most where none is marked")
     return total
 
 
-def _usual(sent: Sequence[Sent]) -> Sent:
-    """What most steps send, the latest of several; what sends something before what does not."""
+def _most_common_step(sent: Sequence[Sent]) -> Sent:
+    """Returns what most steps send; steps that send something are preferred, then the latest."""
     groups: dict[object, list[int]] = defaultdict(list)
-    for step, one in enumerate(sent):
-        content = ((rank, kind, n) for rank, own in one.items() for kind, n in own.items())
+    for step, step_sent in enumerate(sent):
+        content = (
+            (rank, kind, n) for rank, counts in step_sent.items() for kind, n in counts.items()
+        )
         groups[frozenset(content)].append(step)
-    steps = max(groups.values(), key=lambda own: (any(sent[own[0]].values()), len(own), own[-1]))
+    steps = max(
+        groups.values(),
+        key=lambda numbers: (any(sent[numbers[0]].values()), len(numbers), numbers[-1]),
+    )
     return sent[steps[0]]
 
 
-def _notes(traffic: Traffic, found: Steps, sent: Sequence[Sent], alike: Sequence[int]) -> list[str]:
-    if not found.marked:
+def _notes(
+    traffic: Traffic, result: Steps, sent: Sequence[Sent], alike: Sequence[int]
+) -> list[str]:
+    if not result.marked:
         text = "no step is marked: all calls are one step"
         return [text] if traffic.source != "plan" else []
     notes = []
-    if found.varying:
+    if result.varying:
         notes.append(
-            f"the steps vary: at most {len(alike)} of {found.total} send alike; "
+            f"the steps vary: at most {len(alike)} of {result.total} send alike; "
             "figures are means over all of them"
         )
     else:
-        # Which steps are not among those of the table, and what they send instead.
+        # The steps that are not in the table, and what they send instead.
         odd: dict[str, list[int]] = defaultdict(list)
-        for step, one in enumerate(sent):
-            if one != sent[alike[0]]:
-                odd[_difference(one, sent[alike[0]])].append(step)
+        for step, step_sent in enumerate(sent):
+            if step_sent != sent[alike[0]]:
+                odd[_difference(step_sent, sent[alike[0]])].append(step)
         notes += [
             f"left out: step{'s' * (len(steps) > 1)} {format_ranges(steps)} of {len(sent)}: {text}"
             for text, steps in odd.items()
         ]
-    counts = {len(own) for own in traffic.steps.values() if own}
+    counts = {len(spans) for spans in traffic.steps.values() if spans}
     if len(counts) > 1:
         notes.append(
             f"the ranks marked {min(counts)} to {max(counts)} steps: the first {min(counts)} count"
         )
     outside = sum(
-        call.step is None or call.step >= found.total
+        call.step is None or call.step >= result.total
         for calls in traffic.calls.values()
         for call in calls
     )
@@ -203,27 +221,29 @@ def _notes(traffic: Traffic, found: Steps, sent: Sequence[Sent], alike: Sequence
     return notes
 
 
-def _difference(one: Sent, usual: Sent) -> str:
-    if not any(one.values()):
+def _difference(sent: Sent, usual: Sent) -> str:
+    if not any(sent.values()):
         return "no calls"
-    found: dict[str, list[int]] = defaultdict(list)
+    ranks_by_text: dict[str, list[int]] = defaultdict(list)
     for rank in usual:
-        if one[rank] != usual[rank]:
-            more, fewer = one[rank] - usual[rank], usual[rank] - one[rank]
-            text = f"{_listed(more or fewer)} {'more' if more else 'fewer'}"
+        if sent[rank] != usual[rank]:
+            more, fewer = sent[rank] - usual[rank], usual[rank] - sent[rank]
+            text = f"{_list_kinds(more or fewer)} {'more' if more else 'fewer'}"
             if more and fewer:
-                text = f"{_listed(more)} in place of {_listed(fewer)}"
-            found[text].append(rank)
-    text, ranks = next(iter(found.items()))
+                text = f"{_list_kinds(more)} in place of {_list_kinds(fewer)}"
+            ranks_by_text[text].append(rank)
+    text, ranks = next(iter(ranks_by_text.items()))
     if len(ranks) == len(usual):
         return text
-    others = " (other ranks differ in other calls)" if len(found) > 1 else ""
-    return f"{text} on rank {format_ranges(ranks)}{others}"
+    suffix = " (other ranks differ in other calls)" if len(ranks_by_text) > 1 else ""
+    return f"{text} on rank {format_ranges(ranks)}{suffix}"
 
 
-def _listed(kinds: Mapping[Kind, int]) -> str:
-    """``2 all_reduce 1M float32 and 4 other calls``."""
-    many = sorted(kinds.items(), key=lambda pair: -pair[1] * (pair[0].bytes_in or 0))
-    words = [f"{count} {kind}" for kind, count in many[:_MOST]]
-    rest = sum(count for _, count in many[_MOST:])
-    return ", ".join(words) + (f" and {rest} other call{'s' if rest > 1 else ''}" if rest else "")
+def _list_kinds(kinds: Mapping[Kind, int]) -> str:
+    """Returns for example ``2 all_reduce 1M float32 and 4 other calls``."""
+    largest_first = sorted(kinds.items(), key=lambda pair: -pair[1] * (pair[0].bytes_in or 0))
+    listed = [f"{count} {kind}" for kind, count in largest_first[:_MAX_KINDS]]
+    omitted = sum(count for _, count in largest_first[_MAX_KINDS:])
+    return ", ".join(listed) + (
+        f" and {omitted} other call{'s' if omitted > 1 else ''}" if omitted else ""
+    )

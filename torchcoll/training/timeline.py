@@ -1,8 +1,8 @@
-"""The timeline of one training step on one rank: what computes, and the calls that run beside it.
+"""The timeline of one training step on one rank: its computation and the concurrent calls.
 
 A step is a list of acts in the order in which the host issues them. One lane computes. Each group
-has a lane of its own, on which its calls run one after the other, as they do in one communicator;
-calls of different groups do not slow each other down. The time of each call is given.
+has its own lane, on which its calls run one after the other, as they do in one communicator; calls
+of different groups do not slow each other down. The duration of each call is given.
 
 DDP (training/advise.py), FSDP2 (training/sharded.py) and a plan from a model's shape
 (training/projection.py) each describe their step as such acts.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Compute(NamedTuple):
-    """Computation that takes ``time_ns`` and overlaps with the calls that are in flight."""
+    """Computation of ``time_ns``, which overlaps with the calls in flight."""
 
     time_ns: float
 
@@ -23,8 +23,11 @@ class Compute(NamedTuple):
 class Send(NamedTuple):
     """A call of ``group`` that takes ``time_ns``.
 
-    It starts when the group's earlier calls have ended, and not before the event ``after``: a call
-    or a Mark, 0 if neither has happened; None means now. ``call`` names its end for Wait and after.
+    - call: the name of its end, for Wait and ``after``.
+    - after: the event before which it does not start: a call or a Mark. An event that has not
+      happened counts as time 0; None means now.
+
+    It starts when the earlier calls of its group have ended, and not before ``after``.
     """
 
     call: Hashable
@@ -34,13 +37,13 @@ class Send(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The computation stops until these calls have ended. Unknown calls are not waited for."""
+    """Stops the computation until these calls have ended. Unknown calls are ignored."""
 
     calls: tuple[Hashable, ...]
 
 
 class Mark(NamedTuple):
-    """Gives this moment of the computation a name, for the ``after`` of later calls."""
+    """Names this moment of the computation, for the ``after`` of later calls."""
 
     event: Hashable
 
@@ -49,7 +52,7 @@ Act = Compute | Send | Wait | Mark
 
 
 def step_ns(acts: Iterable[Act]) -> float:
-    """How long the step takes (ns): until the computation and all calls have ended."""
+    """Returns the duration of the step (ns), until the computation and all calls have ended."""
     now = 0.0
     free: dict[str, float] = {}  # when the last call of each group ends
     events: dict[Hashable, float] = {}

@@ -1,4 +1,4 @@
-"""What a training sends: the tables, the rows and the object of ``show``."""
+"""Shows the traffic of a training: tables, rows and the object of ``show``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torchcoll.core.units import (
     format_time,
     time_text,
 )
+from torchcoll.report.answer import Answer
 from torchcoll.report.columns import values_of
 from torchcoll.report.destination import clock_text
 from torchcoll.report.formats import Forms, picked, show_found
@@ -34,7 +35,7 @@ _TIME = (
 )
 _ALGORITHM = "algorithm: a hint (?) by the names of the kernels, some of which run others too"
 _EXPOSED = "exposed: of that, what no computation hides, an estimate"
-# In the header where all rows agree, else columns; and how the header says them.
+# Dimensions are columns, or part of the header if all rows agree; the functions make that text.
 _TRAFFIC_DIMENSIONS: dict[str, Callable[[Any], str]] = {
     "ranks": "ranks {}".format,
     "backend": str,
@@ -46,16 +47,18 @@ _TRAFFIC_DIMENSIONS: dict[str, Callable[[Any], str]] = {
     "asynchronous": lambda value: "async" if value else "not async",
     "clock": "{} clock".format,
 }
-_NOTHING = {"group_ranks": 0, "groups": 1}  # what says nothing worth a column or a word
+_NOTHING = {"group_ranks": 0, "groups": 1}  # values that are not worth showing
 
 
 def show_traffic(
-    found: Sequence[Traffic],
+    traffics: Sequence[Traffic],
     format: str = "table",
     file: TextIO | None = None,
     columns: Sequence[str] = (),
 ) -> None:
-    """Print what each sends. columns: names of TrafficRow fields, or ``all``.
+    """Prints the traffic of each source.
+
+    - columns: names of TrafficRow fields, or ``all``.
 
     Raises UsageError for an unknown format or column.
     """
@@ -65,19 +68,19 @@ def show_traffic(
     for name in keys:
         if name not in _COLUMNS:
             raise unknown("columns", name, _COLUMNS, "all, or some of {}")
-    parts = []
-    for traffic in found:
+    forms = []
+    for traffic in traffics:
         table = summarise_traffic(traffic)
-        file_name = {"file": one_line(traffic.path or "traffic")} if len(found) > 1 else {}
+        file_name = {"file": one_line(traffic.path or "traffic")} if len(traffics) > 1 else {}
         apart = ("rows", "sizes", "over_time")
-        rest = {name: value for name, value in vars(table).items() if name not in apart}
-        thing: dict[str, Any] = {
+        facts = {name: value for name, value in vars(table).items() if name not in apart}
+        document: dict[str, Any] = {
             "schema": "torchcoll-traffic-rows/1",
             "traffic": {
                 "path": None if traffic.path is None else str(traffic.path),
                 **picked(traffic, "source ranks"),
                 "recorded": sorted(traffic.calls),
-                **rest,
+                **facts,
                 "notes": [*table.notes, *traffic.notes],
                 "problems": traffic.problems,
             },
@@ -85,13 +88,13 @@ def show_traffic(
             "sizes": [dataclasses.asdict(size) for size in table.sizes],
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
         }
-        records = [{**file_name, **row} for row in thing["rows"]]
-        parts.append(Forms(traffic_grids(traffic, table, keys), thing, records))
-    show_found(parts, format, file)
+        records = [{**file_name, **row} for row in document["rows"]]
+        forms.append(Forms(traffic_grids(traffic, table, keys), document, records))
+    show_found(forms, format, file)
 
 
 def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = ()) -> list[Grid]:
-    """The calls, then how large they are; what is left out and unknown below."""
+    """Returns the tables of calls and of their sizes, followed by what is left out and unknown."""
     dimensions = [
         name
         for name in _TRAFFIC_DIMENSIONS
@@ -126,7 +129,7 @@ def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = (
         Grid([head for head, _ in columns.values()], rows, above, [] if rows else ["no calls"]),
         Grid(size_heads, sizes, title),
         *over,
-        Grid([], [], below=[one_line(text) for text in below]),
+        Grid([], [], below=[one_line(text) for text in below], answer=traffic_answer(table)),
     ]
 
 
@@ -140,7 +143,7 @@ def _default(rows: Sequence[TrafficRow], varying: Sequence[str]) -> list[str]:
 
 
 def _title(traffic: Traffic, table: TrafficTable, common: Sequence[str]) -> str:
-    """What it is, and what all rows share."""
+    """Returns the source, the ranks, and what all rows share."""
     recorded = format_ranges(traffic.calls)
     who = f"rank{'s' * (len(traffic.calls) > 1)} {recorded or 'none'} of {traffic.ranks}"
     alone = traffic.source == "flight recorder" and len(traffic.calls) == 1
@@ -149,17 +152,17 @@ def _title(traffic: Traffic, table: TrafficTable, common: Sequence[str]) -> str:
     elif len(traffic.calls) == traffic.ranks:
         who = f"{traffic.ranks} ranks" if traffic.ranks > 1 else "1 rank"
     values = {name: values_of(table.rows, name)[0] for name in common if name != "ranks"}
-    words = [
+    facts = [
         one_line(_TRAFFIC_DIMENSIONS[name](value)) for name, value in values.items() if value != ""
     ]
     name = one_line(traffic.path or "traffic")
-    return f"{name}: {', '.join([one_line(traffic.source), who, *words])}"
+    return f"{name}: {', '.join([one_line(traffic.source), who, *facts])}"
 
 
 def _step_lines(table: TrafficTable) -> list[str]:
     calls = sum(row.calls_per_step for row in table.rows)
     size_bytes = sum(row.bytes_per_step for row in table.rows)
-    alone = len({row.ranks for row in table.rows}) == 1  # else it is another sum for each rank
+    alone = len({row.ranks for row in table.rows}) == 1  # otherwise each rank has a different sum
     several = "" if calls == 1 else "s"
     sent = (
         f"{_count(calls)} call{several}, {format_bytes(size_bytes)} put in by a rank"
@@ -173,21 +176,39 @@ def _step_lines(table: TrafficTable) -> list[str]:
     if table.step_ns:
         step = time_text(table.step_ns, 3)
         took = f"a step takes {step} (slowest rank, {table.statistic} over them)"
-    lines = ["; ".join(filter(None, (which, sent and f"in each {sent}", took)))]
-    if table.step_ns and table.busy_ns is not None:
-        share = f"{100 * table.busy_ns / table.step_ns:.0f} %"
-        lines.append(f"some call was in flight for {time_text(table.busy_ns, 3)} of it ({share})")
-    return lines
+    return ["; ".join(filter(None, (which, sent and f"in each {sent}", took)))]
 
 
-def _time_grid(found: OverTime) -> Grid:
-    """Drift, and who was late when."""
-    if found.drift is None:
+def traffic_answer(table: TrafficTable) -> Answer | None:
+    """How long a step takes, how much of it a collective is in flight, and what is sent. None if
+    there are no calls.
+    """
+    if not table.rows:
+        return None
+    calls: dict[str, float] = {}
+    for row in table.rows:
+        calls[row.collective] = calls.get(row.collective, 0) + row.calls_per_step
+    sent = ", ".join(f"{_count(number)} {one_line(name)}" for name, number in calls.items())
+    if len({row.ranks for row in table.rows}) == 1:  # otherwise each rank has a different sum
+        sent += f", {format_bytes(sum(row.bytes_per_step for row in table.rows))} per rank"
+    if not table.marked:
+        return Answer(f"{sent} in all (no steps are marked)")
+    if not table.step_ns:
+        return Answer(f"a step sends {sent}")
+    text = f"a step takes {time_text(table.step_ns, 3)}"
+    if table.busy_ns is not None:
+        text += f", {100 * table.busy_ns / table.step_ns:.0f} % of it with a collective in flight"
+    return Answer(f"{text}; {sent}")
+
+
+def _time_grid(over_time: OverTime) -> Grid:
+    """Returns the table over time: drift, and which rank was late when."""
+    if over_time.drift is None:
         drift = "too few steps to tell of drift"
     else:
-        drift = f"{drift_text(found.drift)}, the last quarter of the time over the first [90 %]"
-        if found.drift.p <= SURE and abs(found.drift.value) >= LEAST:
-            drift = f"steps became {'slower' if found.drift.value > 0 else 'faster'}: {drift}"
+        drift = f"{drift_text(over_time.drift)}, the last quarter of the time over the first [90 %]"
+        if over_time.drift.p <= SURE and abs(over_time.drift.value) >= LEAST:
+            drift = f"steps became {'slower' if over_time.drift.value > 0 else 'faster'}: {drift}"
         else:
             drift = f"no drift of the time of a step shown: {drift}"
 
@@ -208,7 +229,7 @@ def _time_grid(found: OverTime) -> Grid:
                 ),
             ),
         ],
-        found.stretches,
+        over_time.stretches,
         above=[f"over time: {drift}"],
     )
 
@@ -276,7 +297,7 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
         Head("exposed", "a step", legend=_EXPOSED),
         lambda row: format_time(row.exposed_ns),
     ),
-    # ``RING/LL?``, as ``show`` writes what only a kernel's name says.
+    # ``RING/LL?``: the question mark of ``show`` for what is known only from a kernel's name.
     "algorithm": (
         Head("algorithm", left=True, drop=3, legend=_ALGORITHM),
         lambda row: (

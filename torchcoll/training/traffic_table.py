@@ -1,7 +1,7 @@
-"""What a training step sends, as rows: each collective of each size, how often, how long.
+"""The traffic of a training step as rows: each collective of each size, how often and how long.
 
-Bytes are those that ONE rank puts in. The time of a call is the longest of its ranks, from issue to
-completion, so waiting for the last rank is in it; ``cost`` takes that apart.
+Bytes are those that ONE rank puts in. The duration of a call is that of its slowest rank, from
+issue to completion, and includes waiting for the last rank; ``cost`` separates the two.
 """
 
 from __future__ import annotations
@@ -16,25 +16,30 @@ from torchcoll.core.intervals import Union
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic
 from torchcoll.core.units import format_ranges
-from torchcoll.training.joined import Joined, join_ranks
+from torchcoll.training.joined import JoinedCall, join_ranks
 from torchcoll.training.late import cut_at_marks
 from torchcoll.training.over_time import OverTime, over_time
-from torchcoll.training.steps import Kind, Steps, described, steps_of
+from torchcoll.training.steps import Kind, Steps, find_steps, group_description
 
 
 @dataclass(frozen=True)
 class TrafficRow:
-    """One line of the table: calls that are alike, over the steady steps. None is unknown.
+    """One line of the table: similar calls over the steady steps. None: unknown.
 
-    bytes_in, bytes_out: bytes of one call that a rank puts in and gets; None where they vary
-    (all_to_all_v). group: its name, or the description that several groups share, which do alike;
-    group_ranks: how many ranks each has, 0 unknown; groups: how many there are. ranks: who sends
-    it (``0-3``). calls_per_step, bytes_per_step: of one rank. time_per_step_ns: the calls of a step
-    added up, each with the time of its slowest rank; of several groups the slowest; the median over
-    the steps (their mean where steps vary). median_ns: of one call. share: time_per_step_ns over
-    the duration of a step; calls overlap, so shares may add up to more than 1. exposed_ns: of a
-    step, what nothing else ran under, of the slowest rank: an estimate. algorithm: by the names of
-    the kernels, each once; a hint only.
+    - bytes_in, bytes_out: bytes of one call that a rank puts in and gets; None if they vary
+      (all_to_all_v).
+    - group: its name, or the shared description of several groups that are used alike.
+    - group_ranks: the number of ranks in each group; 0 unknown.
+    - groups: the number of groups.
+    - ranks: the ranks that make the calls (``0-3``).
+    - calls_per_step, bytes_per_step: those of one rank.
+    - time_per_step_ns: the durations of the calls of a step added up, each on its slowest rank; of
+      several groups the slowest. The median over the steps (the mean if the steps vary).
+    - median_ns: the median duration of one call.
+    - share: time_per_step_ns / duration of a step. Calls overlap, so shares may add up to more than
+      1.
+    - exposed_ns: the time per step during which nothing else ran, on the slowest rank: an estimate.
+    - algorithm: a hint from the names of the kernels, each listed once.
     """
 
     collective: str
@@ -60,7 +65,7 @@ class TrafficRow:
 
 @dataclass(frozen=True)
 class SizeBin:
-    """Calls into which one rank puts from low_bytes to below high_bytes; both 0: nothing."""
+    """Calls into which one rank puts from low_bytes to below high_bytes; both 0: no bytes."""
 
     ranks: str
     low_bytes: int
@@ -71,11 +76,15 @@ class SizeBin:
 
 @dataclass
 class TrafficTable:
-    """The rows of a traffic, and what one must know to judge them.
+    """The rows of a traffic and what is needed to judge them.
 
-    steps: numbers of those that the figures are of; total: of all. step_ns: duration of one, the
-    slowest rank's. busy_ns: how long some call was in flight, of the rank with most; host clock.
-    statistic: over the steps. notes: a sentence each. over_time: of a capture of every Nth step.
+    - steps: numbers of the steps that the figures describe.
+    - total: number of all steps.
+    - statistic: ``median`` or ``mean`` over the steps.
+    - step_ns: duration of one step on the slowest rank.
+    - busy_ns: how long any call was in flight, on the rank with the most; host clock.
+    - notes: one sentence each.
+    - over_time: the steps over time; only for a capture of every Nth step.
     """
 
     rows: list[TrafficRow]
@@ -91,10 +100,10 @@ class TrafficTable:
 
 
 def summarise_traffic(traffic: Traffic) -> TrafficTable:
-    """The table of a traffic: see TrafficRow, and training/steps.py for which steps count."""
+    """Returns the table of a traffic; training/steps.py says which of its steps count."""
     traffic = cut_at_marks(traffic)
     joined, notes = join_ranks(traffic)
-    steps = steps_of(traffic)
+    steps = find_steps(traffic)
     reader = _TrafficReader(traffic, steps, joined)
     rows = reader.rows()
     recorded = format_ranges(traffic.calls)
@@ -131,39 +140,44 @@ def summarise_traffic(traffic: Traffic) -> TrafficTable:
     )
 
 
-Places = dict[int, dict[int, list[int]]]  # rank -> step -> places in the calls of the rank
+CallIndices = dict[int, dict[int, list[int]]]  # rank -> step -> indices of the rank's calls
 
 
 @dataclass(frozen=True)
 class _TrafficReader:
+    """Reads the rows of one traffic."""
+
     traffic: Traffic
     steps: Steps
-    joined: Mapping[int, Sequence[Joined]]
+    joined: Mapping[int, Sequence[JoinedCall]]
 
     def rows(self) -> list[TrafficRow]:
-        """A row for each kind of call, and for the ranks that make as many of it, as first seen."""
-        found: dict[Kind, Places] = {}
+        """Returns a row for each kind of call and each set of ranks with equally many of them.
+
+        Rows are in the order of their first call.
+        """
+        by_kind: dict[Kind, CallIndices] = {}
         for rank, at in self.steps.at.items():
             kinds = self.steps.kinds[rank]
             for step in self.steps.steady:
                 for i in at.get(step, ()):
-                    own = found.setdefault(kinds[i], {}).setdefault(rank, {})
-                    own.setdefault(step, []).append(i)
+                    by_step = by_kind.setdefault(kinds[i], {}).setdefault(rank, {})
+                    by_step.setdefault(step, []).append(i)
         rows = []
-        for kind, by_rank in found.items():
-            alike: dict[int, Places] = defaultdict(dict)
-            for rank, own in by_rank.items():
-                alike[sum(map(len, own.values()))][rank] = own
+        for kind, by_rank in by_kind.items():
+            alike: dict[int, CallIndices] = defaultdict(dict)
+            for rank, by_step in by_rank.items():
+                alike[sum(map(len, by_step.values()))][rank] = by_step
             rows += [self._row(kind, at) for at in alike.values()]
         return rows
 
-    def _row(self, kind: Kind, at: Places) -> TrafficRow:
+    def _row(self, kind: Kind, at: CallIndices) -> TrafficRow:
         ranks = list(at)
-        pairs = [(rank, i) for rank in ranks for own in at[rank].values() for i in own]
+        pairs = [(rank, i) for rank in ranks for indices in at[rank].values() for i in indices]
         calls = [self.traffic.calls[rank][i] for rank, i in pairs]
-        together = list(dict.fromkeys(self.joined[rank][i] for rank, i in pairs))
-        times = [one.completion_ns for one in together]
-        known = [time for time in times if time is not None]
+        joined_calls = list(dict.fromkeys(self.joined[rank][i] for rank, i in pairs))
+        times = [joined.completion_ns for joined in joined_calls]
+        known_times = [time for time in times if time is not None]
         per_step = self.steps.reduce(
             lambda step: self._slowest(at, step, lambda rank, i: self.joined[rank][i].completion_ns)
         )
@@ -173,38 +187,44 @@ class _TrafficReader:
         duration = self.steps.duration_ns
         return TrafficRow(
             kind.collective,
-            _only(call.bytes_in for call in calls),
-            _only(call.bytes_out for call in calls),
+            _single_value(call.bytes_in for call in calls),
+            _single_value(call.bytes_out for call in calls),
             kind.dtype,
             kind.op,
             group_text(groups),
             len(groups[0].ranks),
             len(groups),
-            _joined_texts(group.backend for group in groups),
+            _join_distinct(group.backend for group in groups),
             kind.asynchronous,
             format_ranges(ranks),
             len(calls) / share,
             sum(call.bytes_in for call in calls) / share,
             per_step,
-            median(known) if known else None,
-            _joined_texts(call.clock for call in calls if call.time_ns is not None) or None,
+            median(known_times) if known_times else None,
+            _join_distinct(call.clock for call in calls if call.time_ns is not None) or None,
             per_step / duration if per_step is not None and duration else None,
             self.steps.reduce(lambda step: self._slowest(at, step, self._exposed)),
-            _joined_texts(call.algorithm for call in calls) or None,
+            _join_distinct(call.algorithm for call in calls) or None,
         )
 
-    def _slowest(self, at: Places, step: int, time: Callable[[int, int], int | None]) -> int | None:
-        """The largest of the ranks' sums over the calls of a step; None where one has no time."""
+    def _slowest(
+        self, at: CallIndices, step: int, time: Callable[[int, int], int | None]
+    ) -> int | None:
+        """Returns the largest of the ranks' sums over the calls of a step; None if a call has no
+        time.
+        """
         sums = []
-        for rank, own in at.items():
-            times = [time(rank, i) for i in own.get(step, ())]
+        for rank, by_step in at.items():
+            times = [time(rank, i) for i in by_step.get(step, ())]
             if None in times:
                 return None
-            sums.append(sum(one for one in times if one is not None))
+            sums.append(sum(time_ns for time_ns in times if time_ns is not None))
         return max(sums)
 
     def _exposed(self, rank: int, i: int) -> int | None:
-        """As the trace has it; of a call that the program waited for on the host, all of it."""
+        """Returns the exposed time of a call from the trace, or all of it if the host waited for
+        it.
+        """
         call = self.traffic.calls[rank][i]
         if call.exposed_ns is not None:
             return call.exposed_ns
@@ -213,15 +233,15 @@ class _TrafficReader:
         return call.time_ns if at_once and group and backend_of(group.backend).on_host else None
 
     def sizes(self) -> list[SizeBin]:
-        """Calls by the bytes that a rank puts in, in bins from 2^k to below 2^(k+1)."""
+        """Returns the calls by the bytes that a rank puts in, in bins from 2^k to below 2^(k+1)."""
         alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
         for rank, at in self.steps.at.items():
             bins: dict[int, list[int]] = defaultdict(list)
             for i in (i for step in self.steps.steady for i in at.get(step, ())):
                 size_bytes = self.traffic.calls[rank][i].bytes_in
                 bins[1 << (size_bytes.bit_length() - 1) if size_bytes else 0].append(size_bytes)
-            for low, own in bins.items():
-                alike[low, len(own), sum(own)].append(rank)
+            for low, sizes in bins.items():
+                alike[low, len(sizes), sum(sizes)].append(rank)
         steps = len(self.steps.steady)
         return [
             SizeBin(format_ranges(ranks), low, 2 * low, count / steps, size_bytes / steps)
@@ -229,10 +249,10 @@ class _TrafficReader:
         ]
 
     def busy_ns(self) -> float | None:
-        """How long a call was in flight in a step; None where that is not known of every call.
+        """Returns how long a call was in flight in a step; None if a call has no host stamps.
 
-        A call that ends after its step counts in the next one from there on; one that was only
-        heard of there does not (``cut_at_marks``).
+        A call that ends after its step counts in the next one from there on. A call whose end was
+        only stamped late does not (``cut_at_marks``).
         """
         in_flight = {
             rank: Union(call.span for call in calls if call.clock == "host" and call.span)
@@ -240,30 +260,31 @@ class _TrafficReader:
         }
 
         def of_step(step: int) -> float | None:
-            found = []
-            for rank, own in self.steps.at.items():
-                calls = [self.traffic.calls[rank][i] for i in own.get(step, ())]
+            busy = []
+            for rank, by_step in self.steps.at.items():
+                calls = [self.traffic.calls[rank][i] for i in by_step.get(step, ())]
                 if any(call.clock != "host" or call.span is None for call in calls):
                     return None
                 marked = self.traffic.steps.get(rank, ())
                 within = in_flight[rank].within(*marked[step]) if step < len(marked) else None
-                found.append(in_flight[rank].total if within is None else within)
-            return max(found, default=None)
+                busy.append(in_flight[rank].total if within is None else within)
+            return max(busy, default=None)
 
         return self.steps.reduce(of_step)
 
 
-def _only(values: Iterable[int]) -> int | None:
-    found = set(values)
-    return found.pop() if len(found) == 1 else None
+def _single_value(values: Iterable[int]) -> int | None:
+    """Returns the value if all are equal, otherwise None."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
-def _joined_texts(texts: Iterable[str]) -> str:
+def _join_distinct(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(text for text in texts if text))
 
 
 def group_text(groups: Sequence[Group]) -> str:
-    """The name of one group; what several are called, else their names."""
+    """Returns the name of one group; of several their shared description or their names."""
     if len(groups) == 1:
         return groups[0].name
-    return described(groups[0]) or ",".join(group.name for group in groups)
+    return group_description(groups[0]) or ",".join(group.name for group in groups)

@@ -1,9 +1,9 @@
-"""When calls end whose Work has no future: as the program's own wait for them returns.
+"""The ends of calls whose Work has no future: the return of the program's own wait.
 
-gloo has no future for send, recv and reduce_scatter. Waiting for them here would not do: a message
-that was waited for once is waited for ever the second time. So while a capture runs, the program's
-waits are watched: the method ``wait`` of torch's Work, and of functional collectives the operator
-``wait_tensor``, whose C++ waits by itself. torch.profiler ends these calls at the same place.
+gloo has no future for send, recv and reduce_scatter. The capture cannot wait for them itself,
+because a second wait for a message never returns. So while a capture runs, it watches the program's
+waits: the method ``wait`` of torch's Work, and for functional collectives the operator
+``wait_tensor``, whose C++ code waits by itself. torch.profiler ends these calls at the same point.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 
 class Waits:
-    """The calls that end with a wait, from ``start`` to ``stop``."""
+    """The calls that end with a wait, watched from ``start`` to ``stop``."""
 
     def __init__(self) -> None:
-        # A call holds its Work, else another one might get its address.
+        # By address. Each call holds its Work, so that no other can get the same address.
         self._works: dict[int, RecordedCall] = {}
         self._storages: dict[int, RecordedCall] = {}
 
     def watch(self, call: RecordedCall, work: Any, received: Iterable[torch.Tensor]) -> None:
-        """received: what the call fills, by which functional collectives wait."""
+        """Registers a call to be ended by the wait for its Work.
+
+        - received: the tensors that the call fills, which functional collectives wait for.
+        """
         call.work = work
         self._works[id(work)] = call
         for tensor in received:

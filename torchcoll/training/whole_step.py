@@ -1,19 +1,20 @@
-"""One step of a training on all of its ranks: computation, communication, waits, and who was late.
+"""One step of a training on all of its ranks: computation, communication, waits and late ranks.
 
-Each figure of a rank is of its own step on its own clock, so that no alignment is in it:
+Each figure of a rank describes its own step on its own clock, so it does not depend on clock
+alignment:
 
     computing + exposed + idle = the step        exposed + hidden = communicating
 
-Idle is when neither ran. A capture tells no computation: then what is not communication is not
-told, never idle. A wait is what a rank's call took longer than that of the rank that came last
-(training/late.py).
+A rank is idle when it neither computes nor communicates. A capture does not record computation;
+what is not communication is then unknown, not idle. A wait is the time by which a rank's call took
+longer than that of the rank that came last (training/late.py).
 
-The critical path is walked backwards, from the end of the step on the rank that ended last: through
-computation as long as some runs, else through what ended last, a call or a computation; between
-them it is idle. From a call that waited for another rank it goes on there, where the last rank
-began it. This needs no clock in common: the ends of one call are the same moment. It sees none of
-the dependencies between streams and host: what ended last before something begins is taken for
-what it waited for.
+The critical path is followed backwards, from the end of the step on the rank that ended last. It
+runs through computation as long as there is any, otherwise through whatever ended last, a call or a
+computation; the gaps between them are idle. From a call that waited for another rank, it continues
+on that rank, at the moment when the last rank began the call. No common clock is needed, because a
+call ends at the same moment on all ranks. Dependencies between streams and host are not visible:
+whatever ended last before something begins is assumed to be what it waited for.
 """
 
 from __future__ import annotations
@@ -32,24 +33,27 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.intervals import Span, Union, merged
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, time_text
-from torchcoll.training.clocks import Offsets, measured_offsets
-from torchcoll.training.joined import Joined, join_ranks
+from torchcoll.training.clocks import Offsets, measure_offsets
+from torchcoll.training.joined import JoinedCall, join_ranks
 from torchcoll.training.late import cut_at_marks, error_ns, late_ranks
-from torchcoll.training.steps import Steps, described, steps_of
+from torchcoll.training.steps import Steps, find_steps, group_description
 
 COMPUTING, EXPOSED, IDLE = "computing", "exposed", "idle"
-_CHANCE = 0.05  # over all ranks (Bonferroni)
-UNTOLD = "not told which"  # communication of no call that is known
+_CHANCE = 0.05  # false alarms over all ranks (Bonferroni)
+UNKNOWN_CALLS = "not told which"  # communication that belongs to no recorded call
 
 
 @dataclass(frozen=True, eq=False)
 class StepCall:
-    """A call while it ran, on its rank's clock. wait_ns: what it took longer than on the rank that
-    came last; None where that is not known. group: of the traffic.
+    """A call while it ran, with its start and end on its rank's clock (ns).
+
+    - call: the call; its group is one of the traffic.
+    - joined: the same collective on all ranks.
+    - wait_ns: by how much it took longer than on the rank that came last; None if unknown.
     """
 
     call: TrafficCall
-    joined: Joined
+    joined: JoinedCall
     start: int
     end: int
     wait_ns: int | None
@@ -57,15 +61,19 @@ class StepCall:
 
 @dataclass
 class RankStep:
-    """The step of one rank. Times in ns; None: the source does not tell.
+    """The step of one rank. Times in ns; None: the source does not record them.
 
-    computing: None as well. calls: that ran in it, by start; exposed: when only calls did, of those
-    that this is known of. waits: by the group, when its calls waited for their last rank and none
-    of it was moving: what is behind another call is queued. last: of the calls of all steady steps,
-    the share in which this rank came last; even: the share if all came last equally often. path:
-    its share of the critical path.
-    late: ``9 of 9`` of the steps, in which it came last most often, where chance alone makes that
-    of no rank in 95 %; else ''.
+    - start, end: its bounds on the rank's clock.
+    - computing: the spans of computation.
+    - calls: the calls that ran in the step, by start.
+    - exposed: the spans in which only calls ran, for calls where this is known.
+    - waits: group -> the spans in which its calls waited for their last rank and none of the group
+      was moving data; a call behind another one is queued, not waiting.
+    - last: the share of the calls of all steady steps in which this rank came last.
+    - even: the share if all ranks came last equally often.
+    - path: its share of the critical path.
+    - late: for example ``9 of 9``, the steps in which it came last most often, if chance alone
+      gives so many for no rank in 95 % of cases; otherwise ''.
     """
 
     rank: int
@@ -96,9 +104,13 @@ class RankStep:
 
 @dataclass
 class WholeStep:
-    """What ``whole_step`` found. number: of the step, of total. path: what the critical path is
-    made of, shares by COMPUTING, EXPOSED and IDLE (where a computation is not told: '' for both of
-    the others). late_ns: by how much ends may be stamped late. groups: name -> what it is called.
+    """The result of ``whole_step``.
+
+    - number: the number of the step, out of total.
+    - path: what the critical path consists of: shares by COMPUTING, EXPOSED and IDLE ('' for
+      computing or idle if the computation is not recorded).
+    - groups: name of a group -> its description.
+    - late_ns: by how much ends may be stamped late.
     """
 
     traffic: str
@@ -115,15 +127,18 @@ class WholeStep:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def known(self) -> bool:
-        """Whether the computation of every rank is."""
-        return all(one.computing is not None for one in self.ranks)
+    def computation_known(self) -> bool:
+        """Whether the computation of every rank is recorded."""
+        return all(rank.computing is not None for rank in self.ranks)
 
 
 def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
-    """number: of the step, from 0; None: of those that send alike the one of median duration.
+    """Returns one step of the traffic on all ranks.
 
-    Raises UsageError for a step that is not there, and where no call tells when it ran.
+    - number: the number of the step, from 0; None: the one of median duration among the steady
+      steps.
+
+    Raises UsageError if there is no such step, or if no call has begin and end.
     """
     whole, traffic = traffic, cut_at_marks(traffic)
     if not any(call.span for calls in traffic.calls.values() for call in calls):
@@ -132,7 +147,7 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
             f"no call of {traffic.path or traffic.source} that tells when it ran",
             "a capture, or a profiler trace with what ran (on GPUs: activities CUDA)",
         )
-    steps = steps_of(traffic)
+    steps = find_steps(traffic)
     if number is None:
         # Of the steady steps the one of median duration, on the slowest rank.
         durations = {}
@@ -148,10 +163,10 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
         _rank_step(traffic, rank, span, joined[rank])
         for rank, span in _spans(traffic, steps, number).items()
     ]
-    if not any(one.calls for one in ranks):
+    if not any(rank.calls for rank in ranks):
         raise UsageError("step", f"{number}, in which no call ran", "one that communicates")
     offsets = step_offsets(whole, number)
-    found = WholeStep(
+    result = WholeStep(
         str(traffic.path or "traffic"),
         traffic.source,
         traffic.ranks,
@@ -161,72 +176,85 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
         ranks,
         offsets,
         {},
-        {name: described(group) or name for name, group in traffic.groups.items()},
-        max((error_ns(one.joined, traffic.source) for r in ranks for one in r.calls), default=0),
+        {name: group_description(group) or name for name, group in traffic.groups.items()},
+        max(
+            (error_ns(step_call.joined, traffic.source) for r in ranks for step_call in r.calls),
+            default=0,
+        ),
     )
-    _tell_late(found, traffic, steps, joined)
+    _find_late_ranks(result, traffic, steps, joined)
     if not separate:
-        _walk(found)
+        _trace_critical_path(result)
     whole_notes = [f"of all that was recorded: {note}" for note in traffic.notes]
-    found.notes = [*traffic.problems, *_notes(found, traffic), *separate, *whole_notes]
-    return found
+    result.notes = [*traffic.problems, *_notes(result, traffic), *separate, *whole_notes]
+    return result
 
 
 def _spans(traffic: Traffic, steps: Steps, number: int) -> dict[int, Span]:
-    """Rank -> the step on its own clock; without marks all that the rank did."""
-    found = {}
+    """Returns rank -> span of the step on its own clock; without marks, all its activity."""
+    spans_by_rank = {}
     for rank, calls in traffic.calls.items():
         marked = traffic.steps.get(rank, [])
         if number < len(marked):
-            found[rank] = marked[number]
+            spans_by_rank[rank] = marked[number]
         elif not steps.marked:
-            spans = [one.span for one in calls if one.span]
+            spans = [call.span for call in calls if call.span]
             spans += traffic.computing.get(rank, []) + traffic.apart.get(rank, [])
             if spans:
-                found[rank] = min(start for start, _ in spans), max(end for _, end in spans)
-    return found
+                spans_by_rank[rank] = min(start for start, _ in spans), max(end for _, end in spans)
+    return spans_by_rank
 
 
-def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[Joined]) -> RankStep:
+def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[JoinedCall]) -> RankStep:
+    """Returns the step of one rank.
+
+    - span: its bounds on the rank's clock.
+    - joined: the joined call of each call of the rank.
+    """
     begin, end = span
     computing = None
     if rank in traffic.computing:
-        computing = merged(_cut(one, span) for one in traffic.computing[rank])
+        computing = merged(_clip(busy, span) for busy in traffic.computing[rank])
     calls = []
-    for call, one in zip(traffic.calls[rank], joined, strict=True):
+    for call, joined_call in zip(traffic.calls[rank], joined, strict=True):
         ran = call.span
         if ran and ran[0] < end and ran[1] > begin:
-            calls.append(StepCall(call, one, *ran, wait_of(call, one)))
-    apart = TrafficCall(UNTOLD, 0, 0, group=UNTOLD)
+            calls.append(StepCall(call, joined_call, *ran, call_wait_ns(call, joined_call)))
+    apart = TrafficCall(UNKNOWN_CALLS, 0, 0, group=UNKNOWN_CALLS)
     for start, end_ in traffic.apart.get(rank, ()):
         if start < end and end_ > begin:
-            calls.append(StepCall(apart, Joined({rank: apart}), start, end_, None))
-    calls.sort(key=lambda one: (one.start, one.end))
-    talking = merged(_cut((one.start, one.end), span) for one in calls)
+            calls.append(StepCall(apart, JoinedCall({rank: apart}), start, end_, None))
+    calls.sort(key=lambda step_call: (step_call.start, step_call.end))
+    talking = merged(_clip((step_call.start, step_call.end), span) for step_call in calls)
     total = sum(b - a for a, b in talking)
     exposed, idle = None, None
     if computing is not None:
         exposed = uncovered(talking, computing)
         idle = end - begin - sum(b - a for a, b in merged([*talking, *computing]))
     else:
-        # Whether the program did nothing else meanwhile: it called on the host and not async.
+        # If every call was synchronous and on the host, the program did nothing else meanwhile.
         on_host = {
             name: backend_of(group.backend).on_host for name, group in traffic.groups.items()
         }
         if all(
-            one.call.asynchronous is False
-            and one.call.clock == "host"
-            and on_host.get(one.call.group)
-            for one in calls
+            step_call.call.asynchronous is False
+            and step_call.call.clock == "host"
+            and on_host.get(step_call.call.group)
+            for step_call in calls
         ):
             exposed = talking
     waits: dict[str, list[Span]] = {}
-    for name in {one.call.group for one in calls}:
-        own = [one for one in calls if one.call.group == name]
-        waiting = merged(_cut((one.start, one.start + (one.wait_ns or 0)), span) for one in own)
-        moving = merged((one.start + (one.wait_ns or 0), one.end) for one in own)
+    for name in {step_call.call.group for step_call in calls}:
+        group_calls = [step_call for step_call in calls if step_call.call.group == name]
+        waiting = merged(
+            _clip((step_call.start, step_call.start + (step_call.wait_ns or 0)), span)
+            for step_call in group_calls
+        )
+        moving = merged(
+            (step_call.start + (step_call.wait_ns or 0), step_call.end) for step_call in group_calls
+        )
         waits[name] = uncovered(waiting, moving)
-    waited = any(one.wait_ns is not None for one in calls)
+    waited = any(step_call.wait_ns is not None for step_call in calls)
     return RankStep(
         rank,
         begin,
@@ -243,79 +271,102 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[Joined]
     )
 
 
-def _cut(one: Span, span: Span) -> Span:
-    return max(one[0], span[0]), min(one[1], span[1])
+def _clip(interval: Span, span: Span) -> Span:
+    return max(interval[0], span[0]), min(interval[1], span[1])
 
 
-def common(found: WholeStep) -> dict[int, Span]:
-    """Rank -> the step on one clock, that of the first rank; where clocks cannot be aligned all
-    begin at 0.
+def aligned_spans(whole: WholeStep) -> dict[int, Span]:
+    """Returns rank -> span of the step on the clock of the first rank.
+
+    If the clocks cannot be aligned, all ranks begin at 0.
     """
-    if found.offsets.problem:
-        return {one.rank: (0, one.step_ns) for one in found.ranks}
-    added = found.offsets.added_ns
+    if whole.offsets.problem:
+        return {rank_step.rank: (0, rank_step.step_ns) for rank_step in whole.ranks}
+    added = whole.offsets.added_ns
     return {
-        one.rank: (one.start + added[one.rank], one.end + added[one.rank]) for one in found.ranks
+        rank_step.rank: (
+            rank_step.start + added[rank_step.rank],
+            rank_step.end + added[rank_step.rank],
+        )
+        for rank_step in whole.ranks
     }
 
 
 def uncovered(spans: Sequence[Span], hiding: Sequence[Span]) -> list[Span]:
-    """What of the spans is outside of the others; none of either touch, and they ascend."""
-    found: list[Span] = []
-    place = 0
+    """Returns the parts of ``spans`` outside of ``hiding``.
+
+    Both are in ascending order, and the spans of each do not touch.
+    """
+    gaps: list[Span] = []
+    index = 0
     for start, end in spans:
-        while place < len(hiding) and hiding[place][1] <= start:
-            place += 1
-        at, i = start, place
+        while index < len(hiding) and hiding[index][1] <= start:
+            index += 1
+        reached, i = start, index
         while i < len(hiding) and hiding[i][0] < end:
-            if hiding[i][0] > at:
-                found.append((at, hiding[i][0]))
-            at, i = max(at, hiding[i][1]), i + 1
-        if at < end:
-            found.append((at, end))
-    return found
+            if hiding[i][0] > reached:
+                gaps.append((reached, hiding[i][0]))
+            reached, i = max(reached, hiding[i][1]), i + 1
+        if reached < end:
+            gaps.append((reached, end))
+    return gaps
 
 
-def wait_of(call: TrafficCall, one: Joined) -> int | None:
-    """What the call took longer than on the rank that came last; None where that is not known."""
-    known = call.time_ns is not None and _splits(one)
-    return (call.time_ns or 0) - min(one.times_ns.values()) if known else None
+def call_wait_ns(call: TrafficCall, joined: JoinedCall) -> int | None:
+    """Returns by how much the call took longer than on the rank that came last; None if unknown."""
+    split = call.time_ns is not None and _is_split(joined)
+    return (call.time_ns or 0) - min(joined.times_ns.values()) if split else None
 
 
-def _splits(one: Joined) -> bool:
-    """Whether the shortest of its times is that of the rank that came last, as in ``cost``."""
-    call = next(iter(one.calls.values()))
+def _is_split(joined: JoinedCall) -> bool:
+    """Returns whether the shortest duration is that of the rank that came last, as in ``cost``."""
+    call = next(iter(joined.calls.values()))
     entry = COLLECTIVES.get(call.collective)
-    known = entry is not None and not entry.has_root and one.completion_ns is not None
-    return known and 1 < len(one.members) == len(one.calls)
+    complete = entry is not None and not entry.has_root and joined.completion_ns is not None
+    return complete and 1 < len(joined.members) == len(joined.calls)
 
 
 def step_offsets(traffic: Traffic, number: int | None) -> Offsets:
-    """By all calls; where clocks do not run alike over all of them, by those of the step alone."""
-    joined, _ = join_ranks(traffic)
-    calls = list(dict.fromkeys(one for own in joined.values() for one in own))
-    found = measured_offsets(traffic, calls)
-    if not found.problem or number is None:
-        return found
-    own = [one for one in calls if any(call.step == number for call in one.calls.values())]
-    nearer = measured_offsets(traffic, own)
-    return nearer if len(nearer.added_ns) > len(found.added_ns) else found
+    """Returns the clock offsets from all calls, or from the calls of the step alone if that aligns
+    more ranks.
 
-
-def _tell_late(
-    found: WholeStep, traffic: Traffic, steps: Steps, joined: Mapping[int, Sequence[Joined]]
-) -> None:
-    """How often each rank came last, over the steady steps. The calls of one step go together, for
-    who is late to one is late to the next: each step is one vote of each group, for its rank that
-    came last most. Of all groups together it would mostly be one of that which calls most.
+    The latter helps if the clocks do not run at the same rate over the whole traffic.
     """
-    every: list[Joined] = []
+    joined, _ = join_ranks(traffic)
+    calls = list(
+        dict.fromkeys(joined_call for rank_calls in joined.values() for joined_call in rank_calls)
+    )
+    offsets = measure_offsets(traffic, calls)
+    if not offsets.problem or number is None:
+        return offsets
+    step_calls = [
+        joined_call
+        for joined_call in calls
+        if any(call.step == number for call in joined_call.calls.values())
+    ]
+    nearer = measure_offsets(traffic, step_calls)
+    return nearer if len(nearer.added_ns) > len(offsets.added_ns) else offsets
+
+
+def _find_late_ranks(
+    whole: WholeStep, traffic: Traffic, steps: Steps, joined: Mapping[int, Sequence[JoinedCall]]
+) -> None:
+    """Sets how often each rank came last over the steady steps.
+
+    The calls of one step are not independent, because a rank that is late to one is late to the
+    next. Each step is therefore one vote of each group, for the rank that came last most often in
+    it. Groups vote separately, because otherwise most votes would go to ranks of the group with the
+    most calls.
+    """
+    every: list[JoinedCall] = []
     steps_of_group: Counter[tuple[int, ...]] = Counter()
     votes: Counter[tuple[tuple[int, ...], int]] = Counter()
     for step in steps.steady:
-        own = {joined[rank][i]: None for rank, at in steps.at.items() for i in at.get(step, ())}
-        groups: dict[tuple[int, ...], list[Joined]] = defaultdict(list)
-        for call in filter(_splits, own):
+        step_calls = {
+            joined[rank][i]: None for rank, at in steps.at.items() for i in at.get(step, ())
+        }
+        groups: dict[tuple[int, ...], list[JoinedCall]] = defaultdict(list)
+        for call in filter(_is_split, step_calls):
             groups[tuple(sorted(call.members))].append(call)
         for members, calls in groups.items():
             every += calls
@@ -327,103 +378,113 @@ def _tell_late(
     tests = sum(map(len, steps_of_group))
     rows, _ = late_ranks(every, traffic.source)
     by_rank = {row.rank: row for row in rows}
-    for one in found.ranks:
-        row = by_rank.get(one.rank)
+    for rank_step in whole.ranks:
+        row = by_rank.get(rank_step.rank)
         if row:
-            one.last, one.even = row.share, row.expected
+            rank_step.last, rank_step.even = row.share, row.expected
             chances = [
-                (float(binom.sf(votes[members, one.rank] - 1, count, 1 / len(members))), members)
+                (
+                    float(binom.sf(votes[members, rank_step.rank] - 1, count, 1 / len(members))),
+                    members,
+                )
                 for members, count in steps_of_group.items()
-                if one.rank in members
+                if rank_step.rank in members
             ]
             chance, members = min(chances)
-            text = f"{votes[members, one.rank]} of {steps_of_group[members]}"
-            one.late = text if chance * tests < _CHANCE else ""
+            text = f"{votes[members, rank_step.rank]} of {steps_of_group[members]}"
+            rank_step.late = text if chance * tests < _CHANCE else ""
 
 
 class _Lane:
-    """What ran on a rank, asked what ran or ended just before a moment."""
+    """The spans of one rank, searchable for what ran or ended just before a moment."""
 
-    def __init__(self, one: RankStep) -> None:
-        self.one = one
-        self.computing = one.computing or []
+    def __init__(self, rank_step: RankStep) -> None:
+        self.rank_step = rank_step
+        self.computing = rank_step.computing or []
         self.begins = [start for start, _ in self.computing]
-        self.calls = sorted((c for c in one.calls if c.end > c.start), key=lambda call: call.end)
+        self.calls = sorted(
+            (c for c in rank_step.calls if c.end > c.start), key=lambda call: call.end
+        )
         self.ends = [call.end for call in self.calls]
 
 
-def _walk(found: WholeStep) -> None:
-    """The critical path: its shares of each kind, and of each rank."""
-    lanes = {one.rank: _Lane(one) for one in found.ranks}
-    added = found.offsets.added_ns
-    alone = found.offsets.problem != ""
+def _trace_critical_path(whole: WholeStep) -> None:
+    """Sets the critical path: its shares by kind and by rank."""
+    lanes = {rank_step.rank: _Lane(rank_step) for rank_step in whole.ranks}
+    added = whole.offsets.added_ns
+    unaligned = whole.offsets.problem != ""
     last = max(
-        found.ranks, key=lambda one: one.step_ns if alone else one.end + added.get(one.rank, 0)
+        whole.ranks,
+        key=lambda rank_step: (
+            rank_step.step_ns if unaligned else rank_step.end + added.get(rank_step.rank, 0)
+        ),
     )
     kinds: Counter[str] = Counter()
     ranks: Counter[int] = Counter()
-    rest = IDLE if found.known else ""
+    unknown_kind = IDLE if whole.computation_known else ""
     rank, time = last.rank, last.end
-    passed: set[Joined] = set()
+    passed: set[JoinedCall] = set()
 
-    def go(until: int, kind: str) -> None:
+    def walk_back(until: int, kind: str) -> None:
         nonlocal time
-        until = max(until, lanes[rank].one.start)
+        until = max(until, lanes[rank].rank_step.start)
         kinds[kind] += time - until
         ranks[rank] += time - until
         time = until
 
-    while time > lanes[rank].one.start:
+    while time > lanes[rank].rank_step.start:
         lane = lanes[rank]
-        # The last computation that began before, and the last call that ended by then: one that
-        # ended later held nothing up.
+        # The last computation that began before this moment, and the last call that ended by then;
+        # a call that ended later did not delay anything.
         begun = bisect_left(lane.begins, time) - 1
         ran = lane.computing[begun] if begun >= 0 else None
         done = bisect_right(lane.ends, time) - 1
         call = lane.calls[done] if done >= 0 else None
-        ended = max(ran[1] if ran else lane.one.start, call.end if call else lane.one.start)
+        ended = max(
+            ran[1] if ran else lane.rank_step.start, call.end if call else lane.rank_step.start
+        )
         if ran and ran[1] >= ended:
-            go(min(time, ran[1]), rest)
-            go(ran[0], COMPUTING)
+            walk_back(min(time, ran[1]), unknown_kind)
+            walk_back(ran[0], COMPUTING)
             continue
-        go(ended, rest)
-        if call is None or time <= lane.one.start:
+        walk_back(ended, unknown_kind)
+        if call is None or time <= lane.rank_step.start:
             continue
-        go(call.start + (call.wait_ns or 0), EXPOSED)
-        times = call.joined.times_ns  # who came last: its own time is the shortest
-        other = min(times, key=times.__getitem__, default=-1)
-        there = call.joined.calls[other].span if other in lanes else None
-        known = (call.wait_ns or 0) > error_ns(call.joined, found.source)
-        if known and there and call.joined not in passed:
-            rank, time = other, there[0]
+        walk_back(call.start + (call.wait_ns or 0), EXPOSED)
+        times = call.joined.times_ns  # the rank that came last has the shortest time
+        last_rank = min(times, key=times.__getitem__, default=-1)
+        span = call.joined.calls[last_rank].span if last_rank in lanes else None
+        waited = (call.wait_ns or 0) > error_ns(call.joined, whole.source)
+        if waited and span and call.joined not in passed:
+            rank, time = last_rank, span[0]
         else:
-            go(call.start, EXPOSED)
+            walk_back(call.start, EXPOSED)
         passed.add(call.joined)
     total = sum(kinds.values())
     if total:
-        found.path = {kind: ns / total for kind, ns in kinds.items()}
-        for one in found.ranks:
-            one.path = ranks[one.rank] / total
+        whole.path = {kind: ns / total for kind, ns in kinds.items()}
+        for rank_step in whole.ranks:
+            rank_step.path = ranks[rank_step.rank] / total
 
 
-def _notes(found: WholeStep, traffic: Traffic) -> list[str]:
-    notes = [text] if (text := found.offsets.problem or found.offsets.text) else []
-    if found.late_ns:
+def _notes(whole: WholeStep, traffic: Traffic) -> list[str]:
+    notes = [text] if (text := whole.offsets.problem or whole.offsets.text) else []
+    if whole.late_ns:
         notes.append(
             "the end of an asynchronous call is stamped up to "
-            f"{time_text(found.late_ns, 3)} late: waits are known within that, and no shorter one "
+            f"{time_text(whole.late_ns, 3)} late: waits are known within that, and no shorter one "
             "leads the critical path to another rank"
         )
-    unknown = [one.rank for one in found.ranks if one.computing is None]
+    unknown = [rank_step.rank for rank_step in whole.ranks if rank_step.computing is None]
     if unknown:
-        told = "a capture does not tell" if traffic.source == "capture" else "no source tells"
+        source = "a capture does not tell" if traffic.source == "capture" else "no source tells"
         notes.append(
-            f"{told} what rank{'s' * (len(unknown) > 1)} {format_ranges(unknown)} computed: what "
+            f"{source} what rank{'s' * (len(unknown) > 1)} {format_ranges(unknown)} computed: what "
             "is not communication there may be computation or idle"
         )
-    if not found.marked:
+    if not whole.marked:
         notes.append("no step is marked: all that was recorded is one")
-    missing = len(traffic.calls) - len(found.ranks)
+    missing = len(traffic.calls) - len(whole.ranks)
     if missing:
         notes.append(f"{missing} of {len(traffic.calls)} ranks have no such step")
     if len(traffic.calls) < traffic.ranks:
@@ -432,9 +493,9 @@ def _notes(found: WholeStep, traffic: Traffic) -> list[str]:
             "path take all ranks of a group"
         )
     untimed: dict[str, int] = defaultdict(int)
-    for own in traffic.calls.values():
-        for call in own:
-            untimed[call.collective] += call.step == found.number and call.span is None
+    for calls in traffic.calls.values():
+        for call in calls:
+            untimed[call.collective] += call.step == whole.number and call.span is None
     for name, count in untimed.items():
         if count:
             notes.append(f"{count} {name} of the step do not tell when they ran: not drawn")

@@ -86,7 +86,7 @@ def run_check(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "check": (
-        "is a run as good as its machine allows? by a fabric, your own rules or another run",
+        "judge a run by a fabric, rules or a baseline",
         check_arguments,
         run_check,
     ),

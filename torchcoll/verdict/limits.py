@@ -148,11 +148,11 @@ def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phra
     judged = list(_judged(rows, fabric, device))
     if not judged:
         return [Phrase(NO_REFERENCE, f"of {fabric.name} for these cases: {_held(rows, fabric)}")]
-    return [
-        _headline(fabric, judged),
-        *_doubts(rows, fabric, judged, device),
-        *_unused(fabric, judged),
-    ]
+    headline, collective = _headline(fabric, judged)
+    # A good number that hides a better one is no PASS: what was not used comes before it.
+    unused = [phrase for name, phrase in _unused(fabric, judged) if name != collective]
+    first = [*unused, headline] if headline.word == PASS else [headline, *unused]
+    return [*first, *_doubts(rows, fabric, judged, device)]
 
 
 def is_rccl(row: Row) -> bool:
@@ -182,9 +182,10 @@ def _doubts(
         yield Phrase(WARN, f"{text}, {row.busbw_gbps:.4g} in the best of this size")
 
 
-def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> Phrase:
-    """The lowest share decides; where it is well, the collective that is
-    measured first speaks for the fabric."""
+def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> tuple[Phrase, str]:
+    """The phrase, and the collective that it is about. The lowest share decides; where that is
+    good, all_reduce speaks for the fabric.
+    """
     lowest = min(judged, key=lambda item: item[0])
     word = word_of(lowest[0])
     reduced = (item for item in judged if item[1].collective == DEFAULT_COLLECTIVE)
@@ -204,7 +205,11 @@ def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> Phr
     beyond = any((r.busbw_gbps or 0.0) > _ANOTHER * most[r.collective] for _, r, _ in judged)
     if beyond:
         text += "; more than it carries: another fabric, switches that reduce, or fewer ranks"
-    return Phrase(WARN if beyond and word == PASS else word, text)
+    if unused := _faster(fabric, row, limit):
+        share = 100 * (row.busbw_gbps or 0.0) / unused.busbw_gbps
+        text += f"; {share:.0f} % of {unused.algorithm} ({unused.busbw_gbps:g} GB/s), which "
+        text += f"{_sure(row)}was not used"
+    return Phrase(WARN if (beyond or unused) and word == PASS else word, text), row.collective
 
 
 def share_of(
@@ -299,15 +304,29 @@ def _limit_of(row: Row, fabric: Fabric, device: DeviceLimits | None) -> Limit:
     return Limit(limit.algorithm, limit.collectives, gbps, source)
 
 
-def _unused(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> Iterator[Phrase]:
-    """Faster algorithms of the fabric that were not used where they could have been."""
+def _unused(
+    fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]
+) -> Iterator[tuple[str, Phrase]]:
+    """Collectives in which a faster algorithm of the fabric was not used, though it could be."""
     for _, row, used in judged:
-        for limit in fabric.limits:
-            faster = limit.busbw_gbps > BEYOND * used.busbw_gbps
-            if not limit.holds(row) or not faster or limit.algorithm == used.algorithm:
-                continue
+        if limit := _faster(fabric, row, used):
             where = f" in {row.collective}" if len(judged) > 1 else ""
-            # Without a log it follows from the bandwidth alone.
-            sure = "" if row.algorithm else "apparently "
-            text = f"{limit.algorithm} {sure}not in use{where}, would allow about"
-            yield Phrase(WARN, f"{text} {limit.busbw_gbps:g} GB/s")
+            text = f"{limit.algorithm} {_sure(row)}was not used{where}: it would allow about"
+            yield row.collective, Phrase(WARN, f"{text} {limit.busbw_gbps:g} GB/s")
+
+
+def _faster(fabric: Fabric, row: Row, used: Limit) -> Limit | None:
+    """The fastest algorithm that the fabric offers for the row, where that is another one."""
+    others = [
+        limit
+        for limit in fabric.limits
+        if limit.holds(row)
+        and limit.busbw_gbps > BEYOND * used.busbw_gbps
+        and limit.algorithm != used.algorithm
+    ]
+    return max(others, key=lambda limit: limit.busbw_gbps, default=None)
+
+
+def _sure(row: Row) -> str:
+    """Without a log of the library it follows from the bandwidth alone."""
+    return "" if row.algorithm else "apparently "

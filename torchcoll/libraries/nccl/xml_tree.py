@@ -19,6 +19,9 @@ from torchcoll.core.jsonl import lines_of
 from torchcoll.core.stdin import from_stdin
 
 ROOTS = ("system", "graphs")
+_ACTION = (
+    "Give a file that NCCL wrote (NCCL_TOPO_DUMP_FILE=topo.xml); torchcoll show reads results."
+)
 _WHAT = "XML"
 _MOST_FIGURE = 1e18
 _MOST_NODES = 100_000  # 64 channels of 1000 GPUs are 64 000
@@ -143,11 +146,11 @@ def read_tree(path: str) -> tuple[Node, list[str]]:
         raise UnreadableError(_WHAT, path, "a file without DTD and entities") from None
     except ParseError as error:
         if error.code not in _CUT or builder.root is None:
-            raise UnreadableError(_WHAT, path, f"well-formed XML ({error})") from None
+            raise UnreadableError(_WHAT, path, f"well-formed XML ({error})", _ACTION) from None
         if not problems:
             problems.append(f"{path}: cut off ({error}): what stands before that is read")
     except (LookupError, ValueError) as error:  # an encoding that Python does not have
-        raise UnreadableError(_WHAT, path, f"well-formed XML ({error})") from None
+        raise UnreadableError(_WHAT, path, f"well-formed XML ({error})", _ACTION) from None
     root = builder.root
     if root is None or root.tag not in ROOTS:
         actual = f"<{root.tag}> in {path}" if root else path

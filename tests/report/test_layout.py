@@ -1,0 +1,56 @@
+"""Where the answer stands, and how wide a pipe is."""
+
+from __future__ import annotations
+
+import io
+
+import handmade
+import pytest
+from handmade import case, result, run
+
+import torchcoll
+from torchcoll.report.destination import Destination
+
+
+def lines_of(cases, **options):
+    out = io.StringIO()
+    results = [result(2, case=case(size_bytes=8 << n)) for n in range(cases)]
+    torchcoll.show(run(*results, ranks=2), file=out, **options)
+    return out.getvalue().splitlines()
+
+
+def test_the_answer_is_the_first_line_and_below_a_screen_of_rows_the_last_too():
+    short, long = ("\n".join(lines_of(number)) for number in (2, 20))
+    answers = [text.partition("\n\n")[0] for text in (short, long)]
+    assert all(answer.startswith("NO REFERENCE for gloo on cpu ") for answer in answers)
+    assert short.count("NO REFERENCE") == 1
+    assert long.count("NO REFERENCE") == 2 and long.endswith(f"\n{answers[1]}")
+
+
+def test_markdown_has_it_first_alone():
+    lines = lines_of(20, format="markdown")
+    assert lines[0].startswith("- NO REFERENCE for gloo on cpu ")
+    assert sum("NO REFERENCE" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"), [(None, 120), ("80", 80), ("0", 120), ("wide", 120), ("", 120)]
+)
+def test_a_pipe_is_as_wide_as_columns_says_or_120(columns, width, monkeypatch):
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert Destination(io.StringIO()).width == width
+    text = lines_of(3)
+    assert max(map(len, text)) <= width
+
+
+def test_rows_stand_in_the_order_of_what_varies():
+    """A run that alternates measures A 8, B 8, B 16, A 16."""
+    cases = [("gloo", 8), ("ccl", 8), ("ccl", 16), ("gloo", 16)]
+    results = [result(2, case=case(backend=b, size_bytes=n)) for b, n in cases]
+    out = io.StringIO()
+    torchcoll.show(handmade.run(*results, ranks=2), file=out, columns="backend,size_bytes")
+    rows = [line.split() for line in out.getvalue().splitlines()]
+    assert [row for row in rows if row[:1] in (["gloo"], ["ccl"])] == [
+        *(["gloo", "8"], ["gloo", "16"], ["ccl", "8"], ["ccl", "16"]),
+    ]

@@ -1,0 +1,135 @@
+"""The commands of ``torchcoll`` by what they are for, with examples: what ``--help`` prints."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Generator
+
+# Group -> command -> examples. A command that another package adds is listed below the groups.
+GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
+    "measure": {
+        "run": (
+            "torchcoll run -n 8 allreduce --sizes 1K,1M,1G",
+            "torchcoll run -n 2 suite --backend gloo -J run.jsonl",
+        ),
+        "doctor": ("torchcoll doctor", "torchcoll doctor --json"),
+    },
+    "read": {
+        "show": (
+            "torchcoll show run.jsonl",
+            "torchcoll show nccl-tests.log",
+            "torchcoll show run.jsonl --view ranks",
+            "torchcoll show run.jsonl --columns size,median,busbw --format csv",
+        ),
+        "check": (
+            "torchcoll check run.jsonl --fabric nvswitch-h200 --gate",
+            "torchcoll check tonight.jsonl --baseline accepted.jsonl --gate --junit check.xml",
+        ),
+        "explain": (
+            "torchcoll explain run.jsonl",
+            "torchcoll explain all_gather 1M run.jsonl",
+        ),
+        "log": ("torchcoll log nccl.log", "torchcoll log topo.xml"),
+        "limits": ("torchcoll limits topo.xml", "torchcoll limits topo.xml run.jsonl"),
+        "import": (
+            "torchcoll import nccl-tests.log -o run.jsonl",
+            "torchcoll import table.md --from plain --map size=Size,algbw=Algbw --ranks 8 "
+            "-o run.jsonl",
+        ),
+        "export": (
+            "torchcoll export run.jsonl -o rows.csv",
+            "torchcoll export run.jsonl --format nccl-tests",
+        ),
+        "plot": ("torchcoll plot run.jsonl -o curve.png",),
+        "report": (
+            "torchcoll report runs/ -o report.html",
+            "torchcoll report before=a/ after=b/ -o report.md",
+        ),
+    },
+    "compare": {
+        "compare": (
+            "torchcoll compare before/ after/",
+            "torchcoll compare backend:nccl=runs/ backend:gloo=runs/",
+            "torchcoll compare before/ after/ --fail-on slower:5%",
+        ),
+        "versus": (
+            "torchcoll versus --env NCCL_ALGO=Ring,Tree -o algo -- torchrun --nproc-per-node 8 "
+            "-m torchcoll.allreduce --sizes 1M,64M",
+            "torchcoll versus --resume algo",
+        ),
+        "algorithms": (
+            "torchcoll algorithms matrix/",
+            "torchcoll algorithms matrix/ --export-tuner tuner.csv",
+        ),
+    },
+    "explain times": {
+        "cold": ("torchcoll cold runs/",),
+        "transitions": ("torchcoll transitions run.jsonl", "torchcoll transitions runs/ --refine"),
+        "scaling": ("torchcoll scaling runs/", "torchcoll scaling runs/ --plot scaling.png"),
+        "pairs": ("torchcoll pairs pairs.jsonl",),
+        "model": (
+            "torchcoll model fit runs/ -o machine.json",
+            "torchcoll model predict machine.json --sizes 1M,1G --ranks 64",
+            "torchcoll model validate runs/",
+        ),
+    },
+    "many runs": {
+        "matrix": (
+            "torchcoll matrix --env NCCL_ALGO=,Ring,Tree --runs 6 -o matrix -- torchrun "
+            "--nproc-per-node 8 -m torchcoll.allreduce",
+            "torchcoll matrix --preset scaling --up-to 8 --dry-run -o m -- torchrun "
+            "--nproc-per-node {ranks} -m torchcoll.allreduce",
+        ),
+    },
+    "training": {
+        "trace": ("torchcoll trace traffic/", "torchcoll trace profile.json --step typical"),
+        "gradients": (
+            "torchcoll gradients torchvision.models:resnet50",
+            "torchcoll gradients traffic/ --curve run.jsonl",
+        ),
+        "plan": (
+            "torchcoll plan --model machine.json --shape llama-8b --parallel dp=64",
+            "torchcoll plan --model machine.json --traffic traffic/ --ranks 8..512",
+        ),
+        "replay": ("torchrun --nproc-per-node 8 -m torchcoll replay traffic/",),
+    },
+}
+_EXAMPLES = "examples:"
+
+
+class Formatter(argparse.HelpFormatter):
+    """argparse's own, but examples stay a line each, and the commands are in the groups alone."""
+
+    def _iter_indented_subactions(
+        self, action: argparse.Action
+    ) -> Generator[argparse.Action, None, None]:
+        if self._prog == "torchcoll" and isinstance(action, argparse._SubParsersAction):
+            return
+        yield from super()._iter_indented_subactions(action)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith((_EXAMPLES, *GROUPS)):
+            return text
+        return super()._fill_text(text, width, indent)
+
+
+def examples_text(command: str) -> str | None:
+    """The epilog of ``torchcoll COMMAND --help``; None for a command without examples."""
+    for commands in GROUPS.values():
+        if command in commands:
+            return "\n".join([_EXAMPLES, *(f"  {line}" for line in commands[command])])
+    return None
+
+
+def groups_text(helps: dict[str, str]) -> str:
+    """All commands with their help, a group after the other. helps: command -> one line."""
+    groups = {group: [*commands] for group, commands in GROUPS.items()}
+    grouped = {name for names in groups.values() for name in names}
+    groups["other"] = sorted(set(helps) - grouped)
+    lines: list[str] = []
+    for group, names in groups.items():
+        known = [name for name in names if name in helps]
+        if known:
+            lines += ["", f"{group}:"] if lines else [f"{group}:"]
+            lines += [f"  {name:12} {helps[name]}" for name in known]
+    return "\n".join(lines)

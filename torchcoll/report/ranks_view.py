@@ -1,0 +1,224 @@
+"""The ranks of each case (``--view ranks``): which rank is slow, and the cases that show it best.
+
+A duration says nothing of when a rank arrived: only that the last one to arrive waits least.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.result import Run
+from torchcoll.core.summary import PERIOD, calls_of, has_period, median
+from torchcoll.core.units import counted, format_time
+from torchcoll.report.answer import Answer
+from torchcoll.report.columns import Entry
+from torchcoll.report.formats import Records, View
+from torchcoll.report.grid import Grid, Head
+from torchcoll.report.sample_views import (
+    CASE_FIELDS,
+    case_fields,
+    case_line,
+    framed,
+    rank_of,
+    status_lines,
+)
+
+WAITING = (
+    "each rank's own time includes waiting for the others: the rank that arrives last has the "
+    "shortest"
+)
+RANK_FIELDS = (
+    *(*CASE_FIELDS, "status", "rank", "host", "rank_device", "clock", "calls", "median_ns"),
+    *("longer_than_fastest_ns", "longest_share", "shortest_share"),
+)
+_MOST_CASES = 3  # are shown: those whose ranks differ most
+SLOW_EXCESS = 0.1  # of the other ranks' time: below, no rank is called slow
+_OFTEN = 0.75  # of calls, and of cases, in which the slow rank is the one
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank that is slower, or later, than its peers in most cases.
+
+    late: its own times are the shortest, as of a rank that arrives last, and not the longest.
+    calls: the share of calls in which that is so; excess: how much longer its times are than the
+    shortest median of its peers, or their shortest median than its; both medians over ``cases``.
+    """
+
+    rank: int
+    late: bool
+    calls: float
+    excess: float
+    cases: int
+
+
+def ranks_grids(run: Run, view: View, every: bool = False) -> list[Grid]:
+    """Which rank is slow, and a table of the ranks of the cases that show it best; every: of all
+    cases.
+    """
+    entries = view.entries(run)
+    values = [list(rank_values(run, entry)) for entry in entries]
+    order = sorted(range(len(entries)), key=lambda n: -_spread(values[n]))
+    failed = {n for n, entry in enumerate(entries) if entry.result.status != "ok"}
+    shown = sorted({*order[:_MOST_CASES], *failed}) if not every else range(len(entries))
+    grids = [_ranks_grid(entries[n], values[n]) for n in shown]
+    notes = [WAITING]
+    if len(shown) < len(entries):
+        notes.append(
+            f"{len(shown)} of {counted(len(entries), 'case')}: those whose ranks differ most "
+            "(--all shows every case)"
+        )
+    rows = [entry.row for entry in entries]
+    framed_grids = framed(run, rows, grids, None, view.verbose, notes)
+    framed_grids[-1].answer = ranks_answer(run, entries, values)
+    return framed_grids
+
+
+def _spread(ranks: Sequence[dict[str, Any]]) -> float:
+    """The longest median over the shortest."""
+    medians = [rank["median_ns"] for rank in ranks]
+    return max(medians) / min(medians) if medians and min(medians) > 0 else 0.0
+
+
+def ranks_answer(
+    run: Run, entries: Sequence[Entry], values: Sequence[Sequence[dict[str, Any]]]
+) -> Answer:
+    """The rank that is slow in most cases, or that there is none.
+
+    Cases with a root are left out: their ranks have different work.
+    """
+    cases = [
+        ranks
+        for entry, ranks in zip(entries, values, strict=True)
+        if entry.result.case.root is None and len(ranks) > 1
+    ]
+    if not cases:
+        return Answer("no rank can be judged: no case has times of several ranks with equal work")
+    where = {n: one_line(member.get("host") or "") for n, member in enumerate(run.members)}
+
+    def named(rank: int) -> str:
+        return f"rank {rank} ({where[rank]})" if where.get(rank) else f"rank {rank}"
+
+    suspects = [s for late in (False, True) if (s := _suspect(cases, late))]
+    if suspects:
+        suspect = max(suspects, key=lambda one: one.excess)
+        name = named(suspect.rank)
+        factor, share = f"{1 + suspect.excess:.2f}x", f"{100 * suspect.calls:.0f} %"
+        over = f"in {suspect.cases} of {counted(len(cases), 'case')}"
+        text = (
+            f"the other ranks wait for {name}: its time is the shortest in {share} of the calls, "
+            f"theirs is {factor} as long (medians, {over})"
+            if suspect.late
+            else f"{name} is the slowest: it takes longest in {share} of the calls, {factor} as "
+            f"long as the fastest rank (medians, {over})"
+        )
+        return Answer(text, "doubt", worst=(name,))
+    shares: dict[int, list[float]] = {}
+    for ranks in cases:
+        for rank in ranks:
+            shares.setdefault(rank["rank"], []).append(rank["longest_share"])
+    most = max(shares, key=lambda rank: median(shares[rank]))
+    chance = 100 / max(len(ranks) for ranks in cases)
+    return Answer(
+        f"no rank is consistently slow over {counted(len(cases), 'case')}: {named(most)} takes "
+        f"longest most often, in {100 * median(shares[most]):.0f} % of the calls (median; "
+        f"{chance:.0f} % each if all are alike)",
+        "good",
+    )
+
+
+def _suspect(cases: Sequence[Sequence[dict[str, Any]]], late: bool) -> SlowRank | None:
+    """The rank that has the longest (late: the shortest) time in most calls of most cases, and
+    differs by SLOW_EXCESS there.
+    """
+    share = "shortest_share" if late else "longest_share"
+    leads: dict[int, list[tuple[float, float]]] = {}
+    for ranks in cases:
+        lead = max(ranks, key=lambda rank: rank[share])
+        others = min(rank["median_ns"] for rank in ranks if rank is not lead)
+        slow, fast = (others, lead["median_ns"]) if late else (lead["median_ns"], others)
+        if fast > 0 and lead[share] >= _OFTEN and slow / fast - 1 >= SLOW_EXCESS:
+            leads.setdefault(lead["rank"], []).append((lead[share], slow / fast - 1))
+    if not leads:
+        return None
+    rank = max(leads, key=lambda one: len(leads[one]))
+    if len(leads[rank]) < _OFTEN * len(cases):
+        return None
+    calls, excess = (median([pair[n] for pair in leads[rank]]) for n in (0, 1))
+    return SlowRank(rank, late, calls, excess, len(leads[rank]))
+
+
+def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
+    """The median of each rank and how its times lie among those of the others, in the same calls.
+
+    Ranks that tie for the longest or the shortest time of a call share it.
+    """
+    result, clock = entry.result, entry.row.clock
+    # strict=False: a rank that was lost in mid-batch has fewer calls.
+    calls = list(zip(*result.time_ns.get(clock or "", []), strict=False))
+    weights = calls_of(result, len(calls))  # samples may be means of several calls
+    number, period = sum(weights), has_period(result, clock)
+    fastest, slowest = [min(call) for call in calls], [max(call) for call in calls]
+
+    def share(own: Sequence[int], ends: Sequence[int]) -> float:
+        parts = (
+            weight / call.count(end) if ns == end else 0.0
+            for ns, end, call, weight in zip(own, ends, calls, weights, strict=True)
+        )
+        return sum(parts) / number
+
+    for index, own in enumerate(zip(*calls, strict=True)):
+        rank = rank_of(result, index)
+        member = run.members[rank] if rank < len(run.members) else {}
+        yield {
+            "rank": rank,
+            "host": member.get("host"),
+            "rank_device": member.get("device"),
+            "clock": clock,
+            "calls": number,
+            "median_ns": sum(map(operator.mul, own, weights)) / number if period else median(own),
+            "longer_than_fastest_ns": median([a - b for a, b in zip(own, fastest, strict=True)]),
+            "longest_share": share(own, slowest),
+            "shortest_share": share(own, fastest),
+        }
+
+
+def _ranks_grid(entry: Entry, ranks: Sequence[dict[str, Any]]) -> Grid:
+    result, row = entry.result, entry.row
+    heads = [
+        Head("rank", repeat=True),
+        Head("host", left=True),
+        Head("device", left=True),
+        Head(PERIOD if row.statistic == PERIOD else "median"),
+        Head("above the", "fastest rank"),
+        Head("slowest in", "% of calls"),
+    ]
+    least = min((rank["median_ns"] for rank in ranks), default=0)
+    rows = [
+        [
+            str(rank["rank"]),
+            one_line(rank["host"] or "-"),
+            one_line(rank["rank_device"] or "-"),
+            format_time(rank["median_ns"]),
+            format_time(rank["median_ns"] - least),
+            f"{100 * rank['longest_share']:.0f}",
+        ]
+        for rank in ranks
+    ]
+    below = status_lines(result)
+    if not rows and result.status == "ok":
+        below.append(f"no calls on the {one_line(row.clock)} clock")
+    return Grid(heads, rows, above=[case_line(result, row)], below=below)
+
+
+def _rank_records(run: Run, view: View) -> Iterator[dict[str, Any]]:
+    for entry in view.entries(run):
+        yield from (case_fields(entry) | values for values in rank_values(run, entry))
+
+
+# For csv and json: a row for each case and rank.
+RANKS = Records(lambda view: RANK_FIELDS, _rank_records)
