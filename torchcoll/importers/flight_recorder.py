@@ -37,7 +37,7 @@ SOURCE = "flight recorder"
 
 
 def is_dump(data: object) -> bool:
-    """True for a dump, with or without entries."""
+    """Whether this is a dump, with or without entries."""
     return isinstance(data, dict) and "pg_config" in data and "version" in data
 
 

@@ -33,7 +33,7 @@ _NO_NUMBER = ("inf", "nan", "-nan", "-inf")  # bandwidths if the time is 0
 
 
 class RowParser:
-    """Reads the rows below one heading."""
+    """Parses the rows below one heading."""
 
     def __init__(self, names: Sequence[str], placed: Sequence[str]) -> None:
         """names: columns of the heading; [] without one. placed: placements in the line above

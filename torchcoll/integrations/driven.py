@@ -73,7 +73,7 @@ class DrivenCapture:
         if error is None:
             stack.close()
         else:
-            with suppress(type(error)):  # the framework raises it again
+            with suppress(type(error)):  # the framework raises it itself
                 stack.__exit__(type(error), error, None)
         if rank == 0:
             tell(

@@ -1,9 +1,9 @@
-"""Chakra execution traces: the calls of one rank as a graph, which simulators read.
+"""Reads and writes Chakra execution traces: the calls of one rank as a graph, for simulators.
 
-A file is a row of protobuf messages, each after its length as a varint: first GlobalMetadata, then
-a Node each. The schema is MLCommons' ``schema/protobuf/et_def.proto`` (mlcommons/chakra). No wheel
-of it is on the package index, and of protobuf only varints, texts and messages are needed: so they
-are read and written here.
+A file is a sequence of protobuf messages, each preceded by its length as a varint: GlobalMetadata
+first, then one Node each. The schema is MLCommons' ``schema/protobuf/et_def.proto``
+(mlcommons/chakra). There is no wheel of it on the package index, and only varints, texts and
+messages of protobuf are needed, so this module implements them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.opening import read_regular
 
-VERSION = "0.0.4"  # of the files that ASTRA-sim brings
+VERSION = "0.0.4"  # version of the files that come with ASTRA-sim
 SUFFIX = ".et"
 
 # NodeType and CollectiveCommType of the schema.

@@ -62,7 +62,9 @@ def _nearest(name: str, prefix: str) -> str | None:
     if name.upper() in _ALL:
         return name.upper()
     stem = name.upper()[len(prefix) :]
-    for family in _NAMES_BY_PREFIX:  # NCCL_ENABLE_MONITORING is torch's
+    for (
+        family
+    ) in _NAMES_BY_PREFIX:  # NCCL_ENABLE_MONITORING is one of torch's: TORCH_NCCL_ENABLE_MONITORING
         if family + stem in _ALL:
             return family + stem
     candidates = [n[len(prefix) :] for n in sorted(_NAMES_BY_PREFIX[prefix])]

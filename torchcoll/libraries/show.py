@@ -59,7 +59,7 @@ def show_logs(
 def titled_logs(
     jobs: Sequence[JobLog], files: Sequence[LogRow], dumps: Sequence[Dump]
 ) -> list[tuple[str, list[Grid]]]:
-    """The tables of each job and dump below its title."""
+    """(title, tables) for each dump and job."""
     shown = len(jobs) + len(dumps)
     titled = [(one_line(d.file) if shown > 1 else "", dump_grids(d)) for d in dumps]
     titled += [(_title(n, job, shown), _grids(job)) for n, job in enumerate(jobs)]

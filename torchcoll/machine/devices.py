@@ -211,7 +211,7 @@ class Accelerator:
         self._module.synchronize()
 
     def free_bytes(self) -> int | None:
-        """Free bytes of the device; None where torch cannot tell."""
+        """Free bytes of the device's memory; None if torch cannot read it."""
         ask = getattr(self._module, "mem_get_info", None)
         try:
             return int(ask(self.index)[0]) if ask else None

@@ -23,6 +23,7 @@ from torchcoll.machine.usable import Usable, backends, devices, nccl_version, no
 
 
 def launchers(facts: Facts) -> list[Usable]:
+    """torchrun, srun, mpirun and mpiexec, and whether each can be used."""
     torchrun = facts.commands.get("torchrun")
     if not facts.torch:
         usable = [unusable("torchrun", "it is a part of torch", no_torch(facts)[1])]
@@ -58,11 +59,12 @@ def launchers(facts: Facts) -> list[Usable]:
 
 
 def interfaces(facts: Facts) -> list[Usable]:
+    """The network interfaces and RDMA ports of this host, and whether each can be used."""
     action = "nothing, unless it was meant to be used"
     usable = []
     for interface in facts.interfaces:
         name, kind, state = interface["name"], interface["kind"], interface["state"]
-        # Tunnels and loopback are 'unknown' while they work.
+        # Tunnels and loopback have the state 'unknown' when they work.
         if state not in ("up", "unknown"):
             usable.append(unusable(name, f"{kind}, {state}", action))
         elif not interface["families"]:

@@ -11,7 +11,7 @@ from torchcoll.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Launch:
-    """This process among its peers."""
+    """How this process was launched: its rank, the number of ranks, and the same for its host."""
 
     launcher: str
     rank: int = 0

@@ -26,10 +26,12 @@ class Usable:
 
 
 def unusable(name: str, reason: str, action: str) -> Usable:
+    """An entry for something that cannot be used."""
     return Usable(name, False, "", reason, action)
 
 
 def devices(facts: Facts) -> list[Usable]:
+    """cpu, cuda and xpu, and whether each can be used."""
     cpu = [facts.cpu.get("model") or "CPU", f"{facts.cores} cores" if facts.cores > 1 else "1 core"]
     cpu += ["virtual machine"] * bool(facts.cpu.get("virtual"))
     if not facts.torch:
@@ -38,6 +40,7 @@ def devices(facts: Facts) -> list[Usable]:
 
 
 def no_torch(facts: Facts) -> tuple[str, str]:
+    """(why torch cannot be imported, what to do about it)."""
     error = facts.torch_error or "not installed"
     missing = "No module named 'torch'" in error
     action = "pip install torch" if missing else "install torch again: this one is broken"

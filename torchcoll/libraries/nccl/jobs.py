@@ -190,7 +190,7 @@ def jobs(readers: Sequence[NcclLogReader]) -> list[NcclJob]:
             continue
         files = by_pid.get((process.host, process.pid), {})
         candidates = [leaders for file, leaders in files.items() if file != process.file]
-        if len(set().union(*candidates)) == 1:  # its log goes on in another file
+        if len(set().union(*candidates)) == 1:  # the log of its process continues in another file
             join([*candidates[0].values(), process])
         else:
             alone.setdefault(process.file, []).append(process)

@@ -245,7 +245,7 @@ def parse_columns(message: str) -> tuple[list[Column], bool]:
 def parse_wide_columns(message: str) -> tuple[list[Column], bool]:
     """The columns of the only table (<= 2.17), and whether each was complete."""
     cells = [cell.split("/") for cell in message.split("|")[1:-1]]
-    # CollNet was one algorithm before 2.14, and chain came as its second.
+    # Before 2.14 CollNet was a single algorithm; 2.14 added the chain.
     columns = [
         (canonical(a.strip()) or a.strip().upper(), canonical(p.strip()) or "")
         for a, p in (cell for cell in cells if len(cell) == 2)
@@ -537,7 +537,7 @@ _LEVELS = frozenset((b"INFO", b"WARN", b"TRAC", b"CALL"))
 # What follows the name of the host. A pattern that began with the name would try each length of the
 # name at each position, which took 20 s for a compressed log of 10 KB.
 _PREFIX = re.compile(rb":(\d{1,10}):(\d{1,10}) \[-?\w*\]")
-# A whole prefix, to find one inside another line.
+# A complete prefix, to find messages within other lines.
 _INSIDE = re.compile(
     rb":\d{1,10}:\d{1,10} \[-?\w*\] (?:\S{1,255}:\d{1,9} (?:\(\w+\) )?)?NCCL (?:INFO|WARN) "
 )

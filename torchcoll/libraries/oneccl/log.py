@@ -84,7 +84,7 @@ _VALUE = re.compile(r"(CCL_\w+|I_MPI_ROOT|FI_PROVIDER\w*): (.*)")
 _COORD = re.compile(r"coord: global \[ idx (\d+), cnt (\d+) \]")
 _CREATE = re.compile(r"create_communicator: size (\d+), rank (\d+)")
 _SELECTED = re.compile(r"selected (?:hint )?algo: coll (\w+), count (\d+), algo ([a-z0-9_]+)$")
-# A SYCL kernel: sizes are small, medium and so on; 2022 has LL and names of kernels too.
+# A SYCL kernel with its size class (small, medium, ...); 2022 also has LL and names of kernels.
 _KERNEL = re.compile(
     r"(?:invoking|\w+ selects) ([\w ]*?)\s?kernels?(?: (\w+))?,? (?:send_|recv_)?count: ?(\d+)"
 )
@@ -114,7 +114,7 @@ class OneCclLogReader:
         self.tally = Tally()
         self.processes: list[OneCclProcess] = []
         self._process_by_id: dict[int, OneCclProcess] = {}
-        self._process: OneCclProcess | None = None  # of the last line with a prefix
+        self._process: OneCclProcess | None = None  # process of the last line with a prefix
         self._collective = self._table = ""
         self._block = False  # a line without a prefix belongs to the message before it
 
