@@ -12,7 +12,7 @@ from torchcoll.importers.registry import import_file
 
 @pytest.fixture
 def imported(tmp_path: Path) -> Callable[..., Imported]:
-    """Text, or bytes, as a file through ``import_file``."""
+    """A function that writes text or bytes to a file and imports it."""
 
     def run(
         text: str | bytes, name: str = "x.log", importer: Any = None, **options: Any

@@ -1,4 +1,4 @@
-"""Chakra execution traces: bytes written by hand, and what ASTRA-sim's own examples hold."""
+"""Chakra execution traces: bytes written by hand, and ASTRA-sim's examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON that comes in pieces, and JSON that was cut off."""
+"""JSON that is read in pieces, and JSON that was cut off."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_was_cut_off_is_read_to_its_last_whole_row():
 
 
 def test_a_long_document_that_was_cut_off_takes_no_longer_for_it():
-    """It was read anew at each of its last 10 000 rows."""
+    """It was once decoded again for each of its last 10 000 rows."""
     text = '{"results":[' + '{"size":8},' * 200_000 + '"'
     data, cut = decode(text)
     assert cut and len(data["results"]) == 200_000

@@ -1,4 +1,4 @@
-"""Outputs that people cut, annotate and paste: what is left of them is read by its headings."""
+"""Outputs that people cut, annotate and paste: the rest is read by its headings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def summary_rows(imported):
 
 
 def test_the_last_line_names_the_collective(imported):
-    """`# Collective test concluded: sendrecv_perf`, below a table that nothing else names."""
+    """`# Collective test concluded: sendrecv_perf` below a table without any other name."""
     result = imported(text(SMALL + ROW, program="sendrecv_perf", head="", names=NAMES))
     assert {row.collective for row in summary_rows(result)} == {"sendrecv"}
     assert result.warnings == []
@@ -59,7 +59,7 @@ def test_osu_rows_shorter_than_the_heading_are_cut(imported):
 
 
 def test_deepspeed_reads_the_mean_beside_a_column_of_stragglers(imported):
-    """The heading says which column is the mean; a straggler's wait is none."""
+    """The heading names the column with the mean; the straggler's wait is not a duration."""
     names = ("Comm. Op", "Message Size", "Count", "Total Latency(ms)", "Avg straggler(ms)")
     names += ("Avg Latency(ms)", "tput_avg (Gbps)", "busbw_avg (Gbps)")
     values = ("", "1.0 MB", "10", "20.00", "7.00", "2.00", "8.00", "7.00")

@@ -28,7 +28,7 @@ from torchcoll.training.traffic_table import summarise_traffic
 
 @pytest.fixture
 def read(tmp_path):
-    """The Traffic of dumps with these entries, of rank 0, 1, ..."""
+    """A function that reads the Traffic of dumps with these entries, for ranks 0, 1, ..."""
 
     def run(*dumps: Any, config: Any = CONFIG, names: str = "nccl_trace_rank_{}") -> Traffic:
         paths = []
@@ -146,7 +146,9 @@ def test_what_the_dump_does_not_tell_is_said(read):
 
 
 def test_messages_alone(read):
-    """Nothing tells whether the variable was set; of a group of messages its end tells it."""
+    """Messages alone do not show whether the variable was set; the time of a coalesced group
+    does.
+    """
     fields = {"is_p2p": True, "duration_ms": None}
     sent = [entry("send 0->1", 1, **fields), entry("recv 0<-1", 1, **fields)]
     assert read(sent).notes == [
@@ -172,7 +174,9 @@ def gloo(name: str, group: str = "0", description: str = "default_pg") -> Any:
 
 
 def test_gloo_configures_no_ranks(read):
-    """The default group is everyone; another one those who call in it, where all were read."""
+    """The default group has all ranks; another group has the ranks that call in it, if all were
+    read.
+    """
     config = {"": {"name": "", "desc": "", "ranks": "[]"}}
     calls = [gloo("all_reduce"), gloo("barrier", "3", "undefined")]
     traffic = read(calls, [gloo("all_reduce")], calls, config=config, names="fr{}.json")
@@ -194,7 +198,7 @@ def shown(traffic) -> str:
 
 
 def test_gloo_of_one_rank_alone_does_not_tell_how_many_there_are(read):
-    """As torch 2.13 writes it: `pg_config` has the key '', the entries say '0'."""
+    """As torch 2.13 writes it: `pg_config` has the key '', and the entries have '0'."""
     config = {"": {"name": "", "desc": "", "ranks": "[]"}}
     traffic = read([gloo("all_reduce"), gloo("barrier", "3", "undefined")], config=config)
     assert traffic.groups["0"].ranks == traffic.groups["3"].ranks == ()

@@ -1,4 +1,4 @@
-"""hccl_test: its documented output."""
+"""The documented output of hccl_test."""
 
 from __future__ import annotations
 

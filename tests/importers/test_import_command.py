@@ -1,4 +1,4 @@
-"""Which file is what, bad input, and the commands ``import``, ``show`` and ``export``."""
+"""Recognition of formats, bad input, and the commands ``import``, ``show`` and ``export``."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_each_format_is_recognised(imported, name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_after_much_noise(imported, name):
-    """What tells the format comes after more lines than one look takes."""
+    """The first line of the format comes after more lines than one window of sniffing has."""
     noise = "node1:1:2 [3] NCCL INFO Channel 05/24 : 3[e3000] -> 4[8a000] via P2P/IPC\n" * 3000
     if name not in ("nccl-tests-json", "nccl-inspector", "deepspeed-json"):
         assert imported(noise + FORMATS[name] + noise).importer == name
@@ -209,7 +209,7 @@ def test_several_runs_are_several_files_and_none_is_overwritten(tmp_path, capsys
 
 
 def test_a_run_to_stdout(tmp_path, monkeypatch, capsys):
-    """-o -, as export has it: the result file alone, what was read beside it on stderr."""
+    """With -o - stdout has only the result file, and stderr the report, as with export."""
     monkeypatch.chdir(tmp_path)
     Path("a.log").write_text(text())
     assert main(["import", "a.log", "-o", "-"]) == 0
@@ -362,7 +362,7 @@ def read(lines, options):
 
 @pytest.fixture
 def third_party(tmp_path, monkeypatch):
-    """A distribution with one importer, as pip would leave it."""
+    """A distribution with one importer, as pip would install it."""
     (tmp_path / "diary_importer.py").write_text(IMPORTER)
     info = tmp_path / "diary-1.0.dist-info"
     info.mkdir()
@@ -427,7 +427,7 @@ def test_any_words_are_read_or_refused(tmp_path_factory, name, tokens):
 
 
 def test_rows_share_nothing_that_can_be_changed(tmp_path):
-    """What is added to one stays out of the other rows, and of the files read later."""
+    """Changes to one row must not appear in other rows, or in files that are read later."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.csv").write_text(
             "collective,ranks,size,time_us\nall_reduce,2,1024,10\nall_reduce,2,4096,10\n"
@@ -441,7 +441,7 @@ def test_rows_share_nothing_that_can_be_changed(tmp_path):
 
 
 def test_a_number_of_more_digits_than_python_reads():
-    """4,300 are the most, in groups of three as well."""
+    """Python accepts at most 4,300 digits, also in groups of three."""
     assert base.whole("9" + ",999" * 2000) is None
     assert base.whole("9" * 6000) is None
     assert base.whole("1,048,576") == 1 << 20

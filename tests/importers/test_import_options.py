@@ -1,4 +1,4 @@
-"""``torchcoll import`` with options that do not fit, and what it says of files that stop."""
+"""``torchcoll import`` with options that contradict the file, and with files that were cut off."""
 
 from __future__ import annotations
 

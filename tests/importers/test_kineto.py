@@ -35,14 +35,14 @@ def operator(name: str, ts: float, types: Any, dims: Any, values: Any = (), **ar
 
 
 def work(name: str, ts: float, dur: float, *shapes: list[int], dtype: str = "float") -> Any:
-    """What gloo ran, on a thread of its own."""
+    """An event of gloo's work in its own thread."""
     shown = {"Input_type": [dtype] * len(shapes), "Input_Dims": list(shapes)} if shapes else {}
     return event(name, ts, dur, "user_annotation", tid=77, **shown)
 
 
 @pytest.fixture
 def read(tmp_path):
-    """The Traffic of a trace with these events."""
+    """A function that reads the Traffic of a trace with these events."""
 
     def run(*events: Any, name: str = "t.json", info: Any = INFO) -> Traffic:
         data = {"schemaVersion": 1, "traceEvents": list(events)}
@@ -59,7 +59,7 @@ def only(traffic: Traffic) -> TrafficCall:
 
 
 def test_a_step_of_ddp_on_nccl(read):
-    """Two buckets; kernels of 100 us each, of which a matrix product hides 30 us of the first."""
+    """Two buckets with kernels of 100 us each; a matrix product hides 30 us of the first one."""
     traffic = read(
         step(3, 0, 1000),
         step(3, 200, 300, "gpu_user_annotation"),  # the same on the device
@@ -137,7 +137,7 @@ def test_what_nccl_tells(read, name, n_in, n_out, args, expected):
 
 
 def test_splits_become_bytes(read):
-    """3 and 1 rows of 2 floats; who gives sizes makes the uneven call."""
+    """3 and 1 rows of 2 floats; a call with split sizes counts as uneven."""
     sizes = {"In_split_size": "[3, 1]", "Out_split_size": "[2, 2]"}
     call = only(read(param("all_to_allv", 0, 7, 8, 8, **sizes)))
     assert fields(call, "collective", "bytes_in", "splits") == ("all_to_all_v", 32, (24, 8))
@@ -223,7 +223,7 @@ def test_kernels_of_coalesced_calls_are_of_no_call(read):
 
 
 def test_kernels_alone_tell_the_same(read):
-    """Profiled without the activity of the host."""
+    """A trace that was profiled without the host's activity."""
     arguments = {key.replace(" ", "_"): v for key, v in param("allreduce", 0, 7)["args"].items()}
     call = only(
         read(kernel("ncclDevKernel_AllReduce", 100, 10, arguments.pop("External_id"), **arguments))
@@ -289,7 +289,7 @@ def test_gloo_hides_dtype_and_end_in_its_works(read):
 
 
 def test_what_holds_a_call_does_not_hide_it(read):
-    """autograd's node stands around the call that the program waits for in it."""
+    """autograd's node is around the call and waits for it."""
     traffic = read(
         event("autograd::engine::evaluate_function: AllReduce", 90, 400),
         all_reduce(100, 250),
@@ -397,7 +397,7 @@ ONE = ["TensorList", "", "Scalar"]
     ],
 )
 def test_what_c10d_tells(read, issued, done, expected):
-    """On rank 1 of 2: a root of 0 is the other one."""
+    """On rank 1 of 2, root 0 is the other rank."""
     name, *shapes = done
     call = only(read(issued, work(f"gloo:{name}", 5, 10, *shapes), info=GLOO))
     assert fields(call, "collective", "bytes_in", "bytes_out") == expected
@@ -407,7 +407,7 @@ def test_what_c10d_tells(read, issued, done, expected):
 
 
 def test_gloo_reduces_a_list_one_by_one(read):
-    """Two ranks, two works; the all_reduce behind them is another call."""
+    """With two ranks gloo runs two all_reduces; the all_reduce after them is another call."""
     traffic = read(
         lists("reduce_scatter_", 0, ["TensorList", ""], [[[4]], []]),
         work("gloo:all_reduce", 5, 10, [4]),
@@ -420,7 +420,7 @@ def test_gloo_reduces_a_list_one_by_one(read):
 
 
 def test_splits_of_gloo(read):
-    """Torch gives the output's first."""
+    """torch lists the output's splits first."""
     sizes = base("alltoall_base_", 0, [10], [4, 2], "", "[4, 1]", "[1, 3]")
     call = only(read(sizes, work("gloo:all_to_all", 5, 10, [4, 2]), info=GLOO))
     assert fields(call, "collective", "bytes_in", "splits") == ("all_to_all_v", 32, (8, 24))
@@ -430,7 +430,7 @@ def test_splits_of_gloo(read):
 
 
 def test_gloo_does_not_tell_the_group(read):
-    """Where all groups have the same ranks, the group does not matter; else nothing is joined."""
+    """If all groups have the same ranks the group does not matter; otherwise it stays unknown."""
     events = [all_reduce(0, 4), work("gloo:all_reduce", 5, 10, [4])]
     second = GLOO["pg_config"][0] | {"pg_name": "1", "pg_desc": "undefined"}
     info = GLOO | {"pg_config": [*GLOO["pg_config"], second]}
@@ -444,7 +444,9 @@ def test_gloo_does_not_tell_the_group(read):
 
 
 def test_what_is_not_told_is_left_out_but_counted(read):
-    """scatter away from the root: torch shows neither dtype nor size of the input."""
+    """For a scatter on other ranks than the root torch records neither dtype nor size of the
+    input.
+    """
     traffic = read(
         lists("scatter_", 0, ["TensorList", "ScalarList"], [[[10]], []], "0"),
         work("gloo:scatter", 5, 10),
@@ -517,7 +519,7 @@ def test_packed(tmp_path):
 
 
 def profiled() -> None:
-    """Kinds of calls that gloo has, captured and profiled at once."""
+    """Calls of all kinds that gloo has, captured and profiled at the same time."""
     from torch.profiler import ProfilerActivity, profile, schedule
 
     from torchcoll import capture

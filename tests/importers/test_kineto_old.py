@@ -22,7 +22,7 @@ OLD = {"backend": "nccl", "rank": 3, "world_size": 8}
 
 
 def call(ts: float, name: str, annotation: str, dims: Any, sent: Any, number: int) -> list[Any]:
-    """c10d operator, record_param_comms, annotation and launch, one in the other; the kernel."""
+    """Nested c10d operator, record_param_comms, annotation and launch, and the kernel."""
     types = ["float" if shape else "" for shape in dims]
     linked = {"External_id": 800 + number, "correlation": 800 + number}
     return [
@@ -68,7 +68,7 @@ def test_names_sizes_types_and_times(calls):
 
 
 def test_an_annotation_without_an_operator(calls):
-    """As before torch 1.13: what is received of an all_to_all is told nowhere."""
+    """As before torch 1.13: no event has what an all_to_all receives."""
     reduce = call(0, "c10d::allreduce_", "all_reduce", [[]], [250], 1)[1:]
     assert [fields(call, *NAMES) for call in calls(reduce)] == [
         ("all_reduce", 1000, 1000, "float32", 41_000)
@@ -78,7 +78,7 @@ def test_an_annotation_without_an_operator(calls):
 
 
 def test_calls_without_a_size_are_counted_in_the_head(tmp_path):
-    """Two of three all_to_all: what the table adds up is not the step."""
+    """Two of three all_to_all have no size, so the sums of the table are not those of the step."""
     events = [
         *call(0, "c10d::alltoall_base_", "all_to_all", [[32], [32]], [32], 1),
         *call(1000, "c10d::alltoall_", "all_to_all", [[]], [32], 11)[1:],
@@ -95,7 +95,7 @@ def test_calls_without_a_size_are_counted_in_the_head(tmp_path):
 
 
 def test_the_number_of_a_launch_is_none_of_an_operator(calls):
-    """The kernel's External id is 802 there, and so is the operator's of another call."""
+    """The kernel's External id is 802, and so is that of another call's operator."""
     first = call(0, "c10d::allreduce_", "all_reduce", [[]], [250], 2)
     second = call(1000, "c10d::allreduce_", "all_reduce", [[]], [99], 801)
     assert second[1]["args"]["External id"] == 802 == first[4]["args"]["External id"]
@@ -103,7 +103,7 @@ def test_the_number_of_a_launch_is_none_of_an_operator(calls):
 
 
 def test_kernels_without_a_number_stay_apart(tmp_path):
-    """Three of 6, 3 and 1 ms, each a call of its own."""
+    """Three kernels of 6, 3 and 1 ms, each of a separate call."""
     arguments = {"Collective_name": "allreduce", "dtype": "Float", "In_msg_nelems": 250}
     arguments |= {"Out_msg_nelems": 250, "Process_Group_Name": "0", "Group_size": 8}
     kernels = [

@@ -1,4 +1,4 @@
-"""nccl-tests' text: every layout there has been, and what happens to it on its way to us."""
+"""nccl-tests' text: all layouts of its versions, and what terminals and people do to it."""
 
 from __future__ import annotations
 

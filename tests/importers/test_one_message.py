@@ -1,4 +1,4 @@
-"""One cause is one message, however many lines have it."""
+"""One cause gives one message, even if it affects many lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_decimal_commas(imported, content, name):
 
 
 def test_a_comma_beside_decimal_points_groups_thousands(imported):
-    """A row that writes 53.00 does not write a decimal comma: 10,109 us is 10.1 ms."""
+    """A row with 53.00 has no decimal commas, so 10,109 us is 10.1 ms."""
     table = "## all_reduce\n| Size | Time (us) | busbw (GB/s) |\n|--|--|--|\n"
     imported_file = imported(table + "| 256MB | 10,109 | 53.00 |\n", "t.md", ranks=64)
     (result,) = imported_file.runs[0].results

@@ -51,7 +51,7 @@ def test_oneccl_sizes_become_those_of_nccl_tests(imported, name, size_bytes, cou
 
 
 def test_load_reads_what_an_importer_reads(in_tmp_path):
-    """The table of ``ONECCL``: 4 ranks, told by the file; a table of sizes tells nothing."""
+    """The table of ``ONECCL`` has 4 ranks in the file; a table of sizes has none."""
     (in_tmp_path / "one.txt").write_text(ONECCL.format(names="allreduce"))
     (in_tmp_path / "packed.gz").write_bytes(gzip.compress(Path("one.txt").read_bytes()))
     for path in ("one.txt", Path("packed.gz")):
@@ -447,7 +447,7 @@ def test_inspector_joins_ranks(imported, flat):
 
 
 def batch(rank, *calls, dropped=0):
-    """Format v4.3: one dump_stats record, then the records of that communicator alone."""
+    """Format v4.3: one dump_stats record, followed by the records of one communicator."""
     whole = inspector(rank, 0, 1.0)
     stats = {"coll_records": len(calls), "coll_dropped_since_last_dump": dropped, "p2p_records": 1}
     point = {"p2p_perf": {"p2p": "Send", "p2p_sn": 1, "p2p_exec_time_us": 5}}

@@ -1,4 +1,4 @@
-"""Tables of others: units that a heading names, or not, and figures that contradict each other."""
+"""Published tables: headings with and without units, and figures that contradict each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows behind whatever launchers, containers and mails put before them."""
+"""Rows after prefixes of launchers, containers and mails."""
 
 from __future__ import annotations
 
@@ -106,7 +106,9 @@ def test_a_message_inside_of_the_size(imported):
 
 
 def test_a_cut_row_is_no_row_of_other_columns(imported):
-    """`none 2` and 11 figures: without its last field the root would be the time."""
+    """`none 2` and 11 figures: if the last field were missing the root would be read as the
+    time.
+    """
     row = ROW.replace("sum      -1", "none      2")
     result = imported(
         text(SMALL.replace("sum", "none").replace("-1", " 2") + row.rstrip()[:-1] + "\n")

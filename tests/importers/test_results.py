@@ -1,4 +1,4 @@
-"""results/: the published figures, exact to the figure, and what follows from them."""
+"""results/: all published figures are read exactly, and what follows from them."""
 
 from __future__ import annotations
 
@@ -243,7 +243,9 @@ SUMS = {
 
 
 def commands():
-    """Of files that are here: `torchcoll import` alone, and that of a reader's FILE, are words."""
+    """The commands of results/README.md that can run here, so not `torchcoll import` alone, nor the
+    command on FILE.
+    """
     text = (RESULTS / "README.md").read_text()
     listed = set(re.findall(r"`((?:torchcoll|python3 -c) [^`]+)`", text))
     return sorted(listed - {"torchcoll import", "torchcoll show FILE --view calls"})
@@ -271,7 +273,7 @@ def test_every_command_of_the_readme_works(command, capsys):
 
 
 def test_figures_of_a_row_at_once():
-    """Also where one of them is none, or no ordinary number: the others stay."""
+    """One text that is not a plain number must not change the others."""
     assert numbers("1.5", "0", "2e3") == [1.5, 0, 2000]
     assert numbers("1,234.5", "nan", "7") == [1234.5, None, 7]
     assert numbers("3", "nan") == [3, None] and numbers("nan", "3") == [None, 3]

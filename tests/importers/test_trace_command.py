@@ -1,4 +1,4 @@
-"""``torchcoll trace``: which file is what, several of them, bad input."""
+"""``torchcoll trace``: recognition of files, several files, bad input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchcoll.training.traffic_table import summarise_traffic
 
 
 def error(capsys, *arguments):
-    """The one line of a command that fails, after its exit code."""
+    """The single error line of a command that fails with this exit code."""
     code = main(["trace", *map(str, arguments)])
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
@@ -28,7 +28,7 @@ def error(capsys, *arguments):
 
 @pytest.fixture
 def captured(tmp_path):
-    """A folder as a capture leaves it, and what its ranks hold together."""
+    """A folder as a capture writes it, and the joined traffic of its ranks."""
     whole = traffic(ddp, steps=4)
     for rank in range(2):
         rank_traffic = dataclasses.replace(
@@ -115,7 +115,7 @@ def test_the_algorithm_that_kernels_are_named_after(tmp_path, capsys):
 
 
 def test_a_pickle_is_never_read(tmp_path, capsys):
-    """It would make a file."""
+    """Reading this pickle would create a file."""
 
     class Evil:
         def __reduce__(self):
@@ -210,7 +210,7 @@ def test_traces_that_begin_with_other_steps(tmp_path):
 
 
 def test_a_group_that_one_file_does_not_tell(tmp_path):
-    """Its list was shortened in one of them."""
+    """In one of the files the list of its ranks was shortened."""
     for rank, ranks in enumerate(("[0, 1]", "[0, ..., 1]")):
         entry = param("allreduce", 0, 7, Process_Group_Ranks=ranks, Process_Group_Name="4")
         data = {"traceEvents": [entry], "distributedInfo": INFO | {"rank": rank}}

@@ -1,4 +1,4 @@
-"""Tables of nccl-tests that do not say whose they are: collective and ranks from the figures."""
+"""Tables of nccl-tests without a name: collective and ranks are inferred from the figures."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def ranks(count):
 
 
 def test_a_list_of_ranks_belongs_to_the_table_below_it(imported):
-    """A page of tables, of 2, 4 and 8 ranks, without the lines in which a test says its name."""
+    """A page of tables for 2, 4 and 8 ranks, without the lines that name the tests."""
     page = ""
     for count, factor in ((2, 1), (4, 1.5), (8, 1.75)):
         page += ranks(count) + NAMES + row(S, S // 4, "sum", -1, US, GBPS, factor)
@@ -154,7 +154,7 @@ def test_files_of_two_launches_are_as_before(imported):
 
 
 def test_what_is_said_of_a_table_stands_at_its_run_alone(tmp_path):
-    """A page of two tables without a name, on 8 and on 4 ranks: busbw / algbw is 1.75 and 1.5."""
+    """A page with two unnamed tables for 8 and 4 ranks: busbw / algbw is 1.75 and 1.5."""
     page = tmp_path / "page.txt"
     tables = [row(S, S // 4, "sum", -1, US, GBPS, factor) for factor in (1.75, 1.5)]
     page.write_text(NAMES.join(["", *tables]))

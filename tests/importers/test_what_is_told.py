@@ -97,7 +97,7 @@ def test_a_folder_with_another_file_shows_the_rest(folder, capsys):
 
 
 def test_a_folder_without_results(folder, capsys):
-    """It is said of the files of the folder, and which folder in it has some."""
+    """The error names the files of the folder, and a folder within it that has results."""
     runs = folder / "runs"
     for name in ("2026-11", "2026-12"):
         (runs / name).mkdir(parents=True)
@@ -140,7 +140,7 @@ def test_stdin_is_read_by_every_command(folder, capsys, monkeypatch):
 
 
 def test_messages_call_it_standard_input(folder, capsys, monkeypatch):
-    """And not by the file that it was put into, which nobody named and which is gone."""
+    """Messages must not name the temporary file that stdin was copied to."""
     for command in ("show", "trace", "log", "explain", "limits", "algorithms"):
         monkeypatch.setattr(stdin, "_stdin", [])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"nothing of use\n")))

@@ -1,4 +1,4 @@
-"""What a framework's hooks drive, without any framework."""
+"""The capture behind the hooks of frameworks, without any framework."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_graphs(capsys):
 
 
 def test_thirty_two_channels_of_one_gpu_are_not_1280_gbps(folder, capsys):
-    """What a report once added up: both graphs of a communicator of one rank."""
+    """A report once added up the speeds of both graphs of a communicator with one rank."""
     alone = [graph(n, p, 16, 40, "LOC/PIX", pair(4)) for n, p in ((0, 4), (1, 3))]
     (folder / "one.xml").write_text(graphs(*alone))
     lines = shown(capsys, "one.xml")

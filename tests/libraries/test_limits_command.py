@@ -1,4 +1,4 @@
-"""``torchcoll limits``, and ``show --topology``: rows beside what the links allow."""
+"""``torchcoll limits``, and ``show --topology``, which compares rows with what the links allow."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_topology_that_nccl_is_given_says_where_the_whole_one_is(tmp_path, cap
 
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_of_fewer_than_two_gpus_nccl_expects_nothing(tmp_path, capsys, gpus):
-    """NCCL writes graphs of one GPU too; a ring of one carries nothing."""
+    """NCCL also writes graphs for a single GPU, whose ring carries nothing."""
     topology, text = tmp_path / "topo.xml", tmp_path / "graph.xml"
     without_gpus = re.sub(r"<gpu.*?</gpu>|<gpu[^>]*/>", "", hgx(), flags=re.DOTALL)
     topology.write_text(hgx(gpus) if gpus else without_gpus)
@@ -165,7 +165,7 @@ sys.modules["torch.cuda"] = cuda
 
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
-    """A torch that sees so many GPUs, for a child of this process."""
+    """A stand-in for torch with this number of GPUs, for a child process."""
     folder = tmp_path / "torch"
     folder.mkdir()
     (folder / "__init__.py").write_text(FAKE_TORCH)
@@ -176,7 +176,7 @@ def gpus(tmp_path, monkeypatch):
 
 
 def test_this_machine_is_asked(gpus, host, capsys):
-    """As with the file that its NCCL would have written, under the name of the host."""
+    """The result is that of the file which NCCL would write, with the name of this host."""
     gpus(8)
     assert main(["limits"]) == 0
     live = capsys.readouterr().out
@@ -203,7 +203,7 @@ def shares(run, *paths):
 
 
 def test_each_row_has_its_share_of_the_limit(host):
-    """Eight H200 at 16 GiB: reduce 367.29 of 370.8; all_reduce also of NVLS, 490.28."""
+    """Eight H200 at 16 GiB: reduce reaches 367.29 of 370.8; for all_reduce NVLS allows 490.28."""
     run = torchcoll.load(KERNELS)
     rows = summarise_run(run)
     shares_by_case = dict(

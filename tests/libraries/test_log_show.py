@@ -1,4 +1,4 @@
-"""``torchcoll log``: tables, the other formats, and files that are no log."""
+"""``torchcoll log``: tables, other formats, and files that are not logs."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_the_best_path_and_all_links(tmp_path, capsys):
 
 @pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
 def test_secrets_of_a_log_are_not_shown(tmp_path, monkeypatch, capsys, form):
-    """In variables, in warnings, in lines that are not known, and in what another tool logs."""
+    """Secrets may be in variables, warnings, unknown lines, and lines of other programs."""
     monkeypatch.chdir(tmp_path)
     lines = [
         "NCCL_NET_PLUGIN set by environment to hf" + "_aBcDeFgHiJkLmNoPqRsTuVwXyZaBcDeF",

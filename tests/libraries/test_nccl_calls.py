@@ -1,4 +1,4 @@
-"""TUNING lines of NCCL by version, the sizes in them, and names of kernels."""
+"""TUNING lines of NCCL's versions with their sizes, and names of kernels."""
 
 from __future__ import annotations
 

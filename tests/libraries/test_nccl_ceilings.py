@@ -1,4 +1,6 @@
-"""What NCCL's algorithms can reach on hand-made hosts: every figure is worked out here by hand."""
+"""Limits of NCCL's algorithms on hand-made topologies. All expected figures are computed by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ def test_links_that_are_not_told_are_no_limit(tmp_path):
     ],
 )
 def test_hosts_with_slow_interfaces(tmp_path, hosts, tree):
-    """Four interfaces of 200 Gbit/s: 100 GB/s a host."""
+    """Four interfaces of 200 Gbit/s are 100 GB/s per host."""
     limits = gbps(limits_by_key(tmp_path, hgx(gbits=200, nics=4), hosts))
     assert limits == {
         (RING, "all_reduce"): 100,
@@ -96,7 +98,9 @@ def test_hosts_with_slow_interfaces(tmp_path, hosts, tree):
 
 
 def test_hosts_with_fast_interfaces_are_held_by_their_links(tmp_path):
-    """Eight of 400 Gbit/s: 400 GB/s a host, more than the 370.8 of a GPU's links."""
+    """Eight interfaces of 400 Gbit/s are 400 GB/s per host, more than the 370.8 of a GPU's
+    links.
+    """
     limits = gbps(limits_by_key(tmp_path, hgx(), 2))
     assert limits[RING, "all_reduce"] == pytest.approx(370.8)
     assert limits[TREE, "all_reduce"] == pytest.approx(370.8 / 2 * 2 * 15 / 16)

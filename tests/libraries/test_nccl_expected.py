@@ -1,4 +1,4 @@
-"""What NCCL expected, from the tuning table of its log: figures worked out by hand."""
+"""The times that NCCL expects by the tuning table in its log; figures computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL's graph files: hand-made ones."""
+"""NCCL's graph files, made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL's and RCCL's log, as each version writes it, and as it comes out of real terminals."""
+"""Logs of NCCL and RCCL: as each version writes them, and as real terminals garble them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_rccl_is_told_from_nccl():
 
 
 def test_lines_of_other_processes_in_a_line():
-    """As eight ranks of 2.27 write to one stdout through buffers of 4096 bytes."""
+    """Eight ranks of 2.27 write to one stdout through buffers of 4096 bytes."""
     whole = info("Using network IB", who="gpu-1:1800:1800 [3]")
     whole += info("Using network IB", who="gpu-1:1804:1804 [7]")
     reader = read(
@@ -180,7 +180,7 @@ GOOD = info(
     st.sampled_from([*GOOD, *"-.1f"]),
 )
 def test_edited_lines_are_read_or_counted(line, start, length, inserted):
-    """Something taken out of a line, or put in its place: another line, or a stray character."""
+    """A part of a line is removed, or replaced by another line or a stray character."""
     reader = read(GOOD[0], line[:start] + inserted + line[start + length :], *GOOD)
     assert reader.tally.lines == len(GOOD) + 2
     assert sum(len(job.processes) for job in jobs([reader])) == len(reader.processes)
@@ -213,7 +213,7 @@ PIDS = (41, 151, 1061, 10071)
 
 
 def spoken(rank: int) -> str:
-    """What a rank of four on two nodes writes: 64 lines."""
+    """The 64 lines that one of four ranks on two nodes writes."""
     channels = [f"Channel {n:02d}/0 : {rank}[0] -> {rank ^ 1}[0] via NET/IB/0" for n in range(62)]
     who = f"{HOSTS[rank // 2]}:{PIDS[rank]}:{PIDS[rank]} [0]"
     lines = info(started(rank, 4), *channels, "Connected all rings", who=who)

@@ -1,4 +1,4 @@
-"""What each message of NCCL's log says, as each version writes it."""
+"""The content of each kind of message in NCCL's log, in each version's format."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_up_to_2_17_only_the_end_of_init_is_told():
 
 
 def test_one_process_with_all_gpus():
-    """nccl-tests -g 2: a thread for each rank."""
+    """With nccl-tests -g 2 a process has a thread for each rank."""
     lines = [line for r in (0, 1) for line in info(started(r), who=f"node1:11:2{r} [{r}]")]
     lines += info("Channel 00/01 : 0 1", who="node1:11:20 [0]")
     job = only(read(*lines))

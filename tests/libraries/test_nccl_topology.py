@@ -1,4 +1,4 @@
-"""NCCL's topology files: hand-made ones, with what NCCL's own sources make of each."""
+"""NCCL's topology files, made by hand, with the figures that NCCL's sources give for them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_where_links_end(tmp_path):
 
 
 def test_two_hosts_in_one_file(tmp_path):
-    """A rack whose NVLinks join hosts: buses and device numbers are there twice."""
+    """A rack whose NVLinks connect hosts: bus ids and device numbers occur twice."""
     hosts = [
         cpu(0, gpu(0, nvlink(1, 1)), gpu(1), more=f'host_hash="0x{host}"') for host in ("a", "b")
     ]
@@ -126,7 +126,7 @@ def test_interfaces_that_nccl_does_not_use(tmp_path):
 
 
 def test_paths_between_devices(tmp_path):
-    """NCCL counts a step from switch to switch as PXB, one over a CPU as PHB."""
+    """In NCCL a path over several switches is PXB, and a path over a CPU is PHB."""
     topo = read(
         tmp_path,
         system(
@@ -199,7 +199,9 @@ def test_four_gpus_with_four_links_to_each_other(tmp_path):
 
 
 def test_links_to_itself_join_nobody(tmp_path):
-    """Azure's file for NC A100 v4 has them; PCI is what is left, and the file does not tell it."""
+    """Azure's file for NC A100 v4 has such links. Only PCI connects the GPUs, and the file lacks
+    its speed.
+    """
     limit = ceiling(tmp_path, *(cpu(n, gpu(n, nvlink(n, 12), link="", width=0)) for n in (0, 1)))
     assert limit.gbps is None
     assert limit.source == (
@@ -290,7 +292,9 @@ def test_where_there_is_no_ceiling(tmp_path, cpus, why):
     ("gcn", "each"), [("906", 24), ("910", 36), ("gfx90a", 36), ("gfx942:sramecc+:xnack-", 48)]
 )
 def test_xgmi_of_amd(tmp_path, gcn, each):
-    """There sm counts compute units, and 90 or 104 of them are no compute capability."""
+    """On AMD ``sm`` is the number of compute units; 90 or 104 must not be read as compute
+    capability.
+    """
     gpus = [
         pci(
             f"0000:{n}0:00.0",
@@ -414,7 +418,7 @@ def test_numbers_that_are_none(tmp_path):
 
 
 def test_deep_files_are_refused(tmp_path):
-    """Each node looks at all that it lies in: 100 000 levels would be 10^10 steps."""
+    """Each node walks up to the root, so 100 000 levels would need 10^10 steps."""
     nested = "<system>{}</system>".format
     assert read(tmp_path, nested("<pci>" * 99 + "</pci>" * 99)).gpus == []
     with pytest.raises(UnreadableError, match="at most 100 elements in each other"):

@@ -200,7 +200,9 @@ def test_edited_lines_are_read_or_counted(number, start, length, inserted):
 
 
 def test_threads_are_no_processes():
-    """2021 numbers threads: the bindings' own calls, the first one made the communicator."""
+    """2021 logs ids of threads: the bindings call from other threads than the one that created the
+    communicator.
+    """
     readers = [
         read(
             coord(rank, 2, 10 + rank),

@@ -1,4 +1,4 @@
-"""Which backend and device a run takes, and several backends in one run."""
+"""Choice of backend and device, and several backends in one run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchcoll.machine import environment, provenance
 
 
 def machine(kinds=(), built=("gloo",), capability=None, distributed=True):
-    """A torch with these accelerators and these backends."""
+    """A stand-in for torch with these accelerators and backends."""
 
     def is_backend_available(name):
         return name in built
@@ -52,7 +52,7 @@ def chosen(kinds=(), built=("gloo",), backend=None, device=None, **options):
 
 @pytest.fixture
 def bindings(monkeypatch):
-    """Records what is imported by name; every module is there but those in ``fails``."""
+    """Records the names of imported modules. All imports succeed except those in ``fails``."""
 
     class Imports(list):
         fails = MappingProxyType({})
@@ -273,7 +273,7 @@ def test_bindings_of_another_torch(bindings):
 
 
 def test_ipex_of_another_torch_dies_with_an_attribute_error(bindings):
-    """It says so on stdout, and then calls os.exit, which there is not."""
+    """IPEX prints this on stdout and then calls os.exit, which does not exist."""
     bindings.fails = {IPEX: AttributeError("module 'os' has no attribute 'exit'")}
     with pytest.raises(UnavailableError) as caught:
         chosen(("xpu",), ("gloo", "ccl"), "ccl")
@@ -370,7 +370,7 @@ def test_the_backend_of_a_group_that_is_there(config, kind, kinds, expected):
 
 
 def register(name, devices=("cpu",)):
-    """A second gloo, by another name."""
+    """Register gloo a second time under another name."""
     dist.Backend.register_backend(
         name,
         lambda store, rank, size, timeout: dist.ProcessGroupGloo(store, rank, size, timeout),
@@ -461,7 +461,7 @@ def test_refusals_are_one_line(launch, options, code, message):
 
 
 def test_eager_on_gloo(launch):
-    """It connects in init_process_group anyway."""
+    """gloo connects in init_process_group in any case."""
     run = launch("all_reduce", "--init eager --sizes 64 -n 2", 2).ended(0).run
     assert run.results[0].status == "ok"
     assert run.header["spec"]["init"] == "eager"
@@ -504,7 +504,7 @@ dist.Backend.register_backend(
 
 
 class OnCpu(TorchFunctionMode):
-    """What is to be made on xpu is made on the CPU."""
+    """Creates on the CPU what is requested on xpu."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -514,7 +514,7 @@ class OnCpu(TorchFunctionMode):
 
 
 class StandInEvent:
-    """Host time: good for the order of calls, not for XPU's truth."""
+    """An event with the host's time: it tests the order of calls, not the times of an XPU."""
 
     made = 0
 
@@ -606,7 +606,7 @@ def test_ipex_that_dies(launch, tmp_path):
 
 
 def test_two_ranks_on_one_xpu(launch, tmp_path):
-    """Told by UUID, for torch tells no PCI id of XPUs."""
+    """The device is identified by its UUID, as torch has no PCI id of XPUs."""
     setup = xpu_machine(tmp_path)
 
     def share_device(rank):
@@ -644,7 +644,7 @@ INSTALL = (
 
 @pytest.fixture
 def no_torchcomms(monkeypatch):
-    """As on a machine without it, whatever is installed here."""
+    """Make torchcomms look as if it were not installed."""
     monkeypatch.setattr(dist.distributed_c10d, "_TORCHCOMM_AVAILABLE", False, raising=False)
 
 

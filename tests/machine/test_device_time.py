@@ -32,12 +32,12 @@ def device(monkeypatch):
 
 
 def queued(device, ns=CALL_NS):
-    """Returns at once; the current stream is busy for so long."""
+    """A call that returns immediately and keeps the current stream busy for this time."""
     return lambda: device._module.current.put(lambda: time.sleep(ns / 1e9))
 
 
 def apart(small, large):
-    """Whether the times differ by far: they are medians of three, of one test."""
+    """Whether two times, medians of three measurements in one test, clearly differ."""
     return 4 * sorted(small)[len(small) // 2] < sorted(large)[len(large) // 2]
 
 
@@ -151,7 +151,7 @@ def test_without_the_line_a_figure_is_wrong(
 
 
 def rewritten(method, line, number, instead):
-    """The method with something else at the ``number``-th place where the line stands."""
+    """The method with its ``number``-th occurrence of ``line`` replaced."""
     pieces = textwrap.dedent(inspect.getsource(method)).split(line)
     assert len(pieces) > number, "the line reads otherwise now: so must this test"
     source = line.join(pieces[:number]) + instead + line.join(pieces[number:])

@@ -167,7 +167,7 @@ def test_what_to_do_where_a_device_refuses(text, action):
 
 
 def test_a_driver_older_than_the_runtime():
-    """torch finds no device then, and says why as it is asked to start (torch/cuda/__init__.py)."""
+    """torch then has no device, and tells why when CUDA is initialised (torch/cuda/__init__.py)."""
 
     def refuse():
         raise RuntimeError(
@@ -189,7 +189,7 @@ def test_a_driver_older_than_the_runtime():
 
 
 def test_the_torch_that_is_here_says_why_it_has_no_gpu():
-    """The real one: built without CUDA, or without a driver."""
+    """The installed torch: built without CUDA, or without a driver."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(UnavailableError) as caught:
@@ -242,7 +242,7 @@ def test_two_ranks_on_one_device_unasked():
 
 
 def test_cost_of_measuring():
-    """On this device an event takes as long as the stamps around it tell: 10 ns a reading."""
+    """Each reading of this clock takes 10 ns, which is the cost of an event here."""
     device, aligned = Machine().open(), []
     costs = cost_of_measuring(device, lambda: aligned.append(time.sleep(0.001)))
     assert list(costs) == ["cost_timed_loop", "cost_barrier", "cost_event"]
@@ -301,7 +301,7 @@ def test_batches_are_appended():
     ],
 )
 def test_on_xpu_an_event_stands_at_every_tenth_call(calls, each, device_ns):
-    """XPU events cost 0.1 ms: a sample is the mean of ten calls."""
+    """An XPU event costs 0.1 ms, so a sample is the mean of ten calls."""
     machine = Machine("xpu", ms=[9.0, *[0.1] * calls])
     device = machine.open()
     assert device.calls_per_sample == 10
@@ -488,7 +488,7 @@ def test_registered_buffers_need_a_connection():
 
 @pytest.mark.parametrize(("backend", "kind"), [("xccl", "xpu"), ("ccl", "xpu"), ("ccl", "cpu")])
 def test_eager_where_connecting_does_nothing(backend, kind):
-    """Every backend of torch has the method; outside NCCL it is empty."""
+    """All of torch's backends have the method, but only NCCL's does something."""
     with pytest.raises(UnavailableError) as caught:
         communicators(Dist(), backend, kind=kind, init="eager")
     assert str(caught.value) == (
@@ -576,7 +576,9 @@ def sizing(buffers):
 
 
 class Pools:
-    """torch.cuda's pools and a backend that registers them, over tensors of the CPU."""
+    """Stand-ins for torch.cuda's pools and a backend that registers them, with tensors on the
+    CPU.
+    """
 
     def __init__(self, **lacks):
         self.log = []
@@ -641,7 +643,7 @@ def test_torch_that_cannot_register():
 
 
 def test_torch_without_symmetric_registration():
-    """2.13 takes the pool alone."""
+    """torch 2.13 accepts only the pool."""
     pools = Pools()
     pools.backend.register_mem_pool = lambda pool: None
     pools.allocate("registered")
@@ -655,7 +657,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "one_gpu.sh"
 
 
 def one_gpu(*arguments):
-    """Installs nothing, and sees no GPU."""
+    """Run the script without installing anything and without a GPU."""
     hidden = {"NO_INSTALL": "1", "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
     environment = {**os.environ, **hidden, "HIP_VISIBLE_DEVICES": ""}
     done = subprocess.run(
@@ -701,7 +703,7 @@ def test_one_gpu_asked_wrongly(arguments, recorded):
 
 
 def test_what_one_gpu_all_starts_is_understood(tmp_path):
-    """Its own python is one that keeps what it is asked: every command line is parsed here."""
+    """Its python is a stand-in that records command lines, which are parsed here."""
     log, python = tmp_path / "log", tmp_path / "python"
     python.write_text(
         f"""#!/bin/sh
@@ -736,7 +738,7 @@ def test_what_one_gpu_all_starts_is_understood(tmp_path):
 
 
 def test_the_stand_ins_are_like_torch():
-    """Each name that is called, in the torch of this test run: 2.6 to 2.15 were looked at."""
+    """The installed torch has every name that the stand-ins have; 2.6 to 2.15 were checked."""
     import inspect
 
     dist = torch.distributed

@@ -1,4 +1,4 @@
-"""torchcoll doctor: every trap on and off, what can be used and why not, and the command itself."""
+"""torchcoll doctor: each trap present and absent, what can be used and why not, and the command."""
 
 from __future__ import annotations
 
@@ -490,7 +490,7 @@ def test_why_a_backend_cannot_be_used(facts, name, reason, action):
 
 
 def test_the_libraries_that_the_bindings_load_are_listed():
-    """They are imported in a child: this process maps none of them."""
+    """They are imported in a child process, so this process does not map them."""
     module = {"version": "2.8.0", "registers": True, "error": "", "mapped": [LIBCCL]}
     document = report(plain(modules={BINDINGS: module}))
     assert [library["name"] for library in document["libraries"]] == ["libccl.so.1.0"]
@@ -571,7 +571,7 @@ def test_ranks_and_their_devices():
     ],
 )
 def test_cores_of_pinned_ranks(launcher, neighbours, expected):
-    """By the cores of all ranks of the host, as the run judges it."""
+    """The check uses the cores of all ranks of the host, as in a run."""
     launch = Launch(launcher, 0, 2, 0, 2)
     facts = plain({}, 2, launch=launch, cpu=cpu(affinity=[0]), neighbours=neighbours)
     facts = dataclasses.replace(facts, modules={})  # without oneCCL's workers
@@ -579,7 +579,7 @@ def test_cores_of_pinned_ranks(launcher, neighbours, expected):
 
 
 def test_ranks_look_at_each_others_cores():
-    """Processes of one launcher, each pinned to its own core, as Open MPI does it."""
+    """Processes of one launcher, each pinned to its own core as by Open MPI."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("needs 2 cores")
@@ -801,7 +801,7 @@ def doctor(*arguments, **environ):
 
 
 def forked(jobs, folder, *arguments, setup=lambda rank: None, **environ):
-    """The same where torch is imported already: it would be most of the test."""
+    """The same in a forked process that has already imported torch, which is much faster."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     job = jobs(
         folder,

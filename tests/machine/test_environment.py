@@ -1,4 +1,4 @@
-"""What a number depends on: variables, hosts, cores and free memory."""
+"""What a measurement depends on: variables, hosts, cores and free memory."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_differences():
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """Writes /proc/meminfo, /proc/self/cgroup and cgroup files of a host that does not exist."""
+    """Write /proc/meminfo, /proc/self/cgroup and cgroup files of an imaginary host."""
     monkeypatch.setattr(environment, "_PROC", str(tmp_path / "proc"))
     monkeypatch.setattr(environment, "_CGROUPS", str(tmp_path / "cgroup"))
 
@@ -103,7 +103,7 @@ def test_available_memory(host):
 
 
 def test_a_cgroup_limit(host):
-    """Cached files count as used in a cgroup, and are given back: 1000 - 800 + 500."""
+    """Cached files count as used in a cgroup, but can be freed: 1000 - 800 + 500."""
     host(8_000_000, "0::/job/step\n", **limits("job/step/", "1000", 800, 500))
     assert free_bytes() == 700
 
@@ -114,14 +114,14 @@ def test_more_limit_than_memory(host):
 
 
 def test_a_limit_of_the_cgroup_above(host):
-    """Slurm and systemd limit the job or the user, and the step below has `max`."""
+    """Slurm and systemd limit the cgroup of the job or the user; the step's own limit is `max`."""
     files = limits("job/step/", "max", 800, 0) | limits("job/", "5000", 1000, 0)
     host(8_000_000, "0::/job/step\n", **files)
     assert free_bytes() == 4000
 
 
 def test_inside_a_container(host):
-    """The path is the host's, which is not mounted; the limit stands at the root."""
+    """The path is the host's, which is not mounted in the container; the root has the limit."""
     host(8_000_000, "0::/kubepods/pod1/abc\n", **limits("", "3000", 1000, 0))
     assert free_bytes() == 2000
 

@@ -52,7 +52,7 @@ def refuses(name):
 
 
 def reduces(real):
-    """As the bindings, whose map of reductions has four."""
+    """A stand-in for the bindings, which support four reductions."""
 
     def call(tensor, op=dist.ReduceOp.SUM, *args, **kwargs):
         four = (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
@@ -106,7 +106,7 @@ def test_groups_of_calls_without_a_device(launch, ccl):
 
 
 def test_spinning_workers_are_named_by_the_run_and_by_what_compares_it(launch, ccl):
-    """On one core two ranks have no room for the workers that oneCCL would spin."""
+    """With two ranks on one core, oneCCL's spinning workers have no core."""
 
     def measured(**variables):
         def setup(rank):
@@ -159,7 +159,9 @@ NO_ALGORITHM = (
 
 
 def never_connects(setup):
-    """As with FI_PROVIDER=nonsense: the first call raises on all ranks, no second one returns."""
+    """As with FI_PROVIDER=nonsense: the first call raises on all ranks, and a second call never
+    returns.
+    """
 
     def of_rank(rank):
         setup(rank)
@@ -258,7 +260,9 @@ def test_the_table_of_what_backends_lack(backend, case, reason):
 
 
 def warns(rank):
-    """C's stdio and the descriptor itself, in the middle of every call, as oneCCL's first call."""
+    """Writes through C's stdio and to the descriptor during every call, as oneCCL does in its
+    first.
+    """
     libc, real = ctypes.CDLL(None), dist.all_reduce
 
     def call(*args, **kwargs):

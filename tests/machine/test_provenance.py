@@ -1,4 +1,4 @@
-"""Who really ran: mapped libraries, PCI neighbours, interfaces; on small trees and on this host."""
+"""Mapped libraries, nearest NICs and interfaces, with small trees of files and on this host."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def test_no_device_no_facts():
 
 @pytest.mark.parametrize("name", ["libccl.so.1", "liboneccl_bindings_for_pytorch.so"])
 def test_the_version_of_oneccl_stands_in_the_file_that_holds_it(tmp_path, name):
-    """As in the 2021.14 built here; Intel's bindings can hold oneCCL themselves."""
+    """The version is in the library's file, as in 2021.14; Intel's bindings may contain oneCCL."""
     library = tmp_path / name
     library.write_bytes(b"\0Gold\0x\0Gold-2021.14.0 2026-11-22T 05:48:34Z (master/1fc0c38)\0")
     assert provenance.oneccl_version(maps(tmp_path, library)) == "2021.14.0"

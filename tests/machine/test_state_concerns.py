@@ -1,4 +1,4 @@
-"""What is said of two records; the records by hand."""
+"""The warnings for two records of a host's state; the records are made by hand."""
 
 from __future__ import annotations
 

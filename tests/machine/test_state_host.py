@@ -1,4 +1,4 @@
-"""Shares of cores from a /proc of our own: 100 ticks a second, sums by hand."""
+"""Shares of cores from a hand-made /proc with 100 ticks per second; sums computed by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ IDLE = (0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def samples(proc, after, processes, seconds=2.0):
-    """Two samples so far apart; the first at zero ticks with all processes but BORN_LATER."""
+    """Two samples with this distance. The first has zero ticks and all processes except
+    BORN_LATER.
+    """
     first = state.sample(
         proc(
             dict.fromkeys(after, IDLE),
@@ -89,7 +91,7 @@ def test_who_used_the_cores(proc):
 
 
 def test_a_number_that_was_given_again(proc):
-    """Ticks of another process with the same number are not subtracted."""
+    """The ticks of an earlier process with the same pid are not subtracted."""
     processes = {
         RANK: stat_line(RANK, "python3", 1, 0),
         OTHER: stat_line(OTHER, "new", 1, 20, born=9000),
@@ -141,7 +143,7 @@ def test_what_started_the_ranks_is_no_other(proc):
 
 
 def test_ranks_that_cannot_be_seen(proc):
-    """In other containers: what is theirs and what is others' cannot be known."""
+    """The ranks are in other containers, so their processes cannot be told from others."""
     processes = {RANK: stat_line(RANK, "python3", 1, 50)}
     first, last, root = samples(proc, {0: (60, 0, 0, 140, 0, 0, 0, 0)}, processes)
     shares = state.shares(first, last, [RANK, 999], {0}, 100, root)
@@ -176,7 +178,7 @@ def test_settings(proc, tmp_path):
 
 
 def test_this_process():
-    """The real /proc: what this test burns is its own, and seen."""
+    """The real /proc: the CPU time of this test is counted as that of the run."""
     first = state.sample()
     end = first.processes[os.getpid()].ticks + 3
     while state.sample().processes[os.getpid()].ticks < end:

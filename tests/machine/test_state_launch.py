@@ -1,4 +1,4 @@
-"""The state in a run: looked at by one rank of each host, kept in the file, shown, refused."""
+"""The machine's state in a run: read by one rank of each host, saved, shown, and refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STATE = ("torchcoll.machine.host_watch", "torchcoll.machine.gpu_state")
 
 
 def test_only_one_rank_of_a_host_loads_it(jobs, tmp_path):
-    """At thousands of ranks every import is paid."""
+    """With thousands of ranks every import counts."""
 
     def forget(rank):
         for name in [
@@ -80,7 +80,7 @@ def test_nothing_is_looked_at_where_nothing_communicates(launch):
 
 
 def with_gpus(first, second, later=None):
-    """For a child: rank r is on GPU r of these two."""
+    """A setup for children: rank r uses GPU r of these two."""
 
     def setup(rank):
         tables = {PLACES[0]: first, PLACES[1]: second}
@@ -160,7 +160,9 @@ def on_one_core():
 
 @pytest.fixture
 def burner():
-    """A process that works without end, on the core of ``on_one_core``: of many it is no share."""
+    """A process that never idles, on the core of ``on_one_core``; with many cores its share is too
+    small.
+    """
     pid = os.fork()
     if not pid:
         on_one_core()

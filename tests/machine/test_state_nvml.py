@@ -1,4 +1,4 @@
-"""NVML through a table of answers; expected numbers by hand, words from nvml.h."""
+"""NVML with a table of answers; expected numbers by hand, names from nvml.h."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ def test_what_is_not_told_is_none():
 
 
 def test_an_older_driver():
-    """Throttle reasons under their old name, processes by version 2 of the call."""
+    """An older driver has the old name of the throttle reasons, and version 2 of the process
+    call.
+    """
     answers = {
         "CurrentClocksThrottleReasons": 0x1,
         "ComputeRunningProcesses_v2": [(8, 16)],
