@@ -249,11 +249,11 @@ def read_material(arguments: Sequence[str]) -> Material:
 
 def _results_and_logs_in(folder: str) -> list[str]:
     """Its results, or all of its files, and the logs that lie beside results."""
-    from torchcoll.libraries.log_files import files_of
+    from torchcoll.libraries.log_files import list_log_files
 
     files = [str(file) for file in expanded(folder)]
     with contextlib.suppress(UnreadableError):  # none
-        files += files_of([folder])
+        files += list_log_files([folder])
     # A report of the folder may be kept in it: its tables would be read as another tool's.
     return [file for file in dict.fromkeys(files) if not file.endswith(_DISPLAYED)]
 
