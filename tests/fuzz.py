@@ -35,7 +35,7 @@ from torchcoll.importers.traces import read_traffic
 from torchcoll.inputs import load
 from torchcoll.libraries.dumps import read_dump
 from torchcoll.libraries.job_logs import file_rows, job_log
-from torchcoll.libraries.log_files import jobs_of, read_log
+from torchcoll.libraries.log_files import group_jobs, read_log
 from torchcoll.libraries.show import show_logs
 from torchcoll.matrix.blocks import make_plan
 from torchcoll.matrix.command import show_summary
@@ -182,9 +182,10 @@ NCCL_TEXT = f"""# Collective test starting: all_reduce_perf
 node0:4711:4711 [0] NCCL INFO NCCL_ALGO set by environment to Ring.
 node0:4711:4711 [0] NCCL INFO AllReduce: 1024 Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..1}}
 #
-#                                                              out-of-place                       in-place
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+#                                                              out-of-place
+# in-place       size         count      type   redop    root     time   algbw   busbw #wrong
+# time   algbw   busbw #wrong        (B)    (elements)                               (us)  (GB/s)
+# (GB/s)            (us)  (GB/s)  (GB/s)
         1024           256     float     sum      -1    12.26    0.08    0.08      0    12.38    0.08    0.08      0
         2048           512     float     sum      -1    12.75    0.16    0.16      0    12.64    0.16    0.16      0
         4096          1024     float     sum      -1    12.91    0.32    0.32      0    12.99    0.32    0.32      0
@@ -265,7 +266,8 @@ ONECCL_CSV = """#ranks,collective,reduction,dtype,dtype_size,#elements/buffer,me
 OSU = """
 # OSU MPI Allreduce Latency Test v7.4
 # Datatype: MPI_CHAR.
-# Size         Avg Latency(us)     Min Latency(us)     Max Latency(us)  Iterations          Validation
+# Size         Avg Latency(us)     Min Latency(us)     Max Latency(us)  Iterations
+# Validation
 1                         3.21                3.00                3.60        1000                Pass
 1024                      3.31                3.10                3.70        1000                Pass
 """
@@ -611,7 +613,7 @@ def _importer(name: str) -> Callable[[Path], None]:
 def _log(path: Path) -> None:
     reader, _ = read_log(str(path))
     for format in ("table", "json"):
-        jobs = [job_log(job) for job in jobs_of([reader])]
+        jobs = [job_log(job) for job in group_jobs([reader])]
         show_logs(jobs, file_rows([reader]), format, io.StringIO())
 
 

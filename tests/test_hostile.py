@@ -24,7 +24,7 @@ LIMIT_BYTES = 1_800_000_000
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "logged"),
     [
         ("a dump of rank 90000000", got(error_tail("rank 90000000", "ranks from 0 to 1048575"))),
         ("zeros, log", "a .gz that unpacks to at most 256 MiB, or to 200 times its size. Where"),
@@ -36,13 +36,13 @@ LIMIT_BYTES = 1_800_000_000
         ("a long line of a log", ""),
     ],
 )
-def test_what_it_takes(tmp_path, name, said):
+def test_what_it_takes(tmp_path, name, logged):
     path = hostile.write(name, tmp_path)
     done = hostile.read(name, path, LIMIT_BYTES)
     assert "Traceback" not in done.stderr and "MemoryError" not in done.stderr
-    assert said in done.stderr
-    assert done.returncode == (3 if said else 0)
-    assert done.stderr.count("\n") == 1 or not said
+    assert logged in done.stderr
+    assert done.returncode == (3 if logged else 0)
+    assert done.stderr.count("\n") == 1 or not logged
 
 
 @pytest.mark.parametrize("command", ["show", "log", "import"])
@@ -77,19 +77,19 @@ def test_what_is_done_with_each_line_of_a_packed_log(tmp_path, monkeypatch):
     are looked into, and no line is asked for alone.
     """
     looked = []
-    line = NcclLogReader._line
+    read_message = NcclLogReader._read_message
     monkeypatch.setattr(
         NcclLogReader,
-        "_line",
-        lambda self, raw, *rest: looked.append(raw) or line(self, raw, *rest),
+        "_read_message",
+        lambda self, raw, *rest: looked.append(raw) or read_message(self, raw, *rest),
     )
     monkeypatch.setattr(gzip.GzipFile, "readline", None)
-    said = [b"n0:1:1 [0] NCCL INFO x\n", b"n1:1:1 [0] NCCL INFO Max NVTX\n"]
-    said += [b"n1:1:1 [0] NCCL INFO x\n", b"n0:1:1 [0] NCCL INFO Max NVTX\n"]
+    logged = [b"n0:1:1 [0] NCCL INFO x\n", b"n1:1:1 [0] NCCL INFO Max NVTX\n"]
+    logged += [b"n1:1:1 [0] NCCL INFO x\n", b"n0:1:1 [0] NCCL INFO Max NVTX\n"]
     path = tmp_path / "a.log.gz"
-    path.write_bytes(gzip.compress(b"".join(said) * 5000))
+    path.write_bytes(gzip.compress(b"".join(logged) * 5000))
     reader, problems = read_log(str(path))
-    assert (looked, problems) == (said[:2], [])
+    assert (looked, problems) == (logged[:2], [])
     assert reader.tally.counts == {"unknown": 10_000, "known": 10_000}
     assert reader.tally.examples == [
         (1, "n0:1:1 [0] NCCL INFO x"),

@@ -141,8 +141,17 @@ def check_told(runs: Iterable[Run], collective: str | None, ranks: int | None) -
 
 def add_told(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--collective", metavar="NAME", help="of output of another tool that does not tell it")
-    add("--ranks", type=int, metavar="N", help="of output of another tool that does not tell them")
+    add(
+        "--collective",
+        metavar="NAME",
+        help="the collective, for output of another tool that does not name it",
+    )
+    add(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="number of ranks, for output of another tool that does not say it",
+    )
 
 
 def with_results(arguments: Sequence[str], least: int = 1) -> list[str]:
@@ -240,11 +249,11 @@ def read_material(arguments: Sequence[str]) -> Material:
 
 def _results_and_logs_in(folder: str) -> list[str]:
     """Its results, or all of its files, and the logs that lie beside results."""
-    from torchcoll.libraries.log_files import files_of
+    from torchcoll.libraries.log_files import list_log_files
 
     files = [str(file) for file in expanded(folder)]
     with contextlib.suppress(UnreadableError):  # none
-        files += files_of([folder])
+        files += list_log_files([folder])
     # A report of the folder may be kept in it: its tables would be read as another tool's.
     return [file for file in dict.fromkeys(files) if not file.endswith(_DISPLAYED)]
 

@@ -212,7 +212,11 @@ MENDS = (
         "8",
         "each rank of a pinned host has its own cores",
         "machine/doctor_facts.py",
-        {"own if rank == run.local_rank else self.neighbours.get(rank, other)": "own"},
+        {
+            "local_cpus if rank == launch.local_rank else self.neighbours.get(rank, default)": (
+                "local_cpus"
+            )
+        },
         "machine/test_doctor.py",
     ),
     Mend(
@@ -261,7 +265,7 @@ MENDS = (
         "9",
         "a line of a log that tells nothing is looked into once",
         "libraries/nccl/log.py",
-        {"elif known := passed.get(raw[place:]):": "elif known := None:"},
+        {"elif skipped := passed.get(raw[position:]):": "elif skipped := None:"},
         HOSTILE,
     ),
     Mend(
@@ -381,7 +385,7 @@ MENDS = (
         "12",
         "an External id that cannot be hashed",
         "importers/kineto_events.py",
-        {"return found if isinstance(found, (int, str)) else None": "return found"},
+        {"return value if isinstance(value, (int, str)) else None": "return value"},
         "importers test_fuzz.py",
     ),
     Mend(

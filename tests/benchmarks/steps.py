@@ -24,15 +24,15 @@ from torchcoll.training.whole_step import uncovered
 
 def spans(path: str, copies: bool) -> tuple[list[Span], list[Span]]:
     """(communication, computation) of a trace of one rank; copies: with memory operations."""
-    true = traces.event_of
+    true = traces.make_event
 
     def chosen(one: object) -> object:
         memory = isinstance(one, dict) and str(one.get("cat")) in ("gpu_memcpy", "gpu_memset")
         return None if memory and not copies else true(one)
 
-    traces.event_of = chosen  # type: ignore[assignment]
+    traces.make_event = chosen  # type: ignore[assignment]
     traffic = traces.read_traffic([path])
-    traces.event_of = true
+    traces.make_event = true
     ((rank, calls),) = traffic.calls.items()
     sent = [call.span for call in calls if call.span]
     return merged([*sent, *traffic.apart.get(rank, [])]), traffic.computing[rank]
@@ -67,7 +67,7 @@ def clocks(folder: str) -> None:
     for file in sorted(Path(folder).iterdir()):
         whole = file.read_bytes()
         data = json.loads(gzip.decompress(whole) if file.suffix == ".gz" else whole)
-        events = [one for one in map(traces.event_of, data["traceEvents"]) if one]
+        events = [one for one in map(traces.make_event, data["traceEvents"]) if one]
         base = int(data.get("baseTimeNanoseconds") or 0)
         zeros[data["distributedInfo"]["rank"]] = base + min(one.start for one in events)
     joined, _ = join_ranks(traffic)

@@ -12,11 +12,13 @@ from torchcoll.importers.registry import import_file
 
 @pytest.fixture
 def imported(tmp_path: Path) -> Callable[..., Imported]:
-    """Text, or bytes, as a file through ``import_file``."""
+    """A function that writes text or bytes to a file and imports it."""
 
-    def run(text: str | bytes, name: str = "x.log", importer: Any = None, **known: Any) -> Imported:
+    def run(
+        text: str | bytes, name: str = "x.log", importer: Any = None, **options: Any
+    ) -> Imported:
         path = tmp_path / name
         path.write_bytes(text.encode() if isinstance(text, str) else text)
-        return import_file(str(path), ImportOptions(**known), importer)
+        return import_file(str(path), ImportOptions(**options), importer)
 
     return run

@@ -1,4 +1,4 @@
-"""ASTRA-sim's output, and the input that a model becomes for it."""
+"""ASTRA-sim's output, and the input for it that is made from a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chakra execution traces: bytes written by hand, and what ASTRA-sim's own examples hold."""
+"""Chakra execution traces: bytes written by hand, and ASTRA-sim's examples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import pytest
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.importers.traces import read_traffic
-from torchcoll.libraries.execution_trace import COLLECTIVE, COMP, ChakraNode, encoded, read_nodes
+from torchcoll.libraries.execution_trace import (
+    COLLECTIVE,
+    COMP,
+    ChakraNode,
+    encode_nodes,
+    read_nodes,
+)
 
 # examples/workload/microbenchmarks/all_gather/16npus_1MB/all_gather.0.et of ASTRA-sim, as it is:
 # GlobalMetadata 0.0.4, then one COMM_COLL node with comm_type 2 and comm_size 1 MiB.
@@ -29,7 +35,7 @@ def test_astra_sims_own_example(tmp_path):
 def test_what_is_written_is_that_example():
     attributes = {"is_cpu_op": False, "comm_type": 2, "comm_size": 1 << 20}
     node = ChakraNode(0, "all_gather_16npus_1MB", COLLECTIVE, attributes=attributes)
-    assert encoded([node]) == EXAMPLE
+    assert encode_nodes([node]) == EXAMPLE
 
 
 def test_a_step_is_read_as_it_was_written(tmp_path):
@@ -41,9 +47,9 @@ def test_a_step_is_read_as_it_was_written(tmp_path):
         ChakraNode(2, "to", 5, (0, 1), 0, 0, {"comm_size": 8, "comm_dst": 1, "comm_tag": 300}),
     ]
     path = tmp_path / "step.0.et"
-    path.write_bytes(encoded(nodes))
+    path.write_bytes(encode_nodes(nodes))
     assert read_nodes(path) == nodes
-    (tmp_path / "step.1.et").write_bytes(encoded(nodes[1:2]))
+    (tmp_path / "step.1.et").write_bytes(encode_nodes(nodes[1:2]))
     summed, sent = read_traffic([tmp_path]).calls[0]
     assert (summed.start_ns, summed.time_ns, summed.group) == (305_000, 40_000, "2")
     assert (sent.collective, sent.peer, sent.bytes_in) == ("send", 1, 8)

@@ -1,4 +1,4 @@
-"""A bandwidth that a source prints beside a time from which another one follows: both are shown."""
+"""A printed bandwidth that contradicts the printed time: both are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON that comes in pieces, and JSON that was cut off."""
+"""JSON that is read in pieces, and JSON that was cut off."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from torchcoll.importers.large_json import decoded, members
+from torchcoll.importers.large_json import decode, members
 
 DATA = {"a": 12.5, "list": [{"x": [1, 2]}, "t]ext", -3, None], "é": {"b": []}, "none": [], "n": 123}
 
@@ -46,14 +46,14 @@ def test_an_empty_object():
 def test_what_was_cut_off_is_read_to_its_last_whole_row():
     whole = {"results": [{"size": 1, "t": "}"}, {"size": 2, "t": "["}]}
     text = json.dumps(whole)
-    assert decoded(text) == (whole, False)
-    assert decoded(text[:-2]) == (whole, True)
-    assert decoded(text[:-8]) == ({"results": whole["results"][:1]}, True)
-    assert decoded("no JSON") == (None, True)
+    assert decode(text) == (whole, False)
+    assert decode(text[:-2]) == (whole, True)
+    assert decode(text[:-8]) == ({"results": whole["results"][:1]}, True)
+    assert decode("no JSON") == (None, True)
 
 
 def test_a_long_document_that_was_cut_off_takes_no_longer_for_it():
-    """It was read anew at each of its last 10 000 rows."""
+    """It was once decoded again for each of its last 10 000 rows."""
     text = '{"results":[' + '{"size":8},' * 200_000 + '"'
-    data, cut = decoded(text)
+    data, cut = decode(text)
     assert cut and len(data["results"]) == 200_000

@@ -1,4 +1,4 @@
-"""Outputs that people cut, annotate and paste: what is left of them is read by its headings."""
+"""Outputs that people cut, annotate and paste: the rest is read by its headings."""
 
 from __future__ import annotations
 
@@ -12,82 +12,89 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.summary import summarise
 
 
-def rows_of(imported):
+def summary_rows(imported):
     return [summarise(result) for run in imported.runs for result in run.results]
 
 
 def test_the_last_line_names_the_collective(imported):
-    """`# Collective test concluded: sendrecv_perf`, below a table that nothing else names."""
-    found = imported(text(SMALL + ROW, program="sendrecv_perf", head="", names=NAMES))
-    assert {row.collective for row in rows_of(found)} == {"sendrecv"}
-    assert found.warnings == []
+    """`# Collective test concluded: sendrecv_perf` below a table without any other name."""
+    result = imported(text(SMALL + ROW, program="sendrecv_perf", head="", names=NAMES))
+    assert {row.collective for row in summary_rows(result)} == {"sendrecv"}
+    assert result.warnings == []
 
 
 @pytest.mark.parametrize("note", ["<-- here", "# best", "| ok", "// 43 GB/s", "  (peak)"])
 def test_a_note_behind_a_row(imported, note):
-    found = imported(text(SMALL + ROW.rstrip() + f"  {note}\n"))
-    assert (found.rows, found.refused) == (2, [])
-    assert rows_of(found)[2].median_ns == 24310
+    result = imported(text(SMALL + ROW.rstrip() + f"  {note}\n"))
+    assert (result.rows, result.refused) == (2, [])
+    assert summary_rows(result)[2].median_ns == 24310
 
 
 def test_two_tables_side_by_side_are_no_note(imported):
-    found = imported(text(SMALL.rstrip() + "  |  " + SMALL + ROW))
-    assert [r.reason for r in found.refused] == [
+    result = imported(text(SMALL.rstrip() + "  |  " + SMALL + ROW))
+    assert [r.reason for r in result.refused] == [
         "rows of several tables side by side: put each table into a file of its own"
     ]
-    assert found.rows == 1
+    assert result.rows == 1
 
 
 def test_osu_rows_longer_than_a_short_heading(imported):
     """OMB 7.3 with -f: the heading ends with the mean, the rows do not."""
-    found = imported(
+    result = imported(
         "# OSU MPI Allreduce Latency Test v7.3\n# Size         Avg Latency(us)\n"
         "1024    3.31    3.10    3.70    1000\n4096    5.50    5.00    6.00    1000\n"
     )
-    assert (found.rows, found.refused) == (2, [])
-    assert [row.median_ns for row in rows_of(found)] == [3310, 5500]
-    assert "rows have 5 fields, the heading names 2: the others are not read" in found.warnings
+    assert (result.rows, result.refused) == (2, [])
+    assert [row.median_ns for row in summary_rows(result)] == [3310, 5500]
+    assert "rows have 5 fields, the heading names 2: the others are not read" in result.warnings
 
 
 def test_osu_rows_shorter_than_the_heading_are_cut(imported):
-    found = imported(
+    result = imported(
         "# OSU MPI Allreduce Latency Test v7.3\n"
         "# Size         Avg Latency(us)     Min Latency(us)     Max Latency(us)  Iterations\n"
         "1024    3.31    3.10    3.70\n"
     )
-    assert [r.reason for r in found.refused] == ["half a row: 4 fields, the heading has 5"]
+    assert [r.reason for r in result.refused] == ["half a row: 4 fields, the heading has 5"]
 
 
 def test_deepspeed_reads_the_mean_beside_a_column_of_stragglers(imported):
-    """The heading says which column is the mean; a straggler's wait is none."""
+    """The heading names the column with the mean; the straggler's wait is not a duration."""
     names = ("Comm. Op", "Message Size", "Count", "Total Latency(ms)", "Avg straggler(ms)")
     names += ("Avg Latency(ms)", "tput_avg (Gbps)", "busbw_avg (Gbps)")
     values = ("", "1.0 MB", "10", "20.00", "7.00", "2.00", "8.00", "7.00")
     lines = ["".join(f"{cell:<20}" for cell in cells) for cells in (names, values)]
-    found = imported(f"{lines[0]}\nall_reduce\n{lines[1]}\n", ranks=8)
-    assert [row.median_ns for row in rows_of(found)] == [2_000_000]
+    result = imported(f"{lines[0]}\nall_reduce\n{lines[1]}\n", ranks=8)
+    assert [row.median_ns for row in summary_rows(result)] == [2_000_000]
 
 
 RCCL = [
     {"numCycle": 0, "collective": "AllReduce", "ranks": 2, "size": 1048576, "type": "float"}
-    | {"redop": "sum", "inplace": place, "time": time, "algbw": gbps, "busbw": gbps, "wrong": "0"}
-    for place, time, gbps in ((0, 24.31, 43.13), (1, 24.07, 43.56))
+    | {
+        "redop": "sum",
+        "inplace": in_place,
+        "time": time,
+        "algbw": gbps,
+        "busbw": gbps,
+        "wrong": "0",
+    }
+    for in_place, time, gbps in ((0, 24.31, 43.13), (1, 24.07, 43.56))
 ]
 
 
 @pytest.mark.parametrize("indent", [None, 1, 4])
 def test_rccl_json_over_several_lines(imported, indent):
-    found = imported(json.dumps(RCCL, indent=indent))
-    assert (found.importer, found.rows, found.refused) == ("rccl-tests", 2, [])
-    assert [(row.in_place, row.median_ns) for row in rows_of(found)] == [
+    result = imported(json.dumps(RCCL, indent=indent))
+    assert (result.importer, result.rows, result.refused) == ("rccl-tests", 2, [])
+    assert [(row.in_place, row.median_ns) for row in summary_rows(result)] == [
         (False, 24310),
         (True, 24070),
     ]
 
 
 def test_rccl_json_that_was_cut_off(imported):
-    found = imported(json.dumps(RCCL)[:-30])
-    assert (found.rows, [r.reason for r in found.refused]) == (
+    result = imported(json.dumps(RCCL)[:-30])
+    assert (result.rows, [r.reason for r in result.refused]) == (
         1,
         ["the last JSON object has no end"],
     )
@@ -116,6 +123,6 @@ NOTEBOOK = {"cells": [{"outputs": [{"text": TABLE.splitlines(keepends=True)}]}],
 def test_json_around_text_is_named(imported, content, action):
     with pytest.raises(UnreadableError) as caught:
         imported(content, "log.json")
-    stated = str(caught.value)
-    assert expecting("the text of a benchmark; this is JSON around text") in stated
-    assert action in stated
+    message = str(caught.value)
+    assert expecting("the text of a benchmark; this is JSON around text") in message
+    assert action in message

@@ -14,7 +14,13 @@ from foreign_traces import CONFIG, entry
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.importers.torch_names import HIDDEN_OP, collective_of, dtype_of, rank_in, ranks_in
+from torchcoll.importers.torch_names import (
+    HIDDEN_OP,
+    parse_rank_list,
+    rank_in_name,
+    torch_collective,
+    torch_dtype,
+)
 from torchcoll.importers.traces import read_traffic
 from torchcoll.training.traffic_show import traffic_grids
 from torchcoll.training.traffic_table import summarise_traffic
@@ -22,7 +28,7 @@ from torchcoll.training.traffic_table import summarise_traffic
 
 @pytest.fixture
 def read(tmp_path):
-    """The Traffic of dumps with these entries, of rank 0, 1, ..."""
+    """A function that reads the Traffic of dumps with these entries, for ranks 0, 1, ..."""
 
     def run(*dumps: Any, config: Any = CONFIG, names: str = "nccl_trace_rank_{}") -> Traffic:
         paths = []
@@ -37,24 +43,24 @@ def read(tmp_path):
 
 
 def test_a_dump(read):
-    found = read([entry("all_reduce", 1), entry("_all_gather_base", 2, [[12]], [[24]])])
+    traffic = read([entry("all_reduce", 1), entry("_all_gather_base", 2, [[12]], [[24]])])
     common = {"group": "0", "clock": "device", "time_ns": 2_500_000}
-    assert found.calls == {
+    assert traffic.calls == {
         0: [
             TrafficCall("all_reduce", 48, 48, "float32", sequence=0, start_ns=0, **common),
             TrafficCall("all_gather", 48, 96, "float32", sequence=1, start_ns=1_000_000, **common),
         ]
     }
-    assert found.groups == {
+    assert traffic.groups == {
         "0": Group("0", (0, 1), "nccl", "default_pg"),
         "7": Group("7", (1, 0), "", "undefined"),
     }
-    assert (found.source, found.ranks, found.steps) == ("flight recorder", 2, {})
-    assert found.notes == ["the reduce operation is not in the trace: it is shown as unknown"]
+    assert (traffic.source, traffic.ranks, traffic.steps) == ("flight recorder", 2, {})
+    assert traffic.notes == ["the reduce operation is not in the trace: it is shown as unknown"]
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("record", "expected"),
     [
         (entry("_reduce_scatter_base", 1, [[24]], [[12]]), ("reduce_scatter", 96, 48, "float32")),
         (entry("all_reduce_barrier", 1, [[1]]), ("barrier", 0, 0, None)),
@@ -86,49 +92,52 @@ def test_a_dump(read):
         ),
     ],
 )
-def test_what_an_entry_tells(read, made, expected):
-    ((call,),) = read([made]).calls.values()
+def test_what_an_entry_tells(read, record, expected):
+    ((call,),) = read([record]).calls.values()
     assert (call.collective, call.bytes_in, call.bytes_out, call.dtype) == expected
     assert call.peer == (1 if call.point_to_point else None)
-    assert call.tensors == (2 if "coalesced" in made["profiling_name"] else 1)
+    assert call.tensors == (2 if "coalesced" in record["profiling_name"] else 1)
 
 
 def test_messages_are_numbered_by_peer_and_name_ranks_of_the_world(read):
     """In group 7 rank 0 of the world is the second."""
-    own = {"process_group": ["7", "undefined"], "collective_seq_id": 0, "is_p2p": True}
-    found = read(
-        [entry(name, i + 1, **own) for i, name in enumerate(["send 1->0", "recv 1<-0"] * 2)]
+    fields = {"process_group": ["7", "undefined"], "collective_seq_id": 0, "is_p2p": True}
+    traffic = read(
+        [entry(name, i + 1, **fields) for i, name in enumerate(["send 1->0", "recv 1<-0"] * 2)]
     )
-    assert [(c.collective, c.peer, c.sequence) for c in found.calls[0]] == [
+    assert [(c.collective, c.peer, c.sequence) for c in traffic.calls[0]] == [
         *(("send", 1, 0), ("recv", 1, 0), ("send", 1, 1), ("recv", 1, 1))
     ]
 
 
 def test_the_ranks_are_joined_by_their_numbers(read):
     """Rank 1's buffer lost its first call."""
-    found = read([entry("all_reduce", i) for i in (1, 2)], [entry("all_reduce", 2)])
-    assert {r: [c.sequence for c in own] for r, own in found.calls.items()} == {0: [0, 1], 1: [1]}
-    assert "the buffer kept the last 1 call, and lost 1 before" in found.notes
+    traffic = read([entry("all_reduce", i) for i in (1, 2)], [entry("all_reduce", 2)])
+    assert {r: [c.sequence for c in calls] for r, calls in traffic.calls.items()} == {
+        0: [0, 1],
+        1: [1],
+    }
+    assert "the buffer kept the last 1 call, and lost 1 before" in traffic.notes
 
 
 def test_coalesced_calls_share_a_number_and_their_end_is_no_call(read):
-    found = read(
+    traffic = read(
         [
             entry("all_reduce", 1, op_id=1, duration_ms=None),
             entry("all_reduce", 1, op_id=2, duration_ms=None),
             entry("coalesced", 1, [], []),
         ]
     )
-    assert [(c.sequence, c.time_ns) for c in found.calls[0]] == [(0, None), (0, None)]
+    assert [(c.sequence, c.time_ns) for c in traffic.calls[0]] == [(0, None), (0, None)]
     assert "the time of coalesced calls is known of each group of them as a whole only" in (
-        found.notes
+        traffic.notes
     )
 
 
 def test_what_the_dump_does_not_tell_is_said(read):
     hung = entry("all_reduce", 2, state="started")
-    for one in (first := entry("all_reduce", 1)), hung:
-        del one["duration_ms"]
+    for record in (first := entry("all_reduce", 1)), hung:
+        del record["duration_ms"]
     assert read([first, hung]).notes == [
         "the dump has no durations: TORCH_NCCL_ENABLE_TIMING=1 records them",
         "1 call had not completed when the dump was written",
@@ -137,9 +146,11 @@ def test_what_the_dump_does_not_tell_is_said(read):
 
 
 def test_messages_alone(read):
-    """Nothing tells whether the variable was set; of a group of messages its end tells it."""
-    own = {"is_p2p": True, "duration_ms": None}
-    sent = [entry("send 0->1", 1, **own), entry("recv 0<-1", 1, **own)]
+    """Messages alone do not show whether the variable was set; the time of a coalesced group
+    does.
+    """
+    fields = {"is_p2p": True, "duration_ms": None}
+    sent = [entry("send 0->1", 1, **fields), entry("recv 0<-1", 1, **fields)]
     assert read(sent).notes == [
         "the dump has no durations: messages that were sent as a group (batch_isend_irecv) have "
         "none, others have with TORCH_NCCL_ENABLE_TIMING=1"
@@ -158,20 +169,22 @@ def test_splits_that_leave_no_trace_are_said(read):
 
 
 def gloo(name: str, group: str = "0", description: str = "default_pg") -> Any:
-    one = entry(name, 1, process_group=[group, description], state="scheduled")
-    return one | {"profiling_name": f"gloo:{name}", "duration_ms": None}
+    record = entry(name, 1, process_group=[group, description], state="scheduled")
+    return record | {"profiling_name": f"gloo:{name}", "duration_ms": None}
 
 
 def test_gloo_configures_no_ranks(read):
-    """The default group is everyone; another one those who call in it, where all were read."""
+    """The default group has all ranks; another group has the ranks that call in it, if all were
+    read.
+    """
     config = {"": {"name": "", "desc": "", "ranks": "[]"}}
     calls = [gloo("all_reduce"), gloo("barrier", "3", "undefined")]
-    found = read(calls, [gloo("all_reduce")], calls, config=config, names="fr{}.json")
-    assert found.groups == {
+    traffic = read(calls, [gloo("all_reduce")], calls, config=config, names="fr{}.json")
+    assert traffic.groups == {
         "0": Group("0", (0, 1, 2), "gloo", "default_pg"),
         "3": Group("3", (0, 2), "gloo", "undefined"),
     }
-    assert found.notes == [
+    assert traffic.notes == [
         "the dump has no durations",
         "on gloo the Flight Recorder calls a reduce_scatter of one tensor all_reduce, as gloo runs "
         "it, and leaves out send and recv",
@@ -180,28 +193,28 @@ def test_gloo_configures_no_ranks(read):
     ]
 
 
-def shown(found) -> str:
-    return traffic_grids(found, summarise_traffic(found))[0].above[0]
+def shown(traffic) -> str:
+    return traffic_grids(traffic, summarise_traffic(traffic))[0].above[0]
 
 
 def test_gloo_of_one_rank_alone_does_not_tell_how_many_there_are(read):
-    """As torch 2.13 writes it: `pg_config` has the key '', the entries say '0'."""
+    """As torch 2.13 writes it: `pg_config` has the key '', and the entries have '0'."""
     config = {"": {"name": "", "desc": "", "ranks": "[]"}}
-    found = read([gloo("all_reduce"), gloo("barrier", "3", "undefined")], config=config)
-    assert found.groups["0"].ranks == found.groups["3"].ranks == ()
-    assert "rank 0 of an unknown number" in shown(found)
-    assert "a group" not in shown(found)
-    told = "the dump does not tell how many ranks there are: read those of all ranks together"
-    assert found.notes[-1] == told
+    traffic = read([gloo("all_reduce"), gloo("barrier", "3", "undefined")], config=config)
+    assert traffic.groups["0"].ranks == traffic.groups["3"].ranks == ()
+    assert "rank 0 of an unknown number" in shown(traffic)
+    assert "a group" not in shown(traffic)
+    note = "the dump does not tell how many ranks there are: read those of all ranks together"
+    assert traffic.notes[-1] == note
 
 
 def test_gloo_of_one_rank_alone_with_an_all_gather(read):
     config = {"": {"name": "", "desc": "", "ranks": "[]"}}
-    one = gloo("all_gather") | {"input_sizes": [[8]], "output_sizes": [[8]] * 4}
-    found = read([gloo("all_reduce"), one], config=config)
-    assert (found.ranks, found.groups["0"].ranks) == (4, (0, 1, 2, 3))
-    assert "rank 0 of 4" in shown(found)
-    assert found.notes[-1] == "4 ranks: recovered from the sizes of its all_gather calls"
+    gathered = gloo("all_gather") | {"input_sizes": [[8]], "output_sizes": [[8]] * 4}
+    traffic = read([gloo("all_reduce"), gathered], config=config)
+    assert (traffic.ranks, traffic.groups["0"].ranks) == (4, (0, 1, 2, 3))
+    assert "rank 0 of 4" in shown(traffic)
+    assert traffic.notes[-1] == "4 ranks: recovered from the sizes of its all_gather calls"
 
 
 def test_without_entries(read):
@@ -232,10 +245,12 @@ def test_broken_entries_are_problems(read):
         entry("all_reduce", 1, input_dtypes=["QInt4"], output_dtypes=["QInt4"]),
         {"record_id": 3},
     ]
-    found = read([*odd, entry("all_reduce", 9), "text"], config=3)
-    assert [call.bytes_in for call in found.calls[0]] == [48]
-    assert len(found.problems) == 4
-    assert "nccl_trace_rank_0: entry 2: unusable: dtype qint4 of unknown size" in found.problems[2]
+    traffic = read([*odd, entry("all_reduce", 9), "text"], config=3)
+    assert [call.bytes_in for call in traffic.calls[0]] == [48]
+    assert len(traffic.problems) == 4
+    assert (
+        "nccl_trace_rank_0: entry 2: unusable: dtype qint4 of unknown size" in traffic.problems[2]
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,7 +272,7 @@ def test_broken_entries_are_problems(read):
     ],
 )
 def test_names_of_collectives(name, expected):
-    assert collective_of(name) == expected
+    assert torch_collective(name) == expected
 
 
 @pytest.mark.parametrize(
@@ -270,7 +285,7 @@ def test_names_of_collectives(name, expected):
     ],
 )
 def test_names_of_types(text, expected):
-    assert dtype_of(text) == expected
+    assert torch_dtype(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -285,7 +300,7 @@ def test_names_of_types(text, expected):
     ],
 )
 def test_ranks_in_names_of_files(name, rank, bare):
-    assert (rank_in(f"rank9/{name}"), rank_in(name, bare=True)) == (rank, bare)
+    assert (rank_in_name(f"rank9/{name}"), rank_in_name(name, bare=True)) == (rank, bare)
 
 
 @pytest.mark.parametrize(
@@ -296,4 +311,4 @@ def test_ranks_in_names_of_files(name, rank, bare):
     ],
 )
 def test_lists_of_ranks(value, expected):
-    assert ranks_in(value) == expected
+    assert parse_rank_list(value) == expected

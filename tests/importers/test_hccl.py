@@ -1,4 +1,4 @@
-"""hccl_test: its documented output."""
+"""The documented output of hccl_test."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ data_size(Bytes): |   aveg_time(us): | alg_bandwidth(GB/s): | check_result:
 """
 
 
-def rows_of(output):
+def summary_rows(output):
     return [summarise(result) for run in output.runs for result in run.results]
 
 
 def test_rows(imported):
     output = imported(TABLE, collective="all_gather", ranks=8)
     assert (output.importer, output.rows, output.refused, output.warnings) == ("hccl", 3, [], [])
-    rows = rows_of(output)
+    rows = summary_rows(output)
     assert [row.size_bytes for row in rows] == [2097152, 4194304, 8388608]
     assert [row.verified for row in rows] == ["correct", "wrong", "unchecked"]
     assert rows[0].busbw_gbps == pytest.approx(7 / 8 * 2.097152)
@@ -42,9 +42,9 @@ def test_a_bandwidth_that_is_of_another_size(imported):
 
 def test_the_collective_is_that_of_the_program_or_the_file(imported):
     command = "# mpirun -n 8 ./bin/reduce_scatter_test -b 8K -e 64M -f 2 -d fp32 -o sum -p 8\n"
-    assert {row.collective for row in rows_of(imported(command + TABLE))} == {"reduce_scatter"}
+    assert {row.collective for row in summary_rows(imported(command + TABLE))} == {"reduce_scatter"}
     output = imported(TABLE, "all_reduce_test.log")
-    assert {row.collective for row in rows_of(output)} == {"all_reduce"}
+    assert {row.collective for row in summary_rows(output)} == {"all_reduce"}
     assert output.warnings == ["the file does not tell the ranks: give --ranks for bus bandwidth"]
 
 

@@ -58,7 +58,7 @@ def table(name, ranks=4, rows=ROWS, heading=TIMES, more=""):
     return SECTION.format(name=name, ranks=ranks, more=more) + heading + rows
 
 
-def rows_of(output):
+def summary_rows(output):
     return [summarise(result) for run in output.runs for result in run.results]
 
 
@@ -66,7 +66,7 @@ def test_a_row_is_a_mean_over_ranks_of_a_mean_over_calls(imported):
     output = imported(imb(table("Allreduce")))
     assert (output.importer, output.rows, output.warnings) == ("imb", 1, [])
     (run,) = output.runs
-    (result,), (row,) = run.results, rows_of(output)
+    (result,), (row,) = run.results, summary_rows(output)
     assert (row.collective, row.size_bytes, row.ranks, row.dtype, row.op) == (
         *("all_reduce", 4096, 4, "float32", "sum"),
     )
@@ -111,7 +111,7 @@ def test_a_row_is_a_mean_over_ranks_of_a_mean_over_calls(imported):
 )
 def test_bytes_become_the_size_of_nccl_tests(imported, name, collective, size_bytes, basis):
     output = imported(imb(table(name), name=name))
-    (row,) = rows_of(output)
+    (row,) = summary_rows(output)
     (result,) = output.runs[0].results
     assert (row.collective, row.size_bytes) == (collective, size_bytes)
     printed = (4096, basis) if basis else (None, "")
@@ -136,13 +136,13 @@ def test_bytes_become_the_size_of_nccl_tests(imported, name, collective, size_by
 )
 def test_reduce_scatter_was_counted_as_a_whole_until_2019(imported, version, size_bytes):
     output = imported(imb(table("Reduce_scatter"), version=version))
-    assert [row.size_bytes for row in rows_of(output)] == [size_bytes]
+    assert [row.size_bytes for row in summary_rows(output)] == [size_bytes]
     assert output.runs[0].source["version"] == version
 
 
 def test_reduce_scatter_of_an_unknown_release_is_refused(imported):
     output = imported(table("Reduce_scatter") + table("Allreduce"))
-    assert [row.collective for row in rows_of(output)] == ["all_reduce"]
+    assert [row.collective for row in summary_rows(output)] == ["all_reduce"]
     assert "since 2019 Update 1 of one rank's part" in output.refused[1].reason
 
 
@@ -159,13 +159,13 @@ def test_older_titles(imported, title):
     output = imported(text.replace("#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part", title))
     assert output.runs[0].source["version"] == "3.2.2"
     # Before 2017 no barrier stood between the calls unless asked for.
-    assert rows_of(output)[0].mode == "unknown"
+    assert summary_rows(output)[0].mode == "unknown"
 
 
 def test_no_barrier_between_calls_is_said(imported):
     for arguments, mode in (("-sync off", "back-to-back"), ("-sync on", "synchronized")):
         output = imported(imb(table("Bcast"), arguments=arguments))
-        assert rows_of(output)[0].mode == mode
+        assert summary_rows(output)[0].mode == mode
 
 
 BARRIER = """\
@@ -194,7 +194,7 @@ def test_barrier_and_sendrecv(imported):
             table("Barrier", heading="", rows=BARRIER), table("Sendrecv", rows=SENDRECV, heading="")
         )
     )
-    barrier, sendrecv = rows_of(output)
+    barrier, sendrecv = summary_rows(output)
     assert (barrier.collective, barrier.size_bytes, barrier.median_ns) == ("barrier", 0, 1200)
     assert (sendrecv.collective, sendrecv.size_bytes) == ("sendrecv", 4096)
     assert sendrecv.busbw_gbps == pytest.approx(4096 / 11250)
@@ -210,7 +210,7 @@ def test_what_is_no_collective_is_named(imported):
         table("Bcast"),
     ]
     output = imported(imb(*tables))
-    assert [row.collective for row in rows_of(output)] == ["broadcast"]
+    assert [row.collective for row in summary_rows(output)] == ["broadcast"]
     reasons = [why for _, why in output.refusals()]
     assert reasons == [
         "PingPong: between pairs of ranks, no collective",
@@ -237,7 +237,7 @@ def test_numbers_of_processes_are_runs_of_their_own(imported):
         imb(table("Allgather", 2, more=waiting), table("Allgather", 4), table("Bcast", 2))
     )
     assert [(run.ranks, len(run.results)) for run in output.runs] == [(2, 2), (4, 1)]
-    assert [row.size_bytes for row in rows_of(output)] == [8192, 4096, 16384]
+    assert [row.size_bytes for row in summary_rows(output)] == [8192, 4096, 16384]
 
 
 GROUPS = """
@@ -264,19 +264,19 @@ MULTI = """\
 def test_groups_at_once(imported):
     output = imported(imb(GROUPS.format(1, 2) + MULTI))
     (run,) = output.runs
-    rows = rows_of(output)
+    rows = summary_rows(output)
     assert (run.ranks, [(r.ranks, r.group, r.median_ns) for r in rows]) == (
         4,
         [(2, "div:2/0", 11000), (2, "div:2/1", 21000)],
     )
     # Ranks that -map has put elsewhere.
     output = imported(imb(GROUPS.format(2, 1) + MULTI))
-    assert [row.group for row in rows_of(output)] == ["0,2;1,3/0", "0,2;1,3/1"]
+    assert [row.group for row in summary_rows(output)] == ["0,2;1,3/0", "0,2;1,3/1"]
 
 
 def test_groups_in_one_row(imported):
     output = imported(imb(GROUPS.format(1, 2) + TIMES + ROWS))
-    (row,) = rows_of(output)
+    (row,) = summary_rows(output)
     assert (row.ranks, row.group) == (2, "div:2")
     (result,) = output.runs[0].results
     assert result.warnings == ["2 groups at once: the times are those of all groups"]
@@ -286,7 +286,7 @@ def test_one_group_has_its_column_too(imported):
     output = imported(
         imb(table("Allreduce", rows=MULTI.replace("            1 ", "\n#"), heading=""))
     )
-    assert [(row.ranks, row.group) for row in rows_of(output)] == [(4, None)]
+    assert [(row.ranks, row.group) for row in summary_rows(output)] == [(4, None)]
 
 
 FAILED = {
@@ -300,7 +300,7 @@ FAILED = {
 def test_sizes_that_imb_did_not_measure(imported, name):
     rows = f"{ROWS}         8192 {name}; {FAILED[name]}\n"
     output = imported(imb(table("Allgather", rows=rows)))
-    assert [row.size_bytes for row in rows_of(output)] == [16384]
+    assert [row.size_bytes for row in summary_rows(output)] == [16384]
     line, reason = output.refused[1].line, output.refused[1].reason
     assert (line, reason) == (34, f"IMB did not measure this size: {name.strip('.')}")
 
@@ -325,7 +325,7 @@ def test_a_pasted_table_needs_its_name(imported):
     assert output.runs == []
     assert output.refused[-1].reason == "the table names no benchmark: give --collective"
     output = imported(pasted, collective="broadcast", ranks=4)
-    assert [(row.collective, row.ranks) for row in rows_of(output)] == [("broadcast", 4)]
+    assert [(row.collective, row.ranks) for row in summary_rows(output)] == [("broadcast", 4)]
     assert output.runs[0].complete
 
 
@@ -340,7 +340,7 @@ def test_bytes_beyond_whole_elements_are_not_sent(imported):
     """IMB_allreduce: s_num = size / s_size."""
     rows = ROWS.replace("         4096", "         4099").replace("    0 ", "    3 ", 1)
     output = imported(imb(table("Allreduce", rows=rows)))
-    assert [row.size_bytes for row in rows_of(output)] == [4096]
+    assert [row.size_bytes for row in summary_rows(output)] == [4096]
     assert output.refused[0].reason == "less than one element: nothing was sent"
 
 
@@ -348,12 +348,15 @@ def test_types_and_reduction_of_the_title(imported):
     text = imb(table("Allreduce"), table("Bcast"))
     text = text.replace("MPI_FLOAT", "MPI_INT").replace("MPI_BYTE", "MPI_DOUBLE")
     output = imported(text.replace("MPI_SUM", "MPI_MAX"))
-    assert [(row.dtype, row.op) for row in rows_of(output)] == [("int32", "max"), ("float64", None)]
+    assert [(row.dtype, row.op) for row in summary_rows(output)] == [
+        ("int32", "max"),
+        ("float64", None),
+    ]
 
 
 def test_the_half_types_of_mpich(imported):
     text = imb(table("Allreduce")).replace("MPI_FLOAT", "MPIX_C_BF16")
-    assert [row.dtype for row in rows_of(imported(text))] == ["bfloat16"]
+    assert [row.dtype for row in summary_rows(imported(text))] == ["bfloat16"]
 
 
 def test_checked_results(imported):
@@ -364,12 +367,12 @@ def test_checked_results(imported):
         for defects in ("0.00", "1.00")
     )
     output = imported(imb(table("Allreduce", rows=rows, heading=heading)))
-    assert [row.verified for row in rows_of(output)] == ["correct", "wrong"]
+    assert [row.verified for row in summary_rows(output)] == ["correct", "wrong"]
 
 
 def test_two_benchmarks_of_one_collective_are_not_mixed(imported):
     output = imported(imb(table("Reduce_scatter"), table("Reduce_scatter_block")))
-    assert len(rows_of(output)) == 1
+    assert len(summary_rows(output)) == 1
     assert output.refused[-1].reason == (
         "Reduce_scatter_block: reduce_scatter is read from Reduce_scatter of the same output"
     )
@@ -378,9 +381,9 @@ def test_two_benchmarks_of_one_collective_are_not_mixed(imported):
 def test_rows_behind_prefixes(imported):
     text = "".join(f"[1,0]<stdout>: {line}\n" for line in imb(table("Bcast")).splitlines())
     output = imported(text)
-    assert [(row.collective, row.ranks) for row in rows_of(output)] == [("broadcast", 4)]
+    assert [(row.collective, row.ranks) for row in summary_rows(output)] == [("broadcast", 4)]
     indented = "".join(f"    {line}\n" for line in imb(table("Allreduce")).splitlines())
-    assert len(rows_of(imported(indented))) == 1
+    assert len(summary_rows(imported(indented))) == 1
 
 
 def test_it_is_not_oneccls_benchmark(imported):
@@ -391,7 +394,7 @@ def test_it_is_not_oneccls_benchmark(imported):
 
 def test_a_gpu_build_does_not_name_its_device(imported):
     text = imb(table("Allreduce")).replace("MPI-1 part", "MPI-1 part (GPU)")
-    assert [row.device for row in rows_of(imported(text))] == ["unknown"]
+    assert [row.device for row in summary_rows(imported(text))] == ["unknown"]
 
 
 def test_other_programs_of_the_suite_are_named(imported):

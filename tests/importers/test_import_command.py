@@ -1,4 +1,4 @@
-"""Which file is what, bad input, and the commands ``import``, ``show`` and ``export``."""
+"""Recognition of formats, bad input, and the commands ``import``, ``show`` and ``export``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import save
 from torchcoll.importers import base, registry
 from torchcoll.importers.base import ImportOptions
-from torchcoll.importers.command import columns_of
+from torchcoll.importers.command import parse_columns
 from torchcoll.inputs import load
 from torchcoll.overview.frames import table
 
@@ -57,13 +57,13 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_format_is_recognised(imported, name):
-    found = imported(FORMATS[name])
-    assert (found.importer, len(found.runs)) == (name, 1)
+    result = imported(FORMATS[name])
+    assert (result.importer, len(result.runs)) == (name, 1)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_after_much_noise(imported, name):
-    """What tells the format comes after more lines than one look takes."""
+    """The first line of the format comes after more lines than one window of sniffing has."""
     noise = "node1:1:2 [3] NCCL INFO Channel 05/24 : 3[e3000] -> 4[8a000] via P2P/IPC\n" * 3000
     if name not in ("nccl-tests-json", "nccl-inspector", "deepspeed-json"):
         assert imported(noise + FORMATS[name] + noise).importer == name
@@ -78,10 +78,10 @@ def test_noise_takes_no_memory(tmp_path):
     path.write_text(line * (NOISE_BYTES // len(line)) + text())
     registry.importers()
     tracemalloc.start()
-    found = registry.import_file(str(path))
+    result = registry.import_file(str(path))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found.rows == 2
+    assert result.rows == 2
     assert peak < NOISE_BYTES / 4
 
 
@@ -121,13 +121,13 @@ def test_encodings(imported):
 def test_packed_and_stdin(imported, monkeypatch):
     assert imported(gzip.compress(text().encode()), "x.log.gz").rows == 2
     half = gzip.compress(text().encode() * 50)
-    found = imported(half[: len(half) // 2], "x.log.gz")
-    assert any("cut off: the .gz has no end" in warning for warning in found.warnings)
+    result = imported(half[: len(half) // 2], "x.log.gz")
+    assert any("cut off: the .gz has no end" in warning for warning in result.warnings)
     for packed in (text().encode(), gzip.compress(text().encode())):
         stdin = io.TextIOWrapper(io.BytesIO(packed))
         monkeypatch.setattr(sys, "stdin", stdin)
-        found = registry.import_file("-")
-        assert (found.rows, found.runs[0].source["file"]) == (2, "stdin")
+        result = registry.import_file("-")
+        assert (result.rows, result.runs[0].source["file"]) == (2, "stdin")
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -142,10 +142,10 @@ def test_no_cut_and_no_change_is_a_traceback(tmp_path_factory, name, data):
     path = tmp_path_factory.getbasetemp() / "cut.log"
     path.write_text(whole[:cut] + odd + (whole[cut:] if data.draw(st.booleans()) else ""))
     try:
-        found = registry.import_file(str(path))
+        result = registry.import_file(str(path))
     except UnreadableError:
         return
-    for run in found.runs:
+    for run in result.runs:
         target = path.with_suffix(".jsonl")
         target.unlink(missing_ok=True)
         registry_saved(run, target)
@@ -165,8 +165,8 @@ def test_import_says_what_it_read_and_refused(tmp_path, capsys):
     path.write_text(text(SMALL + ROW[:60] + "\n" + SMALL, foot=""))
     out = tmp_path / "run.jsonl"
     assert main(["import", str(path), "-o", str(out), "--label", "kernel=generic"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
         f"{path}: nccl-tests: 2 of 3 rows read, 4 cases",
         f"{path}:13: refused: half a row: 6 fields of 13",
         f"{path}: 2 cases measured up to 2 times (8 to 8): all are kept, none is averaged",
@@ -187,9 +187,11 @@ def test_nothing_read_is_exit_3(tmp_path, capsys):
     path = tmp_path / "a.log"
     path.write_text(ONECCL.format(names="allreduce bcast"))
     assert main(["import", str(path)]) == 3
-    stated = capsys.readouterr()  # stdout is for what was read
-    assert stated.out == ""
-    assert "0 of 3 rows read" in stated.err and ": refused: the time is the sum over" in stated.err
+    captured = capsys.readouterr()  # stdout is for what was read
+    assert captured.out == ""
+    assert (
+        "0 of 3 rows read" in captured.err and ": refused: the time is the sum over" in captured.err
+    )
     assert main(["show", str(path)]) == 3
     assert "the sum over several collectives" in capsys.readouterr().err
 
@@ -207,7 +209,7 @@ def test_several_runs_are_several_files_and_none_is_overwritten(tmp_path, capsys
 
 
 def test_a_run_to_stdout(tmp_path, monkeypatch, capsys):
-    """-o -, as export has it: the result file alone, what was read beside it on stderr."""
+    """With -o - stdout has only the result file, and stderr the report, as with export."""
     monkeypatch.chdir(tmp_path)
     Path("a.log").write_text(text())
     assert main(["import", "a.log", "-o", "-"]) == 0
@@ -231,15 +233,15 @@ def test_show_and_export_of_foreign_files(tmp_path, capsys):
     assert main(["show", str(path), "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["statistic"] for row in rows] == ["mean"] * 4
-    again = tmp_path / "b.txt"
-    assert main(["export", str(path), "--format", "nccl-tests", "-o", str(again)]) == 0
-    assert main(["show", str(again)]) == 3  # medians in the format of means
+    exported = tmp_path / "b.txt"
+    assert main(["export", str(path), "--format", "nccl-tests", "-o", str(exported)]) == 0
+    assert main(["show", str(exported)]) == 3  # medians in the format of means
     assert "torchcoll printed" in capsys.readouterr().err
     assert main(["export", str(path), "--format", "csv"]) == 0
     assert capsys.readouterr().out.count("\n") == 5
     assert main(["export", str(path), "--format", "xml"]) == 2
     assert main(["export", str(path), "--format", "parquet"]) == 2
-    assert main(["export", str(path), "--format", "csv", "-o", str(again)]) == 2
+    assert main(["export", str(path), "--format", "csv", "-o", str(exported)]) == 2
 
 
 def test_parquet(tmp_path):
@@ -259,8 +261,15 @@ def test_parquet(tmp_path):
 def test_what_is_not_told_over_ranks_is_not_the_maximum(tmp_path, capsys):
     table = tmp_path / "a.csv"
     table.write_text("Size,Algbw (GB/s)\n1M,100\n")
-    words = ["--collective", "broadcast", "--ranks", "8", "--map", "size=Size,algbw=Algbw (GB/s)"]
-    assert main(["import", str(table), *words, "-o", str(tmp_path / "a.jsonl")]) == 0
+    arguments = [
+        "--collective",
+        "broadcast",
+        "--ranks",
+        "8",
+        "--map",
+        "size=Size,algbw=Algbw (GB/s)",
+    ]
+    assert main(["import", str(table), *arguments, "-o", str(tmp_path / "a.jsonl")]) == 0
     capsys.readouterr()
     assert main(["export", str(tmp_path / "a.jsonl"), "--format", "csv"]) == 0
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
@@ -275,9 +284,9 @@ def test_what_is_not_told_is_no_count_of_0(tmp_path, capsys, ranks, expected):
     pandas = pytest.importorskip("pandas")
     path = tmp_path / "a.csv"
     path.write_text("Size,Algbw (GB/s)\n1M,100\n")
-    words = ["--collective", "broadcast", "--map", "size=Size,algbw=Algbw (GB/s)"]
+    arguments = ["--collective", "broadcast", "--map", "size=Size,algbw=Algbw (GB/s)"]
     run = tmp_path / "a.jsonl"
-    assert main(["import", str(path), *words, *ranks, "-o", str(run)]) == 0
+    assert main(["import", str(path), *arguments, *ranks, "-o", str(run)]) == 0
     capsys.readouterr()
     assert main(["export", str(run), "--format", "csv"]) == 0
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
@@ -319,11 +328,14 @@ def test_forced_formats_and_wrong_words(imported):
 
 
 def test_map():
-    assert columns_of("size=Size, algbw=Algbw (GB/s)") == {"size": "Size", "algbw": "Algbw (GB/s)"}
-    assert columns_of(r"time=t\, mean") == {"time": "t, mean"}
-    assert columns_of(None) == {}
+    assert parse_columns("size=Size, algbw=Algbw (GB/s)") == {
+        "size": "Size",
+        "algbw": "Algbw (GB/s)",
+    }
+    assert parse_columns(r"time=t\, mean") == {"time": "t, mean"}
+    assert parse_columns(None) == {}
     with pytest.raises(UsageError, match=error_text("map", "size")):
-        columns_of("size")
+        parse_columns("size")
 
 
 IMPORTER = """
@@ -350,7 +362,7 @@ def read(lines, options):
 
 @pytest.fixture
 def third_party(tmp_path, monkeypatch):
-    """A distribution with one importer, as pip would leave it."""
+    """A distribution with one importer, as pip would install it."""
     (tmp_path / "diary_importer.py").write_text(IMPORTER)
     info = tmp_path / "diary-1.0.dist-info"
     info.mkdir()
@@ -364,8 +376,8 @@ def third_party(tmp_path, monkeypatch):
 
 
 def test_a_third_party_adds_one_file_and_an_entry_point(third_party, imported, capsys):
-    found = imported("dear diary\n1024 2.5\n")
-    assert (found.importer, found.rows) == ("diary", 1)
+    result = imported("dear diary\n1024 2.5\n")
+    assert (result.importer, result.rows) == ("diary", 1)
     assert main(["show", str(third_party / "x.log")]) == 0
     assert "imported from diary: all_reduce" in capsys.readouterr().out
 
@@ -399,37 +411,37 @@ WORDS = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", list(registry.importers()))
-@given(words=st.lists(WORDS, max_size=60))
+@given(tokens=st.lists(WORDS, max_size=60))
 @settings(max_examples=60)
-def test_any_words_are_read_or_refused(tmp_path_factory, name, words):
+def test_any_words_are_read_or_refused(tmp_path_factory, name, tokens):
     path = tmp_path_factory.getbasetemp() / "words.log"
-    path.write_text(" ".join(words), encoding="utf-8")
+    path.write_text(" ".join(tokens), encoding="utf-8")
     try:
-        found = registry.import_file(str(path), ImportOptions(collective="all_reduce"), name)
+        result = registry.import_file(str(path), ImportOptions(collective="all_reduce"), name)
     except UnreadableError:
         return
-    for run in found.runs:
+    for run in result.runs:
         target = path.with_suffix(".jsonl")
         target.unlink(missing_ok=True)
         registry_saved(run, target)
 
 
 def test_rows_share_nothing_that_can_be_changed(tmp_path):
-    """What is added to one stays out of the other rows, and of the files read later."""
+    """Changes to one row must not appear in other rows, or in files that are read later."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.csv").write_text(
             "collective,ranks,size,time_us\nall_reduce,2,1024,10\nall_reduce,2,4096,10\n"
         )
-    first, other = load(tmp_path / "a.csv").results
+    first, second = load(tmp_path / "a.csv").results
     first.time_ns["host"] = [[1]]
     first.spent_ns["case"] = 1
-    for one in (other, *load(tmp_path / "b.csv").results):
-        assert (one.cold_ns, one.members, one.choices) == ((), (), ())
-        assert (one.time_ns, one.spent_ns) == ({}, {})
+    for case_result in (second, *load(tmp_path / "b.csv").results):
+        assert (case_result.cold_ns, case_result.members, case_result.choices) == ((), (), ())
+        assert (case_result.time_ns, case_result.spent_ns) == ({}, {})
 
 
 def test_a_number_of_more_digits_than_python_reads():
-    """4,300 are the most, in groups of three as well."""
+    """Python accepts at most 4,300 digits, also in groups of three."""
     assert base.whole("9" + ",999" * 2000) is None
     assert base.whole("9" * 6000) is None
     assert base.whole("1,048,576") == 1 << 20
@@ -457,18 +469,20 @@ def test_what_a_training_sent_is_for_another_command(tmp_path, capsys, command, 
     )
 
 
-@pytest.mark.parametrize(("name", "word"), [("-", "-"), ("my step.json", "'my step.json'")])
-def test_the_command_that_reads_it_can_be_typed(tmp_path, monkeypatch, name, word):
+@pytest.mark.parametrize(("name", "quoted"), [("-", "-"), ("my step.json", "'my step.json'")])
+def test_the_command_that_reads_it_can_be_typed(tmp_path, monkeypatch, name, quoted):
     """A blank in the name, and stdin, which has none."""
     monkeypatch.chdir(tmp_path)
 
-    def said(text):
+    def error_of(text):
         Path("my step.json").write_text(text)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         with pytest.raises(UnreadableError) as caught:
             registry.import_file(name)
         return str(caught.value)
 
-    assert said('{"traceEvents": [{"ph": "X"}]}').endswith(f"torchcoll trace {word} reads it.")
-    model = "FILE" if name == "-" else word
-    assert f" validate --predicted {model} RUN says" in said('{"schema": "torchcoll-model/1"}')
+    assert error_of('{"traceEvents": [{"ph": "X"}]}').endswith(
+        f"torchcoll trace {quoted} reads it."
+    )
+    model = "FILE" if name == "-" else quoted
+    assert f" validate --predicted {model} RUN says" in error_of('{"schema": "torchcoll-model/1"}')

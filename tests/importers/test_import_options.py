@@ -1,4 +1,4 @@
-"""``torchcoll import`` with options that do not fit, and what it says of files that stop."""
+"""``torchcoll import`` with options that contradict the file, and with files that were cut off."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_the_wrong_format_by_force(tmp_path, capsys):
 
 
 def test_a_statistic_is_for_tables(imported):
-    found = imported(text(), statistic="median")
-    assert "--statistic median is for plain tables: not used" in found.warnings
-    assert found.runs[0].results[0].reported.statistic == "mean"
+    result = imported(text(), statistic="median")
+    assert "--statistic median is for plain tables: not used" in result.warnings
+    assert result.runs[0].results[0].reported.statistic == "mean"
 
 
 def test_what_import_alone_can_fill_in(tmp_path, capsys):
@@ -77,7 +77,7 @@ def test_another_tools_run_is_not_resumed(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("content", "known", "stated"),
+    ("content", "options", "message"),
     [
         (ONECCL.format(names="allreduce"), {"ranks": 7}, "--ranks 7, but the file tells 4"),
         (
@@ -98,5 +98,5 @@ def test_another_tools_run_is_not_resumed(tmp_path, capsys):
         ),
     ],
 )
-def test_an_option_against_the_file(imported, content, known, stated):
-    assert any(one.startswith(stated) for one in imported(content, **known).warnings)
+def test_an_option_against_the_file(imported, content, options, message):
+    assert any(warning.startswith(message) for warning in imported(content, **options).warnings)

@@ -35,14 +35,14 @@ def operator(name: str, ts: float, types: Any, dims: Any, values: Any = (), **ar
 
 
 def work(name: str, ts: float, dur: float, *shapes: list[int], dtype: str = "float") -> Any:
-    """What gloo ran, on a thread of its own."""
+    """An event of gloo's work in its own thread."""
     shown = {"Input_type": [dtype] * len(shapes), "Input_Dims": list(shapes)} if shapes else {}
     return event(name, ts, dur, "user_annotation", tid=77, **shown)
 
 
 @pytest.fixture
 def read(tmp_path):
-    """The Traffic of a trace with these events."""
+    """A function that reads the Traffic of a trace with these events."""
 
     def run(*events: Any, name: str = "t.json", info: Any = INFO) -> Traffic:
         data = {"schemaVersion": 1, "traceEvents": list(events)}
@@ -53,14 +53,14 @@ def read(tmp_path):
     return run
 
 
-def only(found: Traffic) -> TrafficCall:
-    ((call,),) = found.calls.values()
+def only(traffic: Traffic) -> TrafficCall:
+    ((call,),) = traffic.calls.values()
     return call
 
 
 def test_a_step_of_ddp_on_nccl(read):
-    """Two buckets; kernels of 100 us each, of which a matrix product hides 30 us of the first."""
-    found = read(
+    """Two buckets with kernels of 100 us each; a matrix product hides 30 us of the first one."""
+    traffic = read(
         step(3, 0, 1000),
         step(3, 200, 300, "gpu_user_annotation"),  # the same on the device
         event("aten::mm", 10, 20, External_id=1),
@@ -76,7 +76,7 @@ def test_a_step_of_ddp_on_nccl(read):
         param("barrier", 1100, 11, 0, 0, dtype="Byte", Seq=7),
     )
     group = {"group": "0", "clock": "device"}
-    assert found.calls == {
+    assert traffic.calls == {
         0: [
             TrafficCall(
                 *("all_reduce", 1000, 1000, "float32"),
@@ -95,10 +95,10 @@ def test_a_step_of_ddp_on_nccl(read):
             TrafficCall("barrier", 0, 0, group="0", sequence=6, step=1, start_ns=1100 * US),
         ]
     }
-    assert found.groups == {"0": Group("0", (0, 1), "nccl", "default_pg")}
-    assert (found.source, found.ranks) == ("kineto", 2)
-    assert found.steps == {0: [(0, 1000 * US), (1000 * US, 1500 * US)]}
-    assert found.notes == [
+    assert traffic.groups == {"0": Group("0", (0, 1), "nccl", "default_pg")}
+    assert (traffic.source, traffic.ranks) == ("kineto", 2)
+    assert traffic.steps == {0: [(0, 1000 * US), (1000 * US, 1500 * US)]}
+    assert traffic.notes == [
         "1 of 3 calls have no time: the trace has no kernels of them",
         HIDDEN_OP,
     ]
@@ -137,7 +137,7 @@ def test_what_nccl_tells(read, name, n_in, n_out, args, expected):
 
 
 def test_splits_become_bytes(read):
-    """3 and 1 rows of 2 floats; who gives sizes makes the uneven call."""
+    """3 and 1 rows of 2 floats; a call with split sizes counts as uneven."""
     sizes = {"In_split_size": "[3, 1]", "Out_split_size": "[2, 2]"}
     call = only(read(param("all_to_allv", 0, 7, 8, 8, **sizes)))
     assert fields(call, "collective", "bytes_in", "splits") == ("all_to_all_v", 32, (24, 8))
@@ -149,22 +149,22 @@ def test_splits_become_bytes(read):
 
 def test_root_and_peer_are_ranks_of_the_world(read):
     ranks = {"Process_Group_Name": "5", "Process_Group_Ranks": "[2, 0]"}
-    found = read(param("broadcast", 0, 7, Rank=0, **ranks))
-    assert only(found).root == 2
-    assert found.groups["5"] == Group("5", (2, 0), "", "default_pg")
-    assert found.ranks == 3
+    traffic = read(param("broadcast", 0, 7, Rank=0, **ranks))
+    assert only(traffic).root == 2
+    assert traffic.groups["5"] == Group("5", (2, 0), "", "default_pg")
+    assert traffic.ranks == 3
 
 
 def test_a_group_whose_list_was_shortened(read):
     assert read(param("allreduce", 0, 7), info=INFO | {"world_size": 8}).ranks == 8
     cut = {"Process_Group_Name": "5", "Process_Group_Ranks": "[0, 2, ..., 62]", "Group_size": 32}
     assert read(param("allreduce", 0, 7, **cut)).groups["5"].ranks == ()
-    stated = cut | {"Global_rank_start": 0, "Global_rank_stride": 2}
-    assert read(param("allreduce", 0, 7, **stated)).groups["5"].ranks == tuple(range(0, 64, 2))
+    regular = cut | {"Global_rank_start": 0, "Global_rank_stride": 2}
+    assert read(param("allreduce", 0, 7, **regular)).groups["5"].ranks == tuple(range(0, 64, 2))
 
 
 def test_nothing_is_counted_twice(read):
-    found = read(
+    traffic = read(
         event("_c10d_functional::all_reduce", 0, 100, External_id=1),
         event("c10d::allreduce_", 10, 80, External_id=2),
         param("allreduce", 20, 3),
@@ -173,36 +173,36 @@ def test_nothing_is_counted_twice(read):
         param("endCoalescing", 220, 6, 0, 0),
         event("_c10d_functional::wait_tensor", 300, 10),
     )
-    assert only(found).collective == "all_reduce"
+    assert only(traffic).collective == "all_reduce"
 
 
 def test_calls_in_one_operator_are_all_counted(read):
-    found = read(
+    traffic = read(
         event("c10d::allgather_coalesced_", 0, 100),
         param("_allgather_base", 10, 3),
         param("_allgather_base", 40, 4),
     )
-    assert len(found.calls[0]) == 2
+    assert len(traffic.calls[0]) == 2
 
 
 def test_numbers_are_counted_where_torch_does_not_tell_them(read):
-    def numbers(*stated: int | None) -> list[int]:
-        args = [{} if one is None else {"Seq": one} for one in stated]
-        found = read(*(param("allreduce", 50 * i, i, **each) for i, each in enumerate(args)))
-        return [call.sequence for call in found.calls[0]]
+    def numbers(*sequences: int | None) -> list[int]:
+        args = [{} if sequence is None else {"Seq": sequence} for sequence in sequences]
+        traffic = read(*(param("allreduce", 50 * i, i, **each) for i, each in enumerate(args)))
+        return [call.sequence for call in traffic.calls[0]]
 
     assert numbers(7, 8, 11) == [6, 7, 10]
     assert numbers(None, None) == numbers(0, 0) == numbers(4, 4) == [0, 1]
 
 
 def test_messages_are_numbered_by_peer(read):
-    found = read(
+    traffic = read(
         param("send", 0, 1, Dst_Rank=1),
         param("recv", 50, 2, Src_Rank=1),
         param("send", 100, 3, Dst_Rank=1),
         param("send", 150, 4, Dst_Rank=0),
     )
-    assert [call.sequence for call in found.calls[0]] == [0, 0, 1, 0]
+    assert [call.sequence for call in traffic.calls[0]] == [0, 0, 1, 0]
 
 
 def test_several_kernels_are_one_call(read):
@@ -211,35 +211,35 @@ def test_several_kernels_are_one_call(read):
 
 
 def test_kernels_of_coalesced_calls_are_of_no_call(read):
-    found = read(
+    traffic = read(
         param("startCoalescing", 0, 1, 0, 0),
         param("send", 20, 2, Dst_Rank=1),
         param("recv", 40, 3, Src_Rank=1),
         param("endCoalescing", 60, 4, 0, 0),
         kernel("ncclDevKernel_SendRecv", 100, 10, 4, Collective_name="endCoalescing"),
     )
-    assert [call.time_ns for call in found.calls[0]] == [None, None]
-    assert "2 of 2 calls have no time: coalesced calls share kernels" in found.notes
+    assert [call.time_ns for call in traffic.calls[0]] == [None, None]
+    assert "2 of 2 calls have no time: coalesced calls share kernels" in traffic.notes
 
 
 def test_kernels_alone_tell_the_same(read):
-    """Profiled without the activity of the host."""
-    stated = {key.replace(" ", "_"): v for key, v in param("allreduce", 0, 7)["args"].items()}
+    """A trace that was profiled without the host's activity."""
+    arguments = {key.replace(" ", "_"): v for key, v in param("allreduce", 0, 7)["args"].items()}
     call = only(
-        read(kernel("ncclDevKernel_AllReduce", 100, 10, stated.pop("External_id"), **stated))
+        read(kernel("ncclDevKernel_AllReduce", 100, 10, arguments.pop("External_id"), **arguments))
     )
     assert fields(call, "collective", "bytes_in", "time_ns") == ("all_reduce", 1000, 10 * US)
 
 
 def test_is_it_asynchronous(read):
-    def stated(outer: list[str], **args: Any) -> bool | None:
+    def asynchronous(outer: list[str], **args: Any) -> bool | None:
         around = event("c10d::allreduce_", 0, 50, Concrete_Inputs=outer)
         return only(read(around, param("allreduce", 10, 7, **args))).asynchronous
 
-    assert stated(["", "", "False", "-1"], Is_asynchronized_op=True) is False
-    assert stated([], Is_asynchronized_op=True) is True
-    assert stated([], Is_asynchronized_op="False") is False
-    assert stated([]) is None
+    assert asynchronous(["", "", "False", "-1"], Is_asynchronized_op=True) is False
+    assert asynchronous([], Is_asynchronized_op=True) is True
+    assert asynchronous([], Is_asynchronized_op="False") is False
+    assert asynchronous([]) is None
 
 
 TENSORS = ["TensorList", "", "", "", "Scalar", "Scalar"]
@@ -263,7 +263,7 @@ def all_reduce(ts: float, count: int, asynchronous: bool = True) -> Any:
 
 def test_gloo_hides_dtype_and_end_in_its_works(read):
     """An all_reduce from 100 to 400, under which a product runs from 150 to 250."""
-    found = read(
+    traffic = read(
         event("aten::zeros", 0, 10),
         all_reduce(100, 250),
         work("gloo:all_reduce", 110, 290, [250], dtype="c10::BFloat16"),
@@ -271,7 +271,7 @@ def test_gloo_hides_dtype_and_end_in_its_works(read):
         event("aten::mm", 150, 100),
         info=GLOO,
     )
-    assert found.calls == {
+    assert traffic.calls == {
         1: [
             TrafficCall(
                 *("all_reduce", 500, 500, "bfloat16"),
@@ -280,8 +280,8 @@ def test_gloo_hides_dtype_and_end_in_its_works(read):
             )
         ]
     }
-    assert found.groups == {"0": Group("0", (0, 1), "gloo", "default_pg")}
-    assert found.notes == [
+    assert traffic.groups == {"0": Group("0", (0, 1), "gloo", "default_pg")}
+    assert traffic.notes == [
         "a gloo trace does not link what was run to its call: times are put to calls by "
         "operation, size and order",
         HIDDEN_OP,
@@ -289,18 +289,18 @@ def test_gloo_hides_dtype_and_end_in_its_works(read):
 
 
 def test_what_holds_a_call_does_not_hide_it(read):
-    """autograd's node stands around the call that the program waits for in it."""
-    found = read(
+    """autograd's node is around the call and waits for it."""
+    traffic = read(
         event("autograd::engine::evaluate_function: AllReduce", 90, 400),
         all_reduce(100, 250),
         work("gloo:all_reduce", 110, 290, [250]),
         info=GLOO,
     )
-    assert only(found).exposed_ns == 300 * US
+    assert only(traffic).exposed_ns == 300 * US
 
 
 def test_works_are_put_to_calls_by_size_and_order(read):
-    found = read(
+    traffic = read(
         work("gloo:all_reduce", 5, 500, [4]),  # issued before the trace began
         all_reduce(10, 8),
         all_reduce(40, 4),
@@ -310,7 +310,7 @@ def test_works_are_put_to_calls_by_size_and_order(read):
         work("gloo:all_reduce", 130, 170, [8]),
         info=GLOO,
     )
-    assert [call.time_ns for call in found.calls[1]] == [290 * US, 60 * US, 130 * US]
+    assert [call.time_ns for call in traffic.calls[1]] == [290 * US, 60 * US, 130 * US]
 
 
 def base(name: str, ts: float, out: list[int], reported: list[int], *values: str) -> Any:
@@ -397,7 +397,7 @@ ONE = ["TensorList", "", "Scalar"]
     ],
 )
 def test_what_c10d_tells(read, issued, done, expected):
-    """On rank 1 of 2: a root of 0 is the other one."""
+    """On rank 1 of 2, root 0 is the other rank."""
     name, *shapes = done
     call = only(read(issued, work(f"gloo:{name}", 5, 10, *shapes), info=GLOO))
     assert fields(call, "collective", "bytes_in", "bytes_out") == expected
@@ -407,8 +407,8 @@ def test_what_c10d_tells(read, issued, done, expected):
 
 
 def test_gloo_reduces_a_list_one_by_one(read):
-    """Two ranks, two works; the all_reduce behind them is another call."""
-    found = read(
+    """With two ranks gloo runs two all_reduces; the all_reduce after them is another call."""
+    traffic = read(
         lists("reduce_scatter_", 0, ["TensorList", ""], [[[4]], []]),
         work("gloo:all_reduce", 5, 10, [4]),
         work("gloo:all_reduce", 30, 20, [4]),
@@ -416,11 +416,11 @@ def test_gloo_reduces_a_list_one_by_one(read):
         work("gloo:all_reduce", 110, 30, [4]),
         info=GLOO,
     )
-    assert [call.time_ns for call in found.calls[1]] == [50 * US, 40 * US]
+    assert [call.time_ns for call in traffic.calls[1]] == [50 * US, 40 * US]
 
 
 def test_splits_of_gloo(read):
-    """Torch gives the output's first."""
+    """torch lists the output's splits first."""
     sizes = base("alltoall_base_", 0, [10], [4, 2], "", "[4, 1]", "[1, 3]")
     call = only(read(sizes, work("gloo:all_to_all", 5, 10, [4, 2]), info=GLOO))
     assert fields(call, "collective", "bytes_in", "splits") == ("all_to_all_v", 32, (8, 24))
@@ -430,30 +430,32 @@ def test_splits_of_gloo(read):
 
 
 def test_gloo_does_not_tell_the_group(read):
-    """Where all groups have the same ranks, the group does not matter; else nothing is joined."""
-    both = [all_reduce(0, 4), work("gloo:all_reduce", 5, 10, [4])]
+    """If all groups have the same ranks the group does not matter; otherwise it stays unknown."""
+    events = [all_reduce(0, 4), work("gloo:all_reduce", 5, 10, [4])]
     second = GLOO["pg_config"][0] | {"pg_name": "1", "pg_desc": "undefined"}
     info = GLOO | {"pg_config": [*GLOO["pg_config"], second]}
-    found = read(*both, info=info)
-    assert found.groups == {"0 or 1": Group("0 or 1", (0, 1), "gloo")}
-    assert only(found).group == "0 or 1"
+    traffic = read(*events, info=info)
+    assert traffic.groups == {"0 or 1": Group("0 or 1", (0, 1), "gloo")}
+    assert only(traffic).group == "0 or 1"
     info["pg_config"][1] = second | {"ranks": [1], "pg_size": 1}
-    found = read(*both, info=info)
-    assert only(found).group == ""
-    assert SHORT in found.notes
+    traffic = read(*events, info=info)
+    assert only(traffic).group == ""
+    assert SHORT in traffic.notes
 
 
 def test_what_is_not_told_is_left_out_but_counted(read):
-    """scatter away from the root: torch shows neither dtype nor size of the input."""
-    found = read(
+    """For a scatter on other ranks than the root torch records neither dtype nor size of the
+    input.
+    """
+    traffic = read(
         lists("scatter_", 0, ["TensorList", "ScalarList"], [[[10]], []], "0"),
         work("gloo:scatter", 5, 10),
         all_reduce(50, 4),
         work("gloo:all_reduce", 60, 10, [4]),
         info=GLOO,
     )
-    assert fields(only(found), "collective", "sequence") == ("all_reduce", 1)
-    assert found.notes[-1] == (
+    assert fields(only(traffic), "collective", "sequence") == ("all_reduce", 1)
+    assert traffic.notes[-1] == (
         "left out: 1 call of scatter: dtype not known but from the trace of the root, which was "
         "not read"
     )
@@ -484,11 +486,11 @@ def test_a_trace_without_communication(read):
 
 
 def test_the_rank_is_told_or_in_the_name(read):
-    one = param("allreduce", 0, 7)
-    assert list(read(one, name="my_rank_12.json", info=None).calls) == [12]
-    assert list(read(one, name="rank3.1700000000000000000.pt.trace.json", info=None).calls) == [3]
+    event = param("allreduce", 0, 7)
+    assert list(read(event, name="my_rank_12.json", info=None).calls) == [12]
+    assert list(read(event, name="rank3.1700000000000000000.pt.trace.json", info=None).calls) == [3]
     with pytest.raises(UnreadableError, match=error_text(r"host_4321\.json", "no rank", "dist")):
-        read(one, name="host_4321.json", info=None)  # tensorboard's handler: this is a process
+        read(event, name="host_4321.json", info=None)  # tensorboard's handler: this is a process
 
 
 def test_broken_events_are_passed_over(read):
@@ -503,10 +505,10 @@ def test_broken_events_are_passed_over(read):
         operator("c10d::allreduce_", 110, ["TensorList"], [["a"]]),
         param("allreduce", 200, 9),
     ]
-    found = read(
+    traffic = read(
         *odd, info=INFO | {"pg_config": [3, {"pg_name": 4}, {"pg_name": "0", "ranks": "?"}]}
     )
-    assert [call.bytes_in for call in found.calls[0]] == [1000, 1000]
+    assert [call.bytes_in for call in traffic.calls[0]] == [1000, 1000]
 
 
 def test_packed(tmp_path):
@@ -517,13 +519,13 @@ def test_packed(tmp_path):
 
 
 def profiled() -> None:
-    """Kinds of calls that gloo has, captured and profiled at once."""
+    """Calls of all kinds that gloo has, captured and profiled at the same time."""
     from torch.profiler import ProfilerActivity, profile, schedule
 
     from torchcoll import capture
 
     dist.init_process_group("gloo")
-    rank, other = dist.get_rank(), 1 - dist.get_rank()
+    rank, peer = dist.get_rank(), 1 - dist.get_rank()
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -531,7 +533,10 @@ def profiled() -> None:
     x, wide = torch.ones(12), torch.ones(24)
     plan = schedule(wait=0, warmup=0, active=3, repeat=1)
     cpu = [ProfilerActivity.CPU]
-    with profile(activities=cpu, record_shapes=True, schedule=plan) as profiler, capture() as found:
+    with (
+        profile(activities=cpu, record_shapes=True, schedule=plan) as profiler,
+        capture() as traffics,
+    ):
         for _ in range(2):
             ddp(torch.ones(2, 8)).sum().backward()
             dist.all_reduce(x, op=dist.ReduceOp.MAX)
@@ -544,12 +549,12 @@ def profiled() -> None:
             dist.all_to_all_single(torch.empty(12), x, rows, rows)
             dist.gather(x, [torch.empty(12)] * 2 if rank == 0 else None, 0)
             dist.scatter(torch.empty(12), [x, x] if rank == 0 else None, 0)
-            dist.send(x, other) if rank == 0 else dist.recv(x, other)
+            dist.send(x, peer) if rank == 0 else dist.recv(x, peer)
             dist.barrier()
-            found.step()
+            traffics.step()
             profiler.step()
     profiler.export_chrome_trace(f"trace-rank{rank}.json")
-    found.save(f"captured{rank}.jsonl")
+    traffics.save(f"captured{rank}.jsonl")
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
     if dump:
         Path(f"fr{rank}.json").write_bytes(dump())
@@ -597,9 +602,9 @@ def test_a_real_gloo_trace_is_the_same_traffic_as_a_capture(real):
     captured = read_traffic([real / f"captured{rank}.jsonl" for rank in range(2)])
     assert traced.groups == captured.groups
     for rank, calls in traced.calls.items():
-        theirs = [fields(call, *SAME) for call in captured.calls[rank]]
-        assert [fields(call, *SAME) for call in calls] == theirs
-        expected = [(one[0], one[1 + rank]) for one in BY_HAND]
+        captured_fields = [fields(call, *SAME) for call in captured.calls[rank]]
+        assert [fields(call, *SAME) for call in calls] == captured_fields
+        expected = [(expected_call[0], expected_call[1 + rank]) for expected_call in BY_HAND]
         if rank == 1:
             expected[11] = ("recv", (0, 48))
         assert sizes(calls)[-13:] == expected
@@ -612,12 +617,18 @@ def test_a_real_gloo_trace_is_the_same_traffic_as_a_capture(real):
     reason="the Flight Recorder of this torch is nccl's alone",
 )
 def test_a_real_flight_recorder_dump_of_gloo(real):
-    found = read_traffic([real / f"fr{rank}.json" for rank in range(2)])
-    assert found.groups["0"] == Group("0", (0, 1), "gloo", "default_pg")
+    traffic = read_traffic([real / f"fr{rank}.json" for rank in range(2)])
+    assert traffic.groups["0"] == Group("0", (0, 1), "gloo", "default_pg")
     # It has no messages, calls reduce_scatter what gloo makes of it, and does not tell splits.
-    others = {"reduce_scatter": ("all_reduce", (96, 96)), "all_to_all_v": ("all_to_all", (48, 48))}
-    for rank, calls in found.calls.items():
-        expected = [(one[0], one[1 + rank]) for one in BY_HAND if one[0] != "send"]
-        assert sizes(calls)[-12:] == [others.get(one[0], one) for one in expected]
+    renamed = {"reduce_scatter": ("all_reduce", (96, 96)), "all_to_all_v": ("all_to_all", (48, 48))}
+    for rank, calls in traffic.calls.items():
+        expected = [
+            (expected_call[0], expected_call[1 + rank])
+            for expected_call in BY_HAND
+            if expected_call[0] != "send"
+        ]
+        assert sizes(calls)[-12:] == [
+            renamed.get(expected_call[0], expected_call) for expected_call in expected
+        ]
         numbers = [call.sequence for call in calls]
         assert numbers == list(range(len(calls)))

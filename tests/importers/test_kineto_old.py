@@ -22,7 +22,7 @@ OLD = {"backend": "nccl", "rank": 3, "world_size": 8}
 
 
 def call(ts: float, name: str, annotation: str, dims: Any, sent: Any, number: int) -> list[Any]:
-    """c10d operator, record_param_comms, annotation and launch, one in the other; the kernel."""
+    """Nested c10d operator, record_param_comms, annotation and launch, and the kernel."""
     types = ["float" if shape else "" for shape in dims]
     linked = {"External_id": 800 + number, "correlation": 800 + number}
     return [
@@ -41,12 +41,12 @@ def call(ts: float, name: str, annotation: str, dims: Any, sent: Any, number: in
 
 @pytest.fixture
 def calls(tmp_path):
-    def run(*parts: list[Any]) -> list[Any]:
-        events = [one for part in parts for one in part]
+    def run(*event_lists: list[Any]) -> list[Any]:
+        events = [event for event_list in event_lists for event in event_list]
         data = {"traceEvents": events, "distributedInfo": OLD}
         (tmp_path / "t.json").write_text(json.dumps(data))
-        ((_, own),) = read_traffic([tmp_path / "t.json"]).calls.items()
-        return own
+        ((_, rank_calls),) = read_traffic([tmp_path / "t.json"]).calls.items()
+        return rank_calls
 
     return run
 
@@ -55,12 +55,12 @@ NAMES = ("collective", "bytes_in", "bytes_out", "dtype", "time_ns")
 
 
 def test_names_sizes_types_and_times(calls):
-    found = calls(
+    result = calls(
         call(0, "c10d::allreduce_", "all_reduce", [[], []], [250], 1),
         call(1000, "c10d::_allgather_base_", "_all_gather_base", [[800], [100]], [100], 11),
         call(2000, "c10d::alltoall_base_", "all_to_all", [[30], [50]], [50], 21),
     )
-    assert [fields(one, *NAMES) for one in found] == [
+    assert [fields(call, *NAMES) for call in result] == [
         ("all_reduce", 1000, 1000, "float32", 41_000),
         ("all_gather", 400, 3200, "float32", 51_000),
         ("all_to_all_v", 200, 120, "float32", 61_000),  # 50 rows out, 30 in: uneven
@@ -68,9 +68,9 @@ def test_names_sizes_types_and_times(calls):
 
 
 def test_an_annotation_without_an_operator(calls):
-    """As before torch 1.13: what is received of an all_to_all is told nowhere."""
+    """As before torch 1.13: no event has what an all_to_all receives."""
     reduce = call(0, "c10d::allreduce_", "all_reduce", [[]], [250], 1)[1:]
-    assert [fields(one, *NAMES) for one in calls(reduce)] == [
+    assert [fields(call, *NAMES) for call in calls(reduce)] == [
         ("all_reduce", 1000, 1000, "float32", 41_000)
     ]
     with pytest.raises(UnreadableError, match="all_to_all: sizes not known"):
@@ -78,7 +78,7 @@ def test_an_annotation_without_an_operator(calls):
 
 
 def test_calls_without_a_size_are_counted_in_the_head(tmp_path):
-    """Two of three all_to_all: what the table adds up is not the step."""
+    """Two of three all_to_all have no size, so the sums of the table are not those of the step."""
     events = [
         *call(0, "c10d::alltoall_base_", "all_to_all", [[32], [32]], [32], 1),
         *call(1000, "c10d::alltoall_", "all_to_all", [[]], [32], 11)[1:],
@@ -86,31 +86,31 @@ def test_calls_without_a_size_are_counted_in_the_head(tmp_path):
     ]
     path = tmp_path / "trace_rank0.json"
     path.write_text(json.dumps({"traceEvents": events}))
-    found = read_traffic([path])
-    stated = "2 of 3 calls have no size in the source: not included here"
-    assert stated in traffic_grids(found, summarise_traffic(found))[0].above
-    found.save(tmp_path / "traffic.jsonl")
-    again = Traffic.load(tmp_path / "traffic.jsonl")
-    assert stated in traffic_grids(again, summarise_traffic(again))[0].above
+    traffic = read_traffic([path])
+    line = "2 of 3 calls have no size in the source: not included here"
+    assert line in traffic_grids(traffic, summarise_traffic(traffic))[0].above
+    traffic.save(tmp_path / "traffic.jsonl")
+    loaded = Traffic.load(tmp_path / "traffic.jsonl")
+    assert line in traffic_grids(loaded, summarise_traffic(loaded))[0].above
 
 
 def test_the_number_of_a_launch_is_none_of_an_operator(calls):
-    """The kernel's External id is 802 there, and so is the operator's of another call."""
+    """The kernel's External id is 802, and so is that of another call's operator."""
     first = call(0, "c10d::allreduce_", "all_reduce", [[]], [250], 2)
     second = call(1000, "c10d::allreduce_", "all_reduce", [[]], [99], 801)
     assert second[1]["args"]["External id"] == 802 == first[4]["args"]["External id"]
-    assert [one.time_ns for one in calls(first, second)] == [42_000, 841_000]
+    assert [call.time_ns for call in calls(first, second)] == [42_000, 841_000]
 
 
 def test_kernels_without_a_number_stay_apart(tmp_path):
-    """Three of 6, 3 and 1 ms, each a call of its own."""
-    told = {"Collective_name": "allreduce", "dtype": "Float", "In_msg_nelems": 250}
-    told |= {"Out_msg_nelems": 250, "Process_Group_Name": "0", "Group_size": 8}
+    """Three kernels of 6, 3 and 1 ms, each of a separate call."""
+    arguments = {"Collective_name": "allreduce", "dtype": "Float", "In_msg_nelems": 250}
+    arguments |= {"Out_msg_nelems": 250, "Process_Group_Name": "0", "Group_size": 8}
     kernels = [
-        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", ts, dur, "kernel", tid=7, **told)
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", ts, dur, "kernel", tid=7, **arguments)
         for ts, dur in ((0, 6000), (7000, 3000), (11000, 1000))
     ]
     data = {"traceEvents": kernels, "distributedInfo": OLD}
     (tmp_path / "t.json").write_text(json.dumps(data))
-    ((_, own),) = read_traffic([tmp_path / "t.json"]).calls.items()
-    assert [one.time_ns for one in own] == [6_000_000, 3_000_000, 1_000_000]
+    ((_, calls),) = read_traffic([tmp_path / "t.json"]).calls.items()
+    assert [call.time_ns for call in calls] == [6_000_000, 3_000_000, 1_000_000]

@@ -23,7 +23,7 @@ algbw   busbw #wrong
 _ROW = "{:12}{:14}     float     sum      -1" + "{:8.2f}{:8.2f}{:8.2f}      0" * 2 + "\n"
 
 
-def rows_of(us, gbps):
+def summary_rows(us, gbps):
     """1 MiB, and 8 MiB in 100 us: 83.89 GB/s; two ranks have the factor 1."""
     small = _ROW.format(1 << 20, 1 << 18, *[us, gbps, gbps] * 2)
     large = _ROW.format(8 << 20, 2 << 20, *[100, 83.89, 83.89] * 2)
@@ -31,7 +31,7 @@ def rows_of(us, gbps):
 
 
 # 1048576 bytes in 50 us are 20.97 GB/s, in 80 us 13.11.
-FAST, SLOW = rows_of(50, 20.97), rows_of(80, 13.11)
+FAST, SLOW = summary_rows(50, 20.97), summary_rows(80, 13.11)
 
 
 def message(text, rank=0):
@@ -51,7 +51,7 @@ def variables(run):
 
 
 def test_variables_and_the_version_are_those_of_the_launch(imported):
-    found = imported(
+    result = imported(
         output(
             message("NCCL version 2.24.3+cuda12.8"),
             *(sets("NCCL_ALGO", "Tree", rank) for rank in (0, 1)),
@@ -59,8 +59,8 @@ def test_variables_and_the_version_are_those_of_the_launch(imported):
             message("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read"),
         )
     )
-    (run,) = found.runs
-    assert (found.rows, found.refused, found.warnings) == (2, [], [])
+    (run,) = result.runs
+    assert (result.rows, result.refused, result.warnings) == (2, [], [])
     assert variables(run) == {"NCCL_ALGO": "Tree", "NCCL_NTHREADS": "256"}
     assert run.environment["libraries"] == {"nccl": "NCCL 2.24.3+cuda12.8"}
 
@@ -71,8 +71,8 @@ def test_what_differs_between_processes_is_all_kept(imported):
 
 
 def test_other_variables_and_secrets_stay_private(imported):
-    stated = output(sets("NCCL_API_TOKEN", "hush"), sets("MY_OWN", "thing"), sets("HOME", "/h"))
-    (run,) = imported(stated).runs
+    text = output(sets("NCCL_API_TOKEN", "hush"), sets("MY_OWN", "thing"), sets("HOME", "/h"))
+    (run,) = imported(text).runs
     assert variables(run) == {"NCCL_API_TOKEN": "***"}
     assert "hush" not in json.dumps(run.header)
 
@@ -80,8 +80,8 @@ def test_other_variables_and_secrets_stay_private(imported):
 def test_choices_are_those_of_the_size(imported):
     line = "AllReduce: {} Bytes -> Algo {} proto {} channel{{Lo..Hi}}={{0..{}}}"
     small, large = line.format(1 << 20, "TREE", "LL128", 11), line.format(8 << 20, "RING", "LL", 23)
-    other = "AllGather: 1048576 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}"
-    (run,) = imported(output(*[message(t) for t in (small, large, other, small) * 3])).runs
+    gather = "AllGather: 1048576 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}"
+    (run,) = imported(output(*[message(t) for t in (small, large, gather, small) * 3])).runs
     # Two placements a size; channels are counted from 0.
     assert [[(c.algorithm, c.protocol, c.channels) for c in r.choices] for r in run.results] == [
         [("TREE", "LL128", 12)],
@@ -102,9 +102,9 @@ def test_each_launch_of_a_file_has_its_own(imported):
 
 
 def test_a_message_inside_a_row(imported):
-    row, _, rest = FAST.partition("\n")
+    row, _, following = FAST.partition("\n")
     cut = row[:52] + sets("NCCL_PROTO", "LL") + row[52:] + "\n"
-    (run,) = imported(output(rows=cut + rest)).runs
+    (run,) = imported(output(rows=cut + following)).runs
     assert variables(run) == {"NCCL_PROTO": "LL"}
     assert [r.reported.time_ns for r in run.results] == [50_000, 50_000, 100_000, 100_000]
 
@@ -127,11 +127,11 @@ def test_algorithms_are_judged_from_nccl_tests(in_tmp_path, capsys):
     # nccl-tests prints means, and of the ranks their mean.
     assert "\ntimes: mean over calls, mean over ranks, " in capsys.readouterr().out
     assert main(["algorithms", ".", "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    first = found["tables"][0]["rows"][0]
+    document = json.loads(capsys.readouterr().out)
+    first = document["tables"][0]["rows"][0]
     assert (first["size_bytes"], first["best"]) == (1 << 20, "tree")
     assert first["regret"] == pytest.approx(80 / 50)
-    assert [n for n in found["notes"] if n.startswith("taken for AUTO")] == [
+    assert [n for n in document["notes"] if n.startswith("taken for AUTO")] == [
         "taken for AUTO, though no variable of the library is known: auto.out (NCCL_DEBUG=INFO, or "
         "import --label NCCL_ALGO=auto, tells)"
     ]
@@ -140,14 +140,14 @@ def test_algorithms_are_judged_from_nccl_tests(in_tmp_path, capsys):
 def test_a_label_named_like_the_variable_counts_as_it(in_tmp_path, capsys):
     for name, rows in (("auto", SLOW), ("Ring", SLOW), ("Tree", FAST)):
         (in_tmp_path / f"{name}.out").write_text(output(rows=rows))
-        words = ["--label", f"NCCL_ALGO={name}", "-o", f"{name}.jsonl"]
-        assert main(["import", f"{name}.out", *words]) == 0
+        arguments = ["--label", f"NCCL_ALGO={name}", "-o", f"{name}.jsonl"]
+        assert main(["import", f"{name}.out", *arguments]) == 0
     capsys.readouterr()
     assert main(["algorithms", "auto.jsonl", "Ring.jsonl", "Tree.jsonl", "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    first = found["tables"][0]["rows"][0]
+    document = json.loads(capsys.readouterr().out)
+    first = document["tables"][0]["rows"][0]
     assert (first["best"], first["regret"]) == ("tree", pytest.approx(80 / 50))
-    assert not [n for n in found["notes"] if "taken for AUTO" in n or "hidden" in n]
+    assert not [n for n in document["notes"] if "taken for AUTO" in n or "hidden" in n]
 
 
 def test_compare_and_transitions_tell_the_variable(in_tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""nccl-tests' text: every layout there has been, and what happens to it on its way to us."""
+"""nccl-tests' text: all layouts of its versions, and what terminals and people do to it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torchcoll.importers.base import COMMAS
 from torchcoll.inputs import load, load_all
 
 
-def cases(found):
-    return [result for run in found.runs for result in run.results]
+def cases(imported_file):
+    return [result for run in imported_file.runs for result in run.results]
 
 
 def test_the_ordinary_text(imported):
-    found = imported(text())
-    assert (found.rows, found.refused, found.warnings) == (2, [], [])
-    (run,) = found.runs
+    result = imported(text())
+    assert (result.rows, result.refused, result.warnings) == (2, [], [])
+    (run,) = result.runs
     assert run.source == {
         "tool": "nccl-tests",
         "version": "2.19.6",
@@ -71,21 +71,21 @@ def test_time_stamps_are_two_words(imported):
 
 
 def test_cpu_time_is_no_time_of_the_operation(imported):
-    found = imported(text(names=NAMES.replace("   time", "cputime")))
-    row = summarise(cases(found)[2])
+    result = imported(text(names=NAMES.replace("   time", "cputime")))
+    row = summarise(cases(result)[2])
     assert (row.clock, row.median_ns, row.algbw_gbps) == ("issue", 24310.0, 43.13)
-    assert "-C" in cases(found)[2].warnings[0]
+    assert "-C" in cases(result)[2].warnings[0]
 
 
 def test_not_checked_is_not_correct(imported):
-    found = imported(text(ROW.replace("       0", "     N/A"), foot=""))
-    assert [summarise(r).verified for r in cases(found)] == ["unchecked"] * 2
+    result = imported(text(ROW.replace("       0", "     N/A"), foot=""))
+    assert [summarise(r).verified for r in cases(result)] == ["unchecked"] * 2
 
 
 def test_wrong_elements_make_the_case_wrong(imported):
-    found = imported(text(ROW.replace("43.13       0", "43.13       7"), foot=""))
-    assert [r.status for r in cases(found)] == ["wrong", "ok"]
-    assert cases(found)[0].verification.wrong == 7
+    result = imported(text(ROW.replace("43.13       0", "43.13       7"), foot=""))
+    assert [r.status for r in cases(result)] == ["wrong", "ok"]
+    assert cases(result)[0].verification.wrong == 7
 
 
 def test_hypercube_has_no_redop(imported):
@@ -94,29 +94,29 @@ def test_hypercube_has_no_redop(imported):
         "     1048576        131072     float                  -1    24.31   21.57   21.57       0"
         "    24.07   21.78   21.78       0\n"
     )
-    found = imported(text(row, "hypercube_perf", foot=""))
-    assert (found.rows, found.warnings) == (1, [])
-    row = summarise(cases(found)[0])
+    result = imported(text(row, "hypercube_perf", foot=""))
+    assert (result.rows, result.warnings) == (1, [])
+    row = summarise(cases(result)[0])
     assert (row.collective, row.count, row.op) == ("hypercube", 131072, None)
     assert row.algbw_gbps == row.busbw_gbps == pytest.approx(21.567, abs=1e-3)
 
 
 def test_in_place_only(imported):
     row = ROW[:51] + " " * 32 + ROW[51 + 34 :]
-    found = imported(text(row, foot=""))
-    (only,) = cases(found)
+    result = imported(text(row, foot=""))
+    (only,) = cases(result)
     assert (only.case.in_place, only.reported.time_ns) == (True, 24070)
 
 
 def test_half_a_row_is_refused_by_its_line(imported):
     whole = text(SMALL, foot="")
     for cut, fields in ((60, 6), (78, 8), (86, 9), (100, 11)):
-        found = imported(whole + ROW[:cut])
-        assert found.rows == 1
-        assert [(r.line, r.reason) for r in found.refused] == [
+        result = imported(whole + ROW[:cut])
+        assert result.rows == 1
+        assert [(r.line, r.reason) for r in result.refused] == [
             (13, f"half a row: {fields} fields of 13")
         ]
-        assert found.runs[0].end["status"] == "truncated"
+        assert result.runs[0].end["status"] == "truncated"
 
 
 def test_old_columns_in_milliseconds(imported):
@@ -133,13 +133,13 @@ NCCL version 2.4.7ms0+cuda10.0
         "the file does not name the collective, and its figures fit all_reduce and sendrecv: "
         "give --collective"
     )
-    found = imported(old, collective="allreduce")
-    assert found.warnings == []
-    row = summarise(cases(found)[0])
+    result = imported(old, collective="allreduce")
+    assert result.warnings == []
+    row = summarise(cases(result)[0])
     # 1048576 B in 2.059 ms.
     assert (row.median_ns, row.ranks) == (pytest.approx(2_059_000), 2)
     assert row.algbw_gbps == pytest.approx(0.5093, abs=1e-4)
-    assert found.runs[0].environment["libraries"]["nccl"] == "NCCL 2.4.7ms0+cuda10.0"
+    assert result.runs[0].environment["libraries"]["nccl"] == "NCCL 2.4.7ms0+cuda10.0"
 
 
 OLD_GATHER = """\
@@ -152,13 +152,13 @@ hostname:3442:3442 [0] NCCL INFO Launch mode Parallel
 
 
 def test_the_error_column_and_ranks_from_size_over_count(imported):
-    found = imported(OLD_GATHER, "nccl_allgather.log")
-    assert found.warnings == [
+    result = imported(OLD_GATHER, "nccl_allgather.log")
+    assert result.warnings == [
         "collective all_gather: taken from the name of the file",
         "8 ranks: recovered from size / count",
     ]
-    assert [(r.line, r.reason[:7]) for r in found.refused] == [(4, "0 bytes")]
-    first, second = cases(found)
+    assert [(r.line, r.reason[:7]) for r in result.refused] == [(4, "0 bytes")]
+    first, second = cases(result)
     assert (summarise(first).verified, summarise(second).verified) == ("correct", "unchecked")
     assert second.warnings == ["largest error 2e-07, as the source gives it"]
     assert (first.count, first.bytes_in, first.bytes_out) == (1024, 4096, 32768)
@@ -166,11 +166,11 @@ def test_the_error_column_and_ranks_from_size_over_count(imported):
 
 
 def test_size_and_count_are_checked(imported):
-    found = imported(OLD_GATHER, collective="all_reduce")
-    assert found.rows == 0
-    assert "size / (count x 4 bytes) is 8, for all_reduce it is 1" in found.refused[1].reason
-    found = imported(OLD_GATHER, collective="all_gather", ranks=4)
-    assert "is 8, for all_gather it is the ranks (4)" in found.refused[1].reason
+    result = imported(OLD_GATHER, collective="all_reduce")
+    assert result.rows == 0
+    assert "size / (count x 4 bytes) is 8, for all_reduce it is 1" in result.refused[1].reason
+    result = imported(OLD_GATHER, collective="all_gather", ranks=4)
+    assert "is 8, for all_gather it is the ranks (4)" in result.refused[1].reason
 
 
 def test_ranks_from_the_bus_factor_only_where_one_number_fits(imported):
@@ -178,55 +178,58 @@ def test_ranks_from_the_bus_factor_only_where_one_number_fits(imported):
         "  2147483648     536870912     float     sum      -1  5784.75  371.23  {:.2f}       0"
         "  5728.40  374.88  702.90       0\n"
     )
-    found = imported(NAMES + row.format(696.06), collective="all_reduce")
-    assert (found.runs[0].ranks, found.warnings) == (16, ["16 ranks: recovered from busbw / algbw"])
+    result = imported(NAMES + row.format(696.06), collective="all_reduce")
+    assert (result.runs[0].ranks, result.warnings) == (
+        16,
+        ["16 ranks: recovered from busbw / algbw"],
+    )
     # Small figures fit many numbers of ranks: unknown.
-    found = imported(NAMES + SMALL, collective="all_reduce")
-    assert found.runs[0].ranks == 0
-    assert summarise(cases(found)[0]).busbw_gbps == 0.0  # as given
+    result = imported(NAMES + SMALL, collective="all_reduce")
+    assert result.runs[0].ranks == 0
+    assert summarise(cases(result)[0]).busbw_gbps == 0.0  # as given
 
 
 def test_a_bandwidth_that_does_not_follow_is_said(imported):
-    found = imported(text(ROW.replace("43.13   43.13", "43.13   75.48"), foot=""))
-    assert found.warnings == [
+    result = imported(text(ROW.replace("43.13   43.13", "43.13   75.48"), foot=""))
+    assert result.warnings == [
         "1 of 2 bandwidths do not follow from size, time and ranks: the first in line 12"
     ]
-    assert "given algbw 43.13, busbw 75.48" in cases(found)[0].warnings[0]
+    assert "given algbw 43.13, busbw 75.48" in cases(result)[0].warnings[0]
 
 
 @pytest.mark.parametrize(
     "prefix", ["[1,0]<stdout>:", "[1,3]<stderr>: ", " 0: ", "[rank0]: ", "\x1b[32m", "[0] "]
 )
 def test_prefixes_of_launchers(imported, prefix):
-    found = imported("".join(f"{prefix}{line}\n" for line in text().splitlines()))
-    assert (found.rows, found.refused, found.runs[0].ranks) == (2, [], 2)
-    assert cases(found)[2].reported.time_ns == 24310
+    result = imported("".join(f"{prefix}{line}\n" for line in text().splitlines()))
+    assert (result.rows, result.refused, result.runs[0].ranks) == (2, [], 2)
+    assert cases(result)[2].reported.time_ns == 24310
 
 
 @pytest.mark.parametrize("cut", [51, 60, 85, 91, 119])
 def test_a_library_speaks_inside_a_row(imported, cut):
     log = "node0:4711:4720 [0] NCCL INFO Launch mode Parallel\n"
     rows = SMALL + ROW[:cut] + log + log + ROW[cut:]
-    found = imported(text(rows, foot=""))
-    assert (found.rows, found.refused) == (2, [])
-    assert [r.reported.time_ns for r in cases(found)[2:]] == [24310, 24070]
+    result = imported(text(rows, foot=""))
+    assert (result.rows, result.refused) == (2, [])
+    assert [r.reported.time_ns for r in cases(result)[2:]] == [24310, 24070]
 
 
 def test_several_tests_in_one_file_are_several_launches(imported):
     second = text(program="broadcast_perf", rows=ROW.replace("sum      -1", "none      0"))
-    found = imported(text() + "%%% next %%%\n" + second)
-    assert [(r.results[0].case.collective, len(r.results)) for r in found.runs] == [
+    result = imported(text() + "%%% next %%%\n" + second)
+    assert [(r.results[0].case.collective, len(r.results)) for r in result.runs] == [
         ("all_reduce", 4),
         ("broadcast", 2),
     ]
-    assert found.runs[1].results[0].case.root == 0
-    assert found.runs[1].source["version"] == "2.19.6"
+    assert result.runs[1].results[0].case.root == 0
+    assert result.runs[1].source["version"] == "2.19.6"
 
 
 def test_repeated_sizes_are_all_kept(imported):
-    found = imported(text(ROW + ROW, foot=""))
-    assert len(cases(found)) == 4
-    assert found.warnings == [
+    result = imported(text(ROW + ROW, foot=""))
+    assert len(cases(result)) == 4
+    assert result.warnings == [
         "2 cases measured up to 2 times (1M to 1M): all are kept, none is averaged"
     ]
 
@@ -240,17 +243,17 @@ def test_interleaved_outputs_of_one_rank_are_named(imported):
         for pair in zip(text(head=ONE).splitlines(), text(head=ONE).splitlines(), strict=True)
         for line in pair
     ]
-    found = imported("\n".join(ones))
-    assert (found.rows, found.runs) == (0, [])
-    assert "2 outputs of one rank each lie in each other" in found.refused[0].reason
-    assert "Build it with MPI=1" in found.refused[0].reason
+    result = imported("\n".join(ones))
+    assert (result.rows, result.runs) == (0, [])
+    assert "2 outputs of one rank each lie in each other" in result.refused[0].reason
+    assert "Build it with MPI=1" in result.refused[0].reason
 
 
 def test_one_rank_outputs_one_after_the_other_are_a_warning(imported):
     alone = ROW.replace("43.13   43.13", "43.13    0.00").replace("43.56   43.56", "43.56    0.00")
-    found = imported(text(alone, head=ONE, foot="# Avg bus bandwidth    : 0\n") * 2)
-    assert len(found.runs) == 2
-    assert "2 outputs of one rank each" in found.warnings[-1]
+    result = imported(text(alone, head=ONE, foot="# Avg bus bandwidth    : 0\n") * 2)
+    assert len(result.runs) == 2
+    assert "2 outputs of one rank each" in result.warnings[-1]
 
 
 def test_load_is_for_one_run(tmp_path):
@@ -270,18 +273,18 @@ def test_load_is_for_one_run(tmp_path):
 
 
 def test_a_fractional_factor_is_said(imported):
-    found = imported("$ mpirun -np 2 ./all_reduce_perf -b 1M -e 256M -f 1.15\n" + text())
-    assert found.warnings == [
+    result = imported("$ mpirun -np 2 ./all_reduce_perf -b 1M -e 256M -f 1.15\n" + text())
+    assert result.warnings == [
         "-f 1.15 was read as 1: nccl-tests takes a whole number, so that the sizes rise by the "
         "default step of 1 MiB"
     ]
-    found = imported(text().replace("step: 2(factor)", "step: 1048576(bytes)"))
-    assert "nccl-tests reads -f as a whole number" in found.warnings[0]
+    result = imported(text().replace("step: 2(factor)", "step: 1048576(bytes)"))
+    assert "nccl-tests reads -f as a whole number" in result.warnings[0]
 
 
 def test_the_average_tells_that_rows_are_missing(imported):
-    found = imported(text(SMALL))
-    assert found.warnings == [
+    result = imported(text(SMALL))
+    assert result.warnings == [
         "average bus bandwidth 21.6725 given, 0 of the rows that are here: rows are missing, or "
         "are another run's"
     ]
@@ -289,15 +292,15 @@ def test_the_average_tells_that_rows_are_missing(imported):
 
 def test_errors_and_a_shortened_sweep(imported):
     lines = "# Reducing maxBytes to 1048576 due to memory limitation\n"
-    found = imported(text(ROW + "node0: Test NCCL failure common.cu:958 'x'\n", foot=lines))
-    assert found.runs[0].events[0]["message"].startswith("node0: Test NCCL failure")
-    assert "Reducing maxBytes to 1048576" in found.warnings[0]
+    result = imported(text(ROW + "node0: Test NCCL failure common.cu:958 'x'\n", foot=lines))
+    assert result.runs[0].events[0]["message"].startswith("node0: Test NCCL failure")
+    assert "Reducing maxBytes to 1048576" in result.warnings[0]
 
 
 def test_rccl_is_called_rccl(imported):
-    found = imported(text().replace("# Using", "RCCL version : 2.27.7-HEAD:0d2c4fd\n# Using"))
-    assert found.runs[0].source["tool"] == "rccl-tests"
-    assert found.runs[0].environment["libraries"] == {"nccl": "RCCL 2.27.7-HEAD:0d2c4fd"}
+    result = imported(text().replace("# Using", "RCCL version : 2.27.7-HEAD:0d2c4fd\n# Using"))
+    assert result.runs[0].source["tool"] == "rccl-tests"
+    assert result.runs[0].environment["libraries"] == {"nccl": "RCCL 2.27.7-HEAD:0d2c4fd"}
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -306,8 +309,8 @@ def test_rccl_is_called_rccl(imported):
 )
 def test_rccl_columns_of_the_algorithm(imported, named, choice):
     names = NAMES.replace("#wrong \n", "#wrong     algo     proto  nchannels\n") if named else NAMES
-    found = imported(text(ROW.rstrip("\n") + choice + "\n", names=names, foot=""))
-    assert [r.reported.time_ns for r in cases(found)] == [24310, 24070]
+    result = imported(text(ROW.rstrip("\n") + choice + "\n", names=names, foot=""))
+    assert [r.reported.time_ns for r in cases(result)] == [24310, 24070]
 
 
 @pytest.mark.parametrize(("placement", "in_place"), [("out-of-place", False), ("in-place", True)])
@@ -316,8 +319,8 @@ def test_rccl_can_leave_one_placement_out(imported, placement, in_place):
         f"#{placement:>73}\n"
         "#       size         count      type   redop    root     time   algbw   busbw  #wrong\n"
     )
-    found = imported(text(ROW[:85] + "\n", names=names, foot=""))
-    assert [(r.case.in_place, r.reported.time_ns) for r in cases(found)] == [(in_place, 24310)]
+    result = imported(text(ROW[:85] + "\n", names=names, foot=""))
+    assert [(r.case.in_place, r.reported.time_ns) for r in cases(result)] == [(in_place, 24310)]
 
 
 @pytest.mark.parametrize(
@@ -330,12 +333,12 @@ def test_rccl_can_leave_one_placement_out(imported, placement, in_place):
     ],
 )
 def test_an_odd_row_among_rows_that_look_alike(imported, old, new, why):
-    found = imported(text(SMALL + ROW + ROW.replace(old, new, 1) + ROW, foot=""))
-    assert [result.reported.time_ns for result in cases(found)] == [11520, 11400] + 2 * [
+    imported_file = imported(text(SMALL + ROW + ROW.replace(old, new, 1) + ROW, foot=""))
+    assert [result.reported.time_ns for result in cases(imported_file)] == [11520, 11400] + 2 * [
         24310,
         24070,
     ]
-    assert [(r.line, r.reason[: len(why)]) for r in found.refused] == [(14, why)]
+    assert [(r.line, r.reason[: len(why)]) for r in imported_file.refused] == [(14, why)]
 
 
 def test_figures_of_rows_that_look_alike_are_each_their_own(imported):
@@ -362,5 +365,5 @@ def test_figures_of_rows_that_look_alike_are_each_their_own(imported):
 def test_ranks_of_one_move_nothing(imported):
     # Unnamed, as of one rank: the figures could be a hypercube's, which sends nothing there.
     row = ROW.replace("   sum", "      ").replace("24.31", "20.01").replace("24.07", "20.01")
-    found = imported(row, ranks=1)
-    assert "the file does not name the collective" in found.refused[0].reason
+    result = imported(row, ranks=1)
+    assert "the file does not name the collective" in result.refused[0].reason

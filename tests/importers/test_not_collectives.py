@@ -1,4 +1,4 @@
-"""Output of tools that measure no collectives is named when it is refused."""
+"""Output of tools that do not measure collectives is refused with the name of the tool."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_one_line_names_the_tool(tmp_path, capsys, command, before, content, too
 
 
 def test_they_are_left_out_beside_results(tmp_path, capsys):
-    """As whatever else is no result in a folder: named, and not an error."""
+    """Such files in a folder are skipped and named, like all files that are not results."""
     (tmp_path / "bandwidth.txt").write_text(NVBANDWIDTH)
     (tmp_path / "nccl.txt").write_text(text())
     assert main(["show", str(tmp_path)]) == 0

@@ -1,4 +1,4 @@
-"""One cause is one message, however many lines have it."""
+"""One cause gives one message, even if it affects many lines."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SIZES = (1 << 20, 1 << 21, 1 << 22)
 
 
 def rows(*times: str) -> str:
-    both = zip(SIZES, times, strict=True)
-    return "".join(ROW.replace("1048576", f"{n:7}").replace("24.31", t) for n, t in both)
+    pairs = zip(SIZES, times, strict=True)
+    return "".join(ROW.replace("1048576", f"{n:7}").replace("24.31", t) for n, t in pairs)
 
 
 OSU = "# OSU MPI Allreduce Latency Test v7.4\n# Size         Avg Latency(us)\n"
@@ -30,30 +30,30 @@ OSU = "# OSU MPI Allreduce Latency Test v7.4\n# Size         Avg Latency(us)\n"
     ],
 )
 def test_decimal_commas(imported, content, name):
-    found = imported(content, name)
-    assert [why for _, why in found.refusals()] == [COMMAS]
-    assert found.rows == 0
+    result = imported(content, name)
+    assert [why for _, why in result.refusals()] == [COMMAS]
+    assert result.rows == 0
 
 
 def test_a_comma_beside_decimal_points_groups_thousands(imported):
-    """A row that writes 53.00 does not write a decimal comma: 10,109 us is 10.1 ms."""
+    """A row with 53.00 has no decimal commas, so 10,109 us is 10.1 ms."""
     table = "## all_reduce\n| Size | Time (us) | busbw (GB/s) |\n|--|--|--|\n"
-    found = imported(table + "| 256MB | 10,109 | 53.00 |\n", "t.md", ranks=64)
-    (result,) = found.runs[0].results
+    imported_file = imported(table + "| 256MB | 10,109 | 53.00 |\n", "t.md", ranks=64)
+    (result,) = imported_file.runs[0].results
     assert summarise(result).median_ns == 10_109_000
 
 
 def test_rows_that_were_wrapped(imported):
     content = text(SMALL + rows("24.31", "48.62", "97.24"))
     lines = [line[at : at + 80] for line in content.splitlines() for at in range(0, len(line), 80)]
-    found = imported("\n".join(lines) + "\n")
-    assert [why for _, why in found.refusals()] == [WRAPPED]
-    assert (found.rows, len(found.refused)) == (0, 4)
+    result = imported("\n".join(lines) + "\n")
+    assert [why for _, why in result.refusals()] == [WRAPPED]
+    assert (result.rows, len(result.refused)) == (0, 4)
 
 
 def test_sizes_with_a_suffix(imported):
     with_suffix = ROW.replace("1048576", "     1M").replace("262144", "  256K")
-    found = imported(HEAD.format(program="all_reduce_perf") + NAMES + SMALL + 2 * with_suffix)
-    assert found.rows == 1
-    assert [why for _, why in found.refusals()] == [SUFFIXES]
-    assert len(found.refused) == 2
+    result = imported(HEAD.format(program="all_reduce_perf") + NAMES + SMALL + 2 * with_suffix)
+    assert result.rows == 1
+    assert [why for _, why in result.refusals()] == [SUFFIXES]
+    assert len(result.refused) == 2

@@ -21,8 +21,8 @@ from torchcoll.importers.registry import importers
 from torchcoll.inputs import load_all
 
 
-def rows_of(found):
-    return [summarise(result) for run in found.runs for result in run.results]
+def summary_rows(imported_file):
+    return [summarise(result) for run in imported_file.runs for result in run.results]
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def rows_of(found):
     ],
 )
 def test_oneccl_sizes_become_those_of_nccl_tests(imported, name, size_bytes, count):
-    found = imported(ONECCL.format(names=name))
-    row = rows_of(found)[-1]
+    result = imported(ONECCL.format(names=name))
+    row = summary_rows(result)[-1]
     assert (row.size_bytes, row.count, row.ranks) == (size_bytes, count, 4)
     assert (row.median_ns, row.statistic, row.calls) == (11250, "mean", 16)
     assert (row.backend, row.device, row.in_place) == ("ccl", "cpu", False)
     assert row.algbw_gbps == pytest.approx(size_bytes / 11250)
-    reported = found.runs[0].results[-1].reported
+    reported = result.runs[0].results[-1].reported
     printed = {"allgather": "per rank", "allgatherv": "per rank", "alltoall": "per peer"}.get(name)
     assert (reported.size_bytes, reported.size_basis) == (
         (4096, printed) if printed else (None, "")
@@ -51,7 +51,7 @@ def test_oneccl_sizes_become_those_of_nccl_tests(imported, name, size_bytes, cou
 
 
 def test_load_reads_what_an_importer_reads(in_tmp_path):
-    """The table of ``ONECCL``: 4 ranks, told by the file; a table of sizes tells nothing."""
+    """The table of ``ONECCL`` has 4 ranks in the file; a table of sizes has none."""
     (in_tmp_path / "one.txt").write_text(ONECCL.format(names="allreduce"))
     (in_tmp_path / "packed.gz").write_bytes(gzip.compress(Path("one.txt").read_bytes()))
     for path in ("one.txt", Path("packed.gz")):
@@ -61,28 +61,28 @@ def test_load_reads_what_an_importer_reads(in_tmp_path):
 
     Path("t.csv").write_text("size,time (us)\n1024,10\n4096,20\n")
     run = torchcoll.load("t.csv", collective="allgather", ranks=8)
-    stated = [
+    summary = [
         (r.case.collective, r.case.size_bytes, r.ranks, r.reported.time_ns) for r in run.results
     ]
-    assert stated == [("all_gather", 1024, 8, 10e3), ("all_gather", 4096, 8, 20e3)]
+    assert summary == [("all_gather", 1024, 8, 10e3), ("all_gather", 4096, 8, 20e3)]
     assert torchcoll.load("t.csv", collective="allgather").ranks == 0  # unknown
 
 
 def test_what_load_refuses(in_tmp_path):
-    def refused(error, path, **known):
+    def refused(error, path, **options):
         with pytest.raises(error) as caught:
-            torchcoll.load(path, **known)
+            torchcoll.load(path, **options)
         return str(caught.value)
 
     Path("bin").write_bytes(b"\x7fELF\x02\x01\x01\x00")
     assert refused(UnreadableError, "bin") == error_text("file", "bin", "text; this one is binary")
     Path("prose").write_text("no table at all\n")
-    known = ", ".join(importers())
+    names = ", ".join(importers())
     assert refused(UnreadableError, "prose") == (
         error_text(
             "file",
             "prose",
-            f"a torchcoll result file, or output of {known}"
+            f"a torchcoll result file, or output of {names}"
             ". Force one with torchcoll import --from; --map names the columns of a table.",
         )
     )
@@ -107,19 +107,19 @@ def test_oneccl_output_from_python(in_tmp_path):
 
 
 def test_oneccl_times_an_empty_reduce_scatter(imported):
-    found = imported(ONECCL.format(names="reduce_scatter"))
-    assert found.rows == 1
-    assert [(r.line, r.reason.split(":")[0]) for r in found.refused] == [
+    result = imported(ONECCL.format(names="reduce_scatter"))
+    assert result.rows == 1
+    assert [(r.line, r.reason.split(":")[0]) for r in result.refused] == [
         (16, "0 elements"),
         (17, "reduce_scatter of 3 elements on 4 ranks does nothing in oneCCL"),
     ]
-    assert found.warnings == ["rows of an empty reduce_scatter are dropped"]
+    assert result.warnings == ["rows of an empty reduce_scatter are dropped"]
 
 
 def test_oneccl_sums_are_refused(imported):
-    found = imported(ONECCL.format(names="allreduce bcast"))
-    assert (found.rows, len(found.refused)) == (0, 3)
-    assert "the sum over several collectives (allreduce, bcast)" in found.refused[0].reason
+    result = imported(ONECCL.format(names="allreduce bcast"))
+    assert (result.rows, len(result.refused)) == (0, 3)
+    assert "the sum over several collectives (allreduce, bcast)" in result.refused[0].reason
 
 
 CSV = (
@@ -129,24 +129,24 @@ CSV = (
 
 
 def test_oneccl_csv(imported):
-    found = imported(
+    result = imported(
         CSV
         + "2,allreduce,sum,float32,4,1024,4096,1,16,10.2024,12.3024,11.2524,9.33125,4.2\n"
         + "2,allgather,,bfloat16,2,1024,2048,2,16,20.1,22.2,21.1,1.2,8.8\n"
         + "2,allgather,,bfloat16,2,10"
     )
-    first, second = rows_of(found)
+    first, second = summary_rows(result)
     assert (first.collective, first.op, first.median_ns) == ("all_reduce", "sum", 11252.4)
     assert (second.size_bytes, second.coalesce, second.op) == (4096, 2, None)
     # Two buffers of 2048 B from each of 2 ranks in 21.1 us.
     assert second.algbw_gbps == pytest.approx(8192 / 21100)
-    assert [r.line for r in found.refused] == [4]
+    assert [r.line for r in result.refused] == [4]
 
 
 def test_oneccl_csv_repeats_a_sum_once_for_each_name(imported):
     row = "2,{},sum,float32,4,1024,4096,1,16,10.2024,12.3024,11.2524,9.33125,4.2\n"
-    found = imported(CSV + row.format("allreduce") + row.format("reduce"))
-    assert (found.rows, len(found.refused)) == (0, 2)
+    result = imported(CSV + row.format("allreduce") + row.format("reduce"))
+    assert (result.rows, len(result.refused)) == (0, 2)
 
 
 FIRST_CALLS = """\
@@ -175,14 +175,14 @@ def first_calls(ranks=24, iters=1, warmup=0, check="off"):
 
 
 def test_oneccl_rows_of_one_iteration_are_the_calls_of_the_process(imported):
-    found = imported(first_calls())
-    (run,) = found.runs
+    result = imported(first_calls())
+    (run,) = result.runs
     # The row of 0 elements sent nothing, and is a call all the same.
     calls = [
         (r.ordinal, r.size_bytes, r.reported.first_call_ns, r.reported.time_ns) for r in run.results
     ]
     assert calls == [(0, 0, 900e3, 700e3), (1, 4, 1e9, 990e6), (2, 8, 12300, 11250)]
-    assert found.warnings == [
+    assert result.warnings == [
         "-i 1 -w 0: each row is one call, in the order of the process; torchcoll cold reads them so"
     ]
     assert "run" not in run.source
@@ -221,21 +221,21 @@ def test_oneccl_means_are_no_first_calls(imported, asked):
 
 def test_oneccl_output_of_a_job_with_several_launches(imported):
     cut = first_calls(48).split("             8")[0]
-    found = imported(f"+ mpiexec\n{first_calls()}+ mpiexec\n{cut}\n+ mpiexec\n{first_calls(48)}")
-    assert [(run.ranks, len(run.results), run.source["run"]) for run in found.runs] == [
+    result = imported(f"+ mpiexec\n{first_calls()}+ mpiexec\n{cut}\n+ mpiexec\n{first_calls(48)}")
+    assert [(run.ranks, len(run.results), run.source["run"]) for run in result.runs] == [
         (24, 3, "1"),
         (48, 2, "2"),
         (48, 3, "3"),
     ]
-    assert [run.end["status"] for run in found.runs] == ["complete", "truncated", "complete"]
-    assert [run.results[1].ordinal for run in found.runs] == [1, 1, 1]
-    assert "the output of 3 runs, one after the other" in found.warnings
+    assert [run.end["status"] for run in result.runs] == ["complete", "truncated", "complete"]
+    assert [run.results[1].ordinal for run in result.runs] == [1, 1, 1]
+    assert "the output of 3 runs, one after the other" in result.warnings
 
 
 def test_osu(imported):
-    found = imported(OSU.format(kind="-CUDA", name="Allreduce"), ranks=4)
-    assert found.warnings == []
-    first, second = rows_of(found)
+    result = imported(OSU.format(kind="-CUDA", name="Allreduce"), ranks=4)
+    assert result.warnings == []
+    first, second = summary_rows(result)
     assert (first.size_bytes, first.median_ns, first.calls, first.p99_ns) == (
         1024,
         3310,
@@ -250,36 +250,36 @@ def test_osu(imported):
     )
     assert second.status == "wrong"
     assert second.busbw_gbps == pytest.approx(1048576 / 108070 * 1.5)
-    assert found.runs[0].source["version"] == "7.4"
+    assert result.runs[0].source["version"] == "7.4"
 
 
 def test_osu_without_ranks_has_no_bus_bandwidth(imported):
-    found = imported(OSU.format(kind="", name="Allreduce"))
-    assert [(r.ranks, r.busbw_gbps) for r in rows_of(found)] == [(0, None)] * 2
-    found = imported(OSU.format(kind="", name="Allgather"))
-    assert (found.rows, len(found.refused)) == (0, 2)
-    assert "give --ranks" in found.refused[0].reason
-    found = imported(OSU.format(kind="", name="Allgather"), ranks=4)
-    assert [r.size_bytes for r in rows_of(found)] == [4096, 4194304]
+    result = imported(OSU.format(kind="", name="Allreduce"))
+    assert [(r.ranks, r.busbw_gbps) for r in summary_rows(result)] == [(0, None)] * 2
+    result = imported(OSU.format(kind="", name="Allgather"))
+    assert (result.rows, len(result.refused)) == (0, 2)
+    assert "give --ranks" in result.refused[0].reason
+    result = imported(OSU.format(kind="", name="Allgather"), ranks=4)
+    assert [r.size_bytes for r in summary_rows(result)] == [4096, 4194304]
 
 
 def test_osu_barrier_and_python(imported):
     barrier = "# OSU MPI Barrier Latency Test v5.9\n# Avg Latency(us)\n             2.31\n"
-    (row,) = rows_of(imported(barrier))
+    (row,) = summary_rows(imported(barrier))
     assert (row.collective, row.median_ns) == ("barrier", 2310)
     python = "# OMB Python MPI Allreduce Test\n# Size (B)          Latency (us)\n8   1.50\n"
-    (row,) = rows_of(imported(python))
+    (row,) = summary_rows(imported(python))
     assert (row.collective, row.size_bytes, row.median_ns) == ("all_reduce", 8, 1500)
 
 
 def test_param(imported):
-    found = imported(PARAM)
-    (row,) = rows_of(found)
+    result = imported(PARAM)
+    (row,) = summary_rows(result)
     assert (row.collective, row.backend, row.device, row.ranks) == ("all_reduce", "gloo", "cpu", 2)
     assert (row.median_ns, row.count) == (211200, 1024)
-    reported = found.runs[0].results[0].reported
+    reported = result.runs[0].results[0].reported
     assert (reported.statistic, reported.over_ranks, reported.max_ns) == ("mean", "median", 212900)
-    assert [(r.line, r.reason.split(":")[0]) for r in found.refused] == [
+    assert [(r.line, r.reason.split(":")[0]) for r in result.refused] == [
         (6, "quantised"),
         (7, "half a row"),
         (9, "point-to-point latency of two ranks"),
@@ -295,18 +295,19 @@ def test_param(imported):
 )
 def test_deepspeed_throughput_is_not_believed(imported, row):
     unit = "" if "ms" in row else " (us)"
-    found = imported(
+    result = imported(
         "---- Performance of all_reduce on 8 devices ----------------\n"
         f"Size (Bytes)         Description               Duration{unit}             Throughput\n"
         f"------------------------------------------\n{row}\n"
     )
-    (one,) = rows_of(found)
-    assert (one.size_bytes, one.median_ns, one.ranks) == (268435456, 1432000, 8)
-    assert one.algbw_gbps == pytest.approx(268435456 / 1432000)  # 187, not 2999 Gbps = 375 GB/s
+    (slow_row,) = summary_rows(result)
+    assert (slow_row.size_bytes, slow_row.median_ns, slow_row.ranks) == (268435456, 1432000, 8)
+    # 187, not 2999 Gbps = 375 GB/s.
+    assert slow_row.algbw_gbps == pytest.approx(268435456 / 1432000)
 
 
 def test_deepspeed_logger(imported):
-    found = imported(
+    result = imported(
         "Comm. Op            Message Size        Count               Total Latency(ms)   "
         "Avg Latency(ms)     tput_avg (Gbps)     busbw_avg (Gbps)    \n"
         "broadcast\n"
@@ -314,7 +315,7 @@ def test_deepspeed_logger(imported):
         "0.08                0.43                0.41                \n",
         ranks=2,
     )
-    (row,) = rows_of(found)
+    (row,) = summary_rows(result)
     assert (row.collective, row.size_bytes, row.calls, row.median_ns) == (
         "broadcast",
         2048,
@@ -336,7 +337,7 @@ def logged(size, *figures):
 
 def test_deepspeed_logger_names_the_callers_with_debug(imported):
     # deepspeed/comm/utils.py get_debug_log_name: the operation, then its caller.
-    found = imported(
+    result = imported(
         SUMMARY
         + "broadcast | [Caller Func: _broadcast_model]\n"
         + logged("2.0 KB", 146, 9.39, 0.06, 0.52, 0.48)
@@ -344,14 +345,14 @@ def test_deepspeed_logger_names_the_callers_with_debug(imported):
         + logged("678.86 MB", 80, 1527.17, 13.94, 1211.75, 1136.01),
         ranks=16,
     )
-    assert [(r.collective, r.median_ns) for r in rows_of(found)] == [
+    assert [(r.collective, r.median_ns) for r in summary_rows(result)] == [
         ("broadcast", 60_000),
         ("reduce_scatter", 13_940_000),
     ]
 
 
 def test_deepspeed_logger_straggler_effect_is_no_duration(imported):
-    found = imported(
+    result = imported(
         SUMMARY
         + "all_reduce\n"
         + logged("1.0 MB", 10, 20.0, 2.0, 8.0, 7.0)
@@ -361,8 +362,8 @@ def test_deepspeed_logger_straggler_effect_is_no_duration(imported):
         + "Avg straggler(ms)   \nall_reduce\n"
         + logged("1.0 MB", 10, 15.0, 5.0, 1.5, 0.5)
     )
-    assert [r.median_ns for r in rows_of(found)] == [2_000_000]
-    assert [(r.line, r.reason.split(":")[0]) for r in found.refused] == [(9, "straggler effect")]
+    assert [r.median_ns for r in summary_rows(result)] == [2_000_000]
+    assert [(r.line, r.reason.split(":")[0]) for r in result.refused] == [(9, "straggler effect")]
 
 
 @pytest.mark.parametrize(
@@ -390,16 +391,16 @@ def test_deepspeed_logger_sizes(imported, form, operation, size_bytes):
         ),
         "raw": json.dumps({operation: {1024: [3, ms, [99.0] * 3, [99.0] * 3]}}),
     }[form]
-    found = imported(text, **({} if form == "summary" else {"ranks": 8}))
-    assert found.importer == ("deepspeed" if form == "text" else "deepspeed-json")
-    (row,) = rows_of(found)
+    result = imported(text, **({} if form == "summary" else {"ranks": 8}))
+    assert result.importer == ("deepspeed" if form == "text" else "deepspeed-json")
+    (row,) = summary_rows(result)
     assert (row.size_bytes, row.ranks, row.calls) == (size_bytes, 8, 3)
     assert (row.median_ns, row.clock) == (1_500_000, "unknown")
     trimmed = "mean without the slowest and fastest tenth"
     assert row.statistic == ("median" if form == "raw" else trimmed)
     # Not its 99 Gbit/s: all_reduce is 2 S / t there.
     assert row.algbw_gbps == pytest.approx(size_bytes / 1_500_000)
-    reported = found.runs[0].results[0].reported
+    reported = result.runs[0].results[0].reported
     assert (reported.size_bytes, reported.size_basis) == (
         (1024, "per rank") if size_bytes > 1024 else (None, "")
     )
@@ -413,19 +414,19 @@ def test_deepspeed_json_says_what_it_does_not_read(imported):
         "straggler_analysis": {"all_reduce": {"64": {"avg_comm_lat_ms": 0.5}}},
         "metadata": {"world_size": 4, "rank": 3},
     }
-    found = imported(json.dumps(document))
-    assert (found.rows, found.runs[0].ranks) == (1, 4)
-    assert found.runs[0].results[0].reported.over_ranks == "unknown"  # of rank 3
-    assert [r.reason for r in found.refused] == [
+    result = imported(json.dumps(document))
+    assert (result.rows, result.runs[0].ranks) == (1, 4)
+    assert result.runs[0].results[0].reported.over_ranks == "unknown"  # of rank 3
+    assert [r.reason for r in result.refused] == [
         "all_reduce 0: no size or no latency",
         "log_summary_barrier is no collective that torchcoll has",
     ]
-    assert [text.split(":")[0] for text in found.warnings] == [
+    assert [text.split(":")[0] for text in result.warnings] == [
         "the ranks are all of the job (4)",
         "straggler_analysis was not read",
     ]
-    found = imported('{"all_gather": {"64": [2, [1.0, 2.0], [1], [1]]}}')
-    assert [r.reason for r in found.refused] == [
+    result = imported('{"all_gather": {"64": [2, [1.0, 2.0], [1], [1]]}}')
+    assert [r.reason for r in result.refused] == [
         "the size of all_gather is for one rank: give --ranks"
     ]
 
@@ -434,10 +435,10 @@ def test_deepspeed_json_says_what_it_does_not_read(imported):
 def test_inspector_joins_ranks(imported, flat):
     records = [inspector(r, n, 10 * n + r) for n in (1, 2, 3) for r in (0, 1)][:-1]
     if flat:
-        records = [{k: v for part in r.values() for k, v in part.items()} for r in records]
-    found = imported("".join(json.dumps(r) + "\n" for r in records) + '{"header":{"id":\n')
-    assert (found.rows, [r.line for r in found.refused]) == (5, [6])
-    (result,) = found.runs[0].results
+        records = [{k: v for group in r.values() for k, v in group.items()} for r in records]
+    imported_file = imported("".join(json.dumps(r) + "\n" for r in records) + '{"header":{"id":\n')
+    assert (imported_file.rows, [r.line for r in imported_file.refused]) == (5, [6])
+    (result,) = imported_file.runs[0].results
     assert result.time_ns == {"device": [[10000, 20000], [11000, 21000]]}
     assert result.size_bytes == 2048  # 1024 B of each of 2 ranks
     assert result.warnings == ["1 of 3 calls lack the record of some rank: left out"]
@@ -446,7 +447,7 @@ def test_inspector_joins_ranks(imported, flat):
 
 
 def batch(rank, *calls, dropped=0):
-    """Format v4.3: one dump_stats record, then the records of that communicator alone."""
+    """Format v4.3: one dump_stats record, followed by the records of one communicator."""
     whole = inspector(rank, 0, 1.0)
     stats = {"coll_records": len(calls), "coll_dropped_since_last_dump": dropped, "p2p_records": 1}
     point = {"p2p_perf": {"p2p": "Send", "p2p_sn": 1, "p2p_exec_time_us": 5}}
@@ -456,34 +457,36 @@ def batch(rank, *calls, dropped=0):
 
 
 def test_inspector_records_take_the_header_of_their_batch(imported):
-    found = imported(
+    imported_file = imported(
         batch(0, (1, 10), (2, 20), dropped=7) + batch(1, (1, 11), (2, 22)) + batch(0, (3, 30))
     )
-    (result,) = found.runs[0].results
+    (result,) = imported_file.runs[0].results
     assert result.time_ns == {"device": [[10000, 20000], [11000, 22000]]}
     assert result.warnings == ["1 of 3 calls lack the record of some rank: left out"]
-    assert (found.rows, [r.line for r in found.refused]) == (5, [4, 8, 11])
-    assert {r.reason for r in found.refused} == {"point-to-point: no collective"}
-    assert found.warnings[0].startswith("7 collectives were overwritten before Inspector wrote")
-    assert [m["host"] for m in found.runs[0].members] == ["n0", "n0"]
+    assert (imported_file.rows, [r.line for r in imported_file.refused]) == (5, [4, 8, 11])
+    assert {r.reason for r in imported_file.refused} == {"point-to-point: no collective"}
+    assert imported_file.warnings[0].startswith(
+        "7 collectives were overwritten before Inspector wrote"
+    )
+    assert [m["host"] for m in imported_file.runs[0].members] == ["n0", "n0"]
 
 
 def test_inspector_record_of_a_lost_batch_is_not_given_to_another(imported):
     first, second = batch(0, (1, 10)), batch(1, (1, 11))
-    found = imported(first + second[40:])
-    assert (found.rows, [r.line for r in found.refused]) == (1, [3, 4, 5, 6])
-    assert [r.reason.split(":")[0] for r in found.refused[1:3]] == ["half a row", "no header"]
-    (row,) = rows_of(found)
+    result = imported(first + second[40:])
+    assert (result.rows, [r.line for r in result.refused]) == (1, [3, 4, 5, 6])
+    assert [r.reason.split(":")[0] for r in result.refused[1:3]] == ["half a row", "no header"]
+    (row,) = summary_rows(result)
     assert (row.ranks, row.statistic, row.median_ns) == (2, "mean", 10_000)
 
 
 def test_inspector_file_of_one_process(imported):
-    found = imported("".join(json.dumps(inspector(0, n, 10.0)) + "\n" for n in (1, 2)))
-    assert found.warnings == [
+    result = imported("".join(json.dumps(inspector(0, n, 10.0)) + "\n" for n in (1, 2)))
+    assert result.warnings == [
         "records of rank 0 of 2 only: Inspector writes one file a process, and a call takes as "
         "long as its slowest rank. Read them together: cat DIR/*.log | torchcoll import -"
     ]
-    reported = found.runs[0].results[0].reported
+    reported = result.runs[0].results[0].reported
     assert (reported.over_ranks, reported.clock, reported.calls) == ("rank0", "device", 2)
 
 
@@ -505,51 +508,51 @@ def test_inspector_never_mixes_in_silence(imported, changed, clock, remark):
 
 
 def test_rccl_csv(imported):
-    found = imported(
+    result = imported(
         f"{RCCL},\n"
         "1,AllReduce,2,1048576,float,sum,0,24.31,43.13,43.13,0,\n"
         "1,AllReduce,2,1048576,float,sum,1,24.07,43.56,43.56,N/A,\n"
         "1,AllReduce,2,1048\n"
     )
-    first, second = rows_of(found)
+    first, second = summary_rows(result)
     assert (first.in_place, first.verified, first.count) == (False, "correct", 262144)
     assert (second.in_place, second.verified) == (True, "unchecked")
-    assert [(r.line, r.reason[:10]) for r in found.refused] == [(4, "half a row")]
+    assert [(r.line, r.reason[:10]) for r in result.refused] == [(4, "half a row")]
 
 
 def test_rccl_json_without_its_brackets(imported):
     names, values = RCCL.split(","), "1,AllReduce,2,1048576,float,sum,0,24.31,43.13,43.13,0"
     record = dict(zip(names, values.split(","), strict=True))
-    found = imported(f"{json.dumps(record)},\n{json.dumps(record)}")
-    assert [r.median_ns for r in rows_of(found)] == [24310] * 2
+    result = imported(f"{json.dumps(record)},\n{json.dumps(record)}")
+    assert [r.median_ns for r in summary_rows(result)] == [24310] * 2
 
 
 def test_nccl_json_keeps_no_environment_but_the_allowed(imported, tmp_path):
-    found = imported(json.dumps(nccl_json()))
-    (row,) = rows_of(found)
+    result = imported(json.dumps(nccl_json()))
+    (row,) = summary_rows(result)
     assert (row.in_place, row.median_ns, row.ranks, row.verified) == (False, 24310, 2, "correct")
-    environment = found.runs[0].environment
+    environment = result.runs[0].environment
     assert environment["variables"] == {"NCCL_ALGO": "Ring", "SLURM_JWT": "***"}
-    assert "AWS" not in str(found.runs[0].header)
-    assert found.warnings[0].startswith("-f 1.5: sizes rise by 1 MiB")
+    assert "AWS" not in str(result.runs[0].header)
+    assert result.warnings[0].startswith("-f 1.5: sizes rise by 1 MiB")
 
 
 def test_nccl_json_with_bare_inf_and_cut_off(imported):
     text = json.dumps(nccl_json()).replace('"bus_bw": 43.133525', '"bus_bw": inf')
-    (row,) = rows_of(imported(text))
+    (row,) = summary_rows(imported(text))
     assert row.busbw_gbps == pytest.approx(43.1335, abs=1e-4)  # from the time
     cut = text[: text.index('"average_bus')]
-    found = imported(cut)
-    assert (found.rows, found.runs[0].end["status"]) == (1, "truncated")
-    assert "cut off" in found.warnings[0]
+    result = imported(cut)
+    assert (result.rows, result.runs[0].end["status"]) == (1, "truncated")
+    assert "cut off" in result.warnings[0]
     assert imported(text[: text.index('"results"')] + '"results": [{"size"').rows == 0
 
 
 def test_nccl_json_samples(imported):
     times = [[10.0, 20.0, 30.0], [11.0, 19.0, 31.0]]
     each = {"times_us": [11.0, 20.0, 31.0], "per_process_max_times_us": times, "p99_us": 31.0}
-    found = imported(json.dumps(nccl_json(out_of_place_per_iter=each)))
-    (result,) = found.runs[0].results
+    imported_file = imported(json.dumps(nccl_json(out_of_place_per_iter=each)))
+    (result,) = imported_file.runs[0].results
     assert result.time_ns == {"device": [[10000, 20000, 30000], [11000, 19000, 31000]]}
     # Back to back: 61 us of the slower rank, by 3 calls.
     assert summarise(result).median_ns == pytest.approx(61000 / 3)
@@ -561,17 +564,17 @@ def test_nccl_json_samples_of_processes_with_several_ranks(imported, ranks):
     """Each of two processes stalls once: both took 140 us for 5 calls. Maxima of each call: 230."""
     times = [[100.0, 10.0, 10.0, 10.0, 10.0], [10.0, 100.0, 10.0, 10.0, 10.0]]
     data = nccl_json(out_of_place_per_iter={"per_process_max_times_us": times})
-    found = imported(json.dumps(data), ranks=ranks)
-    (result,) = found.runs[0].results
+    imported_file = imported(json.dumps(data), ranks=ranks)
+    (result,) = imported_file.runs[0].results
     assert (result.ranks, len(result.time_ns["device"])) == ((4, 1) if ranks else (2, 2))
     assert summarise(result).median_ns == 28_000
-    stated = "2 processes, not of 4 ranks: kept as those of the process that took longest"
-    assert any(stated in text for text in found.warnings) == bool(ranks)
+    message = "2 processes, not of 4 ranks: kept as those of the process that took longest"
+    assert any(message in text for text in imported_file.warnings) == bool(ranks)
 
 
 def test_nccl_json_cpu_time(imported):
     block = {"cpu_time": 2.5, "alg_bw": 43.1, "bus_bw": 43.1, "nwrong": None}
-    (row,) = rows_of(imported(json.dumps(nccl_json(out_of_place=block))))
+    (row,) = summary_rows(imported(json.dumps(nccl_json(out_of_place=block))))
     assert (row.clock, row.algbw_gbps, row.verified) == ("issue", 43.1, "unchecked")
 
 
@@ -596,12 +599,12 @@ MARKDOWN = """\
 
 def test_markdown_with_a_map(imported):
     columns = {"size": "Size", "algbw": "Algbw (GB/s) - B"}
-    found = imported(MARKDOWN, importer="plain", columns=columns, ranks=8)
-    assert (found.rows, [(r.line, r.reason) for r in found.refused]) == (
+    result = imported(MARKDOWN, importer="plain", columns=columns, ranks=8)
+    assert (result.rows, [(r.line, r.reason) for r in result.refused]) == (
         2,
         [(8, "no figure"), (15, "half a row: 2 fields, the heading has 3")],
     )
-    gather, cube = rows_of(found)
+    gather, cube = summary_rows(result)
     assert (gather.collective, gather.size_bytes, gather.algbw_gbps) == (
         "all_gather",
         1 << 20,
@@ -609,28 +612,28 @@ def test_markdown_with_a_map(imported):
     )
     assert gather.busbw_gbps == pytest.approx(20.35 * 7 / 8)
     assert (cube.collective, cube.algbw_gbps) == ("hypercube", pytest.approx(5.17))
-    assert found.runs[0].results[0].reported.derived
+    assert result.runs[0].results[0].reported.derived
     assert (gather.in_place, gather.dtype, gather.backend) == (None, None, "unknown")
 
 
 def test_two_systems_side_by_side_need_a_map(imported):
-    found = imported(MARKDOWN, importer="plain")
-    assert found.runs == []
-    assert "name them by --map" in found.refused[0].reason
+    result = imported(MARKDOWN, importer="plain")
+    assert result.runs == []
+    assert "name them by --map" in result.refused[0].reason
 
 
 def test_a_map_that_no_table_has(imported):
-    found = imported(MARKDOWN, importer="plain", columns={"size": "Size", "time": "Zeit"})
-    assert found.refused[0].reason == "no table has the columns Size, Zeit"
+    result = imported(MARKDOWN, importer="plain", columns={"size": "Size", "time": "Zeit"})
+    assert result.refused[0].reason == "no table has the columns Size, Zeit"
     with pytest.raises(UsageError, match=error_text("map", "speed", "one of size, time")):
         imported(MARKDOWN, importer="plain", columns={"speed": "Size"})
 
 
 def test_csv_with_units(imported):
-    found = imported(
+    result = imported(
         "collective,size,time (ms),busbw (Gbps),gpus\nbroadcast,16M,2.0,67.1,8\n", "t.csv"
     )
-    (row,) = rows_of(found)
+    (row,) = summary_rows(result)
     assert (row.collective, row.size_bytes, row.median_ns, row.ranks) == (
         "broadcast",
         16 << 20,
@@ -638,7 +641,7 @@ def test_csv_with_units(imported):
         8,
     )
     assert row.statistic == "unknown"
-    assert found.runs[0].results[0].reported.busbw_gbps == pytest.approx(67.1 / 8)
+    assert result.runs[0].results[0].reported.busbw_gbps == pytest.approx(67.1 / 8)
 
 
 @pytest.mark.parametrize(

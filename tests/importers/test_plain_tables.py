@@ -7,9 +7,11 @@ import pytest
 from torchcoll.core.summary import summarise
 
 
-def rows(imported, text, name="results.md", **known):
-    found = imported(text, name, **known)
-    return found, [summarise(result) for run in found.runs for result in run.results]
+def rows(imported, text, name="results.md", **options):
+    imported_file = imported(text, name, **options)
+    return imported_file, [
+        summarise(result) for run in imported_file.runs for result in run.results
+    ]
 
 
 @pytest.mark.parametrize(
@@ -33,17 +35,17 @@ def test_heads_with_units_in_brackets(imported, heading):
     row = " | ".join(cells) if heading[0] == "S" else f"{before}| {' | '.join(cells)} |"
     rule = f"{before}|---|---|---|"
     text = f"{before if before == '> ' else ''}### all_reduce\n\n{heading}\n{rule}\n{row}\n"
-    found, (one,) = rows(imported, text, ranks=8)
-    assert (found.rows, found.refused) == (1, [])
-    assert (one.collective, one.size_bytes, one.median_ns) == ("all_reduce", 1 << 20, 2169800)
-    assert one.busbw_gbps == pytest.approx(0.84567, rel=1e-4)
+    result, (first,) = rows(imported, text, ranks=8)
+    assert (result.rows, result.refused) == (1, [])
+    assert (first.collective, first.size_bytes, first.median_ns) == ("all_reduce", 1 << 20, 2169800)
+    assert first.busbw_gbps == pytest.approx(0.84567, rel=1e-4)
 
 
 def test_a_map_finds_columns_with_units(imported):
     text = "### broadcast\n| Size | Time (us) | BusBW (GB/s) |\n|--|--|--|\n| 1M | 100 | 10.49 |\n"
     columns = {"size": "Size", "time": "Time (us)"}
-    (one,) = rows(imported, text, columns=columns)[1]
-    assert one.median_ns == 100_000
+    (row,) = rows(imported, text, columns=columns)[1]
+    assert row.median_ns == 100_000
 
 
 TESTS = """\
@@ -58,9 +60,9 @@ TESTS = """\
 
 
 def test_a_column_of_tests_names_the_collective(imported):
-    found, (first, second) = rows(imported, TESTS, "all_reduce.md")
+    result, (first, second) = rows(imported, TESTS, "all_reduce.md")
     assert (first.collective, second.collective) == ("all_reduce", "all_gather")
-    assert [(r.line, r.reason) for r in found.refused] == [
+    assert [(r.line, r.reason) for r in result.refused] == [
         (7, "p2p write is no collective that torchcoll has: give --collective")
     ]
 
@@ -76,10 +78,10 @@ def test_a_table_that_contradicts_itself_shows_what_it_gives(imported):
     in ms, and its heading does not say so.
     """
     text = "## all_reduce\n| Size | Time | BusBW (GB/s) |\n|--|--|--|\n| 16GB | 69.3 | 330.93 |\n"
-    found, (one,) = rows(imported, text, ranks=8)
-    assert one.busbw_gbps == 330.93
-    assert one.algbw_gbps is None  # the table has none, and what follows from the time cannot be
-    (warning,) = found.runs[0].results[0].warnings
+    result, (row,) = rows(imported, text, ranks=8)
+    assert row.busbw_gbps == 330.93
+    assert row.algbw_gbps is None  # the table has none, and what follows from the time cannot be
+    (warning,) = result.runs[0].results[0].warnings
     assert warning == "given busbw 330.93 GB/s, but 433835 follows from size, time and ranks"
 
 

@@ -1,4 +1,4 @@
-"""Tables of others: units that a heading names, or not, and figures that contradict each other."""
+"""Published tables: headings with and without units, and figures that contradict each other."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from torchcoll.core.summary import summarise
 
 
-def table(imported, heading, row, **known):
-    found = imported(f"{heading}\n{row}\n", "all_reduce.csv", **known)
-    return found, [summarise(r) for run in found.runs for r in run.results]
+def table(imported, heading, row, **options):
+    result = imported(f"{heading}\n{row}\n", "all_reduce.csv", **options)
+    return result, [summarise(r) for run in result.runs for r in run.results]
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,18 @@ def test_the_unit_of_a_size(imported, heading, cell, size_bytes):
     ],
 )
 def test_the_unit_of_a_bandwidth(imported, heading, gbps, doubt):
-    found, (row,) = table(imported, f"size,{heading}", "1M,80", ranks=2)
+    result, (row,) = table(imported, f"size,{heading}", "1M,80", ranks=2)
     assert row.busbw_gbps == pytest.approx(gbps)
-    assert found.warnings[1:] == [doubt] * bool(doubt)
+    assert result.warnings[1:] == [doubt] * bool(doubt)
 
 
 @pytest.mark.parametrize(
     ("heading", "ns"), [("time_ms", 5e6), ("Latency (usec)", 5e3), ("time (s)", 5e9), ("time", 5e3)]
 )
 def test_the_unit_of_a_time(imported, heading, ns):
-    found, (row,) = table(imported, f"size,{heading}", "1M,5")
+    result, (row,) = table(imported, f"size,{heading}", "1M,5")
     assert row.median_ns == ns
-    assert ("the heading 'time' names no unit: taken as us" in found.warnings) is (
+    assert ("the heading 'time' names no unit: taken as us" in result.warnings) is (
         heading == "time"
     )
 
@@ -71,14 +71,14 @@ def test_the_unit_of_a_time(imported, heading, ns):
     ],
 )
 def test_a_cell_that_is_no_number_is_refused(imported, row, reason):
-    found, rows = table(imported, "size,time (us),ranks,busbw (GB/s)", row)
-    assert (rows, [one.reason for one in found.refused]) == ([], [reason])
+    result, rows = table(imported, "size,time (us),ranks,busbw (GB/s)", row)
+    assert (rows, [refusal.reason for refusal in result.refused]) == ([], [reason])
 
 
 def test_sizes_in_elements_are_refused(imported):
-    found, rows = table(imported, "size (elements),time (us)", "1M,5")
+    result, rows = table(imported, "size (elements),time (us)", "1M,5")
     assert rows == []
-    assert found.refused[0].reason == "the sizes under 'size (elements)' are no bytes"
+    assert result.refused[0].reason == "the sizes under 'size (elements)' are no bytes"
 
 
 @pytest.mark.parametrize(
@@ -87,28 +87,29 @@ def test_sizes_in_elements_are_refused(imported):
 )
 def test_bandwidths_that_do_not_follow_are_told(imported, busbw, odd):
     # 2^20 bytes in 100 us are 10.486 GB/s, of 4 ranks 15.729 GB/s of busbw.
-    found, (row,) = table(imported, "size,time (us),ranks,busbw (GB/s)", f"1M,100,4,{busbw}")
+    result, (row,) = table(imported, "size,time (us),ranks,busbw (GB/s)", f"1M,100,4,{busbw}")
     assert row.busbw_gbps == pytest.approx(float(busbw) if odd else 15.72864)
     warning = f"given busbw {busbw} GB/s, but 15.7286 follows from size, time and ranks"
-    assert found.runs[0].results[0].warnings == [warning] * odd
-    stated = "1 of 1 row: bandwidths do not follow from size, time and ranks: the first in line 2"
-    assert (stated in found.warnings) is odd
+    assert result.runs[0].results[0].warnings == [warning] * odd
+    message = "1 of 1 row: bandwidths do not follow from size, time and ranks: the first in line 2"
+    assert (message in result.warnings) is odd
 
 
 def test_rows_that_come_twice_are_told(imported):
-    found = imported("size,time (us)\n1M,5\n1M,6\n", "all_reduce.csv")
-    assert found.rows == 2
+    result = imported("size,time (us)\n1M,5\n1M,6\n", "all_reduce.csv")
+    assert result.rows == 2
     assert (
-        "1 case measured up to 2 times (1M to 1M): all are kept, none is averaged" in found.warnings
+        "1 case measured up to 2 times (1M to 1M): all are kept, none is averaged"
+        in result.warnings
     )
 
 
 def test_what_the_user_says_against_the_file_is_told(imported):
     heading, row = "collective,size,time (us),ranks,dtype", "broadcast,1M,5,8,float"
-    known = {"collective": "all_reduce", "ranks": 4, "dtype": "int8"}
-    found, (one,) = table(imported, heading, row, **known)
-    assert (one.collective, one.ranks, one.dtype) == ("all_reduce", 4, "int8")
-    assert found.warnings == [
+    options = {"collective": "all_reduce", "ranks": 4, "dtype": "int8"}
+    result, (first,) = table(imported, heading, row, **options)
+    assert (first.collective, first.ranks, first.dtype) == ("all_reduce", 4, "int8")
+    assert result.warnings == [
         "--collective all_reduce, but the file tells broadcast",
         "--ranks 4, but the file tells 8",
         "--dtype int8, but the file tells float32",

@@ -1,4 +1,4 @@
-"""Rows behind whatever launchers, containers and mails put before them."""
+"""Rows after prefixes of launchers, containers and mails."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ def before(prefix: str, lines: str) -> str:
     return "".join(f"{prefix}{line}\n" for line in lines.splitlines())
 
 
-def times(found):
-    return [result.reported.time_ns for run in found.runs for result in run.results]
+def times(imported_file):
+    return [result.reported.time_ns for run in imported_file.runs for result in run.results]
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_a_prefix_of_any_kind(imported, prefix):
-    found = imported(before(prefix, text()))
-    assert (found.rows, found.refused, found.runs[0].ranks) == (2, [], 2)
-    assert times(found) == [11520, 11400, 24310, 24070]
+    result = imported(before(prefix, text()))
+    assert (result.rows, result.refused, result.runs[0].ranks) == (2, [], 2)
+    assert times(result) == [11520, 11400, 24310, 24070]
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_of_rows_that_are_numbers_alone(imported, prefix):
-    found = imported(before(prefix, OSU), ranks=4)
-    assert (found.refused, times(found)) == ([], [3210, 108070])
+    result = imported(before(prefix, OSU), ranks=4)
+    assert (result.refused, times(result)) == ([], [3210, 108070])
     # OSU's size is for one peer: S = 4 x it.
-    assert [r.size_bytes for r in found.runs[0].results] == [4, 4 << 20]
+    assert [r.size_bytes for r in result.runs[0].results] == [4, 4 << 20]
     assert times(imported(before(prefix, ONECCL))) == [11250]
 
 
@@ -72,8 +72,8 @@ def test_a_number_that_changes_is_a_prefix_too():
 
 def test_a_tag_inside_of_a_row(imported):
     row = ROW[:30] + "[1,0]<stdout>:" + ROW[30:]
-    found = imported(HEAD.format(program="all_reduce_perf") + NAMES + row)
-    assert times(found) == [24310, 24070]
+    result = imported(HEAD.format(program="all_reduce_perf") + NAMES + row)
+    assert times(result) == [24310, 24070]
     assert cleaned("\x1b[32m1%\r[n0@1,2]<stderr>: 8\n9\r") == ["8", "9"]
 
 
@@ -91,9 +91,9 @@ LOG = "node0:4711:4720 [0] NCCL INFO Launch mode Parallel"
     ],
 )
 def test_a_row_that_cannot_be_taken_is_refused_by_its_line(imported, line, why):
-    found = imported(text(SMALL + line + "\n", foot=""))
-    assert [(r.line, r.reason) for r in found.refused] == [(13, why)]
-    assert found.rows == 1
+    result = imported(text(SMALL + line + "\n", foot=""))
+    assert [(r.line, r.reason) for r in result.refused] == [(13, why)]
+    assert result.rows == 1
 
 
 def test_a_message_before_a_row_in_its_line(imported):
@@ -101,20 +101,22 @@ def test_a_message_before_a_row_in_its_line(imported):
 
 
 def test_a_message_inside_of_the_size(imported):
-    found = imported(text(SMALL + ROW[:18] + LOG + "\n" + ROW[18:], foot=""))
-    assert (found.rows, found.refused, times(found)[2:]) == (2, [], [24310, 24070])
+    result = imported(text(SMALL + ROW[:18] + LOG + "\n" + ROW[18:], foot=""))
+    assert (result.rows, result.refused, times(result)[2:]) == (2, [], [24310, 24070])
 
 
 def test_a_cut_row_is_no_row_of_other_columns(imported):
-    """`none 2` and 11 figures: without its last field the root would be the time."""
+    """`none 2` and 11 figures: if the last field were missing the root would be read as the
+    time.
+    """
     row = ROW.replace("sum      -1", "none      2")
-    found = imported(
+    result = imported(
         text(SMALL.replace("sum", "none").replace("-1", " 2") + row.rstrip()[:-1] + "\n")
     )
-    assert [r.reason for r in found.refused] == ["half a row: 12 fields of 13"]
+    assert [r.reason for r in result.refused] == ["half a row: 12 fields of 13"]
     alone = "".join(row.rstrip()[:cut] + "\n" for cut in (200, -1))
-    found = imported(alone, collective="broadcast")
-    assert (found.rows, [r.line for r in found.refused]) == (1, [2])
+    result = imported(alone, collective="broadcast")
+    assert (result.rows, [r.line for r in result.refused]) == (1, [2])
 
 
 def test_thousands_separators(imported):
@@ -122,5 +124,5 @@ def test_thousands_separators(imported):
     (first, _) = imported(text(grouped, foot="")).runs[0].results
     assert (first.size_bytes, first.count) == (1048576, 262144)
     # 1,234 may be a decimal comma: it is no time.
-    found = imported(text(ROW.replace("  24.31", "  1,234"), foot=""))
-    assert found.refused[0].reason == COMMAS
+    result = imported(text(ROW.replace("  24.31", "  1,234"), foot=""))
+    assert result.refused[0].reason == COMMAS

@@ -1,4 +1,4 @@
-"""results/: the published figures, exact to the figure, and what follows from them."""
+"""results/: all published figures are read exactly, and what follows from them."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ FACTORS = {"all_reduce": 14 / 8} | dict.fromkeys(
 
 def published():
     """(collective, bytes) -> the two figures, read from the tables by other means."""
-    found, name = {}, ""
+    figures, name = {}, ""
     for line in (TABLES / "tables.md").read_text().splitlines():
         if match := re.match(r"### \d+\. (\w+)", line):
             name = match[1].lower()
         if match := re.match(r"\| (\d+[MG]B)\s*\| ([\d.]+)\s*\| ([\d.]+)\s*\|", line):
-            found[name, SIZES[match[1]]] = (float(match[2]), float(match[3]))
-    return found
+            figures[name, SIZES[match[1]]] = (float(match[2]), float(match[3]))
+    return figures
 
 
-@pytest.mark.parametrize(("place", "name"), [(0, "generic"), (1, "nvidia")])
-def test_every_figure_and_its_bus_bandwidth(place, name):
+@pytest.mark.parametrize(("index", "name"), [(0, "generic"), (1, "nvidia")])
+def test_every_figure_and_its_bus_bandwidth(index, name):
     run = load(TABLES / f"{name}.jsonl")
     assert (run.problems, run.ranks) == ([], 8)
     rows = {(row.collective, row.size_bytes): row for row in summarise_run(run)}
     figures = published()
     assert len(figures) == 80 and set(rows) == set(figures)
-    for key, both in figures.items():
-        assert rows[key].algbw_gbps == pytest.approx(both[place], rel=1e-12)
-        assert rows[key].busbw_gbps == pytest.approx(both[place] * FACTORS.get(key[0], 1))
+    for key, pair in figures.items():
+        assert rows[key].algbw_gbps == pytest.approx(pair[index], rel=1e-12)
+        assert rows[key].busbw_gbps == pytest.approx(pair[index] * FACTORS.get(key[0], 1))
         assert (rows[key].statistic, rows[key].dtype, rows[key].in_place) == ("mean", None, None)
         assert (rows[key].backend, rows[key].device) == ("nccl", "cuda")  # NCCL has no other
 
@@ -130,9 +130,9 @@ def test_copies_enter_no_comparison(capsys):
     assert "not comparable (implausible in base: 7 sizes follow 3.2 us + S / 857 GB/s" in text
     assert "no MPI" not in text  # causes are show's to tell
     # Their figures are shown, for what the report says of them can be seen: all within 3 %.
-    both = [line.split() for line in text.splitlines() if re.match(r" *\d+M +\d", line)]
-    assert both[0] == ["1M", "4.562", "us", "4.629", "us"]  # 1 MiB at 229.85 and 226.50 GB/s
-    ratios = [float(row[3]) / float(row[1]) for row in both]
+    rows = [line.split() for line in text.splitlines() if re.match(r" *\d+M +\d", line)]
+    assert rows[0] == ["1M", "4.562", "us", "4.629", "us"]  # 1 MiB at 229.85 and 226.50 GB/s
+    ratios = [float(row[3]) / float(row[1]) for row in rows]
     assert len(ratios) == 7
     assert all(abs(ratio - 1) < 0.03 for ratio in ratios)
     assert "ratio" not in text
@@ -243,10 +243,12 @@ SUMS = {
 
 
 def commands():
-    """Of files that are here: `torchcoll import` alone, and that of a reader's FILE, are words."""
+    """The commands of results/README.md that can run here, so not `torchcoll import` alone, nor the
+    command on FILE.
+    """
     text = (RESULTS / "README.md").read_text()
-    found = set(re.findall(r"`((?:torchcoll|python3 -c) [^`]+)`", text))
-    return sorted(found - {"torchcoll import", "torchcoll show FILE --view calls"})
+    listed = set(re.findall(r"`((?:torchcoll|python3 -c) [^`]+)`", text))
+    return sorted(listed - {"torchcoll import", "torchcoll show FILE --view calls"})
 
 
 @pytest.mark.parametrize("command", commands())
@@ -260,18 +262,18 @@ def test_every_command_of_the_readme_works(command, capsys):
         "results/points.json": str(RESULTS / "points.json"),
         **{str(p.relative_to(RESULTS.parent)): str(p) for p in CURVES.glob("*.jsonl")},
     }
-    program, *words = shlex.split(command)
+    program, *arguments = shlex.split(command)
     if program == "python3":
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
         expected = SUMS[command.removeprefix('python3 -c "print(').removesuffix(')"')]
         assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{expected}\n")
     else:
-        assert main([names.get(word, word) for word in words]) == 0
+        assert main([names.get(argument, argument) for argument in arguments]) == 0
         assert capsys.readouterr().out
 
 
 def test_figures_of_a_row_at_once():
-    """Also where one of them is none, or no ordinary number: the others stay."""
+    """One text that is not a plain number must not change the others."""
     assert numbers("1.5", "0", "2e3") == [1.5, 0, 2000]
     assert numbers("1,234.5", "nan", "7") == [1234.5, None, 7]
     assert numbers("3", "nan") == [3, None] and numbers("nan", "3") == [None, 3]

@@ -1,4 +1,4 @@
-"""``torchcoll trace``: which file is what, several of them, bad input."""
+"""``torchcoll trace``: recognition of files, several files, bad input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchcoll.training.traffic_table import summarise_traffic
 
 
 def error(capsys, *arguments):
-    """The one line of a command that fails, after its exit code."""
+    """The single error line of a command that fails with this exit code."""
     code = main(["trace", *map(str, arguments)])
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
@@ -28,13 +28,13 @@ def error(capsys, *arguments):
 
 @pytest.fixture
 def captured(tmp_path):
-    """A folder as a capture leaves it, and what its ranks hold together."""
+    """A folder as a capture writes it, and the joined traffic of its ranks."""
     whole = traffic(ddp, steps=4)
     for rank in range(2):
-        part = dataclasses.replace(
+        rank_traffic = dataclasses.replace(
             whole, calls={rank: whole.calls[rank]}, steps={rank: whole.steps[rank]}
         )
-        part.save(tmp_path / "run" / f"traffic-rank{rank}.jsonl")
+        rank_traffic.save(tmp_path / "run" / f"traffic-rank{rank}.jsonl")
     return tmp_path / "run", whole
 
 
@@ -80,10 +80,10 @@ def test_the_same_traffic_whatever_the_source(tmp_path):
     assert traced.groups == dumped.groups
     for rank in range(2):
         untold = {"exposed_ns": None, "began_ns": None}  # by a dump
-        own = [dataclasses.replace(one, **untold) for one in traced.calls[rank]]
-        assert own == dumped.calls[rank]
-    one, other = (summarise_traffic(found).rows for found in (traced, dumped))
-    assert [dataclasses.replace(row, exposed_ns=None) for row in one] == other
+        calls = [dataclasses.replace(first, **untold) for first in traced.calls[rank]]
+        assert calls == dumped.calls[rank]
+    first, second = (summarise_traffic(traffics).rows for traffics in (traced, dumped))
+    assert [dataclasses.replace(row, exposed_ns=None) for row in first] == second
 
 
 def test_the_algorithm_that_kernels_are_named_after(tmp_path, capsys):
@@ -108,14 +108,14 @@ def test_the_algorithm_that_kernels_are_named_after(tmp_path, capsys):
     (moved,) = (line for line in lines if line.startswith("all_to_all "))
     assert reduced.endswith("  RING/LL?, TREE/LL?") and moved.endswith("  -")
     kept = Traffic.load(output)
-    assert [one.algorithm for one in kept.calls[0]] == ["RING/LL", "TREE/LL", ""]
+    assert [call.algorithm for call in kept.calls[0]] == ["RING/LL", "TREE/LL", ""]
     assert main(["trace", str(output), "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["algorithm"] for row in rows] == ["RING/LL, TREE/LL", None]
 
 
 def test_a_pickle_is_never_read(tmp_path, capsys):
-    """It would make a file."""
+    """Reading this pickle would create a file."""
 
     class Evil:
         def __reduce__(self):
@@ -210,10 +210,10 @@ def test_traces_that_begin_with_other_steps(tmp_path):
 
 
 def test_a_group_that_one_file_does_not_tell(tmp_path):
-    """Its list was shortened in one of them."""
+    """In one of the files the list of its ranks was shortened."""
     for rank, ranks in enumerate(("[0, 1]", "[0, ..., 1]")):
-        one = param("allreduce", 0, 7, Process_Group_Ranks=ranks, Process_Group_Name="4")
-        data = {"traceEvents": [one], "distributedInfo": INFO | {"rank": rank}}
+        entry = param("allreduce", 0, 7, Process_Group_Ranks=ranks, Process_Group_Name="4")
+        data = {"traceEvents": [entry], "distributedInfo": INFO | {"rank": rank}}
         (tmp_path / f"{rank}.json").write_text(json.dumps(data))
     assert read_traffic([tmp_path]).groups["4"].ranks == (0, 1)
 
@@ -234,8 +234,8 @@ def test_what_is_written_of_a_file_that_was_cut_says_so(captured, tmp_path, caps
     cut.write_text("".join(lines[:-1]))  # without its end
     assert main(["trace", str(cut), "-o", str(tmp_path / "again.jsonl")]) == 0
     capsys.readouterr()
-    again = Traffic.load(tmp_path / "again.jsonl")
-    assert again.notes[-1] == f"{cut}: truncated: the file has no end record"
+    written = Traffic.load(tmp_path / "again.jsonl")
+    assert written.notes[-1] == f"{cut}: truncated: the file has no end record"
     assert main(["trace", str(tmp_path / "again.jsonl")]) == 0
     assert "truncated" in capsys.readouterr().out
 

@@ -34,7 +34,7 @@ def ucc(name, rows, heading=TIMES, op="N/A", inplace="0", more=""):
     return HEAD.format(name=name, op=op, inplace=inplace, more=more) + heading + rows
 
 
-def rows_of(output):
+def summary_rows(output):
     return [summarise(result) for run in output.runs for result in run.results]
 
 
@@ -47,7 +47,7 @@ ROW = row(1024, 4096, 10.00, 9.00, 11.00)
 
 def test_a_row(imported):
     output = imported(ucc("Allreduce", ROW, op="sum", inplace="1"), ranks=4)
-    (case,) = rows_of(output)
+    (case,) = summary_rows(output)
     assert (output.importer, case.collective, case.size_bytes, case.ranks) == (
         *("ucc", "all_reduce", 4096, 4),
     )
@@ -72,7 +72,7 @@ def test_a_row(imported):
     ],
 )
 def test_sizes_that_never_changed(imported, name, collective, size_bytes):
-    (case,) = rows_of(imported(ucc(name, ROW), ranks=4))
+    (case,) = summary_rows(imported(ucc(name, ROW), ranks=4))
     assert (case.collective, case.size_bytes) == (collective, size_bytes)
 
 
@@ -86,7 +86,7 @@ NEW = row(8388608, 33554432, 682.48, 649.85, 719.07, 43.02, 45.18, 40.83)
 @pytest.mark.parametrize(("line", "bus"), [(OLD, ""), (NEW, ""), (NEW, "Bus ")])
 def test_the_bandwidth_tells_what_the_size_is_of(imported, line, bus):
     output = imported(ucc("Alltoall", line, FULL.format(bus)), ranks=8)
-    (case,) = rows_of(output)
+    (case,) = summary_rows(output)
     assert (case.collective, case.size_bytes) == ("all_to_all", 33554432)
     assert case.busbw_gbps == pytest.approx(43.02, rel=1e-3)
     assert output.runs[0].results[0].warnings == []
@@ -100,7 +100,7 @@ def test_two_ranks_are_told_apart_too(imported):
     for given, size_bytes in ((100.0, 2_000_000_000), (50.0, 1_000_000_000)):
         text = ucc("Reduce_scatter", row(*figures, given, 110.0, 90.0), FULL.format(""))
         output = imported(text, ranks=2)
-        assert [case.size_bytes for case in rows_of(output)] == [size_bytes]
+        assert [case.size_bytes for case in summary_rows(output)] == [size_bytes]
 
 
 def test_what_does_not_tell_is_refused(imported):
@@ -111,7 +111,7 @@ def test_what_does_not_tell_is_refused(imported):
         assert "ucc_perftest -F" in output.refused[0].reason
     # Only the newest releases name the mode.
     output = imported(ucc("Alltoall", ROW, more="Iteration mode:         isolated\n"), ranks=8)
-    assert [case.size_bytes for case in rows_of(output)] == [4096]
+    assert [case.size_bytes for case in summary_rows(output)] == [4096]
 
 
 def test_ranks_are_needed_for_the_size_of_one_rank(imported):
@@ -121,9 +121,9 @@ def test_ranks_are_needed_for_the_size_of_one_rank(imported):
     assert output.refused[0].reason.endswith("which the file does not tell: give --ranks")
     # Nothing is left open where the size is the whole.
     output = imported(ucc("Alltoall", NEW, FULL.format("Bus ")))
-    assert [case.size_bytes for case in rows_of(output)] == [33554432]
+    assert [case.size_bytes for case in summary_rows(output)] == [33554432]
     output = imported(ucc("Bcast", ROW))
-    assert [(case.size_bytes, case.ranks) for case in rows_of(output)] == [(4096, 0)]
+    assert [(case.size_bytes, case.ranks) for case in summary_rows(output)] == [(4096, 0)]
     assert output.warnings == ["the file does not tell the ranks: give --ranks for bus bandwidth"]
 
 
@@ -148,7 +148,7 @@ def test_several_tables_barriers_and_what_is_none(imported):
         + ucc("Reduce", ROW + "        2048        8192       10.00"),
         ranks=4,
     )
-    assert [case.collective for case in rows_of(output)] == ["broadcast", "barrier", "reduce"]
+    assert [case.collective for case in summary_rows(output)] == ["broadcast", "barrier", "reduce"]
     assert [refused.reason for refused in output.refused] == [
         "Memcpy is no collective that torchcoll has",
         "the blocks of Alltoallv may be uneven, and the file does not tell them",
@@ -159,4 +159,4 @@ def test_several_tables_barriers_and_what_is_none(imported):
 
 def test_streaming(imported):
     text = ucc("Bcast", ROW, more="Iteration mode:         streaming\n")
-    assert [case.mode for case in rows_of(imported(text))] == ["back-to-back"]
+    assert [case.mode for case in summary_rows(imported(text))] == ["back-to-back"]

@@ -1,4 +1,4 @@
-"""Tables of nccl-tests that do not say whose they are: collective and ranks from the figures."""
+"""Tables of nccl-tests without a name: collective and ranks are inferred from the figures."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ S, US, GBPS = 67108864, 1000.0, 67.108864
     ],
 )
 def test_the_collective_that_the_figures_leave(imported, count, op, root, factor, wrong, name, how):
-    found = imported(NAMES + row(S, count, op, root, US, GBPS, factor, wrong))
-    assert [r.case.collective for r in found.runs[0].results] == [name] * 2
-    assert found.warnings[0].startswith(f"taken for {name}: {how}")
+    result = imported(NAMES + row(S, count, op, root, US, GBPS, factor, wrong))
+    assert [r.case.collective for r in result.runs[0].results] == [name] * 2
+    assert result.warnings[0].startswith(f"taken for {name}: {how}")
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_the_collective_that_the_figures_leave(imported, count, op, root, factor
     ],
 )
 def test_what_they_leave_open_is_refused_with_the_choice(imported, count, op, root, factor, names):
-    found = imported(NAMES + row(S, count, op, root, US, GBPS, factor))
-    assert [r.reason for r in found.refused] == [
+    result = imported(NAMES + row(S, count, op, root, US, GBPS, factor))
+    assert [r.reason for r in result.refused] == [
         f"the file does not name the collective, and its figures fit {names}: give --collective"
     ]
 
@@ -68,26 +68,26 @@ def test_what_they_leave_open_is_refused_with_the_choice(imported, count, op, ro
 def test_all_gather_until_june_2020_printed_what_hypercube_does(imported):
     """Both (n - 1) S / n / t as algbw and as busbw: all_gather.cu of nccl-tests before ec1b5e2."""
     line = row(S, S // 8, "", -1, US, GBPS / 2, 1)  # of 2 ranks
-    found = imported(line)
-    assert "its figures fit hypercube and all_gather: give" in found.refused[0].reason
+    result = imported(line)
+    assert "its figures fit hypercube and all_gather: give" in result.refused[0].reason
     # Since 2022 the heading says #wrong: then all_gather's algbw is S / t.
-    found = imported(NAMES + line)
-    assert [r.case.collective for r in found.runs[0].results] == ["hypercube"] * 2
+    result = imported(NAMES + line)
+    assert [r.case.collective for r in result.runs[0].results] == ["hypercube"] * 2
 
 
 def test_a_small_bandwidth_is_held_against_its_rounding(imported):
     """0.07 GB/s of 1 KiB in 15.35 us, which are 0.0667: all_reduce of 2 ranks is not left out."""
-    found = imported(NAMES + row(1024, 256, "sum", -1, 15.35, 0.07, 1))
-    assert "fit all_reduce and sendrecv" in found.refused[0].reason
+    result = imported(NAMES + row(1024, 256, "sum", -1, 15.35, 0.07, 1))
+    assert "fit all_reduce and sendrecv" in result.refused[0].reason
 
 
 def test_a_title_decides_where_the_figures_allow_it(imported):
     table = NAMES + row(S, S // 32, "none", -1, US, GBPS, 7 / 8)
-    found = imported(f"## All-Gather on 8 GPUs\n\n{table}")
-    assert found.runs[0].results[0].case.collective == "all_gather"
-    assert found.warnings[0] == "collective all_gather: taken from line 1"
-    found = imported(f"## Broadcast\n\n{table}")
-    assert found.refused[0].reason == (
+    result = imported(f"## All-Gather on 8 GPUs\n\n{table}")
+    assert result.runs[0].results[0].case.collective == "all_gather"
+    assert result.warnings[0] == "collective all_gather: taken from line 1"
+    result = imported(f"## Broadcast\n\n{table}")
+    assert result.refused[0].reason == (
         "line 1 names broadcast, but the figures are those of all_gather or all_to_all: "
         "give --collective"
     )
@@ -95,8 +95,8 @@ def test_a_title_decides_where_the_figures_allow_it(imported):
 
 def test_one_pasted_row(imported):
     line = row(S, S // 4, "sum", -1, US, GBPS, 1.75)
-    found = imported(line)
-    assert (found.runs[0].ranks, found.runs[0].complete) == (8, True)
+    result = imported(line)
+    assert (result.runs[0].ranks, result.runs[0].complete) == (8, True)
     assert imported(line, collective="all_reduce", ranks=8).warnings == []
 
 
@@ -106,32 +106,32 @@ def ranks(count):
 
 
 def test_a_list_of_ranks_belongs_to_the_table_below_it(imported):
-    """A page of tables, of 2, 4 and 8 ranks, without the lines in which a test says its name."""
+    """A page of tables for 2, 4 and 8 ranks, without the lines that name the tests."""
     page = ""
     for count, factor in ((2, 1), (4, 1.5), (8, 1.75)):
         page += ranks(count) + NAMES + row(S, S // 4, "sum", -1, US, GBPS, factor)
         page += f"# Avg bus bandwidth    : {GBPS * factor:.4f}\n"
-    found = imported(page, collective="all_reduce")
-    assert [run.ranks for run in found.runs] == [2, 4, 8]
-    assert (found.refused, found.warnings) == ([], [])
-    assert [len(run.members) for run in found.runs] == [2, 4, 8]
+    result = imported(page, collective="all_reduce")
+    assert [run.ranks for run in result.runs] == [2, 4, 8]
+    assert (result.refused, result.warnings) == ([], [])
+    assert [len(run.members) for run in result.runs] == [2, 4, 8]
 
 
 def test_a_heading_below_rows_begins_another_table(imported):
-    both = [row(S, S // 4, "sum", -1, US, GBPS, factor) for factor in (1.75, 1.5)]
-    found = imported(NAMES.join(["", *both]))
-    assert [run.ranks for run in found.runs] == [8, 4]
+    tables = [row(S, S // 4, "sum", -1, US, GBPS, factor) for factor in (1.75, 1.5)]
+    result = imported(NAMES.join(["", *tables]))
+    assert [run.ranks for run in result.runs] == [8, 4]
 
 
 def test_a_list_that_every_busbw_contradicts(imported):
     head = HEAD.format(program="all_reduce_perf").replace("Rank  1", "Rank 15")
-    found = imported(head + NAMES + row(S, S // 4, "sum", -1, US, GBPS, 1.75))
-    assert found.runs[0].ranks == 8
-    assert found.warnings == ["16 ranks are listed, but every busbw / algbw is that of 8: 8 taken"]
+    result = imported(head + NAMES + row(S, S // 4, "sum", -1, US, GBPS, 1.75))
+    assert result.runs[0].ranks == 8
+    assert result.warnings == ["16 ranks are listed, but every busbw / algbw is that of 8: 8 taken"]
     # What is told by hand is what the user wants; the figures that disagree are said.
-    found = imported(head + NAMES + row(S, S // 4, "sum", -1, US, GBPS, 1.75), ranks=16)
-    assert found.runs[0].ranks == 16
-    assert any("do not follow" in text for text in found.warnings)
+    result = imported(head + NAMES + row(S, S // 4, "sum", -1, US, GBPS, 1.75), ranks=16)
+    assert result.runs[0].ranks == 16
+    assert any("do not follow" in text for text in result.warnings)
 
 
 def test_other_formats_name_what_they_refuse(imported):
@@ -143,10 +143,10 @@ def test_other_formats_name_what_they_refuse(imported):
         ("OSU MPI-CUDA Bi-Directional Bandwidth Test v5.9", "OSU MPI-CUDA Bi-Directional Bandwid"),
     ):
         unit = "Latency (us)" if "Latency" in title else "Bandwidth (MB/s)"
-        found = imported(f"# {title}\n# Size          {unit}\n8          1.17\n")
-        assert found.refused[0].reason.startswith(why)
-    found = imported("# OSU MPI Allreduce Latency Test v7.4\n# Size  Avg Latency(us)\n8  N/A\n")
-    assert found.refused[0].reason == "Avg Latency(us) is N/A"
+        result = imported(f"# {title}\n# Size          {unit}\n8          1.17\n")
+        assert result.refused[0].reason.startswith(why)
+    result = imported("# OSU MPI Allreduce Latency Test v7.4\n# Size  Avg Latency(us)\n8  N/A\n")
+    assert result.refused[0].reason == "Avg Latency(us) is N/A"
 
 
 def test_files_of_two_launches_are_as_before(imported):
@@ -154,12 +154,12 @@ def test_files_of_two_launches_are_as_before(imported):
 
 
 def test_what_is_said_of_a_table_stands_at_its_run_alone(tmp_path):
-    """A page of two tables without a name, on 8 and on 4 ranks: busbw / algbw is 1.75 and 1.5."""
+    """A page with two unnamed tables for 8 and 4 ranks: busbw / algbw is 1.75 and 1.5."""
     page = tmp_path / "page.txt"
-    both = [row(S, S // 4, "sum", -1, US, GBPS, factor) for factor in (1.75, 1.5)]
-    page.write_text(NAMES.join(["", *both]))
-    found = import_file(str(page))
-    told = [[event["message"] for event in run.events] for run in found.runs]
-    assert [run.ranks for run in found.runs] == [8, 4]
-    assert [any("8 ranks" in text for text in texts) for texts in told] == [True, False]
-    assert [any("4 ranks" in text for text in texts) for texts in told] == [False, True]
+    tables = [row(S, S // 4, "sum", -1, US, GBPS, factor) for factor in (1.75, 1.5)]
+    page.write_text(NAMES.join(["", *tables]))
+    result = import_file(str(page))
+    warnings = [[event["message"] for event in run.events] for run in result.runs]
+    assert [run.ranks for run in result.runs] == [8, 4]
+    assert [any("8 ranks" in text for text in texts) for texts in warnings] == [True, False]
+    assert [any("4 ranks" in text for text in texts) for texts in warnings] == [False, True]

@@ -60,8 +60,8 @@ def test_labels_name_the_files(folder, capsys):
     argv = ["--collective", "all_reduce"]
     assert main(["show", "a=one.txt", "b=other.txt", "--view", "pivot:label", *argv]) == 0
     assert "cell=a" in capsys.readouterr().out
-    found = rows(capsys, "compare", "one.txt", "other.txt", *argv)
-    assert [row["ratio"] for row in found] == [pytest.approx(34.31 / 24.31), 1]
+    labels = rows(capsys, "compare", "one.txt", "other.txt", *argv)
+    assert [row["ratio"] for row in labels] == [pytest.approx(34.31 / 24.31), 1]
     assert main(["algorithms", "auto=one.txt", "tree-ll=other.txt", *argv]) == 0
     assert "tree-ll" in capsys.readouterr().out
 
@@ -97,7 +97,7 @@ def test_a_folder_with_another_file_shows_the_rest(folder, capsys):
 
 
 def test_a_folder_without_results(folder, capsys):
-    """It is said of the files of the folder, and which folder in it has some."""
+    """The error names the files of the folder, and a folder within it that has results."""
     runs = folder / "runs"
     for name in ("2026-11", "2026-12"):
         (runs / name).mkdir(parents=True)
@@ -140,7 +140,7 @@ def test_stdin_is_read_by_every_command(folder, capsys, monkeypatch):
 
 
 def test_messages_call_it_standard_input(folder, capsys, monkeypatch):
-    """And not by the file that it was put into, which nobody named and which is gone."""
+    """Messages must not name the temporary file that stdin was copied to."""
     for command in ("show", "trace", "log", "explain", "limits", "algorithms"):
         monkeypatch.setattr(stdin, "_stdin", [])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"nothing of use\n")))
@@ -151,8 +151,8 @@ def test_messages_call_it_standard_input(folder, capsys, monkeypatch):
     cut = text(rows=SMALL + ROW[:60] + "\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(cut.encode())))
     assert main(["show", "-", "--format", "json"]) in (0, 1)
-    told = [event["message"] for event in json.loads(capsys.readouterr().out)["run"]["events"]]
-    assert any(line.startswith("refused: standard input:") for line in told)
+    message = [event["message"] for event in json.loads(capsys.readouterr().out)["run"]["events"]]
+    assert any(line.startswith("refused: standard input:") for line in message)
 
 
 def test_a_model_is_named_as_such(folder, capsys):

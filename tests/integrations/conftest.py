@@ -1,4 +1,4 @@
-"""What tests with real ranks, and tests of printed tables, share."""
+"""Fixtures for tests with real ranks and tests of printed tables."""
 
 from rank_fixtures import jobs, launch, less_patience, no_torchrun_to_wait_for
 from show_fixtures import on_terminal, shown

@@ -1,4 +1,4 @@
-"""What a framework's hooks drive, without any framework."""
+"""The capture behind the hooks of frameworks, without any framework."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_steps(tmp_path, capfd):
             dist.all_reduce(torch.ones(2))
             capture.step()
         capture.end()
-        again = DrivenCapture("all", None)
-        again.begin()
+        repeated = DrivenCapture("all", None)
+        repeated.begin()
         dist.all_reduce(torch.ones(2))
-        again.step()
-        again.end()
-        again.end()
+        repeated.step()
+        repeated.end()
+        repeated.end()
 
     on_ranks(tmp_path, 2, {"it": case})
     some, every = Traffic.load(tmp_path / "some"), Traffic.load(tmp_path / "all")

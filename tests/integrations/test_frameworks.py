@@ -36,8 +36,12 @@ def gradients(traffic, steps, passes):
     """Each step sends the model's one bucket once for each backward pass that synchronises."""
     for rank in (0, 1):
         for step in range(steps):
-            own = [c for c in traffic.calls[rank] if c.step == step]
-            sent = [c.bytes_in for c in own if c.collective == "all_reduce" and c.bytes_in >= BYTES]
+            step_calls = [c for c in traffic.calls[rank] if c.step == step]
+            sent = [
+                c.bytes_in
+                for c in step_calls
+                if c.collective == "all_reduce" and c.bytes_in >= BYTES
+            ]
             assert sent == [BYTES] * passes, (rank, step)
 
 
@@ -78,7 +82,7 @@ def test_hugging_face(tmp_path, steps, marked):
 
     on_ranks(tmp_path, 2, {"it": case})
     traffic = Traffic.load(tmp_path / "hf")
-    assert {rank: len(own) for rank, own in traffic.steps.items()} == {0: marked, 1: marked}
+    assert {rank: len(traffic) for rank, traffic in traffic.steps.items()} == {0: marked, 1: marked}
     gradients(traffic, marked, 1)
 
 
@@ -116,7 +120,7 @@ def test_lightning(tmp_path):
 
     on_ranks(tmp_path, 2, {"it": case})
     traffic = Traffic.load(tmp_path / "pl")
-    assert {rank: len(own) for rank, own in traffic.steps.items()} == {0: 3, 1: 3}
+    assert {rank: len(traffic) for rank, traffic in traffic.steps.items()} == {0: 3, 1: 3}
     gradients(traffic, 3, 1)
 
 

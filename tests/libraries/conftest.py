@@ -1,4 +1,4 @@
-"""What tests of printed tables share."""
+"""Fixtures for tests of printed tables."""
 
 from show_fixtures import on_terminal, shown
 

@@ -66,7 +66,7 @@ RINGS = graphs(
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "topo.xml").write_text(A100)
     (tmp_path / "graph.xml").write_text(RINGS)
@@ -133,10 +133,10 @@ def test_graphs(capsys):
     ]
 
 
-def test_thirty_two_channels_of_one_gpu_are_not_1280_gbps(here, capsys):
-    """What a report once added up: both graphs of a communicator of one rank."""
+def test_thirty_two_channels_of_one_gpu_are_not_1280_gbps(folder, capsys):
+    """A report once added up the speeds of both graphs of a communicator with one rank."""
     alone = [graph(n, p, 16, 40, "LOC/PIX", pair(4)) for n, p in ((0, 4), (1, 3))]
-    (here / "one.xml").write_text(graphs(*alone))
+    (folder / "one.xml").write_text(graphs(*alone))
     lines = shown(capsys, "one.xml")
     assert lines[1] == (
         "one GPU alone (type LOC): no channel crosses a link, so NCCL's search takes the highest "
@@ -147,32 +147,32 @@ def test_thirty_two_channels_of_one_gpu_are_not_1280_gbps(here, capsys):
         "tree   tree           16     40.000  LOC",
     ]
     assert not any("640" in line or "together  " in line for line in lines)
-    (here / "one.xml").write_text(system(gpu(4)))
+    (folder / "one.xml").write_text(system(gpu(4)))
     lines = shown(capsys, "one.xml")
     assert lines[1] == "ring: no ceiling: one GPU alone: a communicator of one rank on this host"
     assert any("12 to 6 NVSwitches  20.000  240.000" in line for line in lines)
 
 
-def test_between_hosts(here, capsys):
+def test_between_hosts(folder, capsys):
     gpus = f'<net dev="0x1"/>{pair(0, 1)}<net dev="0x1"/>'
-    (here / "net.xml").write_text(graphs(graph(0, 4, 2, 24, "NVL/PXB", gpus)))
+    (folder / "net.xml").write_text(graphs(graph(0, 4, 2, 24, "NVL/PXB", gpus)))
     lines = shown(capsys, "net.xml")
     assert lines[5] == "ring   ring            2     24.000     24.000    48.000  NVL/PXB"
     assert lines[-1] == "ring   0-1       0 1            1 1"
     assert lines[8].startswith("NCCL then runs each ring")  # there is no other graph to add
 
 
-def test_a_search_without_a_path(here, capsys):
+def test_a_search_without_a_path(folder, capsys):
     text = graph(0, 4, 1, 40, "SYS/SYS", pair(0, 1)).replace('"40"', '"0.1"')
-    (here / "none.xml").write_text(graphs(text))
+    (folder / "none.xml").write_text(graphs(text))
     lines = shown(capsys, "none.xml")
     assert lines[0] == "NCCL graphs: 1 with channels" and lines[1] == ""
     assert "0.1 GB/s: NCCL found no such path and took the GPUs in their order (search.cc)" in lines
 
 
-def test_a_link_that_is_down(here, capsys):
+def test_a_link_that_is_down(folder, capsys):
     fewer = SWITCHES.replace('count="2"', 'count="1"', 1)
-    (here / "down.xml").write_text(system(gpu(0), gpu(1), gpu(2, fewer)))
+    (folder / "down.xml").write_text(system(gpu(0), gpu(1), gpu(2, fewer)))
     lines = shown(capsys, "down.xml")
     (ring,) = (n for n, line in enumerate(lines) if line.startswith("ring: "))
     assert lines[ring].startswith("ring: at most 220.000 GB/s of busbw: 11 links x 20 GB/s")
@@ -182,18 +182,18 @@ def test_a_link_that_is_down(here, capsys):
     assert not any("--fabric" in line for line in lines)  # these links are of no known one
 
 
-def test_a_fabric_is_known_by_links_and_never_by_the_generation_alone(here, capsys):
+def test_a_fabric_is_known_by_links_and_never_by_the_generation_alone(folder, capsys):
     for links, fabrics in ((18, "nvswitch-h100 or nvswitch-h20 or nvswitch-h200"), (8, "")):
-        own = f'<nvlink target="fffffff:ff:ff.0" count="{links}" tclass="0x068000"/>'
-        (here / "h.xml").write_text(system(gpu(0, own, sm=90), gpu(1, own, sm=90)))
-        found = [line for line in shown(capsys, "h.xml") if "--fabric" in line]
+        links_xml = f'<nvlink target="fffffff:ff:ff.0" count="{links}" tclass="0x068000"/>'
+        (folder / "h.xml").write_text(system(gpu(0, links_xml, sm=90), gpu(1, links_xml, sm=90)))
+        lines = [line for line in shown(capsys, "h.xml") if "--fabric" in line]
         which = "; which GPU it is, the file does not tell"
-        assert found == ([f"its links are those of --fabric {fabrics}{which}"] if fabrics else [])
+        assert lines == ([f"its links are those of --fabric {fabrics}{which}"] if fabrics else [])
 
 
-def test_nvls_may_pass_a_ring(here, capsys):
-    own = '<nvlink target="fffffff:ff:ff.0" count="18" tclass="0x068000"/>'
-    (here / "h.xml").write_text(system(gpu(0, own, sm=90), gpu(1, own, sm=90)))
+def test_nvls_may_pass_a_ring(folder, capsys):
+    links_xml = '<nvlink target="fffffff:ff:ff.0" count="18" tclass="0x068000"/>'
+    (folder / "h.xml").write_text(system(gpu(0, links_xml, sm=90), gpu(1, links_xml, sm=90)))
     assert shown(capsys, "h.xml")[1] == (
         "ring: at most 370.800 GB/s of busbw: 18 links x 20.6 GB/s, NCCL topo.h (the wire signals "
         "450); all_reduce within the switches (NVLS) may pass it"
@@ -213,16 +213,16 @@ def test_nvls_may_pass_a_ring(here, capsys):
         ('<c2c bw="44712" count="10"/>', "10 x 44712 MB/s C2C to the CPU"),
     ],
 )
-def test_where_links_end(here, capsys, links, text):
-    (here / "links.xml").write_text(system(gpu(0, links), gpu(1, "")))
+def test_where_links_end(folder, capsys, links, text):
+    (folder / "links.xml").write_text(system(gpu(0, links), gpu(1, "")))
     assert main(["log", "links.xml", "--format", "json"]) == 0
     (dump,) = json.loads(capsys.readouterr().out)["dumps"]
     assert [row["links_to"] for row in dump["gpus"]] == [text, None]
 
 
-def test_two_hosts(here, capsys):
+def test_two_hosts(folder, capsys):
     hosts = "".join(f'<cpu host_hash="0x{host}" numaid="0">{gpu(0)}</cpu>' for host in ("a", "b"))
-    (here / "rack.xml").write_text(f'<system version="1">{hosts}</system>')
+    (folder / "rack.xml").write_text(f'<system version="1">{hosts}</system>')
     lines = shown(capsys, "rack.xml")
     assert lines[0].endswith(", 2 hosts")
     assert [line.split()[:3] for line in lines if line.startswith(("0 ", "1-0 "))] == [
@@ -232,8 +232,8 @@ def test_two_hosts(here, capsys):
     assert not any("--fabric" in line for line in lines)  # those lie within one host
 
 
-def test_a_file_for_nccl(here, capsys):
-    (here / "azure.xml").write_text(
+def test_a_file_for_nccl(folder, capsys):
+    (folder / "azure.xml").write_text(
         system('<pci busid="0001:00:00.0" class="0x030200" link_speed="" link_width="0"/>')
     )
     assert shown(capsys, "azure.xml")[:3] == [
@@ -243,9 +243,9 @@ def test_a_file_for_nccl(here, capsys):
     ]
 
 
-def test_files_that_end_early(here, capsys):
-    (here / "topo.xml").write_text(A100[: A100.index('<gpu dev="1"') + 60])
-    (here / "graph.xml").write_text(RINGS[: RINGS.index("</graph>") - 30])
+def test_files_that_end_early(folder, capsys):
+    (folder / "topo.xml").write_text(A100[: A100.index('<gpu dev="1"') + 60])
+    (folder / "graph.xml").write_text(RINGS[: RINGS.index("</graph>") - 30])
     assert main(["log", "topo.xml", "graph.xml"]) == 0
     out = capsys.readouterr()
     assert [line.partition(" (")[0] for line in out.err.splitlines()] == [
@@ -262,14 +262,18 @@ def test_files_that_end_early(here, capsys):
 def test_json_and_csv(capsys):
     assert main(["log", "topo.xml", "graph.xml", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    topology, found = document["dumps"]
+    topology, graph_dump = document["dumps"]
     assert document["jobs"] == [] and document["files"] == []
-    assert (topology["kind"], topology["file"], found["kind"]) == ("topology", "topo.xml", "graphs")
+    assert (topology["kind"], topology["file"], graph_dump["kind"]) == (
+        "topology",
+        "topo.xml",
+        "graphs",
+    )
     assert (topology["ring_ceiling_gbps"], topology["ring_wire_gbps"]) == (240, 300)
     assert (topology["nics_gbps"], topology["fabrics"]) == (25, ["nvswitch-a100"])
     assert topology["gpus"][1]["links_gbps"] == 240
-    assert (found["ring_gbps"], found["unused"]) == (240, ["NVLS"])
-    assert found["channels"][0] == {
+    assert (graph_dump["ring_gbps"], graph_dump["unused"]) == (240, ["NVLS"])
+    assert graph_dump["channels"][0] == {
         "graph": "ring",
         "channels": "0-11",
         "gpus": ["0", "1"],
@@ -293,9 +297,9 @@ def test_markdown(capsys):
     assert "| ring | ring | 12 | 20.000 | 240.000 | NVL |" in lines
 
 
-def test_beside_a_log_and_with_files_that_are_refused(here, capsys):
-    (here / "a.log").write_text("n:1:1 [0] NCCL INFO NCCL version 2.27.5+cuda12.9\n")
-    (here / "bad.xml").write_text('<!DOCTYPE s [<!ENTITY a "b">]><system version="&a;"/>')
+def test_beside_a_log_and_with_files_that_are_refused(folder, capsys):
+    (folder / "a.log").write_text("n:1:1 [0] NCCL INFO NCCL version 2.27.5+cuda12.9\n")
+    (folder / "bad.xml").write_text('<!DOCTYPE s [<!ENTITY a "b">]><system version="&a;"/>')
     assert main(["log", "bad.xml", "a.log", "topo.xml"]) == 3
     out = capsys.readouterr()
     assert out.err == (error_line("XML", "bad.xml", "a file without DTD and entities\n"))

@@ -1,4 +1,4 @@
-"""``torchcoll limits``, and ``show --topology``: rows beside what the links allow."""
+"""``torchcoll limits``, and ``show --topology``, which compares rows with what the links allow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from made_topologies import graph, graphs, hgx
 import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.libraries.shares import read_machine, shares_of
+from torchcoll.libraries.shares import read_machine, row_limits
 
 KERNELS = Path(__file__).parents[2] / "results" / "h200-8gpu-kernels" / "nvidia.jsonl"
 
@@ -70,11 +70,11 @@ def test_json_and_csv_have_every_limit(tmp_path, host, capsys):
     text = tmp_path / "graph.xml"
     text.write_text(graphs(graph(0, 12, 30, 30)))
     assert main(["limits", str(text), host, "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == "torchcoll-limits/1"
-    (ring,) = (r for r in found["rows"] if (r["hosts"], r["algorithm"]) == (1, "RING"))
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "torchcoll-limits/1"
+    (ring,) = (r for r in document["rows"] if (r["hosts"], r["algorithm"]) == (1, "RING"))
     assert (ring["busbw_gbps"], ring["expected_busbw_gbps"]) == (370.8, 360)
-    assert len(found["hosts"][0]["ways"]) == 8 * 7
+    assert len(document["hosts"][0]["ways"]) == 8 * 7
     assert main(["limits", host, "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {row["hosts"] for row in rows} == {"1", "2", "4"}
@@ -101,10 +101,10 @@ def test_a_topology_that_nccl_is_given_says_where_the_whole_one_is(tmp_path, cap
 
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_of_fewer_than_two_gpus_nccl_expects_nothing(tmp_path, capsys, gpus):
-    """NCCL writes graphs of one GPU too; a ring of one carries nothing."""
+    """NCCL also writes graphs for a single GPU, whose ring carries nothing."""
     topology, text = tmp_path / "topo.xml", tmp_path / "graph.xml"
-    own = re.sub(r"<gpu.*?</gpu>|<gpu[^>]*/>", "", hgx(), flags=re.DOTALL)
-    topology.write_text(hgx(gpus) if gpus else own)
+    without_gpus = re.sub(r"<gpu.*?</gpu>|<gpu[^>]*/>", "", hgx(), flags=re.DOTALL)
+    topology.write_text(hgx(gpus) if gpus else without_gpus)
     text.write_text(graphs(graph(0, 12, 30, 30, gpus=1), graph(1, 12, 30, 30, gpus=1)))
     assert main(["limits", str(topology), str(text), "--format", "json"]) == 0
     rows = [r for r in json.loads(capsys.readouterr().out)["rows"] if r["hosts"] == 1]
@@ -165,7 +165,7 @@ sys.modules["torch.cuda"] = cuda
 
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
-    """A torch that sees so many GPUs, for a child of this process."""
+    """A stand-in for torch with this number of GPUs, for a child process."""
     folder = tmp_path / "torch"
     folder.mkdir()
     (folder / "__init__.py").write_text(FAKE_TORCH)
@@ -176,7 +176,7 @@ def gpus(tmp_path, monkeypatch):
 
 
 def test_this_machine_is_asked(gpus, host, capsys):
-    """As with the file that its NCCL would have written, under the name of the host."""
+    """The result is that of the file which NCCL would write, with the name of this host."""
     gpus(8)
     assert main(["limits"]) == 0
     live = capsys.readouterr().out
@@ -199,18 +199,20 @@ def test_this_machine_is_asked(gpus, host, capsys):
 
 def shares(run, *paths):
     machine = read_machine([str(path) for path in paths])
-    return shares_of(machine, run, summarise_run(run))
+    return row_limits(machine, run, summarise_run(run))
 
 
 def test_each_row_has_its_share_of_the_limit(host):
-    """Eight H200 at 16 GiB: reduce 367.29 of 370.8; all_reduce also of NVLS, 490.28."""
+    """Eight H200 at 16 GiB: reduce reaches 367.29 of 370.8; for all_reduce NVLS allows 490.28."""
     run = torchcoll.load(KERNELS)
     rows = summarise_run(run)
-    found = dict(zip(((r.collective, r.size_bytes) for r in rows), shares(run, host), strict=True))
-    reduce = found["reduce", 16 << 30]
+    shares_by_case = dict(
+        zip(((r.collective, r.size_bytes) for r in rows), shares(run, host), strict=True)
+    )
+    reduce = shares_by_case["reduce", 16 << 30]
     assert (reduce.limit.algorithm, reduce.best.algorithm) == ("RING", "RING")
     assert reduce.limit_share == pytest.approx(0.99053, abs=1e-4)
-    summed = found["all_reduce", 16 << 30]
+    summed = shares_by_case["all_reduce", 16 << 30]
     assert summed.limit is None and "which algorithm ran" in summed.reason
     assert summed.best.algorithm == "NVLS"
     (row,) = (r for r in rows if (r.collective, r.size_bytes) == ("all_reduce", 16 << 30))
@@ -223,8 +225,8 @@ def test_the_log_names_the_algorithm_that_ran(host):
     machine = read_machine([host])
 
     def share(**how):
-        (one,) = shares_of(machine, run, [dataclasses.replace(rows[0], **how)])
-        return one
+        (limit,) = row_limits(machine, run, [dataclasses.replace(rows[0], **how)])
+        return limit
 
     ring = share(algorithm="RING/SIMPLE", busbw_gbps=185.4)
     assert (ring.limit.algorithm, ring.limit_share, ring.reason) == ("RING", 0.5, "")

@@ -1,4 +1,4 @@
-"""``torchcoll log``: tables, the other formats, and files that are no log."""
+"""``torchcoll log``: tables, other formats, and files that are not logs."""
 
 from __future__ import annotations
 
@@ -153,9 +153,9 @@ def test_several_jobs_packed_files_folders_and_oneccl(log, tmp_path, capsys):
     folder = tmp_path / "b.logs"
     folder.mkdir()
     for rank in (0, 1):
-        own = "".join((RANK + t).format(r) + "\n" for t, r in LINES if r == rank)
-        own = own.replace("commId 0xa", "commId 0xb").replace("node", "other")
-        (folder / f"nccl-rank{rank}.log.gz").write_bytes(gzip.compress(own.encode()))
+        rank_lines = "".join((RANK + t).format(r) + "\n" for t, r in LINES if r == rank)
+        rank_lines = rank_lines.replace("commId 0xa", "commId 0xb").replace("node", "other")
+        (folder / f"nccl-rank{rank}.log.gz").write_bytes(gzip.compress(rank_lines.encode()))
     ccl = "2026:11:20-10:39:35:( 8707) |CCL_DEBUG| selected algo: coll bcast, count 4, algo ring\n"
     (tmp_path / "c.txt").write_text(ccl)
     assert main(["log", log, "b.logs", "c.txt"]) == 0
@@ -241,7 +241,7 @@ def test_the_best_path_and_all_links(tmp_path, capsys):
 
 @pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
 def test_secrets_of_a_log_are_not_shown(tmp_path, monkeypatch, capsys, form):
-    """In variables, in warnings, in lines that are not known, and in what another tool logs."""
+    """Secrets may be in variables, warnings, unknown lines, and lines of other programs."""
     monkeypatch.chdir(tmp_path)
     lines = [
         "NCCL_NET_PLUGIN set by environment to hf" + "_aBcDeFgHiJkLmNoPqRsTuVwXyZaBcDeF",

@@ -1,4 +1,4 @@
-"""TUNING lines of NCCL by version, the sizes in them, and names of kernels."""
+"""TUNING lines of NCCL's versions with their sizes, and names of kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Choice
 from torchcoll.libraries.logged import LoggedCall, ranges
-from torchcoll.libraries.nccl.algorithms import call_of, choice_of_kernel, choices_of, logged_bytes
+from torchcoll.libraries.nccl.algorithms import choices_of, kernel_choice, logged_bytes, parse_call
 
 TOTAL, PER_RANK = "total", "per rank"
 
@@ -52,7 +52,7 @@ TOTAL, PER_RANK = "total", "per rank"
     ],
 )
 def test_formats_by_version(line, call):
-    assert call_of(line) == LoggedCall(*call)
+    assert parse_call(line) == LoggedCall(*call)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_formats_by_version(line, call):
     ],
 )
 def test_a_line_that_is_not_whole_or_not_known_is_no_call(line):
-    assert call_of(line) is None
+    assert parse_call(line) is None
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def result(collective: str, size_bytes: int, ranks: int = 8) -> CaseResult:
 
 
 def lines(*texts: str) -> list[LoggedCall]:
-    return [call for text in texts if (call := call_of(text))]
+    return [call for text in texts if (call := parse_call(text))]
 
 
 def test_choices_are_of_the_function_and_the_size():
@@ -149,7 +149,7 @@ def test_what_has_no_choice():
     ],
 )
 def test_the_name_of_a_kernel_is_a_hint(name, label):
-    choice = choice_of_kernel(name)
+    choice = kernel_choice(name)
     assert (choice and choice.label) == label
     if choice:
         assert choice.source == "kernel name"
@@ -171,8 +171,8 @@ def test_neighbouring_sizes_with_the_same_choice_are_one_range():
             call(4096, "SIMPLE", 8): 5,
         }
     )
-    found = [(r.low, r.high, r.labels, r.channels, r.calls, r.sizes) for r in ranges(calls)]
-    assert found == [
+    summary = [(r.low, r.high, r.labels, r.channels, r.calls, r.sizes) for r in ranges(calls)]
+    assert summary == [
         (8, 64, ("RING/LL",), (1, 2), 5, 2),
         (512, 512, ("RING/LL", "RING/SIMPLE"), (2, 4), 2, 1),
         (4096, 4096, ("RING/SIMPLE",), (8,), 5, 1),

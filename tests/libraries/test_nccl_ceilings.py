@@ -1,4 +1,6 @@
-"""What NCCL's algorithms can reach on hand-made hosts: every figure is worked out here by hand."""
+"""Limits of NCCL's algorithms on hand-made topologies. All expected figures are computed by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +14,29 @@ from torchcoll.libraries.nccl.ceilings import (
     NVLS_TREE,
     RING,
     TREE,
-    limits_of,
-    reach_of,
+    algorithm_limits,
+    make_reach,
 )
-from torchcoll.libraries.nccl.graphs import graphs as graphs_in
-from torchcoll.libraries.nccl.topology import topology
-from torchcoll.libraries.nccl.ways import nearest, rails, tree_lines, way
+from torchcoll.libraries.nccl.graphs import read_graphs
+from torchcoll.libraries.nccl.paths import gpu_path, nearest, rails, tree_lines
+from torchcoll.libraries.nccl.topology import read_topology
 from torchcoll.libraries.nccl.xml_tree import read_tree
 
 
 def read(tmp_path, text, name="topo.xml"):
     path = tmp_path / name
     path.write_text(text)
-    return topology(read_tree(str(path))[0], name)
+    return read_topology(read_tree(str(path))[0], name)
 
 
-def found(tmp_path, text, hosts=None, graph_text=""):
-    stated = [read(tmp_path, text)]
-    known = []
+def limits_by_key(tmp_path, text, hosts=None, graph_text=""):
+    topologies = [read(tmp_path, text)]
+    known_graphs = []
     if graph_text:
         (tmp_path / "graph.xml").write_text(graph_text)
-        known = graphs_in(read_tree(str(tmp_path / "graph.xml"))[0])
-    limits = limits_of(reach_of(stated, hosts), known)
-    return {(one.algorithm, one.collectives[0]): one for one in limits}
+        known_graphs = read_graphs(read_tree(str(tmp_path / "graph.xml"))[0])
+    limits = algorithm_limits(make_reach(topologies, hosts), known_graphs)
+    return {(limit.algorithm, limit.collectives[0]): limit for limit in limits}
 
 
 def gbps(limits):
@@ -43,7 +45,7 @@ def gbps(limits):
 
 def test_eight_h100_on_one_host(tmp_path):
     """18 links x 20.6 = 370.8; a measured ring comes to 370, NVLS to 468 to 480 of 490."""
-    limits = gbps(found(tmp_path, hgx()))
+    limits = gbps(limits_by_key(tmp_path, hgx()))
     assert limits == {
         (RING, "all_reduce"): pytest.approx(370.8),
         (TREE, "all_reduce"): pytest.approx(370.8 * 7 / 8),
@@ -54,7 +56,7 @@ def test_eight_h100_on_one_host(tmp_path):
 
 
 def test_a100_have_no_nvls_and_two_gpus_no_middle_of_a_chain(tmp_path):
-    limits = found(tmp_path, hgx(gpus=2, sm=80, links=12))
+    limits = limits_by_key(tmp_path, hgx(gpus=2, sm=80, links=12))
     assert gbps(limits) == {
         (RING, "all_reduce"): 240,
         (TREE, "all_reduce"): 240,
@@ -67,13 +69,13 @@ def test_a100_have_no_nvls_and_two_gpus_no_middle_of_a_chain(tmp_path):
 def test_over_pci_a_tree_shares_each_gpus_own_link(tmp_path):
     """Four GPUs, two below each switch, all links 24 GB/s: a chain of four sends twice over one."""
     below = [pci(f"0000:{n}a:00.0", gpu(n), gpu(n + 1)) for n in (0, 2)]
-    limits = gbps(found(tmp_path, system(cpu(0, *below))))
+    limits = gbps(limits_by_key(tmp_path, system(cpu(0, *below))))
     assert limits[RING, "all_reduce"] == 24
     assert limits[TREE, "all_reduce"] == pytest.approx(24 / 2 * 2 * 3 / 4)
 
 
 def test_links_that_are_not_told_are_no_limit(tmp_path):
-    limits = found(tmp_path, system(cpu(0, gpu(0, link=""), gpu(1, link=""))))
+    limits = limits_by_key(tmp_path, system(cpu(0, gpu(0, link=""), gpu(1, link=""))))
     assert gbps(limits) == {}
     assert "does not tell their PCI links" in limits[RING, "all_reduce"].formula
 
@@ -86,8 +88,8 @@ def test_links_that_are_not_told_are_no_limit(tmp_path):
     ],
 )
 def test_hosts_with_slow_interfaces(tmp_path, hosts, tree):
-    """Four interfaces of 200 Gbit/s: 100 GB/s a host."""
-    limits = gbps(found(tmp_path, hgx(gbits=200, nics=4), hosts))
+    """Four interfaces of 200 Gbit/s are 100 GB/s per host."""
+    limits = gbps(limits_by_key(tmp_path, hgx(gbits=200, nics=4), hosts))
     assert limits == {
         (RING, "all_reduce"): 100,
         (TREE, "all_reduce"): pytest.approx(tree, abs=0.01),
@@ -96,8 +98,10 @@ def test_hosts_with_slow_interfaces(tmp_path, hosts, tree):
 
 
 def test_hosts_with_fast_interfaces_are_held_by_their_links(tmp_path):
-    """Eight of 400 Gbit/s: 400 GB/s a host, more than the 370.8 of a GPU's links."""
-    limits = gbps(found(tmp_path, hgx(), 2))
+    """Eight interfaces of 400 Gbit/s are 400 GB/s per host, more than the 370.8 of a GPU's
+    links.
+    """
+    limits = gbps(limits_by_key(tmp_path, hgx(), 2))
     assert limits[RING, "all_reduce"] == pytest.approx(370.8)
     assert limits[TREE, "all_reduce"] == pytest.approx(370.8 / 2 * 2 * 15 / 16)
     # Within a host each GPU sends 9/8 of S at 85 %: 280.16 GB/s of S.
@@ -105,22 +109,22 @@ def test_hosts_with_fast_interfaces_are_held_by_their_links(tmp_path):
 
 
 def test_one_gpu_a_host_has_the_network_alone(tmp_path):
-    limits = gbps(found(tmp_path, hgx(gpus=1, nics=1), 2))
+    limits = gbps(limits_by_key(tmp_path, hgx(gpus=1, nics=1), 2))
     assert limits == {(RING, "all_reduce"): 50, (TREE, "all_reduce"): 50}
 
 
 def test_a_network_that_reduces(tmp_path):
     """S goes out and comes in once: 100 GB/s x 2 x 15 / 16."""
-    limits = gbps(found(tmp_path, hgx(gbits=200, nics=4, more='coll="1"'), 2))
+    limits = gbps(limits_by_key(tmp_path, hgx(gbits=200, nics=4, more='coll="1"'), 2))
     assert limits[COLLNET, "all_reduce"] == pytest.approx(187.5)
-    assert (COLLNET, "all_reduce") not in gbps(found(tmp_path, hgx(gbits=200, nics=4), 2))
+    assert (COLLNET, "all_reduce") not in gbps(limits_by_key(tmp_path, hgx(gbits=200, nics=4), 2))
 
 
 def test_what_nccl_expects_on_one_host(tmp_path):
     """tuning.cc with 12 channels of 30 and NVLS 8 of 40 (60 to the switch)."""
     text = graphs(graph(0, 12, 30, 30), graph(1, 12, 30, 30), graph(3, 8, 40, 60))
-    limits = found(tmp_path, hgx(), graph_text=text)
-    expected = {key: one.expected_gbps for key, one in limits.items() if one.expected_gbps}
+    limits = limits_by_key(tmp_path, hgx(), graph_text=text)
+    expected = {key: limit.expected_gbps for key, limit in limits.items() if limit.expected_gbps}
     assert expected == {
         (RING, "all_reduce"): 360,
         (TREE, "all_reduce"): pytest.approx(0.92 * 360 / 2 * 14 / 8),
@@ -132,15 +136,15 @@ def test_what_nccl_expects_on_one_host(tmp_path):
 def test_what_nccl_expects_over_two_hosts(tmp_path):
     """Eight channels of 48 within, 40 between; a tree's channel has at most 41.4 there."""
     text = graphs(graph(0, 8, 48, 40, nets=True), graph(1, 8, 48, 40, nets=True))
-    limits = found(tmp_path, hgx(), 2, graph_text=text)
+    limits = limits_by_key(tmp_path, hgx(), 2, graph_text=text)
     assert limits[RING, "all_reduce"].expected_gbps == 384
     assert limits[TREE, "all_reduce"].expected_gbps == pytest.approx(8 * 41.4 / 2 * 2 * 15 / 16)
-    within = found(tmp_path, hgx(), 1, graph_text=text)
+    within = limits_by_key(tmp_path, hgx(), 1, graph_text=text)
     assert within[RING, "all_reduce"].expected_gbps is None  # its channels leave the host
 
 
-def test_ways_between_gpus(tmp_path):
-    stated = read(
+def test_paths_between_gpus(tmp_path):
+    topo = read(
         tmp_path,
         system(
             cpu(
@@ -152,26 +156,30 @@ def test_ways_between_gpus(tmp_path):
             cpu(1, gpu(3), more='arch="x86_64" vendor="AuthenticAMD"'),
         ),
     )
-    a, b, c, d = stated.gpus
-    assert (way(a, b).path, way(a, b).gbps) == ("NVL", 40)  # 2 x 20, sm 80
-    assert (way(a, c).path, way(a, c).gbps) == ("PHB", 12)  # 16 GT/s x8
-    assert (way(a, d).path, way(a, d).gbps) == ("SYS", 10)  # Skylake's link to the other CPU
-    assert (way(d, a).path, way(d, a).gbps) == ("SYS", 10)
+    a, b, c, d = topo.gpus
+    assert (gpu_path(a, b).path, gpu_path(a, b).gbps) == ("NVL", 40)  # 2 x 20, sm 80
+    assert (gpu_path(a, c).path, gpu_path(a, c).gbps) == ("PHB", 12)  # 16 GT/s x8
+    # Skylake's link to the other CPU.
+    assert (gpu_path(a, d).path, gpu_path(a, d).gbps) == (
+        "SYS",
+        10,
+    )
+    assert (gpu_path(d, a).path, gpu_path(d, a).gbps) == ("SYS", 10)
 
 
 def test_ways_through_switches_are_the_narrower_side(tmp_path):
     text = system(cpu(0, gpu(0, switches(6, 6)), gpu(1, switches(6, 5)), gpu(2, sm=200)))
     a, b, c = read(tmp_path, text).gpus
-    assert way(a, b).gbps == 220  # 11 x 20
-    assert way(a, c).path == "PHB"
+    assert gpu_path(a, b).gbps == 220  # 11 x 20
+    assert gpu_path(a, c).path == "PHB"
 
 
-def test_rails_by_place_and_the_nearest_interface(tmp_path):
-    one, other = read(tmp_path, hgx(), "a.xml"), read(tmp_path, hgx(gbits=200, nics=7), "b.xml")
-    found = rails([one, other])
-    assert [rail.gbps for rail in found] == [(50, 25)] * 7 + [(50, None)]
-    assert found[7].names == ("mlx5_7", None)
-    assert [n.name for n in nearest(one.gpus[3], one.nics)] == ["mlx5_3"]
+def test_rails_by_index_and_the_nearest_interface(tmp_path):
+    first, second = read(tmp_path, hgx(), "a.xml"), read(tmp_path, hgx(gbits=200, nics=7), "b.xml")
+    result = rails([first, second])
+    assert [rail.gbps for rail in result] == [(50, 25)] * 7 + [(50, None)]
+    assert result[7].names == ("mlx5_7", None)
+    assert [n.name for n in nearest(first.gpus[3], first.nics)] == ["mlx5_3"]
 
 
 def test_the_tree_of_a_host(tmp_path):

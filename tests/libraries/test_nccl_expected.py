@@ -1,4 +1,4 @@
-"""What NCCL expected, from the tuning table of its log: figures worked out by hand."""
+"""The times that NCCL expects by the tuning table in its log; figures computed by hand."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def row(**how):
     ],
 )
 def test_the_fastest_of_the_table(log, size_bytes, us, choice):
-    found = TuningTables([log]).expected(row(size_bytes=size_bytes))
-    assert f"{found.algorithm}/{found.protocol}" == choice
-    assert found.time_ns == pytest.approx(1000 * us, rel=1e-4)
+    expected = TuningTables([log]).expected(row(size_bytes=size_bytes))
+    assert f"{expected.algorithm}/{expected.protocol}" == choice
+    assert expected.time_ns == pytest.approx(1000 * us, rel=1e-4)
 
 
 def test_the_algorithm_that_ran(log):
     """A tree at 1 MiB: log2(2^20 / 64) = 14, where tuning.cc takes 0.5 of Simple's bandwidth."""
-    found = TuningTables([log]).expected(row(size_bytes=1 << 20, algorithm="TREE/SIMPLE"))
-    assert found.time_ns == pytest.approx(1000 * (64.4 + 1048576 / (165.6 * 0.5) / 1000))
+    expected = TuningTables([log]).expected(row(size_bytes=1 << 20, algorithm="TREE/SIMPLE"))
+    assert expected.time_ns == pytest.approx(1000 * (64.4 + 1048576 / (165.6 * 0.5) / 1000))
     assert TuningTables([log]).expected(row(algorithm="NVLS/SIMPLE")) is None  # not in the table
 
 

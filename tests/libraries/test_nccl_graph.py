@@ -1,17 +1,17 @@
-"""NCCL's graph files: hand-made ones."""
+"""NCCL's graph files, made by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from torchcoll.libraries.nccl.graphs import Graphs, graphs, pattern_name
+from torchcoll.libraries.nccl.graphs import SearchGraph, pattern_name, read_graphs
 from torchcoll.libraries.nccl.xml_tree import read_tree
 
 
-def read(tmp_path, *texts: str) -> list[Graphs]:
+def read(tmp_path, *texts: str) -> list[SearchGraph]:
     path = tmp_path / "graph.xml"
     path.write_text('<graphs version="1">\n' + "\n".join(texts) + "\n</graphs>\n")
-    return graphs(read_tree(str(path))[0])
+    return read_graphs(read_tree(str(path))[0])
 
 
 def graph(number: int, pattern: int, *channels: str, count=None, speeds=(20, 20), types="NVL/PIX"):
@@ -26,9 +26,9 @@ def graph(number: int, pattern: int, *channels: str, count=None, speeds=(20, 20)
 
 def channel(*gpus: object, net: str = "", ranks: bool = False) -> str:
     rank = ' rank="{0}"' if ranks else ""
-    own = "".join(f'<gpu dev="{dev}"{rank.format(n)}/>' for n, dev in enumerate(gpus))
+    gpus_xml = "".join(f'<gpu dev="{dev}"{rank.format(n)}/>' for n, dev in enumerate(gpus))
     network = f'<net dev="{net}"/>' if net else ""
-    return f"<channel>{network}{own}{network}</channel>"
+    return f"<channel>{network}{gpus_xml}{network}</channel>"
 
 
 def test_a_ring_within_a_host(tmp_path):
@@ -92,16 +92,16 @@ def test_a_file_that_ends_early(tmp_path):
     path = tmp_path / "cut.xml"
     text = graph(0, 4, *[channel(0, 1, net="0")] * 3, speeds=(40, 12))
     path.write_text(f'<graphs version="1">{text[: text.rindex("<gpu")]}')
-    (ring,) = graphs(read_tree(str(path))[0])
+    (ring,) = read_graphs(read_tree(str(path))[0])
     assert (ring.channels, len(ring.orders), ring.whole) == (3, 2, False)
     assert ring.together_gbps is None
 
 
 def test_numbers_that_are_none(tmp_path):
     text = '<graph id="x" nchannels="1" speedintra="nan"><channel><gpu/></channel></graph>'
-    (one,) = read(tmp_path, text)
-    assert (one.id, one.intra_gbps, one.together_gbps) == (None, None, None)
-    assert one.orders[0].gpus == ("?",)
+    (graph,) = read(tmp_path, text)
+    assert (graph.id, graph.intra_gbps, graph.together_gbps) == (None, None, None)
+    assert graph.orders[0].gpus == ("?",)
 
 
 @pytest.mark.parametrize(

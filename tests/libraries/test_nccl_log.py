@@ -1,4 +1,4 @@
-"""NCCL's and RCCL's log, as each version writes it, and as it comes out of real terminals."""
+"""Logs of NCCL and RCCL: as each version writes them, and as real terminals garble them."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_the_version_up_to_2_23_has_no_process():
 
 
 def test_rccl_is_told_from_nccl():
-    stated = info("RCCL version : 2.27.7-HEAD:0d2c4fd")
-    reader = read(*stated, "HIP version  : 7.2.26015-fc0010cf6a", "Hostname     : TARS")
+    lines = info("RCCL version : 2.27.7-HEAD:0d2c4fd")
+    reader = read(*lines, "HIP version  : 7.2.26015-fc0010cf6a", "Hostname     : TARS")
     assert [(p.library, p.version) for p in reader.processes] == [("RCCL", "2.27.7-HEAD:0d2c4fd")]
     assert reader.tally.counts == {"understood": 1, "other": 2}
 
@@ -96,7 +96,7 @@ def test_rccl_is_told_from_nccl():
 
 
 def test_lines_of_other_processes_in_a_line():
-    """As eight ranks of 2.27 write to one stdout through buffers of 4096 bytes."""
+    """Eight ranks of 2.27 write to one stdout through buffers of 4096 bytes."""
     whole = info("Using network IB", who="gpu-1:1800:1800 [3]")
     whole += info("Using network IB", who="gpu-1:1804:1804 [7]")
     reader = read(
@@ -179,9 +179,9 @@ GOOD = info(
     st.integers(0, 30),
     st.sampled_from([*GOOD, *"-.1f"]),
 )
-def test_edited_lines_are_read_or_counted(line, place, length, other):
-    """Something taken out of a line, or put in its place: another line, or a stray character."""
-    reader = read(GOOD[0], line[:place] + other + line[place + length :], *GOOD)
+def test_edited_lines_are_read_or_counted(line, start, length, inserted):
+    """A part of a line is removed, or replaced by another line or a stray character."""
+    reader = read(GOOD[0], line[:start] + inserted + line[start + length :], *GOOD)
     assert reader.tally.lines == len(GOOD) + 2
     assert sum(len(job.processes) for job in jobs([reader])) == len(reader.processes)
 
@@ -204,8 +204,8 @@ def test_a_cut_line_makes_no_process():
     first = read(*cut[:1], *lines[1:])
     assert [p.host for p in first.processes] == ["node2"]
     # Names that a dash parts are two hosts, in containers of one process number.
-    both = read(*info("Using network IB", who="n-1:7:7 [0]"), *info("a", who="my-n-1:7:7 [0]"))
-    assert [p.host for p in both.processes] == ["n-1", "my-n-1"]
+    reader = read(*info("Using network IB", who="n-1:7:7 [0]"), *info("a", who="my-n-1:7:7 [0]"))
+    assert [p.host for p in reader.processes] == ["n-1", "my-n-1"]
 
 
 HOSTS = ("x3006c0s1b0n0", "x3006c0s1b1n0")
@@ -213,7 +213,7 @@ PIDS = (41, 151, 1061, 10071)
 
 
 def spoken(rank: int) -> str:
-    """What a rank of four on two nodes writes: 64 lines."""
+    """The 64 lines that one of four ranks on two nodes writes."""
     channels = [f"Channel {n:02d}/0 : {rank}[0] -> {rank ^ 1}[0] via NET/IB/0" for n in range(62)]
     who = f"{HOSTS[rank // 2]}:{PIDS[rank]}:{PIDS[rank]} [0]"
     lines = info(started(rank, 4), *channels, "Connected all rings", who=who)
@@ -227,8 +227,8 @@ def test_outputs_that_run_into_each_other_name_no_host(block):
     """
     left, text = [spoken(rank) for rank in range(4)], ""
     while any(left):
-        text += "".join(rest[:block] for rest in left)
-        left = [rest[block:] for rest in left]
+        text += "".join(text[:block] for text in left)
+        left = [text[block:] for text in left]
     reader = read(*text.splitlines())
     assert reader.tally.counts["cut"] > 0
     job = only(reader)
@@ -244,8 +244,8 @@ def test_a_file_of_cut_lines_alone_is_read():
 def test_what_was_cut_is_said_beside_not_complete():
     whole = "Init COMPLETE"
     lines = [*info(started(0), f"ncclCommInitRank comm 0x5000 rank 0 nranks 2 - {whole}")]
-    other = info(started(1), who="node2:12:20 [0]")
-    other += info("Using network IB", who="node2:12:20 [0]")
-    spliced = other[0][:60] + info("Using network IB")[0]
-    (group,) = only(read(*lines, *other, spliced)).communicators
+    second_rank = info(started(1), who="node2:12:20 [0]")
+    second_rank += info("Using network IB", who="node2:12:20 [0]")
+    spliced = second_rank[0][:60] + info("Using network IB")[0]
+    (group,) = only(read(*lines, *second_rank, spliced)).communicators
     assert group.state == "complete on 1, not complete on 1 (1 line of the log cut)"

@@ -1,4 +1,4 @@
-"""What reading NCCL's log takes grows with its length, not with the square of it."""
+"""The time to read NCCL's log grows linearly with its length."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOGS = {
 
 
 def steps(lines):
-    """How many lines of Python are run to read them; rounds of a comprehension count."""
+    """How many lines of Python are executed to read the log, including rounds of comprehensions."""
     count = 0
 
     def counting(frame, event, argument):
@@ -64,8 +64,10 @@ def steps(lines):
 
 @pytest.mark.parametrize("name", LOGS)
 def test_what_a_log_of_four_times_the_length_takes(name):
-    """Beyond the 64 that are looked at in any case. A look of each at all others: 9 to 12 times."""
-    short, long = ([line for n in range(many) for line in LOGS[name](n)] for many in (150, 600))
+    """The logs have more than the 64 entries that are compared in any case. Comparing all pairs
+    would take 9 to 12 times as long.
+    """
+    short, long = ([line for n in range(count) for line in LOGS[name](n)] for count in (150, 600))
     assert steps(long) < 6 * steps(short)
 
 
@@ -78,7 +80,7 @@ def test_a_plugin_that_is_loaded_again_and_again():
 
 
 def test_the_last_communicator_of_a_handle_is_meant():
-    """An address is used again where a communicator was destroyed."""
+    """The address of a destroyed communicator can be used again."""
     reader = NcclLogReader("a.log")
     reader.read(
         [
@@ -96,7 +98,9 @@ def test_the_last_communicator_of_a_handle_is_meant():
 
 
 def test_how_many_communicators_a_log_may_have(tmp_path):
-    """A rank's in each line of 57 bytes is real; 70 000 in a file of 300 bytes are a bomb."""
+    """One communicator in each line of 57 bytes can be real; 70 000 in a file of 300 bytes are a
+    bomb.
+    """
     start = SAYS + b"comm 0x1 rank 0 nranks 1 Init START\n"
     path = tmp_path / "a.log"
     path.write_bytes(start * 70_000)
@@ -121,7 +125,7 @@ def test_how_many_communicators_a_log_may_have(tmp_path):
     ],
 )
 def test_what_is_kept_is_counted(monkeypatch, message):
-    """Room for one communicator and 300 lines of each."""
+    """The limit allows for one communicator and 300 lines of each kind."""
     monkeypatch.setattr(bounds, "_HELD_BYTES", 150_000)
     reader = NcclLogReader()
     reader.read([SAYS + message + b"\n"] * 2)

@@ -1,4 +1,4 @@
-"""What each message of NCCL's log says, as each version writes it."""
+"""The content of each kind of message in NCCL's log, in each version's format."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_a_communicator_of_2_27():
     job = only(reader)
     (group,) = job.communicators
     assert (group.nranks, group.nodes, group.state) == (2, 1, "destroyed on 1, not complete on 1")
-    zero, one = group.members
-    assert (zero.made_by, zero.bus_id, zero.local_ranks) == ("ncclCommInitRank", "1a000", 2)
-    assert zero.rings == {0: (0, 1), 1: (0, 1)}
-    assert (zero.up, one.up) == ({0: -1, 1: 1}, {0: 0, 1: -1})
-    assert zero.channels == {"coll": 24, "collnet": 24, "nvls": 16, "p2p": 32}
-    assert zero.nvls and not one.nvls
-    assert zero.timings["alloc"] == 1.19 and zero.timings["total"] == 2.34
-    assert zero.bootstrap["total"] == 0.031
+    rank_0, rank_1 = group.members
+    assert (rank_0.made_by, rank_0.bus_id, rank_0.local_ranks) == ("ncclCommInitRank", "1a000", 2)
+    assert rank_0.rings == {0: (0, 1), 1: (0, 1)}
+    assert (rank_0.up, rank_1.up) == ({0: -1, 1: 1}, {0: 0, 1: -1})
+    assert rank_0.channels == {"coll": 24, "collnet": 24, "nvls": 16, "p2p": 32}
+    assert rank_0.nvls and not rank_1.nvls
+    assert rank_0.timings["alloc"] == 1.19 and rank_0.timings["total"] == 2.34
+    assert rank_0.bootstrap["total"] == 0.031
     assert group.graphs == [Graph("ring", 12, 30.0, 20.5, "NVL", "PIX")]
     process = job.processes[0]
     assert (process.git, process.driver, process.nvls) == ("master 3619159", "12090", "yes")
@@ -54,7 +54,7 @@ def test_a_communicator_of_2_27():
 
 
 @pytest.mark.parametrize(
-    ("line", "parts"),
+    ("line", "phases"),
     [
         # 2.22 names no function and has no alloc.
         (
@@ -66,12 +66,12 @@ def test_a_communicator_of_2_27():
         ("Init timings - ncclCommInitRank: rank 0 nranks 2 total 3.68 (kernels 0.34, alloc ", 2),
     ],
 )
-def test_init_timings_of_2_22_and_cut(line, parts):
+def test_init_timings_of_2_22_and_cut(line, phases):
     reader = read(*info(started(0), line))
     (group,) = only(reader).communicators
-    assert len(group.members[0].timings) == parts
-    assert ("rest" in group.members[0].timings) == (parts > 2)
-    assert reader.tally.counts["cut"] == (parts == 2)
+    assert len(group.members[0].timings) == phases
+    assert ("rest" in group.members[0].timings) == (phases > 2)
+    assert reader.tally.counts["cut"] == (phases == 2)
 
 
 def test_2_30_puts_the_rank_first():
@@ -87,25 +87,25 @@ def test_ranks_meet_by_the_comm_id_in_several_files():
         for rank in (0, 1)
         for job, comm_id in (("a", "0x1"), ("b", "0x2"))
     ]
-    found = jobs(readers)
-    assert [job.files for job in found] == [["a0.log", "a1.log"], ["b0.log", "b1.log"]]
-    assert [len(job.communicators) for job in found] == [1, 1]
+    result = jobs(readers)
+    assert [job.files for job in result] == [["a0.log", "a1.log"], ["b0.log", "b1.log"]]
+    assert [len(job.communicators) for job in result] == [1, 1]
 
 
 @pytest.mark.parametrize(
-    "stated",
+    "splits",
     [
         "splitCount 1 color {} key 0- Init START",  # 2.22 to 2.29, without a blank
         "childCount 1 color {} key 0- Init START",  # 2.30
         "color {} key 0 commId 0xc{} - Init START",  # 2.21
     ],
 )
-def test_splits_by_parent_and_color(stated):
+def test_splits_by_parent_and_color(splits):
     lines = []
     for rank in range(4):
         color, who = rank % 2, f"node1:{rank + 1}1:12 [{rank}]"
         split = f"ncclCommSplit comm 0x6{rank} rank {rank // 2} nranks 2 cudaDev 0 busId 1a000 "
-        split += f"parent 0x5{rank:03x} " + stated.format(color, color)
+        split += f"parent 0x5{rank:03x} " + splits.format(color, color)
         lines += info(started(rank, 4), split, who=who)
     job = only(read(*lines))
     assert [(g.nranks, len(g.members)) for g in job.communicators] == [(4, 4), (2, 2), (2, 2)]
@@ -130,7 +130,7 @@ def test_up_to_2_17_only_the_end_of_init_is_told():
 
 
 def test_one_process_with_all_gpus():
-    """nccl-tests -g 2: a thread for each rank."""
+    """With nccl-tests -g 2 a process has a thread for each rank."""
     lines = [line for r in (0, 1) for line in info(started(r), who=f"node1:11:2{r} [{r}]")]
     lines += info("Channel 00/01 : 0 1", who="node1:11:20 [0]")
     job = only(read(*lines))
@@ -139,12 +139,12 @@ def test_one_process_with_all_gpus():
 
 
 def test_a_process_of_the_same_number_in_the_next_container():
-    first, again = (
+    first, second = (
         info("NCCL version 2.27.5+cuda12.9", started(0, 1, n), complete(0, 1, n))
         for n in ("0x1", "0x2")
     )
-    found = jobs([read(*first, *again)])
-    assert [len(job.processes) for job in found] == [1, 1]
+    result = jobs([read(*first, *second)])
+    assert [len(job.processes) for job in result] == [1, 1]
 
 
 def complete(rank: int, nranks: int, comm_id: str) -> str:
@@ -241,17 +241,17 @@ def test_the_tuning_table_up_to_2_17():
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "members"),
     [
         ("=== System : maxBw 80.0 totalBw 240.0 ===", (80.0, 240.0)),  # NVIDIA/nccl#1499
         ("=== System : maxWidth 24.0 totalWidth 24.0 ===", (24.0, 24.0)),  # as older ones write
         ("=== System : maxWidth 21.0 ===", (21.0, None)),
     ],
 )
-def test_the_best_path_and_all_links(line, found):
+def test_the_best_path_and_all_links(line, members):
     reader = read(*info(started(0), line, "=========================================="))
     (member,) = reader.processes[0].members
-    assert (member.max_gbps, member.total_gbps) == found
+    assert (member.max_gbps, member.total_gbps) == members
     assert reader.tally.counts == {"understood": 2, "known": 1}
 
 

@@ -1,4 +1,4 @@
-"""NCCL's topology files: hand-made ones, with what NCCL's own sources make of each."""
+"""NCCL's topology files, made by hand, with the figures that NCCL's sources give for them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from made_topologies import cpu, gpu, nic, nvlink, pci, switches, system
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.plausibility import DEVICES
 from torchcoll.libraries.nccl import speeds
-from torchcoll.libraries.nccl.topology import Topology, distance, topology
+from torchcoll.libraries.nccl.topology import Topology, distance, read_topology
 from torchcoll.libraries.nccl.xml_tree import is_dump, read_tree
 
 
 def read(tmp_path, text: str) -> Topology:
     path = tmp_path / "topo.xml"
     path.write_text(text)
-    return topology(read_tree(str(path))[0])
+    return read_topology(read_tree(str(path))[0])
 
 
 def ceiling(tmp_path, *cpus: str, version: int = 1) -> speeds.Ceiling:
@@ -29,7 +29,7 @@ def ceiling(tmp_path, *cpus: str, version: int = 1) -> speeds.Ceiling:
 
 
 def test_gpus_links_interfaces_and_cpus(tmp_path):
-    stated = read(
+    topo = read(
         tmp_path,
         system(
             cpu(
@@ -44,19 +44,19 @@ def test_gpus_links_interfaces_and_cpus(tmp_path):
             )
         ),
     )
-    (only,), (net,), (node,) = stated.gpus, stated.nics, stated.cpus
+    (only,), (net,), (node,) = topo.gpus, topo.nics, topo.cpus
     assert (only.dev, only.rank, only.sm, only.gdr, only.busid) == (0, 0, 80, True, "0000:00:00.0")
     assert [(link.kind, link.to, link.count) for link in only.links] == [
         ("nvlink", "switch", 2)
     ] * 6
     assert (net.name, net.dev, net.speed_mbps, net.busid) == ("mlx5_0", 0, 200000, "0000:0a:00.0")
     assert node.cores == (0, 1, 2, 3, 28, 29, 30, 31, 32, 33)
-    assert (stated.library, stated.hosts, stated.cut) == ("NCCL", 1, False)
+    assert (topo.library, topo.hosts, topo.cut) == ("NCCL", 1, False)
     assert only.cpu is node and net.cpu is node
 
 
 def test_a_file_that_somebody_wrote_for_nccl_has_no_gpu_elements(tmp_path):
-    stated = read(
+    topo = read(
         tmp_path,
         system(
             cpu(
@@ -69,14 +69,14 @@ def test_a_file_that_somebody_wrote_for_nccl_has_no_gpu_elements(tmp_path):
             )
         ),
     )
-    assert [(one.stated, one.name) for one in stated.gpus] == [(False, "0001:00:00.0")]
-    assert [one.busid for one in stated.nics] == ["0101:00:00.0"]
-    assert distance(stated.gpus[0], stated.nics[0]) == "PIX"
-    assert speeds.ring_ceiling(stated).gbps is None
+    assert [(device.described, device.name) for device in topo.gpus] == [(False, "0001:00:00.0")]
+    assert [device.busid for device in topo.nics] == ["0101:00:00.0"]
+    assert distance(topo.gpus[0], topo.nics[0]) == "PIX"
+    assert speeds.ring_ceiling(topo).gbps is None
 
 
 def test_where_links_end(tmp_path):
-    stated = read(
+    topo = read(
         tmp_path,
         system(
             cpu(
@@ -94,40 +94,40 @@ def test_where_links_end(tmp_path):
             )
         ),
     )
-    zero, one = stated.gpus
-    assert [(link.to, link.count, link.peer) for link in zero.links] == [
-        ("gpu", 4, one),
+    gpu_0, gpu_1 = topo.gpus
+    assert [(link.to, link.count, link.peer) for link in gpu_0.links] == [
+        ("gpu", 4, gpu_1),
         ("itself", 1, None),
         ("gpu", 2, None),  # of another communicator: not in the file
         ("cpu", 3, None),
         ("switch", 18, None),
         ("cpu", 10, None),
     ]
-    assert zero.links[-1].mbps == 44712
-    assert [link.count for link in speeds.outward(zero)] == [4, 18]
+    assert gpu_0.links[-1].mbps == 44712
+    assert [link.count for link in speeds.outward(gpu_0)] == [4, 18]
 
 
 def test_two_hosts_in_one_file(tmp_path):
-    """A rack whose NVLinks join hosts: buses and device numbers are there twice."""
+    """A rack whose NVLinks connect hosts: bus ids and device numbers occur twice."""
     hosts = [
         cpu(0, gpu(0, nvlink(1, 1)), gpu(1), more=f'host_hash="0x{host}"') for host in ("a", "b")
     ]
-    stated = read(tmp_path, system(*hosts))
-    assert stated.hosts == 2
-    assert [one.name for one in stated.gpus] == ["0", "1", "1-0", "1-1"]
-    assert stated.gpus[2].links[0].peer is stated.gpus[3]
-    assert distance(stated.gpus[0], stated.gpus[2]) is None
+    topo = read(tmp_path, system(*hosts))
+    assert topo.hosts == 2
+    assert [gpu_.name for gpu_ in topo.gpus] == ["0", "1", "1-0", "1-1"]
+    assert topo.gpus[2].links[0].peer is topo.gpus[3]
+    assert distance(topo.gpus[0], topo.gpus[2]) is None
 
 
 def test_interfaces_that_nccl_does_not_use(tmp_path):
     fused = nic("mlx5_0", 0, more='net="0"') + '<nic><net name="x" speed="1"/></nic>'
-    stated = read(tmp_path, system(cpu(0, fused, nic("eth0", 1, speed=-1))))
-    assert [(one.name, one.speed_mbps) for one in stated.nics] == [("eth0", None)]
+    topo = read(tmp_path, system(cpu(0, fused, nic("eth0", 1, speed=-1))))
+    assert [(nic.name, nic.speed_mbps) for nic in topo.nics] == [("eth0", None)]
 
 
 def test_paths_between_devices(tmp_path):
-    """NCCL counts a step from switch to switch as PXB, one over a CPU as PHB."""
-    stated = read(
+    """In NCCL a path over several switches is PXB, and a path over a CPU is PHB."""
+    topo = read(
         tmp_path,
         system(
             cpu(
@@ -143,10 +143,10 @@ def test_paths_between_devices(tmp_path):
             cpu(1, gpu(3)),
         ),
     )
-    a, eth0 = stated.nics
-    assert [distance(one, a) for one in stated.gpus] == ["PXB", "PIX", "PHB", "SYS"]
-    assert [distance(one, eth0) for one in stated.gpus] == ["PHB", "PHB", "PHB", "SYS"]
-    assert distance(a, stated.gpus[1]) == "PIX"
+    a, eth0 = topo.nics
+    assert [distance(gpu_, a) for gpu_ in topo.gpus] == ["PXB", "PIX", "PHB", "SYS"]
+    assert [distance(gpu_, eth0) for gpu_ in topo.gpus] == ["PHB", "PHB", "PHB", "SYS"]
+    assert distance(a, topo.gpus[1]) == "PIX"
 
 
 @pytest.mark.parametrize(
@@ -163,13 +163,13 @@ def test_paths_between_devices(tmp_path):
     ],
 )
 def test_pci_links(tmp_path, link, width, gbps):
-    stated = read(tmp_path, system(cpu(0, gpu(0, link=link, width=width))))
-    assert speeds.pci_gbps(stated.gpus[0].node) == gbps
+    topo = read(tmp_path, system(cpu(0, gpu(0, link=link, width=width))))
+    assert speeds.pci_gbps(topo.gpus[0].node) == gbps
 
 
 def test_the_narrowest_link_up_to_the_cpu(tmp_path):
-    stated = read(tmp_path, system(cpu(0, pci("0000:01:00.0", gpu(0), link="8 GT/s"))))
-    assert speeds.narrowest_pci_gbps(stated.gpus[0]) == 12.0
+    topo = read(tmp_path, system(cpu(0, pci("0000:01:00.0", gpu(0), link="8 GT/s"))))
+    assert speeds.narrowest_pci_gbps(topo.gpus[0]) == 12.0
 
 
 # -- ceilings of a ring ----------------------------------------------------------------------
@@ -180,38 +180,40 @@ def test_the_narrowest_link_up_to_the_cpu(tmp_path):
     [("V100", 70, 6), ("A100", 80, 12), ("H100", 90, 18), ("B200", 100, 18)],
 )
 def test_full_parts_are_what_the_package_has_for_their_names(tmp_path, name, sm, links):
-    found = ceiling(tmp_path, cpu(0, *(gpu(n, switches(links), sm=sm) for n in (0, 1))))
+    ceiling_gbps = ceiling(tmp_path, cpu(0, *(gpu(n, switches(links), sm=sm) for n in (0, 1))))
     (device,) = (device for device in DEVICES if device.name == name)
-    assert (found.gbps, found.wire_gbps) == (device.ring_gbps, device.wire_gbps)
+    assert (ceiling_gbps.gbps, ceiling_gbps.wire_gbps) == (device.ring_gbps, device.wire_gbps)
 
 
 def test_the_gpu_with_the_fewest_links_is_the_ceiling(tmp_path):
-    found = ceiling(tmp_path, cpu(0, gpu(0, switches(6, 6)), gpu(1, switches(5, 6))))
-    assert found.gbps == 220
-    assert found.source == "11 links x 20 GB/s, NCCL topo.h"
+    limit = ceiling(tmp_path, cpu(0, gpu(0, switches(6, 6)), gpu(1, switches(5, 6))))
+    assert limit.gbps == 220
+    assert limit.source == "11 links x 20 GB/s, NCCL topo.h"
 
 
 def test_four_gpus_with_four_links_to_each_other(tmp_path):
     """NVIDIA/nccl#1499: NCCL 2.21 logs maxBw 80.0 totalBw 240.0 for such a machine."""
     gpus = [gpu(n, *(nvlink(m, 4) for m in range(4) if m != n)) for n in range(4)]
-    found = ceiling(tmp_path, *(cpu(n, one) for n, one in enumerate(gpus)))
-    assert (found.gbps, found.source) == (240, "12 links x 20 GB/s, NCCL topo.h")
+    limit = ceiling(tmp_path, *(cpu(n, links) for n, links in enumerate(gpus)))
+    assert (limit.gbps, limit.source) == (240, "12 links x 20 GB/s, NCCL topo.h")
 
 
 def test_links_to_itself_join_nobody(tmp_path):
-    """Azure's file for NC A100 v4 has them; PCI is what is left, and the file does not tell it."""
-    found = ceiling(tmp_path, *(cpu(n, gpu(n, nvlink(n, 12), link="", width=0)) for n in (0, 1)))
-    assert found.gbps is None
-    assert found.source == (
+    """Azure's file for NC A100 v4 has such links. Only PCI connects the GPUs, and the file lacks
+    its speed.
+    """
+    limit = ceiling(tmp_path, *(cpu(n, gpu(n, nvlink(n, 12), link="", width=0)) for n in (0, 1)))
+    assert limit.gbps is None
+    assert limit.source == (
         "no NVLink joins the GPUs, and the file does not tell their PCI links "
         "(NCCL then takes 12 GB/s)"
     )
 
 
 def test_without_links_the_pci_link_of_a_gpu(tmp_path):
-    found = ceiling(tmp_path, cpu(0, gpu(0), gpu(1, width=8)))
-    assert found.gbps == 12
-    assert found.source.startswith("the PCI link of one GPU, NCCL topo.cc; ")
+    limit = ceiling(tmp_path, cpu(0, gpu(0), gpu(1, width=8)))
+    assert limit.gbps == 12
+    assert limit.source.startswith("the PCI link of one GPU, NCCL topo.cc; ")
 
 
 def test_a_narrow_link_between_a_gpu_and_the_cpu_is_the_ceiling(tmp_path):
@@ -219,9 +221,9 @@ def test_a_narrow_link_between_a_gpu_and_the_cpu_is_the_ceiling(tmp_path):
     def bridge(*inside):
         return pci("0000:70:00.0", *inside, link="8.0 GT/s", width=4)
 
-    found = ceiling(tmp_path, cpu(0, bridge(gpu(0)), gpu(1)))
-    assert found.gbps == 3
-    assert found.source.startswith("the PCI link between GPU 0 and its CPU, NCCL topo.cc; ")
+    limit = ceiling(tmp_path, cpu(0, bridge(gpu(0)), gpu(1)))
+    assert limit.gbps == 3
+    assert limit.source.startswith("the PCI link between GPU 0 and its CPU, NCCL topo.cc; ")
     # A ring within a switch does not pass its link to the CPU; one over two switches does.
     assert ceiling(tmp_path, cpu(0, bridge(gpu(0), gpu(1)))).gbps == 24
     assert ceiling(tmp_path, cpu(0, bridge(gpu(0), gpu(1)), gpu(2))).gbps == 3
@@ -239,16 +241,16 @@ def test_a_narrow_link_between_a_gpu_and_the_cpu_is_the_ceiling(tmp_path):
 )
 def test_an_interface_carries_no_more_than_its_pci_link(tmp_path, link, width, speeds_mbps, gbps):
     nets = "".join(nic(f"mlx5_{n}", n, speed) for n, speed in enumerate(speeds_mbps))
-    stated = read(tmp_path, system(cpu(0, pci("0000:60:00.0", nets, link=link, width=width))))
-    assert speeds.network_gbps(stated.nics, stated) == gbps
+    topo = read(tmp_path, system(cpu(0, pci("0000:60:00.0", nets, link=link, width=width))))
+    assert speeds.network_gbps(topo.nics, topo) == gbps
 
 
 def test_an_interface_beside_a_gpu_does_not_need_the_link_to_the_cpu(tmp_path):
     concurrent = pci("0000:60:00.0", nic("mlx5_0", 0))
     for inside, gbps in (((concurrent, gpu(0)), 25.0), ((concurrent,), 12.0)):
         switch = pci("0000:50:00.0", *inside, link="8.0 GT/s")
-        stated = read(tmp_path, system(cpu(0, switch)))
-        assert speeds.network_gbps(stated.nics, stated) == gbps
+        topo = read(tmp_path, system(cpu(0, switch)))
+        assert speeds.network_gbps(topo.nics, topo) == gbps
 
 
 @pytest.mark.parametrize(
@@ -290,7 +292,9 @@ def test_where_there_is_no_ceiling(tmp_path, cpus, why):
     ("gcn", "each"), [("906", 24), ("910", 36), ("gfx90a", 36), ("gfx942:sramecc+:xnack-", 48)]
 )
 def test_xgmi_of_amd(tmp_path, gcn, each):
-    """There sm counts compute units, and 90 or 104 of them are no compute capability."""
+    """On AMD ``sm`` is the number of compute units; 90 or 104 must not be read as compute
+    capability.
+    """
     gpus = [
         pci(
             f"0000:{n}0:00.0",
@@ -300,18 +304,18 @@ def test_xgmi_of_amd(tmp_path, gcn, each):
         )
         for n in (0, 1)
     ]
-    stated = read(tmp_path, system(cpu(0, *gpus), version=2))
-    assert stated.library == "RCCL" and stated.gpus[0].sm is None
-    assert speeds.ring_ceiling(stated).gbps == 3 * each
-    assert "RCCL topo.h" in speeds.ring_ceiling(stated).source
+    topo = read(tmp_path, system(cpu(0, *gpus), version=2))
+    assert topo.library == "RCCL" and topo.gpus[0].sm is None
+    assert speeds.ring_ceiling(topo).gbps == 3 * each
+    assert "RCCL topo.h" in speeds.ring_ceiling(topo).source
 
 
 def test_an_unknown_xgmi(tmp_path):
-    stated = read(
+    topo = read(
         tmp_path,
         system(cpu(0, pci("0", '<gpu gcn="gfx1250"><xgmi target="1" count="1"/></gpu>'))),
     )
-    assert speeds.link_gbps(stated.gpus[0], stated.gpus[0].links[0]) is None
+    assert speeds.link_gbps(topo.gpus[0], topo.gpus[0].links[0]) is None
 
 
 # -- files -----------------------------------------------------------------------------------
@@ -323,9 +327,9 @@ def test_a_file_that_ends_early(tmp_path):
     path = tmp_path / "cut.xml"
     path.write_text(WHOLE[: WHOLE.index('count="12"', WHOLE.index('dev="1"'))])
     root, problems = read_tree(str(path))
-    stated = topology(root)
-    assert [(len(one.links), one.whole) for one in stated.gpus] == [(1, True), (0, False)]
-    assert speeds.ring_ceiling(stated).source.startswith("the file is cut off")
+    topo = read_topology(root)
+    assert [(len(gpu_.links), gpu_.whole) for gpu_ in topo.gpus] == [(1, True), (0, False)]
+    assert speeds.ring_ceiling(topo).source.startswith("the file is cut off")
     assert len(problems) == 1
     assert problems[0].startswith(f"{path}: cut off (unclosed token: line 2, ")
 
@@ -339,21 +343,21 @@ def test_every_cut_is_said(tmp_path):
         except UnreadableError:
             assert end < WHOLE.index("\n")  # before the first element is whole
             continue
-        assert topology(root).cut and problems
+        assert read_topology(root).cut and problems
 
 
 def test_a_packed_file(tmp_path):
     path = tmp_path / "topo.xml.gz"
     path.write_bytes(gzip.compress(WHOLE.encode()))
     assert is_dump(str(path))
-    assert len(topology(read_tree(str(path))[0]).gpus) == 2
+    assert len(read_topology(read_tree(str(path))[0]).gpus) == 2
     path.write_bytes(gzip.compress(WHOLE.encode() * 20)[:-20])
     with pytest.raises(UnreadableError):  # two roots
         read_tree(str(path))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('<!DOCTYPE s [<!ENTITY a "b">]><system/>', expecting("a file without DTD and entities")),
         ("<!DOCTYPE system><system/>", expecting("a file without DTD and entities")),
@@ -374,13 +378,13 @@ def test_a_packed_file(tmp_path):
         ),
     ],
 )
-def test_files_that_are_refused(tmp_path, text, said):
+def test_files_that_are_refused(tmp_path, text, message):
     path = tmp_path / "x.xml"
     path.write_text(text)
     assert is_dump(str(path))
     with pytest.raises(UnreadableError) as caught:
         read_tree(str(path))
-    assert said.format(path) in str(caught.value)
+    assert message.format(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -401,20 +405,20 @@ def test_what_begins_as_a_dump(tmp_path, text, is_xml):
 
 
 def test_numbers_that_are_none(tmp_path):
-    stated = read(
+    topo = read(
         tmp_path,
         system(
             '<cpu affinity="xyz"><pci busid="1" class="0x030200" link_width="many">'
             '<gpu dev="one" sm="" rank="-"><nvlink target="2" count="two"/></gpu></pci></cpu>'
         ),
     )
-    (only,) = stated.gpus
+    (only,) = topo.gpus
     assert (only.name, only.rank, only.sm, only.gdr, only.links) == ("1", None, None, None, [])
-    assert stated.cpus[0].cores == () and stated.cpus[0].numa is None
+    assert topo.cpus[0].cores == () and topo.cpus[0].numa is None
 
 
 def test_deep_files_are_refused(tmp_path):
-    """Each node looks at all that it lies in: 100 000 levels would be 10^10 steps."""
+    """Each node walks up to the root, so 100 000 levels would need 10^10 steps."""
     nested = "<system>{}</system>".format
     assert read(tmp_path, nested("<pci>" * 99 + "</pci>" * 99)).gpus == []
     with pytest.raises(UnreadableError, match="at most 100 elements in each other"):

@@ -1,4 +1,4 @@
-"""The tuner file, read back as the plugin reads it (NCCL's ext-tuner/example/plugin.c)."""
+"""The tuner file, read as the plugin reads it (NCCL's ext-tuner/example/plugin.c)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROTOCOLS = {"ll", "ll128", "simple"}
 
 
 def chosen(text, function, size_bytes, nodes, ranks):
-    """What the plugin would take: the first line that matches, else one channel."""
+    """The choice of the plugin: the first line that matches, or else one channel."""
     for line in text.splitlines():
         if not line or line[0] == "#" or len(line) >= 256:
             continue
@@ -78,6 +78,6 @@ def test_what_the_plugin_would_misread_is_refused(bad):
 
 
 def test_selection_of_oneccl():
-    parts = [("recursive_doubling", 0, 8192), ("ring", 8193, None)]
-    assert selection(parts) == "recursive_doubling:0-8192;ring:8193-max"
+    spans = [("recursive_doubling", 0, 8192), ("ring", 8193, None)]
+    assert selection(spans) == "recursive_doubling:0-8192;ring:8193-max"
     assert selection([("ring", 0, None)]) == "ring"

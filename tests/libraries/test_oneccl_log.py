@@ -41,8 +41,8 @@ def test_both_forms_of_the_prefix(prefix):
     )
     (process,) = reader.processes
     assert process.version == "Gold-2021.14.0 2024-10-16T 10:56:37Z (HEAD/47c53310)"
-    stated = process.libfabric, process.launcher, process.provider, process.transport
-    assert stated == ("1.21.0-impi", "none", "tcp", "atl-ofi")
+    facts = process.libfabric, process.launcher, process.provider, process.transport
+    assert facts == ("1.21.0-impi", "none", "tcp", "atl-ofi")
     assert reader.tally.counts == {"understood": 5, "known": 3, "other": 1}
 
 
@@ -125,8 +125,8 @@ def test_a_call_that_was_cut():
 
 def test_two_lines_whose_end_came_too_late():
     line = info("selected algo: coll allreduce, count 4, algo ring", OF_2021, "DEBUG")
-    other = line.replace("8707", "8708")
-    reader = read(line + other, "")
+    second_line = line.replace("8707", "8708")
+    reader = read(line + second_line, "")
     assert [(p.number, sum(p.calls.values())) for p in reader.processes] == [(8707, 1), (8708, 1)]
     assert [c.algorithm for p in reader.processes for c in p.calls] == ["ring", "ring"]
     assert reader.tally.counts == {"understood": 1, "other": 1}
@@ -147,10 +147,12 @@ def coord(rank: int, size: int, number: int) -> str:
 
 
 def test_processes_of_one_launch_and_of_several():
-    one = [read(coord(rank, 2, rank + 1), file=f"a{rank}.txt") for rank in range(2)]
-    two = [read(coord(0, 2, 7), coord(1, 2, 8), info("CCL_LOG_LEVEL: info", OF_2021), file="b.txt")]
-    found = jobs([*one, *two])
-    assert [(job.files, job.size, len(job.processes)) for job in found] == [
+    first_run = [read(coord(rank, 2, rank + 1), file=f"a{rank}.txt") for rank in range(2)]
+    second_run = [
+        read(coord(0, 2, 7), coord(1, 2, 8), info("CCL_LOG_LEVEL: info", OF_2021), file="b.txt")
+    ]
+    result = jobs([*first_run, *second_run])
+    assert [(job.files, job.size, len(job.processes)) for job in result] == [
         (["a0.txt", "a1.txt"], 2, 2),
         (["b.txt"], 2, 3),  # with a thread that does not say its rank
     ]
@@ -189,16 +191,18 @@ GOOD = [
 @given(
     st.integers(0, len(GOOD) - 1), st.integers(0, 100), st.integers(0, 30), st.sampled_from(GOOD)
 )
-def test_edited_lines_are_read_or_counted(number, place, length, other):
+def test_edited_lines_are_read_or_counted(number, start, length, inserted):
     line = GOOD[number]
-    lines = [*GOOD[:number], line[:place] + other + line[place + length :], *GOOD[number + 1 :]]
+    lines = [*GOOD[:number], line[:start] + inserted + line[start + length :], *GOOD[number + 1 :]]
     reader = read(*lines)
     assert reader.tally.lines == len(GOOD)
     assert sum(len(job.processes) for job in jobs([reader])) == len(reader.processes)
 
 
 def test_threads_are_no_processes():
-    """2021 numbers threads: the bindings' own calls, the first one made the communicator."""
+    """2021 logs ids of threads: the bindings call from other threads than the one that created the
+    communicator.
+    """
     readers = [
         read(
             coord(rank, 2, 10 + rank),

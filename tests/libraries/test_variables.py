@@ -1,4 +1,4 @@
-"""Names of variables: what is known, what is misspelt, and what is none of our business."""
+"""Names of variables: known ones, misspelt ones, and those of other software."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_every_listed_name_is_one():
 
 
 def test_torch_knows_no_other_name():
-    """Of the torch that is installed: the headers name what its NCCL backend reads."""
+    """The headers of the installed torch name the variables that its NCCL backend reads."""
     torch = pytest.importorskip("torch")
     headers = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
     texts = (path.read_text(errors="replace") for path in headers.glob("*NCCL*.hpp"))

@@ -1,4 +1,4 @@
-"""What tests with real ranks share."""
+"""Fixtures for tests with real ranks."""
 
 from rank_fixtures import jobs, launch, less_patience, no_torchrun_to_wait_for
 

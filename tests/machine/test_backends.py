@@ -1,4 +1,4 @@
-"""Which backend and device a run takes, and several backends in one run."""
+"""Choice of backend and device, and several backends in one run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from torchcoll.machine import environment, provenance
 # -- choosing ------------------------------------------------------------------------------------
 
 
-def machine(there=(), built=("gloo",), capability=None, distributed=True):
-    """A torch with these accelerators and these backends."""
+def machine(kinds=(), built=("gloo",), capability=None, distributed=True):
+    """A stand-in for torch with these accelerators and backends."""
 
     def is_backend_available(name):
         return name in built
 
     def present(kind):
-        return SimpleNamespace(is_available=lambda: kind in there)
+        return SimpleNamespace(is_available=lambda: kind in kinds)
 
     group = SimpleNamespace(
         is_available=lambda: distributed,
@@ -45,14 +45,14 @@ def machine(there=(), built=("gloo",), capability=None, distributed=True):
     )
 
 
-def chosen(there=(), built=("gloo",), backend=None, device=None, **options):
-    entries, kind = choose_backends(machine(there, built, **options), backend, device)
+def chosen(kinds=(), built=("gloo",), backend=None, device=None, **options):
+    entries, kind = choose_backends(machine(kinds, built, **options), backend, device)
     return ",".join(entry.name for entry in entries), kind
 
 
 @pytest.fixture
 def bindings(monkeypatch):
-    """Records what is imported by name; every module is there but those in ``fails``."""
+    """Records the names of imported modules. All imports succeed except those in ``fails``."""
 
     class Imports(list):
         fails = MappingProxyType({})
@@ -73,7 +73,7 @@ IPEX, CCL = "intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"
 
 
 @pytest.mark.parametrize(
-    ("there", "built", "expected"),
+    ("kinds", "built", "expected"),
     [
         ((), ("gloo",), ("gloo", "cpu")),
         (("cuda",), ("gloo", "nccl"), ("nccl", "cuda")),
@@ -84,8 +84,8 @@ IPEX, CCL = "intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"
         (("xpu",), ("gloo", "ccl"), ("ccl", "xpu")),
     ],
 )
-def test_what_the_machine_has(there, built, expected, bindings):
-    assert chosen(there, built) == expected
+def test_what_the_machine_has(kinds, built, expected, bindings):
+    assert chosen(kinds, built) == expected
 
 
 def test_a_torch_of_before_xccl(bindings):
@@ -96,7 +96,7 @@ def test_a_torch_of_before_xccl(bindings):
 
 
 @pytest.mark.parametrize(
-    ("there", "backend", "device", "expected"),
+    ("kinds", "backend", "device", "expected"),
     [
         (("cuda",), "gloo", None, ("gloo", "cpu")),
         (("cuda",), "gloo", "cuda", ("gloo", "cuda")),
@@ -112,8 +112,8 @@ def test_a_torch_of_before_xccl(bindings):
         (("cuda",), "fake", "cuda", ("fake", "cuda")),
     ],
 )
-def test_what_is_asked_for(there, backend, device, expected, bindings):
-    assert chosen(there, ("gloo", "nccl", "xccl", "ccl"), backend, device) == expected
+def test_what_is_asked_for(kinds, backend, device, expected, bindings):
+    assert chosen(kinds, ("gloo", "nccl", "xccl", "ccl"), backend, device) == expected
 
 
 def test_any_name_that_torch_accepts_is_passed_on():
@@ -123,8 +123,8 @@ def test_any_name_that_torch_accepts_is_passed_on():
     assert chosen(("cuda",), built, "mpi", "cuda", capability=can) == ("mpi", "cuda")
     assert chosen((), built, "plug_in", capability=can) == ("plug_in", "cpu")
     assert chosen(("xpu",), built, "odd", capability=can) == ("odd", "xpu")
-    both = ("cuda",), ("nccl", "nccl-legacy"), "nccl,nccl-legacy"
-    assert chosen(*both, capability=can) == ("nccl,nccl-legacy", "cuda")
+    arguments = ("cuda",), ("nccl", "nccl-legacy"), "nccl,nccl-legacy"
+    assert chosen(*arguments, capability=can) == ("nccl,nccl-legacy", "cuda")
     (entry,), _ = choose_backends(machine(("cuda",), built, can), "nccl-legacy", None)
     assert (entry.eager, entry.library, entry.devices) == (True, "libnccl", ("cuda",))
 
@@ -135,7 +135,7 @@ def test_nccl_by_all_its_names():
 
 
 @pytest.mark.parametrize(
-    ("there", "backend", "device", "stated"),
+    ("kinds", "backend", "device", "message"),
     [
         ((), "ncl", None, error_text("backend", "ncl", "one that this torch has: gloo, fake")),
         ((), "cpu:gloo", None, error_text("backend", "cpu:gloo", "one that this torch has: ")),
@@ -169,16 +169,16 @@ def test_nccl_by_all_its_names():
         ((), "gloo", "gpu", error_text("device", "gpu", "cpu or cuda for gloo")),
     ],
 )
-def test_what_is_not_there(there, backend, device, stated):
+def test_what_is_not_there(kinds, backend, device, message):
     with pytest.raises(UnavailableError) as caught:
-        chosen(there, ("gloo", "undefined", "cpu:gloo"), backend, device)
-    assert str(caught.value).startswith(stated)
+        chosen(kinds, ("gloo", "undefined", "cpu:gloo"), backend, device)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 4
 
 
 @pytest.mark.parametrize(
-    ("backend", "device", "error", "stated"),
+    ("backend", "device", "error", "message"),
     [
         (
             *("nccl,xccl", None, UnavailableError),
@@ -199,10 +199,10 @@ def test_what_is_not_there(there, backend, device, stated):
         ),
     ],
 )
-def test_what_does_not_go_together(backend, device, error, stated):
+def test_what_does_not_go_together(backend, device, error, message):
     with pytest.raises(error) as caught:
         chosen(("cuda", "xpu"), ("gloo", "nccl", "xccl"), backend, device)
-    assert str(caught.value) == stated
+    assert str(caught.value) == message
 
 
 def test_torch_without_distributed():
@@ -273,7 +273,7 @@ def test_bindings_of_another_torch(bindings):
 
 
 def test_ipex_of_another_torch_dies_with_an_attribute_error(bindings):
-    """It says so on stdout, and then calls os.exit, which there is not."""
+    """IPEX prints this on stdout and then calls os.exit, which does not exist."""
     bindings.fails = {IPEX: AttributeError("module 'os' has no attribute 'exit'")}
     with pytest.raises(UnavailableError) as caught:
         chosen(("xpu",), ("gloo", "ccl"), "ccl")
@@ -350,7 +350,7 @@ def test_which_implementation_ran():
 
 
 @pytest.mark.parametrize(
-    ("config", "kind", "there", "expected"),
+    ("config", "kind", "kinds", "expected"),
     [
         ("cpu:gloo,cuda:nccl", None, (), "gloo"),
         ("cpu:gloo,cuda:nccl", None, ("cuda",), "nccl"),
@@ -360,8 +360,8 @@ def test_which_implementation_ran():
         ("cpu:echo", None, ("cuda",), "echo"),  # whose class may call itself gloo
     ],
 )
-def test_the_backend_of_a_group_that_is_there(config, kind, there, expected):
-    fake = machine(there)
+def test_the_backend_of_a_group_that_is_there(config, kind, kinds, expected):
+    fake = machine(kinds)
     fake.distributed.get_backend_config = lambda: config
     assert backends.found_backend(fake, kind) == expected
 
@@ -370,7 +370,7 @@ def test_the_backend_of_a_group_that_is_there(config, kind, there, expected):
 
 
 def register(name, devices=("cpu",)):
-    """A second gloo, by another name."""
+    """Register gloo a second time under another name."""
     dist.Backend.register_backend(
         name,
         lambda store, rank, size, timeout: dist.ProcessGroupGloo(store, rank, size, timeout),
@@ -399,8 +399,9 @@ def test_two_backends_in_one_launch(launch):
     for result in run.results:
         ordinals[result.case.backend].append(result.ordinal)
     for backend, seen in ordinals.items():
-        mine = [r for r in run.results if r.case.backend == backend]
-        calls = [len(r.cold_ns[0]) + len(r.ramp_up_ns[0]) + 5 + 1 for r in mine]  # one to verify
+        backend_results = [r for r in run.results if r.case.backend == backend]
+        # One to verify.
+        calls = [len(r.cold_ns[0]) + len(r.ramp_up_ns[0]) + 5 + 1 for r in backend_results]
         assert seen == [0, calls[0], calls[0] + calls[1]]
     aside = measured.job.text(0, "stdout").split("median time by backend\n\n")[1]
     aside = aside.partition("\n\n")[0].splitlines()
@@ -441,7 +442,7 @@ def test_two_backends_in_sub_groups(launch):
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "stated"),
+    ("options", "code", "message"),
     [
         ("--backend gloo,fake", 2, error_text("backend", "gloo,fake", "fake alone. ")),
         ("--backend gloo,ncl", 4, error_text("backend", "ncl", "one that this torch has: ")),
@@ -451,16 +452,16 @@ def test_two_backends_in_sub_groups(launch):
         ("--backend echo --init eager", 4, error_text("init", "eager with echo", "lazy. ")),
     ],
 )
-def test_refusals_are_one_line(launch, options, code, stated):
+def test_refusals_are_one_line(launch, options, code, message):
     measured = launch("all_reduce", f"{options} --sizes 64 -n 1", 2, output=False, setup=echo)
     measured.ended(code)
     (line,) = measured.errors()
-    assert line.startswith(f"torchcoll: error: {stated}")
+    assert line.startswith(f"torchcoll: error: {message}")
     assert "Traceback" not in measured.stderr() + measured.stderr(1)
 
 
 def test_eager_on_gloo(launch):
-    """It connects in init_process_group anyway."""
+    """gloo connects in init_process_group in any case."""
     run = launch("all_reduce", "--init eager --sizes 64 -n 2", 2).ended(0).run
     assert run.results[0].status == "ok"
     assert run.header["spec"]["init"] == "eager"
@@ -476,10 +477,10 @@ def test_a_group_of_another_name_is_found(jobs, tmp_path):
         register("echo")
         dist.init_process_group("echo")
         run = torchcoll.run(torchcoll.Spec(sizes=(64,), iters=1))
-        other = torchcoll.run(torchcoll.Spec(sizes=(64,), iters=1, backend="gloo"))
+        second_run = torchcoll.run(torchcoll.Spec(sizes=(64,), iters=1, backend="gloo"))
         if run:
-            names = [r.results[0].case.backend for r in (run, other)]
-            ordinals = [r.results[0].ordinal for r in (run, other)]
+            names = [r.results[0].case.backend for r in (run, second_run)]
+            ordinals = [r.results[0].ordinal for r in (run, second_run)]
             Path("seen.json").write_text(json.dumps([names, ordinals]))
         dist.destroy_process_group()
 
@@ -503,7 +504,7 @@ dist.Backend.register_backend(
 
 
 class OnCpu(TorchFunctionMode):
-    """What is to be made on xpu is made on the CPU."""
+    """Creates on the CPU what is requested on xpu."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -513,7 +514,7 @@ class OnCpu(TorchFunctionMode):
 
 
 class StandInEvent:
-    """Host time: good for the order of calls, not for XPU's truth."""
+    """An event with the host's time: it tests the order of calls, not the times of an XPU."""
 
     made = 0
 
@@ -605,14 +606,14 @@ def test_ipex_that_dies(launch, tmp_path):
 
 
 def test_two_ranks_on_one_xpu(launch, tmp_path):
-    """Told by UUID, for torch tells no PCI id of XPUs."""
+    """The device is identified by its UUID, as torch has no PCI id of XPUs."""
     setup = xpu_machine(tmp_path)
 
-    def same(rank):
+    def share_device(rank):
         setup(0)
 
     options = "--backend ccl --sizes 64 -n 1"
-    (line,) = launch("all_reduce", options, 2, output=False, setup=same).ended(4).errors()
+    (line,) = launch("all_reduce", options, 2, output=False, setup=share_device).ended(4).errors()
     assert line.startswith(error_line("device", "ranks 0 and 1 on uuid-0 of "))
     assert line.endswith("or rehearse with several on one device: --rehearse.")
 
@@ -643,7 +644,7 @@ INSTALL = (
 
 @pytest.fixture
 def no_torchcomms(monkeypatch):
-    """As on a machine without it, whatever is installed here."""
+    """Make torchcomms look as if it were not installed."""
     monkeypatch.setattr(dist.distributed_c10d, "_TORCHCOMM_AVAILABLE", False, raising=False)
 
 

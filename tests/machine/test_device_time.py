@@ -32,12 +32,12 @@ def device(monkeypatch):
 
 
 def queued(device, ns=CALL_NS):
-    """Returns at once; the current stream is busy for so long."""
+    """A call that returns immediately and keeps the current stream busy for this time."""
     return lambda: device._module.current.put(lambda: time.sleep(ns / 1e9))
 
 
 def apart(small, large):
-    """Whether the times differ by far: they are medians of three, of one test."""
+    """Whether two times, medians of three measurements in one test, clearly differ."""
     return 4 * sorted(small)[len(small) // 2] < sorted(large)[len(large) // 2]
 
 
@@ -89,30 +89,30 @@ def together(device):
         calls, none, alone, _ = device.together(call, 2, work, 0)
         nothing, working, alone_too, _ = device.together(call, 0, work, 2)
         queued(device, LONG_NS)()  # what is still there from before
-        of_calls, of_work, both, _ = device.together(call, 2, work, 2)
+        of_calls, of_work, whole, _ = device.together(call, 2, work, 2)
     except RuntimeError as error:
         return str(error)
     if (none, nothing) != (0, 0) or alone != calls or alone_too != working:
         return "there is time of what was not there"
     if min(calls, of_calls) < 2 * CALL_NS or min(working, of_work) < 3 * CALL_NS:
         return "an end was stamped too early, or a beginning too late"
-    if both < max(of_calls, of_work):
+    if whole < max(of_calls, of_work):
         return "the whole is less than a part"
-    if both >= of_calls + of_work:
+    if whole >= of_calls + of_work:
         return "the work waited for the calls"
     queued(device, LONG_NS)()
-    of_call, of_work, both, late = device.together(call, 1, call, 1, LONG_NS)
-    if late < LONG_NS or min(of_call, of_work) < CALL_NS or both < late + of_work:
+    of_call, of_work, whole, late = device.together(call, 1, call, 1, LONG_NS)
+    if late < LONG_NS or min(of_call, of_work) < CALL_NS or whole < late + of_work:
         return "what begins later did not"
-    return "" if abs(both - late - of_work) < 10_000 else "it is not timed from its begin"
+    return "" if abs(whole - late - of_work) < 10_000 else "it is not timed from its begin"
 
 
-WAYS = {way.__name__: way for way in (synchronized, stream, graph, together)}
+MODES = {mode.__name__: mode for mode in (synchronized, stream, graph, together)}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_call_of_20_ms_that_returns_at_once(device, way):
-    assert WAYS[way](device) == ""
+@pytest.mark.parametrize("mode", MODES)
+def test_a_call_of_20_ms_that_returns_at_once(device, mode):
+    assert MODES[mode](device) == ""
 
 
 REFUSED = "Both events must be completed before calculating elapsed time."
@@ -121,7 +121,7 @@ IN_TURN = "call()\n        event.record()"
 
 
 @pytest.mark.parametrize(
-    ("way", "line", "number", "instead", "stated"),
+    ("mode", "line", "number", "instead", "problem"),
     [
         ("synchronized", "synchronize()", 1, "pass", "the host clock starts while the device is"),
         ("synchronized", "synchronize()", 2, "pass", "the host clock stops before the call has"),
@@ -143,18 +143,18 @@ IN_TURN = "call()\n        event.record()"
     ],
 )
 def test_without_the_line_a_figure_is_wrong(
-    device, monkeypatch, way, line, number, instead, stated
+    device, monkeypatch, mode, line, number, instead, problem
 ):
-    changed = rewritten(getattr(Accelerator, way), line, number, instead)
-    monkeypatch.setattr(Accelerator, way, changed)
-    assert re.match(stated, WAYS[way](device))
+    changed = rewritten(getattr(Accelerator, mode), line, number, instead)
+    monkeypatch.setattr(Accelerator, mode, changed)
+    assert re.match(problem, MODES[mode](device))
 
 
 def rewritten(method, line, number, instead):
-    """The method with something else at the ``number``-th place where the line stands."""
-    parts = textwrap.dedent(inspect.getsource(method)).split(line)
-    assert len(parts) > number, "the line reads otherwise now: so must this test"
-    source = line.join(parts[:number]) + instead + line.join(parts[number:])
-    made = {}
-    exec("from __future__ import annotations\n" + source, vars(devices), made)
-    return made[method.__name__]
+    """The method with its ``number``-th occurrence of ``line`` replaced."""
+    pieces = textwrap.dedent(inspect.getsource(method)).split(line)
+    assert len(pieces) > number, "the line reads otherwise now: so must this test"
+    source = line.join(pieces[:number]) + instead + line.join(pieces[number:])
+    namespace = {}
+    exec("from __future__ import annotations\n" + source, vars(devices), namespace)
+    return namespace[method.__name__]

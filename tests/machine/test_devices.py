@@ -72,25 +72,26 @@ HOST = os.uname().nodename
 
 
 @pytest.mark.parametrize(
-    ("count", "local", "ranks", "stated"),
+    ("count", "local", "ranks", "recorded"),
     [
         (1, 1, 2, error_tail("2 with 1 cuda device", "at most 1")),
         (2, 3, 4, error_tail("4 with 2 cuda devices", "at most 2")),
+        # A launcher that gives no size.
         (
             2,
             3,
             1,
             error_tail("4 with 2 cuda devices", "at most 2"),
-        ),  # a launcher that gives no size
+        ),
     ],
 )
-def test_more_ranks_than_devices(count, local, ranks, stated):
+def test_more_ranks_than_devices(count, local, ranks, recorded):
     with pytest.raises(UnavailableError) as caught:
         open_device(Machine(count=count).torch, "cuda", launched(local, ranks), shared=False)
     assert str(caught.value) == (
         error_text(
             f"ranks on {HOST}",
-            f"{stated}. Start fewer ranks, or rehearse with several on one device: --rehearse.",
+            f"{recorded}. Start fewer ranks, or rehearse with several on one device: --rehearse.",
         )
     )
     assert caught.value.exit_code == 4
@@ -166,7 +167,7 @@ def test_what_to_do_where_a_device_refuses(text, action):
 
 
 def test_a_driver_older_than_the_runtime():
-    """torch finds no device then, and says why as it is asked to start (torch/cuda/__init__.py)."""
+    """torch then has no device, and tells why when CUDA is initialised (torch/cuda/__init__.py)."""
 
     def refuse():
         raise RuntimeError(
@@ -188,13 +189,13 @@ def test_a_driver_older_than_the_runtime():
 
 
 def test_the_torch_that_is_here_says_why_it_has_no_gpu():
-    """The real one: built without CUDA, or without a driver."""
+    """The installed torch: built without CUDA, or without a driver."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(UnavailableError) as caught:
         open_device(torch, "cuda", launched(), shared=False)
-    stated = error_text("device cuda", f"none that torch {torch.__version__} can use (")
-    assert str(caught.value).startswith(stated) and "\n" not in str(caught.value)
+    recorded = error_text("device cuda", f"none that torch {torch.__version__} can use (")
+    assert str(caught.value).startswith(recorded) and "\n" not in str(caught.value)
 
 
 def test_slices_of_one_gpu():
@@ -241,7 +242,7 @@ def test_two_ranks_on_one_device_unasked():
 
 
 def test_cost_of_measuring():
-    """On this device an event takes as long as the stamps around it tell: 10 ns a reading."""
+    """Each reading of this clock takes 10 ns, which is the cost of an event here."""
     device, aligned = Machine().open(), []
     costs = cost_of_measuring(device, lambda: aligned.append(time.sleep(0.001)))
     assert list(costs) == ["cost_timed_loop", "cost_barrier", "cost_event"]
@@ -300,7 +301,7 @@ def test_batches_are_appended():
     ],
 )
 def test_on_xpu_an_event_stands_at_every_tenth_call(calls, each, device_ns):
-    """XPU events cost 0.1 ms: a sample is the mean of ten calls."""
+    """An XPU event costs 0.1 ms, so a sample is the mean of ten calls."""
     machine = Machine("xpu", ms=[9.0, *[0.1] * calls])
     device = machine.open()
     assert device.calls_per_sample == 10
@@ -318,7 +319,7 @@ def test_on_xpu_isolated_and_cold_calls_are_synchronised_before_both_stamps():
     machine = Machine("xpu")
     device = machine.open()
     device.synchronized(machine.call, lambda: None, 1, device.clocks("synchronized"))
-    order = [word for word in machine.log if word != "call"]
+    order = [entry for entry in machine.log if entry != "call"]
     assert order == ["synchronize", "stamp", "stamp", "synchronize", "stamp"]
 
 
@@ -378,8 +379,8 @@ class Dist:
 
     def group(self, name, bound=None):
         def connect(device):
-            stated = getattr(backend.options, "lazy_init", None)
-            self.log.append(f"connect {name} {device} lazy={stated}")
+            recorded = getattr(backend.options, "lazy_init", None)
+            self.log.append(f"connect {name} {device} lazy={recorded}")
 
         backend = SimpleNamespace(eager_connect_single_device=connect, options=None)
         return SimpleNamespace(
@@ -387,13 +388,13 @@ class Dist:
         )
 
     def init_process_group(self, name, store, rank, world_size, timeout, pg_options):
-        stated = getattr(pg_options, "lazy_init", None)
-        self.log.append(f"init {name} lazy={stated} LOCAL_RANK={os.environ.get('LOCAL_RANK')}")
+        recorded = getattr(pg_options, "lazy_init", None)
+        self.log.append(f"init {name} lazy={recorded} LOCAL_RANK={os.environ.get('LOCAL_RANK')}")
         self.default.backend.options = pg_options
 
     def new_group(self, ranks, timeout, backend, pg_options):
-        stated = getattr(pg_options, "lazy_init", None)
-        self.log.append(f"new_group {backend} {ranks} lazy={stated}")
+        recorded = getattr(pg_options, "lazy_init", None)
+        self.log.append(f"new_group {backend} {ranks} lazy={recorded}")
         assert timeout.total_seconds() == 630
         group = self.group(f"{backend}-{ranks}")
         group.backend.options = pg_options
@@ -412,7 +413,7 @@ class Dist:
         return store
 
 
-def communicators(dist, backends="nccl", parts=((0, 1),), kind="cuda", found=False, **spec):
+def communicators(dist, backends="nccl", subgroups=((0, 1),), kind="cuda", existing=False, **spec):
     device = Cpu() if kind == "cpu" else Machine(kind, count=4).open()
     if kind != "cpu":
         device.index, device.name = 2, f"{kind}:2"
@@ -427,19 +428,19 @@ def communicators(dist, backends="nccl", parts=((0, 1),), kind="cuda", found=Fal
         yield
         dist.log.append(f"{name}]")
 
-    made = Communicators(local, Spec(**spec), parts, entries, found)
-    made.open(phase)
-    return made
+    groups = Communicators(local, Spec(**spec), subgroups, entries, existing)
+    groups.open(phase)
+    return groups
 
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_lazy_is_the_default(lazy):
     dist = Dist(lazy)
     communicators(dist)
-    stated = True if lazy else None
+    recorded = True if lazy else None
     assert dist.log == [
         "[init_process_group",
-        f"init nccl lazy={stated} LOCAL_RANK=2",
+        f"init nccl lazy={recorded} LOCAL_RANK=2",
         "init_process_group]",
     ]
     assert "LOCAL_RANK" not in os.environ
@@ -453,21 +454,21 @@ def test_the_variable_of_the_launcher_is_put_back(monkeypatch):
     assert os.environ["LOCAL_RANK"] == "7"
 
 
-@pytest.mark.parametrize(("lazy", "stated"), [(False, None), (True, False)])
-def test_eager_connects_in_a_phase_of_its_own(lazy, stated):
+@pytest.mark.parametrize(("lazy", "recorded"), [(False, None), (True, False)])
+def test_eager_connects_in_a_phase_of_its_own(lazy, recorded):
     dist = Dist(lazy)
     communicators(dist, init="eager")
     assert dist.log[2:] == [
         "init_process_group]",
         "[communicator",
-        f"connect default cuda:2 lazy={stated}",  # while it is lazy, torch 2.15 does nothing
+        f"connect default cuda:2 lazy={recorded}",  # while it is lazy, torch 2.15 does nothing
         "communicator]",
     ]
 
 
 def test_eager_connects_sub_groups_too():
     dist = Dist(lazy=True)
-    communicators(dist, parts=((0,), (1,)), init="eager")
+    communicators(dist, subgroups=((0,), (1,)), init="eager")
     assert [line for line in dist.log if "connect" in line or "new" in line] == [
         "connect default cuda:2 lazy=False",
         "new_group nccl [0] lazy=True",
@@ -487,7 +488,7 @@ def test_registered_buffers_need_a_connection():
 
 @pytest.mark.parametrize(("backend", "kind"), [("xccl", "xpu"), ("ccl", "xpu"), ("ccl", "cpu")])
 def test_eager_where_connecting_does_nothing(backend, kind):
-    """Every backend of torch has the method; outside NCCL it is empty."""
+    """All of torch's backends have the method, but only NCCL's does something."""
     with pytest.raises(UnavailableError) as caught:
         communicators(Dist(), backend, kind=kind, init="eager")
     assert str(caught.value) == (
@@ -497,9 +498,9 @@ def test_eager_where_connecting_does_nothing(backend, kind):
 
 def test_a_fresh_group_is_connected_as_asked_and_destroyed():
     dist = Dist(lazy=True)
-    made = communicators(dist, init="eager")
+    groups = communicators(dist, init="eager")
     del dist.log[:]
-    with made.of("nccl", ((0, 1),)) as fresh:
+    with groups.of("nccl", ((0, 1),)) as fresh:
         assert (fresh.how, fresh.calls, fresh.ranks) == ("new_group", 0, (0, 1))
         assert fresh.connect_ns > 0
         dist.log.append("calls")
@@ -520,47 +521,47 @@ def test_a_fresh_group_is_connected_as_asked_and_destroyed():
     ],
 )
 def test_a_split_is_no_cold_start_and_is_called_so(lazy, bound, how):
-    made = communicators(Dist(lazy, bound), found=True)
-    with made.of("nccl", ((0, 1),)) as fresh:
+    groups = communicators(Dist(lazy, bound), existing=True)
+    with groups.of("nccl", ((0, 1),)) as fresh:
         assert fresh.how == how
 
 
 def test_align_ends_with_an_idle_device():
     dist = Dist()
-    made = communicators(dist)
+    groups = communicators(dist)
     del dist.log[:]
-    made.align("nccl")()
+    groups.align("nccl")()
     assert dist.log == ["barrier None [2]", "synchronize"]
 
 
 def test_barrier_is_told_the_device_on_nccl_only():
     dist = Dist()
-    made = communicators(dist, "xccl", kind="xpu")
+    groups = communicators(dist, "xccl", kind="xpu")
     del dist.log[:]
-    made.align("xccl")()
+    groups.align("xccl")()
     assert dist.log == ["barrier None None", "synchronize"]
     dist = Dist()
-    made = communicators(dist, "gloo", kind="cpu")
+    groups = communicators(dist, "gloo", kind="cpu")
     del dist.log[:]
-    made.align("gloo")()
+    groups.align("gloo")()
     assert dist.log == ["barrier None None"]
 
 
 def test_groups_are_destroyed_in_order():
     dist = Dist()
-    made = communicators(dist, "nccl,gloo")
+    groups = communicators(dist, "nccl,gloo")
     assert dist.log[3:] == ["[new_group_gloo", "new_group gloo None lazy=None", "new_group_gloo]"]
     del dist.log[:]
-    made.close()
+    groups.close()
     assert dist.log == ["destroy gloo-None", "destroy default"]
 
 
 def test_a_group_that_was_found_has_had_calls():
-    made = communicators(Dist(), found=True)
-    with made.of("nccl") as shared:
+    groups = communicators(Dist(), existing=True)
+    with groups.of("nccl") as shared:
         assert isinstance(shared, Communicator)
         assert (shared.calls, shared.group, shared.how) == (None, None, "shared")
-    made.close()
+    groups.close()
 
 
 # -- registered buffers ------------------------------------------------------------------------
@@ -575,7 +576,9 @@ def sizing(buffers):
 
 
 class Pools:
-    """torch.cuda's pools and a backend that registers them, over tensors of the CPU."""
+    """Stand-ins for torch.cuda's pools and a backend that registers them, with tensors on the
+    CPU.
+    """
 
     def __init__(self, **lacks):
         self.log = []
@@ -606,9 +609,9 @@ class Pools:
         self.group = SimpleNamespace(_get_backend=lambda device: self.backend)
 
     def allocate(self, buffers):
-        made = allocate_in_pool(self.torch, sizing(buffers), 0, "cpu", self.group)
-        register(self.torch, made, buffers, "cpu", self.group)
-        return made
+        groups = allocate_in_pool(self.torch, sizing(buffers), 0, "cpu", self.group)
+        register(self.torch, groups, buffers, "cpu", self.group)
+        return groups
 
 
 @pytest.mark.parametrize(("asked", "options"), [("registered", {}), ("symmetric", {"symm": True})])
@@ -640,7 +643,7 @@ def test_torch_that_cannot_register():
 
 
 def test_torch_without_symmetric_registration():
-    """2.13 takes the pool alone."""
+    """torch 2.13 accepts only the pool."""
     pools = Pools()
     pools.backend.register_mem_pool = lambda pool: None
     pools.allocate("registered")
@@ -654,7 +657,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "one_gpu.sh"
 
 
 def one_gpu(*arguments):
-    """Installs nothing, and sees no GPU."""
+    """Run the script without installing anything and without a GPU."""
     hidden = {"NO_INSTALL": "1", "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
     environment = {**os.environ, **hidden, "HIP_VISIBLE_DEVICES": ""}
     done = subprocess.run(
@@ -668,24 +671,24 @@ def one_gpu(*arguments):
 
 
 def test_one_gpu_without_any():
-    code, stated = one_gpu("-n", "4", "allreduce", "-b", "1K")
+    code, recorded = one_gpu("-n", "4", "allreduce", "-b", "1K")
     assert code == 4
-    assert stated.startswith(error_line("GPU", f"none that torch {torch.__version__} of "))
-    assert stated.count("\n") == 1
-    assert stated.endswith(expecting("one. python -m torchcoll doctor says why\n"))
+    assert recorded.startswith(error_line("GPU", f"none that torch {torch.__version__} of "))
+    assert recorded.count("\n") == 1
+    assert recorded.endswith(expecting("one. python -m torchcoll doctor says why\n"))
 
 
 def test_one_gpu_without_torch(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    code, stated = one_gpu()
-    assert (code, stated.count("\n")) == (4, 1)
-    assert stated.startswith("torchcoll: error: torch of ")
-    assert error_tail(" got none", "2.6 or newer. Name a python that has it: PYTHON=") in stated
+    code, recorded = one_gpu()
+    assert (code, recorded.count("\n")) == (4, 1)
+    assert recorded.startswith("torchcoll: error: torch of ")
+    assert error_tail(" got none", "2.6 or newer. Name a python that has it: PYTHON=") in recorded
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stated"),
+    ("arguments", "recorded"),
     [
         (("-n", "0"), error_text("-n", "'0'", "a whole number from 1")),
         (("-n",), error_text("-n", "''", "a whole number from 1")),
@@ -693,14 +696,14 @@ def test_one_gpu_without_torch(tmp_path, monkeypatch):
         (("bogus",), error_text("collective", "'bogus'", "one of: allreduce allgather ")),
     ],
 )
-def test_one_gpu_asked_wrongly(arguments, stated):
+def test_one_gpu_asked_wrongly(arguments, recorded):
     code, line = one_gpu(*arguments)
     assert (code, line.count("\n")) == (2, 1)
-    assert line.startswith(f"torchcoll: error: {stated}")
+    assert line.startswith(f"torchcoll: error: {recorded}")
 
 
 def test_what_one_gpu_all_starts_is_understood(tmp_path):
-    """Its own python is one that keeps what it is asked: every command line is parsed here."""
+    """Its python is a stand-in that records command lines, which are parsed here."""
     log, python = tmp_path / "log", tmp_path / "python"
     python.write_text(
         f"""#!/bin/sh
@@ -714,15 +717,15 @@ def test_what_one_gpu_all_starts_is_understood(tmp_path):
     )
     python.chmod(0o755)
     environment = {**os.environ, "NO_INSTALL": "1", "PYTHON": str(python), "RESULTS": str(tmp_path)}
-    words = ["bash", str(SCRIPT), "--all"]
-    subprocess.run(words, env=environment, capture_output=True, timeout=60)
+    command = ["bash", str(SCRIPT), "--all"]
+    subprocess.run(command, env=environment, capture_output=True, timeout=60)
     lines = [line.split() for line in log.read_text().splitlines()]
-    started = [words for words in lines if words[:2] == ["-m", "torch.distributed.run"]]
+    started = [command for command in lines if command[:2] == ["-m", "torch.distributed.run"]]
     assert len(started) >= 12
     modes = set()
-    for words in started:
-        module = words[words.index("-m", 1) + 1].removeprefix("torchcoll.")
-        arguments = words[words.index(f"torchcoll.{module}") + 1 :]
+    for command in started:
+        module = command[command.index("-m", 1) + 1].removeprefix("torchcoll.")
+        arguments = command[command.index(f"torchcoll.{module}") + 1 :]
         if module == "pairs":
             parse_pairs(arguments)
         else:
@@ -735,7 +738,7 @@ def test_what_one_gpu_all_starts_is_understood(tmp_path):
 
 
 def test_the_stand_ins_are_like_torch():
-    """Each name that is called, in the torch of this test run: 2.6 to 2.15 were looked at."""
+    """The installed torch has every name that the stand-ins have; 2.6 to 2.15 were checked."""
     import inspect
 
     dist = torch.distributed

@@ -1,4 +1,4 @@
-"""torchcoll doctor: every trap on and off, what can be used and why not, and the command itself."""
+"""torchcoll doctor: each trap present and absent, what can be used and why not, and the command."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def gpu(kind, index, node=0):
 
 def gpus_of(vendor=None, count=0, driver=None, files=True):
     none = {"pci": 0, "driver": None, "files": False}
-    found = {name: dict(none) for name in ("NVIDIA", "AMD", "Intel")}
+    vendors = {name: dict(none) for name in ("NVIDIA", "AMD", "Intel")}
     if vendor:
-        found[vendor] = {"pci": count, "driver": driver, "files": files}
-    return found
+        vendors[vendor] = {"pci": count, "driver": driver, "files": files}
+    return vendors
 
 
 def host(ranks, environ, **changes):
     """A host of 64 cores under torchrun."""
-    known = {
+    facts = {
         "environ": environ,
         "launch": Launch("torchrun", 0, ranks, 0, ranks),
         "cpu": {
@@ -86,36 +86,38 @@ def host(ranks, environ, **changes):
         "gpus": gpus_of(),
         "limits": {"shm_bytes": 32 * GIB, "memlock_bytes": None},
         "interfaces": [interface("eth0"), interface("eth1"), interface("lo", "loopback")],
-        "commands": {"torchrun": {"path": "/v/torchrun", "version": "", "error": "", "own": True}},
+        "commands": {
+            "torchrun": {"path": "/v/torchrun", "version": "", "error": "", "same_python": True}
+        },
     }
-    return Facts(**{**known, **changes})
+    return Facts(**{**facts, **changes})
 
 
 def nvidia(environ=None, ranks=8, version="2.12.1", **changes):
     devices = {"cuda": [gpu("cuda", i) for i in range(8)], "xpu": []}
-    known = {
+    facts = {
         "torch": torch_of(
             version, ("gloo", "nccl"), cuda="13.0", nccl="2.27.5", devices=devices, why={}
         ),
         "gpus": gpus_of("NVIDIA", 8, "580.95.05"),
     }
-    return host(ranks, environ or {}, **{**known, **changes})
+    return host(ranks, environ or {}, **{**facts, **changes})
 
 
 def intel(environ=None, ranks=12, **changes):
     devices = {"cuda": [], "xpu": [gpu("xpu", i) for i in range(12)]}
-    known = {
+    facts = {
         "torch": torch_of("2.12.1+xpu", ("gloo", "xccl"), xpu="20250302", devices=devices),
         "gpus": gpus_of("Intel", 6, "xe"),
     }
-    return host(ranks, environ or {}, **{**known, **changes})
+    return host(ranks, environ or {}, **{**facts, **changes})
 
 
 def plain(environ=None, ranks=2, **changes):
     """A CPU host with Intel's bindings."""
     ccl = {"version": "2.8.0", "registers": True, "error": ""}
-    known = {"torch": torch_of("2.8.0+cpu"), "modules": {BINDINGS: ccl}}
-    return host(ranks, environ or {}, **{**known, **changes})
+    facts = {"torch": torch_of("2.8.0+cpu"), "modules": {BINDINGS: ccl}}
+    return host(ranks, environ or {}, **{**facts, **changes})
 
 
 def cpu(**changes):
@@ -150,7 +152,9 @@ BAD_IPEX = {"version": "2.8.0", "registers": False, "error": "AttributeError: no
 PRELOADED = {"name": "libnccl.so.2", "path": "/x/libnccl.so.2", "version": "2.32.3"}
 RDMA = [{"name": "mlx5_0", "port": "1", "state": "active", "rate": "400", "link": "InfiniBand"}]
 ONE_GPU = {**nvidia().torch, "devices": {"cuda": [gpu("cuda", 0)], "xpu": []}}
-FOREIGN = {"torchrun": {"path": "/usr/bin/torchrun", "version": "", "error": "", "own": False}}
+FOREIGN = {
+    "torchrun": {"path": "/usr/bin/torchrun", "version": "", "error": "", "same_python": False}
+}
 
 ON = [
     (intel({"ZE_AFFINITY_MASK": "3"}), "ze_affinity_mask", "error", "1 of the devices of 12"),
@@ -257,11 +261,11 @@ ON = [
 ]
 
 
-@pytest.mark.parametrize(("facts", "name", "severity", "words"), ON)
-def test_a_trap_that_is_there(facts, name, severity, words):
+@pytest.mark.parametrize(("facts", "name", "severity", "phrase"), ON)
+def test_a_trap_that_is_there(facts, name, severity, phrase):
     (finding,) = [f for f in findings(facts) if f.name == name]
     assert finding.severity == severity
-    assert words in f"{finding.what} {finding.why} {finding.action}"
+    assert phrase in f"{finding.what} {finding.why} {finding.action}"
     for text in (finding.what, finding.why, finding.action):
         assert text and "\n" not in text
 
@@ -322,8 +326,8 @@ def test_no_trap_is_seen_where_there_is_none(facts):
 
 
 def test_the_worst_comes_first():
-    found = findings(nvidia({"NCCL_DEBG": "1", "NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "ib"}))
-    assert [f.severity for f in found] == ["error", "warning", "note"]
+    result = findings(nvidia({"NCCL_DEBG": "1", "NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "ib"}))
+    assert [f.severity for f in result] == ["error", "warning", "note"]
 
 
 @pytest.mark.parametrize(
@@ -347,8 +351,13 @@ def test_the_syntax_of_nccl_socket_ifname(value, expected):
 
 
 def test_every_backend_of_the_table_is_judged():
-    known = set(BACKENDS) - {"fake", "mpi", "ucc"}  # no network; told where torch was built with it
-    assert {b.name for b in backends(nvidia())} == known
+    # No network; told where torch was built with it.
+    expected = set(BACKENDS) - {
+        "fake",
+        "mpi",
+        "ucc",
+    }
+    assert {b.name for b in backends(nvidia())} == expected
 
 
 def by_name(items):
@@ -358,23 +367,22 @@ def by_name(items):
 def test_a_host_with_nvidia_gpus():
     facts = nvidia(mapped=[{**PRELOADED, "how": "Python package"}])
     assert by_name(devices(facts))["cuda"].detail == "8 x GPU X"
-    found = by_name(backends(facts))
-    assert [name for name, b in found.items() if b.usable] == ["gloo", "nccl"]
-    assert (
-        found["nccl"].detail == "cuda; NCCL 2.32.3"
-    )  # what is mapped, not what torch was built with
+    result = by_name(backends(facts))
+    assert [name for name, b in result.items() if b.usable] == ["gloo", "nccl"]
+    # What is mapped, not what torch was built with.
+    assert result["nccl"].detail == "cuda; NCCL 2.32.3"
 
 
 def test_rocm_is_called_so():
     torch = {**nvidia().torch, "cuda": None, "hip": "6.4", "nccl": "2.22.3"}
-    found = by_name(backends(nvidia(torch=torch, gpus=gpus_of("AMD", 8, "amdgpu"))))
-    assert found["nccl"].detail == "cuda; RCCL 2.22.3"
+    result = by_name(backends(nvidia(torch=torch, gpus=gpus_of("AMD", 8, "amdgpu"))))
+    assert result["nccl"].detail == "cuda; RCCL 2.22.3"
 
 
 def test_a_host_with_intel_gpus():
-    found = by_name(backends(intel(modules=plain().modules)))
-    assert [name for name, b in found.items() if b.usable] == ["gloo", "xccl", "ccl"]
-    assert found["ccl"].detail.startswith("cpu, xpu; oneCCL, bindings 2.8.0")
+    result = by_name(backends(intel(modules=plain().modules)))
+    assert [name for name, b in result.items() if b.usable] == ["gloo", "xccl", "ccl"]
+    assert result["ccl"].detail.startswith("cpu, xpu; oneCCL, bindings 2.8.0")
 
 
 def none_of(facts, kind):
@@ -482,11 +490,11 @@ def test_why_a_backend_cannot_be_used(facts, name, reason, action):
 
 
 def test_the_libraries_that_the_bindings_load_are_listed():
-    """They are imported in a child: this process maps none of them."""
+    """They are imported in a child process, so this process does not map them."""
     module = {"version": "2.8.0", "registers": True, "error": "", "mapped": [LIBCCL]}
-    stated = report(plain(modules={BINDINGS: module}))
-    assert [library["name"] for library in stated["libraries"]] == ["libccl.so.1.0"]
-    assert stated["versions"]["oneCCL"] == "2021.14.0"
+    document = report(plain(modules={BINDINGS: module}))
+    assert [library["name"] for library in document["libraries"]] == ["libccl.so.1.0"]
+    assert document["versions"]["oneCCL"] == "2021.14.0"
     assert by_name(backends(plain(modules={BINDINGS: module})))["ccl"].detail == (
         "cpu; oneCCL 2021.14.0, bindings 2.8.0"
     )
@@ -505,11 +513,11 @@ def test_launchers():
         "srun": {"path": "/srun", "version": "slurm 22.05.8", "error": ""},
         "mpirun": {"path": "/mpirun", "version": "", "error": "mpirun: error: no licence"},
     }
-    found = by_name(launchers(plain(commands=commands, launch=Launch("srun", job_id="7"))))
-    assert found["torchrun"].detail.startswith("not on PATH: python -m torch.distributed.run")
-    assert found["srun"].detail == "slurm 22.05.8; inside of job 7"
-    assert found["mpirun"].reason == "mpirun --version fails: no licence"
-    assert found["mpiexec"].reason == "not on PATH"
+    result = by_name(launchers(plain(commands=commands, launch=Launch("srun", job_id="7"))))
+    assert result["torchrun"].detail.startswith("not on PATH: python -m torch.distributed.run")
+    assert result["srun"].detail == "slurm 22.05.8; inside of job 7"
+    assert result["mpirun"].reason == "mpirun --version fails: no licence"
+    assert result["mpiexec"].reason == "not on PATH"
     assert "another Python's" in by_name(launchers(plain(commands=FOREIGN)))["torchrun"].detail
     assert not by_name(launchers(Facts()))["torchrun"].usable
 
@@ -526,15 +534,15 @@ def test_interfaces():
         ],
         rdma=[*RDMA, down],
     )
-    found = by_name(interfaces(facts))
-    assert {n: i.usable for n, i in found.items()} == {
+    result = by_name(interfaces(facts))
+    assert {n: i.usable for n, i in result.items()} == {
         **{"eth0": True, "eth1": False, "eth2": False, "tun0": True, "lo": True},
         **{"mlx5_0:1": True, "mlx5_0:2": False},
     }
-    assert found["eth0"].detail == "ethernet, ipv4, ipv6, 25 Gb/s"
-    assert found["eth2"].reason == "ethernet, no address"
-    assert "this host alone" in found["lo"].detail
-    assert found["mlx5_0:2"].reason == "RDMA, InfiniBand, 400, port is down"
+    assert result["eth0"].detail == "ethernet, ipv4, ipv6, 25 Gb/s"
+    assert result["eth2"].reason == "ethernet, no address"
+    assert "this host alone" in result["lo"].detail
+    assert result["mlx5_0:2"].reason == "RDMA, InfiniBand, 400, port is down"
 
 
 def test_ranks_and_their_devices():
@@ -563,7 +571,7 @@ def test_ranks_and_their_devices():
     ],
 )
 def test_cores_of_pinned_ranks(launcher, neighbours, expected):
-    """By the cores of all ranks of the host, as the run judges it."""
+    """The check uses the cores of all ranks of the host, as in a run."""
     launch = Launch(launcher, 0, 2, 0, 2)
     facts = plain({}, 2, launch=launch, cpu=cpu(affinity=[0]), neighbours=neighbours)
     facts = dataclasses.replace(facts, modules={})  # without oneCCL's workers
@@ -571,7 +579,7 @@ def test_cores_of_pinned_ranks(launcher, neighbours, expected):
 
 
 def test_ranks_look_at_each_others_cores():
-    """Processes of one launcher, each pinned to its own core, as Open MPI does it."""
+    """Processes of one launcher, each pinned to its own core as by Open MPI."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("needs 2 cores")
@@ -607,9 +615,9 @@ def test_cpu(tmp_path):
     folder = tmp_path / f"devices/system/cpu/cpu{cpu_facts()['affinity'][0]}/cpufreq"
     folder.mkdir(parents=True)
     (folder / "scaling_governor").write_text("powersave\n")
-    found = cpu_facts(str(tmp_path), str(tmp_path))
-    assert (found["model"], found["virtual"], found["governor"]) == ("CPU X", True, "powersave")
-    assert found["steal"] == 0.1
+    result = cpu_facts(str(tmp_path), str(tmp_path))
+    assert (result["model"], result["virtual"], result["governor"]) == ("CPU X", True, "powersave")
+    assert result["steal"] == 0.1
     empty = cpu_facts("/none", "/none")
     assert [empty[k] for k in ("model", "virtual", "steal", "governor")] == [None] * 4
 
@@ -664,11 +672,11 @@ def test_commands(tmp_path):
         "srun": (1, "", "srun: error: no configuration\nmore\n"),
         "mpiexec": (0, "HYDRA build details:\n    Version:  4.0.2\n", ""),
     }
-    found = command_facts(lambda command, _: answers[Path(command[0]).name], str(tmp_path))
-    assert found["torchrun"]["own"] is False
-    assert found["srun"]["error"] == "srun: error: no configuration"
-    assert found["mpiexec"]["version"] == "HYDRA build details: Version:  4.0.2"
-    assert "mpirun" not in found
+    result = command_facts(lambda command, _: answers[Path(command[0]).name], str(tmp_path))
+    assert result["torchrun"]["same_python"] is False
+    assert result["srun"]["error"] == "srun: error: no configuration"
+    assert result["mpiexec"]["version"] == "HYDRA build details: Version:  4.0.2"
+    assert "mpirun" not in result
 
 
 def test_a_child_is_no_part_of_the_job(monkeypatch):
@@ -699,9 +707,9 @@ def test_modules_are_imported_by_a_child(tmp_path, monkeypatch):
         asked.append(timeout_s)
         return answers[next(name for name in answers if name in command[-1])]
 
-    found = module_facts(run)
-    assert found[BINDINGS] == found_there
-    assert found[IPEX]["error"] == "AttributeError: module 'os' has no attribute"
+    result = module_facts(run)
+    assert result[BINDINGS] == found_there
+    assert result[IPEX]["error"] == "AttributeError: module 'os' has no attribute"
     assert all(limit > 20 for limit in asked)
     answers[IPEX] = (-1, "", "no answer within 60 s")
     assert module_facts(run)[IPEX]["error"] == "no answer within 60 s"
@@ -793,7 +801,7 @@ def doctor(*arguments, **environ):
 
 
 def forked(jobs, folder, *arguments, setup=lambda rank: None, **environ):
-    """The same where torch is imported already: it would be most of the test."""
+    """The same in a forked process that has already imported torch, which is much faster."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     job = jobs(
         folder,
@@ -808,20 +816,20 @@ def forked(jobs, folder, *arguments, setup=lambda rank: None, **environ):
 def test_json_of_this_process(jobs, tmp_path):
     done = forked(jobs, tmp_path, "--json", NCCL_DEBG="INFO", GLOO_SOCKET_IFNAME="no0")
     assert (done.code, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert list(found) == [
+    result = json.loads(done.stdout)
+    assert list(result) == [
         *("schema", "torchcoll", "usable", "versions", "launch", "devices", "backends"),
         *("launchers", "interfaces", "ranks", "libraries", "findings", "answer"),
     ]
-    assert (found["schema"], found["usable"]) == ("torchcoll-doctor/1", True)
-    assert found["versions"]["torch"] == torch.__version__
-    for part in ("devices", "backends", "launchers", "interfaces"):
-        for item in found[part]:
+    assert (result["schema"], result["usable"]) == ("torchcoll-doctor/1", True)
+    assert result["versions"]["torch"] == torch.__version__
+    for section in ("devices", "backends", "launchers", "interfaces"):
+        for item in result[section]:
             assert list(item) == ["name", "usable", "detail", "reason", "action"]
             assert item["detail"] if item["usable"] else item["reason"] and item["action"]
-    assert {"gloo", "nccl", "xccl", "ccl"} <= {item["name"] for item in found["backends"]}
-    assert any(m["name"] == "libtorch_cpu.so" for m in found["libraries"])
-    names = [finding["name"] for finding in found["findings"]]
+    assert {"gloo", "nccl", "xccl", "ccl"} <= {item["name"] for item in result["backends"]}
+    assert any(m["name"] == "libtorch_cpu.so" for m in result["libraries"])
+    names = [finding["name"] for finding in result["findings"]]
     assert {"interface_name", "unknown_variable"} <= set(names)
 
 

@@ -1,4 +1,4 @@
-"""What a number depends on: variables, hosts, cores and free memory."""
+"""What a measurement depends on: variables, hosts, cores and free memory."""
 
 from __future__ import annotations
 
@@ -42,19 +42,24 @@ def test_values_of_secret_names_are_masked(name):
 def test_this_process_is_the_default(monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     monkeypatch.setenv("GLOO_ACCESS_KEY", "abc")
-    found = variables()
-    assert (found["NCCL_DEBUG"], found["GLOO_ACCESS_KEY"]) == ("WARN", "***")
+    result = variables()
+    assert (result["NCCL_DEBUG"], result["GLOO_ACCESS_KEY"]) == ("WARN", "***")
 
 
 def test_differences():
-    known = {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1", "SLURM_PROCID": "0", "UCX_TLS": "rc"}
-    theirs = {"NCCL_ALGO": "Tree", "OMP_NUM_THREADS": "1", "SLURM_PROCID": "3", "FI_PROVIDER": "x"}
-    assert differences(theirs, known) == {
+    reference = {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1", "SLURM_PROCID": "0", "UCX_TLS": "rc"}
+    rank_variables = {
+        "NCCL_ALGO": "Tree",
+        "OMP_NUM_THREADS": "1",
+        "SLURM_PROCID": "3",
+        "FI_PROVIDER": "x",
+    }
+    assert differences(rank_variables, reference) == {
         "FI_PROVIDER": "x",
         "NCCL_ALGO": "Tree",
         "UCX_TLS": None,
     }
-    assert differences(known, known) == {}
+    assert differences(reference, reference) == {}
 
 
 # -- free memory ----------------------------------------------------------------------------------
@@ -62,7 +67,7 @@ def test_differences():
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """Writes /proc/meminfo, /proc/self/cgroup and cgroup files of a host that does not exist."""
+    """Write /proc/meminfo, /proc/self/cgroup and cgroup files of an imaginary host."""
     monkeypatch.setattr(environment, "_PROC", str(tmp_path / "proc"))
     monkeypatch.setattr(environment, "_CGROUPS", str(tmp_path / "cgroup"))
 
@@ -98,7 +103,7 @@ def test_available_memory(host):
 
 
 def test_a_cgroup_limit(host):
-    """Cached files count as used in a cgroup, and are given back: 1000 - 800 + 500."""
+    """Cached files count as used in a cgroup, but can be freed: 1000 - 800 + 500."""
     host(8_000_000, "0::/job/step\n", **limits("job/step/", "1000", 800, 500))
     assert free_bytes() == 700
 
@@ -109,14 +114,14 @@ def test_more_limit_than_memory(host):
 
 
 def test_a_limit_of_the_cgroup_above(host):
-    """Slurm and systemd limit the job or the user, and the step below has `max`."""
+    """Slurm and systemd limit the cgroup of the job or the user; the step's own limit is `max`."""
     files = limits("job/step/", "max", 800, 0) | limits("job/", "5000", 1000, 0)
     host(8_000_000, "0::/job/step\n", **files)
     assert free_bytes() == 4000
 
 
 def test_inside_a_container(host):
-    """The path is the host's, which is not mounted; the limit stands at the root."""
+    """The path is the host's, which is not mounted in the container; the root has the limit."""
     host(8_000_000, "0::/kubepods/pod1/abc\n", **limits("", "3000", 1000, 0))
     assert free_bytes() == 2000
 

@@ -1,4 +1,4 @@
-"""Rank and number of ranks from what launchers set."""
+"""Rank and number of ranks from the variables of launchers."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_a_batch_script_without_srun_is_one_rank():
 
 
 def test_torchrun_inside_srun():
-    """Slurm numbers the torchruns: its numbers are not those of the ranks."""
+    """Slurm numbers the torchrun processes, not the ranks."""
     srun = {**SRUN, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}
     assert detect({**srun, **TORCHRUN}) == Launch("torchrun", 5, 8, 1, 4, "77")
-    one = {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "2"}
-    assert detect({**srun, **one}).launcher == "torchrun"
+    second_rank = {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "2"}
+    assert detect({**srun, **second_rank}).launcher == "torchrun"
 
 
 def test_launchers_that_agree():

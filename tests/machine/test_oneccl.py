@@ -52,7 +52,7 @@ def refuses(name):
 
 
 def reduces(real):
-    """As the bindings, whose map of reductions has four."""
+    """A stand-in for the bindings, which support four reductions."""
 
     def call(tensor, op=dist.ReduceOp.SUM, *args, **kwargs):
         four = (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
@@ -92,8 +92,8 @@ def test_groups_of_calls_without_a_device(launch, ccl):
         "--coalesce 3 -n 2 --sizes 64"
     )
     run = launch(None, arguments, 2, setup=ccl).ended(0).run
-    found = {r.case.collective: (r.status, r.reason) for r in run.results}
-    assert found == {
+    statuses = {r.case.collective: (r.status, r.reason) for r in run.results}
+    assert statuses == {
         "all_reduce": ("ok", ""),
         "all_gather": ("ok", ""),
         "reduce_scatter": ("unsupported", "ccl has no group of reduce_scatter on cpu"),
@@ -106,7 +106,7 @@ def test_groups_of_calls_without_a_device(launch, ccl):
 
 
 def test_spinning_workers_are_named_by_the_run_and_by_what_compares_it(launch, ccl):
-    """On one core two ranks have no room for the workers that oneCCL would spin."""
+    """With two ranks on one core, oneCCL's spinning workers have no core."""
 
     def measured(**variables):
         def setup(rank):
@@ -159,7 +159,9 @@ NO_ALGORITHM = (
 
 
 def never_connects(setup):
-    """As with FI_PROVIDER=nonsense: the first call raises on all ranks, no second one returns."""
+    """As with FI_PROVIDER=nonsense: the first call raises on all ranks, and a second call never
+    returns.
+    """
 
     def of_rank(rank):
         setup(rank)
@@ -258,7 +260,9 @@ def test_the_table_of_what_backends_lack(backend, case, reason):
 
 
 def warns(rank):
-    """C's stdio and the descriptor itself, in the middle of every call, as oneCCL's first call."""
+    """Writes through C's stdio and to the descriptor during every call, as oneCCL does in its
+    first.
+    """
     libc, real = ctypes.CDLL(None), dist.all_reduce
 
     def call(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""Who really ran: mapped libraries, PCI neighbours, interfaces; on small trees and on this host."""
+"""Mapped libraries, nearest NICs and interfaces, with small trees of files and on this host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchcoll.machine import placement, provenance
 from torchcoll.machine.placement import (
     device_facts,
     network_interfaces,
-    numa_nodes_of,
+    numa_nodes,
     pci_facts,
     rdma_devices,
 )
@@ -52,8 +52,8 @@ def maps(tmp_path, *paths):
     ],
 )
 def test_communication_libraries_are_found(tmp_path, path, version):
-    (found,) = mapped_libraries(maps=maps(tmp_path, path, "/lib/libc.so.6", path), environ={})
-    assert found == {
+    (result,) = mapped_libraries(maps=maps(tmp_path, path, "/lib/libc.so.6", path), environ={})
+    assert result == {
         "name": os.path.basename(path),
         "path": path,
         "version": version,
@@ -111,8 +111,8 @@ def test_one_rank_of_a_host_may_leave_files_unread(tmp_path):
 
 def test_a_file_that_is_gone(tmp_path):
     path = "/x/libnccl.so.2.27.5 (deleted)"
-    (found,) = mapped_libraries(maps=maps(tmp_path, path), environ={})
-    assert (found["path"], found["ends_sha256"]) == (path, None)
+    (result,) = mapped_libraries(maps=maps(tmp_path, path), environ={})
+    assert (result["path"], result["ends_sha256"]) == (path, None)
     assert mapped_libraries(maps=str(tmp_path / "none")) == []
 
 
@@ -145,10 +145,10 @@ def test_a_preloaded_library_is_the_one_named(tmp_path):
     out = subprocess.check_output(
         [sys.executable, "-c", program], env={**os.environ, "LD_PRELOAD": preload}, cwd=ROOT
     )
-    found = {m["name"]: (m["version"], m["how"]) for m in json.loads(out)}
-    assert found["libnccl.so.2"] == ("2.29.7", "LD_PRELOAD")
-    assert found["libfabric.so.1"] == ("2.3", "LD_PRELOAD")
-    assert found["libmpi.so.12"] == ("Open MPI v9.1", "LD_PRELOAD")
+    result = {m["name"]: (m["version"], m["how"]) for m in json.loads(out)}
+    assert result["libnccl.so.2"] == ("2.29.7", "LD_PRELOAD")
+    assert result["libfabric.so.1"] == ("2.3", "LD_PRELOAD")
+    assert result["libmpi.so.12"] == ("Open MPI v9.1", "LD_PRELOAD")
 
 
 def test_this_process_has_torchs_gloo():
@@ -232,8 +232,8 @@ def test_virtio_lies_below_its_function(sysfs):
     link = root / "class/net/eth1/device"
     link.unlink()
     link.symlink_to(below)
-    (found,) = [i for i in network_interfaces(sysfs) if i["name"] == "eth1"]
-    assert found["pci_id"] == "0000:06:00.0"
+    (result,) = [i for i in network_interfaces(sysfs) if i["name"] == "eth1"]
+    assert result["pci_id"] == "0000:06:00.0"
 
 
 def test_a_host_without_that_device_or_any_nic(sysfs, tmp_path):
@@ -245,23 +245,23 @@ def test_a_host_without_that_device_or_any_nic(sysfs, tmp_path):
 
 
 def test_numa_nodes_of_cpus(sysfs):
-    assert numa_nodes_of([8], sysfs) == [0]
-    assert numa_nodes_of([0, 5], sysfs) == [0, 1]
-    assert numa_nodes_of([], sysfs) == []
+    assert numa_nodes([8], sysfs) == [0]
+    assert numa_nodes([0, 5], sysfs) == [0, 1]
+    assert numa_nodes([], sysfs) == []
 
 
 def test_interfaces(sysfs, tmp_path):
     (tmp_path / "net").mkdir()
     (tmp_path / "net/if_inet6").write_text("fe80 02 40 20 80  ens4np0\n0001 01 80 10 80       lo\n")
-    found = {i.pop("name"): i for i in network_interfaces(sysfs, str(tmp_path))}
-    assert found["ens4np0"] == {
+    result = {i.pop("name"): i for i in network_interfaces(sysfs, str(tmp_path))}
+    assert result["ens4np0"] == {
         **{"kind": "ethernet", "state": "up", "speed_mbps": 400000, "families": ["ipv6"]},
         "pci_id": "0000:04:00.0",
     }
-    assert [found["eth1"][key] for key in ("state", "speed_mbps")] == ["down", None]
-    assert [found["lo"][key] for key in ("kind", "speed_mbps")] == ["loopback", None]
-    assert [found["docker0"][key] for key in ("kind", "pci_id")] == ["virtual", None]
-    assert "bonding_masters" not in found
+    assert [result["eth1"][key] for key in ("state", "speed_mbps")] == ["down", None]
+    assert [result["lo"][key] for key in ("kind", "speed_mbps")] == ["loopback", None]
+    assert [result["docker0"][key] for key in ("kind", "pci_id")] == ["virtual", None]
+    assert "bonding_masters" not in result
     assert rdma_devices(sysfs) == [
         {
             **{"name": "mlx5_0", "port": "1", "state": "active", "rate": "400 Gb/sec (4X NDR)"},
@@ -317,12 +317,12 @@ def test_no_device_no_facts():
 
 @pytest.mark.parametrize("name", ["libccl.so.1", "liboneccl_bindings_for_pytorch.so"])
 def test_the_version_of_oneccl_stands_in_the_file_that_holds_it(tmp_path, name):
-    """As in the 2021.14 built here; Intel's bindings can hold oneCCL themselves."""
+    """The version is in the library's file, as in 2021.14; Intel's bindings may contain oneCCL."""
     library = tmp_path / name
     library.write_bytes(b"\0Gold\0x\0Gold-2021.14.0 2026-11-22T 05:48:34Z (master/1fc0c38)\0")
     assert provenance.oneccl_version(maps(tmp_path, library)) == "2021.14.0"
-    (found,) = mapped_libraries(maps=maps(tmp_path, library))
-    assert found["version"] == "2021.14.0"
+    (result,) = mapped_libraries(maps=maps(tmp_path, library))
+    assert result["version"] == "2021.14.0"
 
 
 def test_no_oneccl_has_no_version(tmp_path):

@@ -1,4 +1,4 @@
-"""Settings that slow calls or hang them, from what the ranks of one host were started with."""
+"""Settings of one host's ranks that make calls slow or hang."""
 
 from __future__ import annotations
 

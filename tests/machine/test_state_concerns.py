@@ -1,4 +1,4 @@
-"""What is said of two records; the records by hand."""
+"""The warnings for two records of a host's state; the records are made by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def state(cpu=None, network=None, **device):
 
 
 @pytest.mark.parametrize(
-    ("device", "said"),
+    ("device", "message"),
     [
         (
             {"others": [PYTHON], "busy_percent": 98},
@@ -38,8 +38,8 @@ def state(cpu=None, network=None, **device):
         ({"others": None, "busy_percent": None, "reasons": None}, None),  # unknown is no concern
     ],
 )
-def test_before(device, said):
-    assert list(before(state(**device))) == ([f"GPU 3 of node7: {said}"] if said else [])
+def test_before(device, message):
+    assert list(before(state(**device))) == ([f"GPU 3 of node7: {message}"] if message else [])
 
 
 def test_inside_a_program_that_was_busy_itself():
@@ -57,7 +57,7 @@ LINKS = {"crc_flit": {"0": 5, "1": 5}, "replay": {"0": 0, "1": None}}
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "said"),
+    ("first", "last", "message"),
     [
         ({"others": [SMALL]}, {"others": [SMALL]}, None),  # it was told before
         (
@@ -98,19 +98,19 @@ LINKS = {"crc_flit": {"0": 5, "1": 5}, "replay": {"0": 0, "1": None}}
         ),
     ],
 )
-def test_during(first, last, said):
-    found = list(during(state(**first), state({"seconds": 10.0}, **last), "cuda"))
-    assert found == ([f"GPU 3 of node7: {said}"] if said else [])
+def test_during(first, last, message):
+    concerns = list(during(state(**first), state({"seconds": 10.0}, **last), "cuda"))
+    assert concerns == ([f"GPU 3 of node7: {message}"] if message else [])
 
 
-def cores(others, stolen=0.0, cores=16, seconds=10.0, busy=8.0):
+def cores(others_cores, stolen=0.0, cores=16, seconds=10.0, busy=8.0):
     top = [{"pid": 4711, "name": "make", "user": "anna", "cores": 1.25}]
     shares = {"seconds": seconds, "cores": cores, "busy_cores": busy}
-    return {**shares, "others_cores": others, "stolen_cores": stolen, "processes": top}
+    return {**shares, "others_cores": others_cores, "stolen_cores": stolen, "processes": top}
 
 
 @pytest.mark.parametrize(
-    ("kind", "shares", "said"),
+    ("kind", "shares", "message"),
     [
         ("cpu", cores(1.6), None),  # the limit: 10 % of 16
         (
@@ -129,17 +129,17 @@ def cores(others, stolen=0.0, cores=16, seconds=10.0, busy=8.0):
         ("cpu", cores(0.0, stolen=0.02, busy=0.1), None),
     ],
 )
-def test_cores(kind, shares, said):
-    found = list(during(state(), state(shares), kind))
-    assert len(found) == bool(said)
-    assert not said or found[0].startswith(f"node7: {said}")
+def test_cores(kind, shares, message):
+    concerns = list(during(state(), state(shares), kind))
+    assert len(concerns) == bool(message)
+    assert not message or concerns[0].startswith(f"node7: {message}")
 
 
 def test_heat():
     first = {"throttled_core": 5, "throttled_package": None}
     last = {"throttled_core": 8, "throttled_package": 4}
-    found = list(during(state(first), state(last), "cpu"))
-    assert found == ["node7: CPU core slowed by heat 3 times during the run"]
+    concerns = list(during(state(first), state(last), "cpu"))
+    assert concerns == ["node7: CPU core slowed by heat 3 times during the run"]
 
 
 def test_ports():
@@ -148,8 +148,8 @@ def test_ports():
     last = {"mlx5_0 port 1": {"symbol_error": 15, "link_downed": 1, "port_xmit_wait": 500}}
     last["eth0"] = {"rx_errors": 2, "rx_dropped": 100}  # reset; frames for nobody
     last["eth1"] = {"rx_errors": 7}  # was not there before
-    found = list(during(state(network=first), state(network=last), "cpu"))
-    assert found == ["mlx5_0 port 1 of node7: symbol_error +12, link_downed +1 during the run"]
+    concerns = list(during(state(network=first), state(network=last), "cpu"))
+    assert concerns == ["mlx5_0 port 1 of node7: symbol_error +12, link_downed +1 during the run"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Shares of cores from a /proc of our own: 100 ticks a second, sums by hand."""
+"""Shares of cores from a hand-made /proc with 100 ticks per second; sums computed by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ IDLE = (0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def samples(proc, after, processes, seconds=2.0):
-    """Two samples so far apart; the first at zero ticks with all processes but BORN_LATER."""
+    """Two samples with this distance. The first has zero ticks and all processes except
+    BORN_LATER.
+    """
     first = state.sample(
         proc(
             dict.fromkeys(after, IDLE),
@@ -73,9 +75,9 @@ def test_who_used_the_cores(proc):
         },
     )
     assert state.allowed_cpus([RANK], root) == {0, 1}
-    found = state.shares(first, last, [RANK], {0, 1}, 100, root)
-    user = state.user_of(os.getpid())  # who wrote the files
-    assert found == {
+    shares = state.shares(first, last, [RANK], {0, 1}, 100, root)
+    user = state.user_name(os.getpid())  # who wrote the files
+    assert shares == {
         "seconds": 2.0,
         "cores": 2,
         "busy_cores": 1.75,
@@ -89,14 +91,14 @@ def test_who_used_the_cores(proc):
 
 
 def test_a_number_that_was_given_again(proc):
-    """Ticks of another process with the same number are not subtracted."""
+    """The ticks of an earlier process with the same pid are not subtracted."""
     processes = {
         RANK: stat_line(RANK, "python3", 1, 0),
         OTHER: stat_line(OTHER, "new", 1, 20, born=9000),
     }
     first, last, root = samples(proc, {0: (20, 0, 0, 180, 0, 0, 0, 0)}, processes)
-    found = state.shares(first, last, [RANK], {0}, 100, root)
-    assert [(p["name"], p["cores"]) for p in found["processes"]] == [("new", 0.1)]
+    shares = state.shares(first, last, [RANK], {0}, 100, root)
+    assert [(p["name"], p["cores"]) for p in shares["processes"]] == [("new", 0.1)]
 
 
 def test_children_that_end(proc):
@@ -109,9 +111,9 @@ def test_children_that_end(proc):
         {RANK: stat_line(RANK, "python3", 1, 50, ended=540), OTHER: stat_line(OTHER, "x", 1, 1100)},
     )
     processes = {pid: p for pid, p in last.processes.items() if pid != CHILD}
-    found = state.shares(first, state.Sample(last.seconds, last.cpus, processes), [RANK], {0}, 100)
-    assert found["others_cores"] == 0.5  # (190 - 50 - 40) ticks in 2 s
-    assert [p["pid"] for p in found["processes"]] == [OTHER]
+    shares = state.shares(first, state.Sample(last.seconds, last.cpus, processes), [RANK], {0}, 100)
+    assert shares["others_cores"] == 0.5  # (190 - 50 - 40) ticks in 2 s
+    assert [p["pid"] for p in shares["processes"]] == [OTHER]
 
 
 def test_what_started_the_ranks_is_no_other(proc):
@@ -135,26 +137,26 @@ def test_what_started_the_ranks_is_no_other(proc):
     root = proc({0: (150, 0, 0, 50, 0, 0, 0, 0)}, after)
     last = state.sample(root)
     last = state.Sample(first.seconds + 2.0, last.cpus, last.processes)
-    found = state.shares(first, last, [RANK], {0}, 100, root)
-    assert found["others_cores"] == 0.15  # (150 - 50 - 60 - 10) ticks in 2 s
-    assert [p["pid"] for p in found["processes"]] == [OTHER]
+    shares = state.shares(first, last, [RANK], {0}, 100, root)
+    assert shares["others_cores"] == 0.15  # (150 - 50 - 60 - 10) ticks in 2 s
+    assert [p["pid"] for p in shares["processes"]] == [OTHER]
 
 
 def test_ranks_that_cannot_be_seen(proc):
-    """In other containers: what is theirs and what is others' cannot be known."""
+    """The ranks are in other containers, so their processes cannot be told from others."""
     processes = {RANK: stat_line(RANK, "python3", 1, 50)}
     first, last, root = samples(proc, {0: (60, 0, 0, 140, 0, 0, 0, 0)}, processes)
-    found = state.shares(first, last, [RANK, 999], {0}, 100, root)
-    assert (found["busy_cores"], found["others_cores"], found["processes"]) == (0.3, None, [])
+    shares = state.shares(first, last, [RANK, 999], {0}, 100, root)
+    assert (shares["busy_cores"], shares["others_cores"], shares["processes"]) == (0.3, None, [])
 
 
 def test_nothing_to_read(tmp_path):
     empty = state.sample(str(tmp_path))
-    found = state.shares(empty, empty, [1], {0}, 100)
-    assert (found["cores"], found["others_cores"]) == (0, None)
+    shares = state.shares(empty, empty, [1], {0}, 100)
+    assert (shares["cores"], shares["others_cores"]) == (0, None)
     assert state.sample(str(tmp_path / "none")).processes == {}
     assert state.allowed_cpus([1], str(tmp_path)) == set()
-    assert state.user_of(1, str(tmp_path)) is None
+    assert state.user_name(1, str(tmp_path)) is None
     assert set(state.settings({0}, str(tmp_path), str(tmp_path)).values()) == {None}
 
 
@@ -176,7 +178,7 @@ def test_settings(proc, tmp_path):
 
 
 def test_this_process():
-    """The real /proc: what this test burns is its own, and seen."""
+    """The real /proc: the CPU time of this test is counted as that of the run."""
     first = state.sample()
     end = first.processes[os.getpid()].ticks + 3
     while state.sample().processes[os.getpid()].ticks < end:
@@ -184,7 +186,7 @@ def test_this_process():
     last = state.sample()
     cpus = state.allowed_cpus([os.getpid()])
     assert cpus == os.sched_getaffinity(0)
-    mine = state.shares(first, last, [os.getpid()], cpus, os.sysconf("SC_CLK_TCK"))
-    assert mine["cores"] == len(cpus) and mine["others_cores"] is not None
-    assert os.getpid() not in [p["pid"] for p in mine["processes"]]
-    assert state.name_of(os.getpid()) == last.processes[os.getpid()].name
+    shares = state.shares(first, last, [os.getpid()], cpus, os.sysconf("SC_CLK_TCK"))
+    assert shares["cores"] == len(cpus) and shares["others_cores"] is not None
+    assert os.getpid() not in [p["pid"] for p in shares["processes"]]
+    assert state.process_name(os.getpid()) == last.processes[os.getpid()].name

@@ -1,4 +1,4 @@
-"""Intel's GPUs: a small sysfs of each driver, and what xpu-smi prints."""
+"""Intel's GPUs: a small sysfs of each driver, and outputs of xpu-smi."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_answer_that_is_none(tmp_path, text):
 
 
 def test_the_real_command(tmp_path, monkeypatch):
-    """A command that is there, one that fails, one that hangs, and none."""
+    """A command that works, one that fails, one that hangs, and one that does not exist."""
     command = tmp_path / "xpu-smi"
     for script, timeout_s, expected in (
         ("echo '{\"device_util_by_proc_list\": []}'", 60, []),

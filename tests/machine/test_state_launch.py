@@ -1,4 +1,4 @@
-"""The state in a run: looked at by one rank of each host, kept in the file, shown, refused."""
+"""The machine's state in a run: read by one rank of each host, saved, shown, and refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ranks import command
 import torchcoll
 from torchcoll.bench.recorder import tell_links
 from torchcoll.machine import environment, host_watch, state
-from torchcoll.machine.host_watch import Watch, strangers
+from torchcoll.machine.host_watch import Watch, foreign_processes
 
 PLACES = ("0000:1b:00.0", "0000:2c:00.0")
 LINKS = {("NvLinkState", 0): 1, ("NvLinkRemoteDeviceType", 0): 2}
@@ -43,7 +43,7 @@ STATE = ("torchcoll.machine.host_watch", "torchcoll.machine.gpu_state")
 
 
 def test_only_one_rank_of_a_host_loads_it(jobs, tmp_path):
-    """At thousands of ranks every import is paid."""
+    """With thousands of ranks every import counts."""
 
     def forget(rank):
         for name in [
@@ -80,7 +80,7 @@ def test_nothing_is_looked_at_where_nothing_communicates(launch):
 
 
 def with_gpus(first, second, later=None):
-    """For a child: rank r is on GPU r of these two."""
+    """A setup for children: rank r uses GPU r of these two."""
 
     def setup(rank):
         tables = {PLACES[0]: first, PLACES[1]: second}
@@ -88,8 +88,8 @@ def with_gpus(first, second, later=None):
 
         class WithDriver(Watch):
             def __init__(self, kind, places, pids):
-                own = [(pid, 1) for pid in pids]
-                tables[PLACES[0]].setdefault("ComputeRunningProcesses_v3", []).append(own[0])
+                processes = [(pid, 1) for pid in pids]
+                tables[PLACES[0]].setdefault("ComputeRunningProcesses_v3", []).append(processes[0])
                 library = FakeNvml(tables, later={PLACES[0]: later or {}})
                 super().__init__("cuda", places, pids, library=library)
 
@@ -110,16 +110,15 @@ def test_a_gpu_that_another_uses_and_that_is_throttled(launch):
     second = gpu(1, **{"ComputeRunningProcesses_v3": []})
     measured = launch("all_reduce", SIZE, 2, setup=with_gpus(first, second, later)).ended(0)
     run, host = measured.run, environment.hostname()
-    stated = [event["message"] for event in run.events if event["kind"] == "machine"]
-    stated = [
-        text for text in stated if text.startswith("GPU")
-    ]  # of this machine anything may be told
+    messages = [event["message"] for event in run.events if event["kind"] == "machine"]
+    # Of this machine anything may be told.
+    messages = [text for text in messages if text.startswith("GPU")]
     process = f"a process (pid {2**22 + 1}, 34.2 GiB)"
-    assert stated == [
+    assert messages == [
         f"GPU 0 of {host}: in use by {process} before the run; 0 % busy",
         f"GPU 0 of {host}: throttled during the run (thermal 100% of the time)",
     ]
-    for text in stated:
+    for text in messages:
         assert f"WARN {text}" in measured.stdout()  # the verdict line
     assert [m["nvlinks"] for m in run.members] == [1, 1]
     assert [m["nvlink_to_switch"] for m in run.members] == [True, True]
@@ -133,8 +132,8 @@ def test_require_idle_names_the_process(launch):
     setup = with_gpus(first, gpu(1))
     measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=setup).ended(4)
     (line,) = measured.errors()
-    name = state.name_of(os.getpid())
-    user = state.user_of(os.getpid())
+    name = state.process_name(os.getpid())
+    user = state.user_name(os.getpid())
     assert line == (
         error_line(
             "require-idle",
@@ -148,8 +147,8 @@ def test_require_idle_names_the_process(launch):
 def test_require_idle_on_gpus_that_are(launch):
     setup = with_gpus(gpu(0), gpu(1))
     measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=setup).ended(0)
-    stated = [event["message"] for event in measured.run.events if event["kind"] == "machine"]
-    assert [text for text in stated if text.startswith("GPU")] == []
+    messages = [event["message"] for event in measured.run.events if event["kind"] == "machine"]
+    assert [text for text in messages if text.startswith("GPU")] == []
 
 
 # -- cores -----------------------------------------------------------------------------------------
@@ -161,7 +160,9 @@ def on_one_core():
 
 @pytest.fixture
 def burner():
-    """A process that works without end, on the core of ``on_one_core``: of many it is no share."""
+    """A process that never idles, on the core of ``on_one_core``; with many cores its share is too
+    small.
+    """
     pid = os.fork()
     if not pid:
         on_one_core()
@@ -198,9 +199,9 @@ def test_busy_cores_during_the_run(launch, burner):
 
     measured = launch("all_reduce", "--sizes 1K --max-time 0.2 --precision 0.0001", 2, setup=setup)
     measured.ended(0)
-    stated = [e["message"] for e in measured.run.events if e["kind"] == "machine"]
+    messages = [e["message"] for e in measured.run.events if e["kind"] == "machine"]
     assert any(
-        "other processes used " in text and text.endswith("during the run") for text in stated
+        "other processes used " in text and text.endswith("during the run") for text in messages
     )
 
 
@@ -218,12 +219,12 @@ def test_busy_cores_during_the_run(launch, burner):
         ([101, 102, 103], [None]),
     ],
 )
-def test_strangers(listed, expected):
+def test_foreign_processes(listed, expected):
     processes = listed and [{"pid": pid, "size_bytes": 1} for pid in listed]
     if listed == []:
         processes = []
-    found = strangers(processes, own={1, 2}, ranks=2)
-    assert (found and [p["pid"] for p in found]) == expected
+    foreign = foreign_processes(processes, run_pids={1, 2}, ranks=2)
+    assert (foreign and [p["pid"] for p in foreign]) == expected
 
 
 @pytest.mark.parametrize(

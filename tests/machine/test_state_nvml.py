@@ -1,4 +1,4 @@
-"""NVML through a table of answers; expected numbers by hand, words from nvml.h."""
+"""NVML with a table of answers; expected numbers by hand, names from nvml.h."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ H200 = {
 }
 
 
-def only(answers, place=PLACE, **options):
-    library = FakeNvml({place: answers}, **options)
-    (gpu,) = gpu_state.nvidia_gpus([place], library)
+def only(answers, device_id=PLACE, **options):
+    library = FakeNvml({device_id: answers}, **options)
+    (gpu,) = gpu_state.nvidia_gpus([device_id], library)
     assert library.open == 0  # shut down as often as initialised
     return gpu
 
@@ -80,7 +80,9 @@ def test_what_is_not_told_is_none():
 
 
 def test_an_older_driver():
-    """Throttle reasons under their old name, processes by version 2 of the call."""
+    """An older driver has the old name of the throttle reasons, and version 2 of the process
+    call.
+    """
     answers = {
         "CurrentClocksThrottleReasons": 0x1,
         "ComputeRunningProcesses_v2": [(8, 16)],
@@ -112,9 +114,9 @@ def test_by_uuid():
 
 
 def test_without_a_driver_without_the_device_and_without_an_answer():
-    other = FakeNvml({"0000:2c:00.0": {}})
+    other_gpu = FakeNvml({"0000:2c:00.0": {}})
     refuses = FakeNvml({PLACE: H200}, init=9)  # NVML_ERROR_DRIVER_NOT_LOADED
-    for library in (None, other, refuses):
+    for library in (None, other_gpu, refuses):
         assert gpu_state.nvidia_gpus([PLACE], library) == [{"place": PLACE}]
 
 
@@ -139,11 +141,11 @@ def test_the_layout_of_the_structures():
 )
 def test_whether_switches_reduce(tmp_path, model, links, ends, reduces):
     places = ("0000:0f:00.0", "0000:1f:00.0")
-    for place in places:
-        (tmp_path / place).mkdir()
-        (tmp_path / place / "information").write_text(f"Model: \t\t {model}\nIRQ: 5\n")
+    for device_id in places:
+        (tmp_path / device_id).mkdir()
+        (tmp_path / device_id / "information").write_text(f"Model: \t\t {model}\nIRQ: 5\n")
     answers = {("NvLinkState", n): int(n < links) for n in range(18)}
     answers["NvLinkRemoteDeviceType"] = ends
-    library = FakeNvml({place: dict(answers) for place in places})
+    library = FakeNvml({device_id: dict(answers) for device_id in places})
     assert gpu_state.switches_reduce(str(tmp_path), library) is reduces
     assert gpu_state.switches_reduce(str(tmp_path / "nowhere"), library) is None

@@ -72,7 +72,7 @@ class Sweep:
         if not (look and session.entries[0].communicates):
             return
         local.progress.step("state of the machine")
-        states = local.control.gather(session.watch and session.watch.both())
+        states = local.control.gather(session.watch and session.watch.states())
 
         def keep(recorder: Recorder) -> None:
             from torchcoll.bench.recorder import keep_after

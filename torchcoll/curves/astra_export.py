@@ -48,7 +48,7 @@ from torchcoll.libraries.execution_trace import (
     SUFFIX,
     ChakraNode,
     Value,
-    encoded,
+    encode_nodes,
 )
 from torchcoll.stats.sides import Reading, Side
 
@@ -144,7 +144,7 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
         put_in = result.bytes_in or collective.elements(layout)[0]
         nodes.append(_collective(len(nodes), name, put_in, [n.id for n in nodes]))
         line = CASE_LINE.format(name, size_bytes, ranks)
-        own = _Simulation(line, network, [encoded(nodes)] * ranks)
+        own = _Simulation(line, network, [encode_nodes(nodes)] * ranks)
         simulations.setdefault(f"{network}-{size_bytes}", own)
     if not simulations:
         got = "; ".join(f"{count} of {why}" for why, count in left.items()) or "no case"
@@ -192,7 +192,7 @@ def export_step(model: MachineModel, traffic: Traffic, folder: Path) -> Simulato
         spans = traffic.steps.get(rank, [])
         span = spans[step] if step is not None and step < len(spans) else None
         nodes = _step_nodes(traffic, own[rank], rank, span, links.launch_ns, groups, left)
-        traces.append(encoded(nodes))
+        traces.append(encode_nodes(nodes))
     done.notes += [f"left out: {count} calls of {one}" for one, count in left.items()]
     done.notes.append("computation in whole microseconds, as Chakra has it")
     if any(c.time_ns and c.span is None for calls in own.values() for c in calls):

@@ -1,13 +1,12 @@
-"""ASTRA-sim's output: ``sys[3] finished, 1072000 cycles, exposed communication ...`` of each NPU.
+"""Reads ASTRA-sim's output: ``sys[3] finished, 1072000 cycles, ...`` for each NPU.
 
-One cycle is one nanosecond (Sys::boostedTick). The output does not say what was simulated, so the
+One cycle is one nanosecond (Sys::boostedTick). The output does not name the simulated case, so the
 script that ``torchcoll model export --astra-sim`` writes prints a line before each simulation::
 
     torchcoll case: collective=all_reduce size_bytes=1048576 ranks=8
 
-Output of one simulation alone takes --collective and, with its size in its name, nothing else can
-be told: it is refused. A simulation of which some NPU did not finish stopped midway, and its case
-is refused too. A step of a training is no case: its time is told, and nothing is loaded.
+Output without such a line is refused. So is a case whose simulation stopped midway, before all NPUs
+had finished. A step of a training is not a case: it is refused with its time in the message.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torchcoll.importers.base import (
     collective_named,
     make_result,
     make_run,
-    ranks_stated,
+    parse_ranks,
     whole,
 )
 from torchcoll.libraries.execution_trace import STEP_LINE
@@ -39,7 +38,7 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
+    imported = Imported()
     results: list[CaseResult] = []
     case: tuple[str, int, int] | None = None
     began = 0
@@ -48,7 +47,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
 
     def end() -> None:
         if step:
-            found.refuse(
+            imported.refuse(
                 began, f"a step is no case; its last NPU: {max(cycles.values(), default=0)} ns"
             )
         if case is None:
@@ -56,9 +55,9 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
         name, size_bytes, ranks = case
         if len(cycles) < ranks:
             what = f"{name} of {size_bytes} bytes"
-            found.refuse(began, f"{what} stopped midway: {len(cycles)} of {ranks} NPUs finished")
+            imported.refuse(began, f"{what} stopped midway: {len(cycles)} of {ranks} NPUs finished")
             return
-        found.take()
+        imported.take()
         reported = Reported(float(max(cycles.values())), "simulated", over_ranks="max")
         results.append(
             make_result(
@@ -67,10 +66,10 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
         )
 
     for line, text in lines:
-        if stated := _CASE.search(text):
+        if match := _CASE.search(text):
             end()
             cycles, began, step = {}, line, False
-            case = _case(stated, found, line)
+            case = _case(match, imported, line)
         elif text.strip() == STEP_LINE:
             end()
             cycles, began, step, case = {}, line, True, None
@@ -79,23 +78,23 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
             if step and number is not None and ticks:
                 cycles[number] = ticks
             elif case is None:
-                found.refuse(line, _NO_CASE)
+                imported.refuse(line, _NO_CASE)
             elif number is not None and ticks and number < case[2]:
                 cycles[number] = ticks
             else:
-                found.refuse(line, f"NPU {finished[1]} of a case of {case[2]} ranks")
+                imported.refuse(line, f"NPU {finished[1]} of a case of {case[2]} ranks")
     end()
     if results:
         source = {"tool": "ASTRA-sim", "format": "text"}
         ranks = max(result.ranks for result in results)
-        found.runs.append(make_run(results, options, source, ranks=ranks))
-        found.warn("times of a simulator, the last NPU to finish; 1 cycle is taken for 1 ns")
-    return found
+        imported.runs.append(make_run(results, options, source, ranks=ranks))
+        imported.warn("times of a simulator, the last NPU to finish; 1 cycle is taken for 1 ns")
+    return imported
 
 
-def _case(stated: re.Match[str], found: Imported, line: int) -> tuple[str, int, int] | None:
-    name, size_bytes, ranks = collective_named(stated[1]), whole(stated[2]), ranks_stated(stated[3])
+def _case(match: re.Match[str], imported: Imported, line: int) -> tuple[str, int, int] | None:
+    name, size_bytes, ranks = collective_named(match[1]), whole(match[2]), parse_ranks(match[3])
     if name is None or not size_bytes or ranks is None:
-        found.refuse(line, f"{stated[1]} of {stated[2]} bytes on {stated[3]} ranks is no case")
+        imported.refuse(line, f"{match[1]} of {match[2]} bytes on {match[3]} ranks is no case")
         return None
     return name, size_bytes, ranks

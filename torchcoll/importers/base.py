@@ -1,17 +1,17 @@
-"""What every importer shares: its contract, and how a figure of a source becomes a CaseResult.
+"""What all importers share: their interface, and the functions that make results from figures.
 
 An importer is a module, built in or named by an entry point of the group ``torchcoll.importers``::
 
-    NAME = "osu"                                     what --from takes
+    NAME = "osu"                                     the name for --from
     def sniff(head: Sequence[str]) -> bool           is it this format? head: the first lines
     def read(lines: Iterable[Line], options: Options) -> Imported
-    LONG_LINES = True                                where a line may be longer than MOST_TEXT
-    STARTS = re.compile(...)                         how its rows and headings begin, where text
-                                                     of other programs may stand before them
+    LONG_LINES = True                                if a line may be longer than MOST_TEXT
+    STARTS = re.compile(...)                         how its rows and headings begin, if text of
+                                                     other programs may precede them
 
-``lines`` are (line number, text), without ANSI codes and, by STARTS, without prefixes (prefix.py),
-in ``sniff`` too. ``read`` never raises for what a file holds: a row that it cannot use is refused
-with its line and a reason, and so is one that it cannot take out of its line.
+``lines`` are (line number, text) without ANSI codes and, by STARTS, without prefixes (prefix.py);
+the lines for ``sniff`` are alike. ``read`` never raises for the content of a file: a row that it
+cannot use, or cannot separate from other text, is refused with its line number and a reason.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from torchcoll.core.variables import masked
 
 Line = tuple[int, str]
 Value = TypeVar("Value", int, str)
-# Sizes of types that torchcoll does not measure; a log may have them.
+# Sizes of types that torchcoll does not measure but that a log may have.
 _OTHER_SIZES = {"bool": 1, "uint16": 2, "uint32": 4, "uint64": 8, "complex64": 8, "complex128": 16}
-_DIGITS = 30  # more than a whole number here can have
-MOST_NUMBER, MOST_WHOLE = 1e18, 1 << 62  # what ``number`` and ``whole`` take is less
-STATISTICS = ("mean", "median", "min", "max")  # what --statistic takes
+_DIGITS = 30  # more digits than any number that ``whole`` accepts
+MOST_NUMBER, MOST_WHOLE = 1e18, 1 << 62  # ``number`` and ``whole`` accept values below these
+STATISTICS = ("mean", "median", "min", "max")  # values of --statistic
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What the user knows and the file does not. ``columns``: --map of a plain table."""
+    """What the user tells about a file. ``columns``: --map of a plain table."""
 
     file: str = ""
     ranks: int | None = None
@@ -63,7 +63,7 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Refused:
-    """A row that was not read; line 0 is the whole file."""
+    """A row that was not read. Line 0 means the whole file."""
 
     line: int
     reason: str
@@ -71,10 +71,14 @@ class Refused:
 
 @dataclass
 class Imported:
-    """What one file holds. ``rows``: rows read; a row of nccl-tests is two cases. parts: of a file
-    of several tables the number of that which each run is of; part: of that which is being read;
-    about: the parts that a warning is about, where it is not about all. instead: the next action
-    where nothing was read.
+    """The content of one file.
+
+    rows: how many rows were read; a row of nccl-tests has two cases.
+    importer: its name.
+    run_outputs: for a file with several outputs, the number of the output that each run is from.
+    output: number of the output that is being read; None where a file has only one.
+    warned_outputs: warning -> the outputs that it is about; other warnings are about all.
+    action: what to do next if nothing was read.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -82,18 +86,19 @@ class Imported:
     refused: list[Refused] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     importer: str = ""
-    parts: list[int] = field(default_factory=list)
-    part: int | None = None
-    about: dict[str, set[int]] = field(default_factory=dict)
-    instead: str = ""
+    run_outputs: list[int] = field(default_factory=list)
+    output: int | None = None
+    warned_outputs: dict[str, set[int]] = field(default_factory=dict)
+    action: str = ""
 
     def refuse(self, line: int, reason: str) -> None:
         self.refused.append(Refused(line, reason))
         self.check_rows(len(self.refused))
 
     def take(self, rows: int = 1, most: int | None = None) -> None:
-        """So many rows more were read. Raises UnreadableError for more than ``most`` of them, which
-        is MOST_ROWS where each becomes a case.
+        """Count rows that were read.
+
+        Raises UnreadableError for more than ``most`` rows in all (default: MOST_ROWS).
         """
         self.rows += rows
         self.check_rows(self.rows, most)
@@ -104,36 +109,41 @@ class Imported:
             raise UnreadableError("file", f"more than {most} rows", "less", "Split it.")
 
     def warn(self, text: str) -> None:
-        if self.part is not None:
-            self.about.setdefault(text, set()).add(self.part)
+        if self.output is not None:
+            self.warned_outputs.setdefault(text, set()).add(self.output)
         if text not in self.warnings and len(self.warnings) < MOST_TOLD:
             self.warnings.append(text)
 
-    def choose(self, option: str, asked: Value | None, stated: Value | None) -> Value | None:
-        """What the user gave, else what the file tells; said where they contradict each other."""
-        if asked and stated and asked != stated:
-            self.warn(f"--{option} {asked}, but the file tells {stated}")
-        return asked or stated
+    def choose(self, option: str, requested: Value | None, recorded: Value | None) -> Value | None:
+        """The value of the user's option, or else of the file. Warns if the two differ."""
+        if requested and recorded and requested != recorded:
+            self.warn(f"--{option} {requested}, but the file tells {recorded}")
+        return requested or recorded
 
     def warnings_by_run(self) -> list[list[str]]:
-        """Of each run the warnings about it; those about a part that has no run are about all."""
-        known = set(self.parts)
-        everywhere: list[int] = []  # numbers of warnings, so that they keep their order
-        by_part: dict[int, list[int]] = {}
+        """For each run its warnings. A warning about an output without a run is given to all
+        runs.
+        """
+        with_run = set(self.run_outputs)
+        everywhere: list[int] = []  # indices of warnings, so that they keep their order
+        by_output: dict[int, list[int]] = {}
         for number, text in enumerate(self.warnings):
-            about = self.about.get(text, set()) & known
-            for numbers in [by_part.setdefault(part, []) for part in about] or [everywhere]:
+            about = self.warned_outputs.get(text, set()) & with_run
+            for numbers in [by_output.setdefault(output, []) for output in about] or [everywhere]:
                 numbers.append(number)
-        parts = self.parts or [-1] * len(self.runs)
-        numbered = (sorted([*everywhere, *by_part.get(part, ())]) for part in parts)
+        outputs = self.run_outputs or [-1] * len(self.runs)
+        numbered = (sorted([*everywhere, *by_output.get(output, ())]) for output in outputs)
         return [[self.warnings[number] for number in numbers] for numbers in numbered]
 
     def refusals(self) -> list[tuple[str, str]]:
-        """(lines in short, reason), each reason once."""
-        found: dict[str, list[int]] = {}
+        """(line numbers as ranges, reason) for each distinct reason."""
+        lines_by_reason: dict[str, list[int]] = {}
         for refused in self.refused:
-            found.setdefault(refused.reason, []).append(refused.line)
-        return [(format_ranges(lines) if any(lines) else "", why) for why, lines in found.items()]
+            lines_by_reason.setdefault(refused.reason, []).append(refused.line)
+        return [
+            (format_ranges(lines) if any(lines) else "", why)
+            for why, lines in lines_by_reason.items()
+        ]
 
 
 class Importer(Protocol):
@@ -144,20 +154,20 @@ class Importer(Protocol):
     def read(self, lines: Iterable[Line], options: ImportOptions) -> Imported: ...
 
 
-# 1,048,576 and 1,234.5; not 1,234, which may be a decimal comma.
+# Grouped digits like 1,048,576 and 1,234.5; not 1,234, whose comma may be a decimal one.
 _GROUPED = re.compile(r"\d{1,3}(?:(?:,\d{3}){2,}|,\d{3}(?=\.))(?:\.\d+)?")
 _GROUPED_WHOLE = re.compile(r"\d{1,3}(?:,\d{3})+")
 
 
 def number(text: object) -> float | None:
-    """A finite number from 0 on, else None."""
+    """``text`` as a finite number >= 0; None for anything else."""
     try:
         value = float(text)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         if not (isinstance(text, str) and _GROUPED.fullmatch(text.strip())):
             return None
         value = float(text.replace(",", ""))
-    return value if 0 <= value < MOST_NUMBER else None  # NaN is not
+    return value if 0 <= value < MOST_NUMBER else None  # NaN fails this comparison
 
 
 COMMAS = (
@@ -166,29 +176,31 @@ COMMAS = (
 
 
 def no_figure(name: str, text: str) -> str:
-    """Why ``number`` makes nothing of a cell; the same for all cells with a comma."""
+    """Why ``number`` does not accept a cell. All cells with a comma have the same reason."""
     return COMMAS if re.search(r"\d,\d", text) else f"{name} is {text}"
 
 
 def numbers(*texts: str) -> Sequence[float | None]:
-    """``number`` of each; at once where all are ordinary, as in most rows."""
+    """``number`` of each text. Faster than single calls if all are plain numbers, as in most
+    rows.
+    """
     try:
         values = [*map(float, texts)]
     except ValueError:
         return [*map(number, texts)]
-    # A sum with NaN in it is not below anything.
+    # A sum that includes NaN is not below any number.
     ordinary = min(values) >= 0 and sum(values) < MOST_NUMBER
     return values if ordinary else [*map(number, texts)]
 
 
 def ns_of_us(text: object) -> float | None:
-    """Nanoseconds of a time in microseconds, else None."""
+    """A time in microseconds as nanoseconds; None if it is not a number."""
     value = number(text)
     return None if value is None else value * 1e3
 
 
 def whole(text: object) -> int | None:
-    """A whole number from 0 on of 62 bits, else None."""
+    """``text`` as a whole number >= 0 of at most 62 bits; None for anything else."""
     if isinstance(text, bool) or (isinstance(text, float) and not text.is_integer()):
         return None
     try:
@@ -200,28 +212,28 @@ def whole(text: object) -> int | None:
     return value if 0 <= value < MOST_WHOLE else None
 
 
-def ranks_stated(text: object) -> int | None:
-    """A number of ranks as a file may hold it, else None."""
+def parse_ranks(text: object) -> int | None:
+    """``text`` as a number of ranks; None if it is not one."""
     value = whole(text)
     return value if value and value <= MOST_RANKS else None
 
 
 def collective_named(text: str) -> str | None:
-    """torch's name of a collective in the spelling of any tool; None where there is none."""
+    """torch's name of a collective in any tool's spelling; None if it is not a collective."""
     try:
         return find_collective(text).name
     except UsageError:
         return None
 
 
-@lru_cache(maxsize=64)  # the name of the file is asked for each row
+@lru_cache(maxsize=64)  # called with the name of the file for each row
 def collective_in(text: str) -> str | None:
-    """The one collective that a text such as a file name or a heading names; None if several.
+    """The collective that a file name or a heading contains; None if it contains none or several.
 
-    ``2. All_reduce`` and ``nccl_allgather.log`` name one; all_reduce is not also reduce.
+    ``2. All_reduce`` and ``nccl_allgather.log`` contain one. all_reduce does not count as reduce.
     """
     plain = re.sub(r"[^a-z0-9]+", "_", text.lower())
-    found = set()
+    names = set()
     spellings = sorted(
         {s for c in COLLECTIVES.values() for n in (c.name, *c.aliases) for s in _spellings(n)},
         key=len,
@@ -230,9 +242,9 @@ def collective_in(text: str) -> str | None:
     for spelling in spellings:
         pattern = rf"(?<![a-z]){spelling}(?![a-z])"
         if re.search(pattern, plain):
-            found.add(find_collective(spelling).name)
+            names.add(find_collective(spelling).name)
             plain = re.sub(pattern, "#", plain)
-    return found.pop() if len(found) == 1 else None
+    return names.pop() if len(names) == 1 else None
 
 
 def _spellings(name: str) -> tuple[str, str]:
@@ -241,7 +253,7 @@ def _spellings(name: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=64)
 def dtype_named(text: str | None) -> str | None:
-    """torch's name of a type; what torch has not stays as it is; None for no text."""
+    """torch's name of a type. A type that torch does not have keeps its name; None for no text."""
     if not text:
         return None
     plain = re.sub(r"^(mpi|nccl|ncclfloat)_", "", text.strip().lower())
@@ -258,37 +270,39 @@ def itemsize(dtype: str | None) -> int | None:
 
 
 def mpi_dtype(text: str) -> str | None:
-    """torch's name of a type of MPI: ``MPI_FLOAT``, MPICH's ``MPIX_C_BF16``."""
+    """torch's name of an MPI type, such as ``MPI_FLOAT`` or MPICH's ``MPIX_C_BF16``."""
     plain = dtype_named(re.sub(r"^MPIX?_(?:C_)?", "", text.strip()))
     return "uint8" if plain == "byte" else plain
 
 
 def basis(collective: str) -> str:
-    """What a size that is not S is of, where a source counts by call arguments."""
+    """What a source's size refers to if it is an argument of the call and not S."""
     return "per peer" if collective.startswith("all_to_all") else "per rank"
 
 
 def host_mean(
     collective: str, time_us: float, size_bytes: int, printed_bytes: int, **figures: Any
 ) -> Reported:
-    """The figures of a benchmark that prints the mean over ranks of each rank's mean over calls, by
-    the host's clock. size_bytes: S; printed_bytes: the size as the source prints it; figures: more
-    fields of Reported.
+    """A Reported for a benchmark that prints the mean over ranks of each rank's mean over calls, by
+    the host's clock.
+
+    size_bytes: S. printed_bytes: the size that the source prints.
+    figures: further fields of Reported.
     """
-    same = size_bytes == printed_bytes
+    is_size = size_bytes == printed_bytes
     return Reported(
         time_us * 1e3,
         statistic="mean",
         over_ranks="mean",
         clock="host",
-        size_bytes=None if same else printed_bytes,
-        size_basis="" if same else basis(collective),
+        size_bytes=None if is_size else printed_bytes,
+        size_basis="" if is_size else basis(collective),
         **figures,
     )
 
 
 def half_row(fields: Sequence[str], heading: Sequence[str]) -> str:
-    """Why a row with another number of fields than its heading is refused."""
+    """The reason for refusing a row whose number of fields differs from its heading's."""
     return f"half a row: {len(fields)} fields, the heading has {len(heading)}"
 
 
@@ -316,12 +330,14 @@ def make_result(
     buffer_reuse: str = "unknown",
     group: str | None = None,
 ) -> CaseResult:
-    """A case of a source. ``size_bytes`` is S as nccl-tests defines it: importers convert to it.
+    """Make the result of one case.
 
-    ``wrong``: elements that are wrong of ``checked``; None where the source did not check.
+    size_bytes: S as nccl-tests defines it. Importers convert their sizes to S.
+    ranks: 0 if not known.
+    wrong: how many of the ``checked`` elements are wrong; None if the source did not check.
     """
-    known = (dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse, group)
-    case, own_count, bytes_in, bytes_out = _case(collective, size_bytes, ranks, known)
+    key = (dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse, group)
+    case, own_count, bytes_in, bytes_out = _case(collective, size_bytes, ranks, key)
     return CaseResult(
         case,
         "wrong" if wrong and checked else "ok",
@@ -337,12 +353,12 @@ def make_result(
     )
 
 
-@lru_cache(maxsize=1 << 12)  # rows of one case are many: it is made, and kept, once
+@lru_cache(maxsize=1 << 12)  # many rows have the same case
 def _case(
-    collective: str, size_bytes: int, ranks: int, known: tuple[Any, ...]
+    collective: str, size_bytes: int, ranks: int, key: tuple[Any, ...]
 ) -> tuple[Case, int, int, int]:
-    """The case, its count, and the bytes in and out of a rank; 0 is unknown."""
-    dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse, group = known
+    """(case, its count, bytes into a rank, bytes out of a rank). 0 means not known."""
+    dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse, group = key
     entry = COLLECTIVES[collective]
     case = Case(
         collective,
@@ -363,7 +379,8 @@ def _case(
     if size and (ranks or entry.parts(2) == 1):
         count = size_bytes // (size * entry.parts(ranks or 1))
     if ranks and entry.has_data and not entry.has_splits:
-        # In bytes, so that the type need not be known; the root holds the most.
+        # Computed in bytes, so that the type need not be known, and for the root, which has the
+        # most.
         layout = Layout(root or 0, ranks, size_bytes // entry.parts(ranks), root or 0)
         bytes_in, bytes_out = entry.elements(layout)
     return case, count, bytes_in, bytes_out
@@ -386,7 +403,7 @@ def make_run(
     end: Mapping[str, Any] | None = None,
     events: Sequence[Mapping[str, Any]] = (),
 ) -> Run:
-    """A run of a source, complete unless ``end`` says otherwise; secrets in texts are masked."""
+    """Make a run of a source. It is complete unless ``end`` tells otherwise. Secrets are masked."""
     origin = {k: masked(str(v)) for k, v in source.items() if v}
     header: dict[str, Any] = {
         "run_id": f"{origin.get('tool', 'import')}:{options.file}",
@@ -414,13 +431,16 @@ def runs_of_ranks(
     source: Mapping[str, str | None],
     **more: Any,
 ) -> list[Run]:
-    """A run for each number of ranks, the key of ``results``; more: as of ``make_run``."""
+    """Make a run for each number of ranks, the keys of ``results``. more: arguments of
+    ``make_run``.
+    """
     return [make_run(each, options, source, ranks=ranks, **more) for ranks, each in results.items()]
 
 
 def number_runs(imported: Imported, runs: int) -> None:
-    """What is said of a file with the output of so many processes, one after the other. The source
-    of each run has the number of its run, which is dropped where there is one alone.
+    """Warn if a file has the outputs of several runs, one after the other.
+
+    The source of each run has the number of the run; it is removed if there is only one.
     """
     if runs > 1:
         imported.warn(f"the output of {runs} runs, one after the other")
@@ -430,31 +450,32 @@ def number_runs(imported: Imported, runs: int) -> None:
 
 
 TRUNCATED = "truncated"
-_ROUNDED = 0.05  # published figures are rounded, and each is a mean of its own
+_ROUNDED = 0.05  # published figures are rounded, and each is a separate mean
 
 
 def contradiction(
-    name: str, given_gbps: float | None, expected_gbps: float | None, basis: str, step: float
+    name: str, printed_gbps: float | None, expected_gbps: float | None, basis: str, step: float
 ) -> str:
-    """How a bandwidth that a source prints contradicts the one that follows from ``basis``.
+    """A text if the bandwidth that a source prints contradicts the one computed from ``basis``.
 
-    Returns '' where they agree, or where one is missing or 0. step: half a unit in the last place
-    of the printed figure, in GB/s.
+    step: half a unit in the last place of the printed figure, in GB/s.
+
+    Returns '' if the two agree, or if one of them is missing or 0.
     """
-    if not given_gbps or not expected_gbps:
+    if not printed_gbps or not expected_gbps:
         return ""
-    if abs(given_gbps - expected_gbps) <= _ROUNDED * expected_gbps + step:
+    if abs(printed_gbps - expected_gbps) <= _ROUNDED * expected_gbps + step:
         return ""
-    return f"given {name} {given_gbps:.6g} GB/s, but {expected_gbps:.6g} follows from {basis}"
+    return f"given {name} {printed_gbps:.6g} GB/s, but {expected_gbps:.6g} follows from {basis}"
 
 
-# Half a unit in the last place of a number with so many decimals.
+# Number of decimals -> half a unit in the last place.
 HALVES = tuple(float(0.5 * 10.0**-digits) for digits in range(16))
 
 
 def rounding(text: str) -> float:
-    """Half a unit in the last place of a number as it was printed."""
-    fraction = text[text.find(".") + 1 :]  # all of it where there is no point
+    """Half a unit in the last place of a printed number."""
+    fraction = text[text.find(".") + 1 :]  # the whole text if it has no point
     if fraction.isdecimal():
         digits = len(fraction) if len(fraction) < len(text) else 0
         if digits < len(HALVES):

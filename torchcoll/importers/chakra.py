@@ -1,8 +1,8 @@
-"""Chakra execution traces as Traffic: a file ``NAME.RANK.et`` a rank.
+"""Reads Chakra execution traces as Traffic: one file ``NAME.RANK.et`` for each rank.
 
-A call's sizes are ``comm_size``, which is what the rank puts in (ASTRA-sim's collectives, and
-chakra's converter of PyTorch traces); what it gets follows from the collective. Times are whole
-microseconds, and simulators' inputs have none.
+The size of a call is ``comm_size``, the bytes that the rank puts in (as in ASTRA-sim and in
+chakra's converter of PyTorch traces). The bytes that it gets are computed from the collective.
+Times are whole microseconds; inputs of simulators have no times.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.importers.base import ranks_stated
+from torchcoll.importers.base import parse_ranks
 from torchcoll.libraries.execution_trace import (
     COLLECTIVE,
     KINDS,
@@ -33,15 +33,18 @@ _SCATTERED = ("reduce_scatter", "scatter")
 
 
 def read_chakra(path: Path, siblings: Sequence[Path]) -> Traffic:
-    """The calls of the rank whose file this is; ``beside``: the files of all ranks, itself too.
+    """Read the calls of one rank.
 
-    Raises UnreadableError for what is no such file, a name without a rank, and no communication.
+    siblings: the files of all ranks, including this one.
+
+    Raises UnreadableError for a file that is not a Chakra trace, whose name has no rank, or
+    without communication.
     """
-    rank = rank_of(path)
-    ranks = max([rank, *map(rank_of, siblings)]) + 1
+    rank = rank_of_file(path)
+    ranks = max([rank, *map(rank_of_file, siblings)]) + 1
     groups: dict[str, Group] = {}
     calls: list[TrafficCall] = []
-    made: dict[tuple[str, int | None, str], int] = {}
+    sequences: dict[tuple[str, int | None, str], int] = {}
     unknown: dict[str, int] = {}
     for node in read_nodes(path):
         if node.kind not in (COLLECTIVE, SEND, RECV):
@@ -55,8 +58,8 @@ def read_chakra(path: Path, siblings: Sequence[Path]) -> Traffic:
         groups.setdefault(call.group, Group(call.group, members))
         side = call.collective if call.point_to_point else ""
         key = (call.group, call.peer, side)
-        made[key] = made.get(key, -1) + 1
-        calls.append(replace(call, sequence=made[key]))
+        sequences[key] = sequences.get(key, -1) + 1
+        calls.append(replace(call, sequence=sequences[key]))
     if not calls:
         raise UnreadableError("execution trace", path, "calls: COMM_COLL, COMM_SEND or COMM_RECV")
     notes = ["sizes of Chakra traces: comm_size, what a rank puts in; their types are not told"]
@@ -65,12 +68,12 @@ def read_chakra(path: Path, siblings: Sequence[Path]) -> Traffic:
     return Traffic(SOURCE, ranks, {rank: calls}, groups, notes=notes, path=path)
 
 
-def rank_of(path: Path) -> int:
-    """Raises UnreadableError where the name tells none."""
-    found = _RANK.search(path.name)
-    if not found or ranks_stated(int(found[1]) + 1) is None:
+def rank_of_file(path: Path) -> int:
+    """The rank in the name of a file. Raises UnreadableError if it has none."""
+    match = _RANK.search(path.name)
+    if not match or parse_ranks(int(match[1]) + 1) is None:
         raise UnreadableError("execution trace", path, "a name that ends with .RANK.et")
-    return int(found[1])
+    return int(match[1])
 
 
 def _call(node: ChakraNode, rank: int, ranks: int) -> TrafficCall | None:
@@ -103,7 +106,7 @@ def _call(node: ChakraNode, rank: int, ranks: int) -> TrafficCall | None:
 
 
 def _sizes(name: str, size_bytes: int, ranks: int) -> tuple[int, int]:
-    """(in, out); out is 0 where the ranks of the group are not told."""
+    """(bytes in, bytes out). Bytes out are 0 if the number of ranks in the group is not known."""
     if name in _GATHERED:
         return size_bytes, size_bytes * ranks
     if name in _SCATTERED:

@@ -1,4 +1,4 @@
-"""``torchcoll import``: other tools' output as result files."""
+"""``torchcoll import``: writes other tools' output as result files."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from torchcoll.core.variables import masked_labels
 from torchcoll.importers.base import Imported
 
 
-def columns_of(text: str | None) -> dict[str, str]:
-    """``size=Size,algbw=Algbw (GB/s)`` as a dictionary; a comma in a name is written ``\\,``."""
-    found: dict[str, str] = {}
+def parse_columns(text: str | None) -> dict[str, str]:
+    """Parse ``size=Size,algbw=Algbw (GB/s)`` as a dictionary. A comma in a name is ``\\,``.
+
+    Raises UsageError for a pair without ``=`` or without a name.
+    """
+    columns: dict[str, str] = {}
     for pair in (text or "").replace("\\,", "\0").split(","):
         key, equals, name = pair.replace("\0", ",").partition("=")
         if pair.strip():
             if not equals or not name.strip():
                 raise UsageError("map", pair, "KEY=COLUMN pairs with commas, such as size=Size")
-            found[key.strip()] = name.strip()
-    return found
+            columns[key.strip()] = name.strip()
+    return columns
 
 
-def labels_of(texts: Sequence[str]) -> dict[str, str]:
-    """``KEY=VALUE`` of each --label."""
+def parse_labels(texts: Sequence[str]) -> dict[str, str]:
+    """Parse the ``KEY=VALUE`` of each --label. Raises UsageError for a text without both."""
     for text in texts:
         if not text.partition("=")[0].strip() or "=" not in text:
             raise UsageError("label", text, "KEY=VALUE, such as kernel=6.8.0-generic")
@@ -38,31 +41,33 @@ def labels_of(texts: Sequence[str]) -> dict[str, str]:
     return masked_labels({key.strip(): value for key, _, value in pairs})
 
 
-def report_lines(path: str, found: Imported) -> Iterator[str]:
-    """One line on the whole file, one for each reason of a refusal, one for each warning."""
-    present = found.rows + len(found.refused)
-    cases = sum(len(run.results) for run in found.runs)
-    runs = f" in {len(found.runs)} runs" if len(found.runs) > 1 else ""
-    read = f"{found.rows} of {counted(present, 'row')} read, {counted(cases, 'case')}"
-    yield f"{path}: {found.importer}: {read}{runs}"
-    for lines, why in found.refusals():
+def report_lines(path: str, imported: Imported) -> Iterator[str]:
+    """A line about the whole file, one for each reason of a refusal, and one for each warning."""
+    present = imported.rows + len(imported.refused)
+    cases = sum(len(run.results) for run in imported.runs)
+    runs = f" in {len(imported.runs)} runs" if len(imported.runs) > 1 else ""
+    read = f"{imported.rows} of {counted(present, 'row')} read, {counted(cases, 'case')}"
+    yield f"{path}: {imported.importer}: {read}{runs}"
+    for lines, why in imported.refusals():
         yield f"{path}{f':{lines}' if lines else ''}: refused: {why}"
-    for text in found.warnings:
+    for text in imported.warnings:
         yield f"{path}: {text}"
-    for ending in dict.fromkeys(run.ending for run in found.runs if run.ending):
+    for ending in dict.fromkeys(run.ending for run in imported.runs if run.ending):
         yield f"{path}: {ending}"
 
 
 def output_paths(path: str, count: int) -> list[Path]:
-    """``run.jsonl``; of several runs ``run.jsonl``, ``run-2.jsonl``, ..."""
+    """The files for ``count`` runs: ``run.jsonl``, ``run-2.jsonl``, ..."""
     first = Path(path)
     more = [first.with_name(f"{first.stem}-{n}{first.suffix}") for n in range(2, count + 1)]
     return [first, *more]
 
 
 def write(runs: Sequence[Run], path: str) -> list[Path]:
-    """The files; none where it is stdout (``-``). Raises UsageError before anything is written
-    where one of the files exists, and for several runs on stdout.
+    """Write the runs and return the files; no files for stdout (``-``).
+
+    Raises UsageError before writing anything if one of the files exists, or if several runs should
+    go to stdout.
     """
     if path == "-":
         if len(runs) > 1:
@@ -86,25 +91,31 @@ def write(runs: Sequence[Run], path: str) -> list[Path]:
 
 def import_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="output of another tool; - is stdin, .gz is read")
+    add("files", nargs="+", metavar="FILE", help="output of another tool, also .gz; - is stdin")
     add(
         "-o",
         "--output",
         metavar="RUN",
-        help="write it as a result file (- is stdout); several runs: RUN-2, ...",
+        help="result file to write (- is stdout); several runs become RUN-2, ...",
     )
-    add("--from", dest="importer", metavar="NAME", help="the format, where sniffing does not do")
+    add("--from", dest="importer", metavar="NAME", help="the format, if it is not recognised")
     add("--map", metavar="PAIRS", help="columns of a plain table: size=Size,algbw='Algbw (GB/s)'")
-    add("--ranks", type=int, metavar="N", help="where the file does not tell them")
-    add("--collective", metavar="NAME", help="where the file does not tell it")
-    add("--dtype", metavar="NAME", help="where the file does not tell it")
-    add("--backend", metavar="NAME", help="where the file does not tell it")
+    add("--ranks", type=int, metavar="N", help="number of ranks, if the file does not say it")
+    add("--collective", metavar="NAME", help="the collective, if the file does not name it")
+    add("--dtype", metavar="NAME", help="the element type, if the file does not name it")
+    add("--backend", metavar="NAME", help="the backend, if the file does not name it")
     add(
         "--statistic",
         metavar="NAME",
         help="what a plain table's figures are: mean, median, min, max",
     )
-    add("--label", action="append", default=[], metavar="K=V", help="kept in the result file")
+    add(
+        "--label",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="a label to record in the result file",
+    )
 
 
 def run_import(options: argparse.Namespace) -> ExitCode:
@@ -112,36 +123,36 @@ def run_import(options: argparse.Namespace) -> ExitCode:
     from torchcoll.importers.base import ImportOptions
     from torchcoll.importers.registry import import_file, nothing_read
 
-    known = ImportOptions(
+    import_options = ImportOptions(
         ranks=options.ranks,
         collective=options.collective,
         dtype=options.dtype,
         backend=options.backend,
         statistic=options.statistic,
-        columns=columns_of(options.map),
+        columns=parse_columns(options.map),
     )
-    labels = labels_of(options.label)
+    labels = parse_labels(options.label)
     runs: list[Run] = []
     code = ExitCode.OK
     for path in options.files:
         try:
             if os.path.isfile(path) and is_ours(path):
                 raise UnreadableError("file", path, "output of another tool; this one is ours")
-            found = import_file(path, known, options.importer)
+            imported = import_file(path, import_options, options.importer)
         except UnreadableError as error:
             tell(error.line())
             code = ExitCode.UNREADABLE
             continue
-        lines = report_lines(path, found) if found.runs or found.refused else ()
+        lines = report_lines(path, imported) if imported.runs or imported.refused else ()
         for line in lines:
-            # Who reads stdout alone gets nothing of a file of which nothing was read.
-            aside = not found.runs or options.output == "-"
+            # stdout has nothing about a file from which nothing was read.
+            aside = not imported.runs or options.output == "-"
             print(one_line(line), file=sys.stderr if aside else None)
-        if not found.runs:
+        if not imported.runs:
             code = ExitCode.UNREADABLE
-            if not found.refused:
-                tell(nothing_read(path, found).line())
-        runs += found.runs
+            if not imported.refused:
+                tell(nothing_read(path, imported).line())
+        runs += imported.runs
     for run in runs:
         if labels:
             run.header["spec"] = {"labels": labels}

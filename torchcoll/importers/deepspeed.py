@@ -1,11 +1,11 @@
-"""DeepSpeed: ds_bench / communication benchmarks, and the summary of its comms logger.
+"""Reads DeepSpeed's ds_bench / communication benchmarks, and the summary of its comms logger.
 
-Its 'Throughput' of all_reduce is 2 S / t and its unit Gbps by default, so bandwidths are computed
-from size and time; a busbw that contradicts them is said. The bench prints the size of all_gather
-as one rank's input, and so does the logger: it counts the argument ``tensor``
-(deepspeed/comm/utils.py), which is one rank's share in all_gather, gather and scatter, and the
-whole in the others. The logger's averages leave out the slowest and fastest tenth; its clock is the
-device's or the host's, as the accelerator has it (utils/timer.py).
+Its 'Throughput' of all_reduce is 2 S / t, by default in Gbps. So bandwidths are computed from size
+and time, with a warning if the printed busbw contradicts them. The benchmark prints the size of
+all_gather as one rank's input. The logger counts the argument ``tensor`` (deepspeed/comm/utils.py),
+which is one rank's share in all_gather, gather and scatter, and the whole buffer in the others. Its
+averages do not include the slowest and the fastest tenth. Its clock is the device's or the host's,
+depending on the accelerator (utils/timer.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchcoll.importers.base import (
     make_result,
     make_run,
     number,
-    ranks_stated,
+    parse_ranks,
     rounding,
     whole,
 )
@@ -33,7 +33,7 @@ from torchcoll.importers.base import (
 NAME = "deepspeed"
 _TITLE = re.compile(r"-{4} Performance of (\S+) on (\d+) devices -{4}")
 _LOGGER = re.compile(r"Comm\. Op\s+Message Size\s+Count")
-# The caller stands there with "debug": true.
+# With "debug": true the line also has the caller.
 _OPERATION = re.compile(r"(?:\|\s*)?(\S+)(?: \| \[Caller Func: .*\])?\s*")
 TRIMMED = "mean without the slowest and fastest tenth"
 STRAGGLER = "straggler effect: the least over the ranks call by call, which no rank took"
@@ -55,46 +55,55 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
-    reader = _DeepSpeedReader(options, found)
+    imported = Imported()
+    reader = _DeepSpeedReader(options, imported)
     for line, text in lines:
         reader.line(line, text.rstrip())
     for (ranks, kind), results in reader.results.items():
         source = {"tool": "DeepSpeed", "format": kind}
-        found.runs.append(make_run(results, options, source, ranks=ranks))
-    return found
+        imported.runs.append(make_run(results, options, source, ranks=ranks))
+    return imported
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """A busbw as DeepSpeed prints it, and how far its rounding and that of the time reach."""
+    """A busbw that DeepSpeed printed, and the rounding of it and of the time.
+
+    step_gbps: half a unit in its last place, in GB/s.
+    time_step: half a unit in the last place of the time, as a share of the time.
+    """
 
     gbps: float | None
     step_gbps: float
-    time_step: float  # of the time
+    time_step: float
 
     @classmethod
-    def of(cls, heading: str, busbw: str, time: str) -> Bandwidth | None:
-        """heading: the line that names the columns. None where it does not name the unit."""
+    def parse(cls, heading: str, busbw: str, time: str) -> Bandwidth | None:
+        """Parse the texts of ``busbw`` and ``time``.
+
+        heading: the line with the names of the columns. Returns None if it does not have the unit.
+        """
         unit = _BUSBW.search(heading)
         if unit is None:
             return None
         scale = 0.125 if unit[1].endswith("b") else 1.0
-        given, value = number(busbw), number(time)
-        gbps = None if given is None else given * scale
+        busbw_value, value = number(busbw), number(time)
+        gbps = None if busbw_value is None else busbw_value * scale
         return cls(gbps, rounding(busbw) * scale, rounding(time) / value if value else 0.0)
 
 
-def case_of(
+def make_case(
     operation: str,
     size_bytes: int,
     reported: Reported,
     options: ImportOptions,
     ranks: int,
     remarks: Sequence[str] = (),
-    given: Bandwidth | None = None,
+    printed: Bandwidth | None = None,
 ) -> CaseResult | str:
-    """The case of an operation in DeepSpeed's name and size; else why it is none."""
+    """Make the result for an operation, by DeepSpeed's name and size; or the reason why it
+    cannot.
+    """
     name = collective_named(operation) or options.collective  # every row names its own
     if name is None:
         return f"{operation or '(no name)'} is no collective that torchcoll has"
@@ -103,11 +112,11 @@ def case_of(
             return f"the size of {name} is for one rank: give --ranks"
         reported = replace(reported, size_bytes=size_bytes, size_basis="per rank")
         size_bytes *= ranks
-    if given and ranks and reported.time_ns:
+    if printed and ranks and reported.time_ns:
         expected = busbw_gbps(name, size_bytes, ranks, reported.time_ns)
-        step = given.step_gbps + given.time_step * (expected or 0.0)
+        step = printed.step_gbps + printed.time_step * (expected or 0.0)
         basis = "size, time and ranks"
-        remarks = [*remarks, contradiction("busbw", given.gbps, expected, basis, step)]
+        remarks = [*remarks, contradiction("busbw", printed.gbps, expected, basis, step)]
     return make_result(
         name,
         size_bytes,
@@ -120,21 +129,21 @@ def case_of(
 
 
 class _DeepSpeedReader:
-    def __init__(self, options: ImportOptions, found: Imported) -> None:
-        self.options, self.found = options, found
+    def __init__(self, options: ImportOptions, imported: Imported) -> None:
+        self.options, self.imported = options, imported
         self.title, self.ranks, self.raw_unit = "", options.ranks or 0, ""
-        self.logger, self.figures = False, [""]  # the columns of figures, by their names
+        self.logger, self.figures = False, [""]  # figures: names of the columns of figures
         self.heading = ""
         self.results: dict[tuple[int, str], list[CaseResult]] = {}
 
     def line(self, line: int, text: str) -> None:
         if match := _TITLE.search(text):
             self.title, self.logger = match[1], False
-            self.ranks = self.options.ranks or ranks_stated(match[2]) or 0
+            self.ranks = self.options.ranks or parse_ranks(match[2]) or 0
         elif _LOGGER.search(text):
             self.logger, self.title, self.heading = True, "", text
             names = re.split(r"(?<=\))\s+|\s{2,}", text[text.index("Comm. Op") :].strip())
-            self.figures = names[3:]  # behind the operation, the size and the count
+            self.figures = names[3:]  # after the operation, the size and the count
         elif "Duration" in text and "Size" in text:
             unit = re.search(r"Duration \((\w+)\)", text)
             self.raw_unit, self.heading = unit[1] if unit else "", text
@@ -145,9 +154,9 @@ class _DeepSpeedReader:
 
     def add(self, line: int, result: CaseResult | str, kind: str) -> None:
         if isinstance(result, str):
-            self.found.refuse(line, result)
+            self.imported.refuse(line, result)
         else:
-            self.found.take()
+            self.imported.take()
             self.results.setdefault((self.ranks, kind), []).append(result)
 
     def bench(self, fields: Sequence[str]) -> CaseResult | str:
@@ -166,8 +175,10 @@ class _DeepSpeedReader:
         size_bytes = whole((count or 0) * (each or 0))
         if not size_bytes:
             return f"the description {fields[1]} has no elements x bytes"
-        given = Bandwidth.of(self.heading, fields[4], value)
-        return case_of(self.title, size_bytes, reported, self.options, self.ranks, given=given)
+        printed = Bandwidth.parse(self.heading, fields[4], value)
+        return make_case(
+            self.title, size_bytes, reported, self.options, self.ranks, printed=printed
+        )
 
     def logged(self, line: int, text: str) -> None:
         match = _LOGGED.fullmatch(text)
@@ -175,14 +186,14 @@ class _DeepSpeedReader:
             if operation := _OPERATION.fullmatch(text):
                 self.title = operation[1]
             elif text[:1] == " " and text.strip()[:1].isdigit():
-                self.found.refuse(line, "half a row")
+                self.imported.refuse(line, "half a row")
             return
         figures = dict(zip(self.figures, match[4].split(), strict=False))
         size, latency = number(match[1]), number(figures.get(_MEAN))
         if not size or not latency:
             why = f"size is {match[1]} {match[2]}, average latency is {figures.get(_MEAN)}"
             straggler = _MEAN not in figures and any("straggler" in name for name in self.figures)
-            self.found.refuse(line, STRAGGLER if straggler else why)
+            self.imported.refuse(line, STRAGGLER if straggler else why)
             return
         remarks = []
         if match[2] != "B":
@@ -190,9 +201,11 @@ class _DeepSpeedReader:
         reported = Reported(latency * 1e6, TRIMMED, "rank0", calls=whole(match[3]))
         size_bytes = whole(float(round(size * _UNITS[match[2]])))
         if size_bytes is None:
-            self.found.refuse(line, f"size is {match[1]} {match[2]}")
+            self.imported.refuse(line, f"size is {match[1]} {match[2]}")
             return
         busbw = next((figures[name] for name in figures if _BUSBW.match(name)), "")
-        given = Bandwidth.of(self.heading, busbw, figures[_MEAN])
-        result = case_of(self.title, size_bytes, reported, self.options, self.ranks, remarks, given)
+        printed = Bandwidth.parse(self.heading, busbw, figures[_MEAN])
+        result = make_case(
+            self.title, size_bytes, reported, self.options, self.ranks, remarks, printed
+        )
         self.add(line, result, "comms logger")

@@ -1,10 +1,10 @@
-"""DeepSpeed's comms logger as JSON: what a script saves of its two dictionaries.
+"""Reads DeepSpeed's comms logger as JSON: either of its two dictionaries, as a script saves them.
 
 ``json.dump(deepspeed.comm.log_summary(return_dict=True), file)``: summary, straggler_analysis,
 metadata; or ``comms_logger.get_raw_data()``: operation -> bytes -> [calls, [ms, ...], [..], [..]]
-(deepspeed/utils/comms_logging.py, since its pull request 7404 of July 2025). Both are of one rank.
-The bandwidths are not read: algbw of all_reduce is 2 S / t, in Gbit/s, and those of reduce_scatter
-were n times too high in older versions. What a size counts is said in deepspeed.py.
+(deepspeed/utils/comms_logging.py, since its pull request 7404 of July 2025). Both have one rank.
+The bandwidths are not read: algbw of all_reduce is 2 S / t in Gbit/s, and those of reduce_scatter
+were n times too high in older versions. deepspeed.py documents the sizes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.result import CaseResult, Reported
 from torchcoll.core.summary import median
 from torchcoll.importers.base import Imported, ImportOptions, Line, make_run, number, whole
-from torchcoll.importers.deepspeed import STRAGGLER, TRIMMED, case_of
-from torchcoll.importers.large_json import decoded, document
+from torchcoll.importers.deepspeed import STRAGGLER, TRIMMED, make_case
+from torchcoll.importers.large_json import decode, document
 
 NAME = "deepspeed-json"
 LONG_LINES = True
@@ -32,38 +32,38 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
-    data, cut = decoded(document(lines))
+    imported = Imported()
+    data, cut = decode(document(lines))
     if cut:
-        found.warn("the file is cut off: what is whole was read")
+        imported.warn("the file is cut off: what is whole was read")
     if not isinstance(data, Mapping):
-        found.refuse(0, "no JSON object")
-        return found
+        imported.refuse(0, "no JSON object")
+        return imported
     summary, metadata = data.get("summary"), _mapping(data.get("metadata"))
     world = whole(metadata.get("world_size")) or 0
     ranks = options.ranks or (world if world <= MOST_RANKS else 0)
     if ranks and not options.ranks:
-        found.warn(WORLD.format(n=ranks))
+        imported.warn(WORLD.format(n=ranks))
     if data.get("straggler_analysis"):
-        found.warn(f"straggler_analysis was not read: {STRAGGLER}")
+        imported.warn(f"straggler_analysis was not read: {STRAGGLER}")
     over_ranks = "rank0" if metadata.get("rank") == 0 else "unknown"
     results: list[CaseResult] = []
     for operation, size, record in _records(data if summary is None else summary):
         reported = _summed(record, over_ranks) if summary is not None else _raw(record)
         size_bytes, label = whole(size), str(operation).split(" | [Caller Func")[0]
         if reported is None or not size_bytes:
-            found.refuse(0, f"{label} {size}: no size or no latency")
+            imported.refuse(0, f"{label} {size}: no size or no latency")
             continue
-        result = case_of(label, size_bytes, reported, options, ranks)
+        result = make_case(label, size_bytes, reported, options, ranks)
         if isinstance(result, str):
-            found.refuse(0, result)
+            imported.refuse(0, result)
         else:
             results.append(result)
-    found.take(len(results))
+    imported.take(len(results))
     if results:
         source = {"tool": "DeepSpeed", "format": "comms logger, JSON"}
-        found.runs.append(make_run(results, options, source, ranks=ranks))
-    return found
+        imported.runs.append(make_run(results, options, source, ranks=ranks))
+    return imported
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -85,11 +85,11 @@ def _summed(record: object, over_ranks: str) -> Reported | None:
 
 
 def _raw(record: object) -> Reported | None:
-    """All latencies of one rank; which rank, the file does not tell."""
+    """Median, min and max of all latencies of one rank. The file does not name the rank."""
     listed = record[1] if isinstance(record, list) and len(record) > 1 else None
     times = [number(ms) for ms in listed] if isinstance(listed, list) else []
-    known = [ms * 1e6 for ms in times if ms]
-    if not known or len(known) < len(times):
+    durations = [ms * 1e6 for ms in times if ms]
+    if not durations or len(durations) < len(times):
         return None
-    low, high = min(known), max(known)
-    return Reported(median(known), "median", calls=len(known), min_ns=low, max_ns=high)
+    low, high = min(durations), max(durations)
+    return Reported(median(durations), "median", calls=len(durations), min_ns=low, max_ns=high)

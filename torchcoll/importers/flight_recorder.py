@@ -1,12 +1,13 @@
-"""Dumps of torch's Flight Recorder as JSON (never as pickle, which runs code when it is read).
+"""Reads dumps of torch's Flight Recorder as JSON (never as pickle, which can run code when read).
 
-One rank a file, what ``torch._C._distributed_c10d._dump_nccl_trace_json()`` returns, in newer torch
-also ``_dump_fr_trace_json()``. Layout: ``dump_json`` of torch/csrc/distributed/c10d/
-FlightRecorderDetail.hpp, versions 2.4 (torch 2.6) to 2.10 (torch 2.15). Of each entry are read:
-process_group [name, description], profiling_name, collective_seq_id (from 1, on all ranks alike),
-input_sizes, input_dtypes, output_sizes, output_dtypes, time_created_ns, state, and duration_ms,
-which is there where TORCH_NCCL_ENABLE_TIMING was set. The times at which the watchdog discovered
-that a call had started or ended are not: it may have looked much later.
+A file has one rank: what ``torch._C._distributed_c10d._dump_nccl_trace_json()`` returns, in newer
+torch also ``_dump_fr_trace_json()``. Layout: ``dump_json`` of torch/csrc/distributed/c10d/
+FlightRecorderDetail.hpp, versions 2.4 (torch 2.6) to 2.10 (torch 2.15). These fields of each entry
+are
+read: process_group [name, description], profiling_name, collective_seq_id (from 1, equal on all
+ranks), input_sizes, input_dtypes, output_sizes, output_dtypes, time_created_ns, state, and
+duration_ms, which exists if TORCH_NCCL_ENABLE_TIMING was set. The times at which the watchdog
+noticed that a call had started or ended are not read, because they may be much too late.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from torchcoll.importers.base import itemsize, number, whole
 from torchcoll.importers.torch_names import (
     Numbers,
     check_ranks,
-    collective_of,
-    dtype_of,
     hidden_op,
+    parse_rank_list,
     product,
-    rank_in,
-    ranks_in,
+    rank_in_name,
+    torch_collective,
+    torch_dtype,
 )
 
 SOURCE = "flight recorder"
 
 
 def is_dump(data: object) -> bool:
-    """True for a dump, with or without entries."""
+    """Whether this is a dump, with or without entries."""
     return isinstance(data, dict) and "pg_config" in data and "version" in data
 
 
 def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
-    """The calls of one rank. Raises UnreadableError without entries, or where no rank is told."""
+    """Read the calls of one rank. Raises UnreadableError without entries or without a rank."""
     listed = data.get("entries")
     entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
     if not entries:
@@ -52,7 +53,7 @@ def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
             "Set TORCH_FR_BUFFER_SIZE=2000 before the start (torch 2.6 to 2.8: "
             "TORCH_NCCL_TRACE_BUFFER_SIZE).",
         )
-    rank = rank_in(path, bare=True)
+    rank = rank_in_name(path, bare=True)
     if rank is None:
         raise UnreadableError(
             "Flight Recorder dump", path, "a name that ends in the rank, such as fr_rank0.json"
@@ -61,11 +62,11 @@ def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
     traffic.groups = _groups(data, entries)
     numbers, calls = Numbers(), []
     start = min(_created(entry) for entry in entries)
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         try:
             call = _call(entry, traffic.groups, numbers, start)
         except (KeyError, TypeError, ValueError) as error:
-            traffic.problems.append(f"{path}: entry {place}: unusable: {error}"[:200])
+            traffic.problems.append(f"{path}: entry {index}: unusable: {error}"[:200])
             continue
         if call:
             calls.append(call)
@@ -81,7 +82,7 @@ def _created(entry: Mapping[str, Any]) -> int:
     return whole(entry.get("time_created_ns")) or 0
 
 
-def _group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
+def _group_name(entry: Mapping[str, Any]) -> tuple[str, str]:
     name, description = entry["process_group"]
     return str(name), str(description)
 
@@ -91,42 +92,42 @@ def _backend(entry: Mapping[str, Any]) -> str:
 
 
 def _groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Group]:
-    """As configured; on gloo the ranks are missing there, but the entries name their groups."""
+    """The configured groups. On gloo they have no ranks, but the entries have the groups' names."""
     groups = {}
     config = data["pg_config"]
-    for name, one in config.items() if isinstance(config, dict) else ():
-        if name and isinstance(one, dict):
-            ranks, description = ranks_in(one.get("ranks")), str(one.get("desc") or "")
+    for name, entry in config.items() if isinstance(config, dict) else ():
+        if name and isinstance(entry, dict):
+            ranks, description = parse_rank_list(entry.get("ranks")), str(entry.get("desc") or "")
             groups[name] = Group(name, ranks, description=description)
     for entry in entries:
         try:
-            name, description = _group_of(entry)
+            name, description = _group_name(entry)
         except (KeyError, TypeError, ValueError):
-            continue  # ``_call`` says so
-        own = groups.get(name) or Group(name, description=description)
-        groups[name] = Group(name, own.ranks, own.backend or _backend(entry), own.description)
+            continue  # ``_call`` reports it
+        group = groups.get(name) or Group(name, description=description)
+        groups[name] = Group(name, group.ranks, group.backend or _backend(entry), group.description)
     return groups
 
 
 def _call(
     entry: Mapping[str, Any], groups: Mapping[str, Group], numbers: Numbers, start: int
 ) -> TrafficCall | None:
-    """One entry; None for what is no call: the end of a coalesced group, a split.
+    """The call of one entry; None for an entry that is not a call, such as a split.
 
-    Raises KeyError, TypeError or ValueError for a broken one.
+    Raises KeyError, TypeError or ValueError for a broken entry.
     """
     name = str(entry["profiling_name"])
-    collective = collective_of(name)
+    collective = torch_collective(name)
     if collective in _NO_CALLS:
         return None
-    group, _ = _group_of(entry)
-    dtype = next(map(dtype_of, [*entry["input_dtypes"], *entry["output_dtypes"]]), None)
+    group, _ = _group_name(entry)
+    dtype = next(map(torch_dtype, [*entry["input_dtypes"], *entry["output_dtypes"]]), None)
     bytes_in, bytes_out = (
         _size_bytes(entry[f"{side}_sizes"], dtype) for side in ("input", "output")
     )
     if collective == "barrier":
         bytes_in, bytes_out, dtype = 0, 0, None
-    elif collective in ("send", "recv"):  # both sides of the entry hold the one tensor
+    elif collective in ("send", "recv"):  # input and output of the entry are the same tensor
         bytes_in, bytes_out = (bytes_in, 0) if collective == "send" else (0, bytes_out)
     if "coalesced" not in name:
         collective = _kind_of_call(collective, entry, len(groups[group].ranks))
@@ -153,14 +154,15 @@ _NO_CALLS = ("coalesced", "split", "new_window", "init")
 
 
 def _kind_of_call(collective: str, entry: Mapping[str, Any], ranks: int) -> str:
-    """The collective, the uneven one where the shapes say so: torch gives both one name.
+    """The collective, or its uneven variant if the shapes show that. torch gives both one name.
 
-    Splits that leave no trace in the shapes are not seen (``_notes``).
+    Splits that the shapes do not show are not detected (see ``_notes``).
     """
     sides = [entry[f"{side}_sizes"] for side in ("input", "output")]
     exchange = exchange_with_splits(collective)
     if exchange and all(len(shapes) == 1 for shapes in sides):
-        # Rows of one tensor a side that are no multiple of the ranks cannot be split evenly.
+        # The rows of a single tensor cannot be split evenly unless their number is a multiple of
+        # the number of ranks.
         rows = [shape[0] if shape else 1 for shapes in sides for shape in shapes]
         if ranks and any(count % ranks for count in rows):
             return exchange
@@ -170,7 +172,7 @@ def _kind_of_call(collective: str, entry: Mapping[str, Any], ranks: int) -> str:
 
 
 def _size_bytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
-    counts = [product(one) for one in sizes]
+    counts = [product(shape) for shape in sizes]
     elements = sum(count for count in counts if count is not None)
     each = itemsize(dtype)
     if None in counts or elements * (each or 0) >= 1 << 62:
@@ -181,9 +183,9 @@ def _size_bytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
 
 
 def _peer(name: str, collective: str, ranks: Sequence[int]) -> int | None:
-    """The other side of ``nccl:send 0->1`` and ``nccl:recv 1<-0``, as a rank of the world."""
-    found = re.search(r"(?:->|<-)(\d+)", name)
-    peer = whole(found[1]) if found and collective in ("send", "recv") else None
+    """The world rank of the peer in ``nccl:send 0->1`` and ``nccl:recv 1<-0``."""
+    match = re.search(r"(?:->|<-)(\d+)", name)
+    peer = whole(match[1]) if match and collective in ("send", "recv") else None
     if peer is None:
         return None
     return ranks[peer] if peer < len(ranks) else peer
@@ -197,7 +199,7 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
         notes.append(f"the buffer kept the last {kept}, and lost {lost} before")
     backends = {_backend(entry) for entry in entries}
     if all(call.time_ns is None for call in calls):
-        # What was not timed for another reason does not tell that the variable was not set.
+        # Calls may have no times for another reason than the variable.
         timed = any(number(entry.get("duration_ms")) is not None for entry in entries)
         action = ""
         if not timed and backends != {"gloo"}:
@@ -222,6 +224,6 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
     if unfinished:
         count = counted(len(unfinished), "call")
         notes.append(f"{count} had not completed when the dump was written")
-    if any(collective_of(str(e.get("profiling_name"))) == "coalesced" for e in entries):
+    if any(torch_collective(str(e.get("profiling_name"))) == "coalesced" for e in entries):
         notes.append("the time of coalesced calls is known of each group of them as a whole only")
     return notes

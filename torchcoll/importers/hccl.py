@@ -1,10 +1,10 @@
-"""HCCL's hccl_test (Ascend): a table of sizes, times and whether the results were right.
+"""Reads HCCL's hccl_test (Ascend): a table of sizes, times and whether the results were correct.
 
-It names neither the collective nor the ranks. ``data_size`` is S: of all_gather and reduce_scatter
-the whole buffer, of all_to_all what one rank sends (opbase_test/*_rootinfo_test.cc). The time is
-that of all calls by the device's events on the root's stream, over their number. Where its
-bandwidth does not follow from size and time, in GB/s or in the GiB/s of early releases, that is
-said.
+The table names neither the collective nor the ranks. ``data_size`` is S: the whole buffer for
+all_gather and reduce_scatter, and what one rank sends for all_to_all
+(opbase_test/*_rootinfo_test.cc). The time is measured by events on the root's stream around all
+calls and divided by their number. There is a warning if the bandwidth does not follow from size and
+time, in GB/s or in the GiB/s of early releases.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torchcoll.importers.base import (
 
 NAME = "hccl"
 _HEADING = re.compile(r"\s*data_size\(Bytes\):?.*\bave?g_time\(us\)")
-_PROGRAM = re.compile(r"\b(\w+)_test\b")  # of the command line: bin/all_reduce_test
+_PROGRAM = re.compile(r"\b(\w+)_test\b")  # in the command line: bin/all_reduce_test
 _CALLS = re.compile(r".*\biters is (\d+)")
 STARTS = re.compile(
     r"data_size\(Bytes\)|the minbytes is|mpirun\b"
@@ -95,7 +95,7 @@ def _result(
         return "hccl_test does not name the collective: give --collective"
     entry = COLLECTIVES[name]
     size_bytes = whole(record.get("data_size"))
-    given_time = record.get("aveg_time", record.get("avg_time", ""))  # spelt in two ways
+    given_time = record.get("aveg_time", record.get("avg_time", ""))  # the tool has both spellings
     time = number(given_time)
     if size_bytes is None:
         return f"data_size is {record.get('data_size')}"
@@ -103,11 +103,11 @@ def _result(
         return no_figure("avg_time", given_time)
     if entry.has_data and not size_bytes:
         return NOTHING_SENT
-    given = number(record.get("alg_bandwidth"))
+    algbw = number(record.get("alg_bandwidth"))
     expected = size_bytes / (time * 1e3)
     step = rounding(record.get("alg_bandwidth", ""))
-    remark = contradiction("algbw", given, expected, "size and time", step)
-    if contradiction("algbw", given, expected / _GIB, "size and time", step) == "":
+    remark = contradiction("algbw", algbw, expected, "size and time", step)
+    if contradiction("algbw", algbw, expected / _GIB, "size and time", step) == "":
         remark = ""
     check = record.get("check_result", "").lower()
     return make_result(

@@ -1,4 +1,4 @@
-"""The unit that the heading of a column names, case and all: GBps is not Gbps."""
+"""Reads the unit in the heading of a column. Case matters: GBps is not Gbps."""
 
 from __future__ import annotations
 
@@ -15,42 +15,47 @@ _BANDWIDTH = re.compile(r"([kKmMgGtT])(i?)(B|b|[Bb]ytes?|[Bb]its?)(?:/s|/sec|/se
 _SIZE_HEADING = re.compile(r"([KMGT]?)(i?)(B|bytes?)", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _ELEMENTS = {"elements", "elems", "elem", "count", "items"}
-# torchcoll's own names, whose _gbps is 10^9 bytes a second (docs/glossary.md).
+# torchcoll's own names, where _gbps is 10^9 bytes per second (docs/glossary.md).
 _OURS = ("algbw_gbps", "busbw_gbps")
 
-Unit = tuple[float, str]  # the scale, and what is not certain of it
+Unit = tuple[float, str]  # (scale, a warning if the unit is uncertain, or '')
 
 
 def time_unit(heading: str) -> Unit:
-    """Nanoseconds in one unit."""
-    for word in _SPLIT.split(heading.lower()):
-        if word in _TIMES:
-            return _TIMES[word], ""
+    """Nanoseconds in one unit of the heading."""
+    for token in _SPLIT.split(heading.lower()):
+        if token in _TIMES:
+            return _TIMES[token], ""
     return 1e3, f"the heading {heading!r} names no unit: taken as us"
 
 
 def bandwidth_unit(heading: str) -> Unit:
-    """GB/s in one unit. K, M, G are 1000 each, Ki, Mi, Gi 1024; a small b is a bit."""
+    """GB/s in one unit of the heading. K, M, G are powers of 1000, Ki, Mi, Gi of 1024; b is a
+    bit.
+    """
     if heading in _OURS:
         return 1.0, ""
-    for word in _SPLIT.split(heading):
-        if match := _BANDWIDTH.fullmatch(word):
+    for token in _SPLIT.split(heading):
+        if match := _BANDWIDTH.fullmatch(token):
             prefix, binary, unit = match.groups()
             scale = (1024 if binary else 1000) ** _POWER[prefix.lower()] / 1e9
-            if word.islower() and unit == "b" and prefix != "k":  # written without care for case
-                bits = word.endswith("ps")
+            # All lower case: the case says nothing.
+            if token.islower() and unit == "b" and prefix != "k":
+                bits = token.endswith("ps")
                 taken = "bits" if bits else "bytes"
-                return scale / (8 if bits else 1), f"{word} in {heading!r}: taken as {taken}"
+                return scale / (8 if bits else 1), f"{token} in {heading!r}: taken as {taken}"
             return scale / (8 if unit in ("b", "bit", "bits", "Bit", "Bits") else 1), ""
     return 1.0, f"the heading {heading!r} names no unit: taken as GB/s"
 
 
 def size_unit(heading: str) -> tuple[int, str]:
-    """Bytes in one unit, binary as the sizes themselves, and why the sizes are of no use."""
-    words = _SPLIT.split(heading)
-    if not _ELEMENTS.isdisjoint(word.lower() for word in words):
+    """(bytes in one unit of the heading, in powers of 1024; why the sizes cannot be used, or
+    '').
+    """
+    tokens = _SPLIT.split(heading)
+    if not _ELEMENTS.isdisjoint(token.lower() for token in tokens):
         return 1, f"the sizes under {heading!r} are no bytes"
-    for word in words:
-        if match := _SIZE_HEADING.fullmatch(word):
+    for token in tokens:
+        if match := _SIZE_HEADING.fullmatch(token):
             return 1024 ** _POWER[match[1].lower()], ""
     return 1, ""

@@ -1,17 +1,17 @@
-"""Intel MPI Benchmarks (IMB-MPI1): the text, which has no bandwidth of collectives.
+"""Reads the text output of the Intel MPI Benchmarks (IMB-MPI1), without bandwidths of collectives.
 
-``#bytes`` is X of the user's guide: S of all_reduce, broadcast and reduce; what one rank gives to
-or gets from each other one in all_gather, gather, scatter (X np at the root) and all_to_all, so
-S = X np. Reduce_scatter reduced X bytes in all up to release 2019 and X np since 2019 Update 1
+``#bytes`` is X of the user's guide. For all_reduce, broadcast and reduce S = X. For all_gather,
+gather, scatter and all_to_all X is what one rank exchanges with each other rank, so S = X np.
+Reduce_scatter reduced X bytes in all up to release 2019, and X np bytes since 2019 Update 1
 (src_c/IMB_reduce_scatter.c, commit df3db3a). Blocks of Allgatherv and Alltoallv are even.
 
 ``t_avg`` is the mean over ranks of each rank's mean over the calls, by MPI_Wtime (src_c/
-IMB_output.c, IMB_calculate_times). Since 2017 a barrier outside of the stamps comes before each
-call of a collective unless ``-sync off`` is given; Barrier and Sendrecv are timed as one loop.
-``Mbytes/sec`` is not read: that of Sendrecv counts what is sent and what is received.
+IMB_output.c, IMB_calculate_times). Since 2017 there is an untimed barrier before each call of a
+collective, unless ``-sync off`` is given. Barrier and Sendrecv are timed as one loop.
+``Mbytes/sec`` is not read, because that of Sendrecv counts both sent and received bytes.
 
-A file may hold the output of several programs, one after the other: each is a run. With -multi
-several groups of processes run at once, in a row each (-multi 1) or all in one (-multi 0).
+A file may contain the outputs of several programs, one after the other; each is a run. With -multi
+several groups of processes run at once, each in its own row (-multi 1) or all in one (-multi 0).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torchcoll.importers.base import (
     ns_of_us,
     number,
     number_runs,
-    ranks_stated,
+    parse_ranks,
     runs_of_ranks,
     whole,
 )
@@ -70,7 +70,7 @@ _PER_RANK = (
 )
 _LOOPS = ("barrier", "sendrecv")  # timed as a loop without barriers
 _PAIRS = re.compile(r"Ping(?:Pong|Ping)(?:(?:Any|Specific)Source)?|Uniband|Biband")
-_WRONG = 1e-2  # of the column that -DCHECK adds (IMB_declare.h, TOL)
+_WRONG = 1e-2  # limit for the column that -DCHECK adds (IMB_declare.h, TOL)
 REDUCE_SCATTER = (
     "IMB's size of Reduce_scatter is that of the whole input up to release 2019, and since 2019 "
     "Update 1 of one rank's part: the file does not name the release"
@@ -81,7 +81,7 @@ def sniff(head: Sequence[str]) -> bool:
     lines = [text.lstrip() for text in head]
     if any(map(_TITLE.match, lines)):
         return True
-    # oneCCL's benchmark has columns more, and a colon behind 'Benchmarking'.
+    # oneCCL's benchmark has more columns, and a colon after 'Benchmarking'.
     return any(map(_HEADING.match, lines)) and not any(
         "stddev" in text or "elem_count" in text or "Benchmarking:" in text for text in lines
     )
@@ -103,21 +103,21 @@ class _ImbReader:
         self.begin()
 
     def begin(self) -> None:
-        """The output of a program."""
+        """Start reading the output of a program."""
         self.runs += 1
-        self.version = self.part = ""  # of the title: 2021.3 and 'MPI-1 part (GPU)'
-        self.barriers = True  # between the calls, unless the command line says otherwise
+        self.version = self.section = ""  # from the title: 2021.3 and 'MPI-1 part (GPU)'
+        self.barriers = True  # between calls, unless the command line disables them
         self.types: dict[str, str] = {}
         self.ended = False
-        self.read_from: dict[str, str] = {}  # the benchmark that each collective is read from
-        self.results: dict[int, list[CaseResult]] = {}  # by the ranks of all groups
+        self.read_from: dict[str, str] = {}  # collective -> benchmark that it is read from
+        self.results: dict[int, list[CaseResult]] = {}  # by the number of ranks in all groups
         self.start_table("")
 
     def start_table(self, benchmark: str) -> None:
         self.benchmark = benchmark
         self.columns: list[str] = []
         self.ranks, self.groups = 0, 1
-        self.members: dict[int, list[int]] = {}  # the ranks of each group; IMB shortens long lists
+        self.members: dict[int, list[int]] = {}  # group -> ranks; IMB shortens long lists
 
     def line(self, line: int, text: str) -> None:
         if text[:1].isdigit():
@@ -127,13 +127,13 @@ class _ImbReader:
             if self.version or self.results:
                 self.finish()
                 self.begin()
-            self.version, self.part = match[1].strip(), match[2]
+            self.version, self.section = match[1].strip(), match[2]
         elif match := _BENCHMARK.match(text):
             self.start_table(match[1])
         elif match := _PROCESSES.match(text):
-            self.ranks = ranks_stated(match[1]) or 0
+            self.ranks = parse_ranks(match[1]) or 0
         elif match := _GROUPS.match(text):
-            self.groups, self.ranks = ranks_stated(match[1]) or 1, ranks_stated(match[2]) or 0
+            self.groups, self.ranks = parse_ranks(match[1]) or 1, parse_ranks(match[2]) or 0
         elif match := _GROUP.match(text):
             self.members[int(match[1])] = [whole(rank) or 0 for rank in match[2].split()]
         elif match := _TYPE.match(text):
@@ -162,7 +162,7 @@ class _ImbReader:
     def result(self, record: dict[str, str]) -> CaseResult | str:
         options, choose = self.options, self.imported.choose
         if _PAIRS.fullmatch(self.benchmark):
-            self.imported.instead = PAIRS
+            self.imported.action = PAIRS
             return f"{self.benchmark}: between pairs of ranks, no collective"
         name = choose("collective", options.collective, collective_named(self.benchmark))
         if name is None:
@@ -175,16 +175,16 @@ class _ImbReader:
         entry = COLLECTIVES[name]
         ranks = choose("ranks", options.ranks, self.ranks) or 0
         of_reductions = " for reductions" * entry.has_op
-        stated = mpi_dtype(self.types.get(f"Datatype{of_reductions}", ""))
-        dtype = choose("dtype", options.dtype, stated)
+        recorded = mpi_dtype(self.types.get(f"Datatype{of_reductions}", ""))
+        dtype = choose("dtype", options.dtype, recorded)
 
         printed = whole(record.get("bytes", "0" if not entry.has_data else None))
         time = number(record.get("t_avg[usec]"))
         if printed is None:
             return f"bytes is {record['bytes']}" if "bytes" in record else "no column of bytes"
         if not time:
-            given = record.get("t_avg[usec]")
-            return no_figure("t_avg[usec]", given) if given else "no column t_avg[usec]"
+            cell = record.get("t_avg[usec]")
+            return no_figure("t_avg[usec]", cell) if cell else "no column t_avg[usec]"
         sent = printed - printed % (itemsize(dtype) or 1)
         if entry.has_data and not sent:
             return "less than one element: nothing was sent" if printed else NOTHING_SENT
@@ -221,7 +221,7 @@ class _ImbReader:
             op=self.types.get("Op", "").removeprefix("MPI_").lower() or None,
             mode=self.mode(name),
             backend=options.backend or "mpi",
-            device="unknown" if "GPU" in self.part else "cpu",
+            device="unknown" if "GPU" in self.section else "cpu",
             wrong=None if defects is None else int(defects > _WRONG),
             checked=0 if defects is None else 1,
             warnings=remarks,
@@ -233,14 +233,14 @@ class _ImbReader:
 
     @property
     def reduce_scatter_per_rank(self) -> bool | None:
-        """Whether #bytes of Reduce_scatter is one rank's part; None for an unknown release."""
+        """Whether #bytes of Reduce_scatter is one rank's share; None for an unknown release."""
         if not self.version:
             return None
         return self.version != "2019" and self.year >= 2019
 
     @property
     def year(self) -> int:
-        """Of the release; 0 before 2017, when releases had numbers."""
+        """The year of the release; 0 before 2017, when releases had version numbers."""
         match = re.match(r"20\d\d\b", self.version)
         return int(match[0]) if match else 0
 
@@ -251,7 +251,7 @@ class _ImbReader:
         return "back-to-back" if loop else "synchronized"
 
     def group(self, index: str | None) -> str | None:
-        """The rule of the sub-groups as ``--groups`` takes it, with the number of the row's."""
+        """The sub-groups as ``--groups`` takes them, with the number of this row's group."""
         if self.groups < 2:
             return None
         size, members = self.ranks, self.members
@@ -265,7 +265,7 @@ class _ImbReader:
         number_runs(self.imported, self.runs)
 
     def finish(self) -> None:
-        """The output of a program has ended: a Run for each number of ranks."""
+        """Add a Run for each number of ranks in the output that has ended."""
         end: dict[str, Any] = {"status": "complete"}
         if self.version and not self.ended:
             reason = "the output stops before '# All processes entering MPI_Finalize'"

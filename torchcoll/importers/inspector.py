@@ -1,10 +1,10 @@
-"""NCCL Inspector: one JSON object for each collective that a rank ran.
+"""Reads NCCL Inspector: one JSON object for each collective that a rank ran.
 
-Until format v4.2 each record has its header and metadata (ext-profiler/inspector/inspector.cc);
-from v4.3 on they stand once, in the dump_stats record before the records of one communicator
-(plugins/profiler/inspector/inspector_json.cc). Ranks of one collective are joined by communicator
-and sequence number; a case is all collectives of one kind and size, with a sample for each rank and
-collective. Its size of AllGather and ReduceScatter is for one rank (inspectorComputeCollBw).
+Up to format v4.2 each record has a header and metadata (ext-profiler/inspector/inspector.cc). From
+v4.3 on only the dump_stats record has them, before the records of one communicator
+(plugins/profiler/inspector/inspector_json.cc). The records of one call are matched across ranks by
+communicator and sequence number. A case has all calls of one collective and size, with a sample for
+each rank and call. The size of AllGather and ReduceScatter is one rank's (inspectorComputeCollBw).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from torchcoll.importers.base import (
     make_result,
     make_run,
     number,
-    ranks_stated,
+    parse_ranks,
     whole,
 )
 
 NAME = "nccl-inspector"
 LONG_LINES = True
 _PER_RANK = ("all_gather", "reduce_scatter")
-_GPU_CLOCK = "kernel_gpu"  # kernel_cpu and collective_cpu are the host's, of the same events
+_GPU_CLOCK = "kernel_gpu"  # kernel_cpu and collective_cpu are times of the host's clock
 _BATCH = ("coll_records", "p2p_records", "proxy_records")
 _NOT_COLLECTIVE = {"p2p_perf": "point-to-point: no collective", "proxy_trace": "network: no call"}
 LOST = (
@@ -49,13 +49,19 @@ FEW = (
 
 @dataclass
 class _Calls:
-    """The calls of one case: sequence number -> rank -> ns, and how they were run and timed."""
+    """The calls of one case.
+
+    times: sequence number -> rank -> ns.
+    choices: algorithm and protocol of the calls.
+    printed_gbps, expected_gbps: sums of busbw over the ``with_busbw`` records that have one: as the
+        record has it, and as it follows from the record's time.
+    """
 
     times: dict[int, dict[int, int]] = field(default_factory=dict)
-    ways: dict[str, None] = field(default_factory=dict)  # algorithm and protocol
-    given_gbps: float = 0.0  # sums over the records that give a busbw: as given ...
-    expected_gbps: float = 0.0  # ... and as it follows from the time of the same record
-    given: int = 0
+    choices: dict[str, None] = field(default_factory=dict)
+    printed_gbps: float = 0.0
+    expected_gbps: float = 0.0
+    with_busbw: int = 0
     clocks: set[str] = field(default_factory=set)
 
 
@@ -71,16 +77,16 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
+    imported = Imported()
     cases: _Cases = {}
     hosts: _Hosts = {}
     marker: dict[str, Any] = {}
-    left = lost = 0  # left: how many records are still to come that the marker speaks for
+    left = lost = 0  # left: how many further records the marker belongs to
     for line, text in lines:
         text = text.strip().rstrip(",")
         if not text or text in "[]":
             continue
-        for record in _objects(text, line, found):
+        for record in _objects(text, line, imported):
             stats = record.get("dump_stats")
             if isinstance(stats, Mapping):
                 marker, left = _flat(record), 1 + sum(whole(stats.get(k)) or 0 for k in _BATCH)
@@ -88,46 +94,46 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
                 continue
             why = _take(record, marker if left else {}, cases, hosts, options)
             if why:
-                found.refuse(line, why)
+                imported.refuse(line, why)
             else:
-                found.take(most=MOST_RECORDS)
+                imported.take(most=MOST_RECORDS)
         left = max(0, left - 1)
     if lost:
-        found.warn(LOST.format(n=lost))
+        imported.warn(LOST.format(n=lost))
     by_ranks: dict[int, list[CaseResult]] = {}
     for (_, name, size_bytes, ranks), calls in cases.items():
         by_ranks.setdefault(ranks, []).append(_result(name, size_bytes, ranks, calls, options))
-        here = {rank for call in calls.times.values() for rank in call}
-        if len(here) < ranks:
-            found.warn(FEW.format(ranks=format_ranges(sorted(here)), all=ranks))
+        ranks_seen = {rank for call in calls.times.values() for rank in call}
+        if len(ranks_seen) < ranks:
+            imported.warn(FEW.format(ranks=format_ranges(sorted(ranks_seen)), all=ranks))
     for ranks, results in by_ranks.items():
-        groups = [where for (_, n), where in hosts.items() if n == ranks]
-        known = len(groups) == 1 and _is_all(groups[0], ranks)
-        members = [{"rank": r, "host": groups[0][r]} for r in range(ranks)] if known else []
+        groups = [host_of_rank for (_, n), host_of_rank in hosts.items() if n == ranks]
+        complete = len(groups) == 1 and _is_all(groups[0], ranks)
+        members = [{"rank": r, "host": groups[0][r]} for r in range(ranks)] if complete else []
         source = {"tool": "NCCL Inspector", "format": "JSON"}
-        found.runs.append(make_run(results, options, source, ranks=ranks, members=members))
-    return found
+        imported.runs.append(make_run(results, options, source, ranks=ranks, members=members))
+    return imported
 
 
-def _objects(text: str, line: int, found: Imported) -> Iterable[Mapping[str, Any]]:
+def _objects(text: str, line: int, imported: Imported) -> Iterable[Mapping[str, Any]]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        found.refuse(line, "half a row: no whole JSON object")
+        imported.refuse(line, "half a row: no whole JSON object")
         return
     for record in data if isinstance(data, list) else [data]:
         if isinstance(record, Mapping):
             yield record
         else:
-            found.refuse(line, "no JSON object")
+            imported.refuse(line, "no JSON object")
 
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without their groups; Inspector's exporter writes them so, too."""
+    """All fields of a record without nesting, as Inspector's exporter also writes them."""
     flat: dict[str, Any] = {}
     for key in ("header", "metadata", "coll_perf"):
-        part = record.get(key)
-        flat.update(part if isinstance(part, Mapping) else {})
+        group = record.get(key)
+        flat.update(group if isinstance(group, Mapping) else {})
     flat.update({k: v for k, v in record.items() if not isinstance(v, Mapping)})
     return flat
 
@@ -139,7 +145,10 @@ def _take(
     hosts: _Hosts,
     options: ImportOptions,
 ) -> str:
-    """Puts one record in its place; else why it has none. ``marker``: of the last dump_stats."""
+    """Add one record to ``cases``. Returns '', or why it cannot be added.
+
+    marker: the fields of the last dump_stats.
+    """
     flat = _flat(record)
     if "coll" not in flat:
         return next((why for key, why in _NOT_COLLECTIVE.items() if key in record), "no collective")
@@ -148,7 +157,7 @@ def _take(
             return "no header: the dump_stats record before it is missing"
         flat = {**marker, **flat}
     name = collective_named(str(flat["coll"])) or options.collective  # every record names its own
-    ranks = options.ranks or ranks_stated(flat.get("n_ranks"))
+    ranks = options.ranks or parse_ranks(flat.get("n_ranks"))
     rank, number_ = whole(flat.get("rank")), whole(flat.get("coll_sn"))
     size_bytes, time = whole(flat.get("coll_msg_size_bytes")), number(flat.get("coll_exec_time_us"))
     if name is None:
@@ -162,20 +171,20 @@ def _take(
     calls = cases.setdefault(case, _Calls())
     calls.times.setdefault(number_, {})[rank] = round(time * 1000)
     calls.clocks.add(str(flat.get("coll_timing_source") or "unknown"))
-    expected, given = busbw_gbps(name, total, ranks, time * 1000), flat.get("coll_busbw_gbs")
-    if expected and (busbw := number(given)):
-        calls.given_gbps += busbw
+    expected, printed = busbw_gbps(name, total, ranks, time * 1000), flat.get("coll_busbw_gbs")
+    if expected and (busbw := number(printed)):
+        calls.printed_gbps += busbw
         calls.expected_gbps += expected
-        calls.given += 1
-    if way := " ".join(str(flat[k]) for k in ("coll_algo", "coll_proto") if flat.get(k)):
-        calls.ways[way] = None
+        calls.with_busbw += 1
+    if choice := " ".join(str(flat[k]) for k in ("coll_algo", "coll_proto") if flat.get(k)):
+        calls.choices[choice] = None
     hosts.setdefault((case[0], ranks), {})[rank] = str(flat.get("hostname") or "?")
     return ""
 
 
-def _is_all(found: Mapping[int, object], ranks: int) -> bool:
-    """Whether these are ranks 0 to ``ranks`` - 1; the file may claim any number of them."""
-    return len(found) == ranks and max(found) < ranks
+def _is_all(by_rank: Mapping[int, object], ranks: int) -> bool:
+    """Whether the keys are the ranks 0 to ``ranks`` - 1. A file may claim any number of ranks."""
+    return len(by_rank) == ranks and max(by_rank) < ranks
 
 
 def _result(
@@ -184,10 +193,10 @@ def _result(
     times = calls.times
     whole_calls = [call for _, call in sorted(times.items()) if _is_all(call, ranks)]
     clock = "device" if calls.clocks == {_GPU_CLOCK} else "host"
-    every = [ns for call in times.values() for ns in call.values()]
-    here = {rank for call in times.values() for rank in call}
-    over_ranks = "mean" if len(here) == ranks else "rank0" if here == {0} else "unknown"
-    reported = Reported(sum(every) / len(every), "mean", over_ranks, clock, len(times))
+    all_times = [ns for call in times.values() for ns in call.values()]
+    ranks_seen = {rank for call in times.values() for rank in call}
+    over_ranks = "mean" if len(ranks_seen) == ranks else "rank0" if ranks_seen == {0} else "unknown"
+    reported = Reported(sum(all_times) / len(all_times), "mean", over_ranks, clock, len(times))
     if name in _PER_RANK:
         reported = replace(reported, size_bytes=size_bytes // ranks, size_basis="per rank")
     remarks = []
@@ -196,14 +205,14 @@ def _result(
     elif len(whole_calls) < len(times):
         missing = len(times) - len(whole_calls)
         remarks.append(f"{missing} of {len(times)} calls lack the record of some rank: left out")
-    if len(calls.ways) > 1:
-        remarks.append(f"several algorithms together: {', '.join(calls.ways)}")
+    if len(calls.choices) > 1:
+        remarks.append(f"several algorithms together: {', '.join(calls.choices)}")
     if len(calls.clocks) > 1:
         remarks.append(f"several clocks together: {', '.join(sorted(calls.clocks))}")
     if "unknown" in calls.clocks:
         remarks.append("the clock is not known: read as the host's")
-    if calls.given:
-        means = calls.given_gbps / calls.given, calls.expected_gbps / calls.given
+    if calls.with_busbw:
+        means = calls.printed_gbps / calls.with_busbw, calls.expected_gbps / calls.with_busbw
         remarks += filter(None, [contradiction("busbw", *means, "size, time and ranks", 0.0)])
     result = make_result(
         name,

@@ -1,4 +1,12 @@
-"""The calls of a Kineto trace: what was sent in which group, when, and what of it was exposed."""
+"""Reads traces of torch.profiler (Kineto): the calls of one rank, their times and exposed parts.
+
+On an accelerator the time of a call is that of the kernels with the same ``External id``. NCCL's
+kernel names also have the algorithm, which is only a hint. gloo's work is in separate threads as
+``gloo:*`` events without a link to the call. Such an event is assigned to the first c10d operator
+before it with the same operation and size. It provides the end of the call, and the dtype, which
+torch does not record with the operator. The exposed part of a call is the time in which nothing
+else ran: no other kernel on the device, or no other operator on the host.
+"""
 
 from __future__ import annotations
 
@@ -20,65 +28,67 @@ from torchcoll.importers.base import itemsize, whole
 from torchcoll.importers.kineto_events import (
     PARAM,
     Event,
-    Issued,
-    device_of,
-    events_of,
-    issued,
-    kernels_of,
-    steps_of,
+    IssuedCall,
+    assign_kernels,
+    event_device,
+    find_issued,
+    read_events,
+    read_steps,
 )
 from torchcoll.importers.torch_names import (
     Numbers,
     check_ranks,
-    collective_of,
-    dtype_of,
     hidden_op,
+    parse_rank_list,
     product,
-    rank_in,
-    ranks_in,
+    rank_in_name,
+    torch_collective,
+    torch_dtype,
 )
-from torchcoll.libraries.nccl.algorithms import choice_of_kernel
+from torchcoll.libraries.nccl.algorithms import kernel_choice
 
 # Arguments of the c10d operators, by torch's schema (torch/csrc/distributed/c10d/Ops.cpp).
 _OUT_FIRST = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
-_ROOT_AT = {"broadcast": 2, "reduce": 3, "gather": 3, "scatter": 3}
-_SAME_BOTH = ("all_reduce", "broadcast", "reduce", "send", "recv")  # one buffer, or two alike
-_PEER_AT = 2
-UNKNOWN = -1  # bytes
+_ROOT_INDEX = {"broadcast": 2, "reduce": 3, "gather": 3, "scatter": 3}
+_SAME_BOTH = ("all_reduce", "broadcast", "reduce", "send", "recv")  # input and output are alike
+_PEER_INDEX = 2
+UNKNOWN = -1  # in place of a number of bytes
 
 
-def groups_of(info: Mapping[str, Any], calls: Iterable[Issued]) -> dict[str, Group]:
-    """The groups that the profiler lists, and those that only calls tell.
+def make_groups(info: Mapping[str, Any], calls: Iterable[IssuedCall]) -> dict[str, Group]:
+    """The groups that the profiler lists, and those that are only named by calls.
 
-    A group may have a backend for each type of device: that of the calls which tell their own
-    parameters is the accelerator's.
+    A group may have a backend for each type of device. If calls have record_param_comms the
+    accelerator's backend is used.
     """
     calls = list(calls)
     on_device = any(call.has_param for call in calls)
     listed = info.get("pg_config")
     groups = {}
-    for one in listed if isinstance(listed, list) else ():
-        if isinstance(one, dict) and isinstance(one.get("pg_name"), str):
-            ranks = _complete(one.get("ranks"), one.get("pg_size"))
-            backend = _backend(str(one.get("backend_config") or ""), on_device)
-            groups[one["pg_name"]] = Group(
-                one["pg_name"], ranks, backend, str(one.get("pg_desc") or "")
+    for config in listed if isinstance(listed, list) else ():
+        if isinstance(config, dict) and isinstance(config.get("pg_name"), str):
+            ranks = _complete(config.get("ranks"), config.get("pg_size"))
+            backend = _backend(str(config.get("backend_config") or ""), on_device)
+            groups[config["pg_name"]] = Group(
+                config["pg_name"], ranks, backend, str(config.get("pg_desc") or "")
             )
     for call in calls:
         args = call.event.args
         name = args.get("Process Group Name")
-        known = groups.get(name) if isinstance(name, str) else None
-        if isinstance(name, str) and (known is None or not known.ranks):
+        group = groups.get(name) if isinstance(name, str) else None
+        if isinstance(name, str) and (group is None or not group.ranks):
             ranks = _complete(args.get("Process Group Ranks"), args.get("Group size"))
             description = str(args.get("Process Group Description") or "")
             groups[name] = Group(
-                name, ranks or _regular(args), known.backend if known else "", description
+                name, ranks or _regular(args), group.backend if group else "", description
             )
-    return _one_for_all(groups) if not on_device else groups
+    return _merge_groups(groups) if not on_device else groups
 
 
-def _one_for_all(groups: dict[str, Group]) -> dict[str, Group]:
-    """c10d operators do not tell their group: where all have the same ranks, one stands for all."""
+def _merge_groups(groups: dict[str, Group]) -> dict[str, Group]:
+    """Merge groups with the same ranks and backend into one, as c10d operators do not name
+    theirs.
+    """
     if len(groups) < 2 or len({(g.ranks, g.backend) for g in groups.values()}) > 1:
         return groups
     first = next(iter(groups.values()))
@@ -87,13 +97,15 @@ def _one_for_all(groups: dict[str, Group]) -> dict[str, Group]:
 
 
 def _complete(ranks: object, size: object) -> tuple[int, ...]:
-    """The ranks, unless the profiler has shortened their list."""
-    found = ranks_in(ranks)
-    return found if whole(size) in (None, len(found)) else ()
+    """The ranks; () if the profiler has shortened the list."""
+    listed = parse_rank_list(ranks)
+    return listed if whole(size) in (None, len(listed)) else ()
 
 
 def _regular(args: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ranks at equal distances: what torch tells of a group beside a list that may be cut."""
+    """Ranks from start, stride and size, which torch records along with the possibly shortened
+    list.
+    """
     start, stride = whole(args.get("Global rank start")), whole(args.get("Global rank stride"))
     size = whole(args.get("Group size"))
     if start is None or not stride or not size or size > MOST_RANKS:
@@ -102,85 +114,88 @@ def _regular(args: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _backend(config: str, on_device: bool) -> str:
-    """Of ``cpu:gloo,cuda:nccl`` the one for such calls."""
-    pairs = [part.split(":") for part in config.split(",") if ":" in part]
+    """The backend in a text like ``cpu:gloo,cuda:nccl`` for calls on the device, or on the host."""
+    pairs = [entry.split(":") for entry in config.split(",") if ":" in entry]
     fitting = [pair[1] for pair in pairs if (pair[0] != "cpu") == on_device]
     return (fitting or [pair[1] for pair in pairs] or [config])[0]
 
 
 @dataclass
 class Calls:
-    """Makes calls of events of one rank. left: what is not known of some, and of how many."""
+    """Makes calls from the events of one rank.
+
+    unknown: what is not known of calls -> number of such calls.
+    """
 
     rank: int
     groups: Mapping[str, Group]
-    left: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
 
-    def make(self, one: Issued, dtype: str | None) -> TrafficCall:
-        """Without time, step and number; both sizes UNKNOWN where one is not known.
+    def make(self, issued: IssuedCall, dtype: str | None) -> TrafficCall:
+        """Make a call without time, step and number. Both sizes are UNKNOWN if one is not known.
 
-        dtype: for operators that do not tell it themselves.
+        dtype: for operators that do not record it themselves.
         """
-        if one.has_param:
-            return self._of_param(one)
-        return self._of_operator(one, dtype)
+        if issued.has_param:
+            return self._from_param(issued)
+        return self._from_operator(issued, dtype)
 
-    def _of_param(self, one: Issued) -> TrafficCall:
-        args = one.event.args
+    def _from_param(self, issued: IssuedCall) -> TrafficCall:
+        args = issued.event.args
         name = str(args["Collective name"])
-        collective = collective_of(name)
-        dtype = dtype_of(args.get("dtype"))
+        collective = torch_collective(name)
+        dtype = torch_dtype(args.get("dtype"))
         group = args.get("Process Group Name")
         group = group if isinstance(group, str) else ""
-        # `Rank` is the root of a rooted collective, else this rank: both count within the group.
-        root = self._world(whole(args.get("Rank")), group) if collective in _ROOT_AT else None
+        # `Rank` is the root of a rooted collective, or else this rank. Both are ranks of the group.
+        root = self._world(whole(args.get("Rank")), group) if collective in _ROOT_INDEX else None
         peer = whole(args.get("Dst Rank" if collective == "send" else "Src Rank"))
         sizes = [whole(args.get(f"{side} msg nelems")) for side in ("In", "Out")]
-        splits = [ranks_in(args.get(f"{side} split size")) for side in ("In", "Out")]
-        if name == "all_to_allv":  # the lists may be too long to be shown
+        splits = [parse_rank_list(args.get(f"{side} split size")) for side in ("In", "Out")]
+        if name == "all_to_allv":  # the profiler omits lists that are too long
             collective = "all_to_all_v"
         tensors = 1
-        if "coalesced" in name and one.outer:
-            tensors = max(1, len(_Arguments(one.outer).dims(_place_in(collective))))
+        if "coalesced" in name and issued.outer:
+            tensors = max(1, len(_Arguments(issued.outer).dims(_data_index(collective))))
         return self._call(
-            collective, sizes, dtype, group, root, peer, splits, _asynchronous(one), tensors
+            collective, sizes, dtype, group, root, peer, splits, _asynchronous(issued), tensors
         )
 
-    def _of_operator(self, one: Issued, dtype: str | None) -> TrafficCall:
-        event, sent = one.event, _Arguments(one.annotation) if one.annotation else None
-        name = one.annotation.name if one.annotation and event.name == PARAM else event.name
-        collective = collective_of(name)
-        own = _Arguments(event)
+    def _from_operator(self, issued: IssuedCall, dtype: str | None) -> TrafficCall:
+        event, sent = issued.event, _Arguments(issued.annotation) if issued.annotation else None
+        name = issued.annotation.name if issued.annotation and event.name == PARAM else event.name
+        collective = torch_collective(name)
+        arguments = _Arguments(event)
         group = next(iter(self.groups)) if len(self.groups) == 1 else ""
         ranks = len(self.groups[group].ranks) if group else 0
-        place = _place_in(collective)
-        sizes = [own.elements(place), own.elements(0)]
-        root = own.whole(_ROOT_AT[collective]) if collective in _ROOT_AT else None
+        index = _data_index(collective)
+        sizes = [arguments.elements(index), arguments.elements(0)]
+        root = arguments.whole(_ROOT_INDEX[collective]) if collective in _ROOT_INDEX else None
         root = self._world(root, group)
-        if sent:  # older torch shows no shapes of lists, and the annotation those of all inputs
+        if sent:  # older torch has no shapes of lists, but the annotation has those of all inputs
             dtype = sent.dtype_of_all() or dtype
             sizes[0] = sent.all_elements() if sizes[0] is None else sizes[0]
             if collective in _SAME_BOTH and sizes[1] is None:
                 sizes[1] = sizes[0]
-        # Lists of lists show no shapes: they follow from the other side.
+        # torch has no shapes of lists of lists. They follow from the other side.
         if collective in ("all_gather", "gather"):
             sizes[1] = sizes[1] or (None if sizes[0] is None or not ranks else sizes[0] * ranks)
         if collective in ("reduce_scatter", "scatter"):
             sizes[0] = sizes[0] or (None if sizes[1] is None or not ranks else sizes[1] * ranks)
-        peer = own.whole(_PEER_AT) if collective in ("send", "recv") else None
+        peer = arguments.whole(_PEER_INDEX) if collective in ("send", "recv") else None
         splits: list[tuple[int, ...]] = [(), ()]
         if collective == "all_to_all":
-            splits = own.splits()
-        tensors = len(own.dims(place)) if "coalesced" in name else 1
+            splits = arguments.splits()
+        tensors = len(arguments.dims(index)) if "coalesced" in name else 1
         return self._call(
             collective,
             sizes,
-            own.dtype(place) or own.dtype(0) or dtype,
+            arguments.dtype(index) or arguments.dtype(0) or dtype,
             group,
             root,
             self._world(peer, group),
             splits,
-            _asynchronous(one),
+            _asynchronous(issued),
             max(1, tensors),
         )
 
@@ -205,18 +220,20 @@ class Calls:
             sides[1] = 0 if collective == "gather" else sides[1]
             sides[0] = 0 if collective == "scatter" else sides[0]
         each = itemsize(dtype)
-        known = each is not None and all(n is not None and n * each < 1 << 62 for n in sides)
-        size_bytes = [(n or 0) * (each or 0) if known else UNKNOWN for n in sides]
-        # What a scatter brings to other ranks than its root the root's trace may tell.
+        sizes_known = each is not None and all(n is not None and n * each < 1 << 62 for n in sides)
+        size_bytes = [(n or 0) * (each or 0) if sizes_known else UNKNOWN for n in sides]
+        # For a scatter the root's trace may have the sizes that the other ranks lack.
         awaited = collective == "scatter" and root not in (None, self.rank) and bool(group)
-        if not known and not awaited:
-            self.left[f"{collective}: {'dtype' if each is None else 'sizes'} not known"] += 1
-        # Who gives sizes makes the uneven call, as in a capture: those of another rank may differ.
+        if not sizes_known and not awaited:
+            self.unknown[f"{collective}: {'dtype' if each is None else 'sizes'} not known"] += 1
+        # A call with split sizes counts as uneven, as in a capture: other ranks may have other
+        # sizes.
         if any(splits):
             collective = exchange_with_splits(collective) or collective
-        elif known:
+        elif sizes_known:
             collective = uneven(collective, size_bytes[:1], size_bytes[1:])
-        sent = splits[0] or (1,) * len(splits[1])  # they count rows; without any, even ones
+        # Rows for each rank; without a list all are equal.
+        sent = splits[0] or (1,) * len(splits[1])
         shares = tuple(max(size_bytes[0], 0) * rows // (sum(sent) or 1) for rows in sent)
         return TrafficCall(
             collective,
@@ -232,153 +249,151 @@ class Calls:
         )
 
     def _world(self, rank: int | None, group: str) -> int | None:
-        """The rank of the world that has this rank in a group; None where that is not known."""
+        """The world rank of a rank in a group; None if it is not known."""
         ranks = self.groups[group].ranks if group in self.groups else ()
         return ranks[rank] if rank is not None and rank < len(ranks) else None
 
 
-def _place_in(collective: str) -> int:
+def _data_index(collective: str) -> int:
     return 1 if collective in _OUT_FIRST else 0
 
 
-def _asynchronous(one: Issued) -> bool | None:
-    """The operator tells it; record_param_comms itself only in newer torch."""
-    values = _Arguments(one.outer or one.event).values
-    values = [*values, str(one.event.args.get("Is asynchronized op")).capitalize()]
-    stated = next((value for value in values if value in ("True", "False")), None)
-    return None if stated is None else bool(stated == "True")
+def _asynchronous(issued: IssuedCall) -> bool | None:
+    """Whether the call is asynchronous, by its operator, or by record_param_comms of newer
+    torch.
+    """
+    values = _Arguments(issued.outer or issued.event).values
+    values = [*values, str(issued.event.args.get("Is asynchronized op")).capitalize()]
+    recorded = next((value for value in values if value in ("True", "False")), None)
+    return None if recorded is None else bool(recorded == "True")
 
 
-def elements_of(event: Event) -> set[int]:
-    """The elements of the sides of a c10d operator that it tells, to know its work by."""
-    own = _Arguments(event)
-    return {n for i in (0, 1) if (n := own.elements(i)) is not None}
+def operator_elements(event: Event) -> set[int]:
+    """Numbers of elements in the input and output of a c10d operator, if recorded."""
+    arguments = _Arguments(event)
+    return {n for i in (0, 1) if (n := arguments.elements(i)) is not None}
 
 
 class _Arguments:
-    """The arguments of an operator as record_shapes keeps them."""
+    """The arguments of an operator as record_shapes records them."""
 
     def __init__(self, event: Event) -> None:
         names = ("Input type", "Input Dims", "Concrete Inputs")
         lists = (event.args.get(name) for name in names)
         self.types, self._dims, self.values = (
-            one if isinstance(one, list) else [] for one in lists
+            values if isinstance(values, list) else [] for values in lists
         )
 
-    def dims(self, place: int) -> list[Sequence[int]]:
-        """The shape of each tensor; [] where the argument is no tensor or shows none."""
-        if place >= min(len(self._dims), len(self.types)) or not self.types[place]:
+    def dims(self, index: int) -> list[Sequence[int]]:
+        """The shape of each tensor in an argument; [] if it is not a tensor, or has no shape."""
+        if index >= min(len(self._dims), len(self.types)) or not self.types[index]:
             return []
-        own = self._dims[place]
-        if not isinstance(own, list) or self.types[place] in ("Scalar", "ScalarList"):
+        dims = self._dims[index]
+        if not isinstance(dims, list) or self.types[index] in ("Scalar", "ScalarList"):
             return []
-        shapes = own if self.types[place] == "TensorList" else [own]
+        shapes = dims if self.types[index] == "TensorList" else [dims]
         good = all(isinstance(s, list) and all(type(n) is int for n in s) for s in shapes)
         return shapes if good else []
 
-    def elements(self, place: int) -> int | None:
-        shapes = self.dims(place)
+    def elements(self, index: int) -> int | None:
+        shapes = self.dims(index)
         counts = [product(shape) for shape in shapes]
-        known = [count for count in counts if count is not None]
-        return sum(known) if shapes and len(known) == len(counts) else None
+        known_counts = [count for count in counts if count is not None]
+        return sum(known_counts) if shapes and len(known_counts) == len(counts) else None
 
     def all_elements(self) -> int | None:
-        """Of an annotation, whose arguments are the tensors that were sent."""
+        """Elements of all arguments, for an annotation: they are the tensors that were sent."""
         counts = [
             product(shape) if isinstance(shape, list) and shape else None for shape in self._dims
         ]
-        known = [count for count in counts if count is not None]
-        return sum(known) if counts and len(known) == len(counts) else None
+        known_counts = [count for count in counts if count is not None]
+        return sum(known_counts) if counts and len(known_counts) == len(counts) else None
 
     def dtype_of_all(self) -> str | None:
-        return dtype_of(self.types[0]) if self.types else None
+        return torch_dtype(self.types[0]) if self.types else None
 
-    def dtype(self, place: int) -> str | None:
-        return dtype_of(self.types[place]) if place < len(self.types) and self.dims(place) else None
+    def dtype(self, index: int) -> str | None:
+        return (
+            torch_dtype(self.types[index]) if index < len(self.types) and self.dims(index) else None
+        )
 
-    def whole(self, place: int) -> int | None:
-        return whole(self.values[place]) if place < len(self.values) else None
+    def whole(self, index: int) -> int | None:
+        return whole(self.values[index]) if index < len(self.values) else None
 
     def splits(self) -> list[tuple[int, ...]]:
-        """What an all_to_all sends to each rank and gets from it, () where all are alike.
+        """What an all_to_all sends to each rank and receives from it; () if all are equal.
 
-        One tensor tells numbers of rows; of lists of tensors the sizes tell.
+        For a single tensor these are numbers of rows, and for lists of tensors sizes.
         """
-        lists = [ranks_in(self.values[i]) if i < len(self.values) else () for i in (4, 3)]
+        lists = [parse_rank_list(self.values[i]) if i < len(self.values) else () for i in (4, 3)]
         if self.types[:1] != ["TensorList"]:
             return lists
-        shapes = [tuple(product(s) or 0 for s in self.dims(place)) for place in (1, 0)]
+        shapes = [tuple(product(s) or 0 for s in self.dims(index)) for index in (1, 0)]
         return shapes if len({*shapes[0], *shapes[1]}) > 1 else [(), ()]
 
-
-# Traces of torch.profiler: the calls of one rank, their times, and how much of them was exposed.
-#
-# On an accelerator the kernels that carry a call's ``External id`` tell its time, and NCCL's by
-# their names the algorithm, which is a hint. What gloo runs stands on threads of its own as
-# ``gloo:*``, without a link to the call: it is put to the first c10d operator before it of the same
-# operation and size, and gives it its end, and the dtype that torch hides there. Exposed is what
-# nothing else ran under: other kernels of the device; on the host other operators.
 
 SOURCE = "kineto"
 
 
 def is_trace(data: object) -> bool:
-    """True for Chrome's JSON of any tool."""
+    """Whether this is Chrome's JSON format, of any tool."""
     return isinstance(data, dict) and isinstance(data.get("traceEvents"), list)
 
 
 def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None]:
-    """The calls of one rank, and the number of the first step that the profiler marked.
+    """Read the calls of one rank: (traffic, number of the first step that the profiler marked).
 
-    Raises UnreadableError for a trace without communication, without sizes, or of no known rank.
+    Raises UnreadableError for a trace without communication, without sizes, or without a rank.
     """
-    events = events_of(data)
-    calls, computing = issued(events)
-    kernels, on_device, others = kernels_of(events, calls)
+    events = read_events(data)
+    calls, computing = find_issued(events)
+    kernels, on_device, unassigned = assign_kernels(events, calls)
     if not any(call.has_param for call in calls):
-        # Without the host's events there are the kernels alone, which tell the same.
-        alone = [event for event in others if "Collective name" in event.args]
+        # Without events of the host the kernels themselves have the parameters.
+        alone = [event for event in unassigned if "Collective name" in event.args]
         only = set(alone)
-        calls += map(Issued, alone)
+        calls += map(IssuedCall, alone)
         kernels.update((call, [call.event]) for call in calls if call.event in only)
-        others = [event for event in others if event not in only]
+        unassigned = [event for event in unassigned if event not in only]
     if not calls:
         expected = "record_param_comms or c10d:: events"
         raise _unreadable(path, "no communication", expected, "Profile a step that has some.")
     info = data.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    rank = rank_in(path) if whole(info.get("rank")) is None else whole(info.get("rank"))
+    rank = rank_in_name(path) if whole(info.get("rank")) is None else whole(info.get("rank"))
     if rank is None:
         expected = "distributedInfo in it, or a name such as trace_rank0.json"
         raise _unreadable(path, "no rank", expected)
-    maker = Calls(rank, groups_of(info, calls))
+    maker = Calls(rank, make_groups(info, calls))
     ranks = max((len(group.ranks) for group in maker.groups.values()), default=1)
-    works = _works(calls, [e for e in events if e.name.startswith("gloo:")], ranks)
-    pairs = [(one, maker.make(one, _dtype(works.get(one, ())))) for one in calls]
+    works = _assign_works(calls, [e for e in events if e.name.startswith("gloo:")], ranks)
+    pairs = [(issued, maker.make(issued, _dtype(works.get(issued, ())))) for issued in calls]
     if all(call.bytes_in == UNKNOWN for _, call in pairs):
-        stated = "; ".join(maker.left)
-        raise _unreadable(path, stated, "sizes of its calls", "Profile with record_shapes=True.")
-    steps = sorted(steps_of(events).items())
+        reasons = "; ".join(maker.unknown)
+        raise _unreadable(path, reasons, "sizes of its calls", "Profile with record_shapes=True.")
+    steps = sorted(read_steps(events).items())
     spans = [span for _, span in steps]
     timed = _timed(pairs, works, computing, kernels, on_device)
-    own = _numbered(pairs, _in_steps(timed, spans))
-    # After they were counted. ``told_by_root`` sees to those of a scatter.
-    own = [call for call in own if call.bytes_in != UNKNOWN or _awaited(call, rank)]
-    traffic = Traffic(SOURCE, path=path, groups=dict(maker.groups), calls={rank: own})
+    traffic_calls = _numbered(pairs, _in_steps(timed, spans))
+    # Calls without sizes are dropped after numbering. ``fill_from_root`` fills those of a scatter.
+    traffic_calls = [
+        call for call in traffic_calls if call.bytes_in != UNKNOWN or _awaited(call, rank)
+    ]
+    traffic = Traffic(SOURCE, path=path, groups=dict(maker.groups), calls={rank: traffic_calls})
     members = {member for group in traffic.groups.values() for member in group.ranks}
     check_ranks([rank, (whole(info.get("world_size")) or 1) - 1, *members], path)
     traffic.ranks = max(whole(info.get("world_size")) or 1, rank + 1, *(m + 1 for m in members))
     traffic.steps = {rank: spans} if spans else {}
-    busy = [span for one in on_device.values() for span in one]
-    if not busy and all(call.clock == "host" for call in own):
+    busy = [span for device_spans in on_device.values() for span in device_spans]
+    if not busy and all(call.clock == "host" for call in traffic_calls):
         busy = list(computing)
     traffic.computing = {rank: merged(busy)} if busy else {}
-    # What was left out above, and kernels of no one call.
-    left = [one.span for one in timed if one.bytes_in == UNKNOWN and not _awaited(one, rank)]
-    ran = [(event.start, event.end) for event in others]
+    # The time of dropped calls, and of kernels that belong to no single call.
+    left = [call.span for call in timed if call.bytes_in == UNKNOWN and not _awaited(call, rank)]
+    ran = [(event.start, event.end) for event in unassigned]
     traffic.apart = {rank: merged([*filter(None, left), *ran])} if ran or any(left) else {}
-    traffic.notes = _notes(own, maker, works, others)
-    traffic.left_out = maker.left.total()
+    traffic.notes = _notes(traffic_calls, maker, works, unassigned)
+    traffic.left_out = maker.unknown.total()
     return traffic, steps[0][0] if steps else None
 
 
@@ -387,9 +402,11 @@ def _awaited(call: TrafficCall, rank: int) -> bool:
     return scattered and bool(call.group) and call.bytes_in == UNKNOWN
 
 
-def told_by_root(traffic: Traffic) -> None:
-    """Gives the scatter calls of other ranks dtype and size as their root has them: on gloo their
-    own traces tell none. Without the root's trace they are left out, and that is said.
+def fill_from_root(traffic: Traffic) -> None:
+    """Set dtype and size of scatter calls from the call of their root, in place.
+
+    On gloo the traces of the other ranks do not have them. Calls without a trace of their root are
+    dropped, with a note.
     """
     roots = {
         (call.group, call.sequence): call
@@ -418,45 +435,48 @@ def told_by_root(traffic: Traffic) -> None:
         )
 
 
-def _unreadable(path: Path, got: str, expected: str, action: str = "") -> UnreadableError:
-    # Not in `got`, which is cut where it is long.
-    return UnreadableError(f"trace {path}", got, expected, action)
+def _unreadable(path: Path, problem: str, expected: str, action: str = "") -> UnreadableError:
+    # The path is part of the first text, because the second one is cut if it is long.
+    return UnreadableError(f"trace {path}", problem, expected, action)
 
 
 def _dtype(works: Sequence[Event]) -> str | None:
     types = works[0].args.get("Input type") if works else None
-    return dtype_of(types[0]) if isinstance(types, list) and types else None
+    return torch_dtype(types[0]) if isinstance(types, list) and types else None
 
 
-def _works(
-    calls: Sequence[Issued], works: Sequence[Event], ranks: int
-) -> dict[Issued, list[Event]]:
-    """What gloo ran for each c10d operator: the first of its operation and size after it.
+def _assign_works(
+    calls: Sequence[IssuedCall], works: Sequence[Event], ranks: int
+) -> dict[IssuedCall, list[Event]]:
+    """The gloo events of each c10d operator: the first ones after it with its operation and size.
 
-    gloo has no reduce_scatter: it runs all_reduce, of the whole input, or of the tensors of a list
-    one by one, of which there are as many as ``ranks``.
+    gloo has no reduce_scatter. It runs an all_reduce of the whole input, or one for each of the
+    ``ranks`` tensors in a list.
     """
     waiting: dict[str, deque[Event]] = defaultdict(deque)
     for work in works:
-        waiting[collective_of(work.name)].append(work)
-    found: dict[Issued, list[Event]] = {}
-    for one in calls:
-        if one.has_param:
+        waiting[torch_collective(work.name)].append(work)
+    works_by_call: dict[IssuedCall, list[Event]] = {}
+    for issued in calls:
+        if issued.has_param:
             continue
-        collective, sizes = collective_of(one.event.name), elements_of(one.event)
-        several = one.event.name == "c10d::reduce_scatter_"
-        own = waiting["all_reduce" if collective == "reduce_scatter" else collective]
-        while own and own[0].start < one.event.start:  # nor is it of a later call
-            own.popleft()
-        fitting = (w for w in own if _fits(w, sizes))
-        found[one] = list(islice(fitting, ranks if several else 1))
-        for work in found[one]:
-            own.remove(work)
-    return {one: own for one, own in found.items() if own}
+        collective, sizes = torch_collective(issued.event.name), operator_elements(issued.event)
+        several = issued.event.name == "c10d::reduce_scatter_"
+        queue = waiting["all_reduce" if collective == "reduce_scatter" else collective]
+        # It cannot belong to a later call either.
+        while queue and queue[0].start < issued.event.start:
+            queue.popleft()
+        fitting = (w for w in queue if _fits(w, sizes))
+        works_by_call[issued] = list(islice(fitting, ranks if several else 1))
+        for work in works_by_call[issued]:
+            queue.remove(work)
+    return {call: events for call, events in works_by_call.items() if events}
 
 
 def _fits(work: Event, sizes: set[int]) -> bool:
-    """Elements of the work, all tensors together, where both sides tell them."""
+    """Whether the numbers of elements agree, for all tensors together or for one; True if
+    unknown.
+    """
     dims = work.args.get("Input Dims")
     if not sizes or not isinstance(dims, list) or not dims:
         return True
@@ -465,91 +485,95 @@ def _fits(work: Event, sizes: set[int]) -> bool:
     return bool(sizes & {sum(each), *each})
 
 
-Pair = tuple[Issued, TrafficCall]
+Pair = tuple[IssuedCall, TrafficCall]
 
 
 def _timed(
     pairs: Sequence[Pair],
-    works: Mapping[Issued, Sequence[Event]],
+    works: Mapping[IssuedCall, Sequence[Event]],
     computing: Sequence[Span],
-    kernels: Mapping[Issued, Sequence[Event]],
+    kernels: Mapping[IssuedCall, Sequence[Event]],
     on_device: Mapping[str, Sequence[Span]],
 ) -> list[TrafficCall]:
-    """The calls with start, duration and exposed part, as far as the trace has them."""
+    """The calls with start, duration and exposed part, if the trace has them."""
     spans: dict[int, Span] = {}
     devices: dict[int, str] = {}
     algorithms: dict[int, str] = {}
-    for place, (one, _) in enumerate(pairs):
-        own = kernels.get(one, ())
-        if own:
-            spans[place] = min(k.start for k in own), max(k.end for k in own)
-            devices[place] = device_of(own[0])
-            algorithms[place] = _algorithm(own)
-        elif one in works:
-            spans[place] = one.event.start, max(work.end for work in works[one])
+    for index, (issued, _) in enumerate(pairs):
+        call_kernels = kernels.get(issued, ())
+        if call_kernels:
+            spans[index] = min(k.start for k in call_kernels), max(k.end for k in call_kernels)
+            devices[index] = event_device(call_kernels[0])
+            algorithms[index] = _algorithm(call_kernels)
+        elif issued in works:
+            spans[index] = issued.event.start, max(work.end for work in works[issued])
     open_: dict[int, int] = {}
-    for device in {devices.get(place) for place in spans}:
-        places = [place for place in spans if devices.get(place) == device]
+    for device in {devices.get(index) for index in spans}:
+        indices = [index for index in spans if devices.get(index) == device]
         hiding = Union(computing if device is None else on_device.get(device, ()))
-        open_.update(zip(places, exposed([spans[i] for i in places], hiding), strict=True))
+        open_.update(zip(indices, exposed([spans[i] for i in indices], hiding), strict=True))
     return [
         dataclasses.replace(
             call,
-            start_ns=one.event.start,
-            time_ns=spans[place][1] - spans[place][0] if place in spans else None,
-            began_ns=spans[place][0] if place in devices else None,
-            clock="device" if place in devices else "host",
-            exposed_ns=open_.get(place),
-            algorithm=algorithms.get(place, ""),
+            start_ns=issued.event.start,
+            time_ns=spans[index][1] - spans[index][0] if index in spans else None,
+            began_ns=spans[index][0] if index in devices else None,
+            clock="device" if index in devices else "host",
+            exposed_ns=open_.get(index),
+            algorithm=algorithms.get(index, ""),
         )
-        for place, (one, call) in enumerate(pairs)
+        for index, (issued, call) in enumerate(pairs)
     ]
 
 
 def _algorithm(kernels: Sequence[Event]) -> str:
-    choices = (choice_of_kernel(kernel.name) for kernel in kernels)
+    choices = (kernel_choice(kernel.name) for kernel in kernels)
     return ", ".join(dict.fromkeys(choice.label for choice in choices if choice))
 
 
 def _in_steps(calls: Sequence[TrafficCall], steps: Sequence[Span]) -> list[TrafficCall]:
-    """Each in the step in which it was issued."""
+    """The calls with the index of the step in which they were issued."""
     begins = [begin for begin, _ in steps]
-    found = []
+    placed = []
     for call in calls:
         start = call.start_ns or 0
-        place = bisect_right(begins, start) - 1
-        inside = place >= 0 and start < steps[place][1]
-        found.append(dataclasses.replace(call, step=place) if inside else call)
-    return found
+        index = bisect_right(begins, start) - 1
+        inside = index >= 0 and start < steps[index][1]
+        placed.append(dataclasses.replace(call, step=index) if inside else call)
+    return placed
 
 
 def _numbered(pairs: Sequence[Pair], calls: Sequence[TrafficCall]) -> list[TrafficCall]:
-    """``Seq`` where torch tells it, so that ranks need not begin alike; else counted."""
-    stated = [whole(one.event.args.get("Seq")) or 0 for one, _ in pairs]
+    """The calls with their sequence numbers: torch's ``Seq``, or else counted from the first call.
+
+    With ``Seq`` the traces of the ranks need not begin with the same call.
+    """
+    recorded = [whole(issued.event.args.get("Seq")) or 0 for issued, _ in pairs]
     last: dict[str, int] = defaultdict(int)
     counted: set[str] = set()
-    for place, call in zip(stated, calls, strict=True):
+    for number, call in zip(recorded, calls, strict=True):
         if not call.point_to_point:
-            if place <= last[call.group]:  # not known, or the same for several
+            if number <= last[call.group]:  # missing, or the same for several calls
                 counted.add(call.group)
-            last[call.group] = place
-    numbers, found = Numbers(), []
-    for place, call in zip(stated, calls, strict=True):
+            last[call.group] = number
+    numbers, numbered = Numbers(), []
+    for number, call in zip(recorded, calls, strict=True):
         sequence = numbers.next(call.collective, call.group, call.peer)
         if call.group not in counted and not call.point_to_point:
-            sequence = place - 1  # torch counts from 1
-        found.append(dataclasses.replace(call, sequence=sequence))
-    return found
+            sequence = number - 1  # torch counts from 1
+        numbered.append(dataclasses.replace(call, sequence=sequence))
+    return numbered
 
 
 def _notes(
     calls: Sequence[TrafficCall],
     maker: Calls,
-    works: Mapping[Issued, Sequence[Event]],
-    others: Sequence[Event],
+    works: Mapping[IssuedCall, Sequence[Event]],
+    unassigned: Sequence[Event],
 ) -> list[str]:
     notes = [
-        f"left out: {count} call{'s' * (count > 1)} of {why}" for why, count in maker.left.items()
+        f"left out: {count} call{'s' * (count > 1)} of {why}"
+        for why, count in maker.unknown.items()
     ]
     if any(not call.group for call in calls):
         which = f"which of the {len(maker.groups)} groups calls on gloo are of"
@@ -559,7 +583,7 @@ def _notes(
             "a gloo trace does not link what was run to its call: times are put to calls by "
             "operation, size and order"
         )
-    coalesced = sum("Collective name" not in e.args or e.id is not None for e in others)
+    coalesced = sum("Collective name" not in e.args or e.id is not None for e in unassigned)
     without = sum(call.time_ns is None for call in calls)
     if without:
         why = "coalesced calls share kernels" if coalesced else "the trace has no kernels of them"

@@ -1,7 +1,8 @@
-"""Large JSON documents, and those that were cut off.
+"""Reads large JSON documents piece by piece, and documents that were cut off.
 
-A trace of 100 MB packed is 2 GB of JSON and would be 10 GB of objects, of which few are wanted:
-so each event is decoded on its own, and what nobody keeps is gone before the next.
+A compressed trace of 100 MB is 2 GB of JSON and would need 10 GB of memory as objects, of which few
+are needed. So items are decoded in batches, and items that are not kept are freed before the next
+batch.
 """
 
 from __future__ import annotations
@@ -22,22 +23,24 @@ from torchcoll.core.bounds import (
 from torchcoll.core.errors import UnreadableError
 from torchcoll.importers.base import Line
 
-_DECODER = json.JSONDecoder(strict=False)  # names of events may hold control characters
+_DECODER = json.JSONDecoder(strict=False)  # names of events may contain control characters
 _SPACE = re.compile(r"[ \t\n\r]*")
-_NEVER_SKIPPED = frozenset('{}[],:"')  # what is there to be read; '' is the end of a piece
-_OPEN = frozenset(".eE+-")  # a number that goes on
+_NEVER_SKIPPED = frozenset('{}[],:"')  # a token begins here, so there is no space to skip
+_OPEN = frozenset(".eE+-")  # characters with which a number may continue
 _BATCH = 1 << 18  # characters of items that are decoded at once
 _BOUNDARY = re.compile(r"\}\s*,\s*(?=\{)")  # likely between two items that are objects
-_TRIED = 3  # boundaries that turn out to be within an item, before each item is decoded alone
-Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether it is of items
+_TRIED = 3  # wrong boundaries after which each item is decoded alone
+Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether it is a list of items
 
 
 def members(chunks: Iterable[bytes], arrays: Collection[str]) -> Iterator[Member]:
-    """Each member of the outermost object; of those named in ``arrays`` lists of some items each,
-    in order, behind an empty list.
+    """Yield each member of the outermost object.
 
-    Raises ValueError for what is no such JSON, or has a member of more than MOST_MEMBER characters;
-    RecursionError where it is nested too deep.
+    A member whose key is in ``arrays`` is yielded as an empty list, followed by lists of some of
+    its items each, in order.
+
+    Raises ValueError for text that is not a JSON object, or has a member of more than MOST_MEMBER
+    characters, and RecursionError if it is nested too deeply.
     """
     text = _Text(chunks)
     text.expect("{")
@@ -69,119 +72,124 @@ def members(chunks: Iterable[bytes], arrays: Collection[str]) -> Iterator[Member
 
 
 class _Text:
-    """What is left of a text that comes in pieces."""
+    """The rest of a text that is read in pieces."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
         self._decode = codecs.getincrementaldecoder("utf-8-sig")("surrogatepass").decode
-        self._text, self._place = "", 0
+        self._text, self._position = "", 0
         self._ended = False
         self._tries = _TRIED
 
     def _more(self, size_bytes: int = 1) -> bool:
-        """At least so much more text, if there is; False at the end."""
-        parts, length = [self._text[self._place :]], 0
+        """Read at least ``size_bytes`` more of the text if there is more. False at the end."""
+        pieces, length = [self._text[self._position :]], 0
         while length < size_bytes and not self._ended:
             chunk = next(self._chunks, None)
             self._ended = chunk is None
-            part = self._decode(chunk or b"", final=self._ended)
-            parts.append(part)
-            length += len(part)
-        self._text, self._place = "".join(parts), 0
+            decoded_chunk = self._decode(chunk or b"", final=self._ended)
+            pieces.append(decoded_chunk)
+            length += len(decoded_chunk)
+        self._text, self._position = "".join(pieces), 0
         return bool(length)
 
     def _skip(self) -> None:
         while True:
-            found = _SPACE.match(self._text, self._place)
-            self._place = found.end() if found else self._place
-            if self._place < len(self._text) or not self._more():
+            match = _SPACE.match(self._text, self._position)
+            self._position = match.end() if match else self._position
+            if self._position < len(self._text) or not self._more():
                 return
 
     def next_is(self, char: str) -> bool:
-        """Whether the next one is this, which is then read."""
-        if self._text[self._place : self._place + 1] not in _NEVER_SKIPPED:
+        """Whether the next token is ``char``, which is then consumed."""
+        if self._text[self._position : self._position + 1] not in _NEVER_SKIPPED:
             self._skip()
-        same = self._text.startswith(char, self._place)
-        self._place += same
-        return same
+        matches = self._text.startswith(char, self._position)
+        self._position += matches
+        return matches
 
     def expect(self, char: str) -> None:
         if not self.next_is(char):
             raise ValueError(f"no {char}")
 
     def value(self) -> tuple[Any, int]:
-        """The next value, and its length as text."""
-        if self._text[self._place : self._place + 1] not in _NEVER_SKIPPED:
+        """Read the next value: (value, its length as text)."""
+        if self._text[self._position : self._position + 1] not in _NEVER_SKIPPED:
             self._skip()
         while True:
             try:
-                value, end = _DECODER.raw_decode(self._text, self._place)
-                # 12 at the end may be the begin of 123, and so may 12 before a point at the end.
+                value, end = _DECODER.raw_decode(self._text, self._position)
+                # At the end of the text, 12 or 12. may be the beginning of a longer number.
                 whole = end < len(self._text) and self._text[end] not in _OPEN
             except ValueError:
                 whole = False
-            have = len(self._text) - self._place
+            have = len(self._text) - self._position
             if whole:
                 break
             if have > MOST_MEMBER:
                 raise ValueError("a member is too long")
-            # As much again, so that a long value is not begun anew for each piece of it.
+            # Double the text, so that a long value is not decoded again for each piece of it.
             if not self._more(have):
-                value, end = _DECODER.raw_decode(self._text, self._place)
+                value, end = _DECODER.raw_decode(self._text, self._position)
                 break
-        length, self._place = end - self._place, end
+        length, self._position = end - self._position, end
         return value, length
 
     def items(self) -> tuple[list[Any], int]:
-        """Items that stand here with a comma behind each, and their length; [] is none of them.
+        """Read several items, each followed by a comma: (items, their length as text).
 
-        What begins at the beginning of an item and is a list's content, is whole items: a text that
-        ends inside of one leaves something open.
+        Returns ([], 0) if there are none. The text up to a likely boundary is decoded as a list: if
+        that works it has only complete items, since a boundary within an item leaves brackets open.
         """
         if not self._tries:
             return [], 0
-        if len(self._text) - self._place < _BATCH:
+        if len(self._text) - self._position < _BATCH:
             self._more(_BATCH)
-        latest = self._text.rfind("}", self._place, len(self._text) - _BATCH // 8)
-        found = _BOUNDARY.search(self._text, max(latest, self._place))
-        if latest < 0 or found is None:
+        latest = self._text.rfind("}", self._position, len(self._text) - _BATCH // 8)
+        boundary = _BOUNDARY.search(self._text, max(latest, self._position))
+        if latest < 0 or boundary is None:
             return [], 0
         try:
-            items = _DECODER.decode(f"[{self._text[self._place : found.start() + 1]}]")
+            items = _DECODER.decode(f"[{self._text[self._position : boundary.start() + 1]}]")
         except (ValueError, RecursionError):
             self._tries -= 1
             return [], 0
         self._tries = _TRIED
-        length, self._place = found.end() - self._place, found.end()
+        length, self._position = boundary.end() - self._position, boundary.end()
         return items, length
 
     def end(self) -> None:
         self._skip()
-        if self._place < len(self._text):
+        if self._position < len(self._text):
             raise ValueError("more behind the end")
 
 
-# C's printf of an infinite double, which is no JSON; NaN is printed as a string.
+# Infinite doubles as C's printf prints them, which is not JSON.
 _BARE = re.compile(r"(?<=[:,\[])\s*-?(?:inf|nan)\b")
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]"]', re.DOTALL)
-_LAST = 20  # places at which a document that was cut off may be whole
+_LAST = 20  # positions at which the end of a document that was cut off is tried
 
 
 def document(lines: Iterable[Line]) -> str:
-    """The text of these lines. Raises UnreadableError for more than a document has."""
-    parts, length = [], 0
+    """The text of these lines. Raises UnreadableError if it is too long or needs too much
+    memory.
+    """
+    texts, length = [], 0
     for _, text in lines:
-        parts.append(text)
+        texts.append(text)
         length += len(text)
         if length > MOST_LINE:
             raise UnreadableError("file", "more than 64 MiB of JSON", "less", "Split it.")
-    text = "\n".join(parts)
+    text = "\n".join(texts)
     Held("file", "JSON").add(text.encode("utf-8", "surrogatepass"))
     return text
 
 
-def decoded(text: str) -> tuple[Any, bool]:
-    """(the document, whether it was cut off). Of a cut one, everything up to its last whole row."""
+def decode(text: str) -> tuple[Any, bool]:
+    """Decode a document: (its content, whether it was cut off).
+
+    A document that was cut off is read up to its last complete object.
+    """
     text = text.strip()
     bare = _BARE.sub(" null", text)
     for attempt in (text, bare) if bare != text else (text,):
@@ -198,9 +206,11 @@ def decoded(text: str) -> tuple[Any, bool]:
 
 
 def _ends(text: str) -> list[tuple[int, str]]:
-    """The last places behind a closed object, and what closes the brackets that are open there."""
-    found: collections.deque[tuple[int, str]] = collections.deque(maxlen=_LAST)
-    closing = ""  # what is open, the innermost first
+    """(position after a closed object, text that closes all open brackets) for the last
+    positions.
+    """
+    ends: collections.deque[tuple[int, str]] = collections.deque(maxlen=_LAST)
+    closing = ""  # what closes the open brackets, the innermost first
     for token in _TOKEN.finditer(text):
         char = token[0]
         if char == "{":
@@ -212,9 +222,9 @@ def _ends(text: str) -> list[tuple[int, str]]:
                 break
             closing = closing[1:]
             if char == "}":
-                found.append((token.end(), closing))
-        elif char == '"':  # a text that is open to the end
+                ends.append((token.end(), closing))
+        elif char == '"':  # a string that does not end
             break
         if len(closing) > MOST_DEPTH:
             break
-    return list(found)
+    return list(ends)

@@ -1,4 +1,6 @@
-"""What nccl-tests' text, its JSON and rccl-tests' CSV have in common: a row, judged."""
+"""Rows of nccl-tests and rccl-tests, for all their formats: checks, ranks, collectives and
+results.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ from torchcoll.core.result import CaseResult, Matrix, Reported
 from torchcoll.core.units import counted, format_size
 from torchcoll.importers.base import Imported, itemsize, make_result
 
-# The largest number of ranks that is looked for in busbw / algbw.
+# The largest number of ranks that is tried for busbw / algbw.
 _MOST = 100_000
-_NEAR = 0.02  # of algbw, size and time, which are rounded
+_NEAR = 0.02  # relative tolerance for rounded algbw, size and time
 
 
 @dataclass(slots=True)
 class Block:
-    """One placement of a row. ``step_*``: half a unit in the last place as printed."""
+    """The figures of a row for one placement (in or out of place).
+
+    algbw, busbw: GB/s. wrong: number of wrong elements; None if not checked.
+    time_step_ns, bw_step: half a unit in the last printed place.
+    """
 
     in_place: bool | None
     time_ns: float
@@ -51,7 +57,7 @@ class NcclTestsRow:
 
 @dataclass
 class NcclTestsRun:
-    """What is known of all rows."""
+    """What is known about all rows. ranks: 0 if not known."""
 
     collective: str | None = None
     ranks: int = 0
@@ -64,40 +70,42 @@ class NcclTestsRun:
 
 
 def judge(row: NcclTestsRow, run: NcclTestsRun) -> str:
-    """Why a row cannot be used; '' if it can. Size and count are checked against each other."""
+    """Why a row cannot be used; '' if it can. Checks that size and count are consistent."""
     assert run.collective
     if not row.size:
         return "0 bytes: nothing was sent (the size was rounded down to nothing)"
     size = itemsize(row.dtype)
     if size is None or not row.count:
         return ""
-    entry, held = COLLECTIVES[run.collective], row.count * size
+    entry, bytes_of_rank = COLLECTIVES[run.collective], row.count * size
     if entry.has_splits:
         return ""
-    parts = row.size / held
+    quotient = row.size / bytes_of_rank
     if entry.parts(2) == 1:
-        fits, expected = parts == 1, "1"
+        fits, expected = quotient == 1, "1"
     else:
-        fits = parts == run.ranks if run.ranks else parts == int(parts) and parts >= 1
+        fits = quotient == run.ranks if run.ranks else quotient == int(quotient) and quotient >= 1
         expected = f"the ranks ({run.ranks or 'a whole number'})"
     if fits:
         return ""
     return (
-        f"size / (count x {size} bytes) is {parts:g}, for {run.collective} it is {expected}: "
+        f"size / (count x {size} bytes) is {quotient:g}, for {run.collective} it is {expected}: "
         "another collective, type or number of ranks"
     )
 
 
-def ranks_of(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
-    """(ranks, where from) that rows tell: by size / count, else by busbw / algbw; 0 if not."""
+def infer_ranks(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
+    """(number of ranks, its origin) by size / count, or else by busbw / algbw; (0, '') if
+    unknown.
+    """
     entry = COLLECTIVES[collective]
     if entry.parts(2) != 1:
-        found = {
+        quotients = {
             row.size / (row.count * size)
             for row in rows
             if row.count and row.size and (size := itemsize(row.dtype))
         }
-        if len(found) == 1 and (ranks := found.pop()) >= 1 and ranks == int(ranks):
+        if len(quotients) == 1 and (ranks := quotients.pop()) >= 1 and ranks == int(ranks):
             return int(ranks), "size / count"
         return 0, ""
     if entry.bus_factor(2) == entry.bus_factor(3):
@@ -114,9 +122,9 @@ def ranks_of(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
 
 
 def _factors(rows: Iterable[NcclTestsRow]) -> tuple[float, float]:
-    """Between what busbw / algbw must be: each pair of rounded figures leaves an interval."""
+    """(lowest, highest) possible busbw / algbw: each pair of rounded figures leaves an interval."""
     low, high = 0.0, float("inf")
-    for block in _telling(rows):
+    for block in _precise_blocks(rows):
         least, most = _factor(block)
         if least > low:
             low = least
@@ -125,8 +133,8 @@ def _factors(rows: Iterable[NcclTestsRow]) -> tuple[float, float]:
     return low, high
 
 
-def _telling(rows: Iterable[NcclTestsRow]) -> Iterator[Block]:
-    """Those whose figures are large enough beside their rounding."""
+def _precise_blocks(rows: Iterable[NcclTestsRow]) -> Iterator[Block]:
+    """Yield the blocks whose figures are large in comparison to their rounding."""
     for row in rows:
         for block in row.blocks:
             if block.algbw and block.busbw and block.algbw > 10 * block.bw_step:
@@ -139,64 +147,67 @@ def _factor(block: Block) -> tuple[float, float]:
     return (block.busbw - step) / (block.algbw + step), (block.busbw + step) / (block.algbw - step)
 
 
-def contradict(rows: Sequence[NcclTestsRow], collective: str, ranks: int) -> bool:
-    """Whether every busbw is another than so many ranks have."""
+def contradicts_ranks(rows: Sequence[NcclTestsRow], collective: str, ranks: int) -> bool:
+    """Whether every busbw differs from the one that this number of ranks would have."""
     factor = COLLECTIVES[collective].bus_factor(ranks)
-    told = False
-    for low, high in map(_factor, _telling(rows)):
+    any_told = False
+    for low, high in map(_factor, _precise_blocks(rows)):
         if low <= factor <= high:
             return False
-        told = True
-    return told
+        any_told = True
+    return any_told
 
 
-def fitting(
+def fitting_collectives(
     rows: Sequence[NcclTestsRow], ranks: int = 0, since_2022: bool = False
 ) -> dict[str, str]:
-    """The collectives that print such rows -> how that shows. ``ranks``: 0 where not known.
+    """Collectives that such rows may belong to -> the evidence.
 
-    By the reduction and the root, the elements of one rank, and busbw / algbw: all_gather and
-    all_to_all, and gather and scatter, agree in these, all_reduce of 2 ranks and sendrecv, too;
-    and hypercube with all_gather until June 2020 (its commit ec1b5e2), when algbw was busbw.
-    since_2022: the heading says #wrong, and not error.
+    ranks: 0 if not known. since_2022: the heading has #wrong instead of error.
+
+    The evidence is the reduction, the root, the elements of one rank, and busbw / algbw. These are
+    equal for all_gather and all_to_all, for gather and scatter, for all_reduce of 2 ranks and
+    sendrecv, and for hypercube and all_gather until June 2020 (commit ec1b5e2), when algbw was
+    busbw.
     """
     sent = [row for row in rows if row.size and row.count]
     low, high = _factors(sent)
-    largest = max(_telling(sent), key=lambda block: block.algbw or 0, default=None)
+    largest = max(_precise_blocks(sent), key=lambda block: block.algbw or 0, default=None)
     if not sent or largest is None or low > high:
         return {}
     assert largest.algbw and largest.busbw
-    found = {}
+    evidence = {}
     for entry in COLLECTIVES.values():
         if not entry.has_data or entry.has_splits:
             continue
-        op = entry.has_op or entry.name == "sendrecv"  # which prints it, and does not use it
+        # sendrecv prints an operation, but does not use it.
+        op = entry.has_op or entry.name == "sendrecv"
         if any((row.op is None) == op or (row.root is None) == entry.has_root for row in sent):
             continue
-        told = ranks_of(sent, entry.name)[0]
+        inferred = infer_ranks(sent, entry.name)[0]
         several = entry.parts(2) != 1
-        n = next((n for n in (ranks, told) if n and _fits(entry, n, sent, low, high)), 0)
-        # Of many ranks the factor of all_reduce is known, and their number is not.
+        n = next((n for n in (ranks, inferred) if n and _fits(entry, n, sent, low, high)), 0)
+        # With many ranks busbw / algbw shows that it is an all_reduce, but not how many ranks.
         factors = entry.bus_factor(2), entry.bus_factor(_MOST)
-        if not n and (several or ranks or told or factors[0] > high or factors[1] < low):
+        if not n and (several or ranks or inferred or factors[0] > high or factors[1] < low):
             continue
         how = [f"busbw / algbw is {largest.busbw / largest.algbw:.4g}"]
         if several:
             how.insert(0, f"size / count is that of {n} ranks")
         if entry.has_root:
             how.insert(0, f"a root{' and a reduction' * entry.has_op}")
-        found[entry.name] = ", ".join(how)
-    if "hypercube" in found and not since_2022:
-        found["all_gather"] = "until June 2020 its algbw was its busbw"
-    if _unchecked_in_place(sent) and "all_to_all" in found:  # nccl-tests never checks that one
-        found.pop("all_gather", None)
-    return found
+        evidence[entry.name] = ", ".join(how)
+    if "hypercube" in evidence and not since_2022:
+        evidence["all_gather"] = "until June 2020 its algbw was its busbw"
+    if _unchecked_in_place(sent) and "all_to_all" in evidence:  # nccl-tests never checks that one
+        evidence.pop("all_gather", None)
+    return evidence
 
 
 def _fits(
     entry: Collective, ranks: int, rows: Sequence[NcclTestsRow], low: float, high: float
 ) -> bool:
-    """Whether the figures can be those of this collective on so many ranks."""
+    """Whether the figures can be those of this collective on this number of ranks."""
     run = NcclTestsRun(entry.name, ranks)
     if not low <= entry.bus_factor(ranks) <= high or any(judge(row, run) for row in rows):
         return False
@@ -221,14 +232,14 @@ def _unchecked_in_place(rows: Sequence[NcclTestsRow]) -> bool:
     return checked == {False: True, True: False}
 
 
-def results_of(
-    rows: Iterable[NcclTestsRow], run: NcclTestsRun, found: Imported
+def make_results(
+    rows: Iterable[NcclTestsRow], run: NcclTestsRun, imported: Imported
 ) -> list[CaseResult]:
-    """The cases of these rows; those that cannot be used are refused in ``found``."""
+    """Make the results of these rows. Rows that cannot be used are refused in ``imported``."""
     results: list[CaseResult] = []
     odd = []
     disagrees = _checker(run)
-    # Of sizes there are few, of rows many: what follows from the size is worked out once.
+    # There are many rows but few sizes, so everything that depends on the size is computed once.
     reasons: dict[tuple[int, int, str], str] = {}
     firsts: dict[tuple[Any, ...], CaseResult] = {}
     for row in rows:
@@ -237,9 +248,9 @@ def results_of(
         if why is None:
             why = reasons[size] = judge(row, run)
         if why:
-            found.refuse(row.line, why)
+            imported.refuse(row.line, why)
             continue
-        found.take()
+        imported.take()
         for block in row.blocks:
             plain = not (run.cpu_time or block.samples or block.remark)
             plain = plain and block.error is None
@@ -259,7 +270,7 @@ def results_of(
                 ]
             results.append(result)
     if odd:
-        found.warn(
+        imported.warn(
             f"{len(odd)} of {len(results)} bandwidths do not follow from size, time and ranks: "
             f"the first in line {odd[0]}"
         )
@@ -314,8 +325,9 @@ def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
 
 
 def _checker(run: NcclTestsRun) -> Callable[[int, Block], bool] | None:
-    """Of a size and its figures: whether a bandwidth that was given cannot be the rounded form of
-    the derived one. None where none can be derived.
+    """A function (size, block) -> whether a printed bandwidth contradicts the derived one.
+
+    The rounding of all figures is allowed for. None if no bandwidth can be derived.
     """
     assert run.collective
     entry, n = COLLECTIVES[run.collective], run.ranks or 2
@@ -342,8 +354,8 @@ def _checker(run: NcclTestsRun) -> Callable[[int, Block], bool] | None:
 
 
 def repeats(results: Sequence[CaseResult]) -> str:
-    """A line on sizes that come several times on as many ranks; all of them are kept."""
-    # Rows of one case share it: most are told apart without hashing its fields.
+    """A warning about cases with several results; '' if there are none. All results are kept."""
+    # Rows of one case share its object, so comparing ids avoids hashing all fields.
     cases = {id(result.case): result.case for result in results}
     rows = Counter([(id(result.case), result.ranks) for result in results])
     counts: Counter[tuple[Case, int]] = Counter()
@@ -360,7 +372,7 @@ def repeats(results: Sequence[CaseResult]) -> str:
 
 
 def version_text(code: object) -> str:
-    """22902 -> 2.29.2, the way nccl.h counts since 2.9; before it was 2708 for 2.7.8."""
+    """The version for a code of nccl.h: 22902 is 2.29.2; before 2.9 the form was 2708 for 2.7.8."""
     try:
         number = int(str(code))
     except ValueError:

@@ -1,7 +1,7 @@
-"""nccl-tests' JSON (-J), versions 1 to 3, and what a killed run left of it.
+"""Reads nccl-tests' JSON (-J), versions 1 to 3, and files of killed runs.
 
-The environment in the file is everything the shell had: only the variables that torchcoll records
-of its own runs are kept.
+The file has the shell's whole environment. Only the variables that torchcoll records in its own
+runs are kept.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from torchcoll.importers.base import (
     number,
     whole,
 )
-from torchcoll.importers.large_json import decoded, document
+from torchcoll.importers.large_json import decode, document
 from torchcoll.importers.nccl_tests import (
     STEP_1M,
     Block,
     NcclTestsRow,
     NcclTestsRun,
-    ranks_of,
-    results_of,
+    infer_ranks,
+    make_results,
     version_text,
 )
 
@@ -42,7 +42,7 @@ NAME = "nccl-tests-json"
 LONG_LINES = True
 
 
-_CONCURRENT_ROWS = 100  # more names ``size`` than a head can have
+_MOST_OTHER_SIZES = 100  # members named ``size`` that are not rows
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -54,64 +54,71 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
+    imported = Imported()
     text = document(lines)
-    # Each row has one, the head none: what is too much is not decoded, which takes seconds.
-    found.check_rows(text.count('"size"') - _CONCURRENT_ROWS)
-    data, cut = decoded(text)
+    # Each row has a ``size``. A file with too many is refused before decoding it, which takes
+    # seconds.
+    imported.check_rows(text.count('"size"') - _MOST_OTHER_SIZES)
+    data, cut = decode(text)
     if cut:
-        found.warn("the file is cut off: what is whole was read")
+        imported.warn("the file is cut off: what is whole was read")
     if not isinstance(data, Mapping):
-        found.refuse(0, "no JSON object")
-        return found
+        imported.refuse(0, "no JSON object")
+        return imported
     rows = data.get("results")
     rows = rows if isinstance(rows, list) else []
     if not rows:
-        found.warn("the file holds no results")
-    _read(data, rows, cut, options, found)
-    return found
+        imported.warn("the file holds no results")
+    _read(data, rows, cut, options, imported)
+    return imported
 
 
 def _read(
-    data: Mapping[str, Any], rows: Sequence[Any], cut: bool, options: ImportOptions, found: Imported
+    data: Mapping[str, Any],
+    rows: Sequence[Any],
+    cut: bool,
+    options: ImportOptions,
+    imported: Imported,
 ) -> None:
     config = data.get("config")
     config = config if isinstance(config, Mapping) else {}
     args = [str(a) for a in data.get("args") or []] if isinstance(data.get("args"), list) else []
     program = os.path.basename(args[0]) if args else ""
-    stated = collective_named(program.removesuffix("_mpi"))
-    name = found.choose("collective", options.collective, stated)
+    recorded = collective_named(program.removesuffix("_mpi"))
+    name = imported.choose("collective", options.collective, recorded)
     if name is None and (name := collective_in(options.file)):
-        found.warn(f"collective {name}: taken from the name of the file")
+        imported.warn(f"collective {name}: taken from the name of the file")
     if name is None:
-        for place, _ in enumerate(rows, 1):
-            found.refuse(place, "the file does not name the collective: give --collective")
+        for number, _ in enumerate(rows, 1):
+            imported.refuse(number, "the file does not name the collective: give --collective")
         return
     devices = config.get("devices")
     devices = [d for d in devices if isinstance(d, Mapping)] if isinstance(devices, list) else []
     # Only the first GPU of each process is listed.
     each = (whole(config.get("nthreads")) or 1) * (whole(config.get("ngpus")) or 1)
-    run = NcclTestsRun(name, ranks=found.choose("ranks", options.ranks, len(devices) * each) or 0)
+    run = NcclTestsRun(
+        name, ranks=imported.choose("ranks", options.ranks, len(devices) * each) or 0
+    )
     run.calls = whole(config.get("iterations"))
     run.mode = "graph" if whole(config.get("graph")) else "back-to-back"
     parsed = []
-    for place, row in enumerate(rows, 1):
-        one = _row(row, place, run, options)
-        if isinstance(one, str):
-            found.refuse(place, f"result {place}: {one}")
+    for number, row in enumerate(rows, 1):
+        parsed_row = _row(row, number, run, options)
+        if isinstance(parsed_row, str):
+            imported.refuse(number, f"result {number}: {parsed_row}")
         else:
-            parsed.append(one)
+            parsed.append(parsed_row)
     processes = max((len(b.samples) for row in parsed for b in row.blocks), default=0)
     if processes > 1 and devices and processes > len(devices) and not options.ranks:
-        found.warn(f"the file lists {len(devices)} devices, but times of {processes} processes")
+        imported.warn(f"the file lists {len(devices)} devices, but times of {processes} processes")
         run.ranks = processes * each
     if not run.ranks:
-        run.ranks, where = ranks_of(parsed, name)
+        run.ranks, source = infer_ranks(parsed, name)
         if run.ranks:
-            found.warn(f"{run.ranks} ranks: recovered from {where}")
-    _width(parsed, run.ranks, found)
-    results = results_of(parsed, run, found)
-    _fraction(args, found)
+            imported.warn(f"{run.ranks} ranks: recovered from {source}")
+    _width(parsed, run.ranks, imported)
+    results = make_results(parsed, run, imported)
+    _fraction(args, imported)
     if not results:
         return
     dump = data.get("env")
@@ -129,7 +136,7 @@ def _read(
         end = {"status": TRUNCATED, "reason": "the run did not end: no end_time"}
     errors = data.get("errors")
     errors = [e for e in errors if isinstance(e, str) and e] if isinstance(errors, list) else []
-    found.runs.append(
+    imported.runs.append(
         make_run(
             results,
             options,
@@ -144,7 +151,7 @@ def _read(
     )
 
 
-def _row(row: object, place: int, run: NcclTestsRun, options: ImportOptions) -> NcclTestsRow | str:
+def _row(row: object, line: int, run: NcclTestsRun, options: ImportOptions) -> NcclTestsRow | str:
     if not isinstance(row, Mapping):
         return "no object"
     size, count = whole(row.get("size")), whole(row.get("count"))
@@ -176,9 +183,9 @@ def _row(row: object, place: int, run: NcclTestsRun, options: ImportOptions) -> 
     op = str(row.get("redop") or "").strip()
     root = str(row.get("root") or "").strip()
     entry = COLLECTIVES[run.collective or ""]
-    # -1 is all of them, one after the other: shown as 0, as before.
+    # Root -1 means all ranks one after the other; it is kept as 0.
     return NcclTestsRow(
-        place,
+        line,
         size,
         count,
         options.dtype or dtype_named(str(row.get("type") or "")) or "",
@@ -209,15 +216,16 @@ def _per_iteration(block: Block, data: object) -> None:
     block.samples = samples
 
 
-def _width(rows: Sequence[NcclTestsRow], ranks: int, found: Imported) -> None:
-    """Samples are of processes. Where a process had several ranks, they are maxima over those.
+def _width(rows: Sequence[NcclTestsRow], ranks: int, imported: Imported) -> None:
+    """Reduce samples of processes with several ranks to those of the slowest process.
 
-    Calls are back to back: maxima over processes too would count one stall several times.
+    The file has samples of processes, each the maximum over the ranks of the process. Calls run
+    back to back, so the maximum over processes for each call would count one stall several times.
     """
-    stated = {len(b.samples) for row in rows for b in row.blocks if b.samples} - {ranks}
-    if stated and ranks:
-        found.warn(
-            f"times of each iteration are of {max(stated)} processes, not of {ranks} ranks: "
+    widths = {len(b.samples) for row in rows for b in row.blocks if b.samples} - {ranks}
+    if widths and ranks:
+        imported.warn(
+            f"times of each iteration are of {max(widths)} processes, not of {ranks} ranks: "
             "kept as those of the process that took longest"
         )
         for row in rows:
@@ -229,20 +237,20 @@ def _width(rows: Sequence[NcclTestsRow], ranks: int, found: Imported) -> None:
 def _members(devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
-            "rank": place,
+            "rank": rank,
             "host": str(d.get("hostname") or "?"),
             "pid": whole(d.get("pid")) or 0,
             "device": f"cuda:{whole(d.get('device')) or 0}",
             "device_name": str(d.get("device_info") or ""),
         }
-        for place, d in enumerate(devices)
+        for rank, d in enumerate(devices)
     ]
 
 
-def _fraction(args: Sequence[str], found: Imported) -> None:
+def _fraction(args: Sequence[str], imported: Imported) -> None:
     for flag, value in pairwise(args):
         if flag in ("-f", "--stepfactor") and "." in value and (n := number(value)) is not None:
             if n <= 1 or int(n) == 1:
-                found.warn(f"-f {value}: {STEP_1M}")
+                imported.warn(f"-f {value}: {STEP_1M}")
             elif n != int(n):
-                found.warn(f"-f {value} was read as {int(n)}: nccl-tests takes a whole number")
+                imported.warn(f"-f {value} was read as {int(n)}: nccl-tests takes a whole number")

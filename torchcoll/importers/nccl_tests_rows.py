@@ -1,7 +1,7 @@
-"""One row of nccl-tests' text: fields to figures.
+"""Parses rows of nccl-tests' text.
 
-The columns come from the heading and are counted from the right (superbenchmark's way), because
-the left ones have come and gone: root, redop (blank for hypercube), Group.
+The columns are those of the heading, counted from the right (as in superbenchmark), because the
+columns on the left differ between versions: root, redop (blank for hypercube), Group.
 """
 
 from __future__ import annotations
@@ -27,99 +27,104 @@ from torchcoll.importers.base import (
 from torchcoll.importers.nccl_tests import Block, NcclTestsRow
 
 _CHOICE = re.compile(r"(?!inf|nan)[A-Za-z][\w*/]*\s+(?!inf|nan)[A-Za-z][\w*/]*\s+(?:\d+|N/A)\s*$")
-_IN_PLACE_ONLY = " " * 24  # the out-of-place block is 32 blanks; columns are 2 to 11 apart
-_NO_NUMBER = ("inf", "nan", "-nan", "-inf")  # bandwidths of a time of 0
+# An empty out-of-place block has 32 blanks; columns are separated by 2 to 11.
+_IN_PLACE_ONLY = " " * 24
+_NO_NUMBER = ("inf", "nan", "-nan", "-inf")  # bandwidths if the time is 0
 
 
 class RowParser:
-    """Reads the rows below one heading."""
+    """Parses the rows below one heading."""
 
     def __init__(self, names: Sequence[str], placed: Sequence[str]) -> None:
-        """``names``: of the heading, [] without one. ``placed``: the placements named above it."""
+        """names: columns of the heading; [] without one. placed: placements in the line above
+        it.
+        """
         first = next((i for i, n in enumerate(names) if n in ("time", "cputime")), 0)
         body = list(names[first:]) if first else ["time", "algbw", "busbw", "#wrong"] * 2
         starts = [i for i, n in enumerate(body) if n in ("time", "cputime")]
         self._width = width = starts[1] - starts[0] if len(starts) > 1 else 4
         tail = body[2 * width :] if len(starts) > 1 else []
         self._trailing = len(tail) + ("timestamp" in tail)
-        self._choices = not tail  # rccl-tests -A adds three columns without names of their own
-        self._two = len(starts) > 1 or not first
-        self._heads = first  # columns before the time; 0 where no heading tells
-        self._seen = 0  # the most of the rows before, without a heading
+        self._choices = not tail  # rccl-tests -A adds three columns without names
+        self._two_placements = len(starts) > 1 or not first
+        self._heads = first  # columns before the time; 0 without a heading
+        self._seen = 0  # without a heading: the most such columns of the rows before
         self._blank_op = {"redop", "op"} & set(names)
-        self._one = len(starts) == 1
-        self._only_out = tuple(placed) == ("out-of-place",)  # rccl-tests can leave one out
-        self._scale = 1e6 if "res" in names else 1e3  # the oldest wrote ms
+        self._one_placement = len(starts) == 1
+        self._only_out = tuple(placed) == ("out-of-place",)  # rccl-tests can omit a placement
+        self._scale = 1e6 if "res" in names else 1e3  # the oldest versions print ms
         self._body = body[:width]
-        places = {name: place for place, name in enumerate(self._body)}
-        self._time = places.get("time", places.get("cputime", 0))
-        self._algbw, self._busbw = places.get("algbw", 0), places.get("busbw", 0)
-        self._wrong = places.get("#wrong", places.get("wrong", 0))
-        self._error = places.get("error", places.get("res", 0))
+        indices = {name: index for index, name in enumerate(self._body)}
+        self._time = indices.get("time", indices.get("cputime", 0))
+        self._algbw, self._busbw = indices.get("algbw", 0), indices.get("busbw", 0)
+        self._wrong = indices.get("#wrong", indices.get("wrong", 0))
+        self._error = indices.get("error", indices.get("res", 0))
         self._more = [
-            (place, _PER_ITERATION[n]) for n, place in places.items() if n in _PER_ITERATION
+            (index, _PER_ITERATION[n]) for n, index in indices.items() if n in _PER_ITERATION
         ]
         self._steps = [half * self._scale for half in HALVES]
-        self._before: NcclTestsRow | None = None  # the last row of two placements
-        self._words: list[str] = []  # its type, operation and root
-        self._fields = 0  # how many it has
+        self._before: NcclTestsRow | None = None  # the last row with two placements
+        self._labels: list[str] = []  # its type, operation and root
+        self._fields = 0  # how many fields it has
         self._kept: list[tuple[int, str]] = []
-        self._tokens: list[str] = []  # of those
+        self._tokens: list[str] = []  # all fields of the kept rows
 
     def row(self, line: int, text: str) -> NcclTestsRow | str:
-        """The row; else why it is none."""
+        """Parse a row; returns why it is not one if that fails."""
         self._before = None
         tokens = text.split()
         width = self._width
-        found = len(tokens)
-        if self._choices and found > 2 and tokens[-3][0].isalpha() and _CHOICE.search(text):
+        field_count = len(tokens)
+        if self._choices and field_count > 2 and tokens[-3][0].isalpha() and _CHOICE.search(text):
             del tokens[-3:]
-            found -= 3
-        heads = found - self._trailing - 2 * width
-        if self._two and self._possible(heads, tokens):
-            places = [(False, heads), (True, heads + width)]
+            field_count -= 3
+        heads = field_count - self._trailing - 2 * width
+        if self._two_placements and self._possible(heads, tokens):
+            placements = [(False, heads), (True, heads + width)]
         else:
-            heads = found - self._trailing - width
-            one = self._one or _IN_PLACE_ONLY in text.strip()
-            if not (one and self._possible(heads, tokens)):
-                figures = self._trailing + (width if self._one else 2 * width)
+            heads = field_count - self._trailing - width
+            single = self._one_placement or _IN_PLACE_ONLY in text.strip()
+            if not (single and self._possible(heads, tokens)):
+                figures = self._trailing + (width if self._one_placement else 2 * width)
                 expected = f"{(self._heads or self._seen or 3) + figures}"
                 more = "" if self._heads or self._seen else " or more"
-                return f"half a row: {found} fields of {expected}{more}"
-            places = [(not self._only_out, heads)]
+                return f"half a row: {field_count} fields of {expected}{more}"
+            placements = [(not self._only_out, heads)]
         size, count = whole(tokens[0]), whole(tokens[1])
         if size is None or count is None:
             return f"half a row: size and count are {tokens[0]} and {tokens[1]}"
         op, root = _op_and_root(*tokens[3:heads])
         blocks = []
-        for in_place, first in places:
+        for in_place, first in placements:
             block = self._block(tokens[first : first + width], in_place)
             if isinstance(block, str):
                 return block if block == COMMAS else f"half a row: {block}"
             blocks.append(block)
         row = NcclTestsRow(line, size, count, dtype_named(tokens[2]) or "", op, root, blocks)
         if len(blocks) == 2 and not (self._trailing or self._error or self._more):
-            self._before, self._words, self._fields = row, tokens[2:heads], found
+            self._before, self._labels, self._fields = row, tokens[2:heads], field_count
         return row
 
-    # Rows that look like the one before, as most do: read many at once, in a third of the time.
-    # Whatever is odd in one of them, ``row`` reads them one by one, and says it.
+    # Rows that look like the row before, as most do, are kept and parsed together, which takes a
+    # third of the time. If one of them is unusual, ``row`` parses them one by one.
 
     def keep(self, line: int, text: str) -> bool:
-        """Whether it looks like the row before: then it is among ``kept``, and not read yet."""
+        """Whether the line looks like the row before. Then it is kept for ``kept``, which parses
+        it.
+        """
         if self._before is None or len(self._kept) == _AT_ONCE:
             return False
         tokens = text.split()
-        if len(tokens) != self._fields or tokens[2 : 2 + len(self._words)] != self._words:
+        if len(tokens) != self._fields or tokens[2 : 2 + len(self._labels)] != self._labels:
             return False
-        if not (tokens[0].isdecimal() and tokens[1].isdecimal()):  # of text ``row`` is not asked
+        if not (tokens[0].isdecimal() and tokens[1].isdecimal()):  # not a row
             return False
         self._kept.append((line, text))
         self._tokens += tokens
         return True
 
     def kept(self) -> list[tuple[int, NcclTestsRow | str]]:
-        """(line, what ``row`` returns of it) of those that were kept since the last time."""
+        """(line, result of ``row``) for all lines that were kept since the last call."""
         kept, self._kept = self._kept, []
         tokens, self._tokens = self._tokens, []
         if not kept:
@@ -132,21 +137,23 @@ class RowParser:
             return [(line, self.row(line, text)) for line, text in kept]
 
     def _rows(self, lines: Sequence[int], columns: Sequence[Column]) -> list[NcclTestsRow]:
-        """Raises ValueError or IndexError where a field is none but ``row`` may know it."""
+        """Parse kept rows column by column. Raises ValueError or IndexError for an unusual
+        field.
+        """
         assert self._before
         like, width = self._before, self._width
-        first = 2 + len(self._words)
+        first = 2 + len(self._labels)
         out = self._blocks(columns[first : first + width], False)
         within = self._blocks(columns[first + width :], True)
         return [
-            NcclTestsRow(line, size, count, like.dtype, like.op, like.root, [*both])
-            for line, size, count, *both in zip(
+            NcclTestsRow(line, size, count, like.dtype, like.op, like.root, [*blocks])
+            for line, size, count, *blocks in zip(
                 lines, _sizes(columns[0]), _sizes(columns[1]), out, within, strict=True
             )
         ]
 
     def _blocks(self, columns: Sequence[Column], in_place: bool) -> Iterator[Block]:
-        """What ``_block`` makes of each row, column by column. Raises as ``_rows`` does."""
+        """The result of ``_block`` for each row, computed by column. Raises as ``_rows``."""
         times, algbw, busbw = (columns[at] for at in (self._time, self._algbw, self._busbw))
         durations = [time * self._scale for time in _figures(times)]
         if not all(durations):
@@ -164,13 +171,13 @@ class RowParser:
         return map(Block, repeat(in_place), *figures, wrong)
 
     def _possible(self, heads: int, tokens: Sequence[str]) -> bool:
-        """Whether so many fields can stand before the time: a row that lacks its last one would
-        have another number there.
+        """Whether a row can have this number of fields before the time. If a row lacks its last
+        field the number differs.
         """
         if not 3 <= heads <= 5:
             return False
         if self._heads:
-            # hypercube prints a blank in place of the operation.
+            # hypercube prints a blank instead of the operation.
             blank = heads == self._heads - 1 and self._blank_op and tokens[3][-1].isdecimal()
             return heads == self._heads or bool(blank)
         self._seen = max(self._seen, heads)
@@ -195,8 +202,8 @@ class RowParser:
         error = number(figures[self._error]) if self._error else None
         steps = rounding(raw) * scale, rounding(bus)
         block = Block(in_place, time * scale, algbw, busbw, *steps, wrong, error)
-        for place, name in self._more:
-            setattr(block, name, ns_of_us(figures[place]))
+        for index, name in self._more:
+            setattr(block, name, ns_of_us(figures[index]))
         return block
 
 
@@ -205,7 +212,7 @@ Column = Sequence[str]
 
 
 def _sizes(column: Column) -> list[int]:
-    """What ``whole`` makes of each. Raises ValueError where one is too large."""
+    """``whole`` of each text. Raises ValueError if one is too large."""
     values = [*map(int, column)]
     if max(values) >= MOST_WHOLE:
         raise ValueError("no plain sizes")
@@ -213,8 +220,8 @@ def _sizes(column: Column) -> list[int]:
 
 
 def _figures(column: Column) -> list[float]:
-    """What ``number`` makes of each. Raises ValueError where one has more than digits and a point:
-    Python takes 1_0, nan and +5 for numbers too.
+    """``number`` of each text. Raises ValueError for a text with other characters than digits and a
+    point: Python also accepts 1_0, nan and +5.
     """
     values = [*map(float, column)]
     if "".join(column).strip("0123456789.") or max(values) >= MOST_NUMBER:
@@ -225,19 +232,19 @@ def _figures(column: Column) -> list[float]:
 _PER_ITERATION = {"i_min": "min_ns", "i_max": "max_ns", "i_p99": "p99_ns"}
 
 
-@lru_cache(maxsize=64)  # mostly 0, as the next one's are mostly sum and -1
+@lru_cache(maxsize=64)  # most values are 0
 def _elements(text: str) -> int | None:
-    """Of #wrong; None where it is no whole number. rccl-tests puts a star behind it."""
+    """The number in #wrong; None if it is not a whole number. rccl-tests appends a star."""
     count = number(text.rstrip("*"))
     return None if count is None or count % 1 else int(count)
 
 
 @lru_cache(maxsize=64)
-def _op_and_root(*rest: str) -> tuple[str | None, int | None]:
+def _op_and_root(*tokens: str) -> tuple[str | None, int | None]:
     op, root = None, None
-    for token in rest:
+    for token in tokens:
         if token.removeprefix("-").isdecimal():
-            root = whole(token)  # -1 is none
+            root = whole(token)  # -1 becomes None
         elif token != "none":
             op = token
     return op, root

@@ -1,7 +1,7 @@
-"""nccl-tests' text, of all versions, and rccl-tests'.
+"""Reads the text output of nccl-tests, of all versions, and of rccl-tests.
 
-Lines become runs here; nccl_tests_rows.py reads the rows. Sources: src/util.cu and
-src/common.cu of nccl-tests from 2.0 to 2.19.
+This module groups lines into runs; nccl_tests_rows.py parses the rows. Sources: src/util.cu and
+src/common.cu of nccl-tests 2.0 to 2.19.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from torchcoll.importers.nccl_tests import (
     STEP_1M,
     NcclTestsRow,
     NcclTestsRun,
-    contradict,
-    fitting,
-    ranks_of,
-    results_of,
+    contradicts_ranks,
+    fitting_collectives,
+    infer_ranks,
+    make_results,
     version_text,
 )
 from torchcoll.importers.nccl_tests_rows import RowParser
@@ -45,56 +45,60 @@ from torchcoll.libraries.nccl.algorithms import choices_of
 from torchcoll.libraries.nccl.log import NcclLogReader
 
 _SET, _CALL = " set by environment to ", " Bytes -> "
-_MOST = 4096  # messages that are remembered
+_MOST = 4096  # messages that are remembered, to skip equal ones
 
 
 class Messages:
-    """Of one run. ``take`` is called for every message of a log of any size."""
+    """The messages of NCCL's log in the output of one run."""
 
     def __init__(self) -> None:
         self._reader = NcclLogReader()
-        self._known: set[str] = set()
+        self._seen: set[str] = set()
 
     def take(self, text: str) -> None:
-        """A message with its prefix (``host:pid:thread [0] NCCL INFO ...``).
+        """Read a message with its prefix (``host:pid:thread [0] NCCL INFO ...``).
 
-        Most lines tell nothing of what is wanted here. A call comes once an iteration: equal ones
-        of any process are read once.
+        Most messages are not needed and are skipped, as this is called for every message. A message
+        about a call is repeated in each iteration; equal ones are read once.
         """
         if _CALL in text:
             message = text.partition(" NCCL ")[2]
-            if message in self._known:
+            if message in self._seen:
                 return
-            if len(self._known) < _MOST:
-                self._known.add(message)
+            if len(self._seen) < _MOST:
+                self._seen.add(message)
         elif _SET not in text and "CCL version" not in text:
             return
         self._reader.read([text.encode()])
 
     @property
     def variables(self) -> dict[str, str]:
-        """Those that may be kept; of one that differs between the processes every value."""
+        """The variables that may be kept, with all values of one that differs between processes."""
         values: dict[str, dict[str, None]] = {}
         for process in self._reader.processes:
             for name, value in process.variables.items():
                 values.setdefault(name, {})[value] = None
-        return kept_variables({name: " | ".join(found) for name, found in values.items()})
+        return kept_variables({name: " | ".join(texts) for name, texts in values.items()})
 
     @property
     def versions(self) -> dict[str, str]:
-        """``nccl`` or ``rccl`` -> its version, of the first process that tells it."""
+        """``nccl`` or ``rccl`` -> its version, by the first process that logged it."""
         processes = reversed(self._reader.processes)
-        return {one.library.lower(): one.version for one in processes if one.version}
+        return {
+            process.library.lower(): process.version for process in processes if process.version
+        }
 
     def choose(self, results: Iterable[CaseResult]) -> None:
-        """Give each case what the library chose for its size."""
+        """Set ``choices`` of each result to what the library chose for its size."""
         calls = dict.fromkeys(call for process in self._reader.processes for call in process.calls)
         for result in results if calls else ():
             result.choices = choices_of(result, calls)
 
 
 def begins_run(text: str) -> bool:
-    """True for a message of the start of a process, which may come before its first own line."""
+    """Whether a message is from the start of a process, which may precede nccl-tests' first
+    line.
+    """
     return _SET in text or "CCL version" in text
 
 
@@ -119,12 +123,12 @@ _HEADING = re.compile(
 )
 _NUMBERS = r"\d[\d,]*\s+\d[\d,]*\s+"
 _TYPE = r"[a-z][a-z0-9_]*\s+(?:[a-z]+\s+)?-?\d"
-# A row or a heading. By its first character, which the search finds fast.
+# A row or a heading. The pattern begins with a single character, which makes the search fast.
 STARTS = re.compile(
     rf"[\d#sb](?:(?<=\d)(?<![\w.,+-]\d)[\d,]*\s+\d[\d,]*\s+{_TYPE}"
     r"|(?:(?<=#)[ \t]*(?:size|bytes)|(?<=s)ize|(?<=b)ytes)\s+(?:count|N)\s+type\b)"
 )
-# What is left of a row that other output runs into: it cannot be read, and must not be missed.
+# The rest of a row that other output runs into. It cannot be read, but must be reported.
 _HOLDS = re.compile(
     rf"\d\s+\d[\d,]*\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{2}}|\d\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{5}}"
 )
@@ -136,8 +140,8 @@ _ROW = re.compile(rf"\s*{_NUMBERS}[a-z]")
 _ROW_HEAD = re.compile(rf"\s*{_NUMBERS}[a-z][a-z0-9_]*\b")
 _PLACEMENTS = re.compile(r"out-of-place|in-place")
 _LEAST = 6  # fields of a row: size, count, type, time, algbw, busbw
-_ABOVE, _TITLE = 8, 80  # lines and characters: what is longer is prose, and speaks of anything
-# What people write behind a row: `<-- here`, `# best`, `| ok`.
+_ABOVE, _TITLE = 8, 80  # lines and characters of titles: longer lines are prose
+# Notes that people append to a row: `<-- here`, `# best`, `| ok`.
 _NOTE = re.compile(r"\s(?=[<#|;(!*]|//|--)")
 _SUFFIXED = re.compile(r"\s*\d[\d.,]*[KMGT]?i?B?\s+\d[\d.,]*[KMGT]?\s+[a-z]\w*\s+\S+(?:\s+\S+){3}")
 SUFFIXES = "sizes or counts with a suffix such as 1M are rounded: nccl-tests prints all digits"
@@ -156,19 +160,22 @@ def sniff(head: Sequence[str]) -> bool:
             return True
         if _ROW.match(text) and len(text.split()) in range(11, 24):
             rows.append(text)
-    # An excerpt without any heading; what is pasted may be one row.
+    # An excerpt without a heading, which may be a single row.
     return len(rows) > 1 or any(not isinstance(parser.row(0, row), str) for row in rows)
 
 
 @dataclass
-class _Part:
-    """The lines of one nccl-tests process, as they are read."""
+class _TestOutput:
+    """The output of one nccl-tests process.
+
+    names: columns of the heading. above: texts above the heading. zeros: number of lines of rank 0.
+    """
 
     line: int
     collective: str | None = None
     names: list[str] = field(default_factory=list)
     parser: RowParser = field(default_factory=lambda: RowParser((), ()))
-    above: list[Line] = field(default_factory=list)  # texts above the heading
+    above: list[Line] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
     members: dict[int, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -178,7 +185,7 @@ class _Part:
     concluded: bool = False
     failed: bool = False
     events: list[str] = field(default_factory=list)
-    zeros: int = 0  # lines of rank 0
+    zeros: int = 0
     messages: Messages = field(default_factory=Messages)
 
     @property
@@ -187,78 +194,84 @@ class _Part:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
-    reader = _TextReader(found)
+    imported = Imported()
+    reader = _TextReader(imported)
     for line, text in lines:
         reader.line(line, text)
     reader.end()
-    parts = [part for part in reader.parts if part.rows or part.settings or part.started]
-    crowd = [part for part in parts if part.zeros or part.settings]
+    outputs = [
+        output for output in reader.outputs if output.rows or output.settings or output.started
+    ]
+    crowd = [output for output in outputs if output.zeros or output.settings]
     if _interleaved(crowd):
-        for part in parts:
-            for row in part.rows:
-                found.refuse(row.line, INTERLEAVED.format(n=max(2, _width(crowd))))
-        if not any(part.rows for part in parts):
-            found.refuse(0, INTERLEAVED.format(n=max(2, _width(crowd))))
-        return found
-    for found.part, part in enumerate(parts):
-        runs = _run_of(part, options, found)
-        found.runs += runs
-        found.parts += [found.part] * len(runs)
-    found.part = None
-    alone = [run for run in found.runs if run.ranks == 1]
+        for output in outputs:
+            for row in output.rows:
+                imported.refuse(row.line, INTERLEAVED.format(n=max(2, _width(crowd))))
+        if not any(output.rows for output in outputs):
+            imported.refuse(0, INTERLEAVED.format(n=max(2, _width(crowd))))
+        return imported
+    for imported.output, output in enumerate(outputs):
+        runs = _make_runs(output, options, imported)
+        imported.runs += runs
+        imported.run_outputs += [imported.output] * len(runs)
+    imported.output = None
+    alone = [run for run in imported.runs if run.ranks == 1]
     if len(alone) > 1:
-        found.warn(
+        imported.warn(
             f"{len(alone)} outputs of one rank each: if one run was to have {len(alone)} ranks, "
             "nccl-tests was built without MPI (build it with MPI=1)"
         )
-    return found
+    return imported
 
 
-def _width(parts: Sequence[_Part]) -> int:
-    return max(len(parts), sum(part.zeros for part in parts))
+def _width(outputs: Sequence[_TestOutput]) -> int:
+    return max(len(outputs), sum(output.zeros for output in outputs))
 
 
-def _interleaved(parts: Sequence[_Part]) -> bool:
-    """Several first ranks before any test has ended, and no second rank anywhere."""
-    if any(set(part.members) - {0} for part in parts):
+def _interleaved(outputs: Sequence[_TestOutput]) -> bool:
+    """Whether these are tests without MPI at once: several ranks 0 before a test ends, and no rank
+    1.
+    """
+    if any(set(output.members) - {0} for output in outputs):
         return False
-    if any(part.zeros > 1 for part in parts):
+    if any(output.zeros > 1 for output in outputs):
         return True
-    unfinished = [part for part in parts[:-1] if not part.ended]
-    return len(parts) > 1 and len(unfinished) > 0 and all(p.zeros == 1 for p in parts if p.zeros)
+    unfinished = [output for output in outputs[:-1] if not output.ended]
+    return (
+        len(outputs) > 1 and len(unfinished) > 0 and all(p.zeros == 1 for p in outputs if p.zeros)
+    )
 
 
 class _TextReader:
-    """Lines to parts. A heading of another test begins the next part."""
+    """Groups lines into outputs. The heading of another test begins the next output."""
 
-    def __init__(self, found: Imported) -> None:
-        self.found = found
-        self.parts: list[_Part] = []
-        self.pending: tuple[int, str] | None = None  # a row that a log line has cut in two
-        self.failed: tuple[int, str, str] | None = None  # a row that is none, and why
-        self.early = Messages()  # of the next run: its other ranks may speak before its heading
-        self.placements: tuple[str, ...] = ()  # of the line above a heading
+    def __init__(self, imported: Imported) -> None:
+        self.imported = imported
+        self.outputs: list[_TestOutput] = []
+        self.pending: tuple[int, str] | None = None  # the begin of a row that a log line has split
+        self.failed: tuple[int, str, str] | None = None  # a row that cannot be read, and why
+        self.next_messages = Messages()  # messages of the next run's ranks before its heading
+        self.placements: tuple[str, ...] = ()  # placements in the line above a heading
         self.above: deque[Line] = deque(maxlen=_ABOVE)  # texts since the last row
 
     @property
-    def part(self) -> _Part:
-        if not self.parts:
-            self.parts.append(_Part(1))
-        return self.parts[-1]
+    def output(self) -> _TestOutput:
+        if not self.outputs:
+            self.outputs.append(_TestOutput(1))
+        return self.outputs[-1]
 
     def line(self, line: int, text: str) -> None:
         if self.failed:
             self.refuse_failed(text)
         if "NCCL" in text or "|CCL_" in text:
-            rest, logged = without_log(text)
+            before, logged = without_log(text)
             if logged:
-                self.message(text[len(rest) :])
-                if _HOLDS.search(text, len(rest)):
+                self.message(text[len(before) :])
+                if _HOLDS.search(text, len(before)):
                     self.add_kept()
-                    self.found.refuse(line, RUN_INTO)
-                if rest.strip():
-                    self.broken(line, rest)
+                    self.imported.refuse(line, RUN_INTO)
+                if before.strip():
+                    self.broken(line, before)
                 return
         if self.pending:
             first, start = self.pending
@@ -268,7 +281,7 @@ class _TextReader:
                 self.pending = None
                 self.row(first, start + text)
                 return
-        if self.part.parser.keep(line, text):
+        if self.output.parser.keep(line, text):
             return
         if _ROW.match(text):
             self.row(line, text)
@@ -276,35 +289,35 @@ class _TextReader:
             self.other(line, text)
 
     def message(self, text: str) -> None:
-        next_one = self.part.ended and begins_run(text)
-        (self.early if next_one else self.part.messages).take(text)
+        next_one = self.output.ended and begins_run(text)
+        (self.next_messages if next_one else self.output.messages).take(text)
 
     def broken(self, line: int, text: str) -> None:
-        """A piece of a row, before a message of a library."""
+        """Read the text before a message of a library, which may be a fragment of a row."""
         self.add_kept()
         if self.pending:
             self.pending = (self.pending[0], self.pending[1] + text)
         elif _ROW_HEAD.match(text):
-            if isinstance(self.part.parser.row(line, text), str):
+            if isinstance(self.output.parser.row(line, text), str):
                 self.pending = (line, text)
             else:
                 self.row(line, text)
-        elif _BEGUN.match(text) and self.part.names:
+        elif _BEGUN.match(text) and self.output.names:
             self.pending = (line, text)
         else:
             self.other(line, text)
 
     def refuse_pending(self) -> None:
         if self.pending:
-            self.found.refuse(self.pending[0], "the row is cut off by other output")
+            self.imported.refuse(self.pending[0], "the row is cut off by other output")
             self.pending = None
 
     def refuse_failed(self, following: str = "") -> None:
-        """The row that failed, of which the next line may be the rest."""
+        """Refuse the row that failed. The next line may be its continuation."""
         if self.failed:
             (line, text, why), self.failed = self.failed, None
             whole_row = RowParser((), ()).row(line, text + following) if following.strip() else ""
-            self.found.refuse(line, why if isinstance(whole_row, str) else WRAPPED)
+            self.imported.refuse(line, why if isinstance(whole_row, str) else WRAPPED)
 
     def end(self) -> None:
         self.refuse_failed()
@@ -313,11 +326,11 @@ class _TextReader:
 
     def row(self, line: int, text: str) -> None:
         self.add_kept()
-        row = self.part.parser.row(line, text)
+        row = self.output.parser.row(line, text)
         if isinstance(row, str) and _side_by_side(text):
             row = SIDE_BY_SIDE
         elif isinstance(row, str) and len(pieces := _NOTE.split(text, maxsplit=1)) > 1:
-            without = self.part.parser.row(line, pieces[0])
+            without = self.output.parser.row(line, pieces[0])
             row = row if isinstance(without, str) else without
         if isinstance(row, str):
             self.above.clear()
@@ -326,98 +339,103 @@ class _TextReader:
             self.add(line, row)
 
     def add_kept(self) -> None:
-        """Before whatever else becomes of a line: the parser keeps rows to read many at once."""
-        for line, row in self.part.parser.kept():
+        """Add the rows that the parser has kept. Called before anything else is done with a
+        line.
+        """
+        for line, row in self.output.parser.kept():
             self.add(line, row)
 
     def add(self, line: int, row: NcclTestsRow | str) -> None:
         self.above.clear()
         if isinstance(row, str):
-            self.found.refuse(line, row)
+            self.imported.refuse(line, row)
         else:
-            self.part.rows.append(row)
+            self.output.rows.append(row)
 
     def other(self, line: int, text: str) -> None:
         self.add_kept()
-        part = self.part
+        output = self.output
         if match := _START.search(text):
-            part = self.next_part(line, part.started or bool(part.rows) or bool(part.settings))
-            part.started = True
-            part.collective = collective_named(_plain_program(match[1])) or part.collective
+            output = self.next_output(
+                line, output.started or bool(output.rows) or bool(output.settings)
+            )
+            output.started = True
+            output.collective = collective_named(_plain_program(match[1])) or output.collective
         elif _SETTINGS.search(text):
-            part = self.next_part(line, bool(part.settings or part.rows))
-            part.settings = _settings(text)
+            output = self.next_output(line, bool(output.settings or output.rows))
+            output.settings = _settings(text)
         elif match := _RANK.search(text):
-            # A list stands above its table. In the oldest each rank prints its own line, late.
-            again = part.ended or whole(match[1]) == 0
-            self.member(self.next_part(line, bool(part.rows) and again), match)
-        elif found := _PLACEMENTS.findall(text):
-            self.placements = tuple(found)
+            # The list of ranks is above its table. In the oldest versions each rank prints its own
+            # line, after the table.
+            next_list = output.ended or whole(match[1]) == 0
+            self.member(self.next_output(line, bool(output.rows) and next_list), match)
+        elif placements := _PLACEMENTS.findall(text):
+            self.placements = tuple(placements)
         elif _HEADING.match(text):
-            part = self.next_part(line, bool(part.rows))
-            part.above += [one for one in self.above if one not in part.above]
-            part.names = text.lstrip("# ").replace("#wrong", " #wrong").split()
-            part.parser = RowParser(part.names, self.placements)
+            output = self.next_output(line, bool(output.rows))
+            output.above += [line for line in self.above if line not in output.above]
+            output.names = text.lstrip("# ").replace("#wrong", " #wrong").split()
+            output.parser = RowParser(output.names, self.placements)
         elif match := _AVERAGE.search(text):
-            part.average = number(match[1])
+            output.average = number(match[1])
         elif _BOUNDS.search(text):
-            part.failed = True
+            output.failed = True
         elif match := _CONCLUDED.search(text):
-            part.concluded = True
-            part.collective = part.collective or collective_named(_plain_program(match[1]))
+            output.concluded = True
+            output.collective = output.collective or collective_named(_plain_program(match[1]))
         elif match := _VERSION.search(text):
-            if part.started or part.rows:
-                part = self.next_part(line, True)
-            part.versions["nccl-tests"] = match[1]
+            if output.started or output.rows:
+                output = self.next_output(line, True)
+            output.versions["nccl-tests"] = match[1]
             if match[2]:
-                part.versions["nccl"] = version_text(match[2])
+                output.versions["nccl"] = version_text(match[2])
         elif match := _RCCL_TESTS.search(text):
-            part.versions["rccl-tests"] = match[1]
+            output.versions["rccl-tests"] = match[1]
         elif match := _RCCL.search(text):
-            part.versions["rccl"] = match[1]
+            output.versions["rccl"] = match[1]
         elif match := _NCCL.search(text):
-            part.versions.setdefault("nccl", match[1])
+            output.versions.setdefault("nccl", match[1])
         elif match := _REDUCING.search(text):
-            self.found.warn(f"the sweep ended early on purpose: {match[0].strip()}")
+            self.imported.warn(f"the sweep ended early on purpose: {match[0].strip()}")
         elif "# error:" in text or "Test NCCL failure" in text or "Test CUDA failure" in text:
-            part.events.append(text.strip(" #"))
+            output.events.append(text.strip(" #"))
         elif "_perf" in text and (match := _PROGRAM.search(text)):
             self.command(line, match)
-        elif part.names and _SUFFIXED.match(text):
-            self.found.refuse(line, SUFFIXES)
+        elif output.names and _SUFFIXED.match(text):
+            self.imported.refuse(line, SUFFIXES)
         elif _HOLDS.search(text):
-            self.found.refuse(line, RUN_INTO)
+            self.imported.refuse(line, RUN_INTO)
         elif len(text) < _TITLE:
             self.above.append((line, text))
 
     def command(self, line: int, match: re.Match[str]) -> None:
         name = collective_named(match[1].rpartition("/")[2])
         if name:
-            part = self.next_part(line, bool(self.part.rows))
-            part.collective = name
+            output = self.next_output(line, bool(self.output.rows))
+            output.collective = name
         if match[2] and "." in match[2] and (factor := number(match[2])) is not None:
             n = int(factor)
             then = "" if n > 1 else ", so that the sizes rise by the default step of 1 MiB"
             if factor != n:
-                self.found.warn(_FRACTION.format(f=match[2], n=n, then=then))
+                self.imported.warn(_FRACTION.format(f=match[2], n=n, then=then))
 
-    def next_part(self, line: int, needed: bool) -> _Part:
+    def next_output(self, line: int, needed: bool) -> _TestOutput:
         if needed:
-            before = self.part
+            before = self.output
             self.refuse_pending()
-            self.parts.append(_Part(line))
-            if not before.rows and not before.settings:  # a version line stands first
-                self.parts[-1].versions = before.versions
-                self.parts[-1].messages = before.messages
+            self.outputs.append(_TestOutput(line))
+            if not before.rows and not before.settings:  # the output so far is only a version line
+                self.outputs[-1].versions = before.versions
+                self.outputs[-1].messages = before.messages
             else:
-                self.parts[-1].messages, self.early = self.early, Messages()
-        return self.part
+                self.outputs[-1].messages, self.next_messages = self.next_messages, Messages()
+        return self.output
 
-    def member(self, part: _Part, match: re.Match[str]) -> None:
+    def member(self, output: _TestOutput, match: re.Match[str]) -> None:
         rank = whole(match[1])
-        part.zeros += rank == 0
+        output.zeros += rank == 0
         if rank is not None and rank < MOST_RANKS:
-            part.members[rank] = {
+            output.members[rank] = {
                 "rank": rank,
                 "host": match[3],
                 "pid": whole(match[2]) or 0,
@@ -425,11 +443,11 @@ class _TextReader:
                 "device_name": match[6].strip(),
             }
             if match[5] and ":" in match[5]:
-                part.members[rank]["pci"] = match[5]
+                output.members[rank]["pci"] = match[5]
 
 
 def _side_by_side(text: str) -> bool:
-    """Whether a line holds two rows of as many fields, as ``paste`` and ``diff -y`` print them."""
+    """Whether a line has two rows side by side, as ``paste`` and ``diff -y`` print them."""
     tokens = [token for token in text.split() if token not in ("|", "<", ">")]
     half, odd = divmod(len(tokens), 2)
     return not odd and half > _LEAST and bool(_ROW.match(" ".join(tokens[half:])))
@@ -440,35 +458,37 @@ def _plain_program(name: str) -> str:
 
 
 def _settings(text: str) -> dict[str, str]:
-    found = dict(re.findall(r"(\w+):? (\d+)", text.replace(" iters:", "_iters:")))
+    settings = dict(re.findall(r"(\w+):? (\d+)", text.replace(" iters:", "_iters:")))
     if step := re.search(r"step: (\d+)\((\w+)\)", text):
-        found["step"], found["step_kind"] = step[1], step[2]
+        settings["step"], settings["step_kind"] = step[1], step[2]
     if iters := re.search(r"(?<!warmup )(?<!agg )iters: (\d+)", text):
-        found["iters"] = iters[1]
-    return found
+        settings["iters"] = iters[1]
+    return settings
 
 
-def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
-    rows = part.rows
+def _make_runs(output: _TestOutput, options: ImportOptions, imported: Imported) -> list[Run]:
+    rows = output.rows
     if not rows:
         return []
-    listed = max(part.members, default=-1) + 1
-    name = found.choose("collective", options.collective, part.collective)
+    listed = max(output.members, default=-1) + 1
+    name = imported.choose("collective", options.collective, output.collective)
     if name is None:
-        name = _unnamed(part, options, options.ranks or listed, found)
+        name = _unnamed(output, options, options.ranks or listed, imported)
     if name is None:
         return []
-    run = NcclTestsRun(name, cpu_time="cputime" in part.names)
-    run.ranks = found.choose("ranks", options.ranks, listed) or 0
-    told, where = (0, "") if options.ranks else ranks_of(rows, name)
-    if told and not listed:
-        found.warn(f"{told} ranks: recovered from {where}")
-        run.ranks = told
-    elif told and contradict(rows, name, listed):
-        found.warn(f"{listed} ranks are listed, but every {where} is that of {told}: {told} taken")
-        run.ranks = told
-    run.calls = whole(part.settings.get("iters"))
-    if part.settings.get("graph", "0") != "0":
+    run = NcclTestsRun(name, cpu_time="cputime" in output.names)
+    run.ranks = imported.choose("ranks", options.ranks, listed) or 0
+    inferred, source = (0, "") if options.ranks else infer_ranks(rows, name)
+    if inferred and not listed:
+        imported.warn(f"{inferred} ranks: recovered from {source}")
+        run.ranks = inferred
+    elif inferred and contradicts_ranks(rows, name, listed):
+        imported.warn(
+            f"{listed} ranks are listed, but every {source} is that of {inferred}: {inferred} taken"
+        )
+        run.ranks = inferred
+    run.calls = whole(output.settings.get("iters"))
+    if output.settings.get("graph", "0") != "0":
         run.mode = "graph"
     if options.dtype:
         for row in rows:
@@ -476,21 +496,21 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
     entry = COLLECTIVES[name]
     for row in rows:
         row.root = (row.root or 0) if entry.has_root else None
-    results = results_of(rows, run, found)
-    if part.settings.get("step_kind") == "bytes" and part.settings.get("step") == "1048576":
-        found.warn(STEP_1M)
-    _check_average(part, found)
-    part.messages.choose(results)
-    part.versions = part.messages.versions | part.versions
-    rccl = "rccl" in part.versions or "rccl-tests" in part.versions
+    results = make_results(rows, run, imported)
+    if output.settings.get("step_kind") == "bytes" and output.settings.get("step") == "1048576":
+        imported.warn(STEP_1M)
+    _check_average(output, imported)
+    output.messages.choose(results)
+    output.versions = output.messages.versions | output.versions
+    rccl = "rccl" in output.versions or "rccl-tests" in output.versions
     tool = "rccl-tests" if rccl else "nccl-tests"
-    library = part.versions.get("rccl" if rccl else "nccl")
+    library = output.versions.get("rccl" if rccl else "nccl")
     environment: dict[str, Any] = {}
     if library:
         environment["libraries"] = {"nccl": f"{'RCCL' if rccl else 'NCCL'} {library}"}
-    if variables := part.messages.variables:
+    if variables := output.messages.variables:
         environment["variables"] = variables
-    members = [part.members[r] for r in sorted(part.members)]
+    members = [output.members[r] for r in sorted(output.members)]
     complete = len(members) == run.ranks
     if not complete:
         hosts = list(dict.fromkeys(m["host"] for m in members))
@@ -499,8 +519,8 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
         environment |= {"device_name": names[0]} if len(names) == 1 else {}
         members = []
     end: dict[str, Any] = {"status": "complete"}
-    excerpt = not (part.ended or part.started or part.settings or part.members)
-    if not (part.ended or excerpt):
+    excerpt = not (output.ended or output.started or output.settings or output.members)
+    if not (output.ended or excerpt):
         end = {"status": TRUNCATED, "reason": "the output stops before its last lines"}
     if not results:
         return []
@@ -510,53 +530,55 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
             options,
             {
                 "tool": tool,
-                "version": part.versions.get(tool),
+                "version": output.versions.get(tool),
                 "format": "text, an excerpt" if excerpt else "text",
             },
             ranks=run.ranks,
             environment=environment,
             members=members,
             end=end,
-            events=[{"kind": "error", "message": text} for text in part.events],
+            events=[{"kind": "error", "message": text} for text in output.events],
         )
     ]
 
 
-def _unnamed(part: _Part, options: ImportOptions, ranks: int, found: Imported) -> str | None:
-    """The collective of a table that no line of nccl-tests names; None where its rows are refused.
+def _unnamed(
+    output: _TestOutput, options: ImportOptions, ranks: int, imported: Imported
+) -> str | None:
+    """The collective of a table that no line of nccl-tests names; None if its rows are refused.
 
-    A title, or the name of the file, is believed as far as the figures can be such a collective's.
+    A title, or the name of the file, is used if the figures can be those of its collective.
     """
-    fits = fitting(part.rows, ranks, "#wrong" in part.names)
-    titles = ((f"line {line}", collective_in(text)) for line, text in reversed(part.above))
+    fits = fitting_collectives(output.rows, ranks, "#wrong" in output.names)
+    titles = ((f"line {line}", collective_in(text)) for line, text in reversed(output.above))
     named = [*titles, ("the name of the file", collective_in(options.file))]
-    where, name = next((one for one in named if one[1]), ("", None))
+    origin, name = next((source for source in named if source[1]), ("", None))
     why = ""
     if name and (name in fits or not fits):
-        found.warn(f"collective {name}: taken from {where}")
+        imported.warn(f"collective {name}: taken from {origin}")
         return name
     if name:
-        why = f"{where} names {name}, but the figures are those of {' or '.join(fits)}"
+        why = f"{origin} names {name}, but the figures are those of {' or '.join(fits)}"
     elif len(fits) == 1:
         ((name, how),) = fits.items()
-        found.warn(f"taken for {name}: {how}")
+        imported.warn(f"taken for {name}: {how}")
         return name
     else:
         several = f", and its figures fit {' and '.join(fits)}" if fits else ""
         why = f"the file does not name the collective{several}"
-    for row in part.rows:
-        found.refuse(row.line, f"{why}: give --collective")
+    for row in output.rows:
+        imported.refuse(row.line, f"{why}: give --collective")
     return None
 
 
-def _check_average(part: _Part, found: Imported) -> None:
-    """The footer's average is over all rows: where it is another, rows are missing."""
-    bandwidths = [b.busbw for row in part.rows for b in row.blocks if b.busbw is not None]
-    if part.average is None or not bandwidths:
+def _check_average(output: _TestOutput, imported: Imported) -> None:
+    """Warn if the footer's average, which is over all rows, differs: then rows are missing."""
+    bandwidths = [b.busbw for row in output.rows for b in row.blocks if b.busbw is not None]
+    if output.average is None or not bandwidths:
         return
     average = sum(bandwidths) / len(bandwidths)
-    if abs(average - part.average) > 0.01 * max(average, part.average) + 0.01:
-        found.warn(
-            f"average bus bandwidth {part.average:g} given, {average:.6g} of the rows that are "
+    if abs(average - output.average) > 0.01 * max(average, output.average) + 0.01:
+        imported.warn(
+            f"average bus bandwidth {output.average:g} given, {average:.6g} of the rows that are "
             "here: rows are missing, or are another run's"
         )

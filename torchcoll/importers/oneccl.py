@@ -1,13 +1,13 @@
-"""oneCCL's benchmark: its text, and its CSV (-o).
+"""Reads the text and the CSV (-o) of oneCCL's benchmark. Neither has bandwidths.
 
-Neither has a bandwidth. Its sizes are of one buffer as the call is given it; S of nccl-tests
-follows from them (examples/benchmark/src/*/*_strategy.hpp): all_gather and all_to_all count per
-rank and per peer, so S = bytes x ranks; reduce_scatter counts the whole input, so S = bytes.
+Sizes are those of one buffer of the call, from which S of nccl-tests follows
+(examples/benchmark/src/*/*_strategy.hpp). For all_gather and all_to_all they are per rank and per
+peer, so S = bytes x ranks. For reduce_scatter they are the whole input, so S = bytes.
 
-One file may hold the output of several processes, one after the other, as a job script writes it:
-each is a run. With ``-i 1 -w 0`` each row is one call, in the order of the process: its
-``ordinal`` is the number of timed calls before it, its first call is t_max. A barrier on a
-communicator of the benchmark's own comes before each (examples/benchmark/src/benchmark.cpp).
+A file may have the outputs of several benchmarks, one after the other, as job scripts write them;
+each is a run. With ``-i 1 -w 0`` each row is one call, in the order of the process: its ``ordinal``
+is the number of timed calls before it, and the time of its first call is t_max. There is a barrier
+on a separate communicator before each call (examples/benchmark/src/benchmark.cpp).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torchcoll.importers.base import (
     ns_of_us,
     number,
     number_runs,
-    ranks_stated,
+    parse_ranks,
     runs_of_ranks,
     whole,
 )
@@ -46,7 +46,8 @@ STARTS = re.compile(
     r"#[ \t]*(?:Benchmarking:|#processes:|ranks,|All done)|#bytes\b|options:[ \t]*$"
     r"|(?:datatype|reduction):[ \t]|(?<![\w.:,+-])\d+(?:[ \t]+[\d.]+(?:e[+-]?\d+)?){5,12}[ \t]*$"
 )
-# Without these a heading is broken, and so are its rows. Early versions have no #elem_count.
+# A heading without these columns is broken, and so are its rows. Early versions have no
+# #elem_count.
 _COLUMNS = ("bytes", "t_avg[usec]")
 _CSV_COLUMNS = (
     *("ranks", "collective", "dtype", "#elements/buffer", "message_size", "t_avg[usec]"),
@@ -77,23 +78,23 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
-    reader = _OneCclReader(options, found)
+    imported = Imported()
+    reader = _OneCclReader(options, imported)
     for line, text in lines:
         reader.line(line, text)
     reader.end()
-    return found
+    return imported
 
 
 class _OneCclReader:
-    def __init__(self, options: ImportOptions, found: Imported) -> None:
-        self.options, self.found = options, found
+    def __init__(self, options: ImportOptions, imported: Imported) -> None:
+        self.options, self.imported = options, imported
         self.runs = 0
         self.begin()
 
     def begin(self) -> None:
         self.runs += 1
-        self.begun = False  # its options are being read
+        self.options_begun = False  # whether its options have begun
         self.settings: dict[str, str] = {}
         self.names: list[str] = []  # the columns
         self.collectives: list[str] = []
@@ -101,7 +102,7 @@ class _OneCclReader:
         self.ended = False
         self.rows = 0
         self.results: dict[int, list[CaseResult]] = {}
-        self.same: list[tuple[int, Mapping[str, str]]] = []  # CSV rows of one timing
+        self.equal_rows: list[tuple[int, Mapping[str, str]]] = []  # CSV rows with equal figures
 
     def line(self, line: int, text: str) -> None:
         text = without_log(text)[0].strip("\n")
@@ -115,8 +116,8 @@ class _OneCclReader:
             names = plain.replace("#", "").split()
             self.csv, self.names = False, names if set(_COLUMNS) <= set(names) else []
         elif plain == "options:":
-            self.next_run(self.begun)
-            self.begun = True
+            self.next_run(self.options_begun)
+            self.options_begun = True
         elif match := _NAMES.match(plain):
             self.next_run(self.ended)
             self.collectives = match[1].split()
@@ -133,7 +134,7 @@ class _OneCclReader:
             self.row(line, plain)
 
     def next_run(self, another: bool) -> None:
-        """The output of another process begins, if it is one."""
+        """Begin the output of another benchmark, if ``another``."""
         if another:
             self.finish()
             self.begin()
@@ -142,20 +143,20 @@ class _OneCclReader:
         fields = next(csv.reader([text])) if self.csv else text.split()
         if len(fields) != len(self.names):
             if "," in text or len(fields) > 3:
-                self.found.refuse(line, half_row(fields, self.names))
+                self.imported.refuse(line, half_row(fields, self.names))
             return
         record = dict(zip(self.names, fields, strict=True))
         if not self.csv:
             if len(self.collectives) > 1:
-                self.found.refuse(line, SUMMED.format(names=", ".join(self.collectives)))
+                self.imported.refuse(line, SUMMED.format(names=", ".join(self.collectives)))
                 return
-            self.add(line, self.of_text(record))
+            self.add(line, self.text_record(record))
             return
-        if self.same and not _same_timing(self.same[0][1], record):
+        if self.equal_rows and not _same_timing(self.equal_rows[0][1], record):
             self.flush()
-        self.same.append((line, record))
+        self.equal_rows.append((line, record))
 
-    def of_text(self, record: Mapping[str, str]) -> dict[str, str]:
+    def text_record(self, record: Mapping[str, str]) -> dict[str, str]:
         s = self.settings
         return {
             "ranks": s.get("processes", ""),
@@ -170,42 +171,48 @@ class _OneCclReader:
         }
 
     def flush(self) -> None:
-        """Rows of equal figures and several names are one sum, written once for each name."""
-        names = list(dict.fromkeys(record["collective"] for _, record in self.same))
-        for line, record in self.same:
+        """Add the CSV rows with equal figures.
+
+        If they have several collectives the benchmark timed these together and repeated the sum for
+        each of them, so the rows are refused.
+        """
+        names = list(dict.fromkeys(record["collective"] for _, record in self.equal_rows))
+        for line, record in self.equal_rows:
             if len(names) > 1:
-                self.found.refuse(line, SUMMED.format(names=", ".join(names)))
+                self.imported.refuse(line, SUMMED.format(names=", ".join(names)))
             else:
                 self.add(line, {k.lstrip("#"): v for k, v in record.items()})
-        self.same = []
+        self.equal_rows = []
 
     @property
     def first_calls(self) -> bool:
-        """Each row is one call, the first the process' first. A CSV does not tell the warm-up."""
-        asked = (self.settings.get("iters"), self.settings.get("warmup_iters"))
-        return not self.csv and asked == ("1", "0")
+        """Whether each row is one call, from the process's first on. A CSV does not have the
+        warm-up.
+        """
+        iterations = (self.settings.get("iters"), self.settings.get("warmup_iters"))
+        return not self.csv and iterations == ("1", "0")
 
     def add(self, line: int, record: Mapping[str, str]) -> None:
         result = self.result(record)
         if self.first_calls:
-            self.found.warn(FIRST_CALLS)
+            self.imported.warn(FIRST_CALLS)
             if self.settings.get("check") == "last":
-                self.found.warn(UNTIMED)
+                self.imported.warn(UNTIMED)
             if isinstance(result, CaseResult):
                 result.ordinal = self.rows
         self.rows += 1
         if isinstance(result, str):
-            self.found.refuse(line, result)
+            self.imported.refuse(line, result)
             if "does nothing" in result:
-                self.found.warn("rows of an empty reduce_scatter are dropped")
+                self.imported.warn("rows of an empty reduce_scatter are dropped")
             return
-        self.found.take()
+        self.imported.take()
         self.results.setdefault(result.ranks, []).append(result)
 
     def result(self, record: Mapping[str, str]) -> CaseResult | str:
-        choose, stated = self.found.choose, re.sub(r"gatherv$", "gather", record["collective"])
-        name = choose("collective", self.options.collective, collective_named(stated))
-        ranks = choose("ranks", self.options.ranks, ranks_stated(record["ranks"])) or 0
+        choose, recorded = self.imported.choose, re.sub(r"gatherv$", "gather", record["collective"])
+        name = choose("collective", self.options.collective, collective_named(recorded))
+        ranks = choose("ranks", self.options.ranks, parse_ranks(record["ranks"])) or 0
         dtype = choose("dtype", self.options.dtype, dtype_named(record["dtype"]))
         count, size_bytes = whole(record["elements/buffer"]), whole(record["message_size"])
         if not record["elements/buffer"] and size_bytes is not None:
@@ -220,7 +227,8 @@ class _OneCclReader:
             return f"bytes is {record['message_size']}"
         if not time:
             return f"t_avg[usec] is {record.get('t_avg[usec]')}"
-        if record.get("together"):  # text multiplies by the buffers, CSV does not
+        # Sizes in the text are those of all buffers, and in the CSV those of one.
+        if record.get("together"):
             count, size_bytes = count // buffers, size_bytes // buffers
         if not size_bytes and COLLECTIVES[name].has_data and not self.first_calls:
             return "0 elements: nothing was sent"
@@ -273,11 +281,11 @@ class _OneCclReader:
 
     def end(self) -> None:
         self.finish()
-        number_runs(self.found, self.runs)
+        number_runs(self.imported, self.runs)
 
     def finish(self) -> None:
-        """The run that has ended, a Run for each number of ranks."""
-        if self.same:
+        """Add a Run for each number of ranks in the output that has ended."""
+        if self.equal_rows:
             self.flush()
         done: dict[str, Any] = {"status": "complete"}
         if not self.csv and not self.ended:
@@ -285,7 +293,7 @@ class _OneCclReader:
         source = {"tool": "oneCCL benchmark", "format": "CSV" if self.csv else "text"}
         source["run"] = str(self.runs)
         environment = {"libraries": {"ccl": "oneCCL"}}
-        self.found.runs += runs_of_ranks(
+        self.imported.runs += runs_of_ranks(
             self.results, self.options, source, environment=environment, end=done
         )
 

@@ -1,7 +1,8 @@
-"""OSU micro-benchmarks: collective latency, blocking and not, and omb-py.
+"""Reads OSU micro-benchmarks: latency of blocking and non-blocking collectives, and omb-py.
 
-The file has no ranks and no bandwidth, and sizes are of one rank's buffer: S of all_gather, gather,
-scatter and all_to_all is that x ranks. reduce_scatter's is the whole input.
+The output has no number of ranks and no bandwidth. Sizes are those of one rank's buffer, so for
+all_gather, gather, scatter and all_to_all S is size x ranks. For reduce_scatter it is the whole
+input.
 """
 
 from __future__ import annotations
@@ -57,17 +58,17 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
-    reader = _OsuReader(options, found)
+    imported = Imported()
+    reader = _OsuReader(options, imported)
     for line, text in lines:
         reader.line(line, text.rstrip())
     reader.end()
-    return found
+    return imported
 
 
 class _OsuReader:
-    def __init__(self, options: ImportOptions, found: Imported) -> None:
-        self.options, self.found = options, found
+    def __init__(self, options: ImportOptions, imported: Imported) -> None:
+        self.options, self.imported = options, imported
         self.start("", None, None)
 
     def start(self, name: str, kind: str | None, version: str | None) -> None:
@@ -95,41 +96,41 @@ class _OsuReader:
         more = len(fields) - len(self.names)
         if self.names and more > 0:
             named = f"the heading names {len(self.names)}"
-            self.found.warn(f"rows have {len(fields)} fields, {named}: the others are not read")
+            self.imported.warn(f"rows have {len(fields)} fields, {named}: the others are not read")
         elif more or not self.names:
-            self.found.refuse(line, half_row(fields, self.names))
+            self.imported.refuse(line, half_row(fields, self.names))
             return
         result = self.result(dict(zip(self.names, fields, strict=False)))
         if isinstance(result, str):
-            self.found.refuse(line, result)
+            self.imported.refuse(line, result)
         else:
-            self.found.take()
+            self.imported.take()
             self.results.append(result)
 
     def result(self, record: dict[str, str]) -> CaseResult | str:
         title = _PERSONALIZED.sub("", self.title)
-        asked = title.removeprefix("I") if title[:2] != "In" else title
-        stated = collective_named(title) or collective_named(asked)
-        if stated is None and self.whole_title and _PAIRS.fullmatch(title):
-            self.found.instead = PAIRS
+        blocking_title = title.removeprefix("I") if title[:2] != "In" else title
+        recorded = collective_named(title) or collective_named(blocking_title)
+        if recorded is None and self.whole_title and _PAIRS.fullmatch(title):
+            self.imported.action = PAIRS
             return f"{self.whole_title}: between pairs of ranks, no collective"
-        name = self.found.choose("collective", self.options.collective, stated)
+        name = self.imported.choose("collective", self.options.collective, recorded)
         if name is None:
             return f"{title or 'a test without a title'} is no collective that torchcoll has"
         entry = COLLECTIVES[name]
         ranks = self.options.ranks or 0
-        held = whole(record.get("Size", "0" if not entry.has_data else None))
+        printed_bytes = whole(record.get("Size", "0" if not entry.has_data else None))
         column = next((n for n in _TIMES if n in record), None)
         time = number(record[column]) if column else None
-        if held is None:
+        if printed_bytes is None:
             return f"size is {record['Size']}" if "Size" in record else "no size"
         if not time:
             return no_figure(column, record[column]) if column else "no column of times"
-        if entry.has_data and not held:
+        if entry.has_data and not printed_bytes:
             return NOTHING_SENT
         if name in _PER_RANK and not ranks:
             return f"OSU's size of {name} is for one rank, and the file has no ranks: give --ranks"
-        size_bytes = held * ranks if name in _PER_RANK else held
+        size_bytes = printed_bytes * ranks if name in _PER_RANK else printed_bytes
         remarks = []
         if "Overall(us)" in record:
             remarks.append("non-blocking: the time includes computation that overlaps")
@@ -138,7 +139,7 @@ class _OsuReader:
             name,
             time,
             size_bytes,
-            held,
+            printed_bytes,
             calls=whole(record.get("Iterations")),
             min_ns=ns_of_us(record.get("Min Latency(us)")),
             max_ns=ns_of_us(record.get("Max Latency(us)")),
@@ -149,7 +150,7 @@ class _OsuReader:
             size_bytes,
             reported,
             ranks=ranks,
-            dtype=self.found.choose("dtype", self.options.dtype, self.dtype),
+            dtype=self.imported.choose("dtype", self.options.dtype, self.dtype),
             mode="synchronized",
             backend=self.options.backend or "mpi",
             device=_DEVICES.get(self.kind, "unknown"),
@@ -162,6 +163,8 @@ class _OsuReader:
         if self.results:
             source = {"tool": "OSU", "version": self.version, "format": "text"}
             ranks = self.options.ranks or 0
-            self.found.runs.append(make_run(self.results, self.options, source, ranks=ranks))
+            self.imported.runs.append(make_run(self.results, self.options, source, ranks=ranks))
             if not ranks:
-                self.found.warn("the file does not tell the ranks: give --ranks for bus bandwidth")
+                self.imported.warn(
+                    "the file does not tell the ranks: give --ranks for bus bandwidth"
+                )

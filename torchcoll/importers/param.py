@@ -1,7 +1,7 @@
-"""PARAM's comms benchmark: rows ``COMMS-RES-<collective>-<type>``.
+"""Reads PARAM's comms benchmark: rows ``COMMS-RES-<collective>-<type>``.
 
-The time is the median over ranks of each rank's mean; sizes are S of nccl-tests. Point-to-point
-rows are ping latencies of two ranks and no collective; quantised rows are several times at once.
+The time is the median over ranks of each rank's mean. Sizes are S of nccl-tests. Point-to-point
+rows (ping latencies of two ranks) and quantised rows (which have several times) are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchcoll.importers.base import (
     make_run,
     ns_of_us,
     number,
-    ranks_stated,
+    parse_ranks,
     whole,
 )
 
@@ -41,7 +41,7 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
+    imported = Imported()
     listed, ranks = None, options.ranks or 0
     backend, device = options.backend or "unknown", "unknown"
     pairs = False
@@ -49,8 +49,8 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     for line, text in lines:
         if "COMMS-RES" not in text:
             if match := _WORLD.search(text):
-                # A group smaller than the world comes after it, and is what ran.
-                listed = ranks_stated(match[1] or match[2])
+                # A group that is smaller than the world is printed after it; the group ran.
+                listed = parse_ranks(match[1] or match[2])
             if not options.backend and (match := _BACKEND.search(text)):
                 backend = match[1]
             if match := _DEVICE.search(text):
@@ -59,27 +59,29 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
         match = _ROW.match(text)
         if match is None:
             if "COMMS-RES-" in text:
-                found.refuse(line, "half a row")
+                imported.refuse(line, "half a row")
             else:
                 pairs = "pingLatency" in text
             continue
         if pairs:
-            found.refuse(line, "point-to-point latency of two ranks: no collective")
+            imported.refuse(line, "point-to-point latency of two ranks: no collective")
             continue
         if match["quant"]:
-            found.refuse(line, "quantised: the times of quantising and of the collective are apart")
+            imported.refuse(
+                line, "quantised: the times of quantising and of the collective are apart"
+            )
             continue
-        ranks = found.choose("ranks", options.ranks, listed) or 0
-        result = _result(match, options, ranks, backend, device, found)
+        ranks = imported.choose("ranks", options.ranks, listed) or 0
+        result = _result(match, options, ranks, backend, device, imported)
         if isinstance(result, str):
-            found.refuse(line, result)
+            imported.refuse(line, result)
         else:
-            found.take()
+            imported.take()
             results.append(result)
     if results:
         source = {"tool": "PARAM", "format": "text"}
-        found.runs.append(make_run(results, options, source, ranks=ranks))
-    return found
+        imported.runs.append(make_run(results, options, source, ranks=ranks))
+    return imported
 
 
 def _result(
@@ -88,11 +90,11 @@ def _result(
     ranks: int,
     backend: str,
     device: str,
-    found: Imported,
+    imported: Imported,
 ) -> CaseResult | str:
     fields = match["figures"].split()
-    stated = collective_named(match["coll"].removesuffix("_base"))
-    name = found.choose("collective", options.collective, stated)
+    recorded = collective_named(match["coll"].removesuffix("_base"))
+    name = imported.choose("collective", options.collective, recorded)
     if name is None:
         return f"{match['coll']} is no collective that torchcoll has"
     if len(fields) != _FIGURES:
@@ -121,7 +123,7 @@ def _result(
         size_bytes,
         reported,
         ranks=ranks,
-        dtype=found.choose("dtype", options.dtype, dtype_named(match["dtype"])),
+        dtype=imported.choose("dtype", options.dtype, dtype_named(match["dtype"])),
         backend=backend,
         device=device,
         count=count,

@@ -1,10 +1,10 @@
-"""A table in Markdown or CSV: the form of most published figures.
+"""Reads tables in Markdown or CSV, the format of most published figures.
 
-``--map size=Size,algbw='Algbw (GB/s)'`` names its columns; without it, names that say what they
-are are found. A heading of Markdown above a table names its collective. Sizes are binary (16GB is
-16 x 2^30 bytes), as nccl-tests has it; units are read from the heading, and what it leaves open is
-said. Bandwidths that do not follow from size, time and ranks are shown as the table gives them,
-with the contradiction: its time may be in another unit than its heading says.
+``--map size=Size,algbw='Algbw (GB/s)'`` names the columns. Without it columns with usual names are
+recognised. A heading of Markdown above a table names its collective. Sizes are binary (16GB is
+16 x 2^30 bytes), as in nccl-tests. Units are read from the headings, with a warning if they are
+unclear. Bandwidths that do not follow from size, time and ranks are kept with a warning: the time
+may be in another unit than its heading says.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torchcoll.importers.base import (
     make_result,
     make_run,
     number,
-    ranks_stated,
+    parse_ranks,
     whole,
 )
 from torchcoll.importers.heading_units import Unit, bandwidth_unit, size_unit, time_unit
@@ -38,7 +38,7 @@ from torchcoll.importers.heading_units import Unit, bandwidth_unit, size_unit, t
 NAME = "plain"
 ODD = "bandwidths do not follow from size, time and ranks"
 KEYS = ("size", "time", "algbw", "busbw", "collective", "ranks", "dtype", "op")
-_WORDS = {
+_COLUMN_NAMES = {
     "size": r"(?:message |msg )?(?:size|bytes)\b",
     "time": r"(?:avg |mean |median )?(?:time|latency|duration)\b",
     "algbw": r"alg(?:orithm)? ?(?:bw|bandwidth)\b",
@@ -50,20 +50,20 @@ _WORDS = {
 }
 _SIZE_CELL = re.compile(r"([\d.]+)\s*([kmgt]?)(i?)(b(?:ytes)?)?", re.IGNORECASE)
 _SCALE = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_NONE = ("", "-", "n/a", "na", "none", "null")  # a cell that holds no figure
+_NONE = ("", "-", "n/a", "na", "none", "null")  # texts of a cell without a figure
 _STEP = 0.01  # a small bandwidth is printed with two decimals, or as 0
 _BASIS = "size, time and ranks"
 _NUMBERED = re.compile(r"\W*(?:(?:run|test|case|trial|iter\w*)\W*)?\d*\W*", re.IGNORECASE)
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
-_GUARD = re.compile(r"^'(?='*[=@+-])")  # before what a spreadsheet would run: report/formats.py
+_GUARD = re.compile(r"^'(?='*[=@+-])")  # prevents that a spreadsheet runs a cell: report/formats.py
 
 
 def sniff(head: Sequence[str]) -> bool:
     for text in head:
         fields = _fields(text)
         if len(fields) > 1:
-            found = _columns(fields, {})
-            if "size" in found and {"time", "algbw", "busbw"} & set(found):
+            columns = _columns(fields, {})
+            if "size" in columns and {"time", "algbw", "busbw"} & set(columns):
                 return True
     return False
 
@@ -71,35 +71,37 @@ def sniff(head: Sequence[str]) -> bool:
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     for key in options.columns:
         choice(key, "map", KEYS)
-    found = Imported()
-    reader = _TableReader(options, found)
+    imported = Imported()
+    reader = _TableReader(options, imported)
     for line, text in lines:
         reader.line(line, text)
     if not reader.tables:
         named = ", ".join(options.columns.values())
-        found.refuse(
+        imported.refuse(
             0,
             f"no table has the columns {named}"
             if named
             else "no table with one column each of size and time or bandwidth: name them by --map",
         )
-    if reader.odd:
-        count = f"{len(reader.odd)} of {counted(found.rows, 'row')}: {ODD}"
-        found.warn(f"{count}: the first in line {reader.odd[0]}")
+    if reader.contradictory_lines:
+        count = f"{len(reader.contradictory_lines)} of {counted(imported.rows, 'row')}: {ODD}"
+        imported.warn(f"{count}: the first in line {reader.contradictory_lines[0]}")
     for ranks, results in reader.results.items():
         source = {"tool": "a published table", "format": f"({reader.form})"}
-        found.runs.append(make_run(results, options, source, ranks=ranks))
-    return found
+        imported.runs.append(make_run(results, options, source, ranks=ranks))
+    return imported
 
 
 def _fields(text: str, heading: str = "") -> list[str]:
-    """The cells of a line; [] for a line of no table. heading: the delimiter of the heading above.
+    """The cells of a line; [] for a line that is not of a table.
 
-    What stands before the first bar of a quoted table (``> | Size |``) becomes a cell as well, in
-    its heading and in its rows alike.
+    heading: the delimiter of the heading above.
+
+    The text before the first bar of a quoted table (``> | Size |``) becomes a cell in the heading
+    and in all rows.
     """
     plain = text.strip()
-    delimiter = heading if heading and heading in plain else _delimiter_of(plain)
+    delimiter = heading if heading and heading in plain else _delimiter(plain)
     if delimiter == "|":
         return [field.strip(" *`") for field in plain.strip("|").split("|")]
     if delimiter:
@@ -111,8 +113,8 @@ def _fields(text: str, heading: str = "") -> list[str]:
     return []
 
 
-def _delimiter_of(text: str) -> str:
-    """What stands between the cells of a line; '' for a line of no table."""
+def _delimiter(text: str) -> str:
+    """The delimiter between the cells of a line; '' for a line that is not of a table."""
     bars = text.count("|")
     if text.startswith("|") or (bars > 1 and bars >= text.count(",")):
         return "|"
@@ -120,27 +122,31 @@ def _delimiter_of(text: str) -> str:
 
 
 def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]:
-    """key -> place in the table. What is chosen must be there; the rest is found by its name."""
+    """Key -> index of its column, for the columns in ``chosen`` or else those with usual names.
+
+    {} if a chosen column is missing, or if there is no unique column.
+    """
     if chosen:
-        places = {key: fields.index(name) for key, name in chosen.items() if name in fields}
-        return places if len(places) == len(chosen) else {}
-    found: dict[str, int] = {}
+        indices = {key: fields.index(name) for key, name in chosen.items() if name in fields}
+        return indices if len(indices) == len(chosen) else {}
+    columns: dict[str, int] = {}
     plain = [field.replace("_", " ") for field in fields]
-    if not any(re.match(_WORDS["size"], field, re.IGNORECASE) for field in plain):
-        return {}  # as in every row below the heading
-    for key, word in _WORDS.items():
-        matches = [i for i, field in enumerate(plain) if re.match(word, field, re.IGNORECASE)]
+    if not any(re.match(_COLUMN_NAMES["size"], field, re.IGNORECASE) for field in plain):
+        return {}  # a row and not a heading
+    for key, pattern in _COLUMN_NAMES.items():
+        matches = [i for i, field in enumerate(plain) if re.match(pattern, field, re.IGNORECASE)]
         if len(matches) == 1:
-            found[key] = matches[0]
+            columns[key] = matches[0]
         elif len(matches) > 1 and key in ("time", "algbw", "busbw"):
-            return {}  # two systems beside each other: --map says which
-    return found
+            return {}  # two systems side by side: --map must choose
+    return columns
 
 
-def size_of(text: str, unit: int = 1) -> int | None:
-    """``16GB``, ``16 GiB``, ``16G`` and ``1048576`` as bytes, binary; None for no size.
+def parse_size(text: str, unit: int = 1) -> int | None:
+    """Parse ``16GB``, ``16 GiB``, ``16G`` or ``1048576`` as bytes, with binary prefixes; None if it
+    is not a size.
 
-    ``unit``: bytes in one of a number that stands alone.
+    unit: bytes in one unit of a number without a suffix.
     """
     match = _SIZE_CELL.fullmatch(text.strip().replace(",", ""))
     value = number(match[1]) if match else None
@@ -150,27 +156,29 @@ def size_of(text: str, unit: int = 1) -> int | None:
 
 
 def _figures(record: Mapping[str, str]) -> dict[str, float | None] | str:
-    """Time and bandwidths as they are printed; what is there and no number is the answer."""
-    found = {}
+    """Printed time and bandwidths; a text about the first cell that is not a number."""
+    figures = {}
     texts = {key: record.get(key, "") for key in ("time", "algbw", "busbw")}
-    pointed = any("." in text for text in texts.values())  # then a comma is no decimal one
+    pointed = any("." in text for text in texts.values())  # then commas group thousands
     for key, text in texts.items():
         if pointed and _THOUSANDS.fullmatch(text):
             text = text.replace(",", "")
-        found[key] = None if text.lower() in _NONE else number(text)
-        if found[key] is None and text.lower() not in _NONE:
+        figures[key] = None if text.lower() in _NONE else number(text)
+        if figures[key] is None and text.lower() not in _NONE:
             return COMMAS if "," in text else f"{key} is no number from 0 on: {text}"
-    return found if any(found.values()) else "no figure"
+    return figures if any(figures.values()) else "no figure"
 
 
 class _TableReader:
-    def __init__(self, options: ImportOptions, found: Imported) -> None:
-        self.options, self.found = options, found
+    def __init__(self, options: ImportOptions, imported: Imported) -> None:
+        self.options, self.imported = options, imported
         self.heading: str | None = None
         self.columns: dict[str, int] = {}
         self.names: list[str] = []
         self.tables, self.form, self.delimiter = 0, "table", ""
-        self.odd: list[int] = []  # lines whose bandwidths do not follow
+        self.contradictory_lines: list[
+            int
+        ] = []  # lines whose bandwidths do not follow from size, time and ranks
         self.results: dict[int, list[CaseResult]] = {}
 
     def line(self, line: int, text: str) -> None:
@@ -187,54 +195,54 @@ class _TableReader:
         if columns and ("size" in columns or self.options.columns):
             self.columns, self.names = columns, fields
             self.tables += 1
-            self.delimiter = _delimiter_of(text.strip())
+            self.delimiter = _delimiter(text.strip())
             self.form = "Markdown" if self.delimiter == "|" else "CSV"
             return
         if not self.columns:
             return
         if len(fields) != len(self.names):
             why = f"half a row: {len(fields)} fields, the heading has {len(self.names)}"
-            self.found.refuse(line, why)
+            self.imported.refuse(line, why)
             return
         result = self.result(line, {key: fields[i] for key, i in self.columns.items()})
         if isinstance(result, str):
-            self.found.refuse(line, result)
+            self.imported.refuse(line, result)
         else:
-            self.found.take()
+            self.imported.take()
             self.results.setdefault(result.ranks, []).append(result)
 
     def is_rule(self, text: str, fields: Sequence[str]) -> bool:
-        """Whether it is the line below a heading of Markdown: ``|---|:--|``, also quoted."""
+        """Whether this is the line below a heading of Markdown: ``|---|:--|``, also quoted."""
         if "--" not in text:
             return False
         cells = [fields[i] for i in self.columns.values()] if len(fields) == len(self.names) else []
         return not text.strip(" \t:|-") or bool(cells and not "".join(cells).strip(" :-"))
 
     def unit(self, key: str, unit_of: Callable[[str], Unit]) -> float:
-        """The scale that the heading of a column names; what it leaves open is warned of."""
+        """The scale by the unit in the heading of a column. Warns if the unit is uncertain."""
         scale, doubt = unit_of(self.names[self.columns[key]])
         if doubt:
-            self.found.warn(doubt)
+            self.imported.warn(doubt)
         return scale
 
     def result(self, line: int, record: Mapping[str, str]) -> CaseResult | str:
         options = self.options
-        named = record.get("collective", "")
-        stated = self.heading
-        if not _NUMBERED.fullmatch(named):
-            stated = collective_named(named) or collective_in(named)
-            if stated is None and not options.collective:
-                return f"{named} is no collective that torchcoll has: give --collective"
-        name = self.found.choose("collective", options.collective, stated)
+        cell = record.get("collective", "")
+        recorded = self.heading
+        if not _NUMBERED.fullmatch(cell):
+            recorded = collective_named(cell) or collective_in(cell)
+            if recorded is None and not options.collective:
+                return f"{cell} is no collective that torchcoll has: give --collective"
+        name = self.imported.choose("collective", options.collective, recorded)
         if name is None and (name := collective_in(options.file)):
-            self.found.warn(f"collective {name}: taken from the name of the file")
+            self.imported.warn(f"collective {name}: taken from the name of the file")
         if name is None:
             return "the table does not name the collective: give --collective"
         scale, why = size_unit(self.names[self.columns["size"]]) if "size" in record else (1, "")
-        size_bytes = size_of(record.get("size", ""), scale)
+        size_bytes = parse_size(record.get("size", ""), scale)
         if why or not size_bytes:
             return why or f"no size: {record.get('size')!r}"
-        ranks = self.found.choose("ranks", options.ranks, ranks_stated(record.get("ranks"))) or 0
+        ranks = self.imported.choose("ranks", options.ranks, parse_ranks(record.get("ranks"))) or 0
         if not ranks and record.get("ranks", "").lower() not in _NONE:
             return f"ranks: {record['ranks']!r}"
         figures = _figures(record)
@@ -248,13 +256,13 @@ class _TableReader:
         if busbw is not None:
             busbw *= self.unit("busbw", bandwidth_unit)
         entry, derived = COLLECTIVES[name], False
-        by_time = _algbw_of(name, size_bytes, ranks, time or 0)
+        by_time = _expected_algbw(name, size_bytes, ranks, time or 0)
         if not time:
             if algbw is None and busbw is not None and ranks > 1:
                 algbw = busbw / entry.bus_factor(ranks)
             if algbw:
-                time, derived = _time_of(name, size_bytes, ranks, algbw), True
-        if derived and not number(time):  # none, or beyond what a time can be
+                time, derived = _expected_time(name, size_bytes, ranks, algbw), True
+        if derived and not number(time):  # 0, or too large for a time
             time, derived = None, False
         follow = by_time or algbw  # the busbw that follows from either
         busbw_expected = follow * entry.bus_factor(ranks) if follow and ranks > 1 else None
@@ -263,7 +271,7 @@ class _TableReader:
             *filter(None, [contradiction("busbw", busbw, busbw_expected, _BASIS, _STEP)]),
         ]
         if contradictions:
-            self.odd.append(line)
+            self.contradictory_lines.append(line)
         reported = Reported(
             time or None,
             statistic=options.statistic or "unknown",
@@ -278,7 +286,7 @@ class _TableReader:
             size_bytes,
             reported,
             ranks=ranks,
-            dtype=self.found.choose("dtype", options.dtype, dtype_named(record.get("dtype"))),
+            dtype=self.imported.choose("dtype", options.dtype, dtype_named(record.get("dtype"))),
             op=record.get("op") or None,
             backend=options.backend or "unknown",
             device=only_device(options.backend) or "unknown",
@@ -286,15 +294,18 @@ class _TableReader:
         )
 
 
-def _algbw_of(name: str, size_bytes: int, ranks: int, time: float) -> float | None:
-    """S / t; hypercube's with its share, which needs the ranks. None of no time."""
+def _expected_algbw(name: str, size_bytes: int, ranks: int, time: float) -> float | None:
+    """The algbw by size and time: S / t, for hypercube times its share, which needs the ranks.
+
+    None without a time, or if it is not known.
+    """
     if ranks or not time:
         return algbw_gbps(name, size_bytes, ranks, time)
     return size_bytes / time if COLLECTIVES[name].moved(2) == 1 else None
 
 
-def _time_of(name: str, size_bytes: int, ranks: int, algbw: float) -> float | None:
-    """The time that gives this algbw: S / algbw, hypercube's with its share; None if unknown."""
+def _expected_time(name: str, size_bytes: int, ranks: int, algbw: float) -> float | None:
+    """The time by size and algbw: S / algbw, for hypercube times its share; None if not known."""
     if not ranks:
         return size_bytes / algbw if COLLECTIVES[name].moved(2) == 1 else None
     at_one = algbw_gbps(name, size_bytes, ranks, 1.0)

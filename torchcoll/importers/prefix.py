@@ -1,9 +1,9 @@
-"""What terminals and launchers put before the lines of a log, and into them.
+"""Removes what terminals and launchers put before the lines of a log, and into them.
 
-There are too many launchers for a list of their prefixes, and a page of a wiki indents and quotes
-besides. So a line of a format is found by looking for it: an importer says by STARTS how its rows,
-headings and titles begin. What stands before one is a prefix, and lines that STARTS does not know
-(half a row, a row of numbers alone) lose what looks like the last prefix that was found.
+There are too many launchers for a list of their prefixes, and wiki pages also indent and quote. So
+an importer's STARTS tells how its rows, headings and titles begin, and all text before a match is a
+prefix. Lines without a match (half a row, a row with only numbers) lose a prefix that looks like
+the last one that was found.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Iterable, Iterator
 from torchcoll.importers.base import Line
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-# mpirun --tag-output and prterun's: also inside a line, where two writes make one of it.
+# Tags of mpirun --tag-output and prterun; also within a line, if two writes end up in one line.
 _TAG = re.compile(r"\[(?:[\w.-]{1,255}@)?\d+,\d+\]<\w+>:[ \t]?")
-_MOST = 256  # characters of a prefix: what is longer is another text
+_MOST = 256  # characters of a prefix; longer texts are not prefixes
 _NUMBER = re.compile(r"\d+")
 _BLANKS = re.compile(r"(?:\\\s|\s)+")
 
 
 def cleaned(text: str) -> list[str]:
-    """The lines of a text without ANSI codes and mpirun's tags; a progress bar's line is what it
-    showed last.
+    """The lines of a text without ANSI codes and mpirun's tags. Of a progress bar's line only the
+    last state is kept.
     """
     lines = text.split("\n")
-    # Most texts have none of these: to ask it of many lines at once costs nothing.
+    # Most texts have none of these, and a check of many lines at once is cheap.
     if "\x1b" in text:
         lines = [_ANSI.sub("", line) for line in lines]
     if "\r" in text:
@@ -37,7 +37,7 @@ def cleaned(text: str) -> list[str]:
 
 
 class Unprefixed:
-    """Lines from where what their format writes begins, as far as that is known."""
+    """Lines without their prefixes."""
 
     def __init__(self, lines: Iterable[Line], starts: re.Pattern[str]) -> None:
         self._lines, self._search = lines, starts.search
@@ -46,16 +46,16 @@ class Unprefixed:
 
     def __iter__(self) -> Iterator[Line]:
         for number, text in self._lines:
-            yield number, self.rest(text)
+            yield number, self.strip_prefix(text)
 
-    def rest(self, text: str) -> str:
-        found = self._search(text)
-        if found is None:
+    def strip_prefix(self, text: str) -> str:
+        begin = self._search(text)
+        if begin is None:
             if self._shape and (match := self._shape.match(text)):
                 return text[match.end() :]
             return text
-        start = found.start()
-        # Blanks before a number stay: columns of fixed width begin with them.
+        start = begin.start()
+        # Blanks before a number are kept, because columns of fixed width begin with them.
         blanks = text[start].isdigit()
         if not start or text[:start].isspace():
             return text if blanks else text[start:]
@@ -67,6 +67,8 @@ class Unprefixed:
 
 
 def _shape(prefix: str) -> re.Pattern[str]:
-    """The prefix with any digits in place of its own, and any blanks: stamps and numbers change."""
+    """A pattern for prefixes like this one, with any numbers and blanks, since time stamps
+    change.
+    """
     blanks = _BLANKS.sub(r"\\s+", re.escape(prefix.lstrip()))
     return re.compile(r"\s*" + _NUMBER.sub(r"\\d+", blanks))

@@ -1,8 +1,8 @@
-"""rccl-tests' table files (-x FILE -Z csv or json). Its text is nccl-tests' and read there.
+"""Reads rccl-tests' table files (-x FILE -Z csv or json). nccl_tests_text.py reads its text.
 
 CSV: ``numCycle,collective,[nodes,ranks,ranksPerNode,gpusPerRank | gpus],size,type,redop,inplace,
-time,algbw,busbw,wrong``; columns go by name, because they depend on the build. Older releases left
-commas at line ends and brackets out (ROCm/rccl-tests PR 140).
+time,algbw,busbw,wrong``; columns are read by name, because they depend on the build. Older
+releases have a comma at the end of lines and no brackets (ROCm/rccl-tests PR 140).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torchcoll.importers.base import (
     half_row,
     itemsize,
     number,
-    ranks_stated,
+    parse_ranks,
     rounding,
     runs_of_ranks,
     whole,
 )
-from torchcoll.importers.nccl_tests import Block, NcclTestsRow, NcclTestsRun, results_of
+from torchcoll.importers.nccl_tests import Block, NcclTestsRow, NcclTestsRun, make_results
 
 NAME = "rccl-tests"
 LONG_LINES = True
@@ -47,30 +47,32 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    found = Imported()
+    imported = Imported()
     cases: dict[tuple[str, int], list[NcclTestsRow]] = {}
-    for line, record in _records(lines, found):
-        row = _row(record, line, options, found)
+    for line, record in _records(lines, imported):
+        row = _row(record, line, options, imported)
         if isinstance(row, str):
-            found.refuse(line, row)
+            imported.refuse(line, row)
             continue
         name, ranks, parsed = row
         cases.setdefault((name, ranks), []).append(parsed)
     by_ranks: dict[int, list[CaseResult]] = {}
     for (name, ranks), rows in cases.items():
-        results = results_of(rows, NcclTestsRun(name, ranks), found)
+        results = make_results(rows, NcclTestsRun(name, ranks), imported)
         by_ranks.setdefault(ranks, []).extend(results)
     by_ranks = {ranks: results for ranks, results in by_ranks.items() if results}
     source = {"tool": "rccl-tests", "format": "table"}
     libraries = {"libraries": {"nccl": "RCCL"}}
-    found.runs += runs_of_ranks(by_ranks, options, source, environment=libraries)
-    return found
+    imported.runs += runs_of_ranks(by_ranks, options, source, environment=libraries)
+    return imported
 
 
-def _records(lines: Iterable[Line], found: Imported) -> Iterable[tuple[int, Mapping[str, str]]]:
-    """One mapping a row, of CSV or of JSON objects, whatever holds them together."""
+def _records(lines: Iterable[Line], imported: Imported) -> Iterable[tuple[int, Mapping[str, str]]]:
+    """Yield (line, record) for each row of a CSV, or for each JSON object with or without a
+    list.
+    """
     names: list[str] = []
-    opened = ""  # of an object over several lines what was read of it
+    opened = ""  # the beginning of an object that spans several lines
     for line, text in lines:
         text = opened + text.strip()
         start = text.rfind("{")
@@ -78,12 +80,12 @@ def _records(lines: Iterable[Line], found: Imported) -> Iterable[tuple[int, Mapp
         opened = opened if len(opened) < MOST_TEXT else ""
         objects = _OBJECT.findall(text)
         if objects or text[:1] in "[]{}":
-            for one in objects:
+            for fragment in objects:
                 try:
-                    data = json.loads(re.sub(r",\s*}", "}", one))
+                    data = json.loads(re.sub(r",\s*}", "}", fragment))
                     yield line, {str(k): str(v) for k, v in data.items()}
                 except ValueError:
-                    found.refuse(line, "a broken JSON object")
+                    imported.refuse(line, "a broken JSON object")
             continue
         fields = [field.strip() for field in next(csv.reader([text.rstrip(",")]), [])]
         if "numCycle" in fields:
@@ -91,18 +93,18 @@ def _records(lines: Iterable[Line], found: Imported) -> Iterable[tuple[int, Mapp
         elif not names or not fields:
             continue
         elif len(fields) != len(names):
-            found.refuse(line, half_row(fields, names))
+            imported.refuse(line, half_row(fields, names))
         else:
             yield line, dict(zip(names, fields, strict=True))
     if opened:
-        found.refuse(0, "the last JSON object has no end")
+        imported.refuse(0, "the last JSON object has no end")
 
 
 def _row(
-    record: Mapping[str, str], line: int, options: ImportOptions, found: Imported
+    record: Mapping[str, str], line: int, options: ImportOptions, imported: Imported
 ) -> tuple[str, int, NcclTestsRow] | str:
-    stated = collective_named(record.get("collective", ""))
-    name = found.choose("collective", options.collective, stated)
+    recorded = collective_named(record.get("collective", ""))
+    name = imported.choose("collective", options.collective, recorded)
     if name is None:
         return f"unknown collective {record.get('collective')}"
     size, time = whole(record.get("size")), number(record.get("time"))
@@ -110,9 +112,9 @@ def _row(
         return f"size is {record.get('size')}"
     if not time:
         return f"time is {record.get('time')}"
-    listed = ranks_stated(record.get("ranks", record.get("gpus")))
-    ranks = found.choose("ranks", options.ranks, listed) or 0
-    dtype = found.choose("dtype", options.dtype, dtype_named(record.get("type"))) or ""
+    listed = parse_ranks(record.get("ranks", record.get("gpus")))
+    ranks = imported.choose("ranks", options.ranks, listed) or 0
+    dtype = imported.choose("dtype", options.dtype, dtype_named(record.get("type"))) or ""
     each = itemsize(dtype)
     entry = COLLECTIVES[name]
     count = size // (each * entry.parts(ranks)) if each and ranks else 0

@@ -1,6 +1,6 @@
-"""Which importers there are, and which of them a file is for.
+"""Lists the importers, finds the one for a file, and imports the file.
 
-A third party adds a format by a module as importers/base.py describes and an entry point::
+A third party adds a format with a module as described in importers/base.py and an entry point::
 
     [options.entry_points]
     torchcoll.importers =
@@ -30,28 +30,31 @@ from torchcoll.importers.source import Shortened, Source
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
-# In the order in which they are asked: what is recognised by less comes later.
+# In the order of sniffing. Formats that are recognised by less evidence come later.
 BUILT_IN = (
     *("nccl_tests_json", "inspector", "rccl_tests", "nccl_tests_text", "imb"),
     *("oneccl", "param", "deepspeed_json", "deepspeed", "osu", "ucc", "hccl", "astra_sim"),
     "plain",
 )
 
-# How JSON begins: logs of containers, notebooks and test runners hold the text of a benchmark in
-# their members, with every line end escaped.
+# How JSON begins. Logs of containers, notebooks and test runners contain a benchmark's text in
+# their members, with escaped line ends.
 _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[\[{"])')
 _AROUND = "the text of a benchmark; this is JSON around text"
 
 
 @cache
 def importers() -> dict[str, Importer]:
-    """name -> importer: those of entry points first, so that they can replace a built-in one."""
-    found: dict[str, Importer] = {}
+    """Name -> importer. Importers of entry points come first and can replace built-in ones.
+
+    Raises UnreadableError for an entry point that cannot be loaded.
+    """
+    by_name: dict[str, Importer] = {}
     for point in entry_points(group=GROUP):
         try:
             module = cast(Importer, point.load())
-            found[module.NAME] = module
-        except Exception as error:  # it is another's code: it must not break every import
+            by_name[module.NAME] = module
+        except Exception as error:  # code of others, which must not raise unknown errors here
             raise UnreadableError(
                 f"entry point {point.name} of {GROUP}",
                 f"{type(error).__name__}: {error}",
@@ -60,17 +63,19 @@ def importers() -> dict[str, Importer]:
             ) from None
     for name in BUILT_IN:
         module = cast(Importer, importlib.import_module(f"torchcoll.importers.{name}"))
-        found.setdefault(module.NAME, module)
-    return found
+        by_name.setdefault(module.NAME, module)
+    return by_name
 
 
-def importer_of(windows: Iterable[Sequence[str]]) -> Importer | None:
-    """The first importer that knows the format of a file, of which these are the lines."""
+def sniff_importer(windows: Iterable[Sequence[str]]) -> Importer | None:
+    """The first importer that recognises the format of a file from windows of its lines, or
+    None.
+    """
     for lines in windows:
         for each in importers().values():
             starts = getattr(each, "STARTS", None)
-            own = [*map(Unprefixed((), starts).rest, lines)] if starts else lines
-            if each.sniff(own):
+            unprefixed = [*map(Unprefixed((), starts).strip_prefix, lines)] if starts else lines
+            if each.sniff(unprefixed):
                 return each
     return None
 
@@ -82,9 +87,11 @@ def _names() -> str:
 def import_file(
     path: str, options: ImportOptions | None = None, name: str | None = None
 ) -> Imported:
-    """What the file holds; ``-`` is stdin. ``name``: the importer, else it is found by sniffing.
+    """Import a file; ``-`` is stdin.
 
-    Raises UnreadableError for a file that is missing, empty, binary or of no known format, and
+    name: the importer; by default it is found by sniffing.
+
+    Raises UnreadableError for a file that is missing, empty, binary or of an unknown format, and
     UsageError for an importer that does not exist.
     """
     choice(name, "from", (None, *importers()))
@@ -107,7 +114,8 @@ def _imported(
     command = reading_command(source.start, path, "show")
     if source.binary:
         raise UnreadableError("file", source.name, "text; this one is binary", command)
-    if not name and TRACE.match(source.start):  # minutes before the last line were looked at
+    # Else reading all lines of a trace would take minutes.
+    if not name and TRACE.match(source.start):
         raise UnreadableError("file", source.name, "results; this is what a training sent", command)
     if PRINTED.search(source.start):
         expected = "results; this is a table that torchcoll printed in the format of nccl-tests"
@@ -136,43 +144,43 @@ def _imported(
     if not name and _reads_text(importer) and _JSON.match(source.start):
         raise UnreadableError("file", source.name, _AROUND, _unwrapping(source.start))
     options = options or ImportOptions()
-    own = "stdin" if is_stdin(path) else os.path.basename(path)
-    options = ImportOptions(**{**vars(options), "file": options.file or own})
+    file_name = "stdin" if is_stdin(path) else os.path.basename(path)
+    options = ImportOptions(**{**vars(options), "file": options.file or file_name})
     lines: Iterable[Line] = source.lines()
     shortened = None if getattr(importer, "LONG_LINES", False) else Shortened(lines)
     lines = shortened or lines
     if starts := getattr(importer, "STARTS", None):
         lines = Unprefixed(lines, starts)
-    with uncollected():  # rows are many, and hold no cycles
-        found = importer.read(iter(lines), options)
+    with uncollected():  # there are many rows, and they have no reference cycles
+        imported = importer.read(iter(lines), options)
     if shortened and shortened.warning:
-        found.warn(shortened.warning)
-    found.importer = importer.NAME
+        imported.warn(shortened.warning)
+    imported.importer = importer.NAME
     if options.statistic and importer.NAME != _PLAIN:
-        found.warn(f"--statistic {options.statistic} is for plain tables: not used")
-    for run in found.runs:
+        imported.warn(f"--statistic {options.statistic} is for plain tables: not used")
+    for run in imported.runs:
         if text := repeats(run.results):
-            found.warn(text)
+            imported.warn(text)
     if source.problem:
-        found.warn(source.problem)
+        imported.warn(source.problem)
     refusals = [
         f"refused: {source.name}{f':{lines}' if lines else ''}: {why}"
-        for lines, why in found.refusals()
+        for lines, why in imported.refusals()
     ]
-    for run, warnings in zip(found.runs, found.warnings_by_run(), strict=True):
-        # Events are kept in the file, problems are not.
+    for run, warnings in zip(imported.runs, imported.warnings_by_run(), strict=True):
+        # Events are saved in the result file, problems are not.
         run.events += [{"kind": "import", "message": text} for text in (*warnings, *refusals)]
-    return found
+    return imported
 
 
 def _reads_text(importer: Importer) -> bool:
-    """Whether its rows are lines of text: no JSON document holds them as they are."""
+    """Whether its rows are lines of text, which a JSON document cannot contain unescaped."""
     in_lines = hasattr(importer, "STARTS") and not getattr(importer, "LONG_LINES", False)
     return in_lines or importer.NAME == _PLAIN
 
 
 def _unwrapping(start: bytes) -> str:
-    """How to take the text out of JSON that begins so."""
+    """The command that extracts the text from JSON with this beginning."""
     if b'"log":' in start:
         return "Take it out: jq -rj .log FILE > TEXT"
     if b'"cells":' in start:
@@ -183,13 +191,13 @@ def _unwrapping(start: bytes) -> str:
 def _sniffed(source: Source) -> Importer | None:
     windows = source.windows()
     try:
-        return importer_of(windows)
+        return sniff_importer(windows)
     finally:
         source.rewind()
 
 
 def runs_in(path: str, collective: str | None = None, ranks: int | None = None) -> list[Run]:
-    """The runs of another tool's output. Raises UnreadableError where nothing could be read."""
+    """The runs in another tool's output. Raises UnreadableError if nothing could be read."""
     imported = import_file(path, ImportOptions(collective=collective, ranks=ranks))
     if not imported.runs:
         raise nothing_read(path, imported)
@@ -197,15 +205,15 @@ def runs_in(path: str, collective: str | None = None, ranks: int | None = None) 
 
 
 def nothing_read(path: str, imported: Imported) -> UnreadableError:
-    """The one line for a file whose every row was refused."""
+    """The error for a file without any readable row."""
     refusals = imported.refusals()
     if not refusals:
         text = "; ".join(imported.warnings) or "no rows"
         return UnreadableError(f"{path} ({imported.importer})", text, "rows of results")
     lines, why = refusals[0]
     count = len(imported.refused)
-    where = f"{path}:{lines}" if lines else path
+    location = f"{path}:{lines}" if lines else path
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
     name = "-" if is_stdin(path) else shlex.quote(path)
-    way = f"torchcoll import {name} ... -o RUN.jsonl takes it." * (": give --" in why)
-    return UnreadableError(f"{where}: {why}{more}", action=way or imported.instead)
+    action = f"torchcoll import {name} ... -o RUN.jsonl takes it." * (": give --" in why)
+    return UnreadableError(f"{location}: {why}{more}", action=action or imported.action)

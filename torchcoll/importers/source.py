@@ -1,4 +1,4 @@
-"""The lines of a foreign file: unpacked, decoded, without what terminals add."""
+"""Reads the lines of another tool's file: unpacked, decoded, without ANSI codes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
 from torchcoll.importers.base import Line
 from torchcoll.importers.prefix import cleaned
 
-# A message of a library, which may begin inside a row that another process is printing.
-# A host is taken to begin with a letter: `0node7:12:13 [0]` is the last field of a row and a host.
+# A message of a library, which may begin within a row that another process prints. Hosts begin with
+# a letter here, because `0node7:12:13 [0]` is the last field of a row followed by a host.
 _LOG = re.compile(
     r"(?:[A-Za-z_][\w.-]{0,255})?:\d+:\d+ \[\S{0,64}\] .*$"
     r"|\[\S{0,64}\] NCCL (?:INFO|WARN|TRACE|ABORT) .*$"
@@ -33,18 +33,20 @@ _LOG = re.compile(
 _MARKS = ("NCCL", "|CCL_")
 _HEAD = 1 << 16
 _WINDOW = 2000  # lines
-_LONGEST = 1 << 24  # a line beyond this is no text
-_CONTROLS = bytes([*range(9), *range(14, 27)])  # what no text has
+_LONGEST = 1 << 24  # bytes; a longer line is not text
+_CONTROLS = bytes([*range(9), *range(14, 27)])  # characters that no text has
 
 
 class _Unpacked(io.RawIOBase):
-    """A .gz as it unpacks, its start read already; a cut one gives what there is."""
+    """The unpacked content of a .gz whose start was already read. A file that was cut off is read
+    up to its end.
+    """
 
-    def __init__(self, start: bytes, rest: IO[bytes], name: str) -> None:
+    def __init__(self, start: bytes, remaining: IO[bytes], name: str) -> None:
         self._growth, self._read = Unpacking("file", name), 0
-        self._packed, self._rest = start, rest
+        self._packed, self._remaining = start, remaining
         self._unpacker = zlib.decompressobj(31)  # with gzip's header
-        self._ready = memoryview(b"")  # of which a part costs no copy of the rest
+        self._ready = memoryview(b"")  # slices of it need no copy
         self.problem = ""
 
     def readable(self) -> bool:
@@ -52,13 +54,13 @@ class _Unpacked(io.RawIOBase):
 
     def readinto(self, target: Any) -> int:
         while not self._ready and not self.problem:
-            packed = self._packed or self._rest.read(_HEAD)
+            packed = self._packed or self._remaining.read(_HEAD)
             self._packed = b""
             if not packed:
                 if not self._unpacker.eof:
                     self.problem = "cut off: the .gz has no end"
                 break
-            if self._unpacker.eof:  # another file packed behind the first
+            if self._unpacker.eof:  # another compressed file after the first
                 self._unpacker = zlib.decompressobj(31)
             try:
                 unpacked = self._unpacker.decompress(packed)
@@ -68,14 +70,14 @@ class _Unpacked(io.RawIOBase):
             except zlib.error as error:
                 self.problem = f"damaged: {error}"
             self._packed = self._unpacker.unused_data
-        part = self._ready[: len(target)]
-        self._ready = self._ready[len(part) :]
-        target[: len(part)] = part
-        return len(part)
+        piece = self._ready[: len(target)]
+        self._ready = self._ready[len(piece) :]
+        target[: len(piece)] = piece
+        return len(piece)
 
 
 class Shortened:
-    """Lines of text, of which none is longer than a row can be."""
+    """Lines of text, cut at the greatest length of a row."""
 
     def __init__(self, lines: Iterable[Line]) -> None:
         self._lines = lines
@@ -91,7 +93,7 @@ class Shortened:
 
     @property
     def warning(self) -> str:
-        """'' where all are as they were."""
+        """A warning about lines that were cut; '' if there are none."""
         if not self.cut:
             return ""
         count = f"{len(self.cut)} lines" if len(self.cut) > 1 else "a line"
@@ -99,10 +101,12 @@ class Shortened:
 
 
 class Source:
-    """A file to import: its first lines to sniff at, then all of its lines once."""
+    """A file to import: ``windows`` has its first lines for sniffing, and ``lines`` all of them,
+    once.
+    """
 
     def __init__(self, path: str) -> None:
-        if is_descriptor(path):  # of a shell's <(COMMAND), of which no start can be read again
+        if is_descriptor(path):  # a shell's <(COMMAND), which cannot be read twice
             path = str(from_stdin(path))
         self.name = STDIN if is_stdin(path) else path
         self._unpacked: _Unpacked | None = None
@@ -136,20 +140,22 @@ class Source:
 
     @property
     def binary(self) -> bool:
-        """No text: null bytes that are not UTF-16, or mostly control characters."""
+        """Whether it is not text: it has null bytes without being UTF-16, or many control
+        characters.
+        """
         if self.start.startswith((b"\xff\xfe", b"\xfe\xff")):
             return False
         odd = len(self.start) - len(self.start.translate(None, _CONTROLS))
         return b"\0" in self.start or odd > len(self.start) // 10
 
     def windows(self) -> Iterator[list[str]]:
-        """The lines without libraries' messages, some at a time: for sniffing, before ``lines``.
+        """Yield lists of lines without libraries' messages, for sniffing. Call it before ``lines``.
 
-        What tells the format may come after megabytes of messages. As far as it is looked at, what
-        cannot be read again is kept in memory.
+        The first line of the format may come after megabytes of messages. If the file cannot be
+        rewound, all that was read is kept in memory.
         """
         window: list[str] = []
-        for lines in self._cleaned(self._read(again=True)):
+        for lines in self._cleaned(self._read(keep=True)):
             for text in lines:
                 if "NCCL INFO" not in text and "|CCL_" not in text:
                     window.append(text[:MOST_TEXT])
@@ -168,12 +174,13 @@ class Source:
     def _cleaned(self, blocks: Iterable[bytes]) -> Iterator[list[str]]:
         return map(cleaned, _decoded(blocks, self.start))
 
-    def _read(self, again: bool = False) -> Iterator[bytes]:
-        """Whole lines, about 64 KiB at a time: what is done once a line is a large part of all.
+    def _read(self, keep: bool = False) -> Iterator[bytes]:
+        """Yield whole lines, about 64 KiB at a time, since work for each line would be slow.
 
-        ``again``: after ``rewind`` all can be read again. A line beyond _LONGEST is cut.
+        keep: keep the blocks, so that they can be read again after ``rewind``. Lines longer than
+        _LONGEST are cut.
         """
-        if again:
+        if keep:
             yield from self._kept
         else:
             kept, self._kept = self._kept, collections.deque()
@@ -181,7 +188,7 @@ class Source:
                 yield kept.popleft()
         while block := self._file.read(_HEAD):
             block += self._file.readline(_LONGEST)
-            if again and not self.seekable:
+            if keep and not self.seekable:
                 self._kept.append(block)
             yield block
 
@@ -190,7 +197,7 @@ class Source:
         return self._file is self._disk
 
     def rewind(self) -> None:
-        """Back to where the lines begin, for ``lines`` after ``windows``."""
+        """Return to the first line, for ``lines`` after ``windows``."""
         if self.seekable:
             self._file.seek(len(self.start))
 
@@ -200,9 +207,10 @@ class Source:
 
 
 def _decoded(blocks: Iterable[bytes], start: bytes) -> Iterator[str]:
-    """UTF-8, line by line Latin-1 where it is none: one log may hold both. UTF-16 by its mark.
+    """Decode blocks as UTF-8; lines that are not UTF-8 as Latin-1; and UTF-16 by its byte order
+    mark.
 
-    The end of the last line of a block is left out.
+    The line end at the end of a block is removed.
     """
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell's '>'
         yield "\n".join(b"".join(blocks).decode("utf-16", "replace").splitlines())

@@ -1,4 +1,4 @@
-"""How torch's traces name collectives, types, groups and ranks: shared by their readers."""
+"""Names of collectives, types, groups and ranks in torch's traces, for all readers of traces."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _NAMES = {
     "recvanysource": "recv",
     "barrier": "barrier",
     "monitoredbarrier": "monitored_barrier",
-    "allreducebarrier": "barrier",  # how nccl does it
+    "allreducebarrier": "barrier",  # nccl's barrier
 }
 _FORM = re.compile(r"(intotensor|coalesced|tensor|single|base|oop)$")
-# Of those who call a type by the type of its memory, or by ATen's name, what find_dtype lacks.
+# C++ and ATen names of types that find_dtype does not have.
 _DTYPES = {
     "byte": "uint8",
     "unsignedchar": "uint8",
@@ -42,15 +42,15 @@ _DTYPES = {
     "complexfloat": "complex64",
     "complexdouble": "complex128",
 }
-_BOUND = 1 << 62  # sizes from here on are none
+_BOUND = 1 << 62  # sizes must be below
 HIDDEN_OP = "the reduce operation is not in the trace: it is shown as unknown"
 
 
-def collective_of(name: str) -> str:
-    """The collective that torch calls so in a trace; the name itself where it is another thing.
+def torch_collective(name: str) -> str:
+    """The collective for a name in torch's traces, or the plain name if it is not a collective.
 
-    ``c10d::_allgather_base_``, ``_allgather_base``, ``nccl:_all_gather_base``; what stands behind a
-    blank (``nccl:send 0->1``) does not belong to it.
+    ``c10d::_allgather_base_``, ``_allgather_base`` and ``nccl:_all_gather_base`` are all_gather.
+    Text after a blank (``nccl:send 0->1``) is ignored.
     """
     plain = re.sub(r"^\w+::?", "", name.strip()).split(" ")[0]
     key = plain.replace("_", "").lower()
@@ -59,8 +59,8 @@ def collective_of(name: str) -> str:
     return _NAMES.get(key, plain)
 
 
-def dtype_of(text: object) -> str | None:
-    """torch's name of a type as a trace has it: ``Float``, ``c10::BFloat16``, ``long int``."""
+def torch_dtype(text: object) -> str | None:
+    """torch's name of a type in a trace: ``Float``, ``c10::BFloat16``, ``long int``."""
     if not isinstance(text, str) or text.endswith("List") or text == "Scalar":
         return None
     plain = text.removeprefix("c10::").replace(" ", "").lower()
@@ -68,41 +68,42 @@ def dtype_of(text: object) -> str | None:
     return _DTYPES.get(plain) or dtype_named(plain)
 
 
-def rank_in(path: str | os.PathLike[str], bare: bool = False) -> int | None:
-    """The rank in a file name: the number behind ``rank``; ``bare``: else the last number of all.
+def rank_in_name(path: str | os.PathLike[str], bare: bool = False) -> int | None:
+    """The rank in a file name: the number after ``rank``.
 
-    A bare number may be that of a process, as in what tensorboard's handler writes.
+    bare: without it also accept a number at the end of the name. Such a number may be a process id,
+    as in files of tensorboard's handler.
     """
     stem = re.sub(r"(\.pt\.trace)?(\.jsonl?)?(\.gz)?$", "", os.path.basename(path))
-    found = re.findall(r"rank[_-]?(\d+)", stem, re.IGNORECASE)
-    found = found or (re.findall(r"(\d+)$", stem) if bare else [])
-    rank = whole(found[-1]) if found else None
+    matches = re.findall(r"rank[_-]?(\d+)", stem, re.IGNORECASE)
+    matches = matches or (re.findall(r"(\d+)$", stem) if bare else [])
+    rank = whole(matches[-1]) if matches else None
     return None if rank is None or rank >= MOST_RANKS else rank
 
 
-def ranks_in(value: object) -> tuple[int, ...]:
-    """The ranks of a group: a list, or its text; () where it is neither or was shortened."""
+def parse_rank_list(value: object) -> tuple[int, ...]:
+    """The ranks in a list or in its text; () for anything else, and if the list was shortened."""
     if isinstance(value, str):
         inner = value.strip().removeprefix("[").removesuffix("]")
-        value = [whole(part) if part.strip().isdecimal() else None for part in inner.split(",")]
+        value = [whole(item) if item.strip().isdecimal() else None for item in inner.split(",")]
     good = isinstance(value, list) and all(type(n) is int and 0 <= n < _BOUND for n in value)
     return tuple(value) if good and isinstance(value, list) else ()
 
 
 def product(shape: Iterable[object]) -> int | None:
-    """Elements of a tensor; None where the shape is none, or no memory holds that many."""
-    found = 1
+    """Elements of a tensor; None if the shape is not valid, or too large."""
+    total = 1
     for number in shape:
         if type(number) is not int or number < 0:
             return None
-        found *= number
-        if found >= _BOUND:
+        total *= number
+        if total >= _BOUND:
             return None
-    return found
+    return total
 
 
 def check_ranks(numbers: Iterable[int], path: os.PathLike[str]) -> None:
-    """Raises UnreadableError for a rank beyond what a world may have."""
+    """Raise UnreadableError for a rank that is too large."""
     most = max(numbers, default=0)
     if most >= MOST_RANKS:
         expected = f"ranks from 0 to {MOST_RANKS - 1}"
@@ -110,7 +111,7 @@ def check_ranks(numbers: Iterable[int], path: os.PathLike[str]) -> None:
 
 
 class Numbers:
-    """Numbers the calls of a rank as a capture does: see TrafficCall.sequence."""
+    """Counts the calls of a rank as a capture does (TrafficCall.sequence)."""
 
     def __init__(self) -> None:
         self._next: Counter[tuple[object, ...]] = Counter()
@@ -122,6 +123,6 @@ class Numbers:
 
 
 def hidden_op(calls: Sequence[TrafficCall]) -> list[str]:
-    """The note about reduce operations, where a call has one."""
+    """A note that reduce operations are not known, if a call has one."""
     names = {call.collective for call in calls if call.op is None}
     return [HIDDEN_OP] if any(n in COLLECTIVES and COLLECTIVES[n].has_op for n in names) else []

@@ -1,4 +1,4 @@
-"""Traffic from files: what ``capture`` wrote, torch's Kineto traces, Flight Recorder dumps."""
+"""Reads Traffic from files: captures, Kineto traces, Flight Recorder dumps and Chakra traces."""
 
 from __future__ import annotations
 
@@ -20,54 +20,56 @@ from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.chakra import read_chakra
 from torchcoll.importers.flight_recorder import is_dump, read_dump
-from torchcoll.importers.kineto import is_trace, read_trace, told_by_root
-from torchcoll.importers.kineto_events import Event, event_of
+from torchcoll.importers.kineto import fill_from_root, is_trace, read_trace
+from torchcoll.importers.kineto_events import Event, make_event
 from torchcoll.importers.large_json import members
 from torchcoll.libraries.execution_trace import SUFFIX
 
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", SUFFIX)
-_PICKLE = b"\x80"  # how every pickle of protocol 2 and later begins, torch's too
-_LISTS = ("traceEvents", "entries")  # of a trace and of a dump: long ones
-_HELD_RATIO, _ITEM_BYTES = 3, 400  # of objects that were JSON, in memory
-_EVENT_BYTES = 300  # of an event without arguments
+_PICKLE = b"\x80"  # the first byte of every pickle of protocol 2 and later
+_LISTS = ("traceEvents", "entries")  # the long lists of a trace and of a dump
+_MEMORY_RATIO, _ITEM_BYTES = 3, 400  # memory of objects per character of JSON, and per item
+_EVENT_BYTES = 300  # memory of an event without arguments
 _KINDS = (
     "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump as JSON or a Chakra .et"
 )
 
 
 def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
-    """The Traffic in these files and folders, of one rank each, put together.
+    """Read files and folders with one rank per file, and join them.
 
-    Of a folder its .json and .jsonl files, .gz too, and its .et files. Raises UnreadableError for a
-    file that is none of these, without communication or of no known rank; UsageError where the
-    files do not belong together.
+    Of a folder its .json and .jsonl files (also .gz) and its .et files are read. Raises
+    UnreadableError for a file of another format, without communication or without a rank, and
+    UsageError if the files do not belong together.
     """
     files: list[Path] = []
-    parts: list[tuple[Traffic, int | None]] = []
+    loaded: list[tuple[Traffic, int | None]] = []
     for path in (Path(os.fspath(from_stdin(path))) for path in paths):
-        found = _files(path)
-        files += found
-        read = [_read(file) for file in found if file.suffix != SUFFIX]
-        parts += _of_last(read, path) if path.is_dir() else read
+        path_files = _files(path)
+        files += path_files
+        read = [_read(file) for file in path_files if file.suffix != SUFFIX]
+        loaded += _latest_captures(read, path) if path.is_dir() else read
     executed = [file for file in files if file.suffix == SUFFIX]
-    parts += [(read_chakra(file, executed), None) for file in executed]
-    _check_steps(parts)
-    traffics = [traffic for traffic, _ in parts]
+    loaded += [(read_chakra(file, executed), None) for file in executed]
+    _check_steps(loaded)
+    traffics = [traffic for traffic, _ in loaded]
     ranks = max(traffic.ranks for traffic in traffics)
-    same = [t if t.source == "capture" else dataclasses.replace(t, ranks=ranks) for t in traffics]
-    joined = _with_ranks(join(_named_alike(same)))
-    told_by_root(joined)
+    with_all_ranks = [
+        t if t.source == "capture" else dataclasses.replace(t, ranks=ranks) for t in traffics
+    ]
+    joined = _fill_ranks(join(_share_group_ranks(with_all_ranks)))
+    fill_from_root(joined)
     joined.path = Path(os.path.commonpath(files))
     return joined
 
 
-def _of_last(
-    parts: list[tuple[Traffic, int | None]], folder: Path
+def _latest_captures(
+    files: list[tuple[Traffic, int | None]], folder: Path
 ) -> list[tuple[Traffic, int | None]]:
-    """Of several captures in a folder the last, beside what is no capture's."""
-    captured = [traffic for traffic, _ in parts if traffic.source == "capture"]
+    """The latest of several captures in a folder, and all traffic that is not from a capture."""
+    captured = [traffic for traffic, _ in files if traffic.source == "capture"]
     return [
-        *((traffic, first) for traffic, first in parts if traffic.source != "capture"),
+        *((traffic, first) for traffic, first in files if traffic.source != "capture"),
         *((traffic, None) for traffic in latest(captured, folder)),
     ]
 
@@ -75,9 +77,9 @@ def _of_last(
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.iterdir() if file.is_file())
-    fitting = [file for file in found if file.name.endswith(_SUFFIXES)]
-    pickles = [file for file in found if not fitting and _starts_as_pickle(file)]
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    fitting = [file for file in files if file.name.endswith(_SUFFIXES)]
+    pickles = [file for file in files if not fitting and _starts_as_pickle(file)]
     if pickles:
         raise _pickle_error(pickles[0])
     if not fitting:
@@ -104,7 +106,7 @@ def _pickle_error(path: Path) -> UnreadableError:
 
 
 def _read(path: Path) -> tuple[Traffic, int | None]:
-    """The traffic of one file, and the first step that a profiler marked."""
+    """(traffic of one file, the first step that a profiler marked or None)."""
     if is_traffic(path):
         return Traffic.load(path), None
     problems: list[str] = []
@@ -125,77 +127,79 @@ def _foreign(path: Path) -> UnreadableError:
 
 
 def _document(path: Path, problems: list[str]) -> dict[str, Any]:
-    """The outermost object; of a trace only the events that tell something."""
+    """The outermost object of a file. Of a trace it has only the events that are needed."""
     chunks = chunks_of(path, problems, "trace")
     first = next(chunks, b"")
     if first.startswith(_PICKLE):
         raise _pickle_error(path)
-    found: dict[str, Any] = {}
-    held, events = Held("trace", path), Events(path)
+    document: dict[str, Any] = {}
+    memory, events = Held("trace", path), Events(path)
     try:
         for key, value, length, item in members(itertools.chain([first], chunks), _LISTS):
             if item and key == "traceEvents":
-                kept = [event for event in map(event_of, value) if event]
+                kept = [event for event in map(make_event, value) if event]
                 events.add(len(kept), len(value) - len(kept))
-                held.add_bytes(sum(map(_event_bytes, kept)))
-                found[key] += kept
+                memory.add_bytes(sum(map(_event_bytes, kept)))
+                document[key] += kept
                 continue
-            held.add_bytes(_HELD_RATIO * length + _ITEM_BYTES * (len(value) if item else 1))
+            memory.add_bytes(_MEMORY_RATIO * length + _ITEM_BYTES * (len(value) if item else 1))
             if item:
-                found[key] += value
+                document[key] += value
             else:
-                found[key] = value
+                document[key] = value
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         if not problems:
             raise _foreign(path) from None
-    return found
+    return document
 
 
 def _event_bytes(event: Event) -> int:
-    """Of memory; most have no arguments."""
+    """Estimated memory of an event. Most events have no arguments."""
     if not event.args:
         return _EVENT_BYTES
     sizes = (
-        _ITEM_BYTES // 4 + (len(v) if isinstance(v, str) else _of_list(v))
+        _ITEM_BYTES // 4 + (len(v) if isinstance(v, str) else _list_bytes(v))
         for v in event.args.values()
     )
     return _EVENT_BYTES + sum(sizes)
 
 
-def _of_list(value: object) -> int:
-    return _HELD_RATIO * len(str(value)) if isinstance(value, (list, dict)) else 0
+def _list_bytes(value: object) -> int:
+    return _MEMORY_RATIO * len(str(value)) if isinstance(value, (list, dict)) else 0
 
 
-def _check_steps(parts: Sequence[tuple[Traffic, int | None]]) -> None:
-    """Calls are counted from the start of a trace, so all have to begin with the same step."""
-    firsts = {first: traffic for traffic, first in parts}
+def _check_steps(files: Sequence[tuple[Traffic, int | None]]) -> None:
+    """Raise UsageError if traces begin with different steps: calls are counted from the start."""
+    firsts = {first: traffic for traffic, first in files}
     if len(firsts) > 1:
         paths = " and ".join(str(traffic.path) for traffic in list(firsts.values())[:2])
-        got = " and ".join("none" if first is None else str(first) for first in list(firsts)[:2])
+        steps = " and ".join("none" if first is None else str(first) for first in list(firsts)[:2])
         action = "Read one rank alone, or profile all with one schedule."
-        raise UsageError(f"first step of {paths}", got, "the same of all ranks", action)
+        raise UsageError(f"first step of {paths}", steps, "the same of all ranks", action)
 
 
-def _named_alike(parts: Sequence[Traffic]) -> list[Traffic]:
-    """A group whose ranks only some of the files tell has them in all: ``join`` compares them."""
-    stated: dict[str, Group] = {}
-    for part in parts:
-        for name, group in part.groups.items():
+def _share_group_ranks(traffics: Sequence[Traffic]) -> list[Traffic]:
+    """Give a group the ranks that other files have for it, since ``join`` compares them."""
+    groups_with_ranks: dict[str, Group] = {}
+    for traffic in traffics:
+        for name, group in traffic.groups.items():
             if group.ranks:
-                stated.setdefault(name, group)
-    found = []
-    for part in parts:
-        groups = {n: g if g.ranks else stated.get(n, g) for n, g in part.groups.items()}
-        found.append(dataclasses.replace(part, groups=groups))
-    return found
+                groups_with_ranks.setdefault(name, group)
+    renamed = []
+    for traffic in traffics:
+        groups = {
+            n: g if g.ranks else groups_with_ranks.get(n, g) for n, g in traffic.groups.items()
+        }
+        renamed.append(dataclasses.replace(traffic, groups=groups))
+    return renamed
 
 
-def _with_ranks(traffic: Traffic) -> Traffic:
-    """Ranks for groups that a Flight Recorder on gloo does not tell: torch's default group is all.
+def _fill_ranks(traffic: Traffic) -> Traffic:
+    """Fill in the ranks of groups, which a Flight Recorder on gloo does not have.
 
-    Of another group they are the ranks that made calls in it, where all ranks were read. The dump
-    of one rank alone does not tell how many there are, unless a call of the default group does: an
-    all_gather brings what each rank puts in.
+    torch's default group has all ranks. Another group has the ranks that made calls in it, if all
+    ranks were read. The dump of a single rank does not have the number of ranks; then it is
+    inferred from the sizes of an all_gather in the default group, if there is one.
     """
     if traffic.source != "flight recorder":
         return traffic
@@ -213,7 +217,7 @@ def _with_ranks(traffic: Traffic) -> Traffic:
     for name, group in traffic.groups.items():
         if group.ranks:
             continue
-        makers = [r for r, own in traffic.calls.items() if any(c.group == name for c in own)]
+        makers = [r for r, calls in traffic.calls.items() if any(c.group == name for c in calls)]
         if group.description == "default_pg":
             traffic.groups[name] = dataclasses.replace(group, ranks=tuple(range(traffic.ranks)))
         elif everyone:
@@ -226,13 +230,13 @@ def _with_ranks(traffic: Traffic) -> Traffic:
 
 
 def _default_calls(traffic: Traffic) -> list[TrafficCall]:
-    """The calls of torch's default group."""
+    """All calls in torch's default group."""
     default = {n for n, group in traffic.groups.items() if group.description == "default_pg"}
     return [c for calls in traffic.calls.values() for c in calls if c.group in default]
 
 
 def _gathered_from(call: TrafficCall) -> int:
-    """How many ranks an all_gather gathers from; 0 of another call, or where it does not tell."""
+    """The number of ranks by the sizes of an all_gather; 0 for other calls, or if it is unclear."""
     if call.collective != "all_gather" or not call.bytes_in or call.bytes_out % call.bytes_in:
         return 0
     ranks = call.bytes_out // call.bytes_in

@@ -1,13 +1,15 @@
-"""UCC's ucc_perftest: its text, with the bandwidths of ``-F`` or without.
+"""Reads the text of UCC's ucc_perftest, with or without the bandwidths of ``-F``.
 
-``Size`` is that of the source buffer of one rank: S of all_reduce, broadcast and reduce, S / n of
-all_gather and gather. Of all_to_all, reduce_scatter and scatter it is S since release 1.5, and was
-S / n before (tools/perf/ucc_pt_benchmark.cc, print_time; commit 19af19d7). Which one it is follows
-from the bandwidth, or from what only later releases print. The bandwidth is nccl-tests' busbw.
+``Size`` is that of one rank's source buffer: S for all_reduce, broadcast and reduce, and S / n for
+all_gather and gather. For all_to_all, reduce_scatter and scatter it is S since release 1.5, and was
+S / n before (tools/perf/ucc_pt_benchmark.cc, print_time; commit 19af19d7). Which of the two it is
+follows from the bandwidth, or from texts that only later releases print. The bandwidth is
+nccl-tests' busbw.
 
-Times are means over ranks of each rank's mean over the calls, by the host's clock. A barrier
-outside of the stamps comes before each call, in streaming mode before the first alone. The ranks
-are not told. Alltoallv is refused: its blocks may be those of a traffic matrix, which is not told.
+Times are means over ranks of each rank's mean over the calls, by the host's clock. There is an
+untimed barrier before each call, or in streaming mode only before the first. The output does not
+have the number of ranks. Alltoallv is refused, because its blocks may be those of a traffic matrix,
+which the output does not have.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ CHANGED = (
 NO_RANKS = (
     "what UCC's size of {name} is of needs the ranks, which the file does not tell: give --ranks"
 )
-_LEAST = 0.1  # GB/s with two decimals, from which on a bandwidth is exact enough to tell
+_LEAST = 0.1  # GB/s; with two decimals a smaller bandwidth is not precise enough
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -85,7 +87,7 @@ class _UccReader:
         self.begin()
 
     def begin(self) -> None:
-        """The output of one ucc_perftest."""
+        """Start reading the output of one ucc_perftest."""
         self.settings: dict[str, str] = {}
         self.section = ""
         self.calls: list[str] = []
@@ -108,7 +110,9 @@ class _UccReader:
             self.calls.append(match[1])
 
     def finish(self) -> None:
-        """The table has ended: its last rows may tell what the size of all is of."""
+        """Add the results of a table that has ended. Its last rows may show what its sizes refer
+        to.
+        """
         for line, fields in self.rows:
             result = self.result(fields)
             if isinstance(result, str):
@@ -119,13 +123,13 @@ class _UccReader:
 
     def result(self, fields: Sequence[str]) -> CaseResult | str:
         options, choose, settings = self.options, self.imported.choose, self.settings
-        stated = settings.get("Collective", "")
-        name = choose("collective", options.collective, collective_named(stated))
+        recorded = settings.get("Collective", "")
+        name = choose("collective", options.collective, collective_named(recorded))
         if name is None:
-            return f"{stated or 'the table'} is no collective that torchcoll has"
+            return f"{recorded or 'the table'} is no collective that torchcoll has"
         entry, ranks = COLLECTIVES[name], options.ranks or 0
         if entry.has_splits and name not in (*_PER_RANK, *_CHANGED):
-            return f"the blocks of {stated} may be uneven, and the file does not tell them"
+            return f"the blocks of {recorded} may be uneven, and the file does not tell them"
         assert self.heading is not None
         columns = _COLUMNS if self.heading[1] else _COLUMNS[:5]
         if len(fields) != len(columns):
@@ -147,12 +151,12 @@ class _UccReader:
             return NO_RANKS.format(name=name)
         size_bytes = printed * ranks if per_rank else printed
 
-        given = number(fields[5]) if self.heading[1] else None
+        busbw = number(fields[5]) if self.heading[1] else None
         remarks = []
-        if given is not None and ranks and not entry.has_splits:
+        if busbw is not None and ranks and not entry.has_splits:
             expected = busbw_gbps(name, size_bytes, ranks, time * 1e3)
             if text := contradiction(
-                "busbw", given, expected, "size, time and ranks", rounding(fields[5])
+                "busbw", busbw, expected, "size, time and ranks", rounding(fields[5])
             ):
                 remarks.append(text)
         placement, op = settings.get("Inplace"), settings.get("Reduction")
@@ -167,7 +171,7 @@ class _UccReader:
                 calls=whole(self.calls[0]) if len({*self.calls}) == 1 else None,
                 min_ns=ns_of_us(fields[3]),
                 max_ns=ns_of_us(fields[4]),
-                busbw_gbps=given,
+                busbw_gbps=busbw,
             ),
             ranks=ranks,
             dtype=choose("dtype", options.dtype, dtype_named(settings.get("Datatype"))),
@@ -187,7 +191,9 @@ class _UccReader:
         return self.settings.get("Iteration mode") == "streaming"
 
     def size_is_of_one_rank(self, ranks: int) -> bool | None:
-        """Of a size that has changed with release 1.5. None where nothing tells."""
+        """Whether the size is one rank's, for collectives where release 1.5 changed it; None if
+        unknown.
+        """
         assert self.heading is not None
         if self.heading[1] == "Bus Bandwidth" or "Iteration mode" in self.settings:
             return False  # 1.6 and later
@@ -196,7 +202,8 @@ class _UccReader:
                 continue
             size, time, _, _, average = map(number, fields[1:6])
             if size and time and average and average >= _LEAST:
-                # (n - 1) / n of size / time where the size is S; n times as much where it is S / n.
+                # busbw is (n - 1) / n times size / time if the size is S, and n times as much if it
+                # is S / n.
                 return average / (size / time / 1e3) > (ranks - 1) / sqrt(ranks)
         return None
 

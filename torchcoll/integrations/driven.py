@@ -1,4 +1,4 @@
-"""A capture that begins, marks its steps and ends as a framework's hooks say."""
+"""A capture whose begin, steps and end are driven by the hooks of a training framework."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ STEPS = 50  # enough for medians, and a file of a few MB at most
 
 
 class DrivenCapture:
-    """What ``torchcoll.capture`` does around steps that others run.
+    """Runs ``torchcoll.capture`` around the steps of a training framework.
 
-    folder: each rank's file is written into it. steps: the capture ends after so many of the
-    optimiser; None: with the training. Without a process group nothing is captured, and that is
-    said. Raises UsageError for steps below 1, and as capture does.
+    folder: each rank writes its file into it.
+    steps: the capture ends after this number of optimiser steps; None: with the training.
+
+    Without a process group it captures nothing and prints a warning. Raises UsageError for steps
+    below 1, and as ``capture`` does.
     """
 
     def __init__(self, folder: str | os.PathLike[str], steps: int | None) -> None:
@@ -36,17 +38,19 @@ class DrivenCapture:
         self._marked = 0
 
     def begin(self) -> None:
-        """At the same step on all ranks. A second training of one callback is a second capture."""
+        """Begin a capture; call it at the same step on all ranks. A second training begins a new
+        one.
+        """
         self.end()
         if not dist.is_initialized():
             tell("torchcoll: warning: nothing is captured: the training has no process group")
             return
         self._open, self._marked = ExitStack(), 0
         self._traffic = self._open.enter_context(capture(self._folder))
-        atexit.register(self._abandon)  # a training that raises calls no hook of Hugging Face
+        atexit.register(self._abandon)  # Hugging Face calls no hook if the training raises
 
     def step(self) -> None:
-        """The end of a step of the optimiser."""
+        """Mark the end of an optimiser step."""
         if self._traffic is None or self._open is None:
             return
         self._traffic.step()
@@ -55,22 +59,22 @@ class DrivenCapture:
             self.end()
 
     def _abandon(self) -> None:
-        """The program ends before the framework has called its last hook."""
+        """End the capture at exit, if the framework has not called its last hook."""
         self.end(SystemExit())
 
     def end(self, error: BaseException | None = None) -> None:
-        """Ends the capture, once. error: what ended the training early."""
-        held, self._open = self._open, None
-        if held is None:
+        """End the capture if it is open. error: the exception that ended the training early."""
+        stack, self._open = self._open, None
+        if stack is None:
             return
         self._traffic = None
         atexit.unregister(self._abandon)
         rank = dist.get_rank() if dist.is_initialized() else 0
         if error is None:
-            held.close()
+            stack.close()
         else:
-            with suppress(type(error)):  # the framework raises it again
-                held.__exit__(type(error), error, None)
+            with suppress(type(error)):  # the framework raises it itself
+                stack.__exit__(type(error), error, None)
         if rank == 0:
             tell(
                 f"captured {counted(self._marked, 'step')} of each rank: torchcoll trace "
@@ -79,21 +83,24 @@ class DrivenCapture:
 
 
 def base_class(modules: Sequence[str], name: str, hooks: Sequence[str]) -> Any:
-    """The class to derive from, of the first of these modules that is there. hooks: what it must
-    have. Raises UnavailableError.
+    """The class ``name`` of the first of these modules that is installed, to derive from.
+
+    hooks: methods that it must have.
+
+    Raises UnavailableError if no module is installed, or if the class or a hook is missing.
     """
     for module in modules:
         try:
-            found = getattr(importlib.import_module(module), name, None)
+            base = getattr(importlib.import_module(module), name, None)
         except ImportError:
             continue
-        missing = [hook for hook in hooks if not hasattr(found, hook)]
-        if found is None or missing:
+        missing = [hook for hook in hooks if not hasattr(base, hook)]
+        if base is None or missing:
             package = importlib.import_module(module.partition(".")[0])
             version = getattr(package, "__version__", "of unknown version")
-            what = f"{name} with {', '.join(missing)}" if found else f"a {name}"
+            what = f"{name} with {', '.join(missing)}" if base else f"a {name}"
             raise UnavailableError(module, version, f"one that has {what}")
-        return found
+        return base
     expected = " or ".join(dict.fromkeys(module.partition(".")[0] for module in modules))
     action = "Install torchcoll[integrations], or the framework itself."
     raise UnavailableError("integration", "no framework", f"{expected} installed", action)

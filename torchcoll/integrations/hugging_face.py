@@ -1,4 +1,4 @@
-"""Hugging Face: ``Trainer(..., callbacks=[TrainerCapture("traffic")])``."""
+"""The callback for Hugging Face: ``Trainer(..., callbacks=[TrainerCapture("traffic")])``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Base = base_class(["transformers"], "TrainerCallback", _HOOKS)
 class TrainerCapture(_Base):  # type: ignore[misc,valid-type]
     """Captures the first ``steps`` steps of a Trainer (None: all of them) into ``folder``.
 
-    A step is one of the optimiser: with gradient accumulation it has several backward passes.
+    A step is an optimiser step. With gradient accumulation it has several backward passes.
     """
 
     def __init__(self, folder: str | os.PathLike[str], steps: int | None = STEPS) -> None:

@@ -1,4 +1,4 @@
-"""Lightning: ``Trainer(..., callbacks=[LightningCapture("traffic")])``."""
+"""The callback for Lightning: ``Trainer(..., callbacks=[LightningCapture("traffic")])``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torchcoll.integrations.driven import STEPS, DrivenCapture, base_class
 
 _HOOKS = ("on_train_start", "on_train_batch_end", "on_train_end", "on_exception")
-# Both packages are the same code; the one that is in use comes first.
+# Both packages have the same code. The one that is already imported comes first.
 _MODULES = sorted(
     ("lightning.pytorch", "pytorch_lightning"), key=lambda name: name not in sys.modules
 )
@@ -19,7 +19,7 @@ _Base = base_class(_MODULES, "Callback", _HOOKS)
 class LightningCapture(_Base):  # type: ignore[misc,valid-type]
     """Captures the first ``steps`` steps of a Trainer (None: all of them) into ``folder``.
 
-    A step is one of the optimiser: with accumulate_grad_batches it has several backward passes.
+    A step is an optimiser step. With accumulate_grad_batches it has several backward passes.
     """
 
     def __init__(self, folder: str | os.PathLike[str], steps: int | None = STEPS) -> None:
@@ -31,7 +31,9 @@ class LightningCapture(_Base):  # type: ignore[misc,valid-type]
         self._capture.begin()
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        if trainer.global_step > self._seen:  # a batch that only accumulates is no step
+        if (
+            trainer.global_step > self._seen
+        ):  # a batch that only accumulates gradients is not a step
             self._seen = trainer.global_step
             self._capture.step()
 

@@ -1,5 +1,5 @@
-"""``torchcoll log``: what NCCL, RCCL and oneCCL say of themselves, in logs and in XML. ``torchcoll
-limits``: what the links of a machine allow, from NCCL's topology and graph files.
+"""``torchcoll log`` reads the logs of NCCL, RCCL and oneCCL and NCCL's XML files; ``torchcoll
+limits`` prints what the links of a machine allow, from NCCL's topology and graph files.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def log_arguments(parser: argparse.ArgumentParser) -> None:
 def run_log(options: argparse.Namespace) -> ExitCode:
     from torchcoll.libraries.dumps import read_dump
     from torchcoll.libraries.job_logs import file_rows, job_log
-    from torchcoll.libraries.log_files import files_of, jobs_of, read_log
+    from torchcoll.libraries.log_files import group_jobs, list_log_files, read_log
     from torchcoll.libraries.nccl.xml_tree import is_dump
     from torchcoll.libraries.show import show_logs
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
     readers, dumps, code = [], [], ExitCode.OK
-    for path in files_of(options.files):
+    for path in list_log_files(options.files):
         try:
             if is_dump(path):
                 dump, problems = read_dump(path)
@@ -47,23 +47,26 @@ def run_log(options: argparse.Namespace) -> ExitCode:
             else:
                 reader, problems = read_log(path)
                 readers.append(reader)
-        except UnreadableError as error:  # the others are worth reading
+        except UnreadableError as error:  # the other files are still worth reading
             tell(error.line())
             code = ExitCode.UNREADABLE
             continue
         for problem in problems:
             tell(f"torchcoll: warning: {problem}")
     if readers or dumps:
-        jobs = [job_log(job) for job in jobs_of(readers)]
+        jobs = [job_log(job) for job in group_jobs(readers)]
         show_logs(jobs, file_rows(readers), options.format, dumps=dumps)
     return code
 
 
 def _fabrics(dump: Dump) -> list[str]:
-    """The fabrics of the package that have these links; a name of a GPU is not in the file."""
+    """Names of the fabrics in verdict/rules whose links are those of ``dump``.
+
+    Several fabrics may match, because the file does not contain the name of the GPU.
+    """
     from torchcoll.verdict.rules import guessable
 
-    return [f.name for f in guessable({}) if dump.is_of(f.nvlinks, f.to_switch, f.devices)]
+    return [f.name for f in guessable({}) if dump.matches(f.nvlinks, f.to_switch, f.devices)]
 
 
 def limits_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,11 +88,13 @@ def run_limits(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
-    show_limits(read_machine(options.files) if options.files else _of_this(), options.format)
+    machine = read_machine(options.files) if options.files else _read_local_machine()
+    show_limits(machine, options.format)
     return ExitCode.OK
 
 
-def _of_this() -> Machine:
+def _read_local_machine() -> Machine:
+    """The topology of this host, which NCCL is made to write for all GPUs that it sees."""
     import os
     import tempfile
     from pathlib import Path
@@ -98,9 +103,9 @@ def _of_this() -> Machine:
     from torchcoll.machine.topology_dump import dump_topology
 
     with tempfile.TemporaryDirectory() as folder:
-        found = read_machine(dump_topology(Path(folder)))
-    found.hosts = [dataclasses.replace(one, file=os.uname().nodename) for one in found.hosts]
-    return found
+        machine = read_machine(dump_topology(Path(folder)))
+    machine.hosts = [dataclasses.replace(host, file=os.uname().nodename) for host in machine.hosts]
+    return machine
 
 
 COMMANDS = {

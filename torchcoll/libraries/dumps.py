@@ -1,4 +1,4 @@
-"""What NCCL's topology and graph files come to: facts and tables of them, as plain values."""
+"""Facts and tables of NCCL's topology and graph files, as plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.plausibility import device_named
 from torchcoll.core.units import format_ranges
 from torchcoll.libraries.nccl import speeds
-from torchcoll.libraries.nccl.graphs import IDS, Channel, Graphs, graphs, pattern_name
+from torchcoll.libraries.nccl.graphs import IDS, Channel, SearchGraph, pattern_name, read_graphs
 from torchcoll.libraries.nccl.topology import (
     PATHS,
     Gpu,
@@ -19,19 +19,22 @@ from torchcoll.libraries.nccl.topology import (
     Topology,
     TopologyDevice,
     distance,
-    topology,
+    read_topology,
 )
 from torchcoll.libraries.nccl.xml_tree import Node, read_tree
 
 Row = dict[str, Any]
-_MOST_DEVICES = 1024  # of each kind: every interface is looked at beside every GPU
+_MOST_DEVICES = 1024  # of each kind: every interface is compared with every GPU
 
 
 @dataclass
 class Dump:
-    """kind: ``topology`` or ``graphs``. facts, tables: as those of a JobLog.
+    """One XML file.
 
-    links: (links, to a switch, GB/s) of a GPU where all have the same ones.
+    kind: ``topology`` or ``graphs``.
+    facts, tables: as in ``JobLog``.
+    links: (number of links, whether they go to switches, their sum in GB/s) of a GPU, where all
+        GPUs have the same ones.
     """
 
     kind: str
@@ -40,60 +43,63 @@ class Dump:
     tables: dict[str, list[Row]] = field(default_factory=dict)
     links: tuple[int, bool, float] | None = None
 
-    def is_of(self, nvlinks: int | None, to_switch: bool | None, devices: Sequence[str]) -> bool:
-        """Whether the links are those of a fabric of these devices (rules/*.toml)."""
-        known = [device for name in devices if (device := device_named(name))]
-        each = {device.ring_gbps for device in known}
-        return self.links in {(nvlinks, to_switch, gbps) for gbps in each}
+    def matches(self, nvlinks: int | None, to_switch: bool | None, devices: Sequence[str]) -> bool:
+        """Whether ``links`` are those of a fabric (verdict/rules/*.toml) with one of these GPUs.
+
+        nvlinks: links of a GPU. to_switch: whether they go to switches. devices: names of GPUs.
+        """
+        specs = [device for name in devices if (device := device_named(name))]
+        link_speeds = {device.ring_gbps for device in specs}
+        return self.links in {(nvlinks, to_switch, gbps) for gbps in link_speeds}
 
 
 def read_dump(path: str) -> tuple[Dump, list[str]]:
-    """A dump, and what was wrong with its file. Raises UnreadableError."""
+    """Read an XML file: (its content, what was wrong with the file). Raises UnreadableError."""
     root, problems = read_tree(path)
-    return (_topology if root.tag == "system" else _graphs)(root, path), problems
+    return (_topology_dump if root.tag == "system" else _graph_dump)(root, path), problems
 
 
-def _topology(root: Node, path: str) -> Dump:
+def _topology_dump(root: Node, path: str) -> Dump:
     tags = Counter(node.tag for node in root.walk())
     if max(tags["gpu"], tags["net"]) > _MOST_DEVICES:
         expected = f"at most {_MOST_DEVICES} GPUs and interfaces"
         raise UnreadableError(f"XML {path}", "more", expected)
-    stated = topology(root, path)
-    ceiling = speeds.ring_ceiling(stated)
+    topo = read_topology(root, path)
+    ceiling = speeds.ring_ceiling(topo)
     facts = {
-        "library": stated.library,
-        "version": stated.version or None,
-        "cut": stated.cut,
-        "hosts": stated.hosts,
-        "gpu_count": len(stated.gpus),
-        "gpus_described": len(stated.stated),
-        "cpu_count": len(stated.cpus),
-        "cpu": " or ".join(dict.fromkeys(f"{c.vendor} {c.arch}".strip() for c in stated.cpus)),
-        "nic_count": len(speeds.once(stated.nics)),
-        "nics_gbps": None if stated.cut else speeds.host_gbps(stated),
+        "library": topo.library,
+        "version": topo.version or None,
+        "cut": topo.cut,
+        "hosts": topo.hosts,
+        "gpu_count": len(topo.gpus),
+        "gpus_described": len(topo.described_gpus),
+        "cpu_count": len(topo.cpus),
+        "cpu": " or ".join(dict.fromkeys(f"{c.vendor} {c.arch}".strip() for c in topo.cpus)),
+        "nic_count": len(speeds.unique_nics(topo.nics)),
+        "nics_gbps": None if topo.cut else speeds.host_gbps(topo),
         "ring_ceiling_gbps": ceiling.gbps,
         "ring_ceiling_source": ceiling.source,
         "ring_wire_gbps": ceiling.wire_gbps,
         "nvls": any(
-            link.to == "switch" for g in stated.gpus if (g.sm or 0) >= 90 for link in g.links
+            link.to == "switch" for g in topo.gpus if (g.sm or 0) >= 90 for link in g.links
         ),
-        "odd_links": _odd(stated.stated),
+        "odd_links": _odd_links(topo.described_gpus),
     }
     tables = {
-        "gpus": [_gpu(gpu) for gpu in stated.gpus],
-        "nics": [_nic(nic, stated) for nic in stated.nics],
+        "gpus": [_gpu(gpu) for gpu in topo.gpus],
+        "nics": [_nic(nic, topo) for nic in topo.nics],
         "cpus": [
             {
                 "host": cpu.host,
                 "numa": cpu.numa,
                 "cores": format_ranges(cpu.cores) or None,
-                "gpus": [gpu.name for gpu in stated.gpus if gpu.cpu is cpu],
-                "nics": [nic.name or nic.busid for nic in stated.nics if nic.cpu is cpu],
+                "gpus": [gpu.name for gpu in topo.gpus if gpu.cpu is cpu],
+                "nics": [nic.name or nic.busid for nic in topo.nics if nic.cpu is cpu],
             }
-            for cpu in stated.cpus
+            for cpu in topo.cpus
         ],
     }
-    return Dump("topology", path, facts, _filled(tables), _links(stated))
+    return Dump("topology", path, facts, _filled(tables), _links(topo))
 
 
 def _filled(tables: dict[str, list[Row]]) -> dict[str, list[Row]]:
@@ -103,7 +109,7 @@ def _filled(tables: dict[str, list[Row]]) -> dict[str, list[Row]]:
 def _gpu(gpu: Gpu) -> Row:
     outward = speeds.outward(gpu)
     each = {speeds.link_gbps(gpu, link) for link in outward}
-    whole = gpu.whole or not gpu.stated
+    whole = gpu.whole or not gpu.described
     return {
         "gpu": gpu.name,
         "rank": gpu.rank,
@@ -111,7 +117,7 @@ def _gpu(gpu: Gpu) -> Row:
         "generation": f"gcn {gpu.gcn}" if gpu.gcn else (gpu.sm and f"sm {gpu.sm}"),
         "gdr": gpu.gdr,
         **_place(gpu),
-        "links": sum(link.count for link in outward) if gpu.stated and whole else None,
+        "links": sum(link.count for link in outward) if gpu.described and whole else None,
         "links_to": _ends(gpu) if whole else None,
         "link_gbps": each.pop() if len(each) == 1 else None,
         "links_gbps": speeds.sum_gbps(gpu) if whole else None,
@@ -120,24 +126,24 @@ def _gpu(gpu: Gpu) -> Row:
 
 def _place(device: TopologyDevice) -> Row:
     speed, width = device.node.text("link_speed"), device.node.whole_number("link_width")
-    own, narrowest = speeds.pci_gbps(device.node), speeds.narrowest_pci_gbps(device)
+    device_gbps, narrowest = speeds.pci_gbps(device.node), speeds.narrowest_pci_gbps(device)
     return {
         "host": device.cpu.host if device.cpu else None,
         "numa": device.cpu.numa if device.cpu else None,
         "pci_speed": speed.removesuffix(" PCIe") or None,
         "pci_width": width or None,
-        "pci_gbps": own,
+        "pci_gbps": device_gbps,
         "pci_to_cpu_gbps": narrowest,
     }
 
 
 def _ends(gpu: Gpu) -> str | None:
-    """``12 to 6 NVSwitches``, ``1 each to GPU 1 2``: all links of a GPU and where they end."""
+    """All links of a GPU and where they end: ``12 to 6 NVSwitches``, ``1 each to GPU 1 2``."""
     texts = []
     switches = [link for link in gpu.links if link.to == "switch"]
     if switches:
-        many = f"{len(switches)} NVSwitches" if len(switches) > 1 else "NVSwitch"
-        texts.append(f"{sum(link.count for link in switches)} to {many}")
+        label = f"{len(switches)} NVSwitches" if len(switches) > 1 else "NVSwitch"
+        texts.append(f"{sum(link.count for link in switches)} to {label}")
     for kind in dict.fromkeys(link.kind for link in gpu.links):
         peers: dict[int, list[str]] = {}
         for link in gpu.links:
@@ -158,8 +164,8 @@ def _ends(gpu: Gpu) -> str | None:
     return ", ".join(texts) or None
 
 
-def _odd(gpus: list[Gpu]) -> list[Row]:
-    """GPUs with fewer links than most: a link that is down is not in the file."""
+def _odd_links(gpus: list[Gpu]) -> list[Row]:
+    """GPUs with fewer links than most GPUs have. A link that is down is not in the file."""
     counts = {
         gpu.name: sum(link.count for link in gpu.links if link.kind != "c2c")
         for gpu in gpus
@@ -171,26 +177,28 @@ def _odd(gpus: list[Gpu]) -> list[Row]:
     return [{"gpu": name, "links": n, "usual": usual} for name, n in counts.items() if n < usual]
 
 
-def _links(stated: Topology) -> tuple[int, bool, float] | None:
-    """Of one host alone: a fabric that connects hosts is not known by the links within."""
-    if stated.cut or stated.hosts > 1 or not stated.stated:
+def _links(topo: Topology) -> tuple[int, bool, float] | None:
+    """``Dump.links``, for one host only: links within a host do not identify a fabric between
+    hosts.
+    """
+    if topo.cut or topo.hosts > 1 or not topo.described_gpus:
         return None
-    found = set()
-    for gpu in stated.stated:
+    distinct = set()
+    for gpu in topo.described_gpus:
         outward = speeds.outward(gpu)
-        found.add(
+        distinct.add(
             (
                 sum(link.count for link in outward),
                 bool(outward) and all(link.to == "switch" for link in outward),
                 speeds.sum_gbps(gpu),
             )
         )
-    count, switch, gbps = found.pop()
-    return (count, switch, gbps) if not found and gbps is not None else None
+    count, switch, gbps = distinct.pop()
+    return (count, switch, gbps) if not distinct and gbps is not None else None
 
 
-def _nic(nic: Nic, stated: Topology) -> Row:
-    paths = [(distance(nic, gpu), gpu) for gpu in stated.gpus]
+def _nic(nic: Nic, topo: Topology) -> Row:
+    paths = [(distance(nic, gpu), gpu) for gpu in topo.gpus]
     near = min((PATHS.index(path) for path, _ in paths if path), default=None)
     return {
         "nic": nic.name or nic.busid,
@@ -205,57 +213,57 @@ def _nic(nic: Nic, stated: Topology) -> Row:
     }
 
 
-def _graphs(root: Node, path: str) -> Dump:
-    found = graphs(root)
-    used = [one for one in found if one.channels or one.orders]
-    rings = [one for one in used if one.id == 0 and one.whole]
+def _graph_dump(root: Node, path: str) -> Dump:
+    parsed = read_graphs(root)
+    used = [graph for graph in parsed if graph.channels or graph.orders]
+    rings = [graph for graph in used if graph.id == 0 and graph.whole]
     facts: Row = {
         "version": root.text("version") or None,
         "cut": not root.whole,
         "graph_count": len(used),
-        "unused": [_name(one) for one in found if one not in used],
-        "alone": bool(used) and all(one.alone for one in used),
-        "leaves_host": any(one.leaves_host for one in used),
+        "unused": [_name(graph) for graph in parsed if graph not in used],
+        "alone": bool(used) and all(graph.alone for graph in used),
+        "leaves_host": any(graph.leaves_host for graph in used),
         "ring_gbps": rings[0].together_gbps if len(rings) == 1 else None,
     }
     tables = {
         "graphs": [
             {
-                "graph": _name(one),
-                "pattern": pattern_name(one.pattern) or None,
-                "channels": one.channels,
-                "channels_read": len(one.orders),
-                "gpus": max((len(c.gpus) for c in one.orders), default=None),
-                "intra_gbps": one.intra_gbps,
-                "inter_gbps": one.inter_gbps if one.leaves_host else None,
-                "together_gbps": one.together_gbps,
-                "intra_type": one.intra_type or None,
-                "inter_type": (one.inter_type or None) if one.leaves_host else None,
-                "crosses_nics": one.crossnic,
-                "fallback": one.fallback,
+                "graph": _name(graph),
+                "pattern": pattern_name(graph.pattern) or None,
+                "channels": graph.channels,
+                "channels_read": len(graph.orders),
+                "gpus": max((len(c.gpus) for c in graph.orders), default=None),
+                "intra_gbps": graph.intra_gbps,
+                "inter_gbps": graph.inter_gbps if graph.leaves_host else None,
+                "together_gbps": graph.together_gbps,
+                "intra_type": graph.intra_type or None,
+                "inter_type": (graph.inter_type or None) if graph.leaves_host else None,
+                "crosses_nics": graph.crossnic,
+                "fallback": graph.fallback,
             }
-            for one in used
+            for graph in used
         ],
-        "channels": [row for one in used for row in _orders(one)],
+        "channels": [row for graph in used for row in _orders(graph)],
     }
     return Dump("graphs", path, facts, _filled(tables))
 
 
-def _name(one: Graphs) -> str:
-    number = one.id
+def _name(graph: SearchGraph) -> str:
+    number = graph.id
     if number is None:
         return "?"
     return IDS[number] if 0 <= number < len(IDS) else f"graph {number}"
 
 
-def _orders(one: Graphs) -> list[Row]:
-    """Each order of the GPUs with its channels."""
+def _orders(graph: SearchGraph) -> list[Row]:
+    """A row for each distinct order of GPUs, with the channels that have it."""
     orders: dict[Channel, list[int]] = {}
-    for number, channel in enumerate(one.orders):
+    for number, channel in enumerate(graph.orders):
         orders.setdefault(channel, []).append(number)
     return [
         {
-            "graph": _name(one),
+            "graph": _name(graph),
             "channels": format_ranges(numbers),
             "gpus": list(channel.gpus),
             "ranks": None if channel.ranks is None else list(channel.ranks),

@@ -1,9 +1,9 @@
-"""Chakra execution traces: the calls of one rank as a graph, which simulators read.
+"""Reads and writes Chakra execution traces: the calls of one rank as a graph, for simulators.
 
-A file is a row of protobuf messages, each after its length as a varint: first GlobalMetadata, then
-a Node each. The schema is MLCommons' ``schema/protobuf/et_def.proto`` (mlcommons/chakra). No wheel
-of it is on the package index, and of protobuf only varints, texts and messages are needed: so they
-are read and written here.
+A file is a sequence of protobuf messages, each preceded by its length as a varint: GlobalMetadata
+first, then one Node each. The schema is MLCommons' ``schema/protobuf/et_def.proto``
+(mlcommons/chakra). There is no wheel of it on the package index, and only varints, texts and
+messages of protobuf are needed, so this module implements them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.opening import read_regular
 
-VERSION = "0.0.4"  # of the files that ASTRA-sim brings
+VERSION = "0.0.4"  # version of the files that come with ASTRA-sim
 SUFFIX = ".et"
 
 # NodeType and CollectiveCommType of the schema.
@@ -32,10 +32,12 @@ KINDS = {
     "barrier": 9,
 }
 
-# Before the output of each simulation, which does not say what it is of (importers/astra_sim.py).
+# Printed before the output of each simulation, because ASTRA-sim's output does not name the case
+# (importers/astra_sim.py reads it).
 CASE_LINE = "torchcoll case: collective={} size_bytes={} ranks={}"
 STEP_LINE = "torchcoll step"
-# What ASTRA-sim has a model of; a broadcast it only replays, of others it says 'Unsupported'.
+# The collectives that ASTRA-sim models. It replays a broadcast as recorded, and prints
+# 'Unsupported' for all others.
 SIMULATED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -51,7 +53,11 @@ Value = int | bool | str
 
 @dataclass(frozen=True)
 class ChakraNode:
-    """One node. kind: COMP, COLLECTIVE, ...; after: the nodes that must have ended before it."""
+    """One node.
+
+    kind: COMP, COLLECTIVE, SEND or RECV.
+    after: ids of the nodes that must have ended before this one starts.
+    """
 
     id: int
     name: str
@@ -62,16 +68,16 @@ class ChakraNode:
     attributes: dict[str, Value] = field(default_factory=dict)
 
 
-def encoded(nodes: Iterable[ChakraNode]) -> bytes:
-    """The file of these nodes."""
-    messages = [_text(1, VERSION), *map(_node, nodes)]
+def encode_nodes(nodes: Iterable[ChakraNode]) -> bytes:
+    """The content of a file with these nodes."""
+    messages = [_text(1, VERSION), *map(_encode_node, nodes)]
     return b"".join(_varint(len(message)) + message for message in messages)
 
 
-def _node(node: ChakraNode) -> bytes:
-    parts = [_number(_ID, node.id), _text(_NAME, node.name), _number(_TYPE, node.kind)]
-    parts += [_number(_DATA, other) for other in node.after]
-    parts += [_number(_START, node.start_us), _number(_DURATION, node.duration_us)]
+def _encode_node(node: ChakraNode) -> bytes:
+    fields = [_number(_ID, node.id), _text(_NAME, node.name), _number(_TYPE, node.kind)]
+    fields += [_number(_DATA, dependency) for dependency in node.after]
+    fields += [_number(_START, node.start_us), _number(_DURATION, node.duration_us)]
     for name, value in node.attributes.items():
         if isinstance(value, bool):
             content = _tag(_BOOL, _VARINT) + _varint(int(value))  # false is written too
@@ -79,8 +85,8 @@ def _node(node: ChakraNode) -> bytes:
             content = _text(_STRING, value)
         else:
             content = _tag(_INT64, _VARINT) + _varint(value)
-        parts.append(_message(_ATTRIBUTE, _text(1, name) + content))
-    return b"".join(parts)
+        fields.append(_message(_ATTRIBUTE, _text(1, name) + content))
+    return b"".join(fields)
 
 
 def _tag(number: int, kind: int) -> bytes:
@@ -96,7 +102,7 @@ def _varint(value: int) -> bytes:
 
 
 def _number(number: int, value: int) -> bytes:
-    """proto3 leaves a 0 out, but of an entry of a list, where it is a value."""
+    """A varint field. proto3 omits a 0, except in a list, where it is an entry."""
     return _tag(number, _VARINT) + _varint(value) if value or number == _DATA else b""
 
 
@@ -109,7 +115,10 @@ def _message(number: int, content: bytes) -> bytes:
 
 
 def read_nodes(path: Path) -> list[ChakraNode]:
-    """Raises UnreadableError for a file that is none, or that ends midway."""
+    """Read the nodes of a file.
+
+    Raises UnreadableError for a file that is not a Chakra trace, or that is cut off.
+    """
     try:
         data = read_regular(path)
     except OSError as error:
@@ -122,57 +131,57 @@ def read_nodes(path: Path) -> list[ChakraNode]:
         for number, _, _ in _fields(messages[0]):
             if number > 2:
                 raise ValueError("its first message is no GlobalMetadata")
-        return [_node_of(message) for message in messages[1:]]
+        return [_decode_node(message) for message in messages[1:]]
     except (ValueError, UnicodeDecodeError) as error:
         expected = f"Chakra nodes, each after its length ({error})"
         raise UnreadableError(_WHAT, path, expected) from None
 
 
 def _messages(data: bytes) -> Iterator[bytes]:
-    place = 0
-    while place < len(data):
-        length, place = _read_varint(data, place)
-        if length > _MOST_MESSAGE or place + length > len(data):
-            raise ValueError(f"cut off at byte {place}")
-        yield data[place : place + length]
-        place += length
+    offset = 0
+    while offset < len(data):
+        length, offset = _read_varint(data, offset)
+        if length > _MOST_MESSAGE or offset + length > len(data):
+            raise ValueError(f"cut off at byte {offset}")
+        yield data[offset : offset + length]
+        offset += length
 
 
-def _read_varint(data: bytes, place: int) -> tuple[int, int]:
+def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        if place >= len(data) or shift > 63:
-            raise ValueError(f"no number at byte {place}")
-        byte = data[place]
+        if offset >= len(data) or shift > 63:
+            raise ValueError(f"no number at byte {offset}")
+        byte = data[offset]
         value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 0x80:
-            return value, place
+            return value, offset
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes, bool]]:
-    """(number, value, whether it is a varint) of each field."""
-    place = 0
-    while place < len(data):
-        tag, place = _read_varint(data, place)
+    """Yield (number, value, whether it is a varint) for each field of a message."""
+    offset = 0
+    while offset < len(data):
+        tag, offset = _read_varint(data, offset)
         kind = tag & 7
         if kind == _VARINT:
-            value, place = _read_varint(data, place)
+            value, offset = _read_varint(data, offset)
             yield tag >> 3, value, True
             continue
         if kind == _BYTES:
-            length, place = _read_varint(data, place)
+            length, offset = _read_varint(data, offset)
         elif kind in (_FIXED64, _FIXED32):
             length = 8 if kind == _FIXED64 else 4
         else:
             raise ValueError(f"wire type {kind}")
-        if place + length > len(data):
+        if offset + length > len(data):
             raise ValueError("a field that ends midway")
-        yield tag >> 3, data[place : place + length], False
-        place += length
+        yield tag >> 3, data[offset : offset + length], False
+        offset += length
 
 
-def _node_of(data: bytes) -> ChakraNode:
+def _decode_node(data: bytes) -> ChakraNode:
     numbers = dict.fromkeys((_ID, _TYPE, _START, _DURATION), 0)
     name, after = "", []
     attributes: dict[str, Value] = {}
@@ -186,11 +195,11 @@ def _node_of(data: bytes) -> ChakraNode:
             if number == _NAME:
                 name = value.decode()
             elif number in (_DATA, _CONTROL):  # packed, as protobuf's own libraries write them
-                after += _packed(value)
+                after += _decode_packed(value)
             elif number == _ATTRIBUTE:
-                key, found = _attribute(value)
-                if found is not None:
-                    attributes[key] = found
+                key, attribute_value = _decode_attribute(value)
+                if attribute_value is not None:
+                    attributes[key] = attribute_value
     return ChakraNode(
         numbers[_ID],
         name,
@@ -202,25 +211,27 @@ def _node_of(data: bytes) -> ChakraNode:
     )
 
 
-def _packed(data: bytes) -> list[int]:
-    found, place = [], 0
-    while place < len(data):
-        value, place = _read_varint(data, place)
-        found.append(value)
-    return found
+def _decode_packed(data: bytes) -> list[int]:
+    values, offset = [], 0
+    while offset < len(data):
+        value, offset = _read_varint(data, offset)
+        values.append(value)
+    return values
 
 
-def _attribute(data: bytes) -> tuple[str, Value | None]:
-    """Its name and value; None of a kind that no call has."""
+def _decode_attribute(data: bytes) -> tuple[str, Value | None]:
+    """(name, value) of an attribute; the value is None where no call has an attribute of its
+    type.
+    """
     name = ""
-    found: Value | None = None
+    content: Value | None = None
     for number, value, _ in _fields(data):
         if number == 1 and isinstance(value, bytes):
             name = value.decode()
         elif number in _WHOLE and isinstance(value, int):
-            found = value - (1 << 64) if value >> 63 else value
+            content = value - (1 << 64) if value >> 63 else value
         elif number == _BOOL:
-            found = bool(value)
+            content = bool(value)
         elif number == _STRING and isinstance(value, bytes):
-            found = value.decode()
-    return name, found
+            content = value.decode()
+    return name, content

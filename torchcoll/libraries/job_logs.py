@@ -1,4 +1,4 @@
-"""What a job's logs come to: facts and tables of it, as plain values."""
+"""Facts and tables of a job's logs, as plain values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from torchcoll.libraries.nccl.jobs import NcclCommunicator, NcclJob
 from torchcoll.libraries.oneccl import log as oneccl
 
 Row = dict[str, Any]
-# How the lines of a file count: see libraries/logged.py, Tally.
+# The kinds of lines that a file's Tally counts (libraries/logged.py).
 KINDS = ("understood", "known", "cut", "unknown", "other")
 
 
 @dataclass
 class JobLog:
-    """facts: name -> value. tables: name -> rows, of which all have the same names; no table is
-    empty. variables: those that are set or changed -> value. warnings: text -> how often.
+    """What the logs of one job contain.
+
+    facts: name -> value.
+    variables: name -> value of the environment variables that are set, or differ from the default.
+    tables: name -> rows. All rows of a table have the same keys, and no table is empty.
+    warnings: text -> how often it occurs.
     """
 
     facts: dict[str, Any]
@@ -34,29 +38,31 @@ class JobLog:
 
 def job_log(job: Job) -> JobLog:
     """The facts and tables of one job."""
-    stated = _of_nccl(job) if isinstance(job, NcclJob) else _of_oneccl(job)
-    stated.facts = {
-        name: _masked(value) for name, value in stated.facts.items() if value not in (None, "", [])
+    log = _nccl_log(job) if isinstance(job, NcclJob) else _oneccl_log(job)
+    log.facts = {
+        name: _masked(value) for name, value in log.facts.items() if value not in (None, "", [])
     }
-    stated.tables = {
+    log.tables = {
         table: [{name: _masked(value) for name, value in row.items()} for row in rows]
-        for table, rows in stated.tables.items()
+        for table, rows in log.tables.items()
         if rows
     }
-    warnings = stated.warnings
-    stated.warnings = Counter()
+    warnings = log.warnings
+    log.warnings = Counter()
     for text, count in warnings.items():
-        stated.warnings[masked(text)] += count
-    return stated
+        log.warnings[masked(text)] += count
+    return log
 
 
 def _masked(value: Any) -> Any:
-    """Of a text without what is or may be a secret."""
+    """``value``; of a text, without what is or may be a secret."""
     return masked(value) if isinstance(value, str) else value
 
 
 def file_rows(readers: Sequence[LogReader]) -> list[Row]:
-    """Of each file how many lines were understood, and some that were not."""
+    """A row for each file: how many of its lines were understood, and examples of those that were
+    not.
+    """
     return [
         {
             "file": reader.file,
@@ -68,7 +74,7 @@ def file_rows(readers: Sequence[LogReader]) -> list[Row]:
     ]
 
 
-def _of_nccl(job: NcclJob) -> JobLog:
+def _nccl_log(job: NcclJob) -> JobLog:
     processes = job.processes
     numbered = list(enumerate(job.communicators))
     facts = {
@@ -116,10 +122,10 @@ def _values(texts: Iterable[str]) -> str:
 
 def _communicator(number: int, group: NcclCommunicator) -> Row:
     slowest, bootstraps = group.slowest, [m.bootstrap for m in group.members if m.bootstrap]
-    parts = dict(slowest.timings) if slowest else {}
-    total = parts.pop("total", None)
-    # Without the last part the line was cut, and a larger one may have followed.
-    largest = max(parts, key=lambda name: parts[name]) if "rest" in parts else None
+    phases = dict(slowest.timings) if slowest else {}
+    total = phases.pop("total", None)
+    # A line without its last phase ("rest") was cut, and a longer phase may have followed.
+    largest = max(phases, key=lambda name: phases[name]) if "rest" in phases else None
     channels: Counter[str] = Counter()
     for member in group.members:
         channels |= Counter(member.channels)
@@ -132,7 +138,7 @@ def _communicator(number: int, group: NcclCommunicator) -> Row:
         "init_s": total,
         "slowest_rank": slowest.rank if slowest else None,
         "largest_part": largest,
-        "largest_part_s": parts[largest] if largest else None,
+        "largest_part_s": phases[largest] if largest else None,
         "bootstrap_s": max((b["total"] for b in bootstraps if "total" in b), default=None),
         "coll_channels": channels.get("coll"),
         "nvls_channels": channels.get("nvls"),
@@ -145,7 +151,7 @@ def _communicator(number: int, group: NcclCommunicator) -> Row:
 
 
 def _rings(number: int, group: NcclCommunicator) -> list[Row]:
-    """Each order of the ranks with its channels; of one rank there is none."""
+    """A row for each distinct ring of two ranks or more, with the channels that have it."""
     orders: dict[tuple[int, ...], list[int]] = {}
     for channel, order in sorted(group.rings.items()):
         if len(order) > 1:
@@ -162,8 +168,10 @@ def _rings(number: int, group: NcclCommunicator) -> list[Row]:
 
 
 def _trees(number: int, group: NcclCommunicator) -> list[Row]:
-    """Root and depth of each channel's tree, where the log has all ranks of it."""
-    found: dict[tuple[int, int], list[int]] = {}
+    """A row for each (root, depth) of the channels' trees, where the log has all ranks of a
+    tree.
+    """
+    channels_by_tree: dict[tuple[int, int], list[int]] = {}
     ups: dict[int, dict[int, int]] = {}
     for member in group.members:
         for channel, up in member.up.items():
@@ -172,32 +180,36 @@ def _trees(number: int, group: NcclCommunicator) -> list[Row]:
     for channel, above in sorted(ups.items()):
         depth, root = _depth(above)
         if depth and len(above) == group.nranks and len(above) > 1:
-            found.setdefault((root, depth), []).append(channel)
+            channels_by_tree.setdefault((root, depth), []).append(channel)
     return [
         {"communicator": number, "channels": format_ranges(channels), "root": root, "depth": depth}
-        for (root, depth), channels in found.items()
+        for (root, depth), channels in channels_by_tree.items()
     ]
 
 
 def _depth(above: dict[int, int]) -> tuple[int, int]:
-    """(edges from the deepest rank to the root, root); (0, -1) where it is no one tree."""
+    """(edges from the deepest rank to the root, root) of a tree, given as rank -> parent (-1:
+    root).
+
+    (0, -1) where the ranks do not form one tree.
+    """
     roots = [rank for rank, up in above.items() if up == -1]
     if len(roots) != 1:
         return 0, -1
     depth = {roots[0]: 0}
     for rank in above:
-        way: list[int] = []
-        while rank not in depth and rank in above and len(way) <= len(above):
-            way.append(rank)
+        path: list[int] = []
+        while rank not in depth and rank in above and len(path) <= len(above):
+            path.append(rank)
             rank = above[rank]
         if rank not in depth:
             return 0, -1
-        for below in reversed(way):
+        for below in reversed(path):
             depth[below], rank = depth[rank] + 1, below
     return max(depth.values()), roots[0]
 
 
-def _of_oneccl(job: oneccl.OneCclJob) -> JobLog:
+def _oneccl_log(job: oneccl.OneCclJob) -> JobLog:
     facts = {
         "library": "oneCCL",
         "version": job.first("version"),
@@ -213,7 +225,7 @@ def _of_oneccl(job: oneccl.OneCclJob) -> JobLog:
     for process in job.processes:
         for name, (value, default) in process.changed.items():
             changed.setdefault(name, ({}, default))[0][value] = None
-    # A rank's own number is no setting.
+    # A rank's local number and the number of local ranks are not settings.
     variables = {
         name: f"{masked_value(name, ' or '.join(values))} (default {default})"
         for name, (values, default) in sorted(changed.items())
@@ -229,15 +241,15 @@ def _of_oneccl(job: oneccl.OneCclJob) -> JobLog:
 def _choices(calls: Counter[LoggedCall]) -> list[Row]:
     return [
         {
-            "function": one.function or None,
-            "low": one.low,
-            "high": one.high,
-            "unit": one.unit,
-            "size_basis": one.basis or None,
-            "sizes": one.sizes,
-            "choice": list(one.labels),
-            "channels": list(one.channels) or None,
-            "calls": one.calls,
+            "function": size_range.function or None,
+            "low": size_range.low,
+            "high": size_range.high,
+            "unit": size_range.unit,
+            "size_basis": size_range.basis or None,
+            "sizes": size_range.sizes,
+            "choice": list(size_range.labels),
+            "channels": list(size_range.channels) or None,
+            "calls": size_range.calls,
         }
-        for one in ranges(calls)
+        for size_range in ranges(calls)
     ]

@@ -1,4 +1,4 @@
-"""Variables that no library reads: a misspelt name is ignored in silence."""
+"""Finds misspelt environment variables: a library silently ignores a name that it does not know."""
 
 from __future__ import annotations
 
@@ -10,56 +10,65 @@ from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
 from torchcoll.libraries.oneccl.variables import ALGORITHMS
 
-OF_NCCL = ("NCCL_ALGO", "NCCL_PROTO")
-FORCING = (*OF_NCCL, *ALGORITHMS)
+NCCL_CHOICES = ("NCCL_ALGO", "NCCL_PROTO")
+FORCING = (*NCCL_CHOICES, *ALGORITHMS)
 
 
 class Forcing(NamedTuple):
-    """A cell of a preset of ``torchcoll matrix``. collectives: those of torch that it is for."""
+    """One forced combination of a preset of ``torchcoll matrix``.
+
+    collectives: torch's collectives that it applies to.
+    variables: environment variables that force it.
+    """
 
     name: str
     collectives: tuple[str, ...]
     variables: Mapping[str, str]
 
 
-# Ratios of difflib. Below the last, 'the nearest' is another variable rather than a misspelt one:
-# 0.96 REDUCE_SCATER and REDUCE_SCATTER, 0.84 BUFFER_SIZE and BUFFSIZE, 0.78 NVLS_DISABLE and
-# NVLS_ENABLE. Between the two, a name with something behind it wins: 0.81 ALLREDUCE_ALGO and
-# ALLREDUCE_SCALEOUT.
+# Similarity ratios of difflib. At _SURE and above, the nearest known name is the one that was meant
+# (0.96: REDUCE_SCATER and REDUCE_SCATTER). Below _NEAR it is a different variable (0.78:
+# NVLS_DISABLE and NVLS_ENABLE). In between, a known name that the given one extends is preferred
+# (0.81: ALLREDUCE_ALGO resembles ALLREDUCE_SCALEOUT, but extends ALLREDUCE).
 _SURE, _NEAR = 0.9, 0.8
-_KNOWN = {"TORCH_NCCL_": nccl.TORCH_NAMES, "NCCL_": nccl.NAMES, "CCL_": oneccl.NAMES}
-_ALL = frozenset().union(*_KNOWN.values())
+_NAMES_BY_PREFIX = {"TORCH_NCCL_": nccl.TORCH_NAMES, "NCCL_": nccl.NAMES, "CCL_": oneccl.NAMES}
+_ALL = frozenset().union(*_NAMES_BY_PREFIX.values())
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[tuple[str, str | None]]:
-    """(name, the nearest known one or None) of NCCL_*, TORCH_NCCL_* and CCL_* that no library
-    of the versions in ``libraries`` reads.
+    """List the NCCL_*, TORCH_NCCL_* and CCL_* variables that no known library version reads, as
+    (name, nearest known name or None).
 
-    A newer library may read it: this is a reason to check the spelling, no more. Families in
-    ``nccl.OPEN`` belong to plug-ins and are not judged. Of TORCH_NCCL_* the list is less complete,
-    so only what is near a known name is reported.
+    A newer library may read them, so this is only a reason to check the spelling. Names that begin
+    as in ``nccl.OPEN`` belong to plug-ins and are skipped. The list of TORCH_NCCL_* is less
+    complete, so one of these is only reported if it resembles a known name.
     """
-    found = []
+    unknown = []
     for name in sorted(environ):
-        prefix = next((p for p in _KNOWN if name.upper().startswith(p)), None)
+        prefix = next((p for p in _NAMES_BY_PREFIX if name.upper().startswith(p)), None)
         if prefix is None or name in _ALL or name.startswith(nccl.OPEN):
             continue
         near = _nearest(name, prefix)
         if near or (prefix != "TORCH_NCCL_" and name.startswith(prefix)):
-            found.append((name, near))
-    return found
+            unknown.append((name, near))
+    return unknown
 
 
 def _nearest(name: str, prefix: str) -> str | None:
-    """Without the prefix, which all share: it would make every name near every other."""
+    """The nearest known name, or None.
+
+    Compared without the prefix, which would make all names similar.
+    """
     if name.upper() in _ALL:
         return name.upper()
-    rest = name.upper()[len(prefix) :]
-    for other in _KNOWN:  # NCCL_ENABLE_MONITORING is torch's
-        if other + rest in _ALL:
-            return other + rest
-    known = [n[len(prefix) :] for n in sorted(_KNOWN[prefix])]
-    longer = [n for n in known if rest.startswith(n) and len(n) >= max(4, 0.4 * len(rest))]
-    near = get_close_matches(rest, known, 1, _SURE) or sorted(longer, key=len)[-1:]
-    near = near or get_close_matches(rest, known, 1, _NEAR)
+    stem = name.upper()[len(prefix) :]
+    for (
+        family
+    ) in _NAMES_BY_PREFIX:  # NCCL_ENABLE_MONITORING is one of torch's: TORCH_NCCL_ENABLE_MONITORING
+        if family + stem in _ALL:
+            return family + stem
+    candidates = [n[len(prefix) :] for n in sorted(_NAMES_BY_PREFIX[prefix])]
+    longer = [n for n in candidates if stem.startswith(n) and len(n) >= max(4, 0.4 * len(stem))]
+    near = get_close_matches(stem, candidates, 1, _SURE) or sorted(longer, key=len)[-1:]
+    near = near or get_close_matches(stem, candidates, 1, _NEAR)
     return prefix + near[0] if near else None

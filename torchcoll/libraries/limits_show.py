@@ -1,4 +1,6 @@
-"""The limits of a machine: its tree, the ways between its GPUs, its sums, and each algorithm's."""
+"""Output of ``torchcoll limits``: the device tree, the paths between GPUs, and each algorithm's
+limit.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +10,23 @@ from typing import Any, TextIO
 from torchcoll.core.errors import one_line, tell
 from torchcoll.core.units import counted, format_bandwidth
 from torchcoll.libraries.nccl import speeds
-from torchcoll.libraries.nccl.ceilings import AlgorithmLimit, Reach, limits_of
+from torchcoll.libraries.nccl.ceilings import AlgorithmLimit, Reach, algorithm_limits
+from torchcoll.libraries.nccl.paths import GpuPath, Rail, gpu_path, nearest, rails, tree_lines
 from torchcoll.libraries.nccl.topology import Gpu, Topology
-from torchcoll.libraries.nccl.ways import Rail, Way, nearest, rails, tree_lines, way
 from torchcoll.libraries.shares import Machine
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, filled
 
 SCHEMA = "torchcoll-limits/1"
-_LIKE = (2, 4)  # hosts like the one that is given
-_MATRIX = 32  # GPUs; json has all
-_MOST_NAMES = 4
+_ASSUMED_HOSTS = (2, 4)  # numbers of hosts that are assumed where one host is given
+_MATRIX = 32  # GPUs in the matrix of paths; json has all
+_MOST_NAMES = 4  # nearest interfaces in a row
 _PATHS = (
     "NVL: links of the GPUs, directly or through switches; PIX, PXB: through one PCI switch, "
     "several; PHB: through the CPU; SYS: from CPU to CPU"
 )
-_RECKONED = "GB/s of one direction, as {0} reckons, below the rate of the wire"
+_ASSUMED_SPEED = "GB/s of one direction, as {0} reckons, below the rate of the wire"
 
 _DUMP = (
     ". It is what NCCL is given (NCCL_TOPO_FILE): what it finds has them, so run anything there "
@@ -35,16 +37,21 @@ Limits = list[tuple[Reach, list[AlgorithmLimit]]]
 
 
 def show_limits(machine: Machine, format: str = "table", file: TextIO | None = None) -> None:
-    """Print them. Raises UsageError for an unknown format."""
+    """Print the limits of ``machine`` to ``file``, or stdout.
+
+    Raises UsageError for an unknown format.
+    """
     limits = _limits(machine)
-    records = [_record(reach, limit) for reach, own in limits for limit in own]
+    records = [_record(reach, limit) for reach, reach_limits in limits for limit in reach_limits]
     several = len(machine.hosts) > 1
     titled: list[tuple[str, list[Grid]]] = []
-    for stated in machine.hosts:
-        titled.append((one_line(stated.file) if several else "", _of_host(stated)))
+    for topo in machine.hosts:
+        titled.append((one_line(topo.file) if several else "", _host_grids(topo)))
     titled.append(("", _between(machine)))
-    for reach, own in limits:
-        titled.append((f"{_where(reach, not several)}: busbw", [_of_limits(reach, own)]))
+    for reach, reach_limits in limits:
+        titled.append(
+            (f"{_scope_text(reach, not several)}: busbw", [_limits_grid(reach, reach_limits)])
+        )
     warnings = [f"warning: {one_line(text)}" for text in machine.problems]
     titled.append(("", [Grid([], [], below=warnings, answer=_answer(limits, machine))]))
     print_forms(titled, records, _document(machine, records), format, file)
@@ -55,33 +62,37 @@ def show_limits(machine: Machine, format: str = "table", file: TextIO | None = N
 def _limits(machine: Machine) -> Limits:
     counts = [1, len(machine.hosts)]
     if len(machine.hosts) == 1 and machine.reach(1).nics_gbps is not None:
-        counts = [1, *_LIKE]
+        counts = [1, *_ASSUMED_HOSTS]
     reaches = [machine.reach(count) for count in dict.fromkeys(counts)]
-    return [(reach, limits_of(reach, machine.graphs)) for reach in reaches]
+    return [(reach, algorithm_limits(reach, machine.graphs)) for reach in reaches]
 
 
 def _answer(limits: Limits, machine: Machine) -> Answer:
-    """What each reach allows, and the slowest way between the hosts."""
+    """The headline: what each reach allows, and the slowest path between the hosts."""
     texts: list[str] = []
     like, kind = len(machine.hosts) == 1, ""
-    for reach, own in limits:
-        known = [one for one in own if one.gbps is not None]
-        if not known:
-            if not any(text.endswith(own[0].formula) for text in texts):
-                texts.append(f"{_where(reach, like)}: no limit is known: {own[0].formula}")
+    for reach, reach_limits in limits:
+        bounded = [limit for limit in reach_limits if limit.gbps is not None]
+        if not bounded:
+            if not any(text.endswith(reach_limits[0].formula) for text in texts):
+                texts.append(
+                    f"{_scope_text(reach, like)}: no limit is known: {reach_limits[0].formula}"
+                )
             kind = "doubt"
             continue
-        first, what = known[0], known[0].collectives[0]
-        alike = [one for one in known if what in one.collectives]
-        best = max(alike, key=lambda one: one.gbps or 0.0)
-        text = f"{_where(reach, like)}: {first.algorithm} at most {_gbps(first.gbps)} GB/s busbw"
+        first, collective = bounded[0], bounded[0].collectives[0]
+        comparable = [limit for limit in bounded if collective in limit.collectives]
+        best = max(comparable, key=lambda limit: limit.gbps or 0.0)
+        text = (
+            f"{_scope_text(reach, like)}: {first.algorithm} at most {_gbps(first.gbps)} GB/s busbw"
+        )
         if best is not first:
             expects = f"{reach.library} expects " * best.tuned
-            text += f", {expects}{best.algorithm} {_gbps(best.gbps)} in {what}"
+            text += f", {expects}{best.algorithm} {_gbps(best.gbps)} in {collective}"
         texts.append(text)
     if (slowest := _slowest(machine)) is not None:
         texts.append(slowest)
-    if not any(one.stated for one in machine.hosts):
+    if not any(host.described_gpus for host in machine.hosts):
         texts[-1] += _DUMP
     return Answer("; ".join(texts), "doubt" if machine.problems else kind)
 
@@ -90,44 +101,45 @@ def _gbps(gbps: float | None) -> str:
     return format_bandwidth(gbps).strip()
 
 
-def _where(reach: Reach, like: bool = False) -> str:
+def _scope_text(reach: Reach, like: bool = False) -> str:
     if reach.hosts == 1:
-        where = "within the host" if like else "within a host"
+        text = "within the host" if like else "within a host"
     else:
-        where = f"over {reach.hosts} hosts" + " like it" * like
-    return f"{where}, {counted(reach.ranks, 'GPU')}" if reach.gpus else where
+        text = f"over {reach.hosts} hosts" + " like it" * like
+    return f"{text}, {counted(reach.ranks, 'GPU')}" if reach.gpus else text
 
 
-def _of_host(stated: Topology) -> list[Grid]:
-    tree = Grid([], [], above=tree_lines(stated))
-    return [tree, _matrix(stated), _sums(stated)]
+def _host_grids(topo: Topology) -> list[Grid]:
+    tree = Grid([], [], above=tree_lines(topo))
+    return [tree, _matrix(topo), _sums(topo)]
 
 
-def _matrix(stated: Topology) -> Grid:
-    gpus = stated.gpus[:_MATRIX]
+def _matrix(topo: Topology) -> Grid:
+    gpus = topo.gpus[:_MATRIX]
     if len(gpus) < 2:
         return Grid([], [])
-    ways = [[None if a is b else way(a, b) for b in gpus] for a in gpus]
-    paths = {one.path for row in ways for one in row if one}
-    alike = len(paths) == 1  # then the path stands above, and eight GPUs fit into 80 columns
+    paths = [[None if a is b else gpu_path(a, b) for b in gpus] for a in gpus]
+    path_kinds = {path.path for row in paths for path in row if path}
+    # With one kind of path its name moves to the title, so that eight GPUs fit into 80 columns.
+    one_kind = len(path_kinds) == 1
 
-    def cell(one: Way | None) -> str:
-        if one is None:
+    def cell(path: GpuPath | None) -> str:
+        if path is None:
             return "-"
-        gbps = "?" if one.gbps is None else f"{one.gbps:g}"
-        return gbps if alike else f"{one.path or '?'} {gbps}"
+        gbps = "?" if path.gbps is None else f"{path.gbps:g}"
+        return gbps if one_kind else f"{path.path or '?'} {gbps}"
 
     heads = [Head("GPU", repeat=True, left=True), *(Head(gpu.name) for gpu in gpus)]
-    rows = [[gpu.name, *map(cell, row)] for gpu, row in zip(gpus, ways, strict=True)]
-    below = [_RECKONED.format(stated.library), _PATHS]
-    if len(stated.gpus) > _MATRIX:
-        below.append(f"the first {_MATRIX} of {len(stated.gpus)} GPUs; --format json has all")
-    what = f"all {next(iter(paths)) or 'unknown'}" if alike else "path"
+    rows = [[gpu.name, *map(cell, row)] for gpu, row in zip(gpus, paths, strict=True)]
+    below = [_ASSUMED_SPEED.format(topo.library), _PATHS]
+    if len(topo.gpus) > _MATRIX:
+        below.append(f"the first {_MATRIX} of {len(topo.gpus)} GPUs; --format json has all")
+    what = f"all {next(iter(path_kinds)) or 'unknown'}" if one_kind else "path"
     return Grid(heads, rows, [f"from GPU to GPU: {what}, GB/s"], below)
 
 
-def _sums(stated: Topology) -> Grid:
-    rows = [_gpu(gpu, stated) for gpu in stated.gpus]
+def _sums(topo: Topology) -> Grid:
+    rows = [_gpu(gpu, topo) for gpu in topo.gpus]
     if not any(row["links_gbps"] or row["pci_gbps"] for row in rows):
         return Grid([], [], above=["the file tells the speed of no link of a GPU"])
 
@@ -154,7 +166,7 @@ def _nearest(row: dict[str, Any]) -> str:
     return one_line(" ".join(names[:_MOST_NAMES]) + more) or "-"
 
 
-def _gpu(gpu: Gpu, stated: Topology) -> dict[str, Any]:
+def _gpu(gpu: Gpu, topo: Topology) -> dict[str, Any]:
     wire, count = speeds.wire_gbps(gpu), sum(link.count for link in speeds.outward(gpu))
     return {
         "gpu": gpu.name,
@@ -162,25 +174,25 @@ def _gpu(gpu: Gpu, stated: Topology) -> dict[str, Any]:
         "links_wire_gbps": wire * count if wire and count else None,
         "pci_gbps": speeds.pci_gbps(gpu.node),
         "pci_to_cpu_gbps": speeds.narrowest_pci_gbps(gpu),
-        "nearest_interfaces": [n.name or n.busid for n in nearest(gpu, speeds.once(stated.nics))],
+        "nearest_interfaces": [
+            n.name or n.busid for n in nearest(gpu, speeds.unique_nics(topo.nics))
+        ],
     }
 
 
 def _between(machine: Machine) -> list[Grid]:
-    """The interfaces; of several hosts by their place, which are rails where they are so cabled."""
-    found = rails(machine.hosts)
-    if not found:
+    """The network interfaces of one host, or of several hosts as rails: a row for each index."""
+    all_rails = rails(machine.hosts)
+    if not all_rails:
         return []
     several = len(machine.hosts) > 1
     names = [f"host {number}" for number in range(len(machine.hosts))]
     heads = [Head("rail" if several else "interface", left=True)]
     heads += [Head(name, "GB/s") for name in names] if several else [Head("GB/s")]
-    rows = [[_rail_name(rail), *map(format_bandwidth, rail.gbps)] for rail in found]
+    rows = [[_rail_name(rail), *map(format_bandwidth, rail.gbps)] for rail in all_rails]
     above = ["interfaces between hosts, one direction, as far as their PCI links go"]
     if several:
-        rows.append(
-            ["all", *(format_bandwidth(speeds.host_gbps(stated)) for stated in machine.hosts)]
-        )
+        rows.append(["all", *(format_bandwidth(speeds.host_gbps(topo)) for topo in machine.hosts)])
         above.append("a rail is the interfaces of one place; how they are cabled no file tells")
     below = []
     if several and (text := _slowest(machine)):
@@ -190,71 +202,80 @@ def _between(machine: Machine) -> list[Grid]:
 
 def _rail_name(rail: Rail) -> str:
     names = dict.fromkeys(name for name in rail.names if name)
-    return one_line("/".join(names) or f"{rail.place}")
+    return one_line("/".join(names) or f"{rail.index}")
 
 
 def _slowest(machine: Machine) -> str | None:
-    """The slowest way between several hosts; None for one host."""
+    """A sentence about the slowest path between several hosts; None for one host."""
     if len(machine.hosts) < 2:
         return None
-    found = rails(machine.hosts)
+    all_rails = rails(machine.hosts)
     missing = [
         f"{_rail_name(rail)} on host {host}"
-        for rail in found
+        for rail in all_rails
         for host, gbps in enumerate(rail.gbps)
         if gbps is None
     ]
-    if not found or missing:
+    if not all_rails or missing:
         what = ", ".join(missing[:4]) or "no interface in the files"
         return f"the slowest way between the hosts is not known: {what} is not there or not told"
-    pairs = [(gbps or 0.0, rail, host) for rail in found for host, gbps in enumerate(rail.gbps)]
+    pairs = [(gbps or 0.0, rail, host) for rail in all_rails for host, gbps in enumerate(rail.gbps)]
     least = min(gbps for gbps, _, _ in pairs)
     slow = [(rail, host) for gbps, rail, host in pairs if gbps == least]
     if len(slow) == len(pairs):
-        return f"all {counted(len(found), 'rail')} between the hosts have {_gbps(least)} GB/s"
+        return f"all {counted(len(all_rails), 'rail')} between the hosts have {_gbps(least)} GB/s"
     names = ", ".join(f"{_rail_name(rail)} on host {host}" for rail, host in slow[:4])
     more = f" and {len(slow) - 4} more" if len(slow) > 4 else ""
     most = max(gbps for gbps, _, _ in pairs)
     return (
         f"the slowest way between the hosts: {names}{more}, {_gbps(least)} GB/s, where the fastest "
         f"has {_gbps(most)}; NCCL gives all channels the same share, so where each has a rail of "
-        f"its own they carry {len(found)} x {_gbps(least)} = {_gbps(len(found) * least)} GB/s"
+        f"its own they carry {len(all_rails)} x {_gbps(least)} = "
+        f"{_gbps(len(all_rails) * least)} GB/s"
     )
 
 
-def _of_limits(reach: Reach, limits: Sequence[AlgorithmLimit]) -> Grid:
-    known = [one for one in limits if one.gbps is not None or one.expected_gbps is not None]
-    places = {(one.algorithm, one.collectives): place for place, one in enumerate(known, 1)}
+def _limits_grid(reach: Reach, limits: Sequence[AlgorithmLimit]) -> Grid:
+    listed = [
+        limit for limit in limits if limit.gbps is not None or limit.expected_gbps is not None
+    ]
+    numbers = {
+        (limit.algorithm, limit.collectives): number for number, limit in enumerate(listed, 1)
+    }
 
-    def mark(one: AlgorithmLimit) -> str:
-        return f"[{places[one.algorithm, one.collectives]}]"
+    def mark(limit: AlgorithmLimit) -> str:
+        return f"[{numbers[limit.algorithm, limit.collectives]}]"
 
     below = [
-        f"{mark(one)} {one.algorithm} of {' '.join(one.collectives)}: {one.formula} ({one.source})"
-        for one in known
-        if one.gbps is not None
+        f"{mark(limit)} {limit.algorithm} of {' '.join(limit.collectives)}: "
+        f"{limit.formula} ({limit.source})"
+        for limit in listed
+        if limit.gbps is not None
     ]
     unknown: dict[str, list[str]] = {}
-    for one in limits:
-        if one.gbps is None:
-            name = f"{mark(one)} {one.algorithm}" if one in known else one.algorithm
-            unknown.setdefault(one.formula, []).append(name)
+    for limit in limits:
+        if limit.gbps is None:
+            name = f"{mark(limit)} {limit.algorithm}" if limit in listed else limit.algorithm
+            unknown.setdefault(limit.formula, []).append(name)
     below += [f"{', '.join(names)}: no limit: {why}" for why, names in unknown.items()]
-    if any(one.model_gbps is not None for one in known):
+    if any(limit.model_gbps is not None for limit in listed):
         below.append(
             f"{reach.library} expects: its graph, or its constants alone, through "
             "src/graph/tuning.cc (2.30), Simple protocol: its model, no bound"
         )
     columns: list[tuple[Head, Any]] = [
-        (Head("algorithm", left=True), lambda one: one.algorithm),
+        (Head("algorithm", left=True), lambda limit: limit.algorithm),
         (Head("of", left=True), _collectives),
-        (Head("at most", "GB/s"), lambda one: format_bandwidth(one.bound_gbps)),
-        (Head(f"{reach.library} expects", "GB/s"), lambda one: format_bandwidth(one.model_gbps)),
+        (Head("at most", "GB/s"), lambda limit: format_bandwidth(limit.bound_gbps)),
+        (
+            Head(f"{reach.library} expects", "GB/s"),
+            lambda limit: format_bandwidth(limit.model_gbps),
+        ),
         (Head("how", left=True), mark),
     ]
-    if not known:
+    if not listed:
         return Grid([], [], below=below)
-    return filled(columns, known, below=[one_line(line) for line in below])
+    return filled(columns, listed, below=[one_line(line) for line in below])
 
 
 def _collectives(limit: AlgorithmLimit) -> str:
@@ -283,20 +304,23 @@ def _document(machine: Machine, records: list[dict[str, Any]]) -> dict[str, Any]
         "schema": SCHEMA,
         "hosts": [
             {
-                "file": stated.file,
-                "library": stated.library,
-                "gpus": [_gpu(gpu, stated) for gpu in stated.gpus],
+                "file": topo.file,
+                "library": topo.library,
+                "gpus": [_gpu(gpu, topo) for gpu in topo.gpus],
                 "ways": [
-                    {"from": one.name, "to": other.name, **vars(way(one, other))}
-                    for one in stated.gpus
-                    for other in stated.gpus
-                    if one is not other
+                    {"from": gpu.name, "to": peer.name, **vars(gpu_path(gpu, peer))}
+                    for gpu in topo.gpus
+                    for peer in topo.gpus
+                    if gpu is not peer
                 ],
-                "interfaces_gbps": speeds.host_gbps(stated),
+                "interfaces_gbps": speeds.host_gbps(topo),
             }
-            for stated in machine.hosts
+            for topo in machine.hosts
         ],
-        "rails": [vars(rail) for rail in rails(machine.hosts)],
+        "rails": [
+            {"place": rail.index, "names": rail.names, "gbps": rail.gbps}
+            for rail in rails(machine.hosts)
+        ],
         "slowest": _slowest(machine),
         "problems": machine.problems,
         "rows": records,

@@ -1,4 +1,4 @@
-"""Logs of communication libraries, of whatever library: found by their lines."""
+"""Finds log files, recognises the library of each by its lines, and reads them."""
 
 from __future__ import annotations
 
@@ -26,26 +26,28 @@ _LOG_FOLDER = ".jsonl.logs"
 _WRITES = "A run with --library-log writes such a log."
 
 
-def files_of(paths: Iterable[str]) -> list[str]:
-    """The files that are named, and those in folders that are: rank2.log before rank10.log.
+def list_log_files(paths: Iterable[str]) -> list[str]:
+    """List the log files among ``paths``: files as they are given, and the files of folders, with
+    rank2.log before rank10.log.
 
-    In a folder of results (of a matrix too) these are what --library-log wrote beside each:
-    ``x.jsonl.logs``; no result is a log.
+    In a folder of results (also of a matrix) these are the files that --library-log wrote next to
+    each result, in ``x.jsonl.logs``. Results themselves are skipped. Raises UnreadableError for a
+    folder without logs.
     """
-    found: list[str] = []
+    files: list[str] = []
     for path in paths:
         if not os.path.isdir(path):
-            found.append(os.fspath(from_stdin(path)))
+            files.append(os.fspath(from_stdin(path)))
             continue
         entries = sorted(os.scandir(path), key=_by_number)
         folders = [e for e in entries if e.is_dir() and e.name.endswith(_LOG_FOLDER)]
         inside = [e for folder in folders for e in sorted(os.scandir(folder), key=_by_number)]
         inside = inside or [e for e in entries if e.name[0] != "." and not _is_result(e.name)]
         inside = [entry for entry in inside if entry.is_file()]
-        found += [entry.path for entry in inside]
+        files += [entry.path for entry in inside]
         if not inside:
             raise UnreadableError("log", path, "a file, or a folder with logs", _WRITES)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(files))
 
 
 def _by_number(entry: os.DirEntry[str]) -> tuple[int, str]:
@@ -57,7 +59,7 @@ def _is_result(name: str) -> bool:
 
 
 def read_log(path: str) -> tuple[LogReader, list[str]]:
-    """The log in a file (.gz too), and what was wrong with the file itself.
+    """Read a log (also .gz): (the reader that has it, what was wrong with the file).
 
     Raises UnreadableError for a file that cannot be read or has no line of NCCL, RCCL or oneCCL.
     """
@@ -81,8 +83,8 @@ def _reader(path: str) -> LogReader:
     )
 
 
-def jobs_of(readers: Sequence[LogReader]) -> list[Job]:
-    """The jobs of these files, of each library."""
+def group_jobs(readers: Sequence[LogReader]) -> list[Job]:
+    """Group the processes in these files into jobs, for each library."""
     return [
         *nccl_jobs.jobs([reader for reader in readers if isinstance(reader, nccl.NcclLogReader)]),
         *oneccl.jobs([reader for reader in readers if isinstance(reader, oneccl.OneCclLogReader)]),

@@ -1,4 +1,4 @@
-"""What a communication library's log says of calls, and of how much of the log was understood."""
+"""Calls as a communication library's log names them, and counts of understood lines."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-_EXAMPLES = 5  # lines that are quoted where they are not understood
+_EXAMPLES = 5  # lines of a file that are quoted because they were not understood
 
 
 class LoggedCall(NamedTuple):
-    """A call as the log names it; equal calls are counted.
+    """A call as the log describes it. Equal calls are counted in a Counter.
 
-    function: the library's name of it, '' where the log has none. size: in ``unit``, which is
-    ``bytes`` (NCCL) or ``elements`` (oneCCL). basis: what the size is of, ``total`` or ``per
-    rank``, where all-gather and reduce-scatter count differently. channels: None where not known.
+    function: the library's name of the function; '' where the log does not name it.
+    size: in ``unit``.
+    channels: number of channels; None where the log does not tell.
+    basis: whether the size of an all-gather or reduce-scatter is ``total`` or ``per rank``.
+    unit: ``bytes`` (NCCL) or ``elements`` (oneCCL).
     """
 
     function: str
@@ -32,11 +34,14 @@ class LoggedCall(NamedTuple):
 
 @dataclass
 class Tally:
-    """Every line of a file, once.
+    """Counts the lines of a file by kind, each line once.
 
-    understood: something was taken from it. known: a line of the library that tells nothing that is
-    needed here. cut: of a known kind, but truncated, edited, or with another line inside it; what
-    stands in it whole is taken. unknown: the library's, of no known kind. other: of other programs.
+    understood: the reader took something from the line.
+    known: a line of the library that has nothing that is needed here.
+    cut: a line of a known kind that is truncated, edited, or has another line inside it. The
+        reader takes what is complete in it.
+    unknown: a line of the library of no known kind.
+    other: a line of another program.
     """
 
     counts: Counter[str] = field(default_factory=Counter)  # understood, known, cut, unknown, other
@@ -47,46 +52,52 @@ class Tally:
         return sum(self.counts.values())
 
     def note(self, raw: bytes) -> None:
-        """Quote the line that was just counted."""
+        """Keep the line that was just counted as an example."""
         if len(self.examples) < _EXAMPLES:
             self.examples.append((self.lines, raw[:160].decode("utf-8", "replace").strip()))
 
 
 class LoggedRange(NamedTuple):
-    """Neighbouring sizes of one function at which the log names the same choices."""
+    """Neighbouring sizes of one function for which the library made the same choices.
+
+    low, high: smallest and largest size, in ``unit``. sizes: how many sizes were logged.
+    channels: all numbers of channels that occur, ascending. calls: how many calls were logged.
+    """
 
     function: str
     low: int
     high: int
     sizes: int
     labels: tuple[str, ...]
-    channels: tuple[int, ...]  # all that occur, ascending
+    channels: tuple[int, ...]
     calls: int
     unit: str
     basis: str
 
 
 def ranges(calls: Counter[LoggedCall]) -> list[LoggedRange]:
-    """The calls of each function by size, neighbours with equal choices together."""
+    """Merge the calls of each function into ranges of sizes with equal choices."""
     by_size: dict[tuple[str, str, str], dict[int, list[LoggedCall]]] = {}
     for call in calls:
         key = (call.function, call.unit, call.basis)
         by_size.setdefault(key, {}).setdefault(call.size, []).append(call)
-    found: list[LoggedRange] = []
+    spans: list[LoggedRange] = []
     for (function, unit, basis), sizes in sorted(by_size.items()):
         last: LoggedRange | None = None
         for size in sorted(sizes):
-            own = sizes[size]
-            labels = tuple(sorted({call.label for call in own}))
-            channels = tuple(sorted({call.channels for call in own if call.channels is not None}))
-            count = sum(calls[call] for call in own)
+            same_size = sizes[size]
+            labels = tuple(sorted({call.label for call in same_size}))
+            channels = tuple(
+                sorted({call.channels for call in same_size if call.channels is not None})
+            )
+            count = sum(calls[call] for call in same_size)
             if last and last.labels == labels:
-                every = tuple(sorted({*last.channels, *channels}))
+                merged = tuple(sorted({*last.channels, *channels}))
                 last = last._replace(
-                    high=size, sizes=last.sizes + 1, channels=every, calls=last.calls + count
+                    high=size, sizes=last.sizes + 1, channels=merged, calls=last.calls + count
                 )
-                found[-1] = last
+                spans[-1] = last
             else:
                 last = LoggedRange(function, size, size, 1, labels, channels, count, unit, basis)
-                found.append(last)
-    return found
+                spans.append(last)
+    return spans

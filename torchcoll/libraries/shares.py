@@ -1,7 +1,7 @@
-"""How much of what its links allow a case reached: rows beside the limits of a topology.
+"""The share of its topology's limit that each row of a run reached.
 
-Of the algorithm that ran, where the library's log names it or there is only one; and of the best
-that these GPUs could have used.
+There are two shares: of the limit of the algorithm that ran, where the library's log names it or
+only one is possible, and of the limit of the best algorithm that these GPUs could have used.
 """
 
 from __future__ import annotations
@@ -23,79 +23,82 @@ from torchcoll.libraries.nccl.ceilings import (
     NVLS_TREE,
     AlgorithmLimit,
     Reach,
-    limits_of,
-    reach_of,
+    algorithm_limits,
+    make_reach,
 )
-from torchcoll.libraries.nccl.graphs import Graphs, graphs
-from torchcoll.libraries.nccl.topology import Topology, topology
+from torchcoll.libraries.nccl.graphs import SearchGraph, read_graphs
+from torchcoll.libraries.nccl.topology import Topology, read_topology
 from torchcoll.libraries.nccl.xml_tree import read_tree
 
-_SLACK = 1.02  # versions of NCCL reckon a link a little differently
-_MOST_GPUS = 256  # of a file: every pair is looked at
+_SLACK = 1.02  # versions of NCCL assume slightly different speeds of a link
+_MOST_GPUS = 256  # in a file: every pair of GPUs is looked at
 
 
 @dataclass
 class Machine:
-    """The hosts of these topology files, each with the file it is of, and the graphs of a search.
+    """The hosts of some topology files, and the graphs that NCCL's search found for them.
 
     problems: what was wrong with the files.
     """
 
     hosts: list[Topology]
-    graphs: list[Graphs] = field(default_factory=list)
+    graphs: list[SearchGraph] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def reach(self, hosts: int) -> Reach:
-        """Over so many hosts: all of those that are given, or as many like the one."""
-        return reach_of(self.hosts, hosts)
+        """What ``hosts`` hosts have: all hosts of the files, or so many like the only one."""
+        return make_reach(self.hosts, hosts)
 
 
 def read_machine(paths: Sequence[str]) -> Machine:
-    """Topologies of one host each, and at most one graph file, in any order.
+    """Read topology files (one for each host) and at most one graph file, in any order.
 
-    Raises UnreadableError for what is no such XML, and UsageError where no topology is among them,
-    for a second graph file, for files without GPUs, and for a graph of other GPUs.
+    Raises UnreadableError for a file that is not such XML. Raises UsageError if there is no
+    topology, a second graph file, a topology without GPUs, or a graph of other GPUs.
     """
-    found = Machine([])
-    graphed = ""
+    machine = Machine([])
+    graph_path = ""
     for path in paths:
         root, problems = read_tree(path)
-        found.problems += problems
+        machine.problems += problems
         if root.tag == "system":
-            stated = topology(root, path)
-            _check(stated)
-            found.hosts.append(stated)
-        elif graphed:
-            raise UsageError("graph file", f"{graphed} and {path}", "one, of all these hosts")
+            topo = read_topology(root, path)
+            _check(topo)
+            machine.hosts.append(topo)
+        elif graph_path:
+            raise UsageError("graph file", f"{graph_path} and {path}", "one, of all these hosts")
         else:
-            graphed = path
-            found.graphs = graphs(root)
-    if not found.hosts:
+            graph_path = path
+            machine.graphs = read_graphs(root)
+    if not machine.hosts:
         action = "Have NCCL write it: NCCL_TOPO_DUMP_FILE=topo.xml."
-        raise UsageError("topology", f"{graphed} alone, a graph", "a topology beside it", action)
-    # A graph lists the GPUs of its host: those of another one say nothing here.
-    sizes = {len(c.gpus) for g in found.graphs if g.id == 0 for c in g.orders}
-    known = {len(one.stated) for one in found.hosts if one.stated}
-    if sizes and known and not sizes & known:
+        raise UsageError("topology", f"{graph_path} alone, a graph", "a topology beside it", action)
+    # A graph lists the GPUs of its host. The graph of another host does not apply here.
+    sizes = {len(c.gpus) for g in machine.graphs if g.id == 0 for c in g.orders}
+    gpu_counts = {len(host.described_gpus) for host in machine.hosts if host.described_gpus}
+    if sizes and gpu_counts and not sizes & gpu_counts:
         (most,) = {max(sizes)}
-        got = f"rings of {counted(most, 'GPU')} in {graphed}"
-        expected = f"{' or '.join(map(str, sorted(known)))}, as the topology has"
-        raise UsageError("graph file", got, expected, "Give the two files of one run.")
-    return found
+        actual = f"rings of {counted(most, 'GPU')} in {graph_path}"
+        expected = f"{' or '.join(map(str, sorted(gpu_counts)))}, as the topology has"
+        raise UsageError("graph file", actual, expected, "Give the two files of one run.")
+    return machine
 
 
-def _check(stated: Topology) -> None:
-    if len(stated.gpus) > _MOST_GPUS:
+def _check(topo: Topology) -> None:
+    if len(topo.gpus) > _MOST_GPUS:
         expected = f"at most {_MOST_GPUS} GPUs in a topology"
-        raise UnreadableError("XML", f"{len(stated.gpus)} in {stated.file}", expected)
-    if not stated.gpus:
-        raise UsageError("topology", f"no GPU in {stated.file}", "one or more")
+        raise UnreadableError("XML", f"{len(topo.gpus)} in {topo.file}", expected)
+    if not topo.gpus:
+        raise UsageError("topology", f"no GPU in {topo.file}", "one or more")
 
 
 @dataclass(frozen=True)
 class RowLimit:
-    """limit: of the algorithm that ran; best: the highest of all that the row could have used.
-    Shares are of busbw; None where ``reason`` says why, or which algorithm ran is not known.
+    """The limits of one row, and the shares of them that its busbw reached.
+
+    limit: of the algorithm that ran; None where it is not known which one did.
+    best: the highest limit of all algorithms that the row could have used.
+    reason: why a limit is None.
     """
 
     limit: AlgorithmLimit | None = None
@@ -105,40 +108,43 @@ class RowLimit:
     reason: str = ""
 
 
-def limits_for(paths: Sequence[str]) -> Callable[[Run, Sequence[Row]], list[RowLimit]]:
-    """What these files allow the rows of a run. Raises as ``read_machine``."""
+def load_limits(paths: Sequence[str]) -> Callable[[Run, Sequence[Row]], list[RowLimit]]:
+    """Read these files and return a function (run, rows) -> limits of the rows.
+
+    Raises as ``read_machine``.
+    """
     machine = read_machine(paths)
-    return lambda run, rows: shares_of(machine, run, rows)
+    return lambda run, rows: row_limits(machine, run, rows)
 
 
-def shares_of(machine: Machine, run: Run, rows: Sequence[Row]) -> list[RowLimit]:
-    """One for each row. Raises UsageError where the topology cannot be that of the run."""
+def row_limits(machine: Machine, run: Run, rows: Sequence[Row]) -> list[RowLimit]:
+    """The limits of each row. Raises UsageError if the topology cannot be that of the run."""
     hosts = hosts_of(run)
-    given = len(machine.hosts)
-    files = ", ".join(one.file for one in machine.hosts)
-    if hosts and given > 1 and given != hosts:
-        got, expected = f"{given} hosts ({files})", f"1, or {hosts} as the run has"
-        raise UsageError("topology", got, expected)
-    device, own = device_of(run), machine.reach(max(hosts, 1)).own_gbps
-    if device and own and machine.reach(1).switched and own > _SLACK * device.ring_gbps:
-        got = f"GPUs with {own:g} GB/s of links in {files}"
-        raise UsageError("topology", got, f"at most the {device.ring_gbps:g} of a {device.name}")
+    file_count = len(machine.hosts)
+    files = ", ".join(host.file for host in machine.hosts)
+    if hosts and file_count > 1 and file_count != hosts:
+        actual, expected = f"{file_count} hosts ({files})", f"1, or {hosts} as the run has"
+        raise UsageError("topology", actual, expected)
+    device, link_gbps = device_of(run), machine.reach(max(hosts, 1)).gpu_gbps
+    if device and link_gbps and machine.reach(1).switched and link_gbps > _SLACK * device.ring_gbps:
+        actual = f"GPUs with {link_gbps:g} GB/s of links in {files}"
+        raise UsageError("topology", actual, f"at most the {device.ring_gbps:g} of a {device.name}")
     reaches: dict[tuple[int, int], list[AlgorithmLimit]] = {}
-    found = []
+    limits = []
     for row in rows:
         reach, reason = _reach(machine, row, hosts)
         if reach is None:
-            found.append(RowLimit(reason=reason))
+            limits.append(RowLimit(reason=reason))
             continue
         key = (reach.hosts, reach.gpus)
         if key not in reaches:
-            reaches[key] = limits_of(reach, machine.graphs)
-        found.append(_share(row, reaches[key], reach))
-    return found
+            reaches[key] = algorithm_limits(reach, machine.graphs)
+        limits.append(_share(row, reaches[key], reach))
+    return limits
 
 
 def _reach(machine: Machine, row: Row, hosts: int) -> tuple[Reach | None, str]:
-    """What the ranks of a row have, or why that is not known."""
+    """(what the ranks of a row have, ''), or (None, why that is not known)."""
     if row.device == "cpu" or backend_of(row.backend).staged:
         return None, "not over the links of the GPUs"
     if row.ranks < 2 or row.busbw_gbps is None or not row.communicates:
@@ -146,40 +152,52 @@ def _reach(machine: Machine, row: Row, hosts: int) -> tuple[Reach | None, str]:
     if row.group:
         return None, "a sub-group: which GPUs it has is not in the topology"
     most = machine.reach(1).gpus
-    together = machine.hosts[0].hosts if len(machine.hosts) == 1 else 1  # NVLinks over hosts
-    count = max(hosts // together, 1) if hosts else 0
+    hosts_per_topology = (
+        machine.hosts[0].hosts if len(machine.hosts) == 1 else 1
+    )  # NVLinks over hosts
+    count = max(hosts // hosts_per_topology, 1) if hosts else 0
     count = count or max(len(machine.hosts), -(-row.ranks // most) if most else 1)
     if row.ranks % count or not most or row.ranks // count > most:
         text = f"{row.ranks} ranks on {counted(count, 'host')} of {counted(most, 'GPU')}"
         return None, f"{text} in the topology"
     reach = machine.reach(count)
-    own = row.ranks // count
-    if own < most and not reach.switched:
-        return None, f"{own} of {most} GPUs: which links they have between them is not told"
-    return replace(reach, gpus=own), ""
+    local_ranks = row.ranks // count
+    if local_ranks < most and not reach.switched:
+        return None, f"{local_ranks} of {most} GPUs: which links they have between them is not told"
+    return replace(reach, gpus=local_ranks), ""
 
 
 def _share(row: Row, limits: Sequence[AlgorithmLimit], reach: Reach) -> RowLimit:
-    if row.collective not in {name for one in limits for name in one.collectives}:
+    if row.collective not in {name for candidate in limits for name in candidate.collectives}:
         limit = _direct(row, reach)
         usable = [limit] if limit else []
     else:
-        own = [one for one in limits if row.collective in one.collectives]
-        usable = [one for one in own if one.gbps is not None and _takes(one, row)]
+        matching = [candidate for candidate in limits if row.collective in candidate.collectives]
+        usable = [
+            candidate
+            for candidate in matching
+            if candidate.gbps is not None and _takes(candidate, row)
+        ]
     if not usable:
         return RowLimit(reason="no limit is known for it")
-    best = max(usable, key=lambda one: one.gbps or 0.0)
+    best = max(usable, key=lambda candidate: candidate.gbps or 0.0)
     used = _used(row, usable)
 
-    def share(one: AlgorithmLimit | None) -> float | None:
-        return None if one is None or not one.gbps else (row.busbw_gbps or 0.0) / one.gbps
+    def share(candidate: AlgorithmLimit | None) -> float | None:
+        return (
+            None
+            if candidate is None or not candidate.gbps
+            else (row.busbw_gbps or 0.0) / candidate.gbps
+        )
 
     reason = "" if used else "which algorithm ran is not known: no log of the library beside it"
     return RowLimit(used, best, share(used), share(best), reason)
 
 
 def _direct(row: Row, reach: Reach) -> AlgorithmLimit | None:
-    """Sends and receives over hosts: what must pass the interfaces of the busiest one."""
+    """The limit of sends and receives over hosts: the bytes through the busiest host's
+    interfaces.
+    """
     hosts = [str(rank // reach.gpus) for rank in range(reach.ranks)]
     share = crossing(row.collective, hosts, row.root)
     if reach.hosts < 2 or reach.nics_gbps is None or not share:
@@ -197,22 +215,24 @@ _ALSO_EXTREMES = ("float16", "bfloat16", "int32", "int64", "uint32", "uint64")
 
 
 def _takes(limit: AlgorithmLimit, row: Row) -> bool:
-    """Whether switches reduce this type so."""
+    """Whether the algorithm supports the row's type and reduction (NVSwitches do not support
+    all).
+    """
     in_switch = limit.algorithm in (NVLS, NVLS_TREE)
     if not in_switch or not COLLECTIVES[row.collective].has_op:
         return True
     sums = row.op in (None, "sum")
     extremes = row.op in ("min", "max") and row.dtype in _ALSO_EXTREMES
-    known = row.dtype is None or row.dtype in (*_SUMMED, *_ALSO_EXTREMES)
-    return known and (sums or extremes)
+    supported = row.dtype is None or row.dtype in (*_SUMMED, *_ALSO_EXTREMES)
+    return supported and (sums or extremes)
 
 
 def _used(row: Row, usable: Sequence[AlgorithmLimit]) -> AlgorithmLimit | None:
-    if len({one.algorithm for one in usable}) == 1 and not row.algorithm:
+    if len({limit.algorithm for limit in usable}) == 1 and not row.algorithm:
         return usable[0]
-    names = {part.partition("/")[0].strip() for part in (row.algorithm or "").split(",")}
+    names = {choice.partition("/")[0].strip() for choice in (row.algorithm or "").split(",")}
     if len(names) != 1:
         return None
     (name,) = names
     name = COLLNET if name.startswith(COLLNET) else name
-    return next((one for one in usable if one.algorithm == name), None)
+    return next((limit for limit in usable if limit.algorithm == name), None)

@@ -1,4 +1,6 @@
-"""Logs of communication libraries as tables, markdown, CSV and JSON."""
+"""Output of ``torchcoll log``: logs of communication libraries as tables, markdown, CSV and
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ if TYPE_CHECKING:
 
 
 SCHEMA = "torchcoll-log/1"
-_MOST_RANKS = 64  # of a ring are shown; json has all
+_MOST_RANKS = 64  # of a ring in a table; json has all
 _MOST_WARNINGS = 20
 _NOTES = {
     "tuning": "what NCCL's cost model expects; combinations that are not listed cannot be used",
     "transports": "a line of the log each: a connection between hosts is told at both of its ends",
     "graphs": "what the search of the topology found; NCCL may make several channels of one",
 }
-_OF_COMMUNICATORS = {
+_COMMUNICATOR_NOTES = {
     "init_s": "init: 'Init timings' of the slowest rank that the log has",
     "path_gbps": "best path: maxBw, from a GPU to another (of several nodes: to the network); all "
     "links: totalBw, of one GPU; one direction, as NCCL reckons; 5000 is one GPU alone",
@@ -43,9 +45,8 @@ def show_logs(
     file: TextIO | None = None,
     dumps: Sequence[Dump] = (),
 ) -> None:
-    """Print jobs, and of each of ``files`` (``file_rows``) how much was understood.
-
-    Before them ``dumps``, topologies and graphs in XML.
+    """Print ``dumps`` (topologies and graphs in XML), then ``jobs``, then how many lines of each of
+    ``files`` were understood (``job_logs.file_rows``).
 
     Raises UsageError for an unknown format.
     """
@@ -58,33 +59,35 @@ def show_logs(
 def titled_logs(
     jobs: Sequence[JobLog], files: Sequence[LogRow], dumps: Sequence[Dump]
 ) -> list[tuple[str, list[Grid]]]:
-    """The tables of each job and dump below its title."""
+    """(title, tables) for each dump and job."""
     shown = len(jobs) + len(dumps)
     titled = [(one_line(d.file) if shown > 1 else "", dump_grids(d)) for d in dumps]
     titled += [(_title(n, job, shown), _grids(job)) for n, job in enumerate(jobs)]
     lines = [text for row in files for text in _file_lines(row)]
-    rest = Grid([], [], below=lines, answer=_answer(jobs, dumps))
+    footer = Grid([], [], below=lines, answer=_answer(jobs, dumps))
     if not titled:
-        return [("", [rest])]
-    titled[-1][1].append(rest)
+        return [("", [footer])]
+    titled[-1][1].append(footer)
     return titled
 
 
 def _answer(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> Answer | None:
-    """What is wrong by these files; None where nothing is, for what they tell is no verdict."""
-    words = []
+    """The headline: what these files show to be wrong. None where nothing is: a log without
+    warnings does not prove that all is well.
+    """
+    problems = []
     for dump in dumps:
         odd = dump.facts.get("odd_links") or []
-        words += [
+        problems += [
             f"GPU {row['gpu']} has {plural(row['links'], 'link')}, most have {row['usual']}"
             for row in odd
         ]
-        words += [f"{dump.file} is cut off"] if dump.facts.get("cut") else []
+        problems += [f"{dump.file} is cut off"] if dump.facts.get("cut") else []
     warnings = [text for job in jobs for text, _ in job.warnings.most_common()]
     if warnings:
         more = f", and {len(warnings) - 1} more" if len(warnings) > 1 else ""
-        words.append(f"{plural(len(warnings), 'warning')} of the library: {warnings[0]}{more}")
-    return Answer(one_line("; ".join(words)), "doubt") if words else None
+        problems.append(f"{plural(len(warnings), 'warning')} of the library: {warnings[0]}{more}")
+    return Answer(one_line("; ".join(problems)), "doubt") if problems else None
 
 
 def _document(
@@ -108,18 +111,18 @@ def _document(
 
 
 def _rows(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> list[LogRow]:
-    """All tables, for csv; ``table`` names the one that a row is of."""
+    """The rows of all tables, for csv. ``table`` names the table that a row belongs to."""
     rows: list[LogRow] = [
         {"file": dump.file, "table": name, **row}
         for dump in dumps
-        for name, own in dump.tables.items()
-        for row in own
+        for name, table_rows in dump.tables.items()
+        for row in table_rows
     ]
     rows += [
         {"job": number, "table": name, **row}
         for number, job in enumerate(jobs)
-        for name, own in job.tables.items()
-        for row in own
+        for name, table_rows in job.tables.items()
+        for row in table_rows
     ]
     return rows
 
@@ -265,8 +268,8 @@ def _notes(name: str, rows: Sequence[LogRow]) -> list[str]:
             notes.append("sizes are counts of elements, as oneCCL logs them")
         return notes
     if name == "communicators":
-        stated = {key for row in rows for key, value in row.items() if value is not None}
-        return [text for key, text in _OF_COMMUNICATORS.items() if key in stated]
+        present = {key for row in rows for key, value in row.items() if value is not None}
+        return [text for key, text in _COMMUNICATOR_NOTES.items() if key in present]
     return [_NOTES[name]] if name in _NOTES else []
 
 
@@ -281,14 +284,14 @@ def _about_job(job: JobLog) -> list[str]:
     if git := facts.pop("git", ""):
         first += f" ({git})"
     processes, threads = facts.pop("processes", None), facts.pop("threads", None)
-    words = [_counted(processes, "process", "processes")] if processes else []
-    words += [_counted(threads, "thread", "threads")] if threads else []
+    counts = [_counted(processes, "process", "processes")] if processes else []
+    counts += [_counted(threads, "thread", "threads")] if threads else []
     if hosts:
         names = hosts if len(hosts) <= 4 else [hosts[0], "...", hosts[-1]]
-        words[0] += f" on {_counted(len(hosts), 'host', 'hosts')} ({' '.join(names)})"
+        counts[0] += f" on {_counted(len(hosts), 'host', 'hosts')} ({' '.join(names)})"
     if ranks := facts.pop("ranks", None):
-        words.append(_counted(ranks, "rank", "ranks"))
-    lines = [f"{first}: {', '.join(words)}"]
+        counts.append(_counted(ranks, "rank", "ranks"))
+    lines = [f"{first}: {', '.join(counts)}"]
     if facts:
         lines.append("; ".join(f"{name.replace('_', ' ')} {v}" for name, v in facts.items()))
     if job.variables:
@@ -298,8 +301,8 @@ def _about_job(job: JobLog) -> list[str]:
     return [one_line(line) for line in lines]
 
 
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"
+def _counted(count: int, singular: str, plural_form: str) -> str:
+    return f"{count} {singular if count == 1 else plural_form}"
 
 
 def _title(number: int, job: JobLog, shown: int) -> str:
@@ -309,7 +312,7 @@ def _title(number: int, job: JobLog, shown: int) -> str:
     return one_line(f"job {number}: {' '.join(names)}")
 
 
-_WORDS = {
+_KIND_LABELS = {
     "understood": "understood",
     "known": "known and not needed",
     "cut": "cut or spliced",
@@ -319,7 +322,9 @@ _WORDS = {
 
 
 def _file_lines(row: LogRow) -> list[str]:
-    words = [f"{row[kind]} {text}" for kind, text in _WORDS.items() if row[kind]]
+    counts = [f"{row[kind]} {text}" for kind, text in _KIND_LABELS.items() if row[kind]]
     name = one_line(row["file"])
-    lines = [f"{name}: {row['lines']} lines: {', '.join(words)}"]
-    return lines + [f"{name}:{one['line']}: {one_line(one['text'])}" for one in row["examples"]]
+    lines = [f"{name}: {row['lines']} lines: {', '.join(counts)}"]
+    return lines + [
+        f"{name}:{example['line']}: {one_line(example['text'])}" for example in row["examples"]
+    ]

@@ -1,4 +1,4 @@
-"""NCCL's topology and graph files as tables for people."""
+"""Tables of NCCL's topology and graph files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
 
 
-_MOST = 64  # GPUs of a channel that are shown; json has all
+_MOST = 64  # GPUs of a channel in a table; json has all
 _PATHS = {
     "LOC": "one GPU",
     "NVL": "NVLink or XGMI",
@@ -28,7 +28,7 @@ _PATHS = {
     "NET": "network",
     "DIS": "none",
 }
-_RECKONED = "GB/s: one direction, as {0} reckons (topo.h, topo.cc), below the rate of the wire"
+_ASSUMED_SPEED = "GB/s: one direction, as {0} reckons (topo.h, topo.cc), below the rate of the wire"
 _FIXED = (
     "GB/s each: of the fixed list of speeds that NCCL's search tries (search.cc), no measurement"
 )
@@ -48,20 +48,20 @@ DumpRow = dict[str, Any]
 
 
 def dump_grids(dump: Dump) -> list[Grid]:
-    """The grids of one file: what it comes to, and its tables."""
+    """The grids of one file: first its summary, then its tables."""
     if dump.kind == "topology":
-        return [Grid([], [], above=_about_topology(dump)), *_of_topology(dump)]
-    return [Grid([], [], above=_about_graphs(dump)), *_of_graphs(dump)]
+        return [Grid([], [], above=_about_topology(dump)), *_topology_grids(dump)]
+    return [Grid([], [], above=_about_graphs(dump)), *_graph_grids(dump)]
 
 
 def _about_topology(dump: Dump) -> list[str]:
     facts = dump.facts
-    words = [plural(facts["gpu_count"], "GPU"), plural(facts["cpu_count"], "NUMA node")]
-    words[1] += f" ({one_line(facts['cpu'])})" if facts["cpu"] else ""
-    words.append(plural(facts["nic_count"], "network interface"))
+    counts = [plural(facts["gpu_count"], "GPU"), plural(facts["cpu_count"], "NUMA node")]
+    counts[1] += f" ({one_line(facts['cpu'])})" if facts["cpu"] else ""
+    counts.append(plural(facts["nic_count"], "network interface"))
     if facts["hosts"] > 1:
-        words.append(f"{facts['hosts']} hosts")
-    lines = [f"{facts['library']} topology: {', '.join(words)}"]
+        counts.append(f"{facts['hosts']} hosts")
+    lines = [f"{facts['library']} topology: {', '.join(counts)}"]
     if facts["cut"]:
         lines.append("the file is cut off: GPUs, links and interfaces may be missing")
     if facts["gpu_count"] and not facts["gpus_described"]:
@@ -96,7 +96,7 @@ def _ring(facts: DumpRow) -> str:
     return text
 
 
-def _of_topology(dump: Dump) -> list[Grid]:
+def _topology_grids(dump: Dump) -> list[Grid]:
     tables, library = dump.tables, dump.facts["library"]
     several = dump.facts["hosts"] > 1
     host = [(Head("host"), _dump_cell("host"))] if several else []
@@ -119,7 +119,7 @@ def _of_topology(dump: Dump) -> list[Grid]:
                 (Head("links", "GB/s"), _gbps("links_gbps")),
             ],
             gpus,
-            below=[_RECKONED.format(library)] if reckoned else [],
+            below=[_ASSUMED_SPEED.format(library)] if reckoned else [],
         ),
         filled(
             [
@@ -158,9 +158,9 @@ def _pci(row: DumpRow) -> str:
 
 
 def _to_cpu(row: DumpRow) -> str:
-    """Only where it is narrower than the device's own link."""
-    own, narrowest = row["pci_gbps"], row["pci_to_cpu_gbps"]
-    return "-" if own == narrowest else format_bandwidth(narrowest)
+    """The narrowest link up to the CPU; ``-`` where the device's own link is the narrowest."""
+    device_gbps, narrowest = row["pci_gbps"], row["pci_to_cpu_gbps"]
+    return "-" if device_gbps == narrowest else format_bandwidth(narrowest)
 
 
 def _about_graphs(dump: Dump) -> list[str]:
@@ -183,7 +183,7 @@ def _about_graphs(dump: Dump) -> list[str]:
     return [one_line(line) for line in lines]
 
 
-def _of_graphs(dump: Dump) -> list[Grid]:
+def _graph_grids(dump: Dump) -> list[Grid]:
     graphs, channels = dump.tables.get("graphs", []), dump.tables.get("channels", [])
     types = {row[name] for row in graphs for name in ("intra_type", "inter_type")}
     counted = any(row["together_gbps"] for row in graphs)
@@ -217,8 +217,10 @@ def _of_graphs(dump: Dump) -> list[Grid]:
 
 
 def _graph_channels(row: DumpRow) -> str:
-    said, read = row["channels"], row["channels_read"]
-    return str(said) if said == read else f"{read} of {'?' if said is None else said}"
+    declared, read = row["channels"], row["channels_read"]
+    return (
+        str(declared) if declared == read else f"{read} of {'?' if declared is None else declared}"
+    )
 
 
 def _types(row: DumpRow) -> str:
@@ -247,9 +249,9 @@ def _list(key: str) -> Callable[[DumpRow], str]:
 
 
 def _legend(types: set[str | None]) -> list[str]:
-    words = [f"{name} {text}" for name, text in _PATHS.items() if name in types]
-    return [", ".join(words)] if words else []
+    entries = [f"{name} {text}" for name, text in _PATHS.items() if name in types]
+    return [", ".join(entries)] if entries else []
 
 
-def plural(count: int, one: str) -> str:
-    return f"{count} {one}{'' if count == 1 else 's'}"
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""``torchcoll doctor``: what this process can use, and known traps."""
+"""``torchcoll doctor``: reports what this process can use, and known traps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchcoll.core.errors import ExitCode
 
 
 def doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one object with stable names")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run_doctor(options: argparse.Namespace) -> ExitCode:
@@ -16,7 +16,7 @@ def run_doctor(options: argparse.Namespace) -> ExitCode:
     from torchcoll.machine.show import show_doctor
 
     report = examine()
-    if report is None:  # under a launcher rank 0 speaks
+    if report is None:  # under a launcher only rank 0 reports
         return ExitCode.OK
     show_doctor(report, options.json)
     return ExitCode.OK if report["usable"] else ExitCode.UNAVAILABLE

@@ -1,7 +1,7 @@
-"""One path for all vendors: the device that this rank measures on, and the clocks it offers.
+"""The device that this rank measures on, and its clocks; the same code for all vendors.
 
-``torch.accelerator``, ``torch.Event`` and ``torch.get_device_module`` serve CUDA, ROCm and XPU
-alike; a vendor's name appears only in the table of backends.
+``torch.accelerator``, ``torch.Event`` and ``torch.get_device_module`` support CUDA, ROCm and XPU.
+The names of vendors appear only in the table of backends.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torchcoll.core.case import calls_of_batch
 from torchcoll.core.errors import UnavailableError
 from torchcoll.machine.launcher import Launch
 
-# The seam between what is timed and how time passes.
-#
-# Timing loops take a ``now`` that returns nanoseconds; on machines it is ``time.perf_counter_ns``
-# (monotonic, not steered by NTP in steps). FakeClock replaces it in tests, ours and users'.
+# Timing loops take a function ``now`` that returns nanoseconds. On machines it is
+# ``time.perf_counter_ns`` (monotonic, and never stepped by NTP). FakeClock replaces it in tests, in
+# those of torchcoll and in those of its users.
 
 Now = Callable[[], int]
 
 
 class FakeClock:
-    """Time that passes only when told to.
+    """A clock that only advances when a call of this class does.
 
-    ``now`` is the clock; ``call(durations)`` gives a function that lasts so many ns, one duration
-    a call; ``noisy(median_ns, spread)`` gives one whose durations are log-normal, by seed.
+    ``now`` returns the time. ``call(durations)`` returns a function whose n-th call takes the n-th
+    duration in ns. ``noisy(median_ns, spread)`` returns a function with log-normal durations from
+    the seed.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -58,15 +58,15 @@ class FakeClock:
 Call = Callable[[], object]
 Clocks = dict[str, list[int]]
 
-# One event costs about 0.1 ms on XPU (0.006 on CUDA), so there an event stands only at both ends of
-# so many calls, and a sample is their mean. Source: torch-xpu-ops#3227.
+# An event costs about 0.1 ms on XPU (0.006 ms on CUDA). So on XPU events are recorded only before
+# and after this many calls, and a sample is their mean. Source: torch-xpu-ops#3227.
 XPU_CALLS_PER_SAMPLE = 10
 
-COST_CALLS = 200  # of the no-op and the barrier whose median is the cost of measuring
+COST_CALLS = 200  # calls of the no-op whose median duration is the cost of the timing loop
 
 
 class Cpu:
-    """Calls are complete when they return: one clock, the host's."""
+    """The CPU: calls are complete when they return, so the host's clock is the only one."""
 
     kind = name = "cpu"
     captures = False
@@ -78,24 +78,26 @@ class Cpu:
         self._now = now
 
     def synchronize(self) -> None:
-        """Nothing runs behind the host's back."""
+        """Do nothing: no call runs asynchronously."""
 
     def free_bytes(self) -> None:
-        """Host memory: see environment.free_bytes."""
+        """None: environment.free_bytes has the free memory of the host."""
 
     def release(self) -> None:
-        """The host's allocator gives large blocks back by itself."""
+        """Do nothing: the host's allocator returns large blocks itself."""
 
     def event_costs(self, calls: int) -> list[int]:
-        """No events here."""
+        """[]: a CPU has no events."""
         return []
 
     def graph(self, call: Call) -> Call:
         raise AssertionError("captures is False")
 
     def synchronized(self, call: Call, align: Call, calls: int, clocks: Clocks) -> None:
-        """Append the durations of ``calls`` calls to ``clocks["host"]``, ``align`` before each;
-        and when each began to ``clocks["start"]``, where there is one.
+        """Time ``calls`` calls one by one, with ``align`` before each.
+
+        Durations in ns are appended to ``clocks["host"]``, and the start of each call to
+        ``clocks["start"]`` if that exists.
         """
         now, append, began = self._now, clocks["host"].append, _starts(clocks)
         for _ in range(calls):
@@ -106,8 +108,10 @@ class Cpu:
             began(start)
 
     def stream(self, call: Call, calls: int, clocks: Clocks, leads: int, lead: list[int]) -> None:
-        """Back to back: each call ends where the next begins. ``leads`` calls go first, with their
-        durations in ``lead``.
+        """Time ``calls`` calls back to back: each call ends when the next one begins.
+
+        Durations in ns are appended to ``clocks["host"]``. ``leads`` ramp-up calls go first; their
+        durations are appended to ``lead``.
         """
         now = self._now
         start = now()
@@ -119,18 +123,22 @@ class Cpu:
                 start = end
 
     def clocks(self, mode: str) -> Clocks:
-        """Empty samples of the clocks that this mode reads; the first is the one shown."""
+        """An empty list of samples for each clock that this mode reads. Tables show the first
+        one.
+        """
         return {"host": []}
 
     def together(
         self, call: Call, calls: int, work: Call, repeats: int, after_ns: int = 0
     ) -> tuple[int, int, int, int]:
-        """ns from one start until the calls, the work and both had ended (0 of what is not there);
-        and until the work began, where it is to begin ``after_ns`` later: its own time is then from
-        there.
+        """Run ``calls`` calls and ``repeats`` times the work concurrently. Either may be 0.
 
-        The work runs in a thread of its own, also where it is alone: the blocks that are held
-        against each other are made alike.
+        after_ns: delay of the work's start.
+
+        Returns four durations in ns: of the calls, of the work (from its own start), from the start
+        until both have ended, and from the start until the delayed work began. The work always runs
+        in its own thread, also without calls, so that all blocks that are compared run the same
+        way.
         """
         now, ends, errors = self._now, [0], list[BaseException]()
         start_together, late = threading.Lock(), [0]
@@ -166,7 +174,11 @@ class Cpu:
 
 
 class Accelerator:
-    """Calls are queued: the device's own clock, or the host's with a synchronise at both ends."""
+    """A GPU, where calls are queued.
+
+    Calls are timed by the device's events, or by the host's clock with a synchronise before and
+    after each call.
+    """
 
     def __init__(
         self, torch: Any, kind: str, index: int, now: Callable[[], int] = time.perf_counter_ns
@@ -179,16 +191,18 @@ class Accelerator:
         self._now = now
         self.captures = hasattr(self._module, "CUDAGraph")
         self.calls_per_sample = XPU_CALLS_PER_SAMPLE if kind == "xpu" else 1
-        self._side: Any = None  # the stream of work beside the calls
+        self._side: Any = None  # the stream of concurrent work
 
     @property
     def described(self) -> str:
-        """As torch names it, '' where it does not: ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``."""
+        """The name that torch has for it: ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``; '' if it has
+        none.
+        """
         ask = getattr(self._module, "get_device_name", None)
         return str(ask(self.index)) if ask else ""
 
     def open(self) -> None:
-        """Select the device and make its context: the first allocation does."""
+        """Select the device and create its context, which the first allocation does."""
         self._module.set_device(self.index)
         self._torch.zeros(1, device=self.name)
         self.synchronize()
@@ -197,20 +211,22 @@ class Accelerator:
         self._module.synchronize()
 
     def free_bytes(self) -> int | None:
-        """Free bytes of the device; None where torch cannot tell."""
+        """Free bytes of the device's memory; None if torch cannot read it."""
         ask = getattr(self._module, "mem_get_info", None)
         try:
             return int(ask(self.index)[0]) if ask else None
-        except RuntimeError:  # some Intel GPUs do not tell
+        except RuntimeError:  # some Intel GPUs do not support it
             return None
 
     def release(self) -> None:
-        """Give what torch keeps for reuse back, so that free memory is seen as free."""
+        """Release the memory that torch's allocator caches, so that ``free_bytes`` counts it."""
         self._module.empty_cache()
 
     def synchronized(self, call: Call, align: Call, calls: int, clocks: Clocks) -> None:
-        """Host and issue clock. The device is idle at both host stamps: synchronous calls of nccl,
-        xccl and ccl return once they are queued. ``clocks["start"]`` as on the CPU.
+        """Time ``calls`` calls one by one on the host and the issue clock.
+
+        The device is idle at both time stamps of the host clock: even synchronous calls of nccl,
+        xccl and ccl return once they are queued. ``clocks["start"]`` is used as on the CPU.
         """
         now, synchronize, began = self._now, self.synchronize, _starts(clocks)
         host, issue = clocks["host"].append, clocks["issue"].append
@@ -227,10 +243,11 @@ class Accelerator:
             began(start)
 
     def stream(self, call: Call, calls: int, clocks: Clocks, leads: int, lead: list[int]) -> None:
-        """Device and issue clock: an event between calls, one synchronise at the end.
+        """Time ``calls`` calls back to back on the device and the issue clock.
 
-        ``leads`` calls, at least one, go first, with their times in ``lead``. On an idle device the
-        first event completes at once, and the first time is the host's to issue a call.
+        There is an event between calls, and one synchronise at the end. ``leads`` ramp-up calls, at
+        least one, go first; their durations are appended to ``lead``. On an idle device the first
+        event completes immediately, so the first duration is the host's time to issue a call.
         """
         now, issue, each = self._now, clocks["issue"].append, self.calls_per_sample
         counts = calls_of_batch(calls, each)
@@ -257,10 +274,10 @@ class Accelerator:
     def together(
         self, call: Call, calls: int, work: Call, repeats: int, after_ns: int = 0
     ) -> tuple[int, int, int, int]:
-        """As on the CPU, on the device's clock; the work has a stream of its own.
+        """As on the CPU, but on the device's clock and with the work in its own stream.
 
-        The work is issued first where it begins at once: its calls are long, so the host is soon
-        done with them, and the collective's own first event comes right before its first call.
+        Without a delay the work is issued first: its calls are long, so the host soon finishes
+        issuing them, and the collective's first event is recorded right before its first call.
         """
         begun, worked, calling, called = (
             self._torch.Event(self.name, enable_timing=True) for _ in range(4)
@@ -290,19 +307,20 @@ class Accelerator:
         self.synchronize()
         pairs = ((calling, called, calls), (begun, worked, repeats))
         of_calls, of_work = (
-            round(start.elapsed_time(end) * 1e6) if there else 0 for start, end, there in pairs
+            round(start.elapsed_time(end) * 1e6) if measured else 0
+            for start, end, measured in pairs
         )
-        # Either stream may have begun first: from the first start to the last end.
-        there = [(start, end) for start, end, count in pairs if count]
-        whole = max(start.elapsed_time(end) for start, _ in there for _, end in there)
+        # Either stream may have started first, so the whole is the longest of all combinations.
+        measured = [(start, end) for start, end, count in pairs if count]
+        whole = max(start.elapsed_time(end) for start, _ in measured for _, end in measured)
         late = round(calling.elapsed_time(begun) * 1e6) if after_ns else 0
         return of_calls, of_work, round(whole * 1e6), late
 
     def graph(self, call: Call) -> Call:
-        """``call`` captured once; the result replays it (where ``captures``).
+        """Capture ``call`` into a graph and return a function that replays it (if ``captures``).
 
-        Only what this thread does may not be captured: NCCL's proxies and torch's watchdogs ask
-        for memory and events in threads of their own.
+        The capture is restricted to this thread, because NCCL's proxies and torch's watchdogs
+        allocate memory and query events in their own threads.
         """
         self.synchronize()
         graph = self._module.CUDAGraph()
@@ -312,8 +330,9 @@ class Accelerator:
         return replay
 
     def event_costs(self, calls: int) -> list[int]:
-        """ns of the host to make and record two events. ``stream`` makes its events beforehand, so
-        this is more than a sample costs.
+        """Times in ns that the host needs to create and record two events.
+
+        This is more than the cost of a sample, because ``stream`` creates its events beforehand.
         """
         durations = []
         for _ in range(calls):
@@ -332,18 +351,20 @@ Device = Cpu | Accelerator
 
 
 def _starts(clocks: Clocks) -> Callable[[int], None]:
-    """Where the start of each call goes; of most nobody wants it."""
+    """The function that takes the start of each call; it discards them unless they are
+    requested.
+    """
     starts = clocks.get("start")
     return deque[int](maxlen=0).append if starts is None else starts.append
 
 
 def nothing() -> None:
-    """The no-op whose timed loop is the cost of measuring; and no alignment."""
+    """Do nothing: used to time the loop itself, and where calls need no alignment."""
 
 
 def cost_of_measuring(device: Device, align: Call | None) -> dict[str, int]:
-    """Medians in ns, by the name of the phase: the timed loop around nothing, ``align``, and a pair
-    of events where the device has them.
+    """Median costs in ns: of the timing loop around a no-op (``cost_timed_loop``), of ``align``
+    (``cost_barrier``), and of a pair of events where the device has events (``cost_event``).
     """
     costs: dict[str, list[int]] = {"cost_timed_loop": [], "cost_barrier": []}
     cpu = Cpu()
@@ -355,10 +376,13 @@ def cost_of_measuring(device: Device, align: Call | None) -> dict[str, int]:
 
 
 def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
-    """This rank's device. ``shared``: several ranks on one device are asked for (--rehearse).
+    """Open this rank's device.
 
-    Rank l of a host takes device l. A launcher that shows each rank one device only (srun
-    --gpus-per-task) leaves device 0. Raises UnavailableError with the numbers.
+    shared: several ranks may use one device (--rehearse).
+
+    Local rank l uses device l, or device 0 if the launcher makes only one device visible to each
+    rank (srun --gpus-per-task). Raises UnavailableError if there is no device, if there are fewer
+    devices than ranks, or if the device cannot be used.
     """
     if kind == "cpu":
         return Cpu()
@@ -384,7 +408,7 @@ def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
     device = Accelerator(torch, kind, local % count)
     try:
         device.open()
-    except (RuntimeError, AssertionError) as error:  # taken by others, out of memory, no driver
+    except (RuntimeError, AssertionError) as error:  # in use by others, out of memory, no driver
         text = (str(error).splitlines() or [""])[0]
         raise UnavailableError(
             f"device {device.name}",
@@ -395,7 +419,7 @@ def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
     return device
 
 
-# What CUDA's and torch's refusals ask for, by words of theirs (cudaErrorDevicesUnavailable,
+# Phrase in an error of CUDA or torch -> what to do about it (cudaErrorDevicesUnavailable,
 # cudaErrorMemoryAllocation, cudaErrorInsufficientDriver).
 _ACTIONS = (
     (
@@ -412,11 +436,11 @@ _ACTIONS = (
 
 
 def _action(text: str, usual: str) -> str:
-    return next((action for words, action in _ACTIONS if words in text.lower()), usual)
+    return next((action for phrase, action in _ACTIONS if phrase in text.lower()), usual)
 
 
 def _why_none(module: Any) -> str:
-    """The first sentence of what torch says where it finds no device; '' where it says nothing."""
+    """The first sentence of torch's error if it has no device; '' if it has no error."""
     try:
         module.init()
     except (RuntimeError, AssertionError) as error:
@@ -427,21 +451,23 @@ def _why_none(module: Any) -> str:
     return ""
 
 
-def refuse_shared(places: Sequence[tuple[str, str | None]], name: str = "") -> None:
-    """places: host and device of each rank; name: of this rank's device, as torch says it. Raises
-    UnavailableError for two ranks on one device.
+def refuse_shared(rank_devices: Sequence[tuple[str, str | None]], name: str = "") -> None:
+    """Raise UnavailableError if two ranks use the same device.
 
-    Slices of one GPU (MIG) are one device: their ranks can reach each other by no CUDA IPC, and
-    NCCL refuses them.
+    rank_devices: (host, id of the device) of each rank.
+    name: torch's name of this rank's device.
+
+    MIG slices of one GPU count as one device: their ranks cannot use CUDA IPC, and NCCL refuses
+    them.
     """
     first: dict[tuple[str, str | None], int] = {}
-    for rank, (host, device) in enumerate(places):
-        other = first.setdefault((host, device), rank)
-        if device and other != rank:
+    for rank, (host, device) in enumerate(rank_devices):
+        earlier_rank = first.setdefault((host, device), rank)
+        if device and earlier_rank != rank:
             sliced = " MIG " in f"{name} "
             raise UnavailableError(
                 "device",
-                f"ranks {other} and {rank} on {'MIG slices of ' * sliced}{device} of {host}",
+                f"ranks {earlier_rank} and {rank} on {'MIG slices of ' * sliced}{device} of {host}",
                 "a device for each rank",
                 "NCCL connects no slices of one GPU: one rank alone, or GPUs without MIG."
                 if sliced
@@ -449,7 +475,7 @@ def refuse_shared(places: Sequence[tuple[str, str | None]], name: str = "") -> N
             )
 
 
-# How a launcher gives each rank a device of its own: by hiding the others.
+# Variables with which a launcher hides the devices of other ranks.
 _MASKS = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     *("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "SLURM_STEP_GPUS"),

@@ -1,4 +1,4 @@
-"""``torchcoll doctor``: facts, what can be used, and traps, as one plain object."""
+"""The report of ``torchcoll doctor``: facts, what can be used, and traps, as one plain object."""
 
 from __future__ import annotations
 
@@ -19,25 +19,28 @@ from torchcoll.machine.doctor_facts import (
 )
 from torchcoll.machine.setting_traps import Finding
 from torchcoll.machine.traps import SEVERITIES
-from torchcoll.machine.usable import Usable, backends, devices, nccl_version, no, no_torch
+from torchcoll.machine.usable import Usable, backends, devices, nccl_version, no_torch, unusable
 
 
 def launchers(facts: Facts) -> list[Usable]:
+    """torchrun, srun, mpirun and mpiexec, and whether each can be used."""
     torchrun = facts.commands.get("torchrun")
     if not facts.torch:
-        usable = [no("torchrun", "it is a part of torch", no_torch(facts)[1])]
+        usable = [unusable("torchrun", "it is a part of torch", no_torch(facts)[1])]
     else:
         text = f"of torch {facts.torch['version']}"
         if torchrun is None:
             text = "not on PATH: python -m torch.distributed.run is the same"
-        elif not torchrun["own"]:
+        elif not torchrun["same_python"]:
             text = f"{torchrun['path']} is another Python's: use python -m torch.distributed.run"
         usable = [Usable("torchrun", True, text)]
     for name in ("srun", "mpirun", "mpiexec"):
         command = facts.commands.get(name)
         if command is None:
             what = "Slurm" if name == "srun" else "an MPI (any one of its kind will do)"
-            usable.append(no(name, "not on PATH", f"nothing where torchrun does; else load {what}"))
+            usable.append(
+                unusable(name, "not on PATH", f"nothing where torchrun does; else load {what}")
+            )
         elif command["error"]:
             action = (
                 "run it where the cluster's configuration is"
@@ -45,24 +48,27 @@ def launchers(facts: Facts) -> list[Usable]:
                 else "see what it says"
             )
             error = command["error"].removeprefix(f"{name}: error: ")
-            usable.append(no(name, f"{name} --version fails: {error}", action))
+            usable.append(unusable(name, f"{name} --version fails: {error}", action))
         else:
             job = facts.launch.job_id
-            where = "" if name != "srun" else f"; inside of job {job}" if job else "; in no job yet"
-            usable.append(Usable(name, True, command["version"] + where))
+            job_note = (
+                "" if name != "srun" else f"; inside of job {job}" if job else "; in no job yet"
+            )
+            usable.append(Usable(name, True, command["version"] + job_note))
     return usable
 
 
 def interfaces(facts: Facts) -> list[Usable]:
+    """The network interfaces and RDMA ports of this host, and whether each can be used."""
     action = "nothing, unless it was meant to be used"
     usable = []
     for interface in facts.interfaces:
         name, kind, state = interface["name"], interface["kind"], interface["state"]
-        # Tunnels and loopback are 'unknown' while they work.
+        # Tunnels and loopback have the state 'unknown' when they work.
         if state not in ("up", "unknown"):
-            usable.append(no(name, f"{kind}, {state}", action))
+            usable.append(unusable(name, f"{kind}, {state}", action))
         elif not interface["families"]:
-            usable.append(no(name, f"{kind}, no address", action))
+            usable.append(unusable(name, f"{kind}, no address", action))
         else:
             speed = interface["speed_mbps"]
             texts = [kind, *interface["families"]]
@@ -75,7 +81,7 @@ def interfaces(facts: Facts) -> list[Usable]:
         if port["state"] == "active":
             usable.append(Usable(name, True, text))
         else:
-            usable.append(no(name, f"{text}, port is {port['state']}", action))
+            usable.append(unusable(name, f"{text}, port is {port['state']}", action))
     return usable
 
 
@@ -90,19 +96,22 @@ CHECKS: tuple[Check, ...] = (
 
 
 def examine() -> dict[str, Any] | None:
-    """The report of this process; None on a rank that leaves it to rank 0. No process group is
-    made: it describes this rank's host, and others by the launcher's count alone.
+    """The report of rank 0; None on all other ranks.
+
+    No process group is created, so the report describes the host of this rank. Of other hosts it
+    only has the number of ranks.
     """
     launch, error = launch_facts()
-    # Where the launcher's variables make no sense every rank speaks: that is what one asks about.
+    # If the launcher's variables contradict each other every rank reports, because the user needs
+    # to see that.
     if not error and launch.rank != 0:
-        wait_for_rank_0(launch)  # which looks at what cores this one has
+        wait_for_rank_0(launch)  # rank 0 reads which cores this rank may use
         return None
     return report(gather(launch, error))
 
 
 def report(facts: Facts) -> dict[str, Any]:
-    """What ``--json`` prints; the names are stable within SCHEMA."""
+    """The object that ``--json`` prints. Its names are stable within SCHEMA."""
     usable = backends(facts)
     launch = facts.launch
     return {
@@ -129,7 +138,7 @@ def report(facts: Facts) -> dict[str, Any]:
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """All traps, the worst first; of a backend that cannot be used here they are notes."""
+    """All traps, the worst first. Traps of backends that cannot be used here are notes."""
     usable = {backend.name for backend in backends(facts) if backend.usable}
     traps_here = []
     for finding in (finding for check in CHECKS for finding in check(facts)):
@@ -141,7 +150,7 @@ def findings(facts: Facts) -> list[Finding]:
 
 
 def versions(facts: Facts) -> dict[str, str | None]:
-    """Versions by name; None for what is not there."""
+    """Name -> version; None for software that is not installed."""
     mapped = {m["name"].split(".so")[0]: m["version"] for m in facts.libraries}
     torch = facts.torch
     gpu = {f"{vendor} driver": facts.gpus.get(vendor, {}).get("driver") for vendor in facts.gpus}
@@ -161,9 +170,10 @@ def versions(facts: Facts) -> dict[str, str | None]:
 
 
 def rank_map(facts: Facts) -> list[dict[str, Any]]:
-    """rank, local_rank and device of the ranks of this host, as far as this process knows.
+    """rank, local_rank and device of the ranks of this host.
 
-    torchrun numbers the ranks of a host in a row; of other launchers only the own rank is known.
+    torchrun numbers the ranks of a host consecutively. With other launchers only this process's own
+    rank is known.
     """
     launch = facts.launch
     if launch.launcher in ("none", "ambiguous"):
@@ -174,17 +184,19 @@ def rank_map(facts: Facts) -> list[dict[str, Any]]:
         {
             "rank": launch.rank - launch.local_rank + local_rank,
             "local_rank": local_rank,
-            **_placed(devices, local_rank, local_rank == launch.local_rank),
+            **_device_fields(devices, local_rank, local_rank == launch.local_rank),
         }
         for local_rank in locals_
     ]
 
 
-def _placed(devices: list[dict[str, Any]], local_rank: int, own: bool) -> dict[str, Any]:
+def _device_fields(
+    devices: list[dict[str, Any]], local_rank: int, is_this_rank: bool
+) -> dict[str, Any]:
     device: dict[str, Any] = {"device": "cpu"}
-    if devices and (own or len(devices) > 1):
+    if devices and (is_this_rank or len(devices) > 1):
         device = devices[local_rank % len(devices)]
-    elif devices:  # this rank sees one device; its neighbours may have been given others
+    elif devices:  # the launcher may have made another device visible to each rank
         device = {"device": devices[0]["device"].split(":")[0]}
     keys = ("device", "device_name", "pci_id", "numa_node", "nearest_nics")
     return {key: device.get(key) for key in keys}

@@ -1,7 +1,7 @@
-"""What the doctor knows: everything is gathered once, here, and judged elsewhere.
+"""Gathers the facts for ``torchcoll doctor``. doctor.py and traps.py judge them.
 
-Each function takes its sources as arguments, so that tests give it small trees and plain objects.
-Nothing raises: what cannot be read is None.
+Each function takes its sources (/proc, /sys) as arguments, so that tests can replace them. No
+function raises: a fact that cannot be read is None.
 """
 
 from __future__ import annotations
@@ -26,22 +26,28 @@ from torchcoll.machine.placement import (
     cpu_numbers,
     device_facts,
     network_interfaces,
-    numa_nodes_of,
+    numa_nodes,
     pci_facts,
     rdma_devices,
     text_in,
 )
 from torchcoll.machine.provenance import mapped_libraries
 
-# What backends need beside torch.
+# The modules that backends need in addition to torch.
 BINDINGS = tuple(entry.module for entry in BACKENDS.values() if entry.module)
 IPEX = "intel_extension_for_pytorch"
 _IMPORT_LIMIT_S = 60  # IPEX took 6 to 18 s
 
 
 def torch_facts(torch: Any, launch: Launch) -> dict[str, Any]:
-    """version; cuda, hip, xpu (what it was built with, or None); built (backend -> bool); devices
-    (kind -> a dict each); why (kind -> what torch says where it finds none); threads; nccl.
+    """Facts about torch.
+
+    version: torch's version.
+    cuda, hip, xpu: the versions that it was built with, or None.
+    built: backend -> whether torch was built with it.
+    devices: kind -> a dict for each device.
+    why: kind -> torch's error or warning if it has no device.
+    threads: number of threads. nccl: NCCL's version.
     """
     dist = torch.distributed
     try:
@@ -66,7 +72,7 @@ def torch_facts(torch: Any, launch: Launch) -> dict[str, Any]:
 
 
 def _devices(torch: Any, kind: str, launch: Launch) -> tuple[list[dict[str, Any]], str]:
-    """The devices of one kind, and what went wrong with them."""
+    """(the devices of one kind, torch's error or warning about them)."""
     module = getattr(torch, kind, None)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -74,7 +80,7 @@ def _devices(torch: Any, kind: str, launch: Launch) -> tuple[list[dict[str, Any]
             count = module.device_count() if module and module.is_available() else 0
         except Exception as error:
             return [], _first_line(error)
-        # torch warns of a driver that is too old, and only says False.
+        # If the driver is too old torch returns False and only a warning tells why.
     text = next((_first_line(w.message) for w in warned), "")
     devices = []
     for index in range(count):
@@ -82,35 +88,37 @@ def _devices(torch: Any, kind: str, launch: Launch) -> tuple[list[dict[str, Any]
         pci = pci_facts(facts["pci_id"]) if facts.get("pci_id") else {}
         devices.append({"device": f"{kind}:{index}", **facts, **pci})
     if devices:
-        mine = own_device(launch, devices)
-        # One sum on it: a list of devices does not tell whether any works.
+        local_device = rank_device(launch, devices)
+        # Compute a sum on it, because a device in the list may not work.
         try:
-            right = torch.ones(8, device=mine["device"]).sum().item() == 8
-            mine["error"] = "" if right else "1 + 1 + ... is not right there"
+            right = torch.ones(8, device=local_device["device"]).sum().item() == 8
+            local_device["error"] = "" if right else "1 + 1 + ... is not right there"
         except Exception as error:
-            mine["error"] = _first_line(error)
+            local_device["error"] = _first_line(error)
     return devices, text
 
 
-def own_device(launch: Launch, devices: list[dict[str, Any]]) -> dict[str, Any]:
-    """The device of this rank: by local rank; the only one where each rank sees its own alone."""
+def rank_device(launch: Launch, devices: list[dict[str, Any]]) -> dict[str, Any]:
+    """The device of this rank by its local rank; the only device if no other one is visible."""
     return devices[launch.local_rank % len(devices)]
 
 
 def module_facts(run: Callable[..., tuple[int, str, str]]) -> dict[str, dict[str, Any]]:
-    """version and error of Intel's extensions, those installed alone; of one that can be imported
-    ``mapped`` too, the communication libraries of a process that has. They are imported in a child:
-    that takes seconds, prints, and with a foreign torch dies with AttributeError.
+    """Facts about Intel's extensions that are installed: version, error, registers and mapped.
+
+    registers: whether it registers its backend. mapped: the communication libraries that a process
+    with this module maps. Each module is imported in a child process: importing takes seconds,
+    prints, and fails with AttributeError beside another torch.
     """
-    found = {}
+    modules = {}
     for name in (IPEX, *BINDINGS):
         try:
             if find_spec(name) is None:
                 continue
         except (ImportError, ValueError):
             continue
-        found[name] = _imported(name, run)
-    return found
+        modules[name] = _imported(name, run)
+    return modules
 
 
 def _imported(name: str, run: Callable[..., tuple[int, str, str]]) -> dict[str, Any]:
@@ -143,12 +151,12 @@ Run = Callable[[list[str], float], tuple[int, str, str]]
 
 @dataclass(frozen=True)
 class Facts:
-    """Plain data; see the function that gathers each for its keys."""
+    """All facts. The function that gathers a dict documents its keys."""
 
     environ: Mapping[str, str] = field(default_factory=dict)
     launch: Launch = field(default_factory=lambda: Launch("none"))
     launch_error: str = ""
-    torch: dict[str, Any] = field(default_factory=dict)  # empty: cannot be imported
+    torch: dict[str, Any] = field(default_factory=dict)  # empty if it cannot be imported
     torch_error: str = ""
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)  # only what is installed
     cpu: dict[str, Any] = field(default_factory=dict)
@@ -158,29 +166,29 @@ class Facts:
     rdma: list[dict[str, Any]] = field(default_factory=list)
     commands: dict[str, dict[str, Any]] = field(default_factory=dict)
     mapped: list[dict[str, Any]] = field(default_factory=list)
-    # CPUs of each other rank of this host, by its local rank, as far as they could be seen.
+    # Local rank -> CPUs of the other ranks of this host, if they could be read.
     neighbours: dict[int, set[int]] = field(default_factory=dict)
 
     @property
     def cores(self) -> int:
-        """That this process may use."""
+        """How many cores this process may use."""
         return len(self.cpu.get("affinity", ())) or 1
 
     @property
     def affinities(self) -> list[set[int]]:
-        """Of the ranks of this host; empty where it is not known. torchrun does not pin: there they
-        all have this one's.
+        """The CPUs of each rank of this host; empty sets where they are not known. torchrun does
+        not pin ranks, so all its ranks have the CPUs of this process.
         """
-        own, launch = set(self.cpu.get("affinity", ())), self.launch
-        other = own if launch.launcher in ("torchrun", BY_HAND) else set()
+        local_cpus, launch = set(self.cpu.get("affinity", ())), self.launch
+        default = local_cpus if launch.launcher in ("torchrun", BY_HAND) else set()
         return [
-            own if rank == launch.local_rank else self.neighbours.get(rank, other)
+            local_cpus if rank == launch.local_rank else self.neighbours.get(rank, default)
             for rank in range(launch.local_ranks)
         ]
 
     @property
     def host_cores(self) -> int:
-        """That the ranks of this host may use together."""
+        """How many cores the ranks of this host may use together."""
         return len(set().union(*self.affinities)) or 1
 
     def devices(self, kind: str) -> list[dict[str, Any]]:
@@ -188,9 +196,11 @@ class Facts:
 
     @property
     def libraries(self) -> list[dict[str, Any]]:
-        """The communication libraries of this process, and those that the bindings load besides."""
-        of_modules = [one for module in self.modules.values() for one in module.get("mapped", ())]
-        return list({one["path"]: one for one in [*of_modules, *self.mapped]}.values())
+        """The communication libraries of this process, and those that the bindings load."""
+        of_modules = [
+            library for module in self.modules.values() for library in module.get("mapped", ())
+        ]
+        return list({library["path"]: library for library in [*of_modules, *self.mapped]}.values())
 
     def built(self, backend: str) -> bool:
         return bool(self.torch.get("built", {}).get(backend))
@@ -198,13 +208,14 @@ class Facts:
 
 def gather(launch: Launch, launch_error: str = "") -> Facts:
     """All facts of this process and its host."""
-    found = neighbours(launch)  # before what takes seconds: the others do not stay for ever
+    # The other ranks exit soon, so their CPUs are read before the facts that take seconds.
+    neighbour_cpus = neighbours(launch)
     torch, torch_error = import_torch()
     about: dict[str, Any] = {}
     if torch:
         try:
             about = torch_facts(torch, launch)
-        except Exception as error:  # a build that lacks what all builds have
+        except Exception as error:  # a build that lacks an attribute that other builds have
             torch_error = f"it does not answer: {type(error).__name__}: {error}"
     return Facts(
         environ=dict(os.environ),
@@ -220,54 +231,54 @@ def gather(launch: Launch, launch_error: str = "") -> Facts:
         rdma=rdma_devices(),
         commands=command_facts(run),
         mapped=mapped_libraries(torch),
-        neighbours=found,
+        neighbours=neighbour_cpus,
     )
 
 
-# The ranks of a host start within so long of each other, and stay so long for rank 0 to look.
+# Seconds within which the ranks of a host start, and seconds that they stay for rank 0 to read
+# their CPUs.
 _MEET_S, _STAY_S = 2.0, 10.0
 
 
 def neighbours(launch: Launch, limit_s: float = _MEET_S) -> dict[int, set[int]]:
-    """CPUs of the other ranks of this host, children of the same launcher, by their local ranks;
-    ``wait_for_rank_0`` keeps them there.
+    """Local rank -> CPUs of the other ranks of this host, which are children of the same launcher.
+
+    They stay until this process has read them: see ``wait_for_rank_0``.
     """
     deadline = time.monotonic() + limit_s
     while True:
-        found = {other.local_rank: cpus for other, cpus in _siblings(launch)}
-        if len(found) >= launch.local_ranks - 1 or time.monotonic() > deadline:
-            return found
+        cpus_by_rank = {peer.local_rank: cpus for peer, cpus in _siblings(launch)}
+        if len(cpus_by_rank) >= launch.local_ranks - 1 or time.monotonic() > deadline:
+            return cpus_by_rank
         time.sleep(0.05)
 
 
 def wait_for_rank_0(launch: Launch) -> None:
-    """Until rank 0 of this host has come and gone; where it does not come, no longer than it may
-    take to start.
-    """
+    """Wait until rank 0 of this host has started and ended, or has not started for _MEET_S."""
     began, seen = time.monotonic(), False
     while time.monotonic() - began < (_STAY_S if seen else _MEET_S):
-        there = any(other.rank == 0 for other, _ in _siblings(launch))
-        if seen and not there:
+        present = any(peer.rank == 0 for peer, _ in _siblings(launch))
+        if seen and not present:
             return
-        seen = seen or there
+        seen = seen or present
         time.sleep(0.1)
 
 
 def _siblings(launch: Launch, proc: str = "/proc") -> list[tuple[Launch, set[int]]]:
-    """(run, CPUs) of the other ranks of this run that have this process' parent."""
-    found = []
+    """(launch, CPUs) of the other ranks of this run that have the same parent process."""
+    siblings = []
     for pid in os.listdir(proc) if os.path.isdir(proc) else ():
         if not pid.isdecimal() or int(pid) == os.getpid():
             continue
         status = text_in(f"{proc}/{pid}/status") or ""
-        words = dict(re.findall(r"^(PPid|Cpus_allowed_list):\s*(\S+)", status, re.M))
-        if words.get("PPid") != str(os.getppid()):
+        fields = dict(re.findall(r"^(PPid|Cpus_allowed_list):\s*(\S+)", status, re.M))
+        if fields.get("PPid") != str(os.getppid()):
             continue
         pairs = (text_in(f"{proc}/{pid}/environ") or "").split("\0")
-        other, error = launch_facts(dict(pair.partition("=")[::2] for pair in pairs))
-        if not error and (other.launcher, other.ranks) == (launch.launcher, launch.ranks):
-            found.append((other, cpu_numbers(words.get("Cpus_allowed_list", ""))))
-    return found
+        peer, error = launch_facts(dict(pair.partition("=")[::2] for pair in pairs))
+        if not error and (peer.launcher, peer.ranks) == (launch.launcher, launch.ranks):
+            siblings.append((peer, cpu_numbers(fields.get("Cpus_allowed_list", ""))))
+    return siblings
 
 
 def import_torch() -> tuple[Any, str]:
@@ -279,14 +290,15 @@ def import_torch() -> tuple[Any, str]:
 
 
 def launch_facts(environ: Mapping[str, str] | None = None) -> tuple[Launch, str]:
-    """The run, or what is wrong with its variables."""
+    """(this process's launch, what is wrong with its variables)."""
     try:
         return detect(environ), ""
     except UsageError as error:
         return Launch("ambiguous"), str(error)
 
 
-# A child with these would take part in the job: under mpirun, importing oneCCL may call MPI_Init.
+# Variables of launchers. A child process with them would join the job: under mpirun, importing
+# oneCCL may call MPI_Init.
 _OF_LAUNCHERS = (
     *("PMI_", "PMIX_", "MPI_", "OMPI_", "PALS_", "SLURM_", "HYDI_", "I_MPI_HYDRA"),
     *("TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_"),
@@ -294,7 +306,7 @@ _OF_LAUNCHERS = (
 
 
 def run(command: list[str], timeout_s: float) -> tuple[int, str, str]:
-    """Run a command outside of the job that this process belongs to."""
+    """Run a command without the variables of the job: (exit code, stdout, stderr)."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(_OF_LAUNCHERS)}
     how: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     try:
@@ -307,29 +319,30 @@ def run(command: list[str], timeout_s: float) -> tuple[int, str, str]:
 
 
 def command_facts(run: Run, path: str | None = None) -> dict[str, dict[str, Any]]:
-    """path, version and error of each launcher's command that PATH holds."""
+    """path, version and error of each launcher's command on PATH."""
     from shutil import which
 
-    found: dict[str, dict[str, Any]] = {}
+    commands: dict[str, dict[str, Any]] = {}
     for name in ("torchrun", "srun", "mpirun", "mpiexec"):
-        place = which(name, path=path)
-        if place is None:
+        executable = which(name, path=path)
+        if executable is None:
             continue
-        found[name] = {"path": place, "version": "", "error": ""}
-        if name == "torchrun":  # asking it would import torch once more
-            found[name]["own"] = Path(place).parent == Path(sys.executable).parent
+        commands[name] = {"path": executable, "version": "", "error": ""}
+        if name == "torchrun":  # torchrun --version would import torch once more
+            commands[name]["same_python"] = Path(executable).parent == Path(sys.executable).parent
         else:
-            code, out, err = run([place, "--version"], 10)
+            code, out, err = run([executable, "--version"], 10)
             lines = [line.strip() for line in (out or err).splitlines() if line.strip()]
-            # 'HYDRA build details:' has its number on the next line.
+            # The line after 'HYDRA build details:' has the version.
             text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-            found[name]["error" if code else "version"] = text or f"exit code {code}"
-    return found
+            commands[name]["error" if code else "version"] = text or f"exit code {code}"
+    return commands
 
 
 def cpu_facts(proc: str = "/proc", sysfs: str = "/sys") -> dict[str, Any]:
-    """model, affinity, numa_nodes, virtual, steal (share of the time since boot that a hypervisor
-    gave to others), governor and its driver.
+    """Facts about the CPU: model, affinity, numa_nodes, virtual, steal, governor and its driver.
+
+    steal: share of the busy time since boot that the hypervisor gave to others.
     """
     info = text_in(f"{proc}/cpuinfo") or ""
     model = re.search(r"^model name\s*:\s*(.*)$", info, re.M)
@@ -346,7 +359,7 @@ def cpu_facts(proc: str = "/proc", sysfs: str = "/sys") -> dict[str, Any]:
     return {
         "model": model[1] if model else None,
         "affinity": sorted(affinity) or list(range(os.cpu_count() or 1)),
-        "numa_nodes": numa_nodes_of(affinity, sysfs),
+        "numa_nodes": numa_nodes(affinity, sysfs),
         "virtual": "hypervisor" in flags[1].split() if flags else None,
         "steal": steal,
         "governor": text_in(cpufreq / "scaling_governor"),
@@ -360,36 +373,38 @@ _GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 
 def gpu_facts(proc: str = "/proc", sysfs: str = "/sys", dev: str = "/dev") -> dict[str, Any]:
-    """Signs of GPUs that need no torch: vendor -> pci (how many on the bus), driver (version of
-    the kernel's), files (whether this process' /dev has what the vendor's runtime opens).
+    """Signs of GPUs that do not need torch: vendor -> pci, driver, files.
+
+    pci: number of GPUs on the bus. driver: version of the kernel's driver.
+    files: whether /dev has the files that the vendor's runtime opens.
     """
-    found: dict[str, dict[str, Any]] = {
+    vendors: dict[str, dict[str, Any]] = {
         name: {"pci": 0, "driver": None, "files": False} for name in ("NVIDIA", "AMD", "Intel")
     }
     for device in Path(sysfs, "bus/pci/devices").glob("*"):
         vendor = _VENDORS.get(text_in(device / "vendor") or "")
         if vendor and (text_in(device / "class") or "").startswith(_GPU_CLASSES):
-            found[vendor]["pci"] += 1
+            vendors[vendor]["pci"] += 1
     version = text_in(f"{proc}/driver/nvidia/version") or ""
     number = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", version)
-    found["NVIDIA"]["driver"] = number[0] if number else None
+    vendors["NVIDIA"]["driver"] = number[0] if number else None
     modules = {"AMD": ("amdgpu",), "Intel": ("xe", "i915")}
     for vendor, names in modules.items():
         loaded = [n for n in names if Path(sysfs, "module", n).exists()]
         if loaded:
             version = text_in(Path(sysfs, "module", loaded[0], "version")) or ""
-            found[vendor]["driver"] = f"{loaded[0]} {version}".strip()
-    found["NVIDIA"]["files"] = Path(dev, "nvidiactl").exists() or Path(dev, "nvidia0").exists()
-    found["AMD"]["files"] = Path(dev, "kfd").exists()
-    found["Intel"]["files"] = any(Path(dev, "dri").glob("renderD*"))
-    return found
+            vendors[vendor]["driver"] = f"{loaded[0]} {version}".strip()
+    vendors["NVIDIA"]["files"] = Path(dev, "nvidiactl").exists() or Path(dev, "nvidia0").exists()
+    vendors["AMD"]["files"] = Path(dev, "kfd").exists()
+    vendors["Intel"]["files"] = any(Path(dev, "dri").glob("renderD*"))
+    return vendors
 
 
 _CAP_IPC_LOCK = 14  # linux/capability.h: the limit does not apply
 
 
 def limits(proc: str = "/proc", shm: str = "/dev/shm") -> dict[str, Any]:
-    """shm_bytes (size of /dev/shm; 0: there is none), memlock_bytes (None: unlimited)."""
+    """shm_bytes (size of /dev/shm; 0 if there is none) and memlock_bytes (None if unlimited)."""
     try:
         status = os.statvfs(shm)
         shm_bytes = status.f_blocks * status.f_frsize
@@ -397,7 +412,7 @@ def limits(proc: str = "/proc", shm: str = "/dev/shm") -> dict[str, Any]:
         shm_bytes = 0
     capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", text_in(f"{proc}/self/status") or "", re.M)
     may_lock = bool(capabilities and int(capabilities[1], 16) >> _CAP_IPC_LOCK & 1)
-    words = re.search(r"^Max locked memory\s+(\S+)", text_in(f"{proc}/self/limits") or "", re.M)
-    limited = words is not None and words[1].isdigit() and not may_lock
-    memlock = int(words[1]) if words and limited else None
+    match = re.search(r"^Max locked memory\s+(\S+)", text_in(f"{proc}/self/limits") or "", re.M)
+    limited = match is not None and match[1].isdigit() and not may_lock
+    memlock = int(match[1]) if match and limited else None
     return {"shm_bytes": shm_bytes, "memlock_bytes": memlock}

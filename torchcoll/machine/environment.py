@@ -1,4 +1,4 @@
-"""What a number depends on: versions, host and variables, and how much memory is free."""
+"""What a measurement depends on: versions, host, variables and free memory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from torchcoll.core.variables import kept_variables
 from torchcoll.machine.devices import Device
 from torchcoll.machine.launcher import Launch
 
-# Of this run: no information.
+# Variables that differ in every run and have no information.
 _OF_LAUNCH = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "NCCL_DEBUG_FILE")
-# Launchers number ranks in these: that they differ from rank to rank says nothing.
+# Prefixes of launchers' variables, which always differ from rank to rank.
 _LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "PBS_")
 
 
 def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a result file keeps (core/variables.py) of ``environ``, else of this process."""
+    """The variables of ``environ``, or of this process, that a result file keeps
+    (core/variables.py).
+    """
     kept = kept_variables(os.environ if environ is None else environ)
     return {name: value for name, value in kept.items() if name not in _OF_LAUNCH}
 
 
 def utc_now() -> str:
-    """``2026-11-20T12:31:04+00:00``."""
+    """The current time as ``2026-11-20T12:31:04+00:00``."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
@@ -38,17 +40,19 @@ def hostname() -> str:
     return socket.gethostname()
 
 
-def differences(theirs: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str | None]:
-    """The variables of a rank that differ from rank 0's (None: not set there)."""
+def differences(
+    rank_variables: Mapping[str, str], reference: Mapping[str, str]
+) -> dict[str, str | None]:
+    """The variables of a rank whose values differ from ``reference``, rank 0's; None if not set."""
     return {
-        name: theirs.get(name)
-        for name in sorted({*theirs, *known})
-        if theirs.get(name) != known.get(name) and not name.startswith(_LAUNCHERS)
+        name: rank_variables.get(name)
+        for name in sorted({*rank_variables, *reference})
+        if rank_variables.get(name) != reference.get(name) and not name.startswith(_LAUNCHERS)
     }
 
 
 def environment(torch: Any, entries: Sequence[BackendEntry], device: str) -> dict[str, Any]:
-    """Versions, host and variables of this process, as the file's header keeps them."""
+    """Versions, host and variables of this process, for the header of a result file."""
     from torchcoll import __version__
 
     return {
@@ -66,8 +70,8 @@ def environment(torch: Any, entries: Sequence[BackendEntry], device: str) -> dic
 
 
 def library_version(torch: Any, entry: BackendEntry, device: str) -> str:
-    """What communicates: ``NCCL 2.28.9``, ``RCCL 2.22.3``, ``gloo of torch 2.13.0+cpu``,
-    ``oneCCL 2021.14.0, bindings 2.8.0``.
+    """Name and version of the library that communicates: ``NCCL 2.28.9``, ``RCCL 2.22.3``,
+    ``gloo of torch 2.13.0+cpu``, ``oneCCL 2021.14.0, bindings 2.8.0``.
     """
     if entry.family == NCCL:
         version = ".".join(map(str, torch.cuda.nccl.version()))
@@ -85,10 +89,10 @@ def library_version(torch: Any, entry: BackendEntry, device: str) -> str:
 
 
 def member(torch: Any, launch: Launch, device: Device) -> dict[str, Any]:
-    """This rank's line of the ``ranks`` record.
+    """This rank's entry in the ``ranks`` record.
 
-    Mapped libraries, NUMA nodes, PCI id and NICs come with an accelerator, and from the first rank
-    of each host: on CPUs the others need not load what finds them.
+    Only ranks with an accelerator and the first rank of each host have mapped libraries, NUMA
+    nodes, PCI id and NICs. So on CPUs the other ranks need not load the code that finds them.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     facts: dict[str, Any] = {}
@@ -109,7 +113,7 @@ def member(torch: Any, launch: Launch, device: Device) -> dict[str, Any]:
 
 
 def device_place(torch: Any, device: Device) -> str | None:
-    """What tells one device of a host from another: PCI id or UUID; None on the CPU."""
+    """PCI id or UUID of the device, which is unique on its host; None on the CPU."""
     if device.kind == "cpu":
         return None
     from torchcoll.machine.placement import device_facts
@@ -128,12 +132,12 @@ def _cpu_model() -> str:
         return platform.processor() or platform.machine()
 
 
-# Tests put small files elsewhere.
+# Tests replace these folders.
 _PROC, _CGROUPS = "/proc", "/sys/fs/cgroup"
 
 
 def free_memory(device: Device) -> dict[str, Any]:
-    """Where the buffers of this rank live, and the bytes that are free there."""
+    """``where``: the device or host with this rank's buffers; ``free``: its free bytes."""
     free = device.free_bytes()
     if free is None:
         return {"where": hostname(), "free": free_bytes()}
@@ -141,9 +145,10 @@ def free_memory(device: Device) -> dict[str, Any]:
 
 
 def free_bytes() -> int:
-    """Bytes that processes of this host may still take: MemAvailable, or less by a cgroup limit.
+    """Bytes that processes of this host can still use: MemAvailable, or less if a cgroup limits it.
 
-    Linux overcommits, so an allocation succeeds and the kernel kills later: only asking protects.
+    Linux overcommits: an allocation succeeds and the kernel kills the process later. So the free
+    memory is checked before buffers are allocated.
     """
     free = [_number_in(f"{_PROC}/meminfo", "MemAvailable:", 1024)]
     free += _cgroup_free("", "memory.max", "memory.current", "inactive_file")
@@ -154,19 +159,19 @@ def free_bytes() -> int:
 
 
 def _cgroup_free(controller: str, limit: str, usage: str, cache: str) -> list[int]:
-    """Limit minus usage for this process' cgroup and for each that it lies in (v2, or v1's
-    ``memory``). Cached files count as used there, and are given back under pressure.
+    """Limit minus usage of this process's cgroup and of each of its parents (v2, or v1's
+    ``memory``). Cached files are part of the usage, but the kernel frees them when needed.
     """
-    found: list[int] = []
+    free: list[int] = []
     path = _cgroup_path(controller)
     while path is not None:
-        # Inside a container the path of the host is not mounted; its own root is.
+        # In a container only the container's own root is mounted, and not the host's path.
         base = os.path.join(_CGROUPS, controller, path)
         most, used = _number_in(f"{base}/{limit}"), _number_in(f"{base}/{usage}")
         if most is not None and used is not None:
-            found.append(most - used + (_number_in(f"{base}/memory.stat", cache) or 0))
+            free.append(most - used + (_number_in(f"{base}/memory.stat", cache) or 0))
         path = os.path.dirname(path) if path else None
-    return found
+    return free
 
 
 def _cgroup_path(controller: str) -> str | None:
@@ -182,10 +187,12 @@ def _cgroup_path(controller: str) -> str | None:
 
 
 def _number_in(path: str, name: str = "", unit: int = 1) -> int | None:
-    """The number behind ``name`` in a small file, or alone in it; None: not there, or ``max``."""
+    """The number after ``name`` in a small file, or the file's only number; None if there is
+    none.
+    """
     try:
         with open(path) as lines:
-            words = next(line.split() for line in lines if not name or line.split()[0] == name)
-        return int(words[-1 if not name else 1]) * unit
+            fields = next(line.split() for line in lines if not name or line.split()[0] == name)
+        return int(fields[-1 if not name else 1]) * unit
     except (OSError, ValueError, IndexError, StopIteration):
         return None

@@ -1,10 +1,10 @@
-"""The state of NVIDIA GPUs, from the driver's own library by ctypes: no package, no nvidia-smi.
+"""Reads the state of NVIDIA GPUs from the driver's library NVML with ctypes.
 
-nvidia-ml-py would save 70 of these lines, and the state of every machine whose image lacks it: it
-comes with no torch, and a run on an image as it is (NO_INSTALL=1) is where the state counts most.
+The package nvidia-ml-py would save 70 lines here, but no image has it by default, since torch does
+not depend on it. The state matters most in runs on an image as it is (NO_INSTALL=1).
 
-Numbers and structures are those of the public nvml.h (CUDA 11 to 13). What a driver or a GPU does
-not tell is None. AMD and machines without the driver have no libnvidia-ml: no state at all.
+Constants and structures are those of the public nvml.h (CUDA 11 to 13). A value that a driver or a
+GPU does not support is None. Machines without NVIDIA's driver have no libnvidia-ml and so no state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REMOTES = {0: "gpu", 1: "cpu", _SWITCH: "switch"}
 _MAX_PROCESSES = 1024
 _NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 
-# nvmlClocksEventReason*, in the words of nvidia-smi -q -d PERFORMANCE.
+# nvmlClocksEventReason*, with the names of nvidia-smi -q -d PERFORMANCE.
 REASONS = {
     0x001: "GPU idle",
     0x002: "applications clocks setting",
@@ -39,7 +39,7 @@ REASONS = {
     0x080: "HW power brake slowdown",
     0x100: "display clock setting",
 }
-# nvmlPerfPolicyType_t: for how long each has kept the clocks down since the driver was loaded.
+# nvmlPerfPolicyType_t: the driver counts for how long each policy has limited the clocks.
 _POLICIES = {"power": 0, "thermal": 1, "board limit": 3, "reliability": 5}
 # nvmlNvLinkErrorCounter_t
 _LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
@@ -50,7 +50,7 @@ class _Utilization(ctypes.Structure):
 
 
 class _Process(ctypes.Structure):
-    """nvmlProcessInfo_v2_t, which versions 2 and 3 of the call fill alike."""
+    """nvmlProcessInfo_v2_t, which versions 2 and 3 of the call use."""
 
     _fields_ = (
         ("pid", ctypes.c_uint),
@@ -65,71 +65,75 @@ class _Violation(ctypes.Structure):
 
 
 def load() -> Any:
-    """libnvidia-ml, or None where there is none."""
+    """Load libnvidia-ml; None if it is not installed."""
     try:
         return ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None
 
 
-def nvidia_gpus(places: list[str], library: Any) -> list[dict[str, Any]]:
-    """One dict for each PCI id or UUID, in that order; ``library`` as of ``load()``.
+def nvidia_gpus(device_ids: list[str], library: Any) -> list[dict[str, Any]]:
+    """The state of each GPU, in the order of ``device_ids`` (PCI ids or UUIDs).
 
-    place, index, busy_percent (of the last second at most), sm_clock_mhz, sm_clock_max_mhz,
-    mem_clock_mhz, mem_clock_max_mhz, reasons (why the clocks are not higher), limited_ns (policy ->
-    since the driver was loaded), ecc_corrected, ecc_uncorrected, temperature_c, power_w,
-    power_limit_w, persistence, processes ([{pid, size_bytes}]), nvlinks (how many are active),
-    nvlink_to (kind of the other end -> how many), nvlink_errors (kind -> one number a link).
+    library: as ``load()`` returns it.
+
+    Keys: place (its id), index, busy_percent (of the last second at most), sm_clock_mhz,
+    sm_clock_max_mhz, mem_clock_mhz, mem_clock_max_mhz, reasons (why the clocks are not higher),
+    limited_ns (policy -> ns since the driver was loaded), ecc_corrected, ecc_uncorrected,
+    temperature_c, power_w, power_limit_w, persistence, processes ([{pid, size_bytes}]), nvlinks
+    (how many are active), nvlink_to (kind of the other end -> number of links), nvlink_errors (kind
+    -> link -> count).
     """
-    none = [{"place": place} for place in places]
-    if library is None or not places or library.nvmlInit_v2() != _SUCCESS:
+    none = [{"place": device_id} for device_id in device_ids]
+    if library is None or not device_ids or library.nvmlInit_v2() != _SUCCESS:
         return none
     try:
-        return [_gpu(library, place) for place in places]
+        return [_gpu(library, device_id) for device_id in device_ids]
     finally:
         library.nvmlShutdown()
 
 
 def switches_reduce(folder: str = "/proc/driver/nvidia/gpus", library: Any = None) -> bool | None:
-    """Whether switches connect the NVIDIA GPUs of this machine that can reduce (NVLS). None where
-    there are no GPUs, or their driver does not tell their links.
+    """Whether the NVIDIA GPUs of this machine are connected by switches that can reduce (NVLS).
+
+    None if there are no GPUs, or the driver does not report their links.
     """
-    places, known = [], []
+    device_ids, devices = [], []
     for entry in sorted(Path(folder).glob("*/information")):
         model = re.search(r"^Model:\s*(.+)$", entry.read_text(errors="replace"), re.MULTILINE)
-        places.append(entry.parent.name)
-        known.append(device_named(model[1]) if model else None)
-    states = nvidia_gpus(places, library or load())
+        device_ids.append(entry.parent.name)
+        devices.append(device_named(model[1]) if model else None)
+    states = nvidia_gpus(device_ids, library or load())
     if not states or any(device is None or "nvlinks" not in state
-                         for device, state in zip(known, states, strict=True)):  # fmt: skip
+                         for device, state in zip(devices, states, strict=True)):  # fmt: skip
         return None
     links = all(set(state["nvlink_to"] or ()) == {"switch"} for state in states)
-    return links and all(device is not None and device.multicast for device in known)
+    return links and all(device is not None and device.multicast for device in devices)
 
 
-def _gpu(library: Any, place: str) -> dict[str, Any]:
+def _gpu(library: Any, device_id: str) -> dict[str, Any]:
     handle = ctypes.c_void_p()
-    if ":" in place:
-        ask, name = "nvmlDeviceGetHandleByPciBusId_v2", place
-    else:  # torch leaves the prefix out
-        ask, name = "nvmlDeviceGetHandleByUUID", f"GPU-{place.removeprefix('GPU-')}"
+    if ":" in device_id:
+        ask, name = "nvmlDeviceGetHandleByPciBusId_v2", device_id
+    else:  # torch omits the prefix
+        ask, name = "nvmlDeviceGetHandleByUUID", f"GPU-{device_id.removeprefix('GPU-')}"
     if not _call(library, ask, name.encode(), ctypes.byref(handle)):
-        return {"place": place}
+        return {"place": device_id}
     gpu = _Gpu(library, handle)
     milliwatts = gpu.number("nvmlDeviceGetPowerUsage")
     limit = gpu.number("nvmlDeviceGetEnforcedPowerLimit")
     persistence = gpu.number("nvmlDeviceGetPersistenceMode")
     load = _Utilization()
-    load_known = gpu.ask("nvmlDeviceGetUtilizationRates", ctypes.byref(load))
+    load_available = gpu.ask("nvmlDeviceGetUtilizationRates", ctypes.byref(load))
     limited_ns: dict[str, int | None] = {}
     for policy, number in _POLICIES.items():
         violation = _Violation()
-        known = gpu.ask("nvmlDeviceGetViolationStatus", number, ctypes.byref(violation))
-        limited_ns[policy] = violation.violation_ns if known else None
+        available = gpu.ask("nvmlDeviceGetViolationStatus", number, ctypes.byref(violation))
+        limited_ns[policy] = violation.violation_ns if available else None
     return {
-        "place": place,
+        "place": device_id,
         "index": gpu.number("nvmlDeviceGetIndex"),
-        "busy_percent": load.gpu if load_known else None,
+        "busy_percent": load.gpu if load_available else None,
         "sm_clock_mhz": gpu.number("nvmlDeviceGetClockInfo", _SM),
         "sm_clock_max_mhz": gpu.number("nvmlDeviceGetMaxClockInfo", _SM),
         "mem_clock_mhz": gpu.number("nvmlDeviceGetClockInfo", _MEM),
@@ -148,8 +152,8 @@ def _gpu(library: Any, place: str) -> dict[str, Any]:
 
 
 def _call(library: Any, name: str, *arguments: object) -> bool:
-    """Whether the call is there and succeeded."""
-    function = getattr(library, name, None)  # a driver may be older than the call, or newer
+    """Whether the library has the function and the call succeeded."""
+    function = getattr(library, name, None)  # a driver may be older or newer than the function
     return function is not None and function(*arguments) == _SUCCESS
 
 
@@ -162,7 +166,7 @@ class _Gpu:
         return _call(self._library, name, self._handle, *arguments)
 
     def number(self, name: str, *arguments: int, kind: Any = ctypes.c_uint) -> int | None:
-        """What a call with one result tells."""
+        """The result of a function that has a single one; None if it failed."""
         value = kind()
         return value.value if self.ask(name, *arguments, ctypes.byref(value)) else None
 
@@ -171,27 +175,27 @@ class _Gpu:
             call = f"nvmlDeviceGetCurrentClocks{name}"
             bits = self.number(call, kind=ctypes.c_ulonglong)
             if bits is not None:
-                return [word for bit, word in REASONS.items() if bits & bit]
+                return [reason for bit, reason in REASONS.items() if bits & bit]
         return None
 
     def ecc(self, kind: int) -> int | None:
         return self.number("nvmlDeviceGetTotalEccErrors", kind, _VOLATILE, kind=ctypes.c_ulonglong)
 
     def processes(self) -> list[dict[str, Any]] | None:
-        """Of this GPU's compute contexts, as the driver numbers them."""
+        """The processes with a compute context on this GPU, with the driver's pids."""
         for version in (3, 2):
-            found, count = (_Process * _MAX_PROCESSES)(), ctypes.c_uint(_MAX_PROCESSES)
+            entries, count = (_Process * _MAX_PROCESSES)(), ctypes.c_uint(_MAX_PROCESSES)
             call = f"nvmlDeviceGetComputeRunningProcesses_v{version}"
-            if self.ask(call, ctypes.byref(count), found):
+            if self.ask(call, ctypes.byref(count), entries):
                 return [
                     {"pid": p.pid, "size_bytes": None if p.used == _NOT_AVAILABLE else p.used}
-                    for p in found[: count.value]
+                    for p in entries[: count.value]
                 ]
         return None
 
     def nvlinks(self) -> dict[str, Any]:
         states = [self.number("nvmlDeviceGetNvLinkState", link) for link in range(_MAX_LINKS)]
-        if all(state is None for state in states):  # no NVLink, or not known
+        if all(state is None for state in states):  # no NVLink, or its state is not available
             return {"nvlinks": None, "nvlink_to": None, "nvlink_errors": None}
         active = [link for link, state in enumerate(states) if state]
         remotes: dict[str, int] = {}
@@ -204,9 +208,9 @@ class _Gpu:
             name: [self.number(call, link, counter, kind=ctypes.c_ulonglong) for link in active]
             for name, counter in _LINK_ERRORS.items()
         }
-        known = {
+        available = {
             name: dict(zip(map(str, active), counts, strict=True))
             for name, counts in errors.items()
             if any(count is not None for count in counts)
         }
-        return {"nvlinks": len(active), "nvlink_to": remotes, "nvlink_errors": known or None}
+        return {"nvlinks": len(active), "nvlink_to": remotes, "nvlink_errors": available or None}

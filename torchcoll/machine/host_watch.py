@@ -1,4 +1,6 @@
-"""The state of this host before and after a run. One rank of each host looks; never in between."""
+"""Reads the state of a host before and after a run, on one rank of each host; never during
+calls.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from torchcoll.machine.state import (
     Sample,
     allowed_cpus,
     family,
-    name_of,
+    process_name,
     sample,
     settings,
     shares,
-    user_of,
+    user_name,
     why_busy,
 )
 
@@ -25,21 +27,25 @@ _WINDOW_S = 0.5
 
 
 class Watch:
-    """Looks at one host. kind: cpu, cuda or xpu. places: PCI ids or UUIDs of the devices of the
-    ranks here, one a rank. pids: those ranks. library: of NVML, else the driver's own.
+    """Reads the state of one host.
+
+    kind: cpu, cuda or xpu.
+    device_ids: PCI id or UUID of the device of each rank on this host.
+    pids: process ids of those ranks.
+    library: NVML; by default the driver's.
     """
 
     def __init__(
         self,
         kind: str,
-        places: Iterable[str],
+        device_ids: Iterable[str],
         pids: Iterable[int],
         proc: str = "/proc",
         sysfs: str = "/sys",
         library: Any = None,
     ) -> None:
         self._kind = kind
-        self._ranks_on = list(places)
+        self._device_ids = list(device_ids)
         self._pids = set(pids)
         self._proc, self._sysfs, self._library = proc, sysfs, library
         self._cpus = allowed_cpus(self._pids, proc)
@@ -47,20 +53,24 @@ class Watch:
         self._before: dict[str, Any] = {}
 
     def before(self) -> dict[str, Any]:
-        """The record ``machine`` before the run: when, host, utc, took_ns, cpu (of host.settings),
-        devices (of nvml.gpus or intel.gpus, with ``others``: processes that are not of this
-        run, None where that is not known), network (of network.counters).
+        """Read and return the record ``machine`` before the run.
+
+        Keys: when, host, utc, took_ns, cpu (``state.settings``), devices (``nvidia_gpus`` or
+        ``intel_gpus``; ``others`` are processes of other runs, None if not known) and network
+        (``port_counters.counters``).
         """
         self._before = self._look("before")
         self._first = sample(self._proc)
         return self._before
 
-    def both(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The states before and after the run; ``before`` has been called."""
+    def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The records before and after the run. Needs an earlier call of ``before``."""
         return self._before, self.after()
 
     def after(self) -> dict[str, Any]:
-        """As before; ``cpu`` tells also who used the cores since then (host.shares)."""
+        """Read the record after the run. Its ``cpu`` also has who used the cores
+        (``state.shares``).
+        """
         assert self._first is not None
         last = sample(self._proc)
         state = self._look("after")
@@ -68,10 +78,10 @@ class Watch:
         return state
 
     def why_busy(self, state: dict[str, Any]) -> str | None:
-        """Why --require-idle refuses this state, or None; on CPUs the cores are watched for half a
-        second, in which the ranks wait.
-        """
+        """Why --require-idle refuses to start in this state, or None.
 
+        On CPUs this waits half a second to measure the load of the cores.
+        """
         shares = None
         if self._kind == "cpu":
             first = sample(self._proc)
@@ -83,10 +93,10 @@ class Watch:
         hz = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
         return shares(first, last, self._pids, self._cpus, hz, self._proc)
 
-    def _look(self, when: str) -> dict[str, Any]:
+    def _look(self, phase: str) -> dict[str, Any]:
         start = time.perf_counter_ns()
         state = {
-            "when": when,
+            "when": phase,
             "host": hostname(),
             "utc": utc_now(),
             "cpu": settings(self._cpus, self._proc, self._sysfs),
@@ -96,43 +106,47 @@ class Watch:
         return {**state, "took_ns": time.perf_counter_ns() - start}
 
     def _devices(self) -> list[dict[str, Any]]:
-        places = list(dict.fromkeys(self._ranks_on))  # a rehearsal has several ranks on one
+        # A rehearsal runs several ranks on one device.
+        device_ids = list(dict.fromkeys(self._device_ids))
         if self._kind == "cuda":
             from torchcoll.machine import gpu_state
 
-            found = gpu_state.nvidia_gpus(places, self._library or gpu_state.load())
+            devices = gpu_state.nvidia_gpus(device_ids, self._library or gpu_state.load())
         elif self._kind == "xpu":
             from torchcoll.machine.intel_gpus import intel_gpus
 
-            found = intel_gpus(places, self._sysfs)
+            devices = intel_gpus(device_ids, self._sysfs)
         else:
             return []
-        own = family(self._pids, sample(self._proc).processes)
-        for device in found:
+        run_pids = family(self._pids, sample(self._proc).processes)
+        for device in devices:
             listed = device.pop("processes", None)
-            others = strangers(listed, own, self._ranks_on.count(device["place"]))
-            device["others"] = others and [self._named(process) for process in others]
-        return found
+            foreign = foreign_processes(listed, run_pids, self._device_ids.count(device["place"]))
+            device["others"] = foreign and [self._named(process) for process in foreign]
+        return devices
 
     def _named(self, process: dict[str, Any]) -> dict[str, Any]:
         pid = process["pid"]
         if pid is None:
             return process
-        name = process.get("name") or name_of(pid, self._proc)
-        return {**process, "name": name, "user": user_of(pid, self._proc)}
+        name = process.get("name") or process_name(pid, self._proc)
+        return {**process, "name": name, "user": user_name(pid, self._proc)}
 
 
-def strangers(
-    listed: list[dict[str, Any]] | None, own: set[int], ranks: int
+def foreign_processes(
+    listed: list[dict[str, Any]] | None, run_pids: set[int], ranks: int
 ) -> list[dict[str, Any]] | None:
-    """Which of the processes on a device are not of this run; None: not known.
+    """The processes on a device that do not belong to this run; None if that is not known.
 
-    ``ranks`` of ours have a context there, so a list without any of ``own`` is that of another
-    namespace of pids: an empty one hides all; in another, so many are ours and the rest are
-    processes without a name.
+    listed: processes on the device. run_pids: processes of this run on this host.
+    ranks: how many ranks of this run have a context on the device.
+
+    The ranks must be in the list. If none of ``run_pids`` is, the list has pids of another
+    namespace (container): then ``ranks`` of its processes belong to this run, and the others are
+    returned without pid and name. An empty list hides all processes.
     """
     if not listed:
         return None
-    if any(process["pid"] in own for process in listed):
-        return [process for process in listed if process["pid"] not in own]
+    if any(process["pid"] in run_pids for process in listed):
+        return [process for process in listed if process["pid"] not in run_pids]
     return [{"pid": None, "name": None, "size_bytes": None} for _ in listed[ranks:]]

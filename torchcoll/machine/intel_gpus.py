@@ -1,7 +1,6 @@
-"""The state of Intel GPUs: clocks, throttling and sensors from sysfs, processes from xpu-smi.
+"""Reads the state of Intel GPUs: clocks, throttling and sensors from sysfs, processes from xpu-smi.
 
-xpu-smi is asked only where it is installed: it starts Level Zero anew, which takes a second or
-so.
+xpu-smi takes about a second, because it initialises Level Zero. It is used only if installed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _TIMEOUT_S = 10.0
 Run = Callable[[list[str]], str | None]
 
 # kernel: Documentation/ABI/testing/sysfs-driver-intel-{i915,xe}-hwmon, i915's gt/gt0 and xe's
-# tile0/gt0/freq0. Both drivers name the reasons alike, with another prefix.
+# tile0/gt0/freq0. Both drivers have the same names of reasons, with different prefixes.
 _CLOCKS = (
     ("gt", "rps_act_freq_mhz", "rps_RP0_freq_mhz", "", "throttle_reason_"),
     ("device/tile*", "freq0/act_freq", "freq0/rp0_freq", "freq0/throttle", "reason_"),
@@ -26,13 +25,14 @@ _CLOCKS = (
 
 
 def intel_gpus(
-    places: list[str], sysfs: str = "/sys", run: Run | None = None
+    device_ids: list[str], sysfs: str = "/sys", run: Run | None = None
 ) -> list[dict[str, Any]]:
-    """One dict for each PCI id, in that order.
+    """The state of each GPU, in the order of ``device_ids`` (PCI ids).
 
-    place, index, sm_clock_mhz and sm_clock_max_mhz (highest of its tiles), reasons (of throttling,
-    as the kernel names them), temperature_c, energy_uj (a counter: the kernel tells no power),
-    processes ([{pid, name, size_bytes}]; None without xpu-smi). Unknown is None.
+    Keys: place (its PCI id), index, sm_clock_mhz and sm_clock_max_mhz (highest of its tiles),
+    reasons (of throttling, as the kernel names them), temperature_c, energy_uj (a counter; the
+    kernel has no power), processes ([{pid, name, size_bytes}]; None without xpu-smi). Unknown
+    values are None.
     """
     cards = {
         (entry / "device").resolve().name.lower(): entry
@@ -40,23 +40,23 @@ def intel_gpus(
         if "-" not in entry.name  # card0-HDMI-A-1 is a connector
     }
     ask = run or _run
-    found = []
-    for number, place in enumerate(places):
-        card = cards.get(place.lower())
+    gpus = []
+    for number, device_id in enumerate(device_ids):
+        card = cards.get(device_id.lower())
         facts = _from_sysfs(card) if card else {}
-        processes = _processes(place, ask)
-        found.append({"place": place, "index": number, **facts, "processes": processes})
-    return found
+        processes = _processes(device_id, ask)
+        gpus.append({"place": device_id, "index": number, **facts, "processes": processes})
+    return gpus
 
 
 def _from_sysfs(card: Path) -> dict[str, Any]:
-    clocks, most, reasons, stated = [], [], [], False
+    clocks, most, reasons, reported = [], [], [], False
     for root, clock, clock_max, folder, prefix in _CLOCKS:
         for tile in sorted(card.glob(f"{root}/gt*")):
             clocks.append(number_in(tile / clock))
             most.append(number_in(tile / clock_max))
             for path in sorted((tile / folder).glob(f"{prefix}*")):
-                stated = True
+                reported = True
                 name = path.name.removeprefix(prefix)
                 if name != "status" and number_in(path):
                     reasons.append(name)
@@ -65,7 +65,7 @@ def _from_sysfs(card: Path) -> dict[str, Any]:
     return {
         "sm_clock_mhz": _highest(clocks),
         "sm_clock_max_mhz": _highest(most),
-        "reasons": list(dict.fromkeys(reasons)) if stated else None,
+        "reasons": list(dict.fromkeys(reasons)) if reported else None,
         "temperature_c": None if millidegrees is None else millidegrees // 1000,
         "energy_uj": _highest(number_in(h / "energy1_input") for h in hwmon),
     }
@@ -75,9 +75,9 @@ def _highest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _processes(place: str, run: Run) -> list[dict[str, Any]] | None:
-    """``xpu-smi ps -d BDF -j``: mem_size in kB; it lists itself."""
-    text = run(["xpu-smi", "ps", "-d", place, "-j"])
+def _processes(device_id: str, run: Run) -> list[dict[str, Any]] | None:
+    """The processes that ``xpu-smi ps -d BDF -j`` lists (mem_size is in kB), without itself."""
+    text = run(["xpu-smi", "ps", "-d", device_id, "-j"])
     try:
         listed = json.loads(text or "")["device_util_by_proc_list"]
         return [

@@ -1,4 +1,4 @@
-"""Who started this process: rank and number of ranks from the launcher's variables."""
+"""Detects the launcher of this process, its rank and the number of ranks from variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchcoll.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Launch:
-    """This process among its peers."""
+    """How this process was launched: its rank, the number of ranks, and the same for its host."""
 
     launcher: str
     rank: int = 0
@@ -19,15 +19,15 @@ class Launch:
     local_rank: int = 0
     local_ranks: int = 1
     job_id: str | None = None
-    rendezvous_file: str | None = None  # from the command line: meet there, not at MASTER_ADDR
+    rendezvous_file: str | None = None  # from the command line; replaces MASTER_ADDR
 
 
-BY_HAND = "RANK and WORLD_SIZE"  # the launcher's name where torchrun's variables are not torchrun's
+BY_HAND = "RANK and WORLD_SIZE"  # the launcher's name if torchrun's variables were set by others
 
-# Launcher: variables of rank, number of ranks, local rank, local number of ranks. Several names:
-# the first that is set. Sources: torch.distributed.run; srun(1); PALS' as users' scripts read them
-# (not run); the rest as printed by Open MPI 4.1, MPICH 4.0 and Intel MPI 2021.19.
-# Hydra sets PMI_* under MPICH and Intel MPI, srun under --mpi=pmi2.
+# Launcher -> variables of the rank, the number of ranks, the local rank and the local number of
+# ranks. Of several names the first that is set counts. Sources: torch.distributed.run; srun(1);
+# users' scripts for PALS (never run here); and what Open MPI 4.1, MPICH 4.0 and Intel MPI 2021.19
+# print. Hydra sets PMI_* under MPICH and Intel MPI, and so does srun --mpi=pmi2.
 _LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "torchrun": (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
     "Open MPI": (
@@ -48,89 +48,91 @@ _LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
         ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
     ),
-    # SLURM_PROCID is set in a batch script too; only srun numbers its step.
+    # SLURM_PROCID is also set in a batch script, but only srun has a numbered step.
     "srun": (
         ("SLURM_PROCID",),
         ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
         ("SLURM_LOCALID",),
         ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
     ),
-    # Any other that speaks PMIx. It gives no size; the launchers above set PMIX_RANK too.
+    # Any other launcher with PMIx, which has no size. The launchers above also set PMIX_RANK.
     "PMIx": (("PMIX_RANK",), ("WORLD_SIZE",), (), ()),
 }
-_LATER = ("MPI", "PMIx")  # read where no other set explains their variables
-# srun's own numbers of steps that it did not start: of pending, extern, batch, interactive.
+_LATER = ("MPI", "PMIx")  # read only if no other launcher explains their variables
+# Slurm's numbers for steps that srun did not start: pending, extern, batch, interactive.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PALS_APID")
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Launch:
-    """This process' Run from the environment; no variables at all means one rank.
+    """The launch of this process, by the environment. Without any variables it is a single rank.
 
-    torchrun's variables win inside torchrun, and an mpirun inside of srun wins over Slurm's:
-    Slurm's are inherited by everything below. Elsewhere launchers that are set must agree. Raises
-    UsageError for half a set and for a contradiction.
+    Inside torchrun its variables win. An mpirun inside srun wins over srun, because all processes
+    below srun inherit Slurm's variables. Otherwise all launchers whose variables are set must
+    agree. Raises UsageError if variables are missing or contradict each other.
     """
     env = os.environ if environ is None else environ
     job_id = next((env[name] for name in _JOB_IDS if env.get(name)), None)
     started = {name: _read(name, env, job_id) for name in _LAUNCHERS if name not in _LATER}
     if started["PALS"] is None:
         started["MPI"] = _read("MPI", env, job_id)
-    found = [launch for launch in started.values() if launch]
-    if not found:
-        # WORLD_SIZE alone may be the size that PMIx lacks; else it is half of torchrun's set.
+    launches = [launch for launch in started.values() if launch]
+    if not launches:
+        # WORLD_SIZE alone may be the size that PMIx lacks. Without PMIx it is an incomplete set of
+        # torchrun's variables.
         _check_half("torchrun", env, () if env.get("PMIX_RANK") else ("WORLD_SIZE",))
         return _read("PMIx", env, job_id) or Launch("none", job_id=job_id)
     if "TORCHELASTIC_RUN_ID" in env and started["torchrun"]:
         return started["torchrun"]
     srun = started["srun"]
-    inner = [launch for launch in found if launch is not srun]
+    inner = [launch for launch in launches if launch is not srun]
     if srun and inner and _is_outer(srun, inner):
-        found = inner
-    for other in found[1:]:
-        if (other.rank, other.ranks) != (found[0].rank, found[0].ranks):
-            kind = UsageError if other.ranks == found[0].ranks else ContradictionOnAllRanks
+        launches = inner
+    for candidate in launches[1:]:
+        if (candidate.rank, candidate.ranks) != (launches[0].rank, launches[0].ranks):
+            kind = UsageError if candidate.ranks == launches[0].ranks else ContradictionOnAllRanks
             raise kind(
                 "launcher variables",
-                f"{_stated(found[0])} and {_stated(other)}",
+                f"{_describe(launches[0])} and {_describe(candidate)}",
                 "launchers that agree",
                 f"Unset the variables of the one that did not start this process "
-                f"({_variable(other)} ... or {_variable(found[0])} ...)",
+                f"({_variable(candidate)} ... or {_variable(launches[0])} ...)",
             )
     size = _number(("WORLD_SIZE",), env)
-    if size not in (None, found[0].ranks) and not env.get("RANK"):
+    if size not in (None, launches[0].ranks) and not env.get("RANK"):
         raise UsageError(
             "launcher variables",
-            f"{_stated(found[0])} and WORLD_SIZE={size}",
+            f"{_describe(launches[0])} and WORLD_SIZE={size}",
             "launchers that agree",
             "Unset WORLD_SIZE.",
         )
-    # All agree. Whoever set RANK took it from the one that started it, and srun sets PMI_* too.
+    # All agree. RANK was set from another launcher's variables, and srun also sets PMI_*.
     names = ("PALS", "Open MPI", "srun", "MPI", "torchrun")
-    launch = next(there for name in names if (there := started.get(name)) and there in found)
+    launch = next(match for name in names if (match := started.get(name)) and match in launches)
     return replace(launch, launcher=_name(launch.launcher, env))
 
 
 class ContradictionOnAllRanks(UsageError):
-    """The launchers disagree about the number of ranks, so every rank finds it."""
+    """The launchers disagree about the number of ranks, so every rank raises this."""
 
 
 def likely_rank() -> int:
-    """For a process whose variables contradict each other: one rank is to complain, not all.
+    """The likely rank of a process whose variables contradict each other.
 
-    RANK comes last: scripts leave it behind, launchers set their own afresh.
+    It is used to print the error on one rank only. RANK is read last: it may be left over from a
+    script, while launchers set their own variables for each process.
     """
-    first, *rest = _LAUNCHERS.values()
-    names = [name for variables in (*rest, first) for name in variables[0]]
-    found = (os.environ.get(name, "") for name in names)
-    return next((int(text) for text in found if text.isdigit()), 0)
+    first, *remaining = _LAUNCHERS.values()
+    names = [name for variables in (*remaining, first) for name in variables[0]]
+    texts = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in texts if text.isdigit()), 0)
 
 
 def _is_outer(srun: Launch, inner: list[Launch]) -> bool:
-    """Whether srun started what started this rank: a torchrun a node, a shell, an mpirun's daemons.
+    """Whether srun only started the launcher of this rank: torchrun, a shell, or mpirun's daemons.
 
-    Then its processes are fewer than the ranks; or one a node, and as many by chance.
+    Then srun has fewer processes than ranks, or one process per node and as many by chance.
     """
     if srun.ranks < max(launch.ranks for launch in inner):
         return True
@@ -140,9 +142,9 @@ def _is_outer(srun: Launch, inner: list[Launch]) -> bool:
     )
 
 
-def _stated(launch: Launch) -> str:
-    whose = "torchrun's variables" if launch.launcher == "torchrun" else launch.launcher
-    return f"rank {launch.rank} of {launch.ranks} from {whose}"
+def _describe(launch: Launch) -> str:
+    source = "torchrun's variables" if launch.launcher == "torchrun" else launch.launcher
+    return f"rank {launch.rank} of {launch.ranks} from {source}"
 
 
 def _variable(launch: Launch) -> str:
@@ -150,7 +152,7 @@ def _variable(launch: Launch) -> str:
 
 
 def _name(launcher: str, env: Mapping[str, str]) -> str:
-    """The launcher's name as it is shown: whose Hydra, and whether torchrun itself."""
+    """The launcher's name in outputs: tells Intel MPI from MPICH, and torchrun from BY_HAND."""
     if launcher == "torchrun":
         return BY_HAND
     if launcher != "MPI":
@@ -188,7 +190,7 @@ def _set_name(names: tuple[str, ...], env: Mapping[str, str]) -> str:
 
 
 def _check_half(name: str, env: Mapping[str, str], having: tuple[str, ...]) -> None:
-    """Raise UsageError where one of ``having`` is set and its other half is not."""
+    """Raise UsageError if one of ``having`` (rank or size) is set and its counterpart is not."""
     rank_names, size_names = _LAUNCHERS[name][:2]
     lacking = size_names if having == rank_names else rank_names
     have = next((variable for variable in having if env.get(variable)), None)
@@ -207,17 +209,17 @@ def _number(names: tuple[str, ...], env: Mapping[str, str], node: int = 0) -> in
     for name in names:
         text = env.get(name, "")
         if text:
-            digits = _of_node(text, node) if name == "SLURM_STEP_TASKS_PER_NODE" else text
+            digits = _tasks_of_node(text, node) if name == "SLURM_STEP_TASKS_PER_NODE" else text
             if not (digits.isascii() and digits.isdigit()):
                 raise UsageError(f"launcher variable {name}", text, "a whole number")
             return int(digits)
     return None
 
 
-def _of_node(text: str, node: int) -> str:
-    """The number of a node from Slurm's list of all: ``4(x2),3`` is 4, 4, 3."""
-    for part in text.split(","):
-        number, _, times = part.partition("(x")
+def _tasks_of_node(text: str, node: int) -> str:
+    """The number of tasks on a node from Slurm's list of all nodes: ``4(x2),3`` is 4, 4, 3."""
+    for entry in text.split(","):
+        number, _, times = entry.partition("(x")
         node -= int(times.rstrip(")")) if times.rstrip(")").isdigit() else 1
         if node < 0:
             return number

@@ -1,5 +1,5 @@
-"""Where a device sits: its PCI id, NUMA node and nearest NICs, and the network interfaces of the
-host. All from small files of sysfs, whose place is an argument.
+"""The location of a device: its PCI id, NUMA node and nearest NICs; and the network interfaces of
+the host. Everything is read from sysfs, whose path is an argument.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PCI_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 def device_facts(torch: Any, device: str, proc: str = "/proc") -> dict[str, Any]:
     """device_name, uuid and pci_id of ``cuda:1`` or ``xpu:0``; empty for a device without them.
 
-    torch tells the PCI id from 2.9 on, and never on xpu; NVIDIA's driver tells it by UUID.
+    torch has the PCI id since 2.9, but not for xpu. NVIDIA's driver has it by UUID.
     """
     kind, _, index = device.partition(":")
     if kind == "cpu" or not hasattr(getattr(torch, kind, None), "get_device_properties"):
@@ -34,11 +34,12 @@ def device_facts(torch: Any, device: str, proc: str = "/proc") -> dict[str, Any]
         return {}
     uuid = getattr(properties, "uuid", None)
     facts = {"device_name": str(properties.name), "uuid": str(uuid) if uuid else None}
-    parts: list[Any] = [
-        getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")
+    components: list[Any] = [
+        getattr(properties, f"pci_{component}_id", None)
+        for component in ("domain", "bus", "device")
     ]
-    if all(isinstance(part, int) for part in parts):
-        facts["pci_id"] = "{:04x}:{:02x}:{:02x}.0".format(*parts)
+    if all(isinstance(component, int) for component in components):
+        facts["pci_id"] = "{:04x}:{:02x}:{:02x}.0".format(*components)
         return facts
     facts["pci_id"] = None
     if kind == "cuda" and uuid:
@@ -51,10 +52,10 @@ def device_facts(torch: Any, device: str, proc: str = "/proc") -> dict[str, Any]
 
 
 def pci_facts(pci_id: str, sysfs: str = "/sys") -> dict[str, Any]:
-    """NUMA node of a PCI device and the NICs that are nearest to it, with what they share.
+    """NUMA node of a PCI device, and the NICs that are nearest to it.
 
-    ``shares``: ``PCIe switch``, ``host bridge``, ``NUMA node`` or ``host``. Empty where sysfs has
-    no such device, as in some containers.
+    ``shares`` of a NIC is what it shares with the device: ``PCIe switch``, ``host bridge``, ``NUMA
+    node`` or ``host``. Empty if sysfs does not have the device, as in some containers.
     """
     device = Path(sysfs, "bus/pci/devices", pci_id)
     if not device.exists():
@@ -62,13 +63,15 @@ def pci_facts(pci_id: str, sysfs: str = "/sys") -> dict[str, Any]:
     path, node = _pci_path(device), _node(device)
     near = []
     for name, nic in _nics(sysfs):
-        other = _pci_path(nic)
-        common = len(list(takewhile(lambda ids: ids[0] == ids[1], zip(path, other, strict=False))))
-        # The first component is the host bridge, the last of each the device itself.
+        nic_path = _pci_path(nic)
+        common = len(
+            list(takewhile(lambda ids: ids[0] == ids[1], zip(path, nic_path, strict=False)))
+        )
+        # The first component is the host bridge, and the last one is the device itself.
         shares = "PCIe switch" if common > 1 else "host bridge" if common else "host"
         if not common and node is not None and _node(nic) == node:
             shares = "NUMA node"
-        near.append((_NEARNESS.index(shares), -common, name, other[-1], shares))
+        near.append((_NEARNESS.index(shares), -common, name, nic_path[-1], shares))
     best = min((n[:2] for n in near), default=None)
     nics = [{"name": n, "pci_id": i, "shares": s} for *k, n, i, s in near if tuple(k) == best]
     return {"numa_node": node, "nearest_nics": nics}
@@ -78,44 +81,45 @@ _NEARNESS = ("PCIe switch", "host bridge", "NUMA node", "host")
 
 
 def _nics(sysfs: str) -> list[tuple[str, Path]]:
-    """(name, device) of each PCI function that is a NIC; its RDMA name where it has one."""
-    found: dict[str, tuple[str, Path]] = {}
-    for room in ("infiniband", "net"):
-        for entry in sorted(Path(sysfs, "class", room).glob("*")):
+    """(name, device) of each PCI function that is a NIC; with its RDMA name if it has one."""
+    nics: dict[str, tuple[str, Path]] = {}
+    for class_name in ("infiniband", "net"):
+        for entry in sorted(Path(sysfs, "class", class_name).glob("*")):
             path = _pci_path(entry / "device")
             if len(path) > 1:
-                found.setdefault(path[-1], (entry.name, Path(sysfs, "bus/pci/devices", path[-1])))
-    return list(found.values())
+                nics.setdefault(path[-1], (entry.name, Path(sysfs, "bus/pci/devices", path[-1])))
+    return list(nics.values())
 
 
 def _pci_path(device: Path) -> list[str]:
-    """``["pci0000:00", "0000:00:01.0", "0000:01:00.0"]``: host bridge, bridges, device.
+    """The path of a device: ``["pci0000:00", "0000:00:01.0", "0000:01:00.0"]``.
 
-    virtio devices lie one level below their PCI function.
+    It has the host bridge, all bridges and the device. A virtio device is one level below its PCI
+    function.
     """
-    parts = os.path.realpath(device).split("/")
-    return [p for p in parts if _PCI_ID.fullmatch(p) or re.fullmatch(r"pci\w+:\w+", p)]
+    components = os.path.realpath(device).split("/")
+    return [p for p in components if _PCI_ID.fullmatch(p) or re.fullmatch(r"pci\w+:\w+", p)]
 
 
 def _node(device: Path) -> int | None:
-    """None where the machine has one node and says -1."""
+    """The NUMA node of a device; None if sysfs has -1, as on a machine with one node."""
     node = number_in(device / "numa_node")
     return node if node is not None and node >= 0 else None
 
 
-def numa_nodes_of(cpus: Iterable[int], sysfs: str = "/sys") -> list[int]:
-    """The NUMA nodes that hold any of these CPUs."""
-    mine, nodes = set(cpus), []
+def numa_nodes(cpus: Iterable[int], sysfs: str = "/sys") -> list[int]:
+    """The NUMA nodes that have any of these CPUs."""
+    wanted, nodes = set(cpus), []
     for path in Path(sysfs, "devices/system/node").glob("node[0-9]*/cpulist"):
         with contextlib.suppress(OSError, ValueError):
-            if mine & cpu_numbers(path.read_text()):
+            if wanted & cpu_numbers(path.read_text()):
                 nodes.append(int(path.parent.name[4:]))
     return sorted(nodes)
 
 
 def cpu_numbers(text: str) -> set[int]:
-    """``0-3,8`` as numbers."""
-    spans = (part.split("-") for part in text.strip().split(",") if part)
+    """The numbers in a list of CPUs like ``0-3,8``."""
+    spans = (item.split("-") for item in text.strip().split(",") if item)
     return {n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)}
 
 
@@ -126,9 +130,10 @@ _KINDS = {"1": "ethernet", "32": "infiniband", "772": "loopback"}  # linux/if_ar
 def network_interfaces(sysfs: str = "/sys", proc: str = "/proc") -> list[dict[str, Any]]:
     """name, kind, state, speed in Mb/s, families with an address, and PCI id of each interface.
 
-    ``state`` is the kernel's: up, down, dormant, unknown (loopback and tunnels are never more).
+    ``state`` is the kernel's: up, down, dormant or unknown (loopback and tunnels are always
+    unknown).
     """
-    found = []
+    interfaces = []
     for entry in sorted(Path(sysfs, "class/net").glob("*")):
         if not (entry / "type").exists():
             continue  # bonding_masters is a file
@@ -137,7 +142,7 @@ def network_interfaces(sysfs: str = "/sys", proc: str = "/proc") -> list[dict[st
         kind = _KINDS.get(text_in(entry / "type") or "", "other")
         if kind == "ethernet" and not pci:
             kind = "virtual"
-        found.append(
+        interfaces.append(
             {
                 "name": entry.name,
                 "kind": kind,
@@ -147,19 +152,19 @@ def network_interfaces(sysfs: str = "/sys", proc: str = "/proc") -> list[dict[st
                 "pci_id": pci[-1] if len(pci) > 1 else None,
             }
         )
-    return found
+    return interfaces
 
 
-def _families(name: str, proc: str, own: bool) -> list[str]:
+def _families(name: str, proc: str, is_this_host: bool) -> list[str]:
     families = []
-    if own:
-        import fcntl  # not on Windows, where ranks come this far
+    if is_this_host:
+        import fcntl  # does not exist on Windows, where this module is imported too
 
         with (
-            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked,
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
             contextlib.suppress(OSError),
         ):
-            fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             families.append("ipv4")
     lines = (text_in(Path(proc, "net/if_inet6")) or "").splitlines()
     return families + ["ipv6"] * any(line.split()[-1] == name for line in lines)
@@ -181,7 +186,7 @@ def rdma_devices(sysfs: str = "/sys") -> list[dict[str, Any]]:
 
 
 def text_in(path: Path | str) -> str | None:
-    """What a small file says, stripped; None where it cannot be read."""
+    """The stripped text of a small file; None if it cannot be read."""
     try:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
@@ -195,23 +200,23 @@ def number_in(path: Path | str) -> int | None:
         return None
 
 
-# Network interfaces that a variable names for a library and that this host does not have.
-#
-# gloo fails inside init_process_group, NCCL at the first collective, both far from the cause.
+# Checks of variables that name a network interface for a library. With an interface that this host
+# does not have, gloo fails in init_process_group and NCCL at the first collective, and neither
+# error names the variable.
 
 
 def check_interfaces(backends: Iterable[BackendEntry]) -> None:
-    """Raise UnavailableError where a variable of these backends names no usable interface."""
-    asked = [entry for entry in backends if os.environ.get(entry.interfaces)]
-    if not asked:
+    """Raise UnavailableError if a variable of these backends names no usable interface."""
+    with_variable = [entry for entry in backends if os.environ.get(entry.interfaces)]
+    if not with_variable:
         return
 
-    there = {i["name"]: bool(i["families"]) for i in network_interfaces()}
-    for entry in asked:
+    addressed = {i["name"]: bool(i["families"]) for i in network_interfaces()}
+    for entry in with_variable:
         variable, value = entry.interfaces, os.environ[entry.interfaces]
-        problem = interface_problem(entry.family == NCCL, value, there)
-        if there and problem:  # an empty list: no sysfs, nothing is known
-            usable = ", ".join(name for name, has_address in there.items() if has_address)
+        problem = interface_problem(entry.family == NCCL, value, addressed)
+        if addressed and problem:  # without sysfs the list is empty, and no value can be judged
+            usable = ", ".join(name for name, has_address in addressed.items() if has_address)
             raise UnavailableError(
                 variable,
                 f"{value} on {socket.gethostname()} ({problem})",
@@ -220,30 +225,32 @@ def check_interfaces(backends: Iterable[BackendEntry]) -> None:
             )
 
 
-def interface_problem(pattern: bool, value: str, there: Mapping[str, bool]) -> str:
-    """What is wrong with ``value``, or nothing. ``there``: interface, whether it has an address.
+def interface_problem(pattern: bool, value: str, addressed: Mapping[str, bool]) -> str:
+    """What is wrong with ``value``; '' if nothing is.
 
-    pattern: read as NCCL reads it (``matching``), else as a list of names.
+    pattern: ``value`` is read as NCCL reads it (``matching``), not as a list of names.
+    addressed: interface -> whether it has an address.
     """
     if pattern:
-        usable = [name for name, has_address in there.items() if has_address]
+        usable = [name for name, has_address in addressed.items() if has_address]
         return "" if matching(value, usable) else "it matches none with an address"
-    # gloo opens each name of the list, exactly as it is written.
+    # gloo opens each name of the list exactly as it is written.
     for name in value.split(","):
-        if name not in there:
+        if name not in addressed:
             return f"no interface {name}" if name else "an empty name"
-        if not there[name]:
+        if not addressed[name]:
             return f"{name} has no address"
     return ""
 
 
 def matching(value: str, names: Sequence[str]) -> list[str]:
-    """The interfaces that NCCL takes: ``eth`` is a prefix, ``=eth0`` exact, ``^docker`` all but
-    these; lists with commas (NCCL's docs/userguide/source/env.rst).
+    """The interfaces that NCCL selects from ``names`` (NCCL's docs/userguide/source/env.rst).
+
+    ``eth`` is a prefix, ``=eth0`` an exact name, and ``^docker`` excludes; lists have commas.
     """
     exclude = value.startswith("^")
-    rest = value.removeprefix("^")
-    exact = rest.startswith("=")
-    words = [w.split(":")[0] for w in rest.removeprefix("=").split(",") if w]
-    hits = {n for n in names for w in words if (n == w if exact else n.startswith(w))}
+    pattern = value.removeprefix("^")
+    exact = pattern.startswith("=")
+    prefixes = [w.split(":")[0] for w in pattern.removeprefix("=").split(",") if w]
+    hits = {n for n in names for w in prefixes if (n == w if exact else n.startswith(w))}
     return [n for n in names if (n in hits) != exclude]

@@ -1,6 +1,6 @@
-"""Settings that make calls slow or hang, and that no table of times shows.
+"""Finds settings that make calls slow or hang, which no table of times can show.
 
-``torchcoll doctor`` reports them before a run. A run records those of its own backends on each
+``torchcoll doctor`` reports them before a run. A run records the findings for its backends on each
 host, so that its verdict and every comparison with it can name them.
 """
 
@@ -15,7 +15,7 @@ from torchcoll.core.backends import NCCL, ONECCL, of_family
 _NCCL, _ONECCL = of_family(NCCL), of_family(ONECCL)
 _WITHOUT_MPI = ("torchrun", "RANK and WORLD_SIZE")
 _WITH_MPI = ("Open MPI", "Intel MPI", "MPICH", "MPI", "PALS")
-# Name: values that matter, what they do.
+# Variable -> (pattern of the values that slow calls down, their effect).
 _SLOW = {
     "CUDA_LAUNCH_BLOCKING": (r"[^0].*", "every kernel is waited for"),
     "TORCH_DISTRIBUTED_DEBUG": (r"(?i)detail", "every collective is checked over gloo before"),
@@ -24,18 +24,20 @@ _SLOW = {
     "NCCL_DEBUG": (r"(?i)trace", "every call is logged"),
     "NCCL_CHECK_POINTERS": (r"[^0].*", "every pointer is checked"),
     "CCL_LOG_LEVEL": (r"(?i)debug|trace", "every call is logged"),
-    # DLcomm's docs/fixes/05: with it calls return when they are done, without it when enqueued.
+    # DLcomm's docs/fixes/05: with it calls return when they are complete, else when enqueued.
     "CCL_OP_SYNC": (r"[^0].*", "every call is waited for"),
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A trap: what it is, why it hurts, what to do.
+    """A trap.
 
-    ``name`` is stable, for scripts. ``severity``: error (a run fails or hangs), warning (numbers
-    are not what they seem), note (good to know). ``backends``: where only these are touched; it is
-    no more than a note where none of them can be used.
+    name: stable, for scripts.
+    severity: error (a run fails or hangs), warning (numbers are misleading) or note.
+    what, why, action: what was found, its effect, and what to do about it.
+    backends: the only backends that it affects; () for all. If none of them can be used here the
+        doctor reports it as a note.
     """
 
     name: str
@@ -48,10 +50,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the ranks of one host were started with.
+    """How the ranks of one host were started.
 
-    environ: variables of a rank. launcher: as machine/launcher.py names it. ranks: of the host.
-    cores: that they may use together. ccl_on_cpu: oneCCL of the bindings moves CPU tensors.
+    environ: variables of a rank.
+    launcher: its name in machine/launcher.py.
+    ranks: number of ranks on the host.
+    cores: number of cores that they may use together.
+    ccl_on_cpu: oneCCL of the bindings communicates CPU tensors.
     """
 
     environ: Mapping[str, str]
@@ -62,8 +67,8 @@ class Settings:
 
 
 def setting_traps(settings: Settings) -> Iterator[Finding]:
-    """The traps of one host's settings."""
-    # Hung until a limit of 60 s (measured): each rank is an MPI world of its own.
+    """Yield the traps in one host's settings."""
+    # Each rank becomes its own MPI world. Measured: the ranks hang until the limit of 60 s.
     if settings.environ.get("CCL_ATL_TRANSPORT") == "mpi" and settings.launcher in _WITHOUT_MPI:
         yield Finding(
             "ccl_atl_transport",
@@ -74,8 +79,8 @@ def setting_traps(settings: Settings) -> Iterator[Finding]:
             _ONECCL,
         )
 
-    # On 2 ranks and 2 cores 24.7 ms in place of 57 us at 1 KiB, and 29.3 ms in place of 516 us at
-    # 1 MiB (measured). Under mpirun oneCCL turns its workers off by itself.
+    # Measured with 2 ranks on 2 cores: 24.7 ms instead of 57 us at 1 KiB, and 29.3 ms instead of
+    # 516 us at 1 MiB. Under mpirun oneCCL disables its workers itself.
     if (
         settings.ccl_on_cpu
         and settings.environ.get("CCL_WORKER_OFFLOAD") != "0"

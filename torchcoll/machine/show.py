@@ -1,4 +1,4 @@
-"""What ``torchcoll doctor`` prints, from the plain object that ``--json`` prints too."""
+"""Output of ``torchcoll doctor``, from the same object that ``--json`` prints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STYLES = {"no": "yellow", "error": "bold red", "warning": "yellow", "note": "cy
 
 
 def show_doctor(report: dict[str, Any], as_json: bool = False, file: TextIO | None = None) -> None:
-    """Print the report as text for people, or as one JSON object."""
+    """Print the report as text, or as one JSON object."""
     out = Destination(file)
     if as_json:
         out.write(json.dumps({**report, "answer": answer_of(report).to_json()}, indent=1) + "\n")
@@ -36,7 +36,7 @@ def _print(out: Destination, style: str, line: str) -> None:
         return
     from rich.text import Text
 
-    # Only the mark is coloured, which is the line's first word, or a heading's whole line.
+    # Only the first word of a line is coloured, or the whole line of a heading.
     text = Text(printable(line))
     start = len(line) - len(line.lstrip())
     text.stylize(style, start, len(line) if not start else line.index(" ", start))
@@ -44,16 +44,16 @@ def _print(out: Destination, style: str, line: str) -> None:
 
 
 def answer_of(report: dict[str, Any]) -> Answer:
-    """What can be used, and the worst trap."""
+    """The headline: what can be used, and the worst trap."""
     names = [item["name"] for item in report["backends"] if item["usable"]]
-    found = report["findings"]
-    counts = [(n, s) for s in _STYLES if (n := sum(item["severity"] == s for item in found))]
-    words = [f"usable here: {', '.join(names)}" if names else "no backend can be used here"]
-    words.append(", ".join(counted(n, severity) for n, severity in counts) or "no trap found")
+    findings = report["findings"]
+    counts = [(n, s) for s in _STYLES if (n := sum(item["severity"] == s for item in findings))]
+    sentences = [f"usable here: {', '.join(names)}" if names else "no backend can be used here"]
+    sentences.append(", ".join(counted(n, severity) for n, severity in counts) or "no trap found")
     worst = next(
-        (item["what"] for _, s in counts[:1] for item in found if item["severity"] == s), ""
+        (item["what"] for _, s in counts[:1] for item in findings if item["severity"] == s), ""
     )
-    text = "; ".join(words) + (f": {worst}" if worst else "")
+    text = "; ".join(sentences) + (f": {worst}" if worst else "")
     severities = {severity for _, severity in counts}
     bad = not names or "error" in severities
     level = "bad" if bad else "doubt" if "warning" in severities else "good"
@@ -66,8 +66,8 @@ Line = tuple[str, str]  # style, text
 def _lines(report: dict[str, Any], width: int | None) -> Iterator[Line]:
     yield "bold", "Versions"
     versions = {"torchcoll": report["torchcoll"], **report["versions"]}
-    known = [f"{name} {text}" for name, text in versions.items() if text]
-    yield from _wrapped(", ".join(map(one_line, known)), "  ", "  ", width)
+    version_texts = [f"{name} {text}" for name, text in versions.items() if text]
+    yield from _wrapped(", ".join(map(one_line, version_texts)), "  ", "  ", width)
     for title, key in (
         ("Devices", "devices"),
         ("Backends", "backends"),
@@ -92,7 +92,7 @@ def _title(text: str) -> Iterator[Line]:
     yield "bold", text
 
 
-def _wrapped(text: str, first: str, rest: str, width: int | None) -> Iterator[Line]:
+def _wrapped(text: str, first: str, subsequent: str, width: int | None) -> Iterator[Line]:
     if width is None:
         yield "", first + text
         return
@@ -100,7 +100,7 @@ def _wrapped(text: str, first: str, rest: str, width: int | None) -> Iterator[Li
         text,
         max(width, 40),
         initial_indent=first,
-        subsequent_indent=rest,
+        subsequent_indent=subsequent,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -109,7 +109,9 @@ def _wrapped(text: str, first: str, rest: str, width: int | None) -> Iterator[Li
 
 
 def _marked(mark: str, texts: Sequence[str], indent: int, width: int | None) -> Iterator[Line]:
-    """``  no   cuda  reason`` and what follows below the reason; the mark alone is coloured."""
+    """Lines like ``  no   cuda  reason``, with further texts below the reason. Only the mark has a
+    style.
+    """
     first = f"  {mark}".ljust(indent)
     for number, text in enumerate(filter(None, texts)):
         lead = first if number == 0 else " " * indent
@@ -139,8 +141,8 @@ def _ranks(report: dict[str, Any], width: int | None) -> Iterator[Line]:
         yield "", f"  {text}"
         return
     job = f" in job {launch['job_id']}" if launch["job_id"] else ""
-    here = f"{launch['local_ranks']} of {launch['ranks']} ranks are on this host"
-    yield from _wrapped(f"{here}, started by {launch['launcher']}{job}", "  ", "  ", width)
+    summary = f"{launch['local_ranks']} of {launch['ranks']} ranks are on this host"
+    yield from _wrapped(f"{summary}, started by {launch['launcher']}{job}", "  ", "  ", width)
     heads = [Head("rank"), Head("local"), Head("device", left=True), Head("PCI id", left=True)]
     heads += [Head("NUMA"), Head("nearest NIC", left=True), Head("name", left=True)]
     cells = []
@@ -162,5 +164,5 @@ def _libraries(libraries: list[dict[str, Any]], width: int | None) -> Iterator[L
     for library in libraries:
         text = f"{library['name']} {library['version'] or 'of unknown version'} ({library['how']})"
         yield from _wrapped(one_line(text), "  ", "    ", width)
-        # Not wrapped: a path is for copying.
+        # A path is not wrapped, so that it can be copied.
         yield "", f"    {one_line(library['path'])}"

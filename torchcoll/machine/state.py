@@ -1,4 +1,4 @@
-"""What is wrong with the state of a machine, one line each. Pure: two records in, texts out."""
+"""Samples the load of a host, and judges the records of its state before and after a run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from torchcoll.core.units import format_bytes
 from torchcoll.machine.placement import cpu_numbers, number_in, text_in
 from torchcoll.machine.port_counters import NO_FAULT
 
-# Who uses the cores of this host: ticks of /proc, which only ever count up.
+# The load of the cores is the difference of two samples of the ticks in /proc, which only increase.
 #
-# Two samples make a share; what a sample cannot read is None.
-#
-# Not psutil: a sample takes it more than twice as long (tests/benchmarks/libraries.py), it would
-# save some 25 lines, and an image that lacks it would know nothing of its cores.
+# psutil is not used: a sample would take more than twice as long (tests/benchmarks/libraries.py),
+# it would save only some 25 lines, and an image without it would have no load at all.
 
-_NAMED = 3  # at most so many processes are named
+_MOST_NAMED = 3  # processes that a record names
 
 
 @dataclass(frozen=True)
 class HostProcess:
-    """One line of /proc/PID/stat. ticks: its own. inherited: of children that have ended."""
+    """The content of /proc/PID/stat.
+
+    ticks: CPU time of the process itself. inherited: CPU time of its children that have ended.
+    born: start time in ticks since boot.
+    """
 
     pid: int
     parent: int
@@ -37,7 +39,12 @@ class HostProcess:
 
 @dataclass(frozen=True)
 class Sample:
-    """seconds: of a clock that never goes back. cpus: number -> (worked, stolen, all) ticks."""
+    """The CPU times of a host at one moment.
+
+    seconds: of a monotonic clock.
+    cpus: number of the CPU -> (worked, stolen, all) ticks.
+    processes: pid -> process.
+    """
 
     seconds: float
     cpus: dict[int, tuple[int, int, int]]
@@ -45,27 +52,28 @@ class Sample:
 
 
 def sample(proc: str = "/proc") -> Sample:
-    """Now. About 15 us for each process of the host."""
+    """Take a sample. This takes about 15 us for each process of the host."""
     return Sample(time.monotonic(), _cpus(proc), _processes(proc))
 
 
 def _cpus(proc: str) -> dict[int, tuple[int, int, int]]:
-    """proc(5): user nice system idle iowait irq softirq steal, in ticks.
+    """CPU -> (worked, stolen, all) ticks. Fields of /proc/stat: user nice system idle iowait irq
+    softirq steal.
 
-    Interrupts are left out of ``worked``: traffic of the ranks themselves raises them, and no
-    process is charged.
+    ``worked`` does not include interrupts: the ranks' own traffic raises them, and they are not
+    charged to any process.
     """
-    found = {}
+    cpus = {}
     for line in (text_in(f"{proc}/stat") or "").splitlines():
-        name, *words = line.split()
-        if name[:3] == "cpu" and name[3:].isdecimal() and len(words) >= 8:
-            ticks = [int(word) for word in words[:8]]
-            found[int(name[3:])] = (sum(ticks[:3]), ticks[7], sum(ticks))
-    return found
+        name, *fields = line.split()
+        if name[:3] == "cpu" and name[3:].isdecimal() and len(fields) >= 8:
+            ticks = [int(field) for field in fields[:8]]
+            cpus[int(name[3:])] = (sum(ticks[:3]), ticks[7], sum(ticks))
+    return cpus
 
 
 def _processes(proc: str) -> dict[int, HostProcess]:
-    found = {}
+    processes = {}
     try:
         names = os.listdir(proc)
     except OSError:
@@ -75,46 +83,48 @@ def _processes(proc: str) -> dict[int, HostProcess]:
             continue
         try:
             with open(f"{proc}/{name}/stat", encoding="utf-8", errors="replace") as file:
-                head, _, tail = file.read().rpartition(")")  # a name may hold blanks and brackets
-            words = tail.split()
-            own, ended = (int(words[k]) + int(words[k + 1]) for k in (11, 13))  # user and system
+                # A name may contain blanks and brackets.
+                head, _, tail = file.read().rpartition(")")
+            fields = tail.split()
+            # Each is the sum of user and system time.
+            ticks, ended = (int(fields[k]) + int(fields[k + 1]) for k in (11, 13))
             pid = int(name)
-            found[pid] = HostProcess(
-                pid, int(words[1]), head.partition("(")[2], own, ended, int(words[19])
+            processes[pid] = HostProcess(
+                pid, int(fields[1]), head.partition("(")[2], ticks, ended, int(fields[19])
             )
         except (OSError, ValueError, IndexError):
-            continue  # it has ended meanwhile
-    return found
+            continue  # the process has ended in the meantime
+    return processes
 
 
 def family(pids: Iterable[int], processes: dict[int, HostProcess]) -> set[int]:
-    """These processes and all that descend from them."""
-    found = set(pids)
+    """These processes and all their descendants."""
+    members = set(pids)
     while True:
-        more = {p.pid for p in processes.values() if p.parent in found} - found
+        more = {p.pid for p in processes.values() if p.parent in members} - members
         if not more:
-            return found
-        found |= more
+            return members
+        members |= more
 
 
 def ancestors(pids: Iterable[int], processes: dict[int, HostProcess]) -> set[int]:
-    """What started these processes (torchrun, mpirun, a shell), up to the first of the host."""
-    found: set[int] = set()
+    """The ancestors of these processes (torchrun, mpirun, a shell), up to the first process."""
+    ancestor_pids: set[int] = set()
     for pid in pids:
-        while (process := processes.get(pid)) and process.parent not in found:
-            found.add(process.parent)
+        while (process := processes.get(pid)) and process.parent not in ancestor_pids:
+            ancestor_pids.add(process.parent)
             pid = process.parent
-    return found - set(pids)
+    return ancestor_pids - set(pids)
 
 
 def allowed_cpus(pids: Iterable[int], proc: str = "/proc") -> set[int]:
-    """CPUs that any of these processes may use; empty where that cannot be read."""
-    found: set[int] = set()
+    """The CPUs that any of these processes may use; empty if they cannot be read."""
+    cpus: set[int] = set()
     for pid in pids:
         for line in (text_in(f"{proc}/{pid}/status") or "").splitlines():
             if line.startswith("Cpus_allowed_list:"):
-                found |= cpu_numbers(line.split()[1])
-    return found
+                cpus |= cpu_numbers(line.split()[1])
+    return cpus
 
 
 def shares(
@@ -122,19 +132,21 @@ def shares(
 ) -> dict[str, Any]:
     """Who used these CPUs between two samples, in cores (1.0 is one core all the time).
 
-    seconds, cores (how many), busy_cores (of all processes), stolen_cores (by the hypervisor),
-    others_cores (of processes other than ``pids``, their descendants and what started them; None
-    where the ranks cannot be told from them), processes (the busiest of the others: pid, name,
-    user, cores).
+    pids: the ranks on this host. cpus: the CPUs that they may use. hz: ticks per second.
+
+    Keys: seconds; cores (number of CPUs); busy_cores (used by all processes); stolen_cores (by the
+    hypervisor); others_cores (by processes other than the ranks, their descendants and ancestors;
+    None if the ranks cannot be seen among the processes); processes (the busiest of those others:
+    pid, name, user, cores).
     """
     seconds = last.seconds - first.seconds
-    there = sorted(cpus & set(first.cpus) & set(last.cpus))
-    facts: dict[str, Any] = {"seconds": round(seconds, 3), "cores": len(there)}
+    common = sorted(cpus & set(first.cpus) & set(last.cpus))
+    facts: dict[str, Any] = {"seconds": round(seconds, 3), "cores": len(common)}
     facts |= {"busy_cores": None, "stolen_cores": None, "others_cores": None, "processes": []}
-    if not there or seconds <= 0:
+    if not common or seconds <= 0:
         return facts
     worked, stolen, _ = (
-        sum(last.cpus[cpu][kind] - first.cpus[cpu][kind] for cpu in there) for kind in range(3)
+        sum(last.cpus[cpu][kind] - first.cpus[cpu][kind] for cpu in common) for kind in range(3)
     )
 
     def cores(ticks: int) -> float:
@@ -143,44 +155,44 @@ def shares(
     facts |= {"busy_cores": cores(worked), "stolen_cores": cores(stolen)}
     pids = set(pids)
     if not pids <= set(first.processes) & set(last.processes):
-        return facts  # ranks in containers of their own
-    mine = family(pids, last.processes)
+        return facts  # the ranks are in other containers
+    run_pids = family(pids, last.processes)
     above = ancestors(pids, last.processes) & set(last.processes)
-    # As a tree: what a child had spent before comes to its parent when it ends.
-    own = _of_tree(mine, last) - _of_tree(family(pids, first.processes), first)
-    own += sum(_spent(last.processes[pid], first.processes) for pid in above)
-    facts["others_cores"] = cores(worked - own)
+    # The whole tree is summed, because the ticks of a child are added to its parent when it ends.
+    run_ticks = _tree_ticks(run_pids, last) - _tree_ticks(family(pids, first.processes), first)
+    run_ticks += sum(_ticks_since(last.processes[pid], first.processes) for pid in above)
+    facts["others_cores"] = cores(worked - run_ticks)
     spent = {
-        process.pid: _spent(process, first.processes)
+        process.pid: _ticks_since(process, first.processes)
         for process in last.processes.values()
-        if process.pid not in mine | above
+        if process.pid not in run_pids | above
     }
     busiest = sorted(spent, key=lambda pid: -spent[pid])
     facts["processes"] = [
         {
             "pid": pid,
             "name": last.processes[pid].name,
-            "user": user_of(pid, proc),
+            "user": user_name(pid, proc),
             "cores": cores(spent[pid]),
         }
-        for pid in busiest[:_NAMED]
+        for pid in busiest[:_MOST_NAMED]
         if cores(spent[pid]) >= 0.01
     ]
     return facts
 
 
-def _of_tree(pids: set[int], of: Sample) -> int:
-    found = (of.processes[pid] for pid in pids)
-    return sum(process.ticks + process.inherited for process in found)
+def _tree_ticks(pids: set[int], sample: Sample) -> int:
+    processes = (sample.processes[pid] for pid in pids)
+    return sum(process.ticks + process.inherited for process in processes)
 
 
-def _spent(process: HostProcess, before: dict[int, HostProcess]) -> int:
-    known = before.get(process.pid)
-    return process.ticks - (known.ticks if known and known.born == process.born else 0)
+def _ticks_since(process: HostProcess, before: dict[int, HostProcess]) -> int:
+    earlier = before.get(process.pid)
+    return process.ticks - (earlier.ticks if earlier and earlier.born == process.born else 0)
 
 
-def user_of(pid: int, proc: str = "/proc") -> str | None:
-    """The name of a process' user, else the number."""
+def user_name(pid: int, proc: str = "/proc") -> str | None:
+    """The name of the user of a process, or the number if it has no name."""
     try:
         number = os.stat(f"{proc}/{pid}").st_uid
     except OSError:
@@ -193,60 +205,65 @@ def user_of(pid: int, proc: str = "/proc") -> str | None:
         return str(number)
 
 
-def name_of(pid: int, proc: str = "/proc") -> str | None:
-    """The short name of a process; never its arguments, which may hold secrets."""
+def process_name(pid: int, proc: str = "/proc") -> str | None:
+    """The short name of a process, without its arguments, which may contain secrets."""
     return text_in(f"{proc}/{pid}/comm")
 
 
 def settings(cpus: set[int], proc: str = "/proc", sysfs: str = "/sys") -> dict[str, Any]:
-    """load (averages of 1, 5 and 15 minutes), governor of these CPUs, throttled_core and
-    throttled_package: how often heat has slowed them since boot (x86).
+    """The state of these CPUs.
+
+    Keys: load (averages of 1, 5 and 15 minutes), governor, throttled_core and throttled_package
+    (how often heat has throttled them since boot; x86 only).
     """
-    words = (text_in(f"{proc}/loadavg") or "").split()
-    places = [Path(sysfs, f"devices/system/cpu/cpu{cpu}") for cpu in sorted(cpus)]
+    fields = (text_in(f"{proc}/loadavg") or "").split()
+    folders = [Path(sysfs, f"devices/system/cpu/cpu{cpu}") for cpu in sorted(cpus)]
     counts: dict[str, list[int]] = {"core": [], "package": []}
-    for place in places:
-        for kind, found in counts.items():
-            count = number_in(place / f"thermal_throttle/{kind}_throttle_count")
+    for folder in folders:
+        for kind, values in counts.items():
+            count = number_in(folder / f"thermal_throttle/{kind}_throttle_count")
             if count is not None:
-                found.append(count)
-    governors = {text_in(place / "cpufreq/scaling_governor") for place in places[:1]}
+                values.append(count)
+    governors = {text_in(folder / "cpufreq/scaling_governor") for folder in folders[:1]}
     return {
-        "load": [float(word) for word in words[:3]] or None,
+        "load": [float(field) for field in fields[:3]] or None,
         "governor": next(iter(governors), None),
         "throttled_core": sum(counts["core"]) if counts["core"] else None,
-        # Every CPU repeats its package's.
+        # Every CPU has the count of its package.
         "throttled_package": max(counts["package"], default=None),
     }
 
 
-# All of these are torchcoll's own choice.
-# A device of which nobody else makes use shows 0 %; our own first allocation is some microseconds
+# All of these thresholds are torchcoll's own choice.
+#
+# A device that nobody else uses shows 0 %; this run's first allocation takes only some microseconds
 # of the last second.
 BUSY_PERCENT = 10
-# Of the cores that the ranks may use. An idle host spends 1 to 2 % on its daemons.
+# Share of the cores that the ranks may use. An idle host spends 1 to 2 % on its daemons.
 IDLE_SHARE = 0.05
-# Where calls run on the cores they wait for them; where a GPU communicates, the host only issues.
+# On CPUs the calls themselves need the cores. With a GPU the host only issues the calls.
 BUSY_SHARE = {"cpu": 0.10}
 BUSY_SHARE_WITH_DEVICE = 0.50
-STOLEN_SHARE, STOLEN_CORES = 0.02, 0.02  # of the busy time, as the doctor's; and at least
-LIMITED_SHARE = 0.01  # of the run
-# Of a shorter run, ticks of 10 ms tell no share.
+STOLEN_SHARE, STOLEN_CORES = 0.02, 0.02  # of the busy time, as in the doctor; and at least cores
+LIMITED_SHARE = 0.01  # of the duration of the run
+# Ticks of 10 ms are too coarse for a share of a shorter run.
 LEAST_S = 0.5
 
-# Why clocks are lower than they could be, and that is no fault: the GPU idles, or somebody set it.
+# Reasons for lower clocks that are not a fault: the GPU is idle, or somebody set the clocks.
 _NO_FAULTS = ("GPU idle", "applications clocks setting", "sync boost", "display clock setting")
 
 
 def before(state: dict[str, Any], looks_busy: bool = True) -> Iterator[str]:
-    """Of the first record. ``looks_busy`` False: this process used the device a moment ago, so
-    that it is busy says nothing.
+    """Yield what the record before a run shows to be wrong.
+
+    looks_busy: whether a busy device is reported. False if this process has just used the device
+        itself.
     """
     for device in state["devices"]:
         name, busy = _name(device, state), device.get("busy_percent")
         if device.get("others"):
-            stated = f"; {busy} % busy" if busy is not None and looks_busy else ""
-            yield f"{name}: in use by {processes_text(device['others'])} before the run{stated}"
+            busy_text = f"; {busy} % busy" if busy is not None and looks_busy else ""
+            yield f"{name}: in use by {processes_text(device['others'])} before the run{busy_text}"
         elif looks_busy and (busy or 0) > BUSY_PERCENT:
             yield f"{name}: {busy} % busy before the run, by what cannot be seen"
         if faults := _faults(device):
@@ -254,11 +271,16 @@ def before(state: dict[str, Any], looks_busy: bool = True) -> Iterator[str]:
 
 
 def during(first: dict[str, Any], last: dict[str, Any], kind: str) -> Iterator[str]:
-    """What happened between the two records of a host. kind: of the devices that communicated."""
+    """Yield what went wrong between the two records of a host.
+
+    kind: of the devices that communicated.
+    """
     seconds = last["cpu"].get("seconds") or 0.0
-    known = {device["place"]: device for device in first["devices"]}
+    first_devices = {device["place"]: device for device in first["devices"]}
     for device in last["devices"]:
-        yield from _of_device(known[device["place"]], device, _name(device, last), seconds)
+        yield from _device_concerns(
+            first_devices[device["place"]], device, _name(device, last), seconds
+        )
     host, earlier_cpu, cpu = last["host"], first["cpu"], last["cpu"]
     cores = cpu.get("cores") or 0
     if cores and seconds >= LEAST_S:
@@ -283,11 +305,11 @@ def during(first: dict[str, Any], last: dict[str, Any], kind: str) -> Iterator[s
             yield f"{port} of {host}: {texts} during the run"
 
 
-def _of_device(
+def _device_concerns(
     first: dict[str, Any], last: dict[str, Any], name: str, seconds: float
 ) -> Iterator[str]:
-    known = {process["pid"] for process in first.get("others") or ()}
-    new = [process for process in last.get("others") or () if process["pid"] not in known]
+    earlier_pids = {process["pid"] for process in first.get("others") or ()}
+    new = [process for process in last.get("others") or () if process["pid"] not in earlier_pids]
     if new:
         yield f"{name}: in use by {processes_text(new)} since the run began"
     limited = {
@@ -297,10 +319,10 @@ def _of_device(
     }
     slow = {policy: s for policy, s in limited.items() if s > LIMITED_SHARE * seconds > 0}
     if slow:
-        # More than the run lasted is a driver that counts in other units.
+        # Some drivers count in other units, so that a share may exceed 1.
         shares = (f"{policy} {min(1.0, s / seconds):.0%}" for policy, s in slow.items())
         yield f"{name}: throttled during the run ({', '.join(shares)} of the time)"
-    elif faults := [word for word in _faults(last) if word not in _faults(first)]:
+    elif faults := [reason for reason in _faults(last) if reason not in _faults(first)]:
         yield f"{name}: throttled at the end of the run ({', '.join(faults)})"
     for kind in ("uncorrected", "corrected"):
         risen = _rise(first.get(f"ecc_{kind}"), last.get(f"ecc_{kind}"))
@@ -324,16 +346,17 @@ def _of_device(
 def why_busy(state: dict[str, Any], shares: dict[str, Any] | None) -> str | None:
     """Why --require-idle refuses to start, or None.
 
-    With devices (``shares`` None) no other process may have a context on one; where processes
-    cannot be seen, as in a container, none may be busy. On CPUs others may use IDLE_SHARE of the
-    cores of the ranks; the load average is no measure, for it remembers what has ended.
+    With devices (``shares`` is None) no other process may have a context on one of them. If
+    processes cannot be seen, as in a container, no device may be busy. On CPUs other processes may
+    use IDLE_SHARE of the ranks' cores. The load average is not used, because it still includes
+    processes that have ended.
     """
     host = state["host"]
     if shares is not None:
-        others, cores = shares["others_cores"], shares["cores"]
-        if others is None:
+        others_cores, cores = shares["others_cores"], shares["cores"]
+        if others_cores is None:
             return f"{host}: who uses its cores cannot be seen"
-        return f"{host}: {_cores_text(shares)}" if others > IDLE_SHARE * cores else None
+        return f"{host}: {_cores_text(shares)}" if others_cores > IDLE_SHARE * cores else None
     for device in state["devices"]:
         name, busy = _name(device, state), device.get("busy_percent")
         if device.get("others"):
@@ -346,7 +369,9 @@ def why_busy(state: dict[str, Any], shares: dict[str, Any] | None) -> str | None
 
 
 def processes_text(processes: list[dict[str, Any]]) -> str:
-    """``python (pid 4711, anna, 34.2 GiB) and 2 more``: the largest first."""
+    """The largest process and the number of others: ``python (pid 4711, anna, 34.2 GiB) and 2
+    more``.
+    """
     largest = max(processes, key=lambda p: p.get("size_bytes") or 0)
     text = "a process outside this container"
     if largest["pid"] is not None:
@@ -372,10 +397,10 @@ def _name(device: dict[str, Any], state: dict[str, Any]) -> str:
 
 
 def _faults(device: dict[str, Any]) -> list[str]:
-    """Intel's reasons are all of throttling."""
-    return [word for word in device.get("reasons") or () if word not in _NO_FAULTS]
+    """The reasons for lower clocks that are faults. All of Intel's reasons are."""
+    return [reason for reason in device.get("reasons") or () if reason not in _NO_FAULTS]
 
 
 def _rise(first: int | None, last: int | None) -> int:
-    """0 where one is not known, or where the counter was reset in between."""
+    """The increase of a counter; 0 if a value is not known, or the counter was reset."""
     return max(0, last - first) if first is not None and last is not None else 0

@@ -1,8 +1,8 @@
-"""NCCL's topology and graph files of this machine, which a child has NCCL write.
+"""Makes NCCL write its topology and graph files of this machine, in a child process.
 
-The child makes one communicator of all GPUs that it sees, in one process (ncclCommInitAll, as
-torch.cuda.nccl does it): a communicator of one GPU would have NCCL leave the others out of its
-tree. The same on AMD, where RCCL knows both variables.
+The child creates one communicator of all visible GPUs in one process (ncclCommInitAll, as
+torch.cuda.nccl does), because the topology of a communicator has only its own GPUs. This also
+works on AMD, where RCCL reads the same variables.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ nccl.all_reduce([torch.zeros(1, device=f"cuda:{{n}}") for n in range(torch.cuda.
 
 
 def dump_topology(folder: Path) -> list[str]:
-    """The files that NCCL wrote into the folder: its topology, and its graphs where there are any.
+    """Have NCCL write into the folder and return the files: the topology, and the graphs if any.
 
-    Raises UnavailableError where it wrote none.
+    Raises UnavailableError if NCCL did not write the topology.
     """
     paths = [str(folder / "topology.xml"), str(folder / "graph.xml")]
     code, _, stderr = run([sys.executable, "-c", _PROGRAM, *paths], _TIMEOUT_S)
-    found = [path for path in paths if os.path.isfile(path)]
-    if not code and paths[0] in found:
-        return found
-    said = [line.strip() for line in stderr.splitlines() if line.strip()]
+    files = [path for path in paths if os.path.isfile(path)]
+    if not code and paths[0] in files:
+        return files
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     raise UnavailableError(
         "limits of this machine",
-        said[-1] if code and said else "no NCCL_TOPO_DUMP_FILE from NCCL",
+        lines[-1] if code and lines else "no NCCL_TOPO_DUMP_FILE from NCCL",
         "GPUs and NCCL",
         "Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a run; then torchcoll limits "
         "topo.xml.",

@@ -1,5 +1,6 @@
-"""Traps of the host, the container, the installation, names that mean nothing and settings. Each is
-a function of the facts.
+"""The checks of ``torchcoll doctor``: each is a function of the facts that yields its findings.
+
+They find traps of the host, the container, the installation, misspelt names and settings.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torchcoll.core.units import format_bytes
 from torchcoll.libraries.known_variables import unknown_variables
 from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
-from torchcoll.machine.doctor_facts import IPEX, Facts, own_device
+from torchcoll.machine.doctor_facts import IPEX, Facts, rank_device
 from torchcoll.machine.placement import interface_problem, matching
 from torchcoll.machine.setting_traps import Finding, Settings, setting_traps
 from torchcoll.machine.usable import MASKS, ccl_on_cpu, hiding, nccl_version
@@ -25,7 +26,7 @@ _GIB = 1 << 30
 
 
 def launcher_variables(facts: Facts) -> Iterator[Finding]:
-    # What every start of torchcoll would say, said before.
+    # Every run of torchcoll would end with this error.
     if facts.launch_error:
         yield Finding(
             "launcher_variables",
@@ -37,9 +38,9 @@ def launcher_variables(facts: Facts) -> Iterator[Finding]:
 
 
 def foreign_torchrun(facts: Facts) -> Iterator[Finding]:
-    # PATH and python are chosen apart, by module systems and by half-active environments.
+    # Module systems and partly active environments may set PATH without changing python.
     command = facts.commands.get("torchrun")
-    if command and not command["own"] and facts.torch:
+    if command and not command["same_python"] and facts.torch:
         yield Finding(
             "foreign_torchrun",
             "warning",
@@ -50,21 +51,21 @@ def foreign_torchrun(facts: Facts) -> Iterator[Finding]:
 
 
 def torch_without_gpu(facts: Facts) -> Iterator[Finding]:
-    # PyPI's wheels for Windows and macOS, and +cpu wheels, have no CUDA; XPU wheels are on an
-    # index of their own.
+    # PyPI's wheels for Windows and macOS, and +cpu wheels, have no CUDA. XPU wheels are on another
+    # index.
     if not facts.torch:
         return
     torch, gpus = facts.torch, facts.gpus
-    there = {
+    present = {
         "CUDA": bool(gpus["NVIDIA"]["driver"] or gpus["NVIDIA"]["files"]) if gpus else False,
         "ROCm": bool(gpus["AMD"]["files"]) if gpus else False,
         "XPU": bool(gpus["Intel"]["files"] and gpus["Intel"]["pci"]) if gpus else False,
     }
     has = {"CUDA": torch.get("cuda"), "ROCm": torch.get("hip"), "XPU": torch.get("xpu")}
-    if any(there[name] and has[name] for name in there):
+    if any(present[name] and has[name] for name in present):
         return
-    for name in there:
-        if there[name]:
+    for name in present:
+        if present[name]:
             yield Finding(
                 "torch_without_gpu",
                 "warning",
@@ -75,12 +76,12 @@ def torch_without_gpu(facts: Facts) -> Iterator[Finding]:
 
 
 def more_ranks_than_devices(facts: Facts) -> Iterator[Finding]:
-    # NCCL: 'Duplicate GPU detected'.
+    # NCCL ends with 'Duplicate GPU detected'.
     count, ranks = len(facts.devices("cuda")), facts.launch.local_ranks
     shared = {"NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE"} & set(facts.environ)
     if not 0 < count < ranks or shared:
         return
-    # torchrun shows every rank the same devices; others may have given each rank its own.
+    # torchrun shows all ranks the same devices; other launchers may give each rank its own.
     masked = any(facts.environ.get(name) for name in (*MASKS, "SLURM_STEP_GPUS"))
     several = masked or facts.gpus.get("NVIDIA", {}).get("pci", 0) >= ranks
     if count == 1 and several and facts.launch.launcher != "torchrun":
@@ -95,7 +96,7 @@ def more_ranks_than_devices(facts: Facts) -> Iterator[Finding]:
 
 
 def more_ranks_than_cores(facts: Facts) -> Iterator[Finding]:
-    # As the run judges it: a launcher that pins gives each rank its own.
+    # The same check as in a run. A launcher that pins gives each rank its own cores.
     members = [{"affinity": ",".join(map(str, sorted(cpus)))} for cpus in facts.affinities]
     for _, text in crowded(members):
         yield Finding(
@@ -144,14 +145,14 @@ def other_numa_node(facts: Facts) -> Iterator[Finding]:
     nodes = facts.cpu.get("numa_nodes") or []
     if not devices:
         return
-    mine = own_device(facts.launch, devices)
-    node = mine.get("numa_node")
+    device = rank_device(facts.launch, devices)
+    node = device.get("numa_node")
     if node is not None and nodes and node not in nodes:
         yield Finding(
             "other_numa_node",
             "warning",
             f"this rank may run on NUMA node {', '.join(map(str, nodes))}, "
-            f"its {mine['device']} sits on node {node}",
+            f"its {device['device']} sits on node {node}",
             "Each run and each copy crosses the sockets.",
             "Bind ranks to their GPU's node (srun --gpu-bind=closest, numactl, --cpu-bind list).",
         )
@@ -171,7 +172,7 @@ def small_shm(facts: Facts) -> Iterator[Finding]:
 
 
 def memlock(facts: Facts) -> Iterator[Finding]:
-    # NCCL troubleshooting: --ulimit memlock=-1. RDMA pins what it sends.
+    # NCCL troubleshooting: --ulimit memlock=-1. RDMA pins the buffers that it sends.
     size_bytes = facts.limits.get("memlock_bytes")
     if facts.rdma and size_bytes is not None and size_bytes < _GIB:
         yield Finding(
@@ -185,27 +186,27 @@ def memlock(facts: Facts) -> Iterator[Finding]:
 
 
 def ipex(facts: Facts) -> Iterator[Finding]:
-    # Measured: with a foreign torch IPEX dies with AttributeError, and pip lets it.
+    # Measured: IPEX fails with AttributeError beside another torch, and pip installs it anyway.
     module = facts.modules.get(IPEX)
     if not module or not module["error"] or not facts.torch:
         return
-    theirs = ".".join(str(module["version"]).split(".")[:2])
+    required = ".".join(str(module["version"]).split(".")[:2])
     ours = ".".join(facts.torch["version"].split(".")[:2])
-    stated = f"{IPEX} {module['version']} cannot be imported ({module['error']})"
+    problem = f"{IPEX} {module['version']} cannot be imported ({module['error']})"
     yield Finding(
         "ipex",
         "warning",
-        stated if theirs == ours else f"{stated}: torch here is {ours}",
+        problem if required == ours else f"{problem}: torch here is {ours}",
         "ccl on XPU needs it; xccl and ccl on the CPU do not.",
-        f"Install torch {theirs}.* or remove it (upstream ended with 2.8)."
-        if theirs != ours
+        f"Install torch {required}.* or remove it (upstream ended with 2.8)."
+        if required != ours
         else "Install it again for this torch, or remove it.",
     )
 
 
 def bindings_version(facts: Facts) -> Iterator[Finding]:
-    # Those that cannot be imported are the backend's reason. A build from the bindings' source of
-    # 2.8 passed all tests beside torch 2.13.
+    # Bindings that cannot be imported are reported as the backend's reason. A build from the source
+    # of bindings 2.8 passed all tests with torch 2.13.
     for entry in BACKENDS.values():
         module = facts.modules.get(entry.module or "")
         if not module or not module["registers"] or not module["version"]:
@@ -229,7 +230,7 @@ HOST_CHECKS = (
 )
 
 
-# Name: who reads it, whether as a pattern (machine/placement.py), for which backends.
+# Variable -> (library that reads it, whether as a pattern (machine/placement.py), backends).
 _READERS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
     **{
         e.interfaces: ("NCCL" if e.family else e.name, e.family == NCCL, (e.name,))
@@ -243,12 +244,12 @@ _READERS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
 
 
 def interface_names(facts: Facts) -> Iterator[Finding]:
-    there = {interface["name"]: bool(interface["families"]) for interface in facts.interfaces}
+    addressed = {interface["name"]: bool(interface["families"]) for interface in facts.interfaces}
     for variable, (reader, pattern, backends) in _READERS.items():
         value = facts.environ.get(variable, "")
-        problem = interface_problem(pattern, value, there) if value else ""
-        if problem and there:  # none at all: no sysfs, nothing is known
-            names = ", ".join(name for name, has_address in there.items() if has_address)
+        problem = interface_problem(pattern, value, addressed) if value else ""
+        if problem and addressed:  # without sysfs there are none, and no value can be judged
+            names = ", ".join(name for name, has_address in addressed.items() if has_address)
             syntax = " A prefix matches many, '=' exactly one, '^' excludes."
             yield Finding(
                 "interface_name",
@@ -264,13 +265,13 @@ def rdma_names(facts: Facts) -> Iterator[Finding]:
     value = facts.environ.get("NCCL_IB_HCA", "")
     names = list(dict.fromkeys(port["name"] for port in facts.rdma))
     if value and not matching(value, names) and facts.interfaces:
-        there = ", ".join(names) or "none"
+        devices = ", ".join(names) or "none"
         yield Finding(
             "interface_name",
             "warning",
             f"NCCL_IB_HCA={value} matches no RDMA device",
             "NCCL falls back to sockets in silence, or fails.",
-            f"Devices here: {there}. A prefix matches many, '=' exactly one.",
+            f"Devices here: {devices}. A prefix matches many, '=' exactly one.",
             _NCCL,
         )
 
@@ -290,7 +291,8 @@ def unknown_names(facts: Facts) -> Iterator[Finding]:
 
 def names_of_other_versions(facts: Facts) -> Iterator[Finding]:
     version = nccl_version(facts)
-    if not version or facts.torch.get("hip"):  # RCCL's numbers are NCCL's, its names not all
+    # RCCL has NCCL's version numbers, but not all of its variables.
+    if not version or facts.torch.get("hip"):
         return
     for name in sorted(facts.environ):
         if name.startswith("NCCL_") and nccl.reads(name, version) is False:
@@ -319,18 +321,18 @@ _OFF = (
 
 
 def _set(facts: Facts, names: Iterable[str]) -> list[str]:
-    """``NAME=value`` of those that are set."""
+    """``NAME=value`` for each of the names that is set."""
     return [f"{n}={facts.environ[n]}" for n in names if facts.environ.get(n)]
 
 
 def forced(facts: Facts) -> Iterator[Finding]:
     for names, backends in ((_FORCING, _NCCL), (oneccl.ALGORITHMS, _ONECCL)):
-        found = _set(facts, names)
-        if found:
+        assignments = _set(facts, names)
+        if assignments:
             yield Finding(
                 "forced",
                 "warning",
-                f"{', '.join(found)} in the environment",
+                f"{', '.join(assignments)} in the environment",
                 "The library does not choose by itself: this colours every number.",
                 "Unset it, unless it is what you measure.",
                 backends,
@@ -338,13 +340,15 @@ def forced(facts: Facts) -> Iterator[Finding]:
 
 
 def switched_off(facts: Facts) -> Iterator[Finding]:
-    found = [text for text in _set(facts, _OFF) if not text.endswith("=0")]
-    found += [t for t in _set(facts, ("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE")) if t[-2:] == "=0"]
-    if found:
+    assignments = [text for text in _set(facts, _OFF) if not text.endswith("=0")]
+    assignments += [
+        t for t in _set(facts, ("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE")) if t[-2:] == "=0"
+    ]
+    if assignments:
         yield Finding(
             "switched_off",
             "warning",
-            f"{', '.join(found)} in the environment",
+            f"{', '.join(assignments)} in the environment",
             "A transport that the machine may have is not used: bandwidth is not the machine's.",
             "Unset it; it is often left over from looking for a fault.",
             _NCCL,
@@ -363,14 +367,14 @@ SETTING_CHECKS = (forced, switched_off, settings)
 
 
 def _version(text: object) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", str(text))[:2])
+    return tuple(int(number) for number in re.findall(r"\d+", str(text))[:2])
 
 
 def ze_affinity_mask(facts: Facts) -> Iterator[Finding]:
     # 'comm_dev_uuids is not sub-vector of node_dev_uuids': uxlfoundation/oneCCL#217,
     # vllm-project/vllm#53076.
     mask = facts.environ.get("ZE_AFFINITY_MASK", "")
-    seen = {part.strip() for part in mask.split(",") if part.strip()}
+    seen = {item.strip() for item in mask.split(",") if item.strip()}
     if seen and len(seen) < facts.launch.local_ranks:
         yield Finding(
             "ze_affinity_mask",
@@ -384,9 +388,9 @@ def ze_affinity_mask(facts: Facts) -> Iterator[Finding]:
 
 
 def nccl_debug_subsys(facts: Facts) -> Iterator[Finding]:
-    # Setting it replaces INIT,BOOTSTRAP,ENV.
+    # Setting it replaces the default INIT,BOOTSTRAP,ENV.
     names = facts.environ.get("NCCL_DEBUG_SUBSYS", "")
-    words = {word.strip().upper() for word in names.split(",")}
+    subsystems = {subsystem.strip().upper() for subsystem in names.split(",")}
     if not names or names.startswith("^"):
         return
     if facts.environ.get("NCCL_DEBUG", "").upper() not in ("INFO", "TRACE"):
@@ -397,7 +401,7 @@ def nccl_debug_subsys(facts: Facts) -> Iterator[Finding]:
             "Nothing is logged.",
             "export NCCL_DEBUG=INFO, or unset it.",
         )
-    elif not {"INIT", "ALL"} & words:
+    elif not {"INIT", "ALL"} & subsystems:
         yield Finding(
             "nccl_debug_subsys",
             "note",
@@ -426,7 +430,7 @@ def nccl_implementation(facts: Facts) -> Iterator[Finding]:
     if not facts.devices("cuda") or (version < (2, 14) and value is None):
         return
     new = value != "0" if version >= (2, 15) else value == "1"
-    stated = (
+    setting = (
         f"TORCH_DIST_USE_NCCL2={value}" if value is not None else "TORCH_DIST_USE_NCCL2 is unset"
     )
     if version < (2, 14):
@@ -435,7 +439,7 @@ def nccl_implementation(facts: Facts) -> Iterator[Finding]:
         which = "ProcessGroupNCCL2, which connects eagerly" if new else "the one of earlier torch"
         why = f"Backend nccl of torch {facts.torch['version']} is {which}."
         action = "Compare runs of one implementation only; 0 and 1 choose."
-    yield Finding("nccl_implementation", "note", stated, why, action)
+    yield Finding("nccl_implementation", "note", setting, why, action)
 
 
 def omp_num_threads(facts: Facts) -> Iterator[Finding]:

@@ -1,5 +1,4 @@
-"""Which devices, backends, launchers and interfaces this process can use; if not, why, and what to
-do about it."""
+"""Which devices and backends this process can use; if not, why not, and what to do about it."""
 
 from __future__ import annotations
 
@@ -13,7 +12,11 @@ _XPU_INDEX = "https://download.pytorch.org/whl/xpu"  # XPU builds are not on PyP
 
 @dataclass(frozen=True)
 class Usable:
-    """One thing to use. ``detail`` where it can be used, else ``reason`` and ``action``."""
+    """A device, backend, launcher or interface.
+
+    detail: about one that can be used. reason, action: why another one cannot be used, and what to
+    do about it.
+    """
 
     name: str
     usable: bool
@@ -22,19 +25,22 @@ class Usable:
     action: str = ""
 
 
-def no(name: str, reason: str, action: str) -> Usable:
+def unusable(name: str, reason: str, action: str) -> Usable:
+    """An entry for something that cannot be used."""
     return Usable(name, False, "", reason, action)
 
 
 def devices(facts: Facts) -> list[Usable]:
+    """cpu, cuda and xpu, and whether each can be used."""
     cpu = [facts.cpu.get("model") or "CPU", f"{facts.cores} cores" if facts.cores > 1 else "1 core"]
     cpu += ["virtual machine"] * bool(facts.cpu.get("virtual"))
     if not facts.torch:
-        return [no("cpu", *no_torch(facts))]
+        return [unusable("cpu", *no_torch(facts))]
     return [Usable("cpu", True, ", ".join(cpu)), _device(facts, "cuda"), _device(facts, "xpu")]
 
 
 def no_torch(facts: Facts) -> tuple[str, str]:
+    """(why torch cannot be imported, what to do about it)."""
     error = facts.torch_error or "not installed"
     missing = "No module named 'torch'" in error
     action = "pip install torch" if missing else "install torch again: this one is broken"
@@ -42,15 +48,17 @@ def no_torch(facts: Facts) -> tuple[str, str]:
 
 
 def _device(facts: Facts, kind: str) -> Usable:
-    found = facts.devices(kind)
-    if not found:
-        return no(kind, *(_why_no_cuda(facts) if kind == "cuda" else _why_no_xpu(facts)))
-    broken = next((d for d in found if d.get("error")), None)
+    available = facts.devices(kind)
+    if not available:
+        return unusable(kind, *(_why_no_cuda(facts) if kind == "cuda" else _why_no_xpu(facts)))
+    broken = next((d for d in available if d.get("error")), None)
     if broken:
         reason = f"{broken['device']} fails at a sum: {broken['error']}"
-        return no(kind, reason, "see what the driver's tool says (nvidia-smi, rocm-smi, xpu-smi)")
-    names = dict.fromkeys(str(d.get("device_name")) for d in found)
-    text = f"{len(found)} x {', '.join(names)}"
+        return unusable(
+            kind, reason, "see what the driver's tool says (nvidia-smi, rocm-smi, xpu-smi)"
+        )
+    names = dict.fromkeys(str(d.get("device_name")) for d in available)
+    text = f"{len(available)} x {', '.join(names)}"
     return Usable(kind, True, f"{text}, through ROCm" if facts.torch.get("hip") else text)
 
 
@@ -98,8 +106,9 @@ MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def hiding(facts: Facts) -> str | None:
-    """``CUDA_VISIBLE_DEVICES=''``: the variable that hides every GPU. CUDA stops reading the list
-    at the first index that does not exist, so -1 hides all.
+    """The variable that hides every GPU, like ``CUDA_VISIBLE_DEVICES=''``; None if none does.
+
+    CUDA reads the list up to the first index that does not exist, so -1 hides all GPUs.
     """
     for name in MASKS[: 3 if facts.torch.get("hip") else 1]:
         value = facts.environ.get(name)
@@ -125,11 +134,11 @@ def _why_no_xpu(facts: Facts) -> tuple[str, str]:
 
 
 def backends(facts: Facts) -> list[Usable]:
-    """Those of the table; of what nothing is promised only where this torch was built with it."""
+    """All backends of the table. Unsupported ones only if this torch was built with them."""
     if not facts.torch:
-        return [no(DEFAULT, *no_torch(facts))]
-    asked = (entry for entry in BACKENDS.values() if entry.communicates)
-    return [_usable(facts, e) for e in asked if e.promised or facts.built(e.name)]
+        return [unusable(DEFAULT, *no_torch(facts))]
+    communicating = (entry for entry in BACKENDS.values() if entry.communicates)
+    return [_usable(facts, e) for e in communicating if e.promised or facts.built(e.name)]
 
 
 def _usable(facts: Facts, entry: BackendEntry) -> Usable:
@@ -144,10 +153,10 @@ def _usable(facts: Facts, entry: BackendEntry) -> Usable:
         action = device.action or "install another build of torch"
         if entry.since and facts.torch.get(kind):
             reason = f"this torch {facts.torch['version']} has {kind.upper()} but not {entry.name}"
-            return no(entry.name, reason, f"{entry.since} from {_XPU_INDEX}, on Linux")
-        return no(entry.name, f"this torch was built without {nccl or 'it'}", action)
+            return unusable(entry.name, reason, f"{entry.since} from {_XPU_INDEX}, on Linux")
+        return unusable(entry.name, f"this torch was built without {nccl or 'it'}", action)
     if not device.usable:
-        return no(entry.name, f"no device: {device.reason}", device.action)
+        return unusable(entry.name, f"no device: {device.reason}", device.action)
     what = f"part of torch {facts.torch['version']}"
     if entry.family:
         what = f"{nccl} {nccl_version(facts)}".rstrip() if nccl else _oneccl(facts)
@@ -155,7 +164,7 @@ def _usable(facts: Facts, entry: BackendEntry) -> Usable:
 
 
 def nccl_version(facts: Facts) -> str:
-    """Of the library in this process; where none is, of the one that torch asks."""
+    """Version of the NCCL in this process, or else the one that torch reports."""
     libraries = [m for m in facts.mapped if m["name"].startswith(("libnccl.", "librccl."))]
     return next((m["version"] for m in libraries if m["version"]), facts.torch.get(NCCL) or "")
 
@@ -165,15 +174,17 @@ def _by_bindings(facts: Facts, entry: BackendEntry, module: str) -> Usable:
     if bindings is None:
         without = [e.name for e in BACKENDS.values() if e.family == entry.family and not e.module]
         built = next(filter(facts.built, without), "")
-        where = built or f"{' or '.join(without)} on Intel GPUs, or {DEFAULT}"
-        action = f"take {where}; Intel's own index has them for torch up to 2.8 (docs/measure.md)"
-        return no(entry.name, f"{module} is not installed", action)
+        alternative = built or f"{' or '.join(without)} on Intel GPUs, or {DEFAULT}"
+        action = (
+            f"take {alternative}; Intel's own index has them for torch up to 2.8 (docs/measure.md)"
+        )
+        return unusable(entry.name, f"{module} is not installed", action)
     if bindings["error"] or not bindings["registers"]:
         why = bindings["error"] or "it registers no backend"
         advice = bindings_advice(entry, why, bindings["version"], facts.torch["version"])
         action = (advice[0].lower() + advice[1:]).removesuffix(".")
-        return no(entry.name, f"{module} cannot be imported ({why})", action)
-    # The CPU first: it is there.
+        return unusable(entry.name, f"{module} cannot be imported ({why})", action)
+    # The CPU is first, because it always exists.
     kinds = sorted(k for k in entry.devices if k == "cpu" or facts.devices(k))
     what = f"{', '.join(kinds)}; {_oneccl(facts)}, bindings {bindings['version']}"
     return Usable(entry.name, True, what)
@@ -185,6 +196,6 @@ def _oneccl(facts: Facts) -> str:
 
 
 def ccl_on_cpu(facts: Facts) -> bool:
-    """oneCCL of the bindings, which spins workers there."""
-    own = {entry.name for entry in BACKENDS.values() if entry.module}
-    return not facts.devices("xpu") and any(b.usable for b in backends(facts) if b.name in own)
+    """Whether oneCCL of the bindings communicates CPU tensors, for which it spins workers."""
+    bindings = {entry.name for entry in BACKENDS.values() if entry.module}
+    return not facts.devices("xpu") and any(b.usable for b in backends(facts) if b.name in bindings)

@@ -629,11 +629,11 @@ def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
 
 def _about_logs(document: _Document) -> None:
     from torchcoll.libraries.job_logs import file_rows, job_log
-    from torchcoll.libraries.log_files import jobs_of
+    from torchcoll.libraries.log_files import group_jobs
     from torchcoll.libraries.show import titled_logs
 
     found = document.found
-    jobs = [job_log(job) for job in jobs_of(found.logs)]
+    jobs = [job_log(job) for job in group_jobs(found.logs)]
     section = Section("What the libraries say", commands=[document.command("log", "logs")])
     for title, grids in titled_logs(jobs, file_rows(found.logs), found.dumps):
         section.parts.append(Titled(title, grids))

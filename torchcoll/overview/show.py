@@ -168,9 +168,9 @@ def show(
         choice(metric, "metric", METRICS)
     limits = None
     if topology:
-        from torchcoll.libraries.shares import limits_for
+        from torchcoll.libraries.shares import load_limits
 
-        limits = limits_for(texts_of(topology))
+        limits = load_limits(texts_of(topology))
     expected = None
     if nccl_log:
         from torchcoll.libraries.nccl.expected import TuningTables

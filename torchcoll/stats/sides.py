@@ -28,7 +28,7 @@ from torchcoll.core.summary import (
     summarise,
 )
 from torchcoll.inputs import Source, expanded, load_all, named_path
-from torchcoll.libraries.known_variables import OF_NCCL
+from torchcoll.libraries.known_variables import NCCL_CHOICES
 
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
@@ -211,7 +211,7 @@ def _stated(reported: Reported | None) -> str:
     if reported.one_cold_call:
         return f"{COLD_CALL}, {reported.over_ranks} over ranks"
     known = [f"{way} {what}" for way, what in ways if way != "unknown"]
-    return ", ".join([*known, "as published"])
+    return ", ".join(known if len(known) == len(ways) else [*known, "as published"])
 
 
 def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
@@ -387,10 +387,10 @@ def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
 def value_of_fact(facts: Mapping[str, str], name: str) -> str:
     """A variable or label of a run; ``unset``; ``not known`` where a file cannot say so.
 
-    NCCL looks at OF_NCCL in every run, and its log names what it finds set: a file that names
+    NCCL looks at NCCL_CHOICES in every run, and its log names what it finds set: a file that names
     any variable of NCCL would name these.
     """
     if name in facts:
         return facts[name]
-    stated = name in OF_NCCL and any(other.startswith("NCCL_") for other in facts)
+    stated = name in NCCL_CHOICES and any(other.startswith("NCCL_") for other in facts)
     return "unset" if stated or "torch" in facts or not name.isupper() else NOT_KNOWN

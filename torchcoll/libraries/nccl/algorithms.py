@@ -1,4 +1,4 @@
-"""Which algorithm and protocol NCCL chose for a call: its TUNING lines, and names of kernels.
+"""The algorithm and protocol that NCCL chose for a call, from its TUNING lines and kernel names.
 
 Formats by version (NCCL's src/enqueue.cc, scheduler/symmetric_sched.cc, ce_coll.cc; RCCL alike)::
 
@@ -9,8 +9,8 @@ Formats by version (NCCL's src/enqueue.cc, scheduler/symmetric_sched.cc, ce_coll
     2.27 -       AllReduce [Symmetric]: 1024 Bytes -> Kernel AllReduce_AGxLL_R nchannels 4 ...
     2.29 -       AllGather [Copy Engine]: 1024 Bytes -> cudaMemcpyBatchAsync
 
-Rank 0 of a communicator writes them, once a call (once a capture for CUDA graphs). Calls that are
-made of sends and receives (all_to_all, gather, scatter, sendrecv) have none.
+Rank 0 of a communicator writes such a line for each call (with CUDA graphs: for each capture).
+Calls that consist of sends and receives (all_to_all, gather, scatter, sendrecv) have none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_T
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
 _PLAIN = {name.replace("_", ""): name for name in (*ALGORITHMS, *PROTOCOLS)}
 TOTAL, PER_RANK = "total", "per rank"
-# torch's barrier is an all-reduce of so many bytes, and NCCL 2.20 to 2.22 names no function.
+# torch's barrier is an all-reduce of this many bytes, and NCCL 2.20 to 2.22 does not name the
+# function.
 _BARRIER_BYTES = 4
 
 _NUMBERED = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\d+) +proto (\d+) +time [\d.]+", re.I)
@@ -51,13 +52,13 @@ def canonical(name: str) -> str | None:
     return _PLAIN.get(name.replace("_", "").upper())
 
 
-def call_of(message: str) -> LoggedCall | None:
-    """The call of a TUNING line; None for a line that is none, or not whole.
+def parse_call(message: str) -> LoggedCall | None:
+    """Parse a TUNING line; None for any other line, and for one that is cut off.
 
-    A line that ends early is refused, not guessed: ``proto LL`` may be the start of LL128.
+    A line that ends early is not guessed at: ``proto LL`` may be the start of LL128.
     """
-    if found := _NAMED.search(message):
-        function, size_bytes, algorithm, protocol, low, high = found.groups()
+    if match := _NAMED.search(message):
+        function, size_bytes, algorithm, protocol, low, high = match.groups()
         names = canonical(algorithm), canonical(protocol)
         if names[0] not in ALGORITHMS or names[1] not in PROTOCOLS:
             return None
@@ -65,39 +66,40 @@ def call_of(message: str) -> LoggedCall | None:
         return LoggedCall(
             function, int(size_bytes), str(names[0]), str(names[1]), channels, PER_RANK
         )
-    if found := _NUMBERED.search(message):
-        function, size_bytes, algorithm, protocol = found.groups()
+    if match := _NUMBERED.search(message):
+        function, size_bytes, algorithm, protocol = match.groups()
         if int(algorithm) >= len(ALGORITHMS) or int(protocol) >= len(PROTOCOLS):
             return None
         names = ALGORITHMS[int(algorithm)], PROTOCOLS[int(protocol)]
         return LoggedCall(function or "", int(size_bytes), *names, None, TOTAL)
-    if found := _SYMMETRIC.search(message):
-        kernel = found[3].removeprefix(f"{found[1]}_")
-        return LoggedCall(found[1], int(found[2]), "SYMMETRIC", kernel, int(found[4]), PER_RANK)
-    if found := _COPIED.search(message):
-        function, engine, size_bytes = found.groups()
+    if match := _SYMMETRIC.search(message):
+        kernel = match[3].removeprefix(f"{match[1]}_")
+        return LoggedCall(match[1], int(match[2]), "SYMMETRIC", kernel, int(match[4]), PER_RANK)
+    if match := _COPIED.search(message):
+        function, engine, size_bytes = match.groups()
         name = "COPY_ENGINE" if engine == "Copy Engine" else "HIERARCHICAL_CE"
         return LoggedCall(function, int(size_bytes), name, basis=PER_RANK)
     return None
 
 
 def logged_bytes(collective: str, size_bytes: int, ranks: int, basis: str) -> int:
-    """The bytes that NCCL's log gives for a case of size S = ``size_bytes`` (nccl-tests' size).
+    """The bytes that NCCL logs for a case of ``size_bytes`` (the size as nccl-tests defines it).
 
-    Up to 2.23 it gives what the cost model gets: all bytes of all ranks. From 2.24 on the count of
-    the call: for all-gather what a rank sends, for reduce-scatter what it receives.
+    Up to 2.23 NCCL logs the size that its cost model uses: all bytes of all ranks (``TOTAL``). From
+    2.24 on it logs the count of the call (``PER_RANK``): what one rank sends in an all-gather and
+    what it receives in a reduce-scatter.
     """
     per_rank = basis == PER_RANK and collective in ("all_gather", "reduce_scatter")
     return size_bytes // ranks if per_rank and ranks else size_bytes
 
 
 def choices_of(result: CaseResult, calls: Iterable[LoggedCall]) -> list[Choice]:
-    """What NCCL chose for a case, each choice once, of ``calls`` that its log has beside it.
+    """The distinct choices that NCCL logged for a case, among ``calls`` of the log.
 
-    Calls of other functions and sizes (barriers, another communicator's) are left out. [] for what
-    NCCL has no line for, and for one rank, which communicates with nobody.
+    Calls of other functions and sizes (barriers, calls of another communicator) are ignored. []
+    for a collective without such log lines, and for one rank.
     """
-    case, found = result.case, dict[Choice, None]()
+    case, choices = result.case, dict[Choice, None]()
     function = FUNCTIONS.get(case.collective)
     if function is None or result.ranks < 2 or not result.size_bytes:
         return []
@@ -107,8 +109,8 @@ def choices_of(result: CaseResult, calls: Iterable[LoggedCall]) -> list[Choice]:
         if not call.function and call.size <= _BARRIER_BYTES:
             continue
         if call.size == logged_bytes(case.collective, result.size_bytes, result.ranks, call.basis):
-            found[Choice(call.algorithm, call.protocol, call.channels)] = None
-    return list(found)
+            choices[Choice(call.algorithm, call.protocol, call.channels)] = None
+    return list(choices)
 
 
 _KERNEL = re.compile(
@@ -118,15 +120,16 @@ _KERNEL = re.compile(
 _SYMMETRIC_KERNEL = re.compile(r"ncclSymk?(?:Dev)?Kernel_[A-Za-z]+_(\w+?)(?:_[a-z]+_[a-z]+\d+)?\b")
 
 
-def choice_of_kernel(name: str) -> Choice | None:
-    """What the name of a CUDA kernel says: ``ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)``.
+def kernel_choice(name: str) -> Choice | None:
+    """Parse the name of a CUDA kernel: ``ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)``.
 
-    A hint only: NCCL has kernels of its own for common combinations, and lets them run others too
-    (NVIDIA/nccl#1595: RING_LL in the name where Simple was forced). None for other kernels, and for
-    sends and receives, which have no algorithm (up to 2.18 their name says RING_SIMPLE).
+    The name is only a hint: NCCL specialises kernels for common combinations and also runs other
+    combinations in them (NVIDIA/nccl#1595: RING_LL in the name although Simple was forced). None
+    for other kernels, and for sends and receives, which have no algorithm (although up to 2.18
+    their names contain RING_SIMPLE).
     """
-    if found := _KERNEL.search(name):
-        return Choice(found[1], found[2], source="kernel name")
-    if found := _SYMMETRIC_KERNEL.search(name):
-        return Choice("SYMMETRIC", found[1], source="kernel name")
+    if match := _KERNEL.search(name):
+        return Choice(match[1], match[2], source="kernel name")
+    if match := _SYMMETRIC_KERNEL.search(name):
+        return Choice("SYMMETRIC", match[1], source="kernel name")
     return None

@@ -1,13 +1,13 @@
-"""What each of NCCL's algorithms can reach on a topology, as busbw, and what NCCL expects of it.
+"""The busbw that NCCL's algorithms can reach on a topology, and the busbw that NCCL expects.
 
-Two figures, of two kinds. The ceiling counts bytes: what each GPU, or each host, must send and
-receive for one call of S, over the links that the topology file has for it. What NCCL expects is
-its own model: the graph that its search found, put through the formulas of src/graph/tuning.cc
-(2.30), Simple protocol. A ceiling of links is no forecast; the model is no bound, and a measured
-ring passes it (nccl-tests#212: 370 GB/s on eight H100, for which the search has 360).
+These are two different figures. The ceiling counts bytes: what each GPU, or each host, must send
+and receive in one call of size S, over the links that the topology file lists. What NCCL expects
+is its own model: the graph that its search found, put through the formulas of src/graph/tuning.cc
+(2.30) for the Simple protocol. The ceiling is not a forecast, and the model is not a bound: a
+measured ring can exceed it (nccl-tests#212: 370 GB/s on eight H100, where the model has 360).
 
-n: ranks, h: hosts, g: GPUs of a host. S sent over links of B GB/s takes S / B; busbw of all-reduce
-is 2 (n - 1) / n times S over the time.
+n: ranks, h: hosts, g: GPUs of a host. Sending S over links of B GB/s takes S / B. The busbw of an
+all-reduce is 2 (n - 1) / n times S over the time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
-from torchcoll.libraries.nccl.graphs import Graphs
+from torchcoll.libraries.nccl.graphs import SearchGraph
 from torchcoll.libraries.nccl.speeds import (
     Ceiling,
     host_gbps,
-    once,
     pci_gbps,
     ring_ceiling,
     sum_gbps,
+    unique_nics,
 )
 from torchcoll.libraries.nccl.topology import Gpu, Topology
 
@@ -39,8 +39,8 @@ _DIRECT = tuple(
     if c.has_data and c.name not in FUNCTIONS and not c.has_splits
 )
 
-# tuning.cc by generation (major compute capability): nvlsEfficiency; what a channel carries at most
-# on one host, on two and on more (perChMaxTreeBws, perChMaxNVLSTreeBws).
+# Constants of tuning.cc by generation (major compute capability): nvlsEfficiency; the most that a
+# channel carries on one host, on two and on more (perChMaxTreeBws, perChMaxNVLSTreeBws), in GB/s.
 _EFFICIENCY = {9: 0.85, 10: 0.74}
 _TREE_CHANNEL = {
     7: (26.5, 18.5, 10.0),
@@ -52,24 +52,29 @@ _NVLS_TREE_CHANNEL = {9: (0.0, 57.7, 45.5), 10: (0.0, 96.0, 80.0)}
 _OF_A_RING = "the busbw of a ring is what each GPU sends"
 _OF_TREE = 0.92  # of its bus bandwidth (AllReduce)
 _OF_PATTERN_TREE = 0.85  # where the graph is no balanced or split tree
-_RING_GRAPH, _TREE_GRAPH, _CHAIN_GRAPH, _NVLS_GRAPH = range(4)  # topology.IDS
+_RING_GRAPH, _TREE_GRAPH, _CHAIN_GRAPH, _NVLS_GRAPH = range(4)  # graphs.IDS
 _PATTERN_TREE = 3
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Hosts that are alike, or the weakest of several in each respect.
+    """The hardware that an algorithm can use: equal hosts, or the weakest host in each respect.
 
-    links: what a ring within one host has. own_gbps: what the GPU with least sends over its own
-    links. nics_gbps: all interfaces of the host with least, None unknown. generation: major compute
-    capability of the oldest GPU. switched: NVSwitches join all GPUs. in_network: every host has an
-    interface that reduces. library: whose way of reckoning it is.
+    gpus: GPUs of each host.
+    links: ceiling of a ring within one host.
+    gpu_gbps: what the slowest GPU can send over its own links; None where it is not known.
+    nics_gbps: all interfaces of the slowest host together; None where it is not known.
+    nics: how many interfaces that host has.
+    generation: major compute capability of the oldest GPU.
+    switched: whether NVSwitches connect all GPUs of a host.
+    in_network: whether every host has an interface that reduces in the network (SHARP).
+    library: NCCL or RCCL, whose speeds of links are used.
     """
 
     hosts: int
     gpus: int
     links: Ceiling
-    own_gbps: float | None
+    gpu_gbps: float | None
     nics_gbps: float | None
     nics: int
     generation: int | None
@@ -84,10 +89,14 @@ class Reach:
 
 @dataclass(frozen=True)
 class AlgorithmLimit:
-    """busbw that an algorithm can reach in these collectives; None: ``formula`` says why not known.
+    """The busbw that an algorithm can reach in some collectives.
 
-    expected_gbps: what NCCL's model makes of its graph; None where no graph tells. tuned: gbps
-    contains a constant of NCCL's tuning model, so NCCL expects it and it bounds nothing.
+    gbps: the limit; None where it is not known, and then ``formula`` says why.
+    formula: how the limit is computed.
+    source: where the speeds of the links come from.
+    expected_gbps: what NCCL's model computes from its graph; None without a graph.
+    tuned: gbps contains a constant of NCCL's tuning model. Then it is what NCCL expects, and not
+        a bound.
     """
 
     algorithm: str
@@ -100,54 +109,60 @@ class AlgorithmLimit:
 
     @property
     def bound_gbps(self) -> float | None:
-        """What the links allow at most; None where that is not known."""
+        """The most that the links allow; None where that is not known."""
         return None if self.tuned else self.gbps
 
     @property
     def model_gbps(self) -> float | None:
-        """What NCCL expects: of its graph, else of its tuning constants."""
+        """What NCCL expects: from its graph, or else from its tuning constants."""
         return self.gbps if self.expected_gbps is None and self.tuned else self.expected_gbps
 
 
-def reach_of(stated: Sequence[Topology], hosts: int | None = None) -> Reach:
-    """Over the hosts of these topologies; ``hosts``: so many like the one that is given."""
-    links = [ring_ceiling(one) for one in stated]
-    unknown = next((one for one in links if one.gbps is None), None)
-    own = [_own_gbps(gpu) for one in stated for gpu in one.stated]
-    networks = [(None if one.cut else host_gbps(one), len(once(one.nics))) for one in stated]
-    told = [(gbps, count) for gbps, count in networks if gbps is not None]
-    nics_gbps, nics = min(told) if len(told) == len(networks) else (None, 0)
-    gpus = [gpu for one in stated for gpu in one.stated]
+def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reach:
+    """What the hosts of these topologies have together; ``hosts``: so many hosts like the only
+    one.
+    """
+    links = [ring_ceiling(topo) for topo in topologies]
+    unknown = next((link for link in links if link.gbps is None), None)
+    link_speeds = [_gpu_gbps(gpu) for topo in topologies for gpu in topo.described_gpus]
+    networks = [
+        (None if topo.cut else host_gbps(topo), len(unique_nics(topo.nics))) for topo in topologies
+    ]
+    with_speed = [(gbps, count) for gbps, count in networks if gbps is not None]
+    nics_gbps, nics = min(with_speed) if len(with_speed) == len(networks) else (None, 0)
+    gpus = [gpu for topo in topologies for gpu in topo.described_gpus]
     sms = [gpu.sm for gpu in gpus if gpu.sm]
     return Reach(
-        hosts=len(stated) if hosts is None else hosts,
-        gpus=min(len(one.stated) for one in stated),
-        links=unknown or min(links, key=lambda one: one.gbps or 0.0),
-        own_gbps=min((gbps for gbps in own if gbps is not None), default=None)
-        if None not in own
+        hosts=len(topologies) if hosts is None else hosts,
+        gpus=min(len(topo.described_gpus) for topo in topologies),
+        links=unknown or min(links, key=lambda link: link.gbps or 0.0),
+        gpu_gbps=min((gbps for gbps in link_speeds if gbps is not None), default=None)
+        if None not in link_speeds
         else None,
         nics_gbps=nics_gbps,
         nics=nics,
         generation=min(sms) // 10 if len(sms) == len(gpus) and sms else None,
         switched=bool(gpus) and all(any(x.to == "switch" for x in g.links) for g in gpus),
-        in_network=all(any(nic.coll for nic in one.nics) for one in stated),
-        library=stated[0].library,
+        in_network=all(any(nic.coll for nic in topo.nics) for topo in topologies),
+        library=topologies[0].library,
     )
 
 
-def _own_gbps(gpu: Gpu) -> float | None:
+def _gpu_gbps(gpu: Gpu) -> float | None:
     return sum_gbps(gpu) or pci_gbps(gpu.node)
 
 
-def limits_of(reach: Reach, graphs: Sequence[Graphs] = ()) -> list[AlgorithmLimit]:
-    """Every algorithm, those that these hosts do not have too, with the reason."""
+def algorithm_limits(reach: Reach, graphs: Sequence[SearchGraph] = ()) -> list[AlgorithmLimit]:
+    """The limit of every algorithm. One that these hosts cannot use has the reason in
+    ``formula``.
+    """
     if reach.hosts == 1:
-        found = _within(reach)
+        limits = _within(reach)
     elif reach.nics_gbps is None or not reach.gpus:
         text = "the file does not tell how fast the interfaces of a host are"
         if not reach.gpus:
             text = reach.links.source
-        found = [
+        limits = [
             AlgorithmLimit(name, collectives, None, text)
             for name, collectives in (
                 (RING, _RINGS),
@@ -157,37 +172,39 @@ def limits_of(reach: Reach, graphs: Sequence[Graphs] = ()) -> list[AlgorithmLimi
             )
         ]
     else:
-        found = _between(reach, reach.nics_gbps)
-    return [_with_model(limit, reach, graphs) for limit in found]
+        limits = _between(reach, reach.nics_gbps)
+    return [_with_model(limit, reach, graphs) for limit in limits]
 
 
 def _within(reach: Reach) -> list[AlgorithmLimit]:
     links, n = reach.links, reach.gpus
-    if links.gbps is None or reach.own_gbps is None:
+    if links.gbps is None or reach.gpu_gbps is None:
         why = links.source if links.gbps is None else "the PCI links of the GPUs are not told"
         names = ((RING, _RINGS), (TREE, _REDUCED), (NVLS, _REDUCED), (DIRECT, _DIRECT))
-        found = [AlgorithmLimit(name, collectives, None, why) for name, collectives in names]
+        limits = [AlgorithmLimit(name, collectives, None, why) for name, collectives in names]
     else:
         b = links.gbps
-        found = [
+        limits = [
             AlgorithmLimit(RING, _RINGS, b, _OF_A_RING, links.source),
             _tree(reach, b),
             *_nvls(reach, b),
             AlgorithmLimit(DIRECT, _DIRECT, b, "each GPU sends what others get", links.source),
         ]
     why = f"over several hosts only: n is {n} here"
-    return [*found, AlgorithmLimit(COLLNET, _REDUCED, None, why)]
+    return [*limits, AlgorithmLimit(COLLNET, _REDUCED, None, why)]
 
 
 def _tree(reach: Reach, b: float) -> AlgorithmLimit:
-    """Within a host a tree is a chain (tuning.cc: half the bus bandwidth)."""
+    """The limit of a tree within a host, where it is a chain (tuning.cc: half the bus
+    bandwidth).
+    """
     n = reach.gpus
-    own, source = reach.own_gbps or b, reach.links.source
+    gpu_gbps, source = reach.gpu_gbps or b, reach.links.source
     if n == 2:
-        return AlgorithmLimit(TREE, _REDUCED, own, "two GPUs: each sends S", source)
-    # Over a link that several GPUs share S passes once each way.
-    algbw = min(own / 2, b)
-    formula = f"(n-1)/n x {own:g}: a GPU inside the chain sends S up and S down"
+        return AlgorithmLimit(TREE, _REDUCED, gpu_gbps, "two GPUs: each sends S", source)
+    # Over a link that several GPUs share, S passes once in each direction.
+    algbw = min(gpu_gbps / 2, b)
+    formula = f"(n-1)/n x {gpu_gbps:g}: a GPU inside the chain sends S up and S down"
     return AlgorithmLimit(TREE, _REDUCED, _busbw(algbw, n), formula, source)
 
 
@@ -221,10 +238,10 @@ _INSIDE = "within each host: {0}"
 
 
 def _between(reach: Reach, nics: float) -> list[AlgorithmLimit]:
-    """Over hosts: what each of them has of interfaces, and within each its links."""
+    """Limits over several hosts: the lower of the hosts' interfaces and the links within a host."""
     n, h, g = reach.ranks, reach.hosts, reach.gpus
-    # One GPU a host has nothing within it.
-    b = None if g == 1 or reach.own_gbps is None else reach.links.gbps
+    # With one GPU per host, no link within a host is used.
+    b = None if g == 1 or reach.gpu_gbps is None else reach.links.gbps
     interfaces = f"{reach.nics} interface{'s' if reach.nics > 1 else ''} of a host, {nics:g} GB/s"
     if g > 1 and b is None:
         interfaces += "; what the links within a host allow is not known"
@@ -240,26 +257,26 @@ def _between(reach: Reach, nics: float) -> list[AlgorithmLimit]:
 
     links = b or 0.0
     passed = "a host's interfaces pass all that a GPU's links pass"
-    found = [lower(RING, _RINGS, (nics, passed), (links, _OF_A_RING))]
+    limits = [lower(RING, _RINGS, (nics, passed), (links, _OF_A_RING))]
     trees = _busbw(nics * h / (2 * (h - 1)), n), "a host sends 2 (h-1)/h S, the mean of two trees"
-    chain = _busbw(min((reach.own_gbps or 0.0) / (2 if g > 2 else 1), links), n)
+    chain = _busbw(min((reach.gpu_gbps or 0.0) / (2 if g > 2 else 1), links), n)
     text = "a GPU inside the chain sends S up and S down" if g > 2 else "each GPU sends S"
-    found.append(lower(TREE, _REDUCED, trees, (chain, text)))
+    limits.append(lower(TREE, _REDUCED, trees, (chain, text)))
     efficiency = _efficiency(reach)
     if b is None or not reach.switched or efficiency is None:
         why = "no NVSwitch joins the GPUs of a host, or they are older than Hopper"
-        found.append(AlgorithmLimit(NVLS_TREE, _REDUCED, None, why))
+        limits.append(AlgorithmLimit(NVLS_TREE, _REDUCED, None, why))
     else:
         switch = _busbw(efficiency * links * g / (g + 1), n)
         text = f"{efficiency:g} x {links:g}, each GPU sends S, and S/g for all"
         tree = lower(NVLS_TREE, _REDUCED, trees, (switch, text))
-        found.append(replace(tree, tuned=tree.gbps == switch))
+        limits.append(replace(tree, tuned=tree.gbps == switch))
     if not reach.in_network:
         why = "no interface with coll=1 (a plug-in that reduces in the network) in the file"
-        return [*found, AlgorithmLimit(COLLNET, _REDUCED, None, why)]
+        return [*limits, AlgorithmLimit(COLLNET, _REDUCED, None, why)]
     network = _busbw(nics, n), "a host sends and receives S once, the network reduces"
     inside = _busbw(links * g / (2 * (g - 1)), n) if g > 1 else 0.0
-    return [*found, lower(COLLNET, _REDUCED, network, (inside, "each GPU sends 2 (g-1)/g S"))]
+    return [*limits, lower(COLLNET, _REDUCED, network, (inside, "each GPU sends 2 (g-1)/g S"))]
 
 
 def _efficiency(reach: Reach) -> float | None:
@@ -270,7 +287,9 @@ def _busbw(algbw: float, n: int) -> float:
     return algbw * 2 * (n - 1) / n
 
 
-def _with_model(limit: AlgorithmLimit, reach: Reach, graphs: Sequence[Graphs]) -> AlgorithmLimit:
+def _with_model(
+    limit: AlgorithmLimit, reach: Reach, graphs: Sequence[SearchGraph]
+) -> AlgorithmLimit:
     number = {
         RING: _RING_GRAPH,
         TREE: _TREE_GRAPH,
@@ -281,23 +300,24 @@ def _with_model(limit: AlgorithmLimit, reach: Reach, graphs: Sequence[Graphs]) -
     graph = next((g for g in graphs if g.id == number and g.together_gbps is not None), None)
     if graph is None or reach.ranks < 2 or graph.leaves_host != (reach.hosts > 1):
         return limit
-    if limit.gbps is None and limit.algorithm not in (RING, TREE):  # not to be had here
+    if limit.gbps is None and limit.algorithm not in (RING, TREE):
+        # The hardware does not support it.
         return limit
     return replace(limit, expected_gbps=_expected(limit, graph, reach))
 
 
-def _expected(limit: AlgorithmLimit, graph: Graphs, reach: Reach) -> float | None:
-    """busbw of all-reduce, or of what the limit is of."""
+def _expected(limit: AlgorithmLimit, graph: SearchGraph, reach: Reach) -> float | None:
+    """The busbw that NCCL's model computes for the limit's collectives from its graph."""
     channels, intra = graph.channels or 0, graph.intra_gbps or 0.0
     inter = intra if graph.inter_gbps is None else graph.inter_gbps
     n, h, g = reach.ranks, reach.hosts, reach.gpus
     generation = min(max(reach.generation or 0, 7), 10)
-    place = min(h, 3) - 1
+    index = min(h, 3) - 1
     each = intra if h <= 2 or limit.algorithm == COLLNET else inter
     if limit.algorithm == RING:
         return round(channels * each, 3)
     if limit.algorithm == TREE:
-        busbw = min(_OF_TREE * channels * each, channels * _TREE_CHANNEL[generation][place])
+        busbw = min(_OF_TREE * channels * each, channels * _TREE_CHANNEL[generation][index])
         busbw *= _OF_PATTERN_TREE if graph.pattern == _PATTERN_TREE else 1.0
         return round(_busbw(busbw / 2, n), 3)
     if limit.algorithm == COLLNET:
@@ -307,7 +327,8 @@ def _expected(limit: AlgorithmLimit, graph: Graphs, reach: Reach) -> float | Non
     inside = intra * _EFFICIENCY[generation] * (channels - 1) / channels
     inside *= 2 if limit.collectives == _REDUCED else (g - 1) / g
     outside = inter * (2 if h <= 2 and limit.algorithm == NVLS_TREE else 1)
-    cap = _NVLS_TREE_CHANNEL[generation][place] if limit.algorithm == NVLS_TREE else outside
+    cap = _NVLS_TREE_CHANNEL[generation][index] if limit.algorithm == NVLS_TREE else outside
     busbw = channels * min(inside, outside, cap)
-    # all_gather and reduce_scatter: the model takes this for the bandwidth of S, not of the bus.
+    # For all_gather and reduce_scatter the model uses this as the bandwidth of S (algbw), not as
+    # busbw.
     return round(busbw * (1.0 if limit.collectives == _REDUCED else (n - 1) / n), 3)

@@ -1,8 +1,8 @@
-"""What NCCL itself expected a call to take: its tuning table, put through its own formula.
+"""The time that NCCL itself expects of a call: the tuning table in its log and its own formula.
 
-ncclTopoGetAlgoTime of src/graph/tuning.cc (2.30): latency + bytes / bandwidth, with a factor for
-trees of medium size, and one on the latency of rings over hosts. The table is of one communicator,
-and holds for its ranks alone.
+The formula is that of ncclTopoGetAlgoTime in src/graph/tuning.cc (2.30): latency + bytes /
+bandwidth, with a factor for trees of medium size and one on the latency of rings over hosts. A
+table belongs to one communicator and is valid for its number of ranks only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import Row
-from torchcoll.libraries.log_files import files_of, jobs_of, read_log
+from torchcoll.libraries.log_files import group_jobs, list_log_files, read_log
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
 from torchcoll.libraries.nccl.jobs import NcclCommunicator, NcclJob
 from torchcoll.libraries.nccl.log import Tuned
 
-# treeCorrectionFactor: powers of two of bytes from 64 to 256 MiB, for all-reduce.
+# treeCorrectionFactor of all-reduce, for sizes in powers of two from 64 bytes to 256 MiB.
 _TREE = {
     "LL": (
         *(1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5),
@@ -34,14 +34,15 @@ _TREE = {
         *(0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
     ),
 }
-# "Plateau effect of ring", Simple over hosts; 1.9 on GPUs before Ampere, which a log does not tell.
+# "Plateau effect of ring" of Simple over hosts. It is 1.9 on GPUs before Ampere, but the log does
+# not contain the GPU.
 _PLATEAU, _PLATEAU_BYTES = 1.4, 64
 _REDUCED = "AllReduce"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """time_ns of algorithm and protocol."""
+    """The time that NCCL expects with this algorithm and protocol."""
 
     time_ns: float
     algorithm: str
@@ -49,7 +50,10 @@ class Expected:
 
 
 def time_ns(cell: Tuned, size_bytes: int, ranks: int, nodes: int, channels: int) -> float:
-    """size_bytes: all bytes of all ranks, as the model counts them (nccl-tests' size)."""
+    """The time that NCCL expects with the algorithm and protocol of ``cell``, in ns.
+
+    size_bytes: all bytes of all ranks, as the model counts them (nccl-tests' size).
+    """
     latency, gbps = cell.latency_us, cell.algbw_gbps
     log_size = int(math.log2(size_bytes >> 6)) if size_bytes >> 6 else -1
     factors = _TREE.get(cell.protocol, ())
@@ -62,13 +66,15 @@ def time_ns(cell: Tuned, size_bytes: int, ranks: int, nodes: int, channels: int)
 
 
 class TuningTables:
-    """The tables of the communicators in some logs, by their number of ranks."""
+    """The tuning tables in some logs, by the number of ranks of their communicator."""
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
-        """Raises UnreadableError for what is no log, and UsageError where none has a table."""
-        self.files = files_of(map(str, paths))
+        """Read the logs. Raises UnreadableError for a file that is not a log, and UsageError if no
+        log has a table.
+        """
+        self.files = list_log_files(map(str, paths))
         readers = [read_log(path)[0] for path in self.files]
-        jobs = [job for job in jobs_of(readers) if isinstance(job, NcclJob)]
+        jobs = [job for job in group_jobs(readers) if isinstance(job, NcclJob)]
         self._of: dict[int, NcclCommunicator] = {}
         for group in (group for job in jobs for group in job.communicators if group.tuning):
             self._of.setdefault(group.nranks or 0, group)
@@ -78,12 +84,17 @@ class TuningTables:
             raise UsageError("nccl-log", names, "a log with NCCL's tuning table", action)
 
     def filled(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows with what the tables expect of them."""
-        found = [(row, self.expected(row)) for row in rows]
-        return [replace(row, expected_ns=one.time_ns) if one else row for row, one in found]
+        """The rows with ``expected_ns`` filled in where a table has their ranks and collective."""
+        expectations = [(row, self.expected(row)) for row in rows]
+        return [
+            replace(row, expected_ns=expectation.time_ns) if expectation else row
+            for row, expectation in expectations
+        ]
 
     def expected(self, row: Row) -> Expected | None:
-        """What the table has for the algorithm that ran, else for the fastest; None without it."""
+        """The expected time of the algorithm that ran, or of the fastest one where the row does not
+        name it; None where no table applies.
+        """
         group = self._of.get(row.ranks)
         function = FUNCTIONS.get(row.collective)
         if group is None or function is None or row.size_bytes < 1 or row.coalesce > 1:
@@ -93,7 +104,7 @@ class TuningTables:
             cells = [c for c in cells if f"{c.algorithm}/{c.protocol}" == row.algorithm]
         counts = (m.channels.get("coll") for m in group.members)
         channels = next((count for count in counts if count), 1)
-        found = [
+        candidates = [
             Expected(
                 time_ns(c, row.size_bytes, row.ranks, group.nodes or 1, channels),
                 c.algorithm,
@@ -101,4 +112,4 @@ class TuningTables:
             )
             for c in cells
         ]
-        return min(found, key=lambda one: one.time_ns, default=None)
+        return min(candidates, key=lambda candidate: candidate.time_ns, default=None)

@@ -1,10 +1,11 @@
 """What NCCL_ALGO and NCCL_PROTO can force, by function and version (NCCL's src/graph/tuning.cc).
 
-Up to 2.23 a value is a list for all functions. Unknown words are ignored in silence, and where
-the list leaves a function nothing it runs Ring, in silence too. From 2.24 on a part of the value
-may name its function (``allreduce:tree``); unknown words end the run, and so does a call for
-which nothing is left. There only values with a function are of use: ``NCCL_ALGO=nvls`` would take
-every algorithm from the broadcasts and barriers around the collective that is measured.
+Up to 2.23 a value is one list for all functions. NCCL silently ignores unknown names, and
+silently runs Ring if the list leaves a function no algorithm. From 2.24 on a clause of the value
+may name its function (``allreduce:tree``). An unknown name then ends the run, and so does a call
+for which no algorithm is left. So from 2.24 on only values with a function are useful:
+``NCCL_ALGO=nvls`` would leave no algorithm for the broadcasts and barriers around the collective
+that is measured.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from torchcoll.libraries.known_variables import OF_NCCL, Forcing
+from torchcoll.libraries.known_variables import NCCL_CHOICES, Forcing
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
 
-VARIABLES = OF_NCCL
+VARIABLES = NCCL_CHOICES
 _FUNCTION_PREFIX = (2, 24)
 _PROTOCOLS = ("ll", "ll128", "simple")
-# With every protocol, on every machine.
+# Algorithms that exist on every machine, with every protocol.
 _EVERYWHERE: dict[str, tuple[str, ...]] = dict.fromkeys(FUNCTIONS.values(), ("ring",))
 _EVERYWHERE["AllReduce"] = ("ring", "tree")
-# With Simple alone, and only where the machine has what they need: an NVSwitch; two nodes or more;
-# a SHARP plug-in; one GPU a node (pat). Elsewhere NCCL says UNAVAILABLE from 2.24 on. Before, Ring
-# would be measured under their name, so they are left out there.
+# Algorithms that exist with Simple only, and only on machines that have what they need: an
+# NVSwitch;
+# two nodes or more; a SHARP plug-in; one GPU per node (pat). On other machines NCCL reports
+# UNAVAILABLE from 2.24 on. Before 2.24 Ring would be measured under their name, so they are not
+# forced there.
 _SOMEWHERE = {
     "AllReduce": ("nvls", "nvlstree", "collnetdirect", "collnetchain"),
     "AllGather": ("nvls", "pat", "collnetdirect"),
@@ -37,81 +40,89 @@ _WORDS = {
 
 
 def missing(one_host: bool, nvls: bool | None, sharp: bool = True) -> dict[str, str]:
-    """Algorithm -> what it lacks, of those that cannot run. nvls: whether switches within a host
-    reduce, None where that is not known; sharp: whether those between hosts may.
+    """Algorithm -> what it lacks, for each algorithm that cannot run.
+
+    nvls: whether NVSwitches within a host reduce; None where that is not known.
+    sharp: whether switches between hosts may reduce.
     """
-    found = dict.fromkeys(("nvls", "nvlstree"), "no NVSwitch that reduces") if nvls is False else {}
+    reasons = (
+        dict.fromkeys(("nvls", "nvlstree"), "no NVSwitch that reduces") if nvls is False else {}
+    )
     if not sharp:
-        found |= dict.fromkeys(("collnetdirect", "collnetchain"), "no network with SHARP")
+        reasons |= dict.fromkeys(("collnetdirect", "collnetchain"), "no network with SHARP")
     if one_host:
         several = ("nvlstree", "collnetdirect", "collnetchain", "pat")
-        found |= {name: "one host" for name in several if name not in found}
-    return found
+        reasons |= {name: "one host" for name in several if name not in reasons}
+    return reasons
 
 
 def forcings(
     collectives: Sequence[str], version: str, without: Iterable[str] = ()
 ) -> list[Forcing]:
-    """Every combination of algorithm and protocol that exists for one of ``collectives``, but those
-    of the algorithms ``without``.
+    """Every combination of algorithm and protocol that exists for one of ``collectives``, except
+    those of the algorithms ``without``.
     """
-    found = []
+    combinations = []
     prefixed = version_key(version) >= _FUNCTION_PREFIX
     functions = {name: FUNCTIONS[name] for name in collectives if name in FUNCTIONS}
     for algorithm, protocol in _combinations(prefixed):
         if algorithm in without:
             continue
-        able = tuple(
+        supported = tuple(
             name
             for name, function in functions.items()
             if algorithm in _EVERYWHERE[function]
             or (algorithm in _SOMEWHERE.get(function, ()) and protocol == "simple")
         )
-        if able:
-            words = [functions[name].lower() for name in able]
-            values = (_value(words if prefixed else [], word) for word in (algorithm, protocol))
+        if supported:
+            function_names = [functions[name].lower() for name in supported]
+            values = (
+                _value(function_names if prefixed else [], value) for value in (algorithm, protocol)
+            )
             settings = dict(zip(VARIABLES, values, strict=True))
-            found.append(Forcing(f"{algorithm}-{protocol}", able, settings))
-    return found
+            combinations.append(Forcing(f"{algorithm}-{protocol}", supported, settings))
+    return combinations
 
 
 def _combinations(prefixed: bool) -> list[tuple[str, str]]:
     everywhere = dict.fromkeys(a for names in _EVERYWHERE.values() for a in names)
-    found = [(algorithm, protocol) for algorithm in everywhere for protocol in _PROTOCOLS]
+    pairs = [(algorithm, protocol) for algorithm in everywhere for protocol in _PROTOCOLS]
     somewhere = dict.fromkeys(a for names in _SOMEWHERE.values() for a in names)
-    return found + [(algorithm, "simple") for algorithm in somewhere if prefixed]
+    return pairs + [(algorithm, "simple") for algorithm in somewhere if prefixed]
 
 
-def _value(functions: Iterable[str], word: str) -> str:
-    return ";".join(f"{function}:{word}" for function in functions) or word
+def _value(functions: Iterable[str], setting: str) -> str:
+    return ";".join(f"{function}:{setting}" for function in functions) or setting
 
 
 def unknown_word(name: str, value: str) -> str | None:
-    """The first word of a value of NCCL_ALGO or NCCL_PROTO that no NCCL knows."""
+    """The first name in a value of NCCL_ALGO or NCCL_PROTO that no version of NCCL knows."""
     functions = {function.lower() for function in FUNCTIONS.values()}
-    for part in value.lower().split(";"):
-        function, colon, words = part.rpartition(":")
+    for clause in value.lower().split(";"):
+        function, colon, choices = clause.rpartition(":")
         if colon and function not in functions:
             return function
-        for word in words.removeprefix("^").split(","):
-            if word not in _WORDS[name]:
-                return word
+        for choice in choices.removeprefix("^").split(","):
+            if choice not in _WORDS[name]:
+                return choice
     return None
 
 
 def misread(variables: Mapping[str, str | None], version: str) -> str | None:
-    """The variable that names a function where NCCL ``version`` (``2.21.5``) ignores that."""
+    """The variable whose value names a function although NCCL ``version`` (``2.21.5``) ignores
+    that.
+    """
     if not version or version_key(version) >= _FUNCTION_PREFIX:
         return None
     return next((name for name in VARIABLES if ":" in (variables.get(name) or "")), None)
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
-# cell -> variables. What NCCL does without them: 4 MiB buffers, 1 queue pair a connection, PXN on,
-# GPUDirect RDMA by distance, NVLS on, channels by topology.
+# Cell of a matrix -> variables. NCCL's defaults are 4 MiB buffers, 1 queue pair per connection, PXN
+# on, GPUDirect RDMA by distance, NVLS on, and channels by topology.
 FACTORS: dict[str, dict[str, str]] = {
     **{
         f"channels{number}": {"NCCL_MIN_CTAS": str(number), "NCCL_MAX_CTAS": str(number)}

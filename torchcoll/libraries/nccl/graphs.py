@@ -1,8 +1,8 @@
-"""What NCCL's search made of a topology: NCCL_GRAPH_DUMP_FILE, or a file for NCCL_GRAPH_FILE.
+"""The graphs that NCCL's search found for a topology (NCCL_GRAPH_DUMP_FILE, NCCL_GRAPH_FILE).
 
-The numbers are the search's own, no measurement: it tries the speeds of a fixed list and takes as
-many channels as the links then carry (src/graph/search.cc). Channels here are those of the
-search; a communicator runs twice as many or more over the same links (src/graph/connect.cc).
+The speeds are not measurements: the search tries those of a fixed list and takes as many channels
+as the links can then carry (src/graph/search.cc). The channels are those of the search; a
+communicator runs twice as many or more over the same links (src/graph/connect.cc).
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from torchcoll.libraries.nccl.xml_tree import Node
 
 IDS = ("ring", "tree", "CollNet chain", "NVLS", "CollNet direct")
 _PATTERNS = ("", "balanced tree", "split tree", "tree", "ring", "NVLS", "CollNetDirect")
-FALLBACK_GBPS = 0.1  # search.cc: no path was found, and the ranks are taken in their order
+FALLBACK_GBPS = 0.1  # search.cc: no path was found, so the ranks are used in their order
 
 
 class Channel(NamedTuple):
-    """gpus, nets: NVML and network device numbers in the order of the channel; of the others of
-    several hosts ``host-device``. ranks: where the file tells them (NCCL >= 2.30).
+    """The order of the GPUs in one channel.
+
+    gpus, nets: numbers of the NVML and network devices, in the order of the channel. A device of
+        any host but the first is ``host-device``.
+    ranks: the ranks of the GPUs; None where the file does not have them (NCCL < 2.30).
     """
 
     gpus: tuple[str, ...]
@@ -28,11 +31,14 @@ class Channel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Graphs:
-    """One graph. channels: as its attribute says; those that are whole in the file are ``orders``.
+class SearchGraph:
+    """One graph of the file. A field is None where its value is not known.
 
-    Bandwidths in GB/s a channel: between GPUs of a host, and to its network. Types are NCCL's names
-    of the longest path that the search allowed. None is not known.
+    channels: their number, by the attribute of the graph.
+    intra_gbps, inter_gbps: bandwidth of one channel between GPUs of a host, and to its network.
+    intra_type, inter_type: NCCL's name of the longest path that the search allowed.
+    orders: the channels that are complete in the file.
+    whole: the file has the end of this graph.
     """
 
     id: int | None
@@ -52,9 +58,9 @@ class Graphs:
 
     @property
     def alone(self) -> bool:
-        """Of one GPU and no network: its search counted no link at all."""
-        one = self.intra_type == "LOC" and not self.leaves_host
-        return one and bool(self.orders) and all(len(c.gpus) == 1 for c in self.orders)
+        """The graph has one GPU and no network, so the search used no link."""
+        isolated = self.intra_type == "LOC" and not self.leaves_host
+        return isolated and bool(self.orders) and all(len(c.gpus) == 1 for c in self.orders)
 
     @property
     def fallback(self) -> bool:
@@ -62,7 +68,9 @@ class Graphs:
 
     @property
     def together_gbps(self) -> float | None:
-        """All channels: what NCCL expects of a ring as busbw. None where no link was counted."""
+        """Bandwidth of all channels; for a ring, the busbw that NCCL expects. None without any
+        link.
+        """
         speeds = [self.intra_gbps, *([self.inter_gbps] if self.leaves_host else [])]
         counted = self.whole and not self.alone and not self.fallback
         if not self.channels or not counted or any(speed is None for speed in speeds):
@@ -76,10 +84,10 @@ def pattern_name(number: int | None) -> str:
     return _PATTERNS[number] if 0 < number < len(_PATTERNS) else f"pattern {number}"
 
 
-def graphs(root: Node) -> list[Graphs]:
-    """The graphs of a ``<graphs>``, those without channels too."""
+def read_graphs(root: Node) -> list[SearchGraph]:
+    """Read the graphs of a ``<graphs>`` element, including those without channels."""
     return [
-        Graphs(
+        SearchGraph(
             node.whole_number("id"),
             node.whole_number("pattern"),
             node.whole_number("nchannels"),
@@ -106,9 +114,9 @@ def _channel(node: Node) -> Channel:
 
 
 def _device(node: Node) -> str:
-    """From 2.21 on the highest byte of ``dev`` is the number of the host."""
+    """Name of a device. From NCCL 2.21 on the highest byte of ``dev`` is the number of the host."""
     number = node.whole_number("dev")
     if number is None or number < 0:
         return "?"
-    host, own = number >> 56, number & ((1 << 56) - 1)
-    return f"{host}-{own}" if host else str(own)
+    host, device = number >> 56, number & ((1 << 56) - 1)
+    return f"{host}-{device}" if host else str(device)

@@ -1,4 +1,4 @@
-"""Which ranks of NCCL's log are one communicator, and which processes are one job."""
+"""Groups the ranks in NCCL's logs into communicators, and the processes into jobs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ Counted = TypeVar("Counted")
 
 @dataclass
 class NcclCommunicator:
-    """The ranks that the log has of one communicator. ``parent``: what it was split from. cut:
-    lines of its files that are not whole.
+    """The ranks of one communicator that the log has.
+
+    parent: key of the communicator that it was split from.
+    cut: number of incomplete lines in its files.
     """
 
     members: list[Member] = field(default_factory=list)
     parent: Key | None = None
-    cut: int = 0  # lines of its files that are not whole
+    cut: int = 0
 
     @property
     def nranks(self) -> int | None:
@@ -42,14 +44,14 @@ class NcclCommunicator:
 
     @property
     def state(self) -> str:
-        """How far the log follows it: what its ranks say, where they differ with how many."""
-        words = Counter(
+        """The last state that the ranks logged; with numbers of ranks where they differ."""
+        states = Counter(
             (m.ended.lower() or ("complete" if m.complete else "not complete"))
             for m in self.members
             if m.rank is not None
         )
         names = {"destroy": "destroyed", "abort": "aborted", "revoke": "revoked"}
-        texts = {names.get(word, word): count for word, count in words.items()}
+        texts = {names.get(state, state): count for state, count in states.items()}
         several = len(texts) > 1
         text = ", ".join(f"{n} on {count}" if several else n for n, count in texts.items())
         if "not complete" in texts and self.cut:
@@ -58,13 +60,13 @@ class NcclCommunicator:
 
     @property
     def rings(self) -> dict[int, tuple[int, ...]]:
-        """Channel -> ranks in order, of which long ones are cut in the log."""
+        """Channel -> ranks in order. NCCL truncates long rings in its log."""
         return next((m.rings for m in self.members if m.rings), {})
 
     @property
     def graphs(self) -> list[Graph]:
-        found = (m.graphs for m in sorted(self.members, key=lambda m: m.rank or 0))
-        return next((graphs for graphs in found if graphs), [])
+        graph_lists = (m.graphs for m in sorted(self.members, key=lambda m: m.rank or 0))
+        return next((graphs for graphs in graph_lists if graphs), [])
 
     @property
     def tuning(self) -> list[Tuned]:
@@ -73,11 +75,15 @@ class NcclCommunicator:
 
 @dataclass
 class NcclJob:
-    """Processes that communicate with each other, or of which nobody says with whom."""
+    """Processes that share communicators, or processes of one file without any communicator.
+
+    version: of a line without a prefix, where no process logs its version: NCCL <= 2.23 prints it
+        so, once.
+    """
 
     processes: list[NcclProcess]
     communicators: list[NcclCommunicator]
-    version: str = ""  # where no process tells it: NCCL <= 2.23 prints it once, without a prefix
+    version: str = ""
 
     @property
     def files(self) -> list[str]:
@@ -89,30 +95,30 @@ class NcclJob:
 
     @property
     def calls(self) -> Counter[LoggedCall]:
-        return _together(process.calls for process in self.processes)
+        return _sum_counters(process.calls for process in self.processes)
 
     @property
     def warnings(self) -> Counter[str]:
-        return _together(process.warnings for process in self.processes)
+        return _sum_counters(process.warnings for process in self.processes)
 
     @property
     def transports(self) -> Counter[str]:
-        return _together(process.transports for process in self.processes)
+        return _sum_counters(process.transports for process in self.processes)
 
     def pairs(self, kind: str) -> set[tuple[int, int]]:
         return self._pairs.get(kind, set())
 
     @cached_property
     def _pairs(self) -> dict[str, set[tuple[int, int]]]:
-        found: dict[str, set[tuple[int, int]]] = {}
+        pairs_by_kind: dict[str, set[tuple[int, int]]] = {}
         for process in self.processes:
             for kind, pairs in process.pairs.items():
-                found.setdefault(kind, set()).update(pairs)
-        return found
+                pairs_by_kind.setdefault(kind, set()).update(pairs)
+        return pairs_by_kind
 
 
-def _together(counters: Iterable[Counter[Counted]]) -> Counter[Counted]:
-    """Their sum. ``sum`` copies all that it has by then for each of them."""
+def _sum_counters(counters: Iterable[Counter[Counted]]) -> Counter[Counted]:
+    """The sum of the counters. ``sum`` would copy the intermediate total for each counter."""
     total: Counter[Counted] = Counter()
     for counter in counters:
         total.update(counter)
@@ -122,13 +128,13 @@ def _together(counters: Iterable[Counter[Counted]]) -> Counter[Counted]:
 def communicators(processes: Iterable[NcclProcess]) -> dict[Key, NcclCommunicator]:
     """Every communicator of these processes, in the order of the log.
 
-    Ranks belong together by the commId, which all of them print (from 2.18 on); those of a split
-    by its parent, number and color. In older logs the n-th of a process is that of its peers with
-    as many ranks, as long as no rank is there twice.
+    From 2.18 on all ranks of a communicator print the same commId; the ranks of a split have the
+    same parent, split number and color. In older logs the n-th communicator of a process belongs
+    with the n-th of the other processes that has as many ranks, as long as no rank occurs twice.
     """
-    found: dict[Key, NcclCommunicator] = {}
-    # (ranks, rank) -> how many communicators of that size have this rank: the first ones, all.
-    taken: Counter[tuple[int | None, int]] = Counter()
+    groups: dict[Key, NcclCommunicator] = {}
+    # (ranks, rank) -> how many communicators of that size already have this rank.
+    ranks_taken: Counter[tuple[int | None, int]] = Counter()
     for process in processes:
         handles: dict[str, Key] = {}
         for member in process.members:
@@ -137,20 +143,20 @@ def communicators(processes: Iterable[NcclProcess]) -> dict[Key, NcclCommunicato
                 key: Key = ("id", member.comm_id, member.nranks)
             elif member.split:
                 key = ("split", parent or process.file, *member.split, member.nranks)
-            elif member.rank is None:  # lines of a communicator whose own line is missing
+            elif member.rank is None:  # the line that begins this communicator is missing
                 key = ("lines", member)
             else:
-                key = ("size", member.nranks, taken[member.nranks, member.rank])
-                taken[member.nranks, member.rank] += 1
-            group = found.setdefault(key, NcclCommunicator(parent=parent))
+                key = ("size", member.nranks, ranks_taken[member.nranks, member.rank])
+                ranks_taken[member.nranks, member.rank] += 1
+            group = groups.setdefault(key, NcclCommunicator(parent=parent))
             group.members.append(member)
             if member.handle:
                 handles[member.handle] = key
-    return found
+    return groups
 
 
 def jobs(readers: Sequence[NcclLogReader]) -> list[NcclJob]:
-    """The jobs of these files. Processes of no communicator are together by their file."""
+    """Group the processes of these files into jobs: by shared communicators, or else by file."""
     processes = [process for reader in readers for process in reader.processes]
     groups = communicators(processes)
     owner = {m: process for process in processes for m in process.members}
@@ -158,34 +164,34 @@ def jobs(readers: Sequence[NcclLogReader]) -> list[NcclJob]:
 
     def root(key: NcclProcess) -> NcclProcess:
         while leader[key] != key:
-            leader[key] = leader[leader[key]]  # halves the way for who asks next
+            leader[key] = leader[leader[key]]  # path halving: shortens later searches
             key = leader[key]
         return key
 
     def join(some: Iterable[NcclProcess]) -> None:
-        first, *others = some
-        for other in others:
-            leader[root(other)] = root(first)
+        first, *peers = some
+        for peer in peers:
+            leader[root(peer)] = root(first)
 
     cut = {reader.file: reader.tally.counts["cut"] for reader in readers}
     for group in groups.values():
         group.cut = sum(cut[file] for file in {owner[m].file for m in group.members})
         join([owner[member] for member in group.members])
     connected = {owner[m] for g in groups.values() for m in g.members if m.rank is not None}
-    # (host, process number) -> file -> the first of each job that it is in
-    known: dict[tuple[str, int], dict[str, dict[NcclProcess, NcclProcess]]] = {}
+    # (host, process id) -> file -> job leader -> the process, for processes with a communicator
+    by_pid: dict[tuple[str, int], dict[str, dict[NcclProcess, NcclProcess]]] = {}
     for process in processes:
         if process in connected:
-            in_file = known.setdefault((process.host, process.pid), {})
+            in_file = by_pid.setdefault((process.host, process.pid), {})
             in_file.setdefault(process.file, {}).setdefault(root(process), process)
     alone: dict[str, list[NcclProcess]] = {}
     for process in processes:
         if process in connected:
             continue
-        files = known.get((process.host, process.pid), {})
-        others = [same for file, same in files.items() if file != process.file]
-        if len(set().union(*others)) == 1:  # its log goes on in another file
-            join([*others[0].values(), process])
+        files = by_pid.get((process.host, process.pid), {})
+        candidates = [leaders for file, leaders in files.items() if file != process.file]
+        if len(set().union(*candidates)) == 1:  # the log of its process continues in another file
+            join([*candidates[0].values(), process])
         else:
             alone.setdefault(process.file, []).append(process)
     for some in alone.values():
@@ -193,15 +199,15 @@ def jobs(readers: Sequence[NcclLogReader]) -> list[NcclJob]:
     members: dict[NcclProcess, list[NcclProcess]] = {}
     for process in processes:
         members.setdefault(root(process), []).append(process)
-    made: dict[NcclProcess, list[NcclCommunicator]] = {}
+    groups_by_job: dict[NcclProcess, list[NcclCommunicator]] = {}
     for group in groups.values():
-        made.setdefault(root(owner[group.members[0]]), []).append(group)
+        groups_by_job.setdefault(root(owner[group.members[0]]), []).append(group)
     versions = {reader.file: reader.version for reader in readers}
     return [
         NcclJob(
-            own,
-            made.get(key, []),
-            next((versions[p.file] for p in own if versions.get(p.file)), ""),
+            job_processes,
+            groups_by_job.get(key, []),
+            next((versions[p.file] for p in job_processes if versions.get(p.file)), ""),
         )
-        for key, own in members.items()
+        for key, job_processes in members.items()
     ]

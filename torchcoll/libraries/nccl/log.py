@@ -1,7 +1,7 @@
-"""What the messages of NCCL's log say of their process and their communicator, one function each.
+"""Reads NCCL's and RCCL's own log (NCCL_DEBUG=INFO) into processes and communicators.
 
-Each takes the reader, which knows who speaks, and the message; False where it was cut, or is
-another one that begins alike.
+Each kind of message has a handler. It takes the reader, which knows the process of the line, and
+the message; it returns False if the message is cut off, or is of another kind that begins alike.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import NamedTuple
 from torchcoll.core.bounds import MOST_PROCESSES, Held, LoggedCommunicators
 from torchcoll.core.errors import UnreadableError
 from torchcoll.libraries.logged import LoggedCall, Tally
-from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, call_of, canonical
+from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, canonical, parse_call
 from torchcoll.libraries.nccl.graphs import pattern_name
 
 
 class Tuned(NamedTuple):
-    """A cell of the tuning table: what the cost model expects. algbw 0: not to be used."""
+    """A cell of the tuning table: what NCCL's cost model expects. An algbw of 0 means: never
+    used.
+    """
 
     function: str
     algorithm: str
@@ -33,7 +35,7 @@ class Tuned(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """What the topology search found for a pattern; bandwidths in GB/s a channel."""
+    """What the topology search found for a pattern; bandwidths in GB/s of one channel."""
 
     pattern: str
     channels: int
@@ -45,15 +47,20 @@ class Graph(NamedTuple):
 
 @dataclass(eq=False)
 class Member:
-    """One rank of one communicator, as its process tells; None and '' are not known.
+    """One rank of one communicator, as its process logged it. None and '' mean not known.
 
-    comm_id: equal on all ranks (NCCL >= 2.18; of a split where it is told). parent, split: the
-    handle that it was split from, and (number of the split, color). timings: the parts of 'Init
-    timings' (>= 2.22) and ``total``, seconds; without ``rest`` the line was cut. bootstrap: alike
-    (>= 2.23). rings: channel -> ranks in order. up: channel -> the rank above this one in the tree,
-    -1 at its root. max_gbps: the best path from a GPU of this host to another, or to a network
-    interface where the communicator has several hosts; total_gbps: all NVLinks of a GPU, or its PCI
-    link where that is more (src/graph/search.cc, ncclTopoSearchInit). As NCCL reckons them.
+    comm_id: equal on all ranks (NCCL >= 2.18; of a split only where it is logged).
+    parent, split: the handle that it was split from, and (number of the split, color).
+    timings: phases of 'Init timings' (>= 2.22) and ``total``, in seconds. Without ``rest`` the line
+        was cut.
+    bootstrap: phases of 'Bootstrap timings' (>= 2.23), in seconds.
+    channels: kind (coll, nvls, p2p) -> number of channels.
+    rings: channel -> ranks in order.
+    up: channel -> parent of this rank in the tree; -1 for the root.
+    max_gbps: the best path from a GPU of this host to another GPU, or to a network interface where
+        the communicator has several hosts, by NCCL's own figures.
+    total_gbps: all NVLinks of a GPU, or its PCI link where that is faster (src/graph/search.cc,
+        ncclTopoSearchInit), by NCCL's own figures.
     """
 
     rank: int | None = None
@@ -84,10 +91,12 @@ class Member:
 
 @dataclass(eq=False)
 class NcclProcess:
-    """What one process tells.
+    """What one process logged.
 
-    names: how many whole lines name its host so; damaged lines spell it differently. transports:
-    kind -> connections. pairs: kind -> (from, to) ranks.
+    transports: kind -> number of connections.
+    pairs: kind -> (from, to) ranks.
+    names: spelling of the host -> number of complete lines with it. Damaged lines spell it
+        differently.
     """
 
     host: str
@@ -109,11 +118,11 @@ class NcclProcess:
     names: Counter[str] = field(default_factory=Counter)
 
 
-# Lines of NCCL's log that are known and tell nothing that a table here shows.
+# Known messages with nothing that a table here shows.
 #
 # First words, and beginnings, of the INFO texts in ``libnccl.so.2`` 2.21.5 and 2.30.7 and in logs
-# of 2.8 to 2.30 and of RCCL 2.26 to 2.30. A line that is not among them is counted as unknown:
-# another version may say something new.
+# of 2.8 to 2.30 and of RCCL 2.26 to 2.30. Any other message is counted as unknown, because another
+# version may log something new.
 
 _TEXT = """
     Affinity Allocated Assigned Bootstrap Bootstrap: bootstrapSplit: CC Call Check Communicator
@@ -130,31 +139,33 @@ _BEGINNINGS = (
     *("=== ", "===", "+ ", "- ", "[Proxy", "[Service", "GPU/", "CPU/", "NET/", "NVS/", "PCI/"),
     *("NIC/", "C2C", "GIN/", "Comm config ", "(", "ncclOs"),
 )
-# src/misc/utils.cc:233 memory stack hunk: the ALLOC subsystem. ` 0 : NET/0 GPU/0 ...`: a channel of
-# a graph. opCount: the COLL subsystem, a line a call and rank.
+# Shapes of lines: `src/misc/utils.cc:233 memory stack hunk` is of the ALLOC subsystem,
+# ` 0 : NET/0 GPU/0 ...` is a channel of a graph, and `opCount` is of the COLL subsystem, which logs
+# a line for each call and rank.
 _SHAPES = re.compile(
     r"\S+\.(?:cc|cpp|h):\d+ |\s*\d+ : (?:NET|GPU)/|\w+: opCount [0-9a-f]+ sendbuff "
 )
 
 
-def is_known(word: str, message: str) -> bool:
-    """Whether a message, of this first word, is one of NCCL's own that is not needed."""
+def is_known(first_word: str, message: str) -> bool:
+    """Whether a message with this first word is one of NCCL's that is not needed here."""
     if message.startswith("Bootstrap timings"):
         return False
     return (
-        word in _WORDS
-        or not word
+        first_word in _WORDS
+        or not first_word
         or message.lstrip().startswith(_BEGINNINGS)
         or bool(_SHAPES.match(message))
         or " set to " in message
     )
 
 
-# What NCCL's log says of a communicator's paths: rings, trees, connections, graphs found.
+# Parsers of a communicator's paths: rings, trees, connections and graphs.
 #
-# Each takes a message and gives what it says; None, or nothing, where the line was cut.
+# Each takes a message and returns its values; None, or an empty dict, if the line was cut.
 
-# Ends with the ranks, or with what RCCL adds: else it is a connection that was cut.
+# A ring ends with the ranks, or with what RCCL appends. Any other line that begins so is a
+# connection that was cut.
 _RING = re.compile(r"Channel (\d+)/\d+ :((?: +\d+)+)(?: *\.\.\.)?(?: comm .*)?$")
 _CONNECTION = re.compile(
     r"(?:Channel|CollNet) (\d+)(?:/\d+)? : (\d+)(?:\[\w+\] -> (\d+)\[\w+\])?(?: \[\w+\])? "
@@ -172,69 +183,69 @@ _SYSTEM = re.compile(
 )
 
 
-def ring_of(message: str) -> tuple[int, tuple[int, ...]] | None:
+def parse_ring(message: str) -> tuple[int, tuple[int, ...]] | None:
     """(channel, ranks in order) of ``Channel 00/02 : 0 1``."""
-    found = _RING.search(message)
-    return (int(found[1]), tuple(map(int, found[2].split()))) if found else None
+    match = _RING.search(message)
+    return (int(match[1]), tuple(map(int, match[2].split()))) if match else None
 
 
-def connection_of(message: str) -> tuple[str, tuple[int, int] | None] | None:
-    """(transport, pair of ranks) of ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``; devices and
-    channels of the transport are left out: NET/IB/0/GDRDMA is NET/IB/GDRDMA.
+def parse_connection(message: str) -> tuple[str, tuple[int, int] | None] | None:
+    """(transport, pair of ranks) of ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``, without the
+    numbers of devices and channels: NET/IB/0/GDRDMA is NET/IB/GDRDMA.
     """
-    found = _CONNECTION.search(message)
-    if not found:
+    match = _CONNECTION.search(message)
+    if not match:
         return None
-    pair = (int(found[2]), int(found[3])) if found[3] else None
-    return _NUMBERS.sub("", found[4]), pair
+    pair = (int(match[2]), int(match[3])) if match[3] else None
+    return _NUMBERS.sub("", match[4]), pair
 
 
-def parents_of(message: str) -> dict[int, int]:
-    """channel -> the rank above, of ``Trees [0] 1/-1/-1->0->-1``."""
+def parse_parents(message: str) -> dict[int, int]:
+    """Channel -> parent of this rank, of ``Trees [0] 1/-1/-1->0->-1``."""
     return {int(channel): int(up) for channel, _, up in _TREE.findall(message)}
 
 
-def channels_of(message: str) -> dict[str, int]:
-    """``24 coll channels, 16 nvls channels, ...``"""
+def parse_channels(message: str) -> dict[str, int]:
+    """Kind -> number, of ``24 coll channels, 16 nvls channels, ...``."""
     return {kind: int(number) for number, kind in _KINDS.findall(message)}
 
 
-def graph_of(message: str) -> Graph | None:
-    """``Pattern 4, crossNic 0, nChannels 12, bw 30.0/20.5, type NVL/PIX, sameChannels 1``."""
-    found = _PATTERN.search(message)
-    if not found:
+def parse_graph(message: str) -> Graph | None:
+    """Parse ``Pattern 4, crossNic 0, nChannels 12, bw 30.0/20.5, type NVL/PIX, sameChannels 1``."""
+    match = _PATTERN.search(message)
+    if not match:
         return None
-    pattern = pattern_name(int(found[1]))
-    return Graph(pattern, int(found[2]), float(found[3]), float(found[4]), found[5], found[6])
+    pattern = pattern_name(int(match[1]))
+    return Graph(pattern, int(match[2]), float(match[3]), float(match[4]), match[5], match[6])
 
 
-def bandwidths_of(message: str) -> tuple[float, float | None] | None:
-    """(max, total) in GB/s of ``=== System : maxBw 240.0 totalBw 240.0 ===``: see Member."""
-    found = _SYSTEM.match(message)
-    return (float(found[1]), float(found[2]) if found[2] else None) if found else None
+def parse_bandwidths(message: str) -> tuple[float, float | None] | None:
+    """(max_gbps, total_gbps) of a Member, of ``=== System : maxBw 240.0 totalBw 240.0 ===``."""
+    match = _SYSTEM.match(message)
+    return (float(match[1]), float(match[2]) if match[2] else None) if match else None
 
 
-# The tuning table in NCCL's log: what the cost model expects of each algorithm and protocol.
+# Parsers of the tuning table: what the cost model expects of each algorithm and protocol.
 #
 # Up to 2.17 one table, ``Latency/AlgBw | Tree/ LL | Tree/ LL128 |``; from 2.18 on blocks of
-# algorithms, ``Algorithm | Tree | Ring | CollNetDirect |``, of three columns each. Then a row for
-# each function.
+# algorithms, ``Algorithm | Tree | Ring | CollNetDirect |``, with three columns each. Both are
+# followed by a row for each function.
 
 Column = tuple[str, str]  # (algorithm, protocol)
 _CELL = re.compile(r"(\d+\.\d+)/(\d+\.\d+)$")
 
 
-def columns_of(message: str) -> tuple[list[Column], bool]:
+def parse_columns(message: str) -> tuple[list[Column], bool]:
     """The columns of a block (>= 2.18), and whether all of its algorithms are known."""
     names = [canonical(cell.strip()) for cell in message.split("|")[1:-1]]
     columns = [(name, protocol) for name in names if name for protocol in PROTOCOLS]
     return columns, bool(columns) and None not in names
 
 
-def wide_columns_of(message: str) -> tuple[list[Column], bool]:
-    """The columns of the one table (<= 2.17), and whether each was whole."""
+def parse_wide_columns(message: str) -> tuple[list[Column], bool]:
+    """The columns of the only table (<= 2.17), and whether each was complete."""
     cells = [cell.split("/") for cell in message.split("|")[1:-1]]
-    # CollNet was one algorithm before 2.14, and chain came as its second.
+    # Before 2.14 CollNet was a single algorithm; 2.14 added the chain.
     columns = [
         (canonical(a.strip()) or a.strip().upper(), canonical(p.strip()) or "")
         for a, p in (cell for cell in cells if len(cell) == 2)
@@ -242,8 +253,8 @@ def wide_columns_of(message: str) -> tuple[list[Column], bool]:
     return columns, bool(columns) and len(columns) == len(cells)
 
 
-def row_of(message: str, columns: Sequence[Column]) -> list[Tuned]:
-    """``AllReduce | 16.8/ 0.5 | ...``; [] for a row that is not whole, or of another table."""
+def parse_row(message: str, columns: Sequence[Column]) -> list[Tuned]:
+    """Parse ``AllReduce | 16.8/ 0.5 | ...``; [] for a row that is cut off, or of another table."""
     name, *cells = (cell.strip() for cell in message.split("|"))
     values = [_CELL.match(cell.replace(" ", "")) for cell in cells[:-1]]
     if len(values) != len(columns) or not all(values):
@@ -267,72 +278,74 @@ Handler = Callable[["NcclLogReader", str], bool]
 
 
 def communicator(reader: NcclLogReader, message: str) -> bool:
-    """``ncclCommInitRank comm 0x.. rank 3 nranks 8 cudaDev 3 .. commId 0x.. - Init START``."""
+    """Handle ``ncclCommInitRank comm 0x.. rank 3 nranks 8 .. commId 0x.. - Init START``."""
     fields = dict(_FIELD.findall(message))
     start, complete = "Init START" in message, "Init COMPLETE" in message
     ended = next((w for w in ("Destroy", "Abort", "Revoke") if f"{w} COMPLETE" in message), "")
-    news = start or complete or ended or "nNodes" in fields
-    if not news and fields and message.endswith(list(fields.values())[-1]):
-        fields.popitem()  # the line was cut: its last number may be too
+    informative = start or complete or ended or "nNodes" in fields
+    if not informative and fields and message.endswith(list(fields.values())[-1]):
+        fields.popitem()  # the line was cut, so its last number may be incomplete
     if "comm" not in fields or not fields.get("rank", "-").isdecimal():
         return " coll channels" in message and counts(reader, message)
-    member = reader.of_handle(fields["comm"])
+    member = reader.find_member(fields["comm"])
     if start or member is None or (member.ended and not ended):
-        member = reader.begun(fields, start)
+        member = reader.begin_member(fields, start)
     if ended:
         member.ended = ended
     made_by = re.search(r"(nccl\w+) comm ", message)
     member.made_by = member.made_by or (made_by[1] if made_by else "")
-    _keep(member, fields)
+    _update(member, fields)
     if complete:
         member.complete = True
         reader.completed.add(reader.process)
-    return bool(news)
+    return bool(informative)
 
 
 def timings(reader: NcclLogReader, message: str) -> bool:
-    """``Init timings - ncclCommInitRank: rank 0 nranks 8 total 1.58 (kernels 0.26, ...)``."""
+    """Handle ``Init timings - ncclCommInitRank: rank 0 nranks 8 total 1.58 (kernels 0.26,
+    ...)``.
+    """
     if not message.startswith("Init timings"):
         return False
-    found = re.search(r"rank (\d+) nranks (\d+) total \d", message)
-    if not found:
+    match = re.search(r"rank (\d+) nranks (\d+) total \d", message)
+    if not match:
         return False
-    rank, nranks = int(found[1]), int(found[2])
+    rank, nranks = int(match[1]), int(match[2])
     member = reader.open.get((reader.process, reader.thread)) or Member()
     if (member.rank, member.nranks) != (rank, nranks):
         recent = islice(reversed(reader.process.members), _RECENT)
-        own = next((m for m in recent if (m.rank, m.nranks) == (rank, nranks)), None)
-        member = own or reader.begun({"comm": ""}, False)
+        recent_member = next((m for m in recent if (m.rank, m.nranks) == (rank, nranks)), None)
+        member = recent_member or reader.begin_member({"comm": ""}, False)
         member.rank, member.nranks = rank, nranks
     member.timings = {name: float(value) for name, value in _PART.findall(message)}
-    reader.holds(len(member.timings))
+    reader.account(len(member.timings))
     return "rest" in member.timings
 
 
 def bootstrap(reader: NcclLogReader, message: str) -> bool:
     if not message.startswith("Bootstrap timings"):
         return False
-    parts = {name: float(value) for name, value in _PART.findall(message)}
-    reader.member().bootstrap = parts
-    reader.holds(len(parts))
-    return "delay" in parts
+    phases = {name: float(value) for name, value in _PART.findall(message)}
+    reader.member().bootstrap = phases
+    reader.account(len(phases))
+    return "delay" in phases
 
 
 def channel(reader: NcclLogReader, message: str) -> bool:
     if " via " in message:
         return connection(reader, message)
-    ring = ring_of(message)
+    ring = parse_ring(message)
     if ring:
         reader.member().rings[ring[0]] = ring[1]
-        reader.holds(1, 36 * len(ring[1]))
+        reader.account(1, 36 * len(ring[1]))
     return ring is not None
 
 
 def connection(reader: NcclLogReader, message: str) -> bool:
-    found = connection_of(message)
-    if not found:
+    parsed = parse_connection(message)
+    if not parsed:
         return False
-    kind, pair = found
+    kind, pair = parsed
     reader.process.transports[kind] += 1
     if pair:
         reader.process.pairs.setdefault(kind, set()).add(pair)
@@ -340,48 +353,48 @@ def connection(reader: NcclLogReader, message: str) -> bool:
 
 
 def trees(reader: NcclLogReader, message: str) -> bool:
-    parents = parents_of(message)
+    parents = parse_parents(message)
     up = reader.member().up
     before = len(up)
     up.update(parents)
-    reader.holds(len(up) - before)
+    reader.account(len(up) - before)
     return bool(parents)
 
 
 def counts(reader: NcclLogReader, message: str) -> bool:
-    reader.member().channels = channels_of(message)
+    reader.member().channels = parse_channels(message)
     return True
 
 
 def pattern(reader: NcclLogReader, message: str) -> bool:
-    graph = graph_of(message)
+    graph = parse_graph(message)
     if graph:
         reader.member().graphs.append(graph)
-        reader.holds(2)
+        reader.account(2)
     return graph is not None
 
 
 def system(reader: NcclLogReader, message: str) -> bool:
-    """Of the GRAPH subsystem."""
-    found = bandwidths_of(message)
-    if found:
+    """Handle ``=== System : maxBw ...``, a line of the GRAPH subsystem."""
+    bandwidths = parse_bandwidths(message)
+    if bandwidths:
         member = reader.member()
-        member.max_gbps, member.total_gbps = found
-    return found is not None
+        member.max_gbps, member.total_gbps = bandwidths
+    return bandwidths is not None
 
 
 def nvls(reader: NcclLogReader, message: str) -> bool:
     if message.startswith("NVLS multicast support is "):
         reader.process.nvls = "no" if " not available" in message else "yes"
         return True
-    if message.startswith("NVLS comm ") and (found := re.search(r"comm (0x[0-9a-f]+)", message)):
-        (reader.of_handle(found[1]) or reader.member()).nvls = True
+    if message.startswith("NVLS comm ") and (match := re.search(r"comm (0x[0-9a-f]+)", message)):
+        (reader.find_member(match[1]) or reader.member()).nvls = True
         return True
     return False
 
 
 def call(reader: NcclLogReader, message: str) -> bool:
-    chosen = _call_of(message) if " Bytes -> " in message else None
+    chosen = _parse_call(message) if " Bytes -> " in message else None
     if chosen:
         reader.process.calls[chosen] += 1
     elif "|" in message:
@@ -390,34 +403,35 @@ def call(reader: NcclLogReader, message: str) -> bool:
 
 
 def algorithms(reader: NcclLogReader, message: str) -> bool:
-    return reader.heads(*columns_of(message))
+    return reader.start_table(*parse_columns(message))
 
 
 def wide_head(reader: NcclLogReader, message: str) -> bool:
-    return reader.heads(*wide_columns_of(message))
+    return reader.start_table(*parse_wide_columns(message))
 
 
 def row(reader: NcclLogReader, message: str) -> bool:
     member = reader.member()
-    cells = row_of(message, reader.columns.get(member, ()))
+    cells = parse_row(message, reader.columns.get(member, ()))
     member.tuning += cells
-    reader.holds(len(cells))
+    reader.account(len(cells))
     return bool(cells)
 
 
 def version(reader: NcclLogReader, message: str) -> bool:
-    if found := re.match(r"NCCL git version (\S+) (\S+)", message):
-        reader.process.git = f"{found[1]} {found[2]}"
+    if match := re.match(r"NCCL git version (\S+) (\S+)", message):
+        reader.process.git = f"{match[1]} {match[2]}"
         return True
-    found = re.match(r"(NCCL|RCCL) version ?:? ?(\d\S+)", message)
-    if not found:
+    match = re.match(r"(NCCL|RCCL) version ?:? ?(\d\S+)", message)
+    if not match:
         return False
     if reader.process.version and reader.process in reader.completed:
-        # Once a process: this is another one of the same number, as containers have them.
-        reader.process = reader.made(reader.process.host, reader.process.pid)
+        # A process prints its version once, so this is another process with the same id, as
+        # containers have.
+        reader.process = reader.add_process(reader.process.host, reader.process.pid)
         reader.process.names[reader.process.host] += 1
         reader.prefixes.clear()
-    reader.process.library, reader.process.version = found[1], found[2]
+    reader.process.library, reader.process.version = match[1], match[2]
     return True
 
 
@@ -427,38 +441,38 @@ def driver(reader: NcclLogReader, message: str) -> bool:
 
 
 def network(reader: NcclLogReader, message: str) -> bool:
-    found = re.match(r"Using network (.+)", message)
-    if found:
-        reader.process.network = found[1]
-    return bool(found)
+    match = re.match(r"Using network (.+)", message)
+    if match:
+        reader.process.network = match[1]
+    return bool(match)
 
 
 def tuner(reader: NcclLogReader, message: str) -> bool:
-    found = re.match(r"TUNER/Plugin: Using (?:tuner plugin )?(.+)", message)
-    if found:
-        reader.process.tuner = found[1]
-    return bool(found)
+    match = re.match(r"TUNER/Plugin: Using (?:tuner plugin )?(.+)", message)
+    if match:
+        reader.process.tuner = match[1]
+    return bool(match)
 
 
 def loaded(reader: NcclLogReader, message: str) -> bool:
-    found = re.match(r"Successfully loaded external tuner plugin (\S+)", message)
-    if found and len(reader.process.tuner) < _LONGEST:
-        reader.process.tuner = f"{reader.process.tuner} {found[1]}".strip()
-    return bool(found)
+    match = re.match(r"Successfully loaded external tuner plugin (\S+)", message)
+    if match and len(reader.process.tuner) < _LONGEST:
+        reader.process.tuner = f"{reader.process.tuner} {match[1]}".strip()
+    return bool(match)
 
 
 def variable(reader: NcclLogReader, message: str) -> bool:
-    found = _SET.search(message)
-    if found:
-        value = found[2].rstrip(".") if found[2].rstrip(".").lstrip("-").isdecimal() else found[2]
-        if reader.process.variables.get(found[1]) != value:
-            reader.holds(1, 4 * len(message))
-        reader.process.variables[found[1]] = value
-    return bool(found)
+    match = _SET.search(message)
+    if match:
+        value = match[2].rstrip(".") if match[2].rstrip(".").lstrip("-").isdecimal() else match[2]
+        if reader.process.variables.get(match[1]) != value:
+            reader.account(1, 4 * len(message))
+        reader.process.variables[match[1]] = value
+    return bool(match)
 
 
-def _keep(member: Member, fields: dict[str, str]) -> None:
-    """What a line tells of a communicator; what it does not tell stays."""
+def _update(member: Member, fields: dict[str, str]) -> None:
+    """Set the fields of ``member`` that a line has, and keep the others."""
     member.rank = int(fields["rank"])
     member.nranks = _int(fields.get("nranks") or fields.get("nRanks"), member.nranks)
     member.cuda_dev = _int(fields.get("cudaDev"), member.cuda_dev)
@@ -476,10 +490,10 @@ def _int(text: str | None, otherwise: int | None) -> int | None:
     return int(text) if text and text.removeprefix("-").isdecimal() else otherwise
 
 
-_call_of = lru_cache(maxsize=4096)(call_of)  # the same line comes once a call
+_parse_call = lru_cache(maxsize=4096)(parse_call)  # equal lines are repeated for each call
 
-MATRIX = _FUNCTION_ROWS | {"Function"}
-SHOW_THEIR_END = (communicator, timings, bootstrap, call)
+TABLE_ROWS = _FUNCTION_ROWS | {"Function"}
+CHECK_THEIR_END = (communicator, timings, bootstrap, call)
 HANDLERS: dict[str, Handler] = {
     "comm": communicator,
     "Init": timings,
@@ -503,27 +517,27 @@ HANDLERS: dict[str, Handler] = {
 }
 
 
-# NCCL's and RCCL's own log (NCCL_DEBUG=INFO): what each process tells of itself.
-#
-# A pure reader, line by line. Nothing is anchored: launchers put their own texts in front. Lines of
-# several processes may stand in one another (stdout of a node), be cut (a buffer of 1024 bytes, a
-# full disk) or edited; what stands in them whole is taken, and every line is counted once.
+# The reader goes line by line. No pattern is anchored, because launchers prepend their own texts.
+# A line may contain a part of another process's line (stdout of a node), be cut (a buffer of 1024
+# bytes, a full disk) or edited. The reader takes what is complete in it, and counts each line once.
 #
 # Formats: src/debug.cc, init.cc, graph/tuning.cc and transport/*.cc of NCCL 2.8 to 2.32.
 
 _MARK = b" NCCL "
-_TWINS = 64  # hosts of one process number that are looked at
+_MOST_HOSTS = 64  # hosts with the same process id that are compared
 _LONGEST = 4096  # NCCL's own buffer has 1024
-_FEW, _MANY = 2, 20  # whole lines of a process; see ``processes``
-_RECENT = 64  # communicators of a process, among which the one of its timings is looked for
-# Measured: a cell 145, an entry of a dictionary 100; a Member with its row 1600.
-_THING_BYTES, _MEMBER = 150, 11
-_PASSED, _PASSED_BYTES = 4096, 512  # messages that are remembered, and of each
+_FEW_LINES, _MANY_LINES = 2, 20  # complete lines of a process; see ``processes``
+_RECENT = 64  # a process's latest communicators, among which that of a timings line is searched
+# Memory by measurement: a cell has 145 bytes, an entry of a dictionary 100, a Member with its row
+# 1600, which are 11 entries.
+_ENTRY_BYTES, _MEMBER_ENTRIES = 150, 11
+# How many messages are remembered whose kind does not depend on the process, and their length.
+_MOST_SKIPPED, _MOST_SKIPPED_BYTES = 4096, 512
 _LEVELS = frozenset((b"INFO", b"WARN", b"TRAC", b"CALL"))
-# What follows the name of the host: a pattern that began with the name would try each length of it
-# at each place, 20 s of a packed log of 10 KB.
+# What follows the name of the host. A pattern that began with the name would try each length of the
+# name at each position, which took 20 s for a compressed log of 10 KB.
 _PREFIX = re.compile(rb":(\d{1,10}):(\d{1,10}) \[-?\w*\]")
-# A whole prefix, to find one inside another line.
+# A complete prefix, to find messages within other lines.
 _INSIDE = re.compile(
     rb":\d{1,10}:\d{1,10} \[-?\w*\] (?:\S{1,255}:\d{1,9} (?:\(\w+\) )?)?NCCL (?:INFO|WARN) "
 )
@@ -534,32 +548,34 @@ _BARE_VERSION = re.compile(rb"NCCL version (\d+\.\d+[\w.+-]*)")
 
 
 def _host(raw: bytes, first: int, end: int) -> bytes:
-    """The name that ends at ``end``, and begins at ``first`` or later."""
+    """The host name that ends at ``end`` and begins at ``first`` or later."""
     before = raw[max(first, end - _LONGEST_NAME) : end]
     return before[len(before.rstrip(_NAME)) :]
 
 
 class NcclLogReader:
-    """Reads one file: ``read`` takes its lines, any number of times; ``processes`` has the rest."""
+    """Reads one file. ``read`` takes its lines and can be called repeatedly; ``processes`` has the
+    result.
+    """
 
     def __init__(self, file: str = "") -> None:
         self.file = file
         self.tally = Tally()
-        self._held = Held("log", file)
+        self._budget = Held("log", file)
         self._communicators = LoggedCommunicators(file)
         self._processes: list[NcclProcess] = []
-        self.version = ""  # of a line without a process: NCCL <= 2.23 prints it so, once a job
-        self._known: dict[tuple[str, int], NcclProcess] = {}
+        self.version = ""  # of a line without a process: NCCL <= 2.23 prints it so, once per job
+        self._process_by_id: dict[tuple[str, int], NcclProcess] = {}
         # (process, thread) -> its last communicator
         self.open: dict[tuple[NcclProcess, int], Member] = {}
-        self._of_handle: dict[tuple[NcclProcess, str], Member] = {}
-        self.completed: set[NcclProcess] = set()  # with a communicator that is
-        self.columns: dict[Member, list[Column]] = {}  # those of its tuning table
-        # What stands before the mark -> process, thread, the host as it is spelled there.
+        self._by_handle: dict[tuple[NcclProcess, str], Member] = {}
+        self.completed: set[NcclProcess] = set()  # processes with a communicator that is complete
+        self.columns: dict[Member, list[Column]] = {}  # columns of its tuning table
+        # Text before ' NCCL ' -> process, thread, the host as it is spelled there.
         self.prefixes: dict[bytes, tuple[NcclProcess, int, str]] = {}
-        # What a line says, from its mark on, that tells nothing whoever says it -> how it counts.
-        # Such lines are many, and alike.
-        self._passed: dict[bytes, str] = {}
+        # Text of a line from ' NCCL ' on -> its kind in the tally, for lines that have nothing of
+        # interest whatever their process is. A log has many of them, and most are equal.
+        self._skipped: dict[bytes, str] = {}
         self._hosts: set[str] = set()
         self._hosts_of: dict[int, list[str]] = {}  # by process number
         self.process = NcclProcess("", 0)
@@ -569,92 +585,104 @@ class NcclLogReader:
     def processes(self) -> list[NcclProcess]:
         """The processes of the file, in the order of their first lines.
 
-        Where the outputs of several processes run into each other, pieces of lines look like
-        prefixes of processes that do not exist. So a process that no whole line names is left out
-        where whole lines name others. In a file with cut lines, beside processes of _MANY lines, so
-        is one of a twentieth of the usual number, and what no readable prefix belongs to. A host
-        has the name that most whole lines give it.
+        Where the outputs of several processes run into each other, fragments of lines look like
+        prefixes of processes that do not exist. So a process without a complete line is dropped if
+        others have one. In a file with cut lines whose processes usually have _MANY_LINES lines or
+        more, a process with less than a twentieth of the usual number is dropped as well, and so
+        are lines without a readable prefix. A host gets the name that most complete lines have.
         """
         whole = [process for process in self._processes if process.names]
         lines = sorted(process.names.total() for process in whole if process.pid)
         usual = lines[len(lines) // 2] if lines else 0
-        if self.tally.counts["cut"] and usual >= _MANY:
-            few = max(_FEW, usual // 20)
-            whole = [p for p in whole if p.pid and p.names.total() > few]
+        if self.tally.counts["cut"] and usual >= _MANY_LINES:
+            minimum = max(_FEW_LINES, usual // 20)
+            whole = [p for p in whole if p.pid and p.names.total() > minimum]
         for process in whole:
             process.host = process.names.most_common(1)[0][0]
         return whole or list(self._processes)
 
     def read(self, lines: Iterable[bytes]) -> None:
         mark, levels, counts = _MARK, _LEVELS, self.tally.counts
-        prefixes, passed = self.prefixes, self._passed
+        prefixes, passed = self.prefixes, self._skipped
         for raw in lines:
-            place = raw.find(mark)
-            if place < 0 or raw[place + 6 : place + 10] not in levels:
-                kind = self._other(raw)
-            elif known := passed.get(raw[place:]):
-                kind = known
-                process, _, host = prefixes.get(raw[:place]) or self._source(raw[:place], False)
+            position = raw.find(mark)
+            if position < 0 or raw[position + 6 : position + 10] not in levels:
+                kind = self._read_unprefixed(raw)
+            elif skipped := passed.get(raw[position:]):
+                kind = skipped
+                process, _, host = prefixes.get(raw[:position]) or self._read_prefix(
+                    raw[:position], False
+                )
                 process.names[host] += 1
             else:
-                further = raw.find(mark, place + 6)
+                further = raw.find(mark, position + 6)
                 if further > 0 and raw[further + 6 : further + 10] in levels:
-                    kind = self._spliced(raw)
-                elif raw.find(b": opCount ", place) > 0:  # most lines of a large log
+                    kind = self._read_spliced(raw)
+                elif raw.find(b": opCount ", position) > 0:  # most lines of a large log have it
                     kind = "known"
                 else:
-                    kind = self._line(raw, place)
+                    kind = self._read_message(raw, position)
             counts[kind] += 1
             if kind == "cut" or kind == "unknown":
                 self.tally.note(raw)
 
-    def _other(self, raw: bytes) -> str:
-        """A line of no process; the tables of functions that NCCL prints without a prefix."""
-        if b"NCCL version " in raw and (found := _BARE_VERSION.search(raw)):
-            self.version = self.version or found[1].decode()
+    def _read_unprefixed(self, raw: bytes) -> str:
+        """The kind of a line without a process; NCCL prints its version and tables also without
+        one.
+        """
+        if b"NCCL version " in raw and (match := _BARE_VERSION.search(raw)):
+            self.version = self.version or match[1].decode()
             return "understood"
-        if b" | " in raw and raw.split(None, 1)[0].decode("latin-1") in MATRIX:
+        if b" | " in raw and raw.split(None, 1)[0].decode("latin-1") in TABLE_ROWS:
             return "known"
         return "other"
 
-    def _spliced(self, raw: bytes) -> str:
-        """Messages of several processes in one line: all but the last end where the next begins."""
-        places, past = [], 0
+    def _read_spliced(self, raw: bytes) -> str:
+        """Read a line with messages of several processes. Each message ends where the next
+        begins.
+        """
+        positions, past = [], 0
         for match in _INSIDE.finditer(raw):
             name = match.start()
             start = name - len(_host(raw, past, name))
             if start < name:
                 stamp = raw.rfind(b"[", max(past, start - _LONGEST_STAMP), start)
-                places.append(stamp if _STAMP.fullmatch(raw, max(stamp, 0), start) else start)
+                positions.append(stamp if _STAMP.fullmatch(raw, max(stamp, 0), start) else start)
                 past = match.end()
-        starts = [0, *(place for place in places if place)]
+        starts = [0, *(position for position in positions if position)]
         for start, end in zip(starts, [*starts[1:], len(raw)], strict=True):
             piece = raw[start:end]
-            place = piece.find(_MARK)
-            if place >= 0:
-                self._line(piece, place, start > 0, whole=end == len(raw))
+            position = piece.find(_MARK)
+            if position >= 0:
+                self._read_message(piece, position, start > 0, whole=end == len(raw))
         return "cut"
 
-    def _line(self, raw: bytes, place: int, inside: bool = False, whole: bool = True) -> str:
-        """A message of one process; how it counts in the tally. ``inside``: of another line."""
-        level = raw[place + 6 : place + 10]
-        self.process, self.thread, host = self._source(raw[:place], inside)
+    def _read_message(
+        self, raw: bytes, position: int, inside: bool = False, whole: bool = True
+    ) -> str:
+        """Read a message of one process and return its kind in the tally.
+
+        position: of ' NCCL ' in ``raw``. inside: the message began within another line. whole: its
+        end was not interrupted.
+        """
+        level = raw[position + 6 : position + 10]
+        self.process, self.thread, host = self._read_prefix(raw[:position], inside)
         if whole and not inside:
             self.process.names[host] += 1
-        message = raw[place + 6 :].partition(b" ")[2].decode("utf-8", "replace").rstrip()
+        message = raw[position + 6 :].partition(b" ")[2].decode("utf-8", "replace").rstrip()
         if len(message) > _LONGEST:
             return "cut"
         if level == b"WARN":
-            where = raw[:place].rsplit(b"]", 1)[-1].strip().decode("utf-8", "replace")
-            text = f"{message} ({where})" if where else message
+            source = raw[:position].rsplit(b"]", 1)[-1].strip().decode("utf-8", "replace")
+            text = f"{message} ({source})" if source else message
             if text not in self.process.warnings:
-                self.holds(1, 4 * len(text))
+                self.account(1, 4 * len(text))
             self.process.warnings[text] += 1
             return "understood"
         if level == b"CALL":
             return "known"
-        word = message.split(None, 1)[0] if message else ""
-        handler = HANDLERS.get(word)
+        first_word = message.split(None, 1)[0] if message else ""
+        handler = HANDLERS.get(first_word)
         if handler is None:
             if " set by environment to " in message:
                 handler = variable
@@ -662,112 +690,115 @@ class NcclLogReader:
                 handler = counts
             elif " Bytes -> " in message:
                 handler = call
-            elif "comm 0x" in message and word.startswith(("ncclComm", "[Rank")):
+            elif "comm 0x" in message and first_word.startswith(("ncclComm", "[Rank")):
                 handler = communicator
             else:
-                traced = level == b"TRAC"  # of which there is no list
-                kind = "known" if traced or is_known(word, message) else "unknown"
-                if not inside and whole and len(raw) - place <= _PASSED_BYTES:
-                    if len(self._passed) >= _PASSED:
-                        self._passed.clear()
-                    self._passed[raw[place:]] = kind
+                traced = level == b"TRAC"  # there is no list of TRACE messages
+                kind = "known" if traced or is_known(first_word, message) else "unknown"
+                if not inside and whole and len(raw) - position <= _MOST_SKIPPED_BYTES:
+                    if len(self._skipped) >= _MOST_SKIPPED:
+                        self._skipped.clear()
+                    self._skipped[raw[position:]] = kind
                 return kind
-        # What another line interrupts may have lost its end: only what shows its end is taken.
-        if (whole or handler in SHOW_THEIR_END) and handler(self, message):
+        # An interrupted message may have lost its end: only handlers that check the end take it.
+        if (whole or handler in CHECK_THEIR_END) and handler(self, message):
             return "understood"
-        return "known" if is_known(word, message) else "cut"
+        return "known" if is_known(first_word, message) else "cut"
 
-    def _source(self, prefix: bytes, inside: bool) -> tuple[NcclProcess, int, str]:
-        """The process, thread and host of a line; one unnamed process where a prefix was edited
-        away.
+    def _read_prefix(self, prefix: bytes, inside: bool) -> tuple[NcclProcess, int, str]:
+        """The process, thread and host of a line. Lines without a prefix (edited away) share one
+        unnamed process.
         """
-        known = self.prefixes.get(prefix)
-        if known:
-            return known
-        # A line that was cut within its prefix has another one behind it: that of the message.
-        *_, found = (None, *_PREFIX.finditer(prefix))
+        cached = self.prefixes.get(prefix)
+        if cached:
+            return cached
+        # A line that was cut within its prefix is followed by another prefix: the message's own.
+        *_, match = (None, *_PREFIX.finditer(prefix))
         host, pid, thread = (
-            (_host(prefix, 0, found.start()).decode(), int(found[1]), int(found[2]))
-            if found
+            (_host(prefix, 0, match.start()).decode(), int(match[1]), int(match[2]))
+            if match
             else ("", 0, 0)
         )
         if inside and host not in self._hosts:
             # `busId 86node1:12:12 [0]`: the text before it ends where a known name begins.
             ends = (host[start:] for start in range(1, len(host)))
             host = next((name for name in ends if name in self._hosts), host)
-        process = self._known.get((host, pid)) or self._damaged(host, pid)
+        process = self._process_by_id.get((host, pid)) or self._match_damaged(host, pid)
         if process is None:
-            process = self.made(host, pid)
+            process = self.add_process(host, pid)
         if not inside:
             self._hosts.add(process.host)
-        if len(self.prefixes) > 65536:  # time stamps before each line: then no two are equal
+        if len(self.prefixes) > 65536:  # with time stamps no two prefixes are equal
             self.prefixes.clear()
         self.prefixes[prefix] = process, thread, host
         return process, thread, host
 
-    def _damaged(self, host: str, pid: int) -> NcclProcess | None:
-        """The process of that number, where a cut line has changed the name of its host: `47node1`
-        (behind the number of another line) and `de1` are node1.
+    def _match_damaged(self, host: str, pid: int) -> NcclProcess | None:
+        """The process with this id whose host's name a cut line has changed: `47node1` (after the
+        number of another line) and `de1` are node1. None where there is none.
         """
-        for other in self._hosts_of.get(pid, ())[:_TWINS]:
-            longer, shorter = sorted((host, other), key=len, reverse=True)
+        for known_host in self._hosts_of.get(pid, ())[:_MOST_HOSTS]:
+            longer, shorter = sorted((host, known_host), key=len, reverse=True)
             extra = longer.removesuffix(shorter)
             if shorter and extra != longer and extra[-1:].isalnum():
-                process = self._known[other, pid]
-                if extra.isdecimal():  # the line that made the process may be the cut one
+                process = self._process_by_id[known_host, pid]
+                if extra.isdecimal():  # the first line of the process may be the cut one
                     process.names[shorter] += 1
-                self._known[host, pid] = process
+                self._process_by_id[host, pid] = process
                 return process
         return None
 
-    def made(self, host: str, pid: int) -> NcclProcess:
-        """A process that nothing was read of yet."""
-        if max(len(self._known), len(self._processes)) >= MOST_PROCESSES:
+    def add_process(self, host: str, pid: int) -> NcclProcess:
+        """Add a process. Raises UnreadableError for more than MOST_PROCESSES."""
+        if max(len(self._process_by_id), len(self._processes)) >= MOST_PROCESSES:
             raise UnreadableError("log", self.file, f"at most {MOST_PROCESSES} processes")
-        process = self._known[host, pid] = NcclProcess(host, pid, self.file)
+        process = self._process_by_id[host, pid] = NcclProcess(host, pid, self.file)
         self._hosts_of.setdefault(pid, []).append(host)
         self._processes.append(process)
         return process
 
     def member(self) -> Member:
-        """The communicator that this thread is making, or made last."""
+        """The communicator that this thread is creating, or created last."""
         key = self.process, self.thread
         member = self.open.get(key)
         if member is None and self.process.members:
-            # Another thread of the process: NCCL connects late, in threads of their own.
+            # NCCL connects late and in separate threads, which did not begin a communicator.
             return self.process.members[-1]
-        # Without 'Init START' (<= 2.17) only what comes next tells that one was complete.
+        # Without 'Init START' (<= 2.17) a new communicator begins after one that is complete.
         if member is None or (member.complete and not member.started):
-            member = self._another()
+            member = self._add_member()
         return member
 
-    def _another(self) -> Member:
-        """A communicator of this thread that nothing was read of yet."""
+    def _add_member(self) -> Member:
+        """Add a communicator of this thread."""
         self._communicators.add()
-        self.holds(_MEMBER)
+        self.account(_MEMBER_ENTRIES)
         member = self.open[self.process, self.thread] = Member()
         self.process.members.append(member)
         return member
 
-    def heads(self, columns: list[Column], whole: bool) -> bool:
-        """These are the columns of the rows that follow."""
+    def start_table(self, columns: list[Column], whole: bool) -> bool:
+        """Set the columns of the tuning table's rows that follow, and return ``whole``."""
         self.columns[self.member()] = columns
-        self.holds(len(columns))
+        self.account(len(columns))
         return whole
 
-    def holds(self, things: int, text_bytes: int = 0) -> None:
-        """So many more numbers with a name, or of a table, and text are kept of this file."""
-        self._held.add_bytes(_THING_BYTES * things + text_bytes)
+    def account(self, entries: int, text_bytes: int = 0) -> None:
+        """Account for the memory of so many entries of dictionaries or tables, and of text.
 
-    def of_handle(self, handle: str) -> Member | None:
-        """The communicator of this process that began last with this handle."""
-        return self._of_handle.get((self.process, handle))
+        Raises UnreadableError where the file needs too much.
+        """
+        self._budget.add_bytes(_ENTRY_BYTES * entries + text_bytes)
 
-    def begun(self, fields: dict[str, str], start: bool) -> Member:
-        """The communicator of a handle that is new; start: its line says that it begins here."""
+    def find_member(self, handle: str) -> Member | None:
+        """The latest communicator of this process with this handle; None where there is none."""
+        return self._by_handle.get((self.process, handle))
+
+    def begin_member(self, fields: dict[str, str], start: bool) -> Member:
+        """The communicator of a new handle. start: its line is 'Init START'."""
         member = self.open.get((self.process, self.thread))
         if start or member is None or member.handle:
-            member = self._another()
+            member = self._add_member()
         member.handle, member.started = fields["comm"], start
-        self._of_handle[self.process, member.handle] = member
+        self._by_handle[self.process, member.handle] = member
         return member

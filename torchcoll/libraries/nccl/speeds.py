@@ -1,9 +1,8 @@
-"""What NCCL and RCCL take the links of a topology for, in GB/s of one direction, and the ceiling of
-a ring that follows.
+"""The speeds that NCCL and RCCL assume for the links of a topology, and the ceiling of a ring.
 
-NVLink: core/nvlink.py. XGMI: ncclTopoXGMISpeed of RCCL's. PCI:
-ncclTopoAddPci of src/graph/topo.cc, about three quarters of the wire's rate. Versions differ a
-little; these are of NCCL 2.27 to 2.30, and of an RCCL that is based on 2.26.
+All speeds are in GB/s of one direction. NVLink: core/nvlink.py. XGMI: ncclTopoXGMISpeed of RCCL.
+PCI: ncclTopoAddPci of src/graph/topo.cc, about three quarters of the wire's rate. Versions differ
+slightly; these are the figures of NCCL 2.27 to 2.30, and of an RCCL that is based on 2.26.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from torchcoll.core.nvlink import generation_of
 from torchcoll.libraries.nccl.topology import Gpu, Link, Nic, Topology, TopologyDevice
 from torchcoll.libraries.nccl.xml_tree import Node
 
-_NVLINK_86 = 12.0  # the exception of ncclTopoNVLinkBw
+_NVLINK_86 = 12.0  # compute capability 8.6 is an exception in ncclTopoNVLinkBw
 _XGMI = ((r"910|gfx90a", 36.0), (r"gfx94\w|gfx95\w", 48.0), (r"90[0-8]|gfx90[0-8]", 24.0))
 _LANE_MBPS = {2.5: 1500, 5.0: 3000, 8.0: 6000, 16.0: 12000, 32.0: 24000, 64.0: 48000}
 _GT = re.compile(r"(\d+(?:\.\d+)?) GT/s")
-_UNTOLD = (16, 6000)  # what NCCL takes for a width and a lane that the file does not tell
+_ASSUMED_PCI = (16, 6000)  # lanes and Mbit/s of a lane that NCCL assumes where the file has none
 
 
 def link_gbps(gpu: Gpu, link: Link) -> float | None:
-    """GB/s of one such link; None where it is not known."""
+    """GB/s of a single one of these links; None where it is not known."""
     if link.kind == "xgmi":
-        found = (gbps for names, gbps in _XGMI if re.match(rf"(?:{names})(?!\w)", gpu.gcn))
-        return next(found, None)
+        rates = (gbps for names, gbps in _XGMI if re.match(rf"(?:{names})(?!\w)", gpu.gcn))
+        return next(rates, None)
     if link.kind != "nvlink" or gpu.sm is None:
         return None
     if gpu.sm == 86:
@@ -36,57 +35,57 @@ def link_gbps(gpu: Gpu, link: Link) -> float | None:
 
 
 def wire_gbps(gpu: Gpu) -> float | None:
-    """What the wire of one NVLink signals."""
+    """Signalling rate of one NVLink in GB/s; None where it is not known."""
     generation = generation_of(gpu.sm) if gpu.sm and gpu.sm != 86 else None
     return generation.wire_gbps if generation else None
 
 
 def pci_gbps(node: Node) -> float | None:
-    """Of a PCI device's own link; None where the file does not tell both speed and width."""
+    """GB/s of a PCI device's own link; None where the file lacks its speed or its width."""
     width, lane = _pci(node)
     return width * lane / 8000 if lane and width else None
 
 
 def assumed_pci_gbps(node: Node) -> float:
-    """The same as NCCL takes it, whatever the file tells."""
+    """GB/s of a PCI device's own link, with NCCL's assumptions where the file lacks its speed."""
     width, lane = _pci(node)
-    return (width or _UNTOLD[0]) * (lane or _UNTOLD[1]) / 8000
+    return (width or _ASSUMED_PCI[0]) * (lane or _ASSUMED_PCI[1]) / 8000
 
 
 def _pci(node: Node) -> tuple[int | None, int | None]:
-    """(lanes, Mbit/s of one)."""
-    found = _GT.match(node.text("link_speed"))
+    """(number of lanes, Mbit/s of one lane); None where the file lacks it."""
+    match = _GT.match(node.text("link_speed"))
     width = node.whole_number("link_width")
-    lane = _LANE_MBPS.get(float(found[1])) if found else None
+    lane = _LANE_MBPS.get(float(match[1])) if match else None
     return width if width and width > 0 else None, lane
 
 
 def narrowest_pci_gbps(device: TopologyDevice) -> float | None:
-    """Of the links from the device up to its CPU; None where one of them is not known."""
+    """GB/s of the narrowest link from the device up to its CPU; None where one is not known."""
     chain = [device.node, *device.node.above()]
     speeds = [pci_gbps(node) for node in chain if node.tag == "pci"]
-    known = [gbps for gbps in speeds if gbps is not None]
-    return min(known) if known and len(known) == len(speeds) else None
+    rates = [gbps for gbps in speeds if gbps is not None]
+    return min(rates) if rates and len(rates) == len(speeds) else None
 
 
 def _pci_wire_gbps(node: Node) -> float | None:
-    """What the wire of a PCI device's own link carries, less its line code (8b/10b, 128b/130b)."""
+    """GB/s of a PCI device's own link on the wire, without its line code (8b/10b, 128b/130b)."""
     width, lane = _pci(node)
-    found = _GT.match(node.text("link_speed"))
-    if not (width and lane and found):
+    match = _GT.match(node.text("link_speed"))
+    if not (width and lane and match):
         return None
-    rate = float(found[1])
+    rate = float(match[1])
     return width * rate / 8 * (128 / 130 if rate > 5 else 0.8)
 
 
-def network_gbps(nics: list[Nic], stated: Topology) -> float | None:
-    """All these interfaces together, one direction; None where one does not tell its speed.
+def network_gbps(nics: list[Nic], topo: Topology) -> float | None:
+    """GB/s of all these interfaces together; None where the speed of one is not known.
 
-    The ports of one device share the PCI links from it up to where a GPU joins, beyond which data
-    need not go. Such a link counts, as NCCL takes it, where even its wire is below the ports: NCCL
-    takes 48 GB/s for one that carries a port of 400 Gbit/s.
+    The ports of one device share the PCI links up to where a GPU joins; data need not go further.
+    Such a link limits the ports, at the speed that NCCL assumes for it, only if even its wire is
+    slower than the ports: NCCL assumes 48 GB/s for a link that does carry a port of 400 Gbit/s.
     """
-    joins = _gpus_below(stated.gpus)
+    joins = _gpus_below(topo.gpus)
     devices: dict[Node, list[Nic]] = {}
     for nic in nics:
         devices.setdefault(nic.node, []).append(nic)
@@ -98,41 +97,43 @@ def network_gbps(nics: list[Nic], stated: Topology) -> float | None:
         for node in (ports[0].node, *ports[0].node.above()):
             if joins.get(node):
                 break
-            wire, own = _pci_wire_gbps(node), pci_gbps(node)
-            if node.tag == "pci" and wire is not None and own is not None and wire < wanted:
-                gbps = min(gbps, own)
+            wire, link_speed = _pci_wire_gbps(node), pci_gbps(node)
+            if node.tag == "pci" and wire is not None and link_speed is not None and wire < wanted:
+                gbps = min(gbps, link_speed)
         total += gbps
     return total
 
 
-def once(nics: list[Nic]) -> list[Nic]:
-    """A socket interface is listed below every CPU."""
+def unique_nics(nics: list[Nic]) -> list[Nic]:
+    """The interfaces without repetitions: a socket interface is listed below every CPU."""
     hosts = ((nic.cpu.host if nic.cpu else 0, nic) for nic in nics)
     return list({(host, n.name or n.busid, n.dev, n.port): n for host, n in hosts}.values())
 
 
-def host_gbps(stated: Topology) -> float | None:
-    """All interfaces of one host together, one direction; None without any, and of several."""
-    hosts = {nic.cpu.host for nic in stated.nics if nic.cpu}
-    return network_gbps(once(stated.nics), stated) if len(hosts) == 1 else None
+def host_gbps(topo: Topology) -> float | None:
+    """GB/s of all interfaces of one host together; None without any, and for several hosts."""
+    hosts = {nic.cpu.host for nic in topo.nics if nic.cpu}
+    return network_gbps(unique_nics(topo.nics), topo) if len(hosts) == 1 else None
 
 
 def _gpus_below(gpus: list[Gpu]) -> dict[Node, set[Gpu]]:
-    """Each node -> the GPUs below it or at it."""
-    found: dict[Node, set[Gpu]] = {}
+    """Node -> the GPUs at or below it."""
+    below: dict[Node, set[Gpu]] = {}
     for gpu in gpus:
         for node in (gpu.node, *gpu.node.above()):
-            found.setdefault(node, set()).add(gpu)
-    return found
+            below.setdefault(node, set()).add(gpu)
+    return below
 
 
 def outward(gpu: Gpu) -> list[Link]:
-    """The links over which it reaches other GPUs of the file, through a switch or directly."""
+    """The links over which a GPU reaches other GPUs of the file, through a switch or directly."""
     return [link for link in gpu.links if link.to == "switch" or link.peer is not None]
 
 
 def sum_gbps(gpu: Gpu) -> float | None:
-    """All links over which it reaches others; None without any, or of unknown speed."""
+    """GB/s of all links over which a GPU reaches others; None without any, or if one is not
+    known.
+    """
     speeds = [(link.count, link_gbps(gpu, link)) for link in outward(gpu)]
     if not speeds or any(gbps is None for _, gbps in speeds):
         return None
@@ -140,14 +141,14 @@ def sum_gbps(gpu: Gpu) -> float | None:
 
 
 def islands(gpus: list[Gpu]) -> list[list[Gpu]]:
-    """The GPUs that links join, those that a switch joins together; in the order of the file."""
+    """Groups of GPUs that links or switches connect, in the order of the file."""
     group = {gpu: [gpu] for gpu in gpus}
 
-    def join(one: Gpu, other: Gpu) -> None:
-        mine, theirs = group[one], group[other]
-        if mine is not theirs:
-            mine += theirs
-            group.update({gpu: mine for gpu in theirs})
+    def join(first: Gpu, second: Gpu) -> None:
+        members, added = group[first], group[second]
+        if members is not added:
+            members += added
+            group.update({gpu: members for gpu in added})
 
     switched = [gpu for gpu in gpus if any(link.to == "switch" for link in gpu.links)]
     for gpu in gpus:
@@ -156,24 +157,28 @@ def islands(gpus: list[Gpu]) -> list[list[Gpu]]:
         for link in gpu.links:
             if link.peer is not None and link.peer in group:
                 join(gpu, link.peer)
-    found = {members[0]: members for members in group.values()}
-    return [sorted(members, key=gpus.index) for members in found.values()]
+    by_first = {members[0]: members for members in group.values()}
+    return [sorted(members, key=gpus.index) for members in by_first.values()]
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What no ring can pass: busbw in GB/s with its source; or None and why it is not known."""
+    """The busbw in GB/s that no ring can exceed, and its source; or None and why it is not
+    known.
+    """
 
     gbps: float | None
     source: str
     wire_gbps: float | None = None
 
 
-def ring_ceiling(stated: Topology) -> Ceiling:
-    """Every GPU sends all of a ring's data once, so the one whose links carry least bounds it."""
-    gpus = stated.stated
-    what = "XGMI" if stated.library == "RCCL" else "NVLink"
-    if stated.cut:
+def ring_ceiling(topo: Topology) -> Ceiling:
+    """The ceiling of a ring: each GPU sends all data once, so the GPU with the slowest links bounds
+    it.
+    """
+    gpus = topo.described_gpus
+    what = "XGMI" if topo.library == "RCCL" else "NVLink"
+    if topo.cut:
         return Ceiling(None, "the file is cut off: what is missing may be the slowest")
     if not gpus:
         return Ceiling(None, f"the file has no <gpu>: {what} is not in it")
@@ -183,15 +188,15 @@ def ring_ceiling(stated: Topology) -> Ceiling:
         return Ceiling(None, "ranks share a GPU, and so its links")
     joined = islands(gpus)
     if len(joined) == 1:
-        return _of_links(gpus, what, stated.library)
-    if len(joined) < len(gpus) or stated.hosts > 1:
+        return _links_ceiling(gpus, what, topo.library)
+    if len(joined) < len(gpus) or topo.hosts > 1:
         names = " and ".join(" ".join(gpu.name for gpu in members) for members in joined)
         return Ceiling(None, f"{what} joins GPUs {names}, but not these with each other")
     speeds = [pci_gbps(gpu.node) for gpu in gpus]
     if any(gbps is None for gbps in speeds):
         source = f"no {what} joins the GPUs, and the file does not tell their PCI links"
         assumed = min(assumed_pci_gbps(gpu.node) for gpu in gpus)
-        return Ceiling(None, f"{source} ({stated.library} then takes {assumed:g} GB/s)")
+        return Ceiling(None, f"{source} ({topo.library} then takes {assumed:g} GB/s)")
     # A ring crosses every link that has some of its GPUs on one side and some on the other.
     below = _gpus_below(gpus)
     crossed = [
@@ -200,13 +205,13 @@ def ring_ceiling(stated: Topology) -> Ceiling:
         for node in (gpu.node, *gpu.node.above())
         if node.tag == "pci" and len(below[node]) < len(gpus) and (gbps := pci_gbps(node))
     ]
-    least, node, gpu = min(crossed, key=lambda one: one[0])
+    least, node, gpu = min(crossed, key=lambda crossing: crossing[0])
     which = "of one GPU" if node is gpu.node else f"between GPU {gpu.name} and its CPU"
-    source = f"the PCI link {which}, {stated.library} topo.cc"
+    source = f"the PCI link {which}, {topo.library} topo.cc"
     return Ceiling(least, f"{source}; CPUs and shared switches may allow less")
 
 
-def _of_links(gpus: list[Gpu], what: str, library: str) -> Ceiling:
+def _links_ceiling(gpus: list[Gpu], what: str, library: str) -> Ceiling:
     sums = [(gbps, gpu) for gpu in gpus if (gbps := sum_gbps(gpu)) is not None]
     if len(sums) < len(gpus):
         return Ceiling(None, f"{what} of this generation is not known here")

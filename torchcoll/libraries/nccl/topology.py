@@ -1,9 +1,9 @@
-"""NCCL's picture of a host: what NCCL_TOPO_DUMP_FILE has, or a file for NCCL_TOPO_FILE.
+"""Reads NCCL's topology of a host: a dump (NCCL_TOPO_DUMP_FILE) or an input (NCCL_TOPO_FILE).
 
-A dump has a ``<gpu>`` for each rank of the host and a ``<net>`` for each network interface. A file
-that somebody wrote for NCCL_TOPO_FILE may have neither: NCCL adds them when it starts. There the
-class of a PCI device says what it is. RCCL's files have ``xgmi`` for ``nvlink``, and their ``sm``
-counts compute units.
+A dump has a ``<gpu>`` for each rank of the host and a ``<net>`` for each network interface. A
+file for NCCL_TOPO_FILE may have neither, because NCCL adds them when it starts; then the class of
+a PCI device tells what it is. RCCL's files have ``xgmi`` in place of ``nvlink``, and their ``sm``
+is the number of compute units.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ PATHS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "
 
 @dataclass
 class TopologyCpu:
-    """A NUMA node. host: number of the host in the file. cores: of its affinity mask."""
+    """A NUMA node.
+
+    host: number of the host in the file.
+    cores: numbers of the cores in its affinity mask.
+    """
 
     node: Node = field(repr=False)
     host: int
@@ -34,9 +38,13 @@ class TopologyCpu:
 
 @dataclass
 class Link:
-    """Links of one GPU to one other end. kind: nvlink, xgmi or c2c.
+    """Links of one GPU that have the same other end.
 
-    to: switch, gpu (``peer`` where the file has it), itself, or cpu. mbps: MB/s, told of c2c alone.
+    kind: nvlink, xgmi or c2c.
+    target: bus id of the other end.
+    to: switch, gpu, itself or cpu.
+    peer: the GPU at the other end, where the file has it.
+    mbps: MB/s of a c2c link; None for others.
     """
 
     kind: str
@@ -49,8 +57,11 @@ class Link:
 
 @dataclass(eq=False)
 class TopologyDevice:
-    """A GPU or a network interface and its place: ``node`` is the PCI device, or what stands for
-    it. Its own PCI link is that of ``node``.
+    """A GPU or a network interface and its location.
+
+    node: the element of its PCI device, whose link is the device's own, or the element in its
+        place.
+    whole: the file has the end of its element.
     """
 
     node: Node = field(repr=False)
@@ -61,11 +72,14 @@ class TopologyDevice:
 
 @dataclass(eq=False)
 class Gpu(TopologyDevice):
-    """stated: it has a ``<gpu>``; else only its PCI device is known. sm: compute capability x
-    10. gcn: AMD's name or number of the generation. part: of a GPU that ranks share (MLOPart).
+    """A GPU.
+
+    described: the file has its ``<gpu>``; otherwise only its PCI device is known.
+    sm: compute capability x 10.
+    gcn: AMD's name or number of the generation.
     """
 
-    stated: bool = False
+    described: bool = False
     dev: int | None = None
     rank: int | None = None
     sm: int | None = None
@@ -75,15 +89,17 @@ class Gpu(TopologyDevice):
 
     @property
     def name(self) -> str:
-        """Its number, on the second host of a file ``1-3``, as NCCL writes them."""
-        own = self.busid if self.dev is None else str(self.dev)
-        return f"{self.cpu.host}-{own}" if self.cpu and self.cpu.host else own
+        """Its number; on the second host of a file ``1-3``, as NCCL writes it."""
+        number = self.busid if self.dev is None else str(self.dev)
+        return f"{self.cpu.host}-{number}" if self.cpu and self.cpu.host else number
 
 
 @dataclass(eq=False)
 class Nic(TopologyDevice):
-    """speed_mbps: Mbit/s; None where it is not known (NCCL then takes 10000). coll: its plug-in
-    reduces within the network (SHARP).
+    """A port of a network interface.
+
+    speed_mbps: Mbit/s; None where it is not known (NCCL then assumes 10000).
+    coll: its plug-in reduces within the network (SHARP).
     """
 
     name: str = ""
@@ -96,7 +112,12 @@ class Nic(TopologyDevice):
 
 @dataclass
 class Topology:
-    """library: NCCL or RCCL. cut: the file ends early, so that anything may be missing."""
+    """The hosts of one file.
+
+    library: NCCL or RCCL.
+    cut: the file ends early, so anything may be missing.
+    hosts: how many hosts the file has.
+    """
 
     file: str
     library: str
@@ -108,53 +129,56 @@ class Topology:
     nics: list[Nic]
 
     @property
-    def stated(self) -> list[Gpu]:
-        return [gpu for gpu in self.gpus if gpu.stated]
+    def described_gpus(self) -> list[Gpu]:
+        """The GPUs that have a ``<gpu>`` in the file."""
+        return [gpu for gpu in self.gpus if gpu.described]
 
 
-def topology(root: Node, file: str = "") -> Topology:
-    """The tree of a ``<system>`` as GPUs, network interfaces and CPUs."""
+def read_topology(root: Node, file: str = "") -> Topology:
+    """Read the GPUs, network interfaces and CPUs of a ``<system>`` element."""
     hashes: dict[str, int] = {}
     cpus = [_cpu(node, hashes) for node in root.walk() if node.tag == "cpu"]
-    of = {cpu.node: cpu for cpu in cpus}
+    cpus_by_node = {cpu.node: cpu for cpu in cpus}
     gpus: list[Gpu] = []
     nics: list[Nic] = []
     for node in root.walk():
         if node.tag == "pci":
-            gpus += _gpus(node, of)
+            gpus += _gpus(node, cpus_by_node)
         if node.tag == "nic" or (node.tag == "pci" and _bare(node, _NIC)):
-            nics += _nics(node, _cpu_of(node, of))
+            nics += _nics(node, _find_cpu(node, cpus_by_node))
     for gpu in gpus:
         for link in gpu.links:
             if link.to == "gpu":
-                same = (g for g in gpus if g.busid == link.target)
-                link.peer = next((g for g in same if _host(g) == _host(gpu)), None)
+                candidates = (g for g in gpus if g.busid == link.target)
+                link.peer = next((g for g in candidates if _host(g) == _host(gpu)), None)
     amd = root.text("version") == "2" or any(gpu.gcn for gpu in gpus)
     library = "RCCL" if amd else "NCCL"
     hosts = max(len(hashes), 1)
     return Topology(file, library, root.text("version"), not root.whole, hosts, cpus, gpus, nics)
 
 
-def distance(one: TopologyDevice, other: TopologyDevice) -> str | None:
-    """The PCI path between two devices in NCCL's words: PIX through one switch, PXB through
-    several, PHB through the CPU, SYS from CPU to CPU. None between hosts, and where unknown.
+def distance(first: TopologyDevice, second: TopologyDevice) -> str | None:
+    """NCCL's name of the PCI path between two devices: PIX through one switch, PXB through several,
+    PHB through the CPU, SYS from CPU to CPU. None between hosts, and where it is not known.
 
-    As src/graph/paths.cc counts, but for some switches of Broadcom, whose two levels NCCL takes for
-    one: their PXB is its PIX.
+    The rules are those of src/graph/paths.cc, with one exception: NCCL merges the two levels of
+    some Broadcom switches, so it has PIX where this function returns PXB.
     """
-    if one.cpu is None or other.cpu is None or one.cpu.host != other.cpu.host:
+    if first.cpu is None or second.cpu is None or first.cpu.host != second.cpu.host:
         return None
-    if one.cpu is not other.cpu:
+    if first.cpu is not second.cpu:
         return "SYS"
-    mine, theirs = ([n for n in d.node.above() if n.tag == "pci"] for d in (one, other))
-    common = next((step for step, key in enumerate(mine) if key in theirs), None)
+    first_chain, second_chain = (
+        [n for n in d.node.above() if n.tag == "pci"] for d in (first, second)
+    )
+    common = next((step for step, key in enumerate(first_chain) if key in second_chain), None)
     if common is None:
         return "PHB"
-    return "PIX" if common + theirs.index(mine[common]) == 0 else "PXB"
+    return "PIX" if common + second_chain.index(first_chain[common]) == 0 else "PXB"
 
 
-def _cpu_of(node: Node, of: dict[Node, TopologyCpu]) -> TopologyCpu | None:
-    return next((of[above] for above in node.above() if above in of), None)
+def _find_cpu(node: Node, cpus_by_node: dict[Node, TopologyCpu]) -> TopologyCpu | None:
+    return next((cpus_by_node[n] for n in node.above() if n in cpus_by_node), None)
 
 
 def _cpu(node: Node, hashes: dict[str, int]) -> TopologyCpu:
@@ -166,42 +190,46 @@ def _cpu(node: Node, hashes: dict[str, int]) -> TopologyCpu:
 
 
 def _cores(mask: str) -> Iterator[int]:
-    """``00000000,00ffffff``: words of 32 bits, the highest first."""
-    for place, word in enumerate(reversed(mask.split(","))):
+    """Numbers of the cores in a mask like ``00000000,00ffffff``: words of 32 bits, highest
+    first.
+    """
+    for index, chunk in enumerate(reversed(mask.split(","))):
         try:
-            bits = int(word, 16) & 0xFFFFFFFF
+            bits = int(chunk, 16) & 0xFFFFFFFF
         except ValueError:
             continue
-        yield from (32 * place + bit for bit in range(32) if bits >> bit & 1)
+        yield from (32 * index + bit for bit in range(32) if bits >> bit & 1)
 
 
 def _bare(node: Node, classes: tuple[str, ...]) -> bool:
-    """A PCI device of these classes whose ``<gpu>`` or ``<nic>`` is not in the file."""
-    stated = any(node.each("gpu", "nic"))
-    return node.text("class").lower().startswith(classes) and not stated
+    """Whether this is a PCI device of these classes without a ``<gpu>`` or ``<nic>`` in the
+    file.
+    """
+    described = any(node.each("gpu", "nic"))
+    return node.text("class").lower().startswith(classes) and not described
 
 
-def _gpus(node: Node, of: dict[Node, TopologyCpu]) -> Iterator[Gpu]:
-    stated, bare = list(node.each("gpu")), _bare(node, _GPU)
-    if not stated and not bare:
+def _gpus(node: Node, cpus_by_node: dict[Node, TopologyCpu]) -> Iterator[Gpu]:
+    elements, bare = list(node.each("gpu")), _bare(node, _GPU)
+    if not elements and not bare:
         return
-    busid, cpu = node.text("busid").lower(), _cpu_of(node, of)
+    busid, cpu = node.text("busid").lower(), _find_cpu(node, cpus_by_node)
     if bare:
         yield Gpu(node, cpu, busid, node.whole)
-    for own in stated:
-        gcn = own.text("gcn")
+    for element in elements:
+        gcn = element.text("gcn")
         yield Gpu(
             node,
             cpu,
             busid,
-            own.whole,
-            stated=True,
-            dev=own.whole_number("dev"),
-            rank=own.whole_number("rank"),
-            sm=None if gcn else own.whole_number("sm"),
+            element.whole,
+            described=True,
+            dev=element.whole_number("dev"),
+            rank=element.whole_number("rank"),
+            sm=None if gcn else element.whole_number("sm"),
             gcn=gcn,
-            gdr=own.yes("gdr"),
-            links=[link for child in own.children if (link := _link(child, busid))],
+            gdr=element.yes("gdr"),
+            links=[link for child in element.children if (link := _link(child, busid))],
         )
 
 
@@ -228,7 +256,7 @@ def _nics(node: Node, cpu: TopologyCpu | None) -> Iterator[Nic]:
     pci = node.parent if node.parent is not None and node.parent.tag == "pci" else None
     busid = pci.text("busid").lower() if pci else ""
     for net in node.each("net"):
-        # One that NCCL fused with others into a virtual one has net="0", or no dev.
+        # An interface that NCCL merged with others into a virtual one has net="0", or no dev.
         if net.yes("net") is False or net.whole_number("dev") is None:
             continue
         speed = net.whole_number("speed")

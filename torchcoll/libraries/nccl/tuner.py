@@ -1,16 +1,15 @@
-"""The CSV file of NCCL's example tuner plugin (its sources: ext-tuner/example, from 2.30 on
-plugins/tuner/example).
+"""Writes the CSV file of NCCL's example tuner plugin (in its sources: ext-tuner/example, from 2.30
+on plugins/tuner/example).
 
 ::
 
     collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks
 
-The plugin reads the lines in order and takes the first that matches; both ends of the sizes are
-inside; -1 is any number of nodes or ranks. Words that it does not know become allreduce, ring and
-simple without a word, so none are written but its own. It starts from one channel, and NCCL
-obeys: ``channels=-1``, and every call that no line matches, run on ONE channel, whatever its
-README says (plugin.c of 2.27.5 to 2.30.7). Hence a number in every line, and lines at the end
-that match whatever else there is.
+The plugin uses the first line that matches. Both ends of a range of sizes belong to it; -1 is any
+number of nodes or ranks. The plugin silently reads a name that it does not know as allreduce, ring
+or simple, so only names that it knows are written. Calls with ``channels=-1``, and calls that no
+line matches, run on ONE channel, whatever its README says (plugin.c of 2.27.5 to 2.30.7). Hence
+every line has a number of channels, and the last lines match all other calls.
 """
 
 from __future__ import annotations
@@ -38,8 +37,12 @@ _REST = "Not measured: without these lines other calls would run on one channel.
 
 @dataclass(frozen=True)
 class TunerRule:
-    """One line. function: NCCL's (AllReduce); algorithm, protocol: as in its log (NVLS_TREE, LL);
-    high: None is no end; nodes, ranks: None is any.
+    """One line of the file.
+
+    function: NCCL's name (AllReduce).
+    low, high: sizes in bytes, both included; high None is no end.
+    algorithm, protocol: names as in NCCL's log (NVLS_TREE, LL).
+    nodes, ranks: None is any number.
     """
 
     function: str
@@ -52,12 +55,14 @@ class TunerRule:
     ranks: int | None = None
 
     def matches(self, function: str, size_bytes: int, ranks: int) -> bool:
-        """Whether the plugin would take it; on the number of nodes that it was made for."""
+        """Whether the plugin would use this line, given the number of nodes that it is for."""
         inside = self.low <= size_bytes <= (MAX_BYTES if self.high is None else self.high)
         return self.function == function and inside and self.ranks in (None, ranks)
 
     def line(self) -> str:
-        """Raises ValueError for words that the plugin would misread in silence."""
+        """The text of the line. Raises ValueError for a name that the plugin would silently
+        misread.
+        """
         if (
             self.function not in FUNCTIONS.values()
             or self.algorithm not in ALGORITHMS
@@ -74,11 +79,13 @@ class TunerRule:
 
 
 def tuner_csv(rules: Sequence[TunerRule], comments: Sequence[str]) -> str:
-    """The file: comments, the rules, and Ring/Simple for every function at the end."""
+    """The content of the file: comments, the rules, and last Ring/Simple for every function."""
     channels = max(rule.channels for rule in rules)
-    rest = [TunerRule(name, 0, None, "RING", "SIMPLE", channels) for name in FUNCTIONS.values()]
-    wrapped = [part for text in (*_HEAD, *comments) for part in textwrap.wrap(text, _WIDTH)]
+    fallbacks = [
+        TunerRule(name, 0, None, "RING", "SIMPLE", channels) for name in FUNCTIONS.values()
+    ]
+    wrapped = [piece for text in (*_HEAD, *comments) for piece in textwrap.wrap(text, _WIDTH)]
     lines = [f"# {text}" for text in wrapped]
     lines.append("# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks")
     lines += [rule.line() for rule in rules]
-    return "\n".join([*lines, f"# {_REST}", *(rule.line() for rule in rest), ""])
+    return "\n".join([*lines, f"# {_REST}", *(rule.line() for rule in fallbacks), ""])

@@ -1,8 +1,8 @@
 """The environment variables that NCCL and torch's NCCL backend read.
 
-The names are the texts in ``libnccl.so.2`` of the wheels in VERSIONS, without those that are
-constants of the source. So a name is known to be read by a version, or not to be; between two of
-these versions nothing is known.
+The names are the strings in ``libnccl.so.2`` of the wheels in VERSIONS, without constants of the
+source. So for each of these versions it is known whether it reads a name. For versions in between
+it is not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 VERSIONS = ("2.21.5", "2.27.5", "2.30.7", "2.32.3")  # nvidia-nccl-cu12 and -cu13 on PyPI
 
-# (first, last) of VERSIONS that hold the names, which stand without NCCL_.
+# (first, last) of VERSIONS that read these names, without NCCL_.
 _SEEN = {
     ("2.21.5", "2.21.5"): """
         WORK_FIFO_DEPTH
@@ -108,7 +108,8 @@ _SEEN = {
     """,
 }
 
-# Gone before VERSIONS (NCCL's docs/userguide/source/env.rst): what took their place.
+# Variables that were removed before VERSIONS -> their replacement (NCCL's
+# docs/userguide/source/env.rst).
 REMOVED = {
     "NCCL_CHECKS_DISABLE": "NCCL_CHECK_POINTERS since 2.2.12",
     "NCCL_IB_CUDA_SUPPORT": "NCCL_NET_GDR_LEVEL since 2.4",
@@ -117,7 +118,7 @@ REMOVED = {
     "NCCL_TREE_THRESHOLD": "NCCL_ALGO since 2.5",
 }
 
-# Set or read by others than libnccl: NVIDIA's images and build scripts; RCCL (its
+# Variables that other software sets or reads: NVIDIA's images and build scripts; RCCL (its
 # docs/api-reference/env-variables.rst); the example tuner plugin; torch's names before
 # TORCH_NCCL_*; and two that NCCL documents after 2.32.3.
 _ELSEWHERE = """
@@ -129,9 +130,9 @@ _ELSEWHERE = """
     PSK SOCKET_MAGIC
 """
 
-# Whole families of other programs, whose names are theirs to choose: nccl-tests; plug-ins for
-# networks (Google's TCPX and FasTrak, NVIDIA's SHARP and IBext), profilers (Inspector) and
-# tuners; Meta's NCCLX. RCCL_* and OFI_NCCL_* begin otherwise and are not judged at all.
+# Prefixes of variables of other software: nccl-tests; plug-ins for networks (Google's TCPX and
+# FasTrak, NVIDIA's SHARP and IBext), profilers (Inspector) and tuners; Meta's NCCLX. RCCL_* and
+# OFI_NCCL_* do not begin with NCCL_ and are not checked at all.
 OPEN = (
     *("NCCL_TESTS_", "NCCL_GPUDIRECTTCPX_", "NCCL_FASTRAK_", "NCCL_SHIMNET_", "NCCL_GIB_"),
     *("NCCL_SHARP_", "NCCL_IBEXT_", "NCCL_UCX_", "NCCL_PLUGIN_", "NCCL_INSPECTOR_"),
@@ -172,4 +173,4 @@ def reads(name: str, version: str) -> bool | None:
 
 
 def _key(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])

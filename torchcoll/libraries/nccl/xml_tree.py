@@ -1,9 +1,9 @@
-"""The XML that NCCL and RCCL write of themselves, as a tree of plain nodes.
+"""Reads the XML files of NCCL and RCCL as a tree of plain nodes.
 
-NCCL_TOPO_DUMP_FILE has the root ``<system>``, NCCL_GRAPH_DUMP_FILE ``<graphs>``
-(src/graph/xml.cc). Each communicator overwrites the file, and people send parts of it: of a file
-that ends early everything before the cut is there, and what the cut left open is marked. No such
-file has a DTD or an entity, so both are refused.
+The root of NCCL_TOPO_DUMP_FILE is ``<system>``, and that of NCCL_GRAPH_DUMP_FILE is ``<graphs>``
+(src/graph/xml.cc). Each communicator overwrites the file, and people send parts of it. So a file
+that ends early is read up to the cut, and the elements that the cut left open are marked. NCCL
+writes no DTD and no entities, so files with them are refused.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _WHAT = "XML"
 _MOST_FIGURE = 1e18
 _MOST_NODES = 100_000  # 64 channels of 1000 GPUs are 64 000
 _EXPECTED = "<system> (NCCL_TOPO_DUMP_FILE) or <graphs> (NCCL_GRAPH_DUMP_FILE)"
-# expat's numbers of what only the end of the text can bring about: nothing there, an open token,
-# half a character, an open CDATA section.
+# expat's error codes for a text that ends early: no element, an open token, half a character, an
+# open CDATA section.
 _CUT = (3, 5, 6, 20)
 _BEGINS = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:\?xml|!--|!DOCTYPE|system|graphs)")
 
 
 @dataclass(eq=False)
 class Node:
-    """One element. whole: its end was read. line: where it begins."""
+    """One element. whole: its end was read."""
 
     tag: str
     attributes: dict[str, str]
@@ -46,7 +46,7 @@ class Node:
         return self.attributes.get(name, "").strip()
 
     def whole_number(self, name: str) -> int | None:
-        """Decimal or ``0x``; None where it is neither."""
+        """A decimal or ``0x`` number; None for any other text."""
         text = self.text(name)
         try:
             value = int(text, 16 if text.lower().startswith("0x") else 10)
@@ -69,7 +69,7 @@ class Node:
         return (child for child in self.children if child.tag in tags)
 
     def walk(self) -> Iterator[Node]:
-        """All below it, in the order of the file. No recursion: nothing bounds how deep it is."""
+        """All nodes below this one, in the order of the file. Not recursive: a tree can be deep."""
         waiting = self.children[::-1]
         while waiting:
             node = waiting.pop()
@@ -84,7 +84,7 @@ class Node:
 
 
 class _Builder:
-    """expat's calls -> nodes. ``root`` is there from the first element on."""
+    """Builds the nodes from expat's callbacks. ``root`` is set by the first element."""
 
     def __init__(self, path: str) -> None:
         self.root: Node | None = None
@@ -117,7 +117,7 @@ class _Builder:
 
 
 def is_dump(path: str) -> bool:
-    """Whether a file (.gz too) begins as such XML does; a log may begin with another ``<``.
+    """Whether a file (also .gz) begins as these XML files do. A log may begin with another ``<``.
 
     Raises UnreadableError for a file that cannot be read.
     """
@@ -126,10 +126,10 @@ def is_dump(path: str) -> bool:
 
 
 def read_tree(path: str) -> tuple[Node, list[str]]:
-    """The root of a dump, and what was wrong with the file: where it ends early.
+    """Read a file: (its root, what was wrong with it, for example where it ends early).
 
-    Raises UnreadableError for a file that cannot be read, is not well formed, has a DTD, or is the
-    XML of something else.
+    Raises UnreadableError for a file that cannot be read, is not well formed, has a DTD, or has
+    another root.
     """
     from defusedxml.common import DefusedXmlException
     from defusedxml.ElementTree import DefusedXMLParser, ParseError
@@ -153,6 +153,6 @@ def read_tree(path: str) -> tuple[Node, list[str]]:
         raise UnreadableError(_WHAT, path, f"well-formed XML ({error})", _ACTION) from None
     root = builder.root
     if root is None or root.tag not in ROOTS:
-        got = f"<{root.tag}> in {path}" if root else path
-        raise UnreadableError(_WHAT, got, _EXPECTED)
+        actual = f"<{root.tag}> in {path}" if root else path
+        raise UnreadableError(_WHAT, actual, _EXPECTED)
     return root, problems

@@ -1,8 +1,8 @@
 """What CCL_<COLLECTIVE> and the CCL_SYCL thresholds can force (oneCCL's env-variables.rst).
 
-On a GPU ``CCL_<COLLECTIVE>`` is not asked while SYCL kernels are on, which is the default since
-2021.14: what they do is moved by thresholds. A name that a library lacks ends the run at the
-first collective. None of the GPU part has run on a GPU.
+On a GPU oneCCL ignores ``CCL_<COLLECTIVE>`` while its SYCL kernels are enabled, which is the
+default since 2021.14; thresholds choose among those kernels. An algorithm that a library does not
+have ends the run at the first collective. The GPU part has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torchcoll.core.units import format_size
 from torchcoll.libraries.known_variables import Forcing
 from torchcoll.libraries.oneccl.variables import NAMES
 
-# torch's collective -> (variables, algorithms). Where torch may call one of two, both are set.
+# torch's collective -> (variables, algorithms). Where torch may call either of two oneCCL
+# functions, the variables of both are set.
 _ALGORITHMS: dict[str, tuple[tuple[str, ...], str]] = {
     "all_reduce": (
         ("CCL_ALLREDUCE",),
@@ -33,14 +34,14 @@ _ALGORITHMS: dict[str, tuple[tuple[str, ...], str]] = {
     "barrier": (("CCL_BARRIER",), "direct ring"),
 }
 COLLECTIVES = tuple(_ALGORITHMS)
-# Of these the size that a selection goes by is the message's. Of the others it may be what one rank
-# sends, or what all do: oneCCL does not document it.
+# For these collectives the size in a selection is the size of the message. For the others it may be
+# the bytes of one rank or of all ranks: oneCCL does not document it.
 SIZED = ("all_reduce", "broadcast", "reduce")
 KERNELS = "CCL_ENABLE_SYCL_KERNELS"
-# torch's collective -> how the thresholds name it.
+# torch's collective -> its name in the thresholds.
 _SYCL = {"all_reduce": "ALLREDUCE", "all_gather": "ALLGATHERV", "reduce_scatter": "REDUCE_SCATTER"}
-# 0 takes a kernel away; the other is four to sixteen times the default (2022.2: LL 4 KiB, SMALL
-# 512 KiB, MEDIUM 16 MiB). More would outgrow the temporary buffers that they work in.
+# 0 disables a kernel; the other value is four to sixteen times the default (2022.2: LL 4 KiB, SMALL
+# 512 KiB, MEDIUM 16 MiB). A higher value would exceed the kernels' temporary buffers.
 _THRESHOLDS = {"LL": (0, 64 << 10), "SMALL": (0, 2 << 20), "MEDIUM": (0, 64 << 20)}
 
 
@@ -53,8 +54,9 @@ _REFUSED = re.compile(r"unknown algorithm name '([^']*)'")  # algo_from_str of i
 
 
 def refused_value(text: str, environ: Mapping[str, str]) -> UsageError | None:
-    """The error of a user who forces an algorithm that oneCCL does not know; None where ``text``,
-    an error of oneCCL, says something else.
+    """The error to raise where oneCCL does not know the algorithm that a variable forces.
+
+    text: the error message of oneCCL. None if it is about something else.
     """
     match = _REFUSED.search(text)
     if not match:
@@ -69,49 +71,53 @@ def refused_value(text: str, environ: Mapping[str, str]) -> UsageError | None:
 
 
 def forcings(collectives: Sequence[str], device: str, mpi: bool) -> list[Forcing]:
-    """What exists on ``device`` (cpu or xpu) for one of ``collectives``.
+    """The algorithms and thresholds that exist on ``device`` (cpu or xpu) for ``collectives``.
 
-    mpi: whether oneCCL's transport is MPI. Over others ``direct`` becomes another algorithm without
-    a word, so it is left out.
+    mpi: whether oneCCL's transport is MPI. Over another transport oneCCL silently replaces
+        ``direct`` by another algorithm, so it is skipped.
     """
-    asked = [name for name in collectives if name in _ALGORITHMS]
-    names = dict.fromkeys(word for name in asked for word in _ALGORITHMS[name][1].split())
+    known_collectives = [name for name in collectives if name in _ALGORITHMS]
+    names = dict.fromkeys(
+        choice for name in known_collectives for choice in _ALGORITHMS[name][1].split()
+    )
     left_out = {*(() if mpi else ("direct",)), *(() if device == "xpu" else ("topo",))}
-    found = []
+    combinations = []
     for algorithm in names:
-        able = tuple(name for name in asked if algorithm in _ALGORITHMS[name][1].split())
+        able = tuple(
+            name for name in known_collectives if algorithm in _ALGORITHMS[name][1].split()
+        )
         settings = {variable: algorithm for name in able for variable in _ALGORITHMS[name][0]}
         if device == "xpu":
             settings[KERNELS] = "0"
         if algorithm not in left_out:
-            found.append(Forcing(algorithm, able, settings))
-    return found + (_thresholds(asked) if device == "xpu" else [])
+            combinations.append(Forcing(algorithm, able, settings))
+    return combinations + (_thresholds(known_collectives) if device == "xpu" else [])
 
 
-def _thresholds(asked: Sequence[str]) -> list[Forcing]:
-    able = tuple(name for name in asked if name in _SYCL)
-    found = []
+def _thresholds(collectives: Sequence[str]) -> list[Forcing]:
+    able = tuple(name for name in collectives if name in _SYCL)
+    combinations = []
     for stage, sizes in _THRESHOLDS.items():
         names = {name: f"CCL_SYCL_{_SYCL[name]}_{stage}_THRESHOLD" for name in able}
         names = {name: variable for name, variable in names.items() if variable in NAMES}
         for size_bytes in sizes if names else ():
             settings = dict.fromkeys(names.values(), str(size_bytes))
             name = f"sycl-{stage.lower()}-{format_size(size_bytes)}"
-            found.append(Forcing(name, tuple(names), settings))
-    return found
+            combinations.append(Forcing(name, tuple(names), settings))
+    return combinations
 
 
 # oneCCL's selection by size: ``recursive_doubling:0-8192;ring:8193-max`` (env-variables.rst).
-#
-# Sizes are bytes, both ends inside.
+# Sizes are in bytes, and both ends belong to a range.
 
 
-def selection(parts: Iterable[tuple[str, int, int | None]]) -> str:
-    """The value of ``CCL_<COLLECTIVE>`` from (algorithm, low, high), ascending; high None is max.
+def selection(spans: Iterable[tuple[str, int, int | None]]) -> str:
+    """The value of ``CCL_<COLLECTIVE>`` for spans (algorithm, low, high), ascending; high None is
+    max.
 
-    One algorithm for all sizes is its name alone.
+    A single span is written as the name of its algorithm.
     """
-    several = list(parts)
+    several = list(spans)
     if len(several) == 1:
         return several[0][0]
     return ";".join(
@@ -120,10 +126,12 @@ def selection(parts: Iterable[tuple[str, int, int | None]]) -> str:
 
 
 def algorithm_at(value: str, size_bytes: int) -> str | None:
-    """What a value of ``CCL_<COLLECTIVE>`` says for a size; None where it says nothing."""
-    for part in value.split(";"):
-        if found := re.fullmatch(r"(\w+)(?::(\d+)-(?:(\d+)|max))?", part):
-            name, low, high = found.groups()
+    """The algorithm that a value of ``CCL_<COLLECTIVE>`` selects for a size; None if it has
+    none.
+    """
+    for clause in value.split(";"):
+        if match := re.fullmatch(r"(\w+)(?::(\d+)-(?:(\d+)|max))?", clause):
+            name, low, high = match.groups()
             if int(low or 0) <= size_bytes and (high is None or size_bytes <= int(high)):
                 return name
     return None

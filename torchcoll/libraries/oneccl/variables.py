@@ -1,10 +1,9 @@
 """The environment variables that oneCCL reads.
 
-The names are those of the table of effective values that the library prints with
-``CCL_LOG_LEVEL=info`` (2021.14 and 2022.2, CPU), and the texts in the ``libccl.so`` of the wheels
-``oneccl`` 2021.14.0 and 2022.2.0 and ``oneccl-cpu`` 2022.2.0. Short names are built in machine code
-and cannot be told from a version that lacks them, so there are no periods here as there are for
-NCCL.
+The names are those of the effective values that the library prints with ``CCL_LOG_LEVEL=info``
+(2021.14 and 2022.2, CPU), and the strings in the ``libccl.so`` of the wheels ``oneccl`` 2021.14.0
+and 2022.2.0 and ``oneccl-cpu`` 2022.2.0. Short names are built in machine code, so their absence in
+a library proves nothing. Therefore there are no periods of versions as there are for NCCL.
 """
 
 from __future__ import annotations
