@@ -189,7 +189,7 @@ def test_three_sides_are_two_comparisons(folder, capsys):
     text = capsys.readouterr().out
     assert text.splitlines()[:2] == [
         "b is 1.04x slower than a (1K, at least 1.03x, 6 runs each)",
-        "c is as fast as a: 1K the same within 2 %",
+        "c is as fast as a: 1K is the same within 2 %",
     ]
     assert "\nbase: a (before, 6 runs); new: c (third, 6 runs)\n" in text
     assert main(["compare", "a=before", "b=after", "c=third", "--format", "csv"]) == 0

@@ -208,7 +208,7 @@ def test_suspects_of_pairs_that_nobody_told():
     pairs = [pair(a, b) for b in range(5) for a in range(b)]
     members = [{"rank": rank, "host": f"n{rank}"} for rank in range(5)]
     run = Run({"ranks": 5}, members, results=pairs, end=COMPLETE)
-    assert judge(run).line.startswith("FAIL rank 3 (n3): of the others' speed both ways 50 %")
+    assert judge(run).line.startswith("FAIL rank 3 (n3): 50 % of the others' speed both ways")
     run.header["threshold"] = 0.6  # what the run was asked for: 50 % slower is no suspect
     assert judge(run).word != "FAIL"
 

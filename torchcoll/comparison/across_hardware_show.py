@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torchcoll.comparison.cells import figure_cell, size_cell
+from torchcoll.comparison.wording import side_names
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
 from torchcoll.report.answer import Answer
@@ -69,8 +70,8 @@ def _profiles(comparison: Comparison) -> list[tuple[Profile, Profile]]:
 
 def _of_sides(comparison: Comparison, texts: Sequence[str]) -> str:
     """``nccl 8, oneccl 2``"""
-    sides = (comparison.base, comparison.new)
-    return ", ".join(f"{one_line(s.name)} {text}" for s, text in zip(sides, texts, strict=True))
+    pairs = zip(side_names(comparison), texts, strict=True)
+    return ", ".join(f"{name} {text}" for name, text in pairs)
 
 
 def _range_text(texts: Iterable[str]) -> str:

@@ -98,7 +98,7 @@ def judged_sentence(
     what = metric_words(found)
     count = len(ratios)
     if not changed:
-        return _no_difference(found, results, names)
+        return _no_difference(found, ratios, names)
     if count == 1:
         (one,) = ratios
         bound = least_text(one.judged, found.more_is_faster)
@@ -188,19 +188,30 @@ def _counts(
     return ", ".join(words)
 
 
-def _no_difference(found: Comparison, results: Sequence[str], names: Sequence[str]) -> str:
+def _no_difference(
+    found: Comparison, ratios: Sequence[Compared | Fitted], names: Sequence[str]
+) -> str:
+    from torchcoll.comparison.results import resolution_text
+
     base, new = side_names(found)
+    results = [one.judged.result for one in ratios]
     limit = format_percent(found.threshold)
     what = metric_words(found)
     if "inconclusive" not in results:
-        every = names[0] or "the one case" if len(results) == 1 else f"all {len(results)} cases"
+        every = f"all {len(results)} cases are"
+        if len(results) == 1:
+            every = f"{names[0] or 'the one case'} is"
         return f"{new} is as fast as {base}{what}: {every} the same within {limit}"
     text = f"No difference found between {base} and {new}{what}"
     same = results.count("same")
-    inconclusive = results.count("inconclusive")
     if same:
-        return f"{text}: {same} of {counted(len(results), 'case')} the same within {limit}, " + (
-            f"{inconclusive} inconclusive"
-        )
-    every = "the one case is" if len(results) == 1 else f"all {len(results)} cases are"
-    return f"{text}: {every} inconclusive"
+        text += f": {same} of {counted(len(results), 'case')} are the same within {limit}, "
+        text += f"{results.count('inconclusive')} inconclusive"
+    else:
+        every = "the one case is" if len(results) == 1 else f"all {len(results)} cases are"
+        text += f": {every} inconclusive"
+    notes = [_runs_text(ratios).removeprefix(", ")]
+    least = max((one.judged.resolution or 0.0 for one in ratios), default=0.0)
+    notes += [resolution_text(least)] if least > found.threshold else []
+    aside = "; ".join(filter(None, notes))
+    return f"{text} ({aside})" if aside else text

@@ -30,9 +30,11 @@ from torchcoll.pairs.schedule import Pair
 from torchcoll.pairs.suspects import (
     Z_LIMIT,
     Suspect,
+    evidence_text,
     noise,
     noise_text,
     noise_words,
+    suspect_name,
     suspect_text,
     suspects,
     without,
@@ -257,11 +259,14 @@ def _below(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -
 
 def _answer(pairs: Pairs, found: Sequence[Suspect], halved: Sequence[str]) -> Answer:
     """Who is slow."""
-    accused = [suspect_text(pairs, one) for one in found if one.stands] + list(halved)
+    accused = [
+        f"{suspect_name(pairs, one)} is slow: {evidence_text(pairs, one)}"
+        for one in found
+        if one.stands
+    ] + list(halved)
     if accused:
         more = f"; and {len(accused) - 1} more" if len(accused) > 1 else ""
-        what = "suspect" if len(accused) == 1 else "suspects"
-        return Answer(one_line(f"{len(accused)} {what}: {accused[0]}{more}"), "bad")
+        return Answer(one_line(f"{accused[0]}{more}"), "bad")
     if pairs.failed:
         return Answer(one_line(f"{len(pairs.failed)} failed, the first: {pairs.failed[0]}"), "bad")
     judged = sum(map(pairs.judged, pairs.pairs))

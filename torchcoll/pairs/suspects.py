@@ -380,25 +380,32 @@ _TOLD = 3  # kinds of calls in the line of a suspect
 
 
 def suspect_text(pairs: Pairs, suspect: Suspect) -> str:
-    """One line: who, at how much of the others, and how sure."""
+    """One line: who, at how much of the others' speed, and how sure."""
+    return f"{suspect_name(pairs, suspect)}: {evidence_text(pairs, suspect)}"
+
+
+def suspect_name(pairs: Pairs, suspect: Suspect) -> str:
     if suspect.is_link:
-        who = f"link of {pairs.ranks(suspect.units[0])} and {pairs.ranks(suspect.units[1])}"
-    else:
-        who = pairs.ranks(suspect.units[0])
-    words = []
-    stated = [one for one in suspect.evidence if one.stands is not False or not suspect.stands]
-    for one in stated[:_TOLD]:
+        return f"link of {pairs.ranks(suspect.units[0])} and {pairs.ranks(suspect.units[1])}"
+    return pairs.ranks(suspect.units[0])
+
+
+def evidence_text(pairs: Pairs, suspect: Suspect) -> str:
+    """``54 % of the others' speed both ways (5 of 5 pairs slow, 56 % when measured alone)``."""
+    shown = [one for one in suspect.evidence if one.stands is not False or not suspect.stands]
+    texts: list[str] = []
+    for one in shown[:_TOLD]:
         where = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _where(one)
-        count = "" if suspect.is_link else f", {one.slow} of {one.pairs} pairs slow"
-        alone = (
-            ", not checked alone"
+        notes = [] if suspect.is_link else [f"{one.slow} of {one.pairs} pairs slow"]
+        notes.append(
+            "not measured alone"
             if one.alone_ratio is None
-            else f", alone {100 * one.alone_ratio:.0f} %"
+            else f"{100 * one.alone_ratio:.0f} % when measured alone"
         )
-        z = "" if one.z == float("-inf") else f", z {one.z:.0f}"
-        words.append(f"{one.what}{where} {100 * one.ratio:.0f} %{count}{z}{alone}")
-    more = f"; and {len(stated) - _TOLD} more" if len(stated) > _TOLD else ""
-    return f"{who}: of the others' speed " + "; ".join(words) + more
+        of = "" if texts else " of the others' speed"
+        texts.append(f"{100 * one.ratio:.0f} %{of} {one.what}{where} ({', '.join(notes)})")
+    more = f", and {len(shown) - _TOLD} more" if len(shown) > _TOLD else ""
+    return ", ".join(texts) + more
 
 
 def noise_text(pairs: Pairs, several: Sequence[Noise]) -> str:
