@@ -54,7 +54,7 @@ class Member:
     timings: phases of 'Init timings' (>= 2.22) and ``total``, in seconds. Without ``rest`` the line
         was cut.
     bootstrap: phases of 'Bootstrap timings' (>= 2.23), in seconds.
-    channels: kind (coll, nvls, p2p) -> number of channels.
+    channels: kind (coll, collnet, nvls, p2p) -> number of channels.
     rings: channel -> ranks in order.
     up: channel -> parent of this rank in the tree; -1 for the root.
     max_gbps: the best path from a GPU of this host to another GPU, or to a network interface where
