@@ -159,6 +159,8 @@ def _call(library: Any, name: str, *arguments: object) -> bool:
 
 
 class _Gpu:
+    """One GPU, with the functions of NVML that take its handle."""
+
     def __init__(self, library: Any, handle: ctypes.c_void_p) -> None:
         self._library = library
         self._handle = handle
