@@ -22,10 +22,11 @@ import torchcoll
 from torchcoll import cli
 from torchcoll.bench import options
 from torchcoll.core.backends import BACKENDS
-from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size
+from torchcoll.help import GROUPS
 from torchcoll.pairs import pairs_run
 from torchcoll.report.columns import COLUMNS
 from torchcoll.verdict.rules import _packaged, packaged
@@ -74,30 +75,41 @@ def plain(text: str) -> str:
 
 def commands() -> Iterator[str]:
     yield from ("# The command line", "")
-    yield "What measures runs on every rank, under a launcher; what reads runs anywhere, without"
-    yield from ("one. Sizes are `8`, `1K`, `25M`, `1.5G`, powers of 1024.", "")
+    yield "Measuring runs on every rank, under a launcher. The other commands run anywhere, without"
+    yield "a launcher. Sizes are in bytes; `K`, `M` and `G` are powers of 1024 (`25M`, `1.5G`)."
+    yield ""
     ranks = options._parser("torchcoll.suite", True)
-    names = ", ".join(f"`torchcoll.{entry.module}`" for entry in COLLECTIVES.values())
     yield from ("## On the ranks", "")
-    yield f"`torchrun --nproc-per-node N -m torchcoll.allreduce [options]`. Modules: {names}, and"
-    yield "`torchcoll.suite` for several collectives at once, which alone has `--collectives` and"
-    yield from ("`--traffic`. Letters are those of nccl-tests.", "")
+    yield from ("    torchrun --nproc-per-node N -m torchcoll.allreduce [options]", "")
+    modules = ", ".join(f"`{entry.module}`" for entry in COLLECTIVES.values())
+    yield f"The modules of `torchcoll` are {modules},"
+    yield "and `suite` for several collectives in one run. Only `suite` has `--collectives` and"
+    yield from ("`--traffic`. Short options have the letters of nccl-tests.", "")
     for group in ranks._action_groups:
         if group._group_actions and group.title in ("what to measure", "how to measure", "output"):
             yield from (f"### {group.title.capitalize()}", "")
             yield from _options(ranks, group._group_actions)
     yield from ("### torchcoll.pairs", "")
-    yield "Of the options above those of a plain all_reduce that name sizes, dtype, calls, backend,"
-    yield from ("device, time limit and output, and its own:", "")
+    yield "`torchcoll.pairs` takes the options above that name sizes, dtype, calls, backend,"
+    yield from ("device, time limit and output, and these:", "")
     pairs = pairs_run._parser()
     yield from _options(pairs, pairs._actions)
     known = cli.commands()
-    yield from ("## The console command", "")
-    yield f"`torchcoll COMMAND`: {', '.join(f'[{n}](#torchcoll-{n})' for n in known)}."
-    yield from ("", "")
-    for name, (text, _, _) in known.items():
-        whole = cli._parser(name, known)
-        yield from _command(_subparsers(whole)[name], name, text)
+    grouped = {name for names in GROUPS.values() for name in names}
+    groups = {**{group: [*names] for group, names in GROUPS.items()}}
+    groups["other"] = sorted(set(known) - grouped)
+    yield from ("## The console command", "", "    torchcoll COMMAND [options]", "")
+    rows = [
+        (group, ", ".join(f"[{name}](#torchcoll-{name})" for name in names if name in known))
+        for group, names in groups.items()
+        if names
+    ]
+    yield from table(("group", "commands"), rows)
+    for names in groups.values():
+        for name in names:
+            if name in known:
+                whole = cli._parser(name, known)
+                yield from _command(_subparsers(whole)[name], name, known[name][0])
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -111,6 +123,9 @@ def _command(parser: argparse.ArgumentParser, name: str, text: str) -> Iterator[
     usage = " ".join(parser.format_usage().split()).removeprefix("usage: ")
     yield from (f"    {_short(usage, parser)}", "")
     yield from _options(parser, parser._actions)
+    examples = [line for commands in GROUPS.values() for line in commands.get(name, ())]
+    if examples:
+        yield from ("Examples:", "", *(f"    {line}" for line in examples), "")
     # The actions of model: fit, predict, validate.
     told = {
         choice.dest: choice.help or ""
@@ -161,31 +176,35 @@ def _options(parser: argparse.ArgumentParser, actions: Sequence[argparse.Action]
 
 _FILE = """# The result file
 
-JSON Lines: one object a line, the first key is `record`. The lines are described by a JSON schema
-(draft 2020-12), [torchcoll-2.schema.json](torchcoll-2.schema.json), of which this page is made; a
-test holds every file of the repository, and one that is written, against it.
+A result file is JSON Lines: one object per line, whose first key is `record`. The JSON schema
+(draft 2020-12) [torchcoll-2.schema.json](torchcoll-2.schema.json) describes all lines. This page is
+made from it, and a test checks every result file of the repository against it.
 
-- Times are whole nanoseconds (`_ns`), sizes bytes (`_bytes`); bandwidths are never stored, always
-  derived. There is no NaN and no Infinity: unknown is `null`, or the field is not there.
-- Rank 0 writes. The file gets its header before the process group exists, and a line in one write
-  as soon as it is known: after a crash it loads with all complete cases, and the last `started`
-  names the case in flight. A file without `end` is truncated: it loads, and that is said.
-- `--resume FILE` writes what is missing into `FILE.2`; reading FILE reads both.
-- Readers ignore fields and records that they do not know. A file of another major schema is refused
-  with the version to install.
-- Each line ends with `"line":N,"crc":"XXXXXXXX"`: its number, and the CRC-32 (zlib's) of the bytes
-  before `,"crc"`, begun with the crc of the header (that of the header with 0). A line that was
-  changed, damaged, lost or doubled is told below the table, and not used. A file whose header has
-  none is read without. Traffic files and the manifest of `torchcoll matrix` have the same.
-- Environment variables are those of an allow-list of prefixes (NCCL_, CCL_, FI_, SLURM_, ...);
-  secrets in them are masked: values whose name says so, and in any value, label, command line or
-  text of a log known tokens (`hf_`, `ghp_`, `AKIA`), `Authorization` headers, `?sig=` and
-  `user:password@`.
+- **Units**: times are whole nanoseconds (`_ns`), sizes are bytes (`_bytes`). Bandwidths are not
+  stored. They are computed from time and size. There is no NaN and no Infinity: an unknown value is
+  `null`, or the field is missing.
+- **Crashes**: rank 0 writes the header before the process group exists, and each later line as soon
+  as its content is available. After a crash the file loads with all complete cases, and the last
+  `started` line names the case that was running. A file without an `end` line loads with a warning
+  that it is truncated.
+- **Resume**: `--resume FILE` writes the missing cases into `FILE.2`. Reading FILE reads both.
+- **Versions**: readers ignore fields and records that they do not know. A file of another major
+  version of the schema is refused, with the version to install.
+- **Checksums**: each line ends with `"line":N,"crc":"XXXXXXXX"`. N is the number of the line. The
+  CRC-32 of zlib covers the bytes before `,"crc"`, and starts with the CRC of the header (the
+  header's own starts with 0). A line that was changed, damaged, lost or duplicated is not used, and
+  reported below the table. A file whose header has no checksum is read without checking.
+- **Secrets**: the file has only environment variables with known prefixes (NCCL_, CCL_, SLURM_,
+  ...). Their values are masked if the name looks like that of a secret. Known tokens
+  (`hf_`, `ghp_`, `AKIA`), `Authorization` headers, `?sig=` and `user:password@` are masked in all
+  values, labels, command lines and log texts.
 
-Two relatives: what [a training sends](../gradients.md) is in a traffic file, schema
-`torchcoll-traffic/2` (header, group, step, computing, apart, call, note, environment, end:
-`torchcoll/core/traffic.py`), and
-`torchcoll matrix` keeps a manifest, `torchcoll-matrix/1`, beside its launches.
+Two other formats use the same lines and checksums:
+
+- traffic files, which record [what a training sends](../gradients.md): schema `torchcoll-traffic/2`
+  with the records header, group, step, computing, apart, call, note, environment and end
+  (`torchcoll/core/traffic.py`);
+- the manifest that `torchcoll matrix` keeps in its folder: schema `torchcoll-matrix/1`.
 """
 _ORDER = ("header", "ranks", "phase", "machine", "started", "case", "soak", "event", "end")
 _INSIDE = ("spec", "case_key", "soak_case", "verification", "reported", "choice", "concurrent")
@@ -222,12 +241,13 @@ def _kind(about: dict[str, Any]) -> str:
 
 def columns() -> Iterator[str]:
     yield from ("# Columns", "")
-    yield "One row a case. The names are those of `--columns`, JSON, CSV and `torchcoll.table`; a"
-    yield "value is a number in base units, and unknown is null. A table on a terminal shows those"
-    yield from ("that vary, and says the others above it.", "")
+    yield "A row is a case. `--columns`, JSON, CSV and `torchcoll.table` use these names. Values"
+    yield "are numbers in base units, and unknown values are null. A table on a terminal shows the"
+    yield from ("columns that vary, and prints the others above the table.", "")
     hidden = [f.name for f in dataclasses.fields(Row) if hasattr(pandas.Series, f.name)]
-    yield f"A row of pandas hides {', '.join(f'`{n}`' for n in hidden)} behind attributes of its"
-    yield from ('own: read them as `row["mode"]`.', "")
+    names = ", ".join(f"`{name}`" for name in hidden)
+    yield f"pandas has attributes named {names}, so read these columns of a"
+    yield from ('row as `row["mode"]`, not as `row.mode`.', "")
     said = dict(re.findall(r"(?m)^    (\w+): [^#\n]+  # (.*)$", inspect.getsource(Row)))
     rows = []
     for field in dataclasses.fields(Row):
@@ -236,25 +256,71 @@ def columns() -> Iterator[str]:
         kind = str(field.type).replace(" | None", " or null")
         rows.append((f"`{field.name}`", heading, kind, said[field.name]))
     yield from table(("name", "heading", "type", "meaning"), rows)
-    yield "`--percentiles 50,90` adds `p50_ns` and `p90_ns`. What `compare`, `cold`, `transitions`"
-    yield "and the other commands find has columns of its own; `--format json` names them."
+    yield "`--percentiles 50,90` adds `p50_ns` and `p90_ns`. The tables of `compare`, `cold`,"
+    yield "`transitions` and other commands have columns of their own, whose names `--format json`"
+    yield "prints."
 
 
 # -------------------------------------------------------------------------------------------------
 
 
+def _algbw(entry: Collective) -> str:
+    if not entry.has_data:
+        return "-"
+    if entry.moved(8) == 1:
+        return "S / t"
+    assert all(entry.moved(n) == (n - 1) / n for n in (2, 4, 8))
+    return "S (n - 1) / n / t"
+
+
+def _busbw(entry: Collective) -> str:
+    if not entry.has_data:
+        return "-"
+    if entry.has_splits:
+        return "B / t"
+    return "algbw" if entry.factor[0] == "1" else f"algbw x {entry.factor[0]}"
+
+
+def _parts(entry: Collective) -> str:
+    return "n blocks" if entry.parts(8) == 8 else "1 block"
+
+
 def tables() -> Iterator[str]:
     yield from ("# Collectives, backends, fabrics", "", "## Collectives", "")
-    yield "S is the size of the tables, as nccl-tests counts it. algbw = S / time; busbw = algbw x"
-    yield "bus factor, the share that each link must carry (nccl-tests, doc/PERFORMANCE.md). parts:"
-    yield from ("S is divided into so many blocks of `count` elements.", "")
+    yield "The formulas are those of nccl-tests (`doc/PERFORMANCE.md` in its repository):"
+    yield ""
+    yield "- S: the size in the tables, in bytes, as nccl-tests counts it"
+    yield "- t: the time of a call"
+    yield "- n: the number of ranks"
+    yield "- algbw = S / t, except for hypercube"
+    yield "- busbw = algbw x bus factor, which can be compared with the bandwidth of the links for"
+    yield "  any number of ranks"
+    yield ""
+    rows: list[tuple[str, ...]] = [
+        (
+            f"`{entry.name}`",
+            _algbw(entry),
+            _busbw(entry),
+            "" if not entry.has_data or entry.has_splits else f"{entry.bus_factor(8):g}",
+            "" if not entry.has_data or entry.has_splits else _parts(entry),
+        )
+        for entry in COLLECTIVES.values()
+    ]
+    yield from table(
+        ("collective", "algbw", "busbw", "bus factor at n = 8", "S is divided into"), rows
+    )
     uneven = ", ".join(f"`{entry.name}`" for entry in COLLECTIVES.values() if entry.has_splits)
-    yield f"Uneven blocks ({uneven}) are divided by"
-    yield "`--splits`. S is the most that one rank sends or receives, its own block included: for a"
-    yield "scattered reduction and for a gather, all blocks together. busbw is what the busiest"
-    yield "rank sends to the others, or receives from them, over the time: its own block does not"
-    yield "travel. With weights 1,2,4 and S = 280 bytes, blocks are 40, 80 and 160 bytes, and"
-    yield from ("busbw = 240 bytes / time. The algbw of hypercube counts (n - 1) / n of S.", "")
+    yield f"**Uneven blocks** ({uneven}):"
+    yield ""
+    yield "- `--splits` divides S among the ranks."
+    yield "- S is the most that one rank sends or receives, its own block included. For"
+    yield "  reduce_scatter_v and all_gather_v these are all blocks together."
+    yield "- B is the most that one rank sends to other ranks, or receives from them. Its own block"
+    yield "  does not count."
+    yield "- Example: with weights 1,2,4 and S = 280 bytes, the blocks of reduce_scatter_v and"
+    yield "  all_gather_v have 40, 80 and 160 bytes, and B is 240 bytes."
+    yield ""
+    yield from ("What each collective takes:", "")
     rows = []
     for entry in COLLECTIVES.values():
         both = {False: "out of place", True: "in place"}
@@ -265,13 +331,11 @@ def tables() -> Iterator[str]:
                 "yes" if entry.has_root else "-",
                 "yes" if entry.has_op else "-",
                 " or ".join(both[p] for p in entry.placements) if entry.has_data else "-",
-                str(entry.parts(8)) if entry.has_data and not entry.has_splits else "-",
-                "busiest rank" if entry.has_splits else entry.factor[0] if entry.has_data else "-",
                 ", ".join(f"`{alias}`" for alias in entry.aliases) or "-",
             )
         )
-    head = ("name", "module", "root", "op", "placement (first: default)", "parts at 8 ranks")
-    yield from table((*head, "bus factor of n ranks", "also accepted"), rows)
+    head = ("collective", "module", "root", "op", "placement (first: default)", "other names")
+    yield from table(head, rows)
     yield from ("## Backends", "")
     rows = [
         (
@@ -280,7 +344,7 @@ def tables() -> Iterator[str]:
             f"`{entry.module}`" if entry.module else "torch",
             entry.connects,
             ", ".join(f"`{p}`" for p in entry.prefixes) or "-",
-            ("yes" if entry.promised else "passed on to torch, nothing is promised")
+            ("yes" if entry.promised else "passed on to torch, not tested")
             if entry.communicates
             else "communicates nothing",
         )
@@ -289,8 +353,8 @@ def tables() -> Iterator[str]:
     head = ("name", "devices", "comes from", "connects in", "variables kept", "supported")
     yield from table(head, rows)
     yield from ("## Implementations", "")
-    yield "Kernels of `torch.ops.symm_mem` in the backend's place"
-    yield from ("([what they are](../measure.md#other-implementations)).", "")
+    yield "Kernels of `torch.ops.symm_mem` that replace the backend's"
+    yield from ("([what they are](../measure.md#other-implementations)):", "")
     rows = [
         (
             f"`{name}`",
@@ -304,8 +368,8 @@ def tables() -> Iterator[str]:
     ]
     yield from table(("name", "collective", "operator", "placement", "needs multicast"), rows)
     yield from ("## Fabrics", "")
-    yield "What [the verdict](../healthy.md) measures by: the limits that torchcoll knows, each"
-    yield from ("with its source. `--rules FILE` adds your own.", "")
+    yield "The limits that [the verdict](../healthy.md) compares a run with, each with its source."
+    yield from ("`--rules FILE` adds your own.", "")
     rows = []
     for rule in map(_packaged, packaged()):
         parameter = rule.table.get("parameter", "")
@@ -317,8 +381,16 @@ def tables() -> Iterator[str]:
             of = ", ".join(limit.collectives)
             source = plain(limit.source)
             rows.append((name, plain(fabric.what), limit.algorithm, of, gbps, size, source))
-    head = ("fabric", "what", "algorithm", "collectives", "busbw, GB/s", "from size", "source")
-    yield from table(head, rows)
+    fabric_head = (
+        "fabric",
+        "what",
+        "algorithm",
+        "collectives",
+        "busbw, GB/s",
+        "from size",
+        "source",
+    )
+    yield from table(fabric_head, rows)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -335,14 +407,17 @@ if run is not None:  # the Run on rank 0, None on the others
     torchcoll.save(run, "run.jsonl")  # a new file
     run = torchcoll.load("run.jsonl")  # .results .environment .complete .problems
     kernels = [f"results/h200-8gpu-kernels/{name}.jsonl" for name in ("generic", "nvidia")]
-    found = torchcoll.compare(*kernels)  # .rows .tally .differences .notes
-    torchcoll.show(found)
+    comparison = torchcoll.compare(*kernels)  # .rows .tally .differences .notes
+    torchcoll.show(comparison)
 ```
 
-`run` uses the process group that is there and leaves it as it was; without one it uses the
-launcher's variables, else it is one rank. `show` prints what any of the others returns. Names are
-loaded when they are first used: `import torchcoll` loads neither torch nor pandas. This is all that
-is public; other names may change. `examples/python_api.py` is a whole program:
+- `run` uses the existing process group and does not change it. Without one it uses the variables
+  of the launcher, or else runs on one rank.
+- `show` prints the result of every other function.
+- `import torchcoll` loads neither torch nor pandas. They are loaded when they are first used.
+- Only the names on this page are public. Other names may change.
+
+`examples/python_api.py` is a complete program:
 
 ```bash
 torchrun --nproc-per-node 2 examples/python_api.py

@@ -349,6 +349,7 @@ def test_options_that_the_pages_name_exist() -> None:
         "--standalone",
         "--ntasks-per-node",
         "--nodes",
+        "--cpus-per-task",
         "--partition",
         "--help",
     }

@@ -141,8 +141,17 @@ def check_told(runs: Iterable[Run], collective: str | None, ranks: int | None) -
 
 def add_told(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--collective", metavar="NAME", help="of output of another tool that does not tell it")
-    add("--ranks", type=int, metavar="N", help="of output of another tool that does not tell them")
+    add(
+        "--collective",
+        metavar="NAME",
+        help="the collective, for output of another tool that does not name it",
+    )
+    add(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="number of ranks, for output of another tool that does not say it",
+    )
 
 
 def with_results(arguments: Sequence[str], least: int = 1) -> list[str]:

@@ -176,7 +176,7 @@ def stop_in_the_exchange(victim: int):
 def sleep_with_the_lock(number, call):
     """In C, with Python's lock: its watchdog cannot say a word."""
     if number == 4:
-        ctypes.PyDLL(None).sleep(100)
+        ctypes.PyDLL(None).sleep(1000)
     call()
 
 

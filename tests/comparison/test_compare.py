@@ -10,11 +10,17 @@ from made_runs import given, in_turn, make_runs, measured, run
 
 import torchcoll
 from torchcoll.comparison.compare import compare
-from torchcoll.comparison.show import answer_of, comparison_grids
+from torchcoll.comparison.show import answer_of, comparison_grids, show_comparisons
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Reported, Verification
 
 BASE = make_runs([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
+
+
+@pytest.fixture(autouse=True)
+def _screen(monkeypatch):
+    """The answer below long tables alone, as users get it."""
+    monkeypatch.setattr("torchcoll.report.grid._SCREEN", 15)
 
 
 def results(base, new, **choices):
@@ -55,7 +61,9 @@ def test_unclear_says_how_many_launches_would_settle_it():
     assert result == "inconclusive"
     # The spread of one run is 8.1 %. Of 30 runs a side the error is that times the root of
     # 2 / 30, 2.1 %, and 80 % at level 5 % takes 2.85 of it (noncentral t, 57 degrees): 6.1 %.
-    text = re.fullmatch(r"p 0.54, 30 runs a side would show differences from (.*) % on", reason)
+    text = re.fullmatch(
+        r"p 0.54, 30 runs of each side would resolve differences of (.*) % or more", reason
+    )
     assert text and float(text[1]) == pytest.approx(5.9, abs=0.3)
 
 
@@ -165,13 +173,21 @@ def test_holm_is_over_the_cases():
 
 def test_mann_whitney_beside_it():
     few = compare(*in_turn(make_runs([100, 101, 102]), make_runs([200, 201, 202])))
-    assert few.notes == [
-        "Mann-Whitney cannot confirm: 3 against 3 runs reach p = 0.1, and Holm over 1 case "
-        "asks for 0.05"
-    ]
-    assert compare(*in_turn(BASE, times(1.05))).notes == [
-        "Mann-Whitney with Holm confirms 1 of 1 differences"
-    ]
+    assert (few.notes, few.statistics) == (
+        [],
+        [
+            "Mann-Whitney cannot confirm: 3 against 3 runs reach p = 0.1, and Holm over 1 case "
+            "asks for 0.05"
+        ],
+    )
+    confirmed = compare(*in_turn(BASE, times(1.05)))
+    assert confirmed.statistics == ["Mann-Whitney with Holm confirms 1 of 1 differences"]
+    # It is a line for those who ask for the statistics.
+    for verbose in (False, True):
+        lines = [
+            line for grid in comparison_grids(confirmed, verbose=verbose) for line in grid.below
+        ]
+        assert (confirmed.statistics[0] in lines) == verbose
 
 
 def test_the_worst_is_the_slowest_whatever_the_metric():
@@ -182,14 +198,39 @@ def test_the_worst_is_the_slowest_whatever_the_metric():
         assert [row.pair.size_bytes for row in ranked] == [8, 64, 512]
 
 
+def test_a_case_without_a_size_has_no_name_in_the_answer():
+    """A barrier, alone on both sides."""
+    base, new = (
+        [run(measured(factor * n, collective="barrier", size_bytes=0)) for n in (1000, 1010, 990)]
+        for factor in (1, 2)
+    )
+    text = answer_of(compare(*in_turn(base, new))).text
+    assert re.fullmatch(r"new is 2.0x slower than base \(at least 1.9\dx, 3 runs each\)", text)
+
+
+def test_a_mean_that_says_the_contrary_is_not_in_the_answer():
+    """Two sizes are slower by 5 %; the third scatters around twice as fast, so that the geometric
+    mean of the speed-ups is (2 / 1.05 ** 2) ** (1 / 3) = 1.22.
+    """
+    noise = (1000, 1001, 999, 1002, 998, 1000)
+    far = (1000, 4000, 250, 3000, 333, 1000)
+    base = [{8: n, 64: n, 512: 10 * f} for n, f in zip(noise, far, strict=True)]
+    new = [{8: 1.05 * n, 64: 1.05 * n, 512: 5 * f} for n, f in zip(noise, far[::-1], strict=True)]
+    found = compare(*in_turn(make_runs(base), make_runs(new)))
+    assert [row.result for row in found.rows] == ["slower", "slower", "inconclusive"]
+    text = answer_of(found).text
+    assert text.startswith("new is slower than base in 2 of 3 cases: 8 1.05x (at least ")
+    assert text.endswith("; 1 inconclusive (512)")
+
+
 def test_a_number_in_the_answer_has_its_name():
     """A root is a number, as a size is."""
     base, new = (
         [run(*(measured(ns, collective="broadcast", root=root) for root in (0, 1)))]
         for ns in (100, 150)
     )
-    assert answer_of(compare(base, new)).text.startswith(
-        "2 of 2 differ by more than 2 %: 1K root 0 1.5x, 1K root 1 1.5x; "
+    assert answer_of(compare(base, new)).text.endswith(
+        ": 2 of 2 cases differ by more than 2 %: 1K root 0 1.50x slower, 1K root 1 1.50x slower"
     )
 
 
@@ -201,7 +242,8 @@ def test_ratios_beyond_the_threshold_are_counted_without_a_test():
     answer = answer_of(found)
     assert answer.level == "doubt"
     assert answer.text == (
-        "2 of 3 differ by more than 2 %: 512 0.5x, 64 1.03x; one run a side, so none is evidence"
+        "not judged (only 1 run of each side; at least 3 are needed to judge a difference): 2 of "
+        "3 cases differ by more than 2 %: 512 2.0x faster, 64 1.03x slower"
     )
 
 
@@ -281,27 +323,30 @@ def test_the_public_name_and_what_show_prints(capsys):
     found = torchcoll.compare(*in_turn(BASE, times(1.05)))
     assert found.tally == {"slower": 1}
     torchcoll.show(found)
-    assert capsys.readouterr().out.splitlines()[-4:] == [
-        "1 case: 1 slower",
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "new is 1.05x slower than base (1K, at least 1.04x, 6 runs each)"
+    # 1 / 1.05 is 0.952.
+    assert lines[-1].split()[:6] == ["1K", "100.0", "us", "105.0", "us", "0.952"]
+    show_comparisons([found], verbose=True)
+    assert capsys.readouterr().out.splitlines()[-2:] == [
         "p: t of the side in log figure ~ side + run number by start time, one case; below 0.05 "
         "counts",
         "Mann-Whitney with Holm confirms 1 of 1 differences",
-        "1 of 1 case slower in new: 1K 1.05x (at least 1.04x)",
     ]
 
 
 def test_without_samples_the_sources_say_what_a_figure_is():
     source = {"tool": "a published table"}
     sides = [run(given(ns, over_ranks="unknown"), source=source) for ns in (100, 150)]
-    assert compare(*sides).reading == "mean over calls, not known over ranks"
+    assert compare(*sides).reading == "mean over calls, as published"
     medians = run(given(100, statistic="median", over_ranks="max"), source=source)
     found = compare(sides[0], medians)
     assert found.reading == (
-        "base: mean over calls, not known over ranks; new: median over calls, max over ranks"
+        "base: mean over calls, as published; new: median over calls, max over ranks"
     )
     # Samples on one side say nothing of the other's source.
     assert compare(sides[0], run(measured(100))).reading == (
-        "base: mean over calls, not known over ranks; new: mean over calls, mean over ranks"
+        "base: mean over calls, as published; new: mean over calls, mean over ranks"
     )
 
 

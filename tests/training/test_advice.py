@@ -35,8 +35,8 @@ def results(advice):
 
 def plan(cap, *buckets, dtype="float32", **changed):
     """A plan whose buckets have so many MiB."""
-    own = tuple(Bucket(round(n * MIB), dtype, (f"p{i}",)) for i, n in enumerate(buckets))
-    return BucketPlan(own, own, "from step", cap, **changed)
+    planned = tuple(Bucket(round(n * MIB), dtype, (f"p{i}",)) for i, n in enumerate(buckets))
+    return BucketPlan(planned, planned, "from step", cap, **changed)
 
 
 def test_where_communication_is_the_limit():
@@ -44,83 +44,85 @@ def test_where_communication_is_the_limit():
     # which is c + 8 / c: least at the root of 8, 2.83. The default has buckets of 1 and 7 MiB: the
     # second is ready at 8 and takes 8.
     caps = [1, 2, 8 / 3, 4, 8]
-    found = torchcoll.advise(EIGHT, curve(), caps_mb=caps, backward_ms=8)
-    assert exposed(found) == {
+    advice = torchcoll.advise(EIGHT, curve(), caps_mb=caps, backward_ms=8)
+    assert exposed(advice) == {
         "default": 8, "1": 9, "2": 6, "2.66667": 8 / 3 + 3, "4": 6, "8": 9,
     }  # fmt: skip
-    assert [row.buckets for row in found.rows] == [2, 8, 4, 3, 2, 1]
-    together = [row.communication_ns / MS for row in found.rows]
+    assert [row.buckets for row in advice.rows] == [2, 8, 4, 3, 2, 1]
+    together = [row.communication_ns / MS for row in advice.rows]
     assert together == pytest.approx([2 + 8, 16, 12, 11, 10, 9])
-    assert found.best.name == "2.66667"
-    assert by_name(found)["default"].ratio == pytest.approx(16 / (8 + 8 / 3 + 3))
+    assert advice.best.name == "2.66667"
+    assert by_name(advice)["default"].ratio == pytest.approx(16 / (8 + 8 / 3 + 3))
 
 
 def test_where_the_computation_is_the_limit():
     # 80 ms of backward: all hides but the last bucket, 1 + c ms.
-    found = torchcoll.advise(EIGHT, curve(), caps_mb=[1, 2, 4, 8], backward_ms=80)
-    assert exposed(found) == {"default": 8, "1": 2, "2": 3, "4": 5, "8": 9}
-    assert results(found) == {
+    advice = torchcoll.advise(EIGHT, curve(), caps_mb=[1, 2, 4, 8], backward_ms=80)
+    assert exposed(advice) == {"default": 8, "1": 2, "2": 3, "4": 5, "8": 9}
+    assert results(advice) == {
         "default": "worse", "1": "best", "2": "within 2 %", "4": "worse", "8": "worse",
     }  # fmt: skip
-    assert (found.low_cap_mb, found.high_cap_mb) == (1, 2)
+    assert (advice.low_cap_mb, advice.high_cap_mb) == (1, 2)
 
 
 def test_plans_have_their_own_buckets():
     # 5 + 3 MiB: the first is ready at 5 of 8 ms and takes 6, the second 4 more: end 15.
     plans = [plan(None, 1, 7), plan(5, 5, 3), plan((1, 4), 1, 4, 3)]
-    found = torchcoll.advise(plans, curve(), backward_ms=8)
-    assert exposed(found) == {"default": 8, "5": 7, "1,4": 1 + 2 + 5 + 4 - 8 + 2}
-    assert found.what == "2 parameters, DDP's own buckets"
+    advice = torchcoll.advise(plans, curve(), backward_ms=8)
+    assert exposed(advice) == {"default": 8, "5": 7, "1,4": 1 + 2 + 5 + 4 - 8 + 2}
+    assert advice.what == "2 parameters, DDP's own buckets"
 
 
 def test_find_unused_sends_the_map_too():
     # After 8 MiB (9 ms) the map, below the smallest size measured: 1.25 ms.
-    found = torchcoll.advise(plan(None, 8, find_unused=True), curve(), backward_ms=8)
-    assert exposed(found) == {"default": 9 + 1.25}
+    advice = torchcoll.advise(plan(None, 8, find_unused=True), curve(), backward_ms=8)
+    assert exposed(advice) == {"default": 9 + 1.25}
     assert "buckets below 256K, the smallest size measured, are taken to cost as much as it" in (
-        found.notes
+        advice.notes
     )
 
 
 def test_16_bits_an_element():
     # Half the bytes on the same curve: 8 MiB become 4, 5 ms.
-    found = torchcoll.advise(EIGHT, curve(), caps_mb=[8, 4], backward_ms=80)
-    assert by_name(found)["8"].exposed_16bit_ns == pytest.approx(5 * MS)
-    assert found.best.name == "4"  # 5 ms exposed, with 16 bits 3
+    advice = torchcoll.advise(EIGHT, curve(), caps_mb=[8, 4], backward_ms=80)
+    assert by_name(advice)["8"].exposed_16bit_ns == pytest.approx(5 * MS)
+    assert advice.best.name == "4"  # 5 ms exposed, with 16 bits 3
     ratio = 83 / 85
-    assert found.compression == pytest.approx((ratio, ratio, ratio))
+    assert advice.compression == pytest.approx((ratio, ratio, ratio))
     # Measured in bfloat16, where it takes 3 ms more.
-    both = run(*curve().results, *curve(line(4), dtype="bfloat16").results)
-    found = torchcoll.advise(EIGHT, both, caps_mb=[8], backward_ms=80)
-    assert by_name(found)["8"].exposed_16bit_ns == pytest.approx(8 * MS)
-    assert any("measured in bfloat16" in note for note in found.notes)
+    combined = run(*curve().results, *curve(line(4), dtype="bfloat16").results)
+    advice = torchcoll.advise(EIGHT, combined, caps_mb=[8], backward_ms=80)
+    assert by_name(advice)["8"].exposed_16bit_ns == pytest.approx(8 * MS)
+    assert any("measured in bfloat16" in note for note in advice.notes)
     # Gradients that have 16 bits gain nothing.
-    found = torchcoll.advise(2 * EIGHT, curve(), dtype="bf16", backward_ms=80)
-    assert found.size_bytes == 8 * MIB
-    assert found.compression is None and found.rows[0].exposed_16bit_ns is None
+    advice = torchcoll.advise(2 * EIGHT, curve(), dtype="bf16", backward_ms=80)
+    assert advice.size_bytes == 8 * MIB
+    assert advice.compression is None and advice.rows[0].exposed_16bit_ns is None
 
 
 def test_caps_that_change_nothing():
-    found = torchcoll.advise(EIGHT, curve(), caps_mb=[4, 50, 100, 25, 4], backward_ms=8)
-    assert [row.name for row in found.rows] == ["default", "4", "25"]
-    assert "bucket_cap_mb that make the same buckets: 50, 100 the same as 25" in found.notes
+    advice = torchcoll.advise(EIGHT, curve(), caps_mb=[4, 50, 100, 25, 4], backward_ms=8)
+    assert [row.name for row in advice.rows] == ["default", "4", "25"]
+    assert "bucket_cap_mb that make the same buckets: 50, 100 the same as 25" in advice.notes
 
 
 def test_one_launch_has_the_spread_of_its_calls():
     # Half the time: cap c takes (1 + c) / 2 and hides but for the last; twice the time: c + n (2 +
     # 2 c) - 8.
-    found = torchcoll.advise(EIGHT, spread_curve(), caps_mb=[1, 2, 4, 8], backward_ms=8)
-    rows = by_name(found)
+    advice = torchcoll.advise(EIGHT, spread_curve(), caps_mb=[1, 2, 4, 8], backward_ms=8)
+    rows = by_name(advice)
     low = {name: row.exposed_low_ns / MS for name, row in rows.items()}
     high = {name: row.exposed_high_ns / MS for name, row in rows.items()}
     assert low == pytest.approx({"default": 4, "1": 1, "2": 1.5, "4": 2.5, "8": 4.5})
     assert high == pytest.approx({"default": 16, "1": 25, "2": 18, "4": 16, "8": 18})
-    assert found.best.name == "2"
-    own = rows["4"]
-    assert (own.ratio, own.ratio_low, own.ratio_high) == pytest.approx((1, 24 / 26, 10.5 / 9.5))
-    assert results(found)["1"] == "within noise"  # 9 for 9.5 in the fast calls
-    assert found.low_cap_mb == 1
-    assert found.runs == 1 and any(note.startswith("one run") for note in found.notes)
+    assert advice.best.name == "2"
+    row_of_4 = rows["4"]
+    assert (row_of_4.ratio, row_of_4.ratio_low, row_of_4.ratio_high) == pytest.approx(
+        (1, 24 / 26, 10.5 / 9.5)
+    )
+    assert results(advice)["1"] == "within noise"  # 9 for 9.5 in the fast calls
+    assert advice.low_cap_mb == 1
+    assert advice.runs == 1 and any(note.startswith("one run") for note in advice.notes)
 
 
 def test_launches_are_paired():
@@ -128,40 +130,40 @@ def test_launches_are_paired():
     # and 12 in two. Logarithms of the ratios: 0.1054 and 0.1823. Two settings are set against the
     # best: t of 1 degree of freedom at 1 - 0.025 / 2 is 1 / tan(pi / 80).
     two = [curve(), curve(line(2))]
-    found = torchcoll.advise(EIGHT, two, caps_mb=[4, 8], backward_ms=0)
-    row = by_name(found)["4"]
+    advice = torchcoll.advise(EIGHT, two, caps_mb=[4, 8], backward_ms=0)
+    row = by_name(advice)["4"]
     assert row.ratio == pytest.approx(math.sqrt(10 / 9 * 12 / 10))
     half = (math.log(1.2) - math.log(10 / 9)) / 2 / math.tan(math.pi / 80)
     assert row.ratio_low == pytest.approx(row.ratio / math.exp(half), rel=1e-4)
     assert row.ratio_high == pytest.approx(row.ratio * math.exp(half), rel=1e-4)
     assert (row.exposed_low_ns, row.exposed_high_ns) == pytest.approx((10 * MS, 12 * MS))
-    assert (found.runs, row.result) == (2, "within noise")
+    assert (advice.runs, row.result) == (2, "within noise")
 
 
 def test_many_launches_tell():
     six = [curve(line(latency)) for latency in (1, 1.01, 0.99, 1.02, 0.98, 1)]
-    found = torchcoll.advise(EIGHT, six, caps_mb=[4, 8], backward_ms=0)
-    assert results(found) == {"default": "worse", "4": "worse", "8": "best"}
-    assert by_name(found)["4"].ratio == pytest.approx(10 / 9, rel=1e-3)
-    assert not any(note.startswith("one run") for note in found.notes)
+    advice = torchcoll.advise(EIGHT, six, caps_mb=[4, 8], backward_ms=0)
+    assert results(advice) == {"default": "worse", "4": "worse", "8": "best"}
+    assert by_name(advice)["4"].ratio == pytest.approx(10 / 9, rel=1e-3)
+    assert not any(note.startswith("one run") for note in advice.notes)
 
 
 def test_a_curve_without_a_spread():
     means = run(*(given(MS * line()(n), size_bytes=n) for n in SIZES))
-    found = torchcoll.advise(EIGHT, means, caps_mb=[4, 8], backward_ms=0)
-    row = by_name(found)["4"]
+    advice = torchcoll.advise(EIGHT, means, caps_mb=[4, 8], backward_ms=0)
+    row = by_name(advice)["4"]
     assert (row.ratio, row.ratio_low, row.result) == (pytest.approx(10 / 9), None, "worse")
-    assert any("it tells no spread" in note for note in found.notes)
+    assert any("it tells no spread" in note for note in advice.notes)
 
 
 def test_beyond_the_curve_nothing_is_chosen():
     # One bucket of 8 MiB would be best: it was not measured.
-    found = torchcoll.advise(EIGHT, curve(sizes=SIZES[:3]), caps_mb=[2, 4, 8], backward_ms=0)
-    assert by_name(found)["8"].communication_ns == pytest.approx(9 * MS)  # the last piece goes on
-    assert results(found) == {
+    advice = torchcoll.advise(EIGHT, curve(sizes=SIZES[:3]), caps_mb=[2, 4, 8], backward_ms=0)
+    assert by_name(advice)["8"].communication_ns == pytest.approx(9 * MS)  # the last piece goes on
+    assert results(advice) == {
         "default": "beyond the curve", "2": "worse", "4": "best", "8": "beyond the curve",
     }  # fmt: skip
-    (note,) = [note for note in found.notes if note.startswith("beyond the curve")]
+    (note,) = [note for note in advice.notes if note.startswith("beyond the curve")]
     assert "above 4M" in note and note.endswith("Measure with -e 8M")
     none = torchcoll.advise(EIGHT, curve(sizes=SIZES[:2]), caps_mb=[8], backward_ms=0)
     assert none.best is None and none.low_cap_mb is None
@@ -175,15 +177,15 @@ def test_beyond_the_curve_there_is_no_spread():
         ),
         measured(2 * MS, size_bytes=2 * MIB, device="cuda"),
     )
-    found = torchcoll.advise(EIGHT, falling, caps_mb=[2, 8], backward_ms=0)
+    advice = torchcoll.advise(EIGHT, falling, caps_mb=[2, 8], backward_ms=0)
     # 1 ms a MiB goes on; the p95 falls from 20 ms to 2 and would stay there, below the estimate.
-    whole = by_name(found)["8"]
+    whole = by_name(advice)["8"]
     assert (whole.exposed_ns, whole.result) == (pytest.approx(8 * MS), "beyond the curve")
     assert (whole.communication_low_ns, whole.communication_high_ns) == (None, None)
     assert (whole.exposed_low_ns, whole.exposed_high_ns) == (None, None)
     assert (whole.ratio, whole.ratio_low, whole.ratio_high) == (pytest.approx(1), None, None)
-    assert by_name(found)["2"].exposed_high_ns == pytest.approx(8 * MS)  # 4 buckets of 2 ms
-    (note,) = [note for note in found.notes if note.startswith("beyond the curve")]
+    assert by_name(advice)["2"].exposed_high_ns == pytest.approx(8 * MS)  # 4 buckets of 2 ms
+    (note,) = [note for note in advice.notes if note.startswith("beyond the curve")]
     assert "without low, high and range" in note
     # Of several runs too.
     two = [curve(sizes=SIZES[:2]), curve(line(2), sizes=SIZES[:2])]
@@ -195,21 +197,21 @@ def test_sizes_that_not_all_launches_have():
     # 10 ms too much at 1M, in one run alone: not in the curve.
     odd = curve(lambda n: line()(n) + 10 * (n == SIZES[1]))
     fewer = curve(sizes=(SIZES[0], *SIZES[2:]))
-    found = torchcoll.advise(EIGHT, [odd, fewer], caps_mb=[1], backward_ms=0)
-    assert by_name(found)["1"].communication_ns == pytest.approx(16 * MS)
-    assert "1 size that not all runs have is left out" in found.notes
+    advice = torchcoll.advise(EIGHT, [odd, fewer], caps_mb=[1], backward_ms=0)
+    assert by_name(advice)["1"].communication_ns == pytest.approx(16 * MS)
+    assert "1 size that not all runs have is left out" in advice.notes
 
 
 def test_without_a_backward_time_there_is_no_proposal():
-    found = torchcoll.advise(EIGHT, curve(), caps_mb=[1, 2, 4, 8])
-    assert found.best is None
-    assert {row.result for row in found.rows} == {""}
-    assert {row.exposed_ns for row in found.rows} == {None}
+    advice = torchcoll.advise(EIGHT, curve(), caps_mb=[1, 2, 4, 8])
+    assert advice.best is None
+    assert {row.result for row in advice.rows} == {""}
+    assert {row.exposed_ns for row in advice.rows} == {None}
     # The default communicates for 10 ms. In 2.5 ms its first bucket is gone when the second is
     # ready: 8 ms, with 4 MiB 1.25 + 10 - 2.5. In 10 ms 2 MiB leave 2.5 + 12 - 10, 4 MiB 5; in 40
     # ms 1 MiB leaves its last bucket alone.
-    assert [ns / MS for ns, _ in found.assumed] == pytest.approx([2.5, 10, 40])
-    assert [name for _, name in found.assumed] == ["default", "2", "1"]
+    assert [ns / MS for ns, _ in advice.assumed] == pytest.approx([2.5, 10, 40])
+    assert [name for _, name in advice.assumed] == ["default", "2", "1"]
 
 
 # -- captured traffic ----------------------------------------------------------------------------
@@ -219,31 +221,31 @@ STEADY = [(2, 12), (2, 14), (4, 20)]  # issued 2 and 8 ms after the first
 
 
 def test_traffic_tells_when_gradients_are_ready():
-    found = torchcoll.advise(traffic([FIRST, STEADY, STEADY]), curve(), caps_mb=[8])
+    advice = torchcoll.advise(traffic([FIRST, STEADY, STEADY]), curve(), caps_mb=[8])
     # 6 of 8 MiB took 8 ms: all of them 32 / 3. Ready at 8 / 3, 14 / 3 and 32 / 3.
-    assert found.backward_ns == pytest.approx(32 / 3 * MS)
+    assert advice.backward_ns == pytest.approx(32 / 3 * MS)
     # 3 ms from 8 / 3, 3 more; the last from 32 / 3 on, 5 ms.
-    assert exposed(found)["as sent"] == 5
-    assert exposed(found)["8"] == 9
-    assert found.backward_source == "from when the all_reduce calls were issued"
-    assert found.best.name == "as sent"
-    assert any("1 all_reduce 8M float32 in place of" in note for note in found.notes)
+    assert exposed(advice)["as sent"] == 5
+    assert exposed(advice)["8"] == 9
+    assert advice.backward_source == "from when the all_reduce calls were issued"
+    assert advice.best.name == "as sent"
+    assert any("1 all_reduce 8M float32 in place of" in note for note in advice.notes)
 
 
 def test_sent_buckets_put_together_become_ready_as_captured():
     # 2 + 2 MiB are ready at 14 / 3 ms, not at the half, 16 / 3. Each takes 14: both end 28 later,
     # and the pass at 32 / 3.
-    found = torchcoll.advise(traffic([FIRST, STEADY]), curve(line(10)), caps_mb=[4])
-    assert exposed(found)["4"] == 14 / 3 + 28 - 32 / 3
+    advice = torchcoll.advise(traffic([FIRST, STEADY]), curve(line(10)), caps_mb=[4])
+    assert exposed(advice)["4"] == 14 / 3 + 28 - 32 / 3
 
 
 def of_sent(*sizes, caps_mb, dtypes=("float32",)):
     """name: (buckets, KiB of the largest, result) where buckets of so many KiB were sent."""
-    found = traffic([[(kib / 1024, at) for at, kib in enumerate(sizes)]] * 2)
-    for calls in found.calls.values():
+    recorded = traffic([[(kib / 1024, at) for at, kib in enumerate(sizes)]] * 2)
+    for calls in recorded.calls.values():
         calls[:] = [dataclasses.replace(call, dtype=dtypes[i % len(sizes) % len(dtypes)])
                     for i, call in enumerate(calls)]  # fmt: skip
-    advice = torchcoll.advise(found, curve(), caps_mb=caps_mb, backward_ms=0, accumulate=1)
+    advice = torchcoll.advise(recorded, curve(), caps_mb=caps_mb, backward_ms=0, accumulate=1)
     return advice, {
         row.name: (row.buckets, row.largest_bytes and row.largest_bytes / 1024, row.result)
         for row in advice.rows
@@ -296,44 +298,44 @@ def test_each_type_has_its_own_buckets():
 
 def test_one_bucket_stays_one_with_larger_caps():
     _, rows = of_sent(500, caps_mb=[0.25, 1])
-    one = (1, 500, "as sent")
+    expected = (1, 500, "as sent")
     assert rows == {
-        "default": one,
+        "default": expected,
         "0.25": (1, None, "could be as sent"),
-        "1": one,
+        "1": expected,
         "as sent": (1, 500, "best"),
     }
 
 
 def test_buckets_of_the_default_are_not_judged_again():
     # 25 MiB hold what is left after 1 MiB: with a plan of the same buckets it is no noise.
-    found = torchcoll.advise([plan(None, 1, 7), plan(8, 1, 7), plan(1, 8)], curve(), backward_ms=0)
-    assert results(found) == {"default": "worse", "8": "as the default", "1": "best"}
+    advice = torchcoll.advise([plan(None, 1, 7), plan(8, 1, 7), plan(1, 8)], curve(), backward_ms=0)
+    assert results(advice) == {"default": "worse", "8": "as the default", "1": "best"}
 
 
 def test_traffic_of_a_device_tells_only_the_step():
     sent = traffic([STEADY] * 3, "nccl", [(0, 30), (30, 60), (60, 100)])
-    found = torchcoll.advise(sent, curve())
-    assert found.backward_ns == pytest.approx(20 * MS)
-    assert found.backward_source.startswith("two thirds of the step")
+    advice = torchcoll.advise(sent, curve())
+    assert advice.backward_ns == pytest.approx(20 * MS)
+    assert advice.backward_source.startswith("two thirds of the step")
     assert torchcoll.advise(sent, curve(), backward_ms=7).backward_ns == 7 * MS
 
 
 def test_traffic_with_one_bucket_tells_only_the_step():
-    found = torchcoll.advise(traffic([FIRST] * 2, spans=[(0, 12), (12, 24)]), curve())
-    assert found.backward_ns == pytest.approx(8 * MS)
+    advice = torchcoll.advise(traffic([FIRST] * 2, spans=[(0, 12), (12, 24)]), curve())
+    assert advice.backward_ns == pytest.approx(8 * MS)
     assert torchcoll.advise(traffic([FIRST] * 2), curve()).backward_ns is None
 
 
 def test_gradients_that_are_accumulated():
     # Without no_sync a step of two passes sends twice.
     twice = [(2, 12), (6, 18), (2, 32), (6, 38)]
-    found = torchcoll.advise(traffic([twice] * 2), curve(), accumulate=2)
-    assert (found.size_bytes, found.accumulate) == (8 * MIB, 2)
-    assert found.backward_ns == pytest.approx(8 * MS)  # 6 ms for 6 of 8 MiB
+    advice = torchcoll.advise(traffic([twice] * 2), curve(), accumulate=2)
+    assert (advice.size_bytes, advice.accumulate) == (8 * MIB, 2)
+    assert advice.backward_ns == pytest.approx(8 * MS)  # 6 ms for 6 of 8 MiB
     # With it, once.
-    found = torchcoll.advise(traffic([STEADY] * 2), curve(), accumulate=2)
-    assert found.size_bytes == 8 * MIB
+    advice = torchcoll.advise(traffic([STEADY] * 2), curve(), accumulate=2)
+    assert advice.size_bytes == 8 * MIB
 
 
 def test_what_a_program_sums_itself_is_no_gradient():
@@ -343,38 +345,43 @@ def test_what_a_program_sums_itself_is_no_gradient():
             loss = TrafficCall("all_reduce", 4, 4, "float32", group="0", step=step, start_ns=0,
                                asynchronous=False)  # fmt: skip
             count = TrafficCall("all_reduce", 99 * MIB, 99 * MIB, "int64", group="0", step=step)
-            other = TrafficCall("all_reduce", MIB, MIB, "float32", group="1", step=step)
-            calls += [loss, count, other, TrafficCall("broadcast", MIB, MIB, "float32", step=step)]
-    found = torchcoll.advise(sent, curve())
-    assert found.size_bytes == 8 * MIB
+            program_call = TrafficCall("all_reduce", MIB, MIB, "float32", group="1", step=step)
+            calls += [
+                loss,
+                count,
+                program_call,
+                TrafficCall("broadcast", MIB, MIB, "float32", step=step),
+            ]
+    advice = torchcoll.advise(sent, curve())
+    assert advice.size_bytes == 8 * MIB
 
 
 def test_a_plan_as_traffic():
-    found = torchcoll.advise(plan(5, 5, 3).traffic(2), curve(), backward_ms=8)
-    assert exposed(found)["as sent"] == 7
-    assert not any("no step is marked" in note for note in found.notes)
+    advice = torchcoll.advise(plan(5, 5, 3).traffic(2), curve(), backward_ms=8)
+    assert exposed(advice)["as sent"] == 7
+    assert not any("no step is marked" in note for note in advice.notes)
 
 
 def test_traffic_in_a_file(tmp_path):
     traffic([FIRST, STEADY]).save(tmp_path / "t.jsonl")
     torchcoll.save(curve(), tmp_path / "runs" / "a.jsonl")
     torchcoll.save(curve(), tmp_path / "runs" / "b.jsonl")
-    found = torchcoll.advise(tmp_path / "t.jsonl", tmp_path / "runs")
-    assert (found.size_bytes, found.runs) == (8 * MIB, 2)
+    advice = torchcoll.advise(tmp_path / "t.jsonl", tmp_path / "runs")
+    assert (advice.size_bytes, advice.runs) == (8 * MIB, 2)
     for path in (tmp_path / "t.jsonl", tmp_path / "runs" / "a.jsonl"):
         lines = path.read_text().splitlines(keepends=True)
         path.write_text("".join(lines[:-1]))
-        stated = torchcoll.advise(tmp_path / "t.jsonl", tmp_path / "runs").notes
-        assert sum(f"{path}: truncated" in note for note in stated) == 1
+        text = torchcoll.advise(tmp_path / "t.jsonl", tmp_path / "runs").notes
+        assert sum(f"{path}: truncated" in note for note in text) == 1
 
 
 def test_compressed_traffic_is_told():
     sent = traffic([STEADY] * 2)
-    half = {r: [TrafficCall(**{**vars(c), "dtype": "float16"}) for c in own]
-            for r, own in sent.calls.items()}  # fmt: skip
+    half = {r: [TrafficCall(**{**vars(c), "dtype": "float16"}) for c in calls]
+            for r, calls in sent.calls.items()}  # fmt: skip
     sent.calls = half
-    found = torchcoll.advise(sent, curve(dtype="float16"))
-    assert any(note.startswith("the calls are float16: where a hook") for note in found.notes)
+    advice = torchcoll.advise(sent, curve(dtype="float16"))
+    assert any(note.startswith("the calls are float16: where a hook") for note in advice.notes)
 
 
 def sharded():
@@ -458,41 +465,41 @@ def test_what_is_refused(gradients, choices, text):
 
 def test_what_is_asked_of_a_curve_is_found_among_others():
     """DDP's sums, called as DDP calls them, of the gradients' type."""
-    others = [
+    alternatives = [
         *curve(line(7), op="max").results,
         *curve(line(7), dtype="float16").results,
         *curve(line(7)).results,
         *curve(asynchronous=True).results,
     ]
-    found = torchcoll.advise(EIGHT, run(*others), caps_mb=[8], backward_ms=0)
-    assert by_name(found)["8"].communication_ns == pytest.approx(9 * MS)
-    row = found.curves[0].row
+    advice = torchcoll.advise(EIGHT, run(*alternatives), caps_mb=[8], backward_ms=0)
+    assert by_name(advice)["8"].communication_ns == pytest.approx(9 * MS)
+    row = advice.curves[0].row
     assert (row.dtype, row.op, row.asynchronous) == ("float32", "sum", True)
 
 
 def test_sub_groups_that_ran_at_once_are_one_curve():
     # 8 MiB take 9 and 16 ms: 12 is their geometric mean.
-    both = [*curve(group="mod:2/0").results, *curve(line(1, 15 / 8), group="mod:2/1").results]
-    found = torchcoll.advise(EIGHT, run(*both), caps_mb=[4], backward_ms=0)
+    combined = [*curve(group="mod:2/0").results, *curve(line(1, 15 / 8), group="mod:2/1").results]
+    advice = torchcoll.advise(EIGHT, run(*combined), caps_mb=[4], backward_ms=0)
     sums = 2 * math.sqrt(5 * 8.5)
-    assert by_name(found)["4"].communication_ns == pytest.approx(sums * MS)
+    assert by_name(advice)["4"].communication_ns == pytest.approx(sums * MS)
     with pytest.raises(
         UsageError, match=got(error_tail("all_reduce with group mod:2 and None", "one"))
     ):
-        torchcoll.advise(EIGHT, [run(*both), curve()])
+        torchcoll.advise(EIGHT, [run(*combined), curve()])
 
 
 def test_another_type_is_told():
-    found = torchcoll.advise(EIGHT, curve(dtype="float64"))
+    advice = torchcoll.advise(EIGHT, curve(dtype="float64"))
     assert any(
-        note.startswith("the curve is of float64, the gradients are") for note in found.notes
+        note.startswith("the curve is of float64, the gradients are") for note in advice.notes
     )
 
 
 def test_a_curve_that_does_not_tell_its_ranks():
     means = run(*(given(MS * line()(n), size_bytes=n, ranks=0) for n in SIZES), ranks=0)
-    found = torchcoll.advise(traffic([STEADY] * 2), means)
-    assert "the curve does not tell its number of ranks" in found.notes
+    advice = torchcoll.advise(traffic([STEADY] * 2), means)
+    assert "the curve does not tell its number of ranks" in advice.notes
 
 
 def test_launches_of_one_size_are_no_curve():
@@ -513,27 +520,27 @@ def test_several_dtypes_have_no_16_bits():
     # The first is ready at 2 of 3 ms and takes 3, the second takes 2: 7 - 3 ms are exposed.
     buckets = (Bucket(2 * MIB, "float32", ("a",)), Bucket(MIB, "bfloat16", ("b",)))
     plans = [BucketPlan(buckets, buckets, "from step", cap) for cap in (None, 2)]
-    found = torchcoll.advise(plans, curve(), backward_ms=3)
-    assert found.dtype == "float32, bfloat16"
-    assert exposed(found) == {"default": 4, "2": 4}
-    assert {row.exposed_16bit_ns for row in found.rows} == {None}
-    assert "curve is of float32, the gradients are float32, bfloat16" in "; ".join(found.notes)
+    advice = torchcoll.advise(plans, curve(), backward_ms=3)
+    assert advice.dtype == "float32, bfloat16"
+    assert exposed(advice) == {"default": 4, "2": 4}
+    assert {row.exposed_16bit_ns for row in advice.rows} == {None}
+    assert "curve is of float32, the gradients are float32, bfloat16" in "; ".join(advice.notes)
 
 
 def test_calls_that_the_program_waits_for_are_said_to_be_no_ddp():
     sent = traffic([[(1, 5), (2, 10)]] * 4)
     calls = {
-        rank: [dataclasses.replace(call, asynchronous=False) for call in own]
-        for rank, own in sent.calls.items()
+        rank: [dataclasses.replace(call, asynchronous=False) for call in calls]
+        for rank, calls in sent.calls.items()
     }
     waited = dataclasses.replace(sent, calls=calls)
-    said = "the program waited for each of these all_reduce calls at once, as DDP does not"
-    assert any(note.startswith(said) for note in torchcoll.advise(waited, curve()).notes)
-    assert not any(note.startswith(said) for note in torchcoll.advise(sent, curve()).notes)
+    message = "the program waited for each of these all_reduce calls at once, as DDP does not"
+    assert any(note.startswith(message) for note in torchcoll.advise(waited, curve()).notes)
+    assert not any(note.startswith(message) for note in torchcoll.advise(sent, curve()).notes)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"curve": None}, error_text("curve", "None",
             "a Run, or files. torchcoll.run returns it on rank 0 alone.")),
@@ -543,27 +550,29 @@ def test_calls_that_the_program_waits_for_are_said_to_be_no_ddp():
          error_text("gradients", "1125899906842624 bytes", "16T at most")),
     ],
 )  # fmt: skip
-def test_arguments_that_a_mistake_makes(arguments, said):
+def test_arguments_that_a_mistake_makes(arguments, message):
     reported = {"gradients": EIGHT, "curve": curve()} | arguments
     with pytest.raises(UsageError) as raised:
         torchcoll.advise(reported.pop("gradients"), reported.pop("curve"), **reported)
-    assert str(raised.value) == said
+    assert str(raised.value) == message
 
 
 def test_on_cpus_nothing_is_hidden():
     """4 buckets of 4 MiB take 4 x 5 ms after the pass, one of 16 MiB takes 17 ms."""
-    found = torchcoll.advise(16 * MIB / 4, curve(device="cpu"), caps_mb=[4, 16], backward_ms=100)
-    rows = {row.name: row for row in found.rows}
+    advice = torchcoll.advise(16 * MIB / 4, curve(device="cpu"), caps_mb=[4, 16], backward_ms=100)
+    rows = {row.name: row for row in advice.rows}
     assert rows["4"].exposed_ns == pytest.approx(20 * MS)
     assert rows["16"].exposed_ns == pytest.approx(17 * MS)
-    assert found.best.name == "16"
+    assert advice.best.name == "16"
 
 
 def test_slower_by_an_unknown_amount_is_not_within_2_percent():
     # The lower end of the interval alone says nothing of how much slower it is. Up to 3 % the model
     # may be off.
-    found = [result(*one) for one in ((1.30, 1.04), (1.30, 1.01), (1.015, 1.01), (1.30, 0.99))]
-    assert found == [
+    results = [
+        result(*bounds) for bounds in ((1.30, 1.04), (1.30, 1.01), (1.015, 1.01), (1.30, 0.99))
+    ]
+    assert results == [
         "worse",
         "inconclusive",
         "within 2 %",

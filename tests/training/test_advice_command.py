@@ -77,8 +77,8 @@ def test_no_word_is_lost_on_a_narrow_terminal(folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")
     out = Terminal()
-    found = torchcoll.advise(int(EIGHT), "one.jsonl", caps_mb=[1, 8], backward_ms=80)
-    torchcoll.show(found, file=out)
+    advice = torchcoll.advise(int(EIGHT), "one.jsonl", caps_mb=[1, 8], backward_ms=80)
+    torchcoll.show(advice, file=out)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
     assert max(map(len, lines)) <= 80
     assert "ratio = (backward + exposed) / that of the best" in lines
@@ -91,16 +91,16 @@ def test_no_word_is_lost_on_a_narrow_terminal(folder, monkeypatch):
 
 def test_a_model_is_planned_for_each_cap(folder, capsys):
     # 4 tensors of 2 MiB; 25 MiB hold them all. One run, 8 ms of backward.
-    words = "gradients advised:make --backward-ms 8 --format json --bucket-cap-mb 3,25"
-    assert main([*words.split(), "--curve", "one.jsonl"]) == 0
-    thing = json.loads(capsys.readouterr().out)
-    assert (thing["schema"], thing["size_bytes"]) == ("torchcoll-advice/1", 8 * MIB)
-    assert thing["curve"]["runs"] == 1 and thing["curve"]["sizes"] == [MIB // 4, 64 * MIB]
+    arguments = "gradients advised:make --backward-ms 8 --format json --bucket-cap-mb 3,25"
+    assert main([*arguments.split(), "--curve", "one.jsonl"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["size_bytes"]) == ("torchcoll-advice/1", 8 * MIB)
+    assert document["curve"]["runs"] == 1 and document["curve"]["sizes"] == [MIB // 4, 64 * MIB]
     # Default: 2 and 6 MiB, 8 - 8 + 7. 3: two of 4 MiB, 4 + 10 - 8. 25: 9.
-    rows = {row["name"]: row["exposed_ns"] for row in thing["rows"]}
+    rows = {row["name"]: row["exposed_ns"] for row in document["rows"]}
     assert rows == pytest.approx({"default": 7e6, "3": 6e6, "25": 9e6})
-    assert (thing["best"], thing["backward_source"]) == ("3", "given")
-    assert any("order of the gradients assumed" in note for note in thing["notes"])
+    assert (document["best"], document["backward_source"]) == ("3", "given")
+    assert any("order of the gradients assumed" in note for note in document["notes"])
 
 
 def test_captured_traffic_in_place_of_a_model(folder, capsys):
@@ -118,16 +118,16 @@ def test_captured_traffic_in_place_of_a_model(folder, capsys):
 def test_without_a_backward_time(folder, capsys):
     asked = f"gradients --parameters {EIGHT} --bucket-cap-mb 1,2,4,8 --format markdown --curve"
     assert main([*asked.split(), *(f"runs/{n}.jsonl" for n in range(3))]) == 0
-    stated = capsys.readouterr().out
+    text = capsys.readouterr().out
     assert (
         "- no proposal: which is best depends on how long the backward pass takes: give it with "
         "--backward-ms (backward_ms of torchcoll.advise)\n"
-    ) in stated
+    ) in text
     best = "default if it takes 2.500 ms, 2 if it takes 10.00 ms, 1 if it takes 40.00 ms"
-    assert f"- the model's best: {best}\n" in stated
+    assert f"- the model's best: {best}\n" in text
     base = "1/4, 1 and 4 times all_reduce together of default (10.00 ms)"
-    assert f"- these times are assumed: {base}\n" in stated
-    assert "exposed" not in stated
+    assert f"- these times are assumed: {base}\n" in text
+    assert "exposed" not in text
 
 
 def test_without_a_backward_time_what_is_always_best_is_proposed(folder, capsys):
@@ -135,33 +135,31 @@ def test_without_a_backward_time_what_is_always_best_is_proposed(folder, capsys)
     torchcoll.save(curve(device="cpu"), folder / "cpu.jsonl")
     asked = f"gradients --parameters {EIGHT} --bucket-cap-mb 1 --format markdown --curve cpu.jsonl"
     assert main(asked.split()) == 0
-    stated = capsys.readouterr().out
+    text = capsys.readouterr().out
     assert (
         "- proposal: leave bucket_cap_mb unset: the default leaves least exposed whether the "
         "backward pass takes 2.500 ms, 10.00 ms or 40.00 ms; with --backward-ms (backward_ms of "
         "torchcoll.advise) by how much, and whether it is more than noise\n"
-    ) in stated
-    assert "no proposal" not in stated
+    ) in text
+    assert "no proposal" not in text
     base = "1/4, 1 and 4 times all_reduce together of default (10.00 ms)"
-    assert f"- these times are assumed: {base}\n" in stated
+    assert f"- these times are assumed: {base}\n" in text
 
 
 def test_a_proposal_among_those_whose_buckets_are_known(folder, capsys):
     # 80 ms hide all but the last bucket, 2 MiB: 3 ms, of one bucket 9.
     sent = [(4, 12), (2, 14), (2, 20)]
     traffic([sent, sent]).save(folder / "traffic.jsonl")
-    words = "gradients traffic.jsonl --bucket-cap-mb 1,8 --backward-ms 80 --curve runs/0.jsonl"
-    assert main(words.split()) == 0
-    stated = capsys.readouterr().out
+    arguments = "gradients traffic.jsonl --bucket-cap-mb 1,8 --backward-ms 80 --curve runs/0.jsonl"
+    assert main(arguments.split()) == 0
+    text = capsys.readouterr().out
     assert (
         "\nproposal: leave bucket_cap_mb as it is: what was sent is best of those whose buckets "
         "are known; exposed 3.000 ms\n"
-    ) in stated
-    assert re.search(r"^ +1 +>= 3 +(- +)+could be as sent$", stated, re.MULTILINE)
-    assert "\ncould be as sent: this may be the cap that was set, or a smaller one, which" in stated
-    assert (
-        "\nunknown: sent buckets are larger than that cap (the default's first is 1 MiB)" in stated
-    )
+    ) in text
+    assert re.search(r"^ +1 +>= 3 +(- +)+could be as sent$", text, re.MULTILINE)
+    assert "\ncould be as sent: this may be the cap that was set, or a smaller one, which" in text
+    assert "\nunknown: sent buckets are larger than that cap (the default's first is 1 MiB)" in text
 
 
 @pytest.mark.parametrize(
@@ -176,8 +174,8 @@ def test_a_proposal_among_those_whose_buckets_are_known(folder, capsys):
     ],
 )  # fmt: skip
 def test_proposals(folder, capsys, asked, first):
-    words = f"gradients --parameters {EIGHT} {asked} --curve one.jsonl"
-    assert main(words.split()) == 0
+    arguments = f"gradients --parameters {EIGHT} {asked} --curve one.jsonl"
+    assert main(arguments.split()) == 0
     assert capsys.readouterr().out.startswith(f"proposal: {first}")
 
 
@@ -206,16 +204,16 @@ def test_proposals(folder, capsys, asked, first):
 )  # fmt: skip
 def test_errors(folder, capsys, asked, text):
     assert main(["gradients", *asked.split()]) in (2, 3)
-    stated = capsys.readouterr()
-    assert stated.out == "" and stated.err.count("\n") == 1
-    assert stated.err.startswith("torchcoll: error: ") and text in stated.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1
+    assert output.err.startswith("torchcoll: error: ") and text in output.err
 
 
 def test_a_folder_of_captured_files(folder, capsys):
     whole = traffic([[(8, 5)]] * 3)
     for rank in range(2):
-        part = dataclasses.replace(whole, calls={rank: whole.calls[rank]}, steps={})
-        part.save(folder / "sent" / f"traffic-rank{rank}.jsonl")
+        rank_traffic = dataclasses.replace(whole, calls={rank: whole.calls[rank]}, steps={})
+        rank_traffic.save(folder / "sent" / f"traffic-rank{rank}.jsonl")
     assert main(["gradients", "sent", "--format", "csv", "--curve", "runs/0.jsonl"]) == 0
     assert "as sent" in capsys.readouterr().out
     assert main(["gradients", "sent"]) == 2  # without a curve
@@ -242,8 +240,8 @@ def sharded(in_tmp_path):
     for number, slower in enumerate((1, 1.1, 0.9)):
         gathers = curve(line(slower), collective="all_gather", op=None)
         reduces = curve(line(2 * slower), collective="reduce_scatter")
-        both = run(*gathers.results, *reduces.results)
-        torchcoll.save(both, in_tmp_path / f"{number}.jsonl")
+        combined = run(*gathers.results, *reduces.results)
+        torchcoll.save(combined, in_tmp_path / f"{number}.jsonl")
     (in_tmp_path / "sharded_model.py").write_text(SHARDED_MODEL)
     return in_tmp_path
 
@@ -282,10 +280,10 @@ def test_the_table_of_shards(sharded, capsys):
 def test_json_of_shards(sharded, capsys):
     command = [*SHARDED, "--reshard", "false", "--together", "1,3", "--format", "json"]
     assert main([*command, "--curve", "0.jsonl", "--backward-ms", "6"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["choice"] for row in found["rows"]] == ["3 units, kept", "1 unit of 3, kept"]
-    assert found["best"] == "3 units, kept"
-    assert found["curves"][0]["measured"]["collective"] == "all_gather"
+    document = json.loads(capsys.readouterr().out)
+    assert [row["choice"] for row in document["rows"]] == ["3 units, kept", "1 unit of 3, kept"]
+    assert document["best"] == "3 units, kept"
+    assert document["curves"][0]["measured"]["collective"] == "all_gather"
 
 
 @pytest.mark.parametrize(

@@ -38,21 +38,21 @@ CASES = [
 def real(model, cap, unused):
     """DDP's own account of its buckets, and what was sent in its first and in its third step."""
     torch.manual_seed(0)
-    made = MODELS[model]()
-    names = [name for name, p in made.named_parameters() if p.requires_grad]
+    network = MODELS[model]()
+    names = [name for name, p in network.named_parameters() if p.requires_grad]
     caps = CAPS[cap]
     how = {"bucket_cap_mb_list" if isinstance(caps, list) else "bucket_cap_mb": caps}
-    ddp = DistributedDataParallel(made, find_unused_parameters=unused, **how)
+    ddp = DistributedDataParallel(network, find_unused_parameters=unused, **how)
     sent = []
     for _ in range(3):
         with Watch() as watch:
             step(ddp)
         sent.append([call for call in watch.sent if call[0] == "allreduce_"])
-    stated = ddp._get_ddp_logging_data()
-    members = stated.get("rebuilt_per_bucket_param_indices")
+    text = ddp._get_ddp_logging_data()
+    members = text.get("rebuilt_per_bucket_param_indices")
     return {
-        "sizes": stated["bucket_sizes"],
-        "rebuilt": stated.get("rebuilt_bucket_sizes"),
+        "sizes": text["bucket_sizes"],
+        "rebuilt": text.get("rebuilt_bucket_sizes"),
         "members": members
         and [[names[int(i)] for i in bucket.split()] for bucket in members.split(",")],
         "first": sent[0],
@@ -61,7 +61,7 @@ def real(model, cap, unused):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def outcomes(tmp_path_factory):
     """Of every case on 2 ranks."""
     cases = {f"{case}": lambda case=case: real(*case) for case in CASES}
     return on_ranks(tmp_path_factory.mktemp("ddp"), 2, cases)
@@ -89,9 +89,9 @@ def check(plan, ddp, find_unused, ranks=2):
 
 
 @pytest.mark.parametrize(("model", "cap", "find_unused"), CASES)
-def test_the_plan_is_what_ddp_sends(found, model, cap, find_unused):
+def test_the_plan_is_what_ddp_sends(outcomes, model, cap, find_unused):
     plan = gradient_buckets(MODELS[model](), CAPS[cap], step, find_unused)
-    check(plan, found[f"{(model, cap, find_unused)}"], find_unused)
+    check(plan, outcomes[f"{(model, cap, find_unused)}"], find_unused)
     assert plan.order == ("registered" if find_unused else "from step")
 
 

@@ -92,9 +92,9 @@ def test_csv_has_every_bucket():
 
 
 def test_json():
-    thing = json.loads(printed(PLAN, format="json", model="a:b"))
-    assert (thing["schema"], thing["model"]) == ("torchcoll-buckets/1", "a:b")
-    (plan,) = thing["plans"]
+    document = json.loads(printed(PLAN, format="json", model="a:b"))
+    assert (document["schema"], document["model"]) == ("torchcoll-buckets/1", "a:b")
+    (plan,) = document["plans"]
     assert plan["buckets"][0] == {
         "size_bytes": 1000,
         "dtype": "float32",

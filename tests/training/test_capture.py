@@ -57,11 +57,11 @@ def reduce(count=1):
 def nested():
     with capture() as traffic:
         reduce()
-        inner = refused()
+        calls_inside = refused()
         reduce()
     with capture():  # the one before is over
         pass
-    return inner, len(traffic.calls[0])
+    return calls_inside, len(traffic.calls[0])
 
 
 def paths():
@@ -88,16 +88,16 @@ def no_path():
 def ours():
     """Whether a kernel stands above those of the backends: before, in and after a capture."""
 
-    def there():
+    def call_site():
         return torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
 
-    found = [there()]
+    result = [call_site()]
     with capture():
-        found.append(there())
-    found.append(there())
+        result.append(call_site())
+    result.append(call_site())
     with pytest.raises(OfTheBody), capture():
         raise OfTheBody
-    return [*found, there()]
+    return [*result, call_site()]
 
 
 class OfTheBody(Exception):
@@ -201,8 +201,8 @@ def unknown_group():
     library.define("torchcoll_odd(Tensor x, str group_name) -> Tensor")
     library.impl("torchcoll_odd", lambda x, group_name: x + 1, "CPU")
     with capture() as traffic:
-        found = torch.ops.c10d.torchcoll_odd(torch.ones(1), "nobody")
-    return found.item(), len(traffic.calls[0]), traffic.notes
+        result = torch.ops.c10d.torchcoll_odd(torch.ones(1), "nobody")
+    return result.item(), len(traffic.calls[0]), traffic.notes
 
 
 def unreadable():
@@ -244,11 +244,11 @@ def test_nested(alone):
 
 def test_paths_that_are_no_folder(alone):
     folder = expecting("a folder: each rank writes its own file")
-    made = expecting("a folder that can be made (Not a directory)")
+    text = expecting("a folder that can be made (Not a directory)")
     assert alone["paths"] == [
         error_text("path", f"HERE/step.jsonl, {folder}"),
         error_text("path", f"HERE/file, {folder}"),
-        error_text("path", f"HERE/file/below, {made}"),
+        error_text("path", f"HERE/file/below, {text}"),
         error_text("path", f"'', {folder}"),
         error_text("path", f"5, {folder}"),
     ]
@@ -302,10 +302,10 @@ def test_a_call_that_fails_is_none(alone):
 
 
 def test_what_cannot_be_read_is_counted_and_disturbs_nothing(alone):
-    stated = "1 calls of c10d::torchcoll_odd are missing: their process group is not known"
-    assert alone["unknown_group"] == [2, 0, [stated]]
-    stated = "1 calls of c10d::allreduce_ are missing: they could not be read (TypeError)"
-    assert alone["unreadable"] == [1, 0, [stated]]
+    text = "1 calls of c10d::torchcoll_odd are missing: their process group is not known"
+    assert alone["unknown_group"] == [2, 0, [text]]
+    text = "1 calls of c10d::allreduce_ are missing: they could not be read (TypeError)"
+    assert alone["unreadable"] == [1, 0, [text]]
 
 
 # -- several ranks -----------------------------------------------------------------------------
@@ -379,11 +379,11 @@ def test_a_restarted_job_writes_beside_its_first_capture(tmp_path, capsys):
     assert (into / "traffic-rank0.jsonl").read_bytes() == before
 
     first = Traffic.load(into / "traffic-rank0.jsonl")
-    for found in (Traffic.load(into), read_traffic([into])):
-        assert {rank: own[0].bytes_in for rank, own in found.calls.items()} == {0: 8, 1: 8}
-        begun = found.environment["capture"].split(" ")[0]
+    for recorded in (Traffic.load(into), read_traffic([into])):
+        assert {rank: calls[0].bytes_in for rank, calls in recorded.calls.items()} == {0: 8, 1: 8}
+        begun = recorded.environment["capture"].split(" ")[0]
         note = f"{into} holds 2 captures: this is the last, begun {begun}; left out: "
-        assert f"{note}traffic-rank0.jsonl, traffic-rank1.jsonl" in found.notes
+        assert f"{note}traffic-rank0.jsonl, traffic-rank1.jsonl" in recorded.notes
         assert begun > first.environment["capture"].split(" ")[0]
     assert torchcoll_command(["trace", str(into)]) == 0
     assert "left out: traffic-rank0.jsonl, " in " ".join(capsys.readouterr().out.split())
@@ -425,20 +425,22 @@ def test_a_group_made_again_under_its_name_with_other_members(tmp_path):
         assert job.codes() == [0, 0, 0], job.text(0)
     finally:
         job.kill()
-    found = Traffic.load(tmp_path / "traffic")
+    recorded = Traffic.load(tmp_path / "traffic")
     sent = {
         rank: [
-            (call.bytes_in, found.groups[call.group].ranks, call.sequence)
-            for call in own
+            (call.bytes_in, recorded.groups[call.group].ranks, call.sequence)
+            for call in calls
             if call.collective == "all_reduce"
         ]
-        for rank, own in found.calls.items()
+        for rank, calls in recorded.calls.items()
     }
     assert sent == {
         0: [(4, (0, 1), 0), (8, (0, 2), 0), (12, (0, 1), 1)],
         1: [(4, (0, 1), 0), (12, (0, 1), 1)],
         2: [(8, (0, 2), 0)],
     }
-    names = [call.group for call in found.calls[0] if call.collective == "all_reduce"]
+    names = [call.group for call in recorded.calls[0] if call.collective == "all_reduce"]
     assert names[1] == f"{names[0]}@2" and names[2] == names[0]
-    assert [call.group for call in found.calls[2] if call.collective == "all_reduce"] == names[1:2]
+    assert [call.group for call in recorded.calls[2] if call.collective == "all_reduce"] == names[
+        1:2
+    ]

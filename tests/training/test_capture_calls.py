@@ -66,8 +66,8 @@ def message():
 
 
 def both_ways():
-    other = 1 - rank()
-    pair = [dist.P2POp(dist.isend, ones(2), other), dist.P2POp(dist.irecv, torch.empty(2), other)]
+    peer = 1 - rank()
+    pair = [dist.P2POp(dist.isend, ones(2), peer), dist.P2POp(dist.irecv, torch.empty(2), peer)]
     for work in dist.batch_isend_irecv(pair):
         work.wait()
 
@@ -293,7 +293,7 @@ if OLD:  # gloo of torch 2.6 has neither
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def outcomes(tmp_path_factory):
     """The traffic of each, and that of all in one capture, from the files of 2 ranks."""
     folder = tmp_path_factory.mktemp("calls")
 
@@ -332,8 +332,8 @@ def expected(name, rank):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_recorded_once_with_its_bytes(found, name):
-    traffic = found[name]
+def test_recorded_once_with_its_bytes(outcomes, name):
+    traffic = outcomes[name]
     assert (traffic.source, traffic.ranks, traffic.problems) == ("capture", 2, [])
     for r in (0, 1):
         assert recorded(traffic, r) == expected(name, r)
@@ -341,9 +341,9 @@ def test_recorded_once_with_its_bytes(found, name):
     assert traffic.groups["0"] == Group("0", (0, 1), "gloo", "default_pg")
 
 
-def test_numbers_are_those_of_the_other_ranks(found):
+def test_numbers_are_those_of_the_other_ranks(outcomes):
     """The n-th collective of a group is the n-th on every rank; messages count for each peer."""
-    calls = found["everything"].calls
+    calls = outcomes["everything"].calls
     alone = {r: [c for c in calls[r] if not c.point_to_point] for r in (0, 1)}
     for r in (0, 1):
         assert [c.sequence for c in alone[r]] == list(range(len(alone[r])))
@@ -354,11 +354,11 @@ def test_numbers_are_those_of_the_other_ranks(found):
     assert [c.sequence for c in calls[0] if c.collective == "recv"] == [0]
 
 
-def test_durations(found):
+def test_durations(outcomes):
     """Of every call; those that end with the program's wait are counted in a note."""
     for name in CALLS:
         for r in (0, 1):
-            calls = found[name].calls[r]
+            calls = outcomes[name].calls[r]
             without = [c.collective for c in calls if c.time_ns is None]
             if name == "unknown":
                 assert without == ["c10d::torchcoll_test"]
@@ -374,7 +374,7 @@ def test_durations(found):
             f"2 calls of {what} end when the program has waited for them: gloo does not tell "
             "whether they ended before"
         )
-        assert note in found["message"].notes
+        assert note in outcomes["message"].notes
 
 
 def test_messages_end_with_the_wait_for_them(tmp_path):
@@ -422,9 +422,9 @@ def test_torch_is_left_as_it_was(tmp_path):
     on_ranks(tmp_path, 1, {"it": case})
 
 
-def test_what_could_not_be_seen_is_said(found):
+def test_what_could_not_be_seen_is_said(outcomes):
     """Each call is one of both ranks."""
-    assert found["all_reduce"].notes == (
+    assert outcomes["all_reduce"].notes == (
         [
             f"2 reductions: torch {torch.__version__} does not tell which (sum, max, ...)",
             LATE.format(2),
@@ -432,11 +432,11 @@ def test_what_could_not_be_seen_is_said(found):
         if OLD
         else []
     )
-    assert found["asynchronous"].notes[-1] == LATE.format(2)
+    assert outcomes["asynchronous"].notes[-1] == LATE.format(2)
     assert (
         "2 calls of c10d::torchcoll_test, which torchcoll does not know: their bytes are those of "
         "its tensors"
-    ) in found["unknown"].notes
+    ) in outcomes["unknown"].notes
 
 
 # -- groups ------------------------------------------------------------------------------------
@@ -447,16 +447,16 @@ def test_three_groups(tmp_path):
 
     def case():
         even, odd = dist.new_group([2, 0]), dist.new_group([1, 3], group_desc="odd ones")
-        own = odd if rank() % 2 else even
+        group = odd if rank() % 2 else even
         dist.barrier()
         with capture("ours"):
             dist.all_reduce(ones(2))
-            dist.broadcast(ones(3), 2 + rank() % 2, group=own)
+            dist.broadcast(ones(3), 2 + rank() % 2, group=group)
             if rank() < 2:
-                dist.send(ones(4), rank() + 2, group=own)
+                dist.send(ones(4), rank() + 2, group=group)
             else:
-                dist.recv(torch.empty(4), group=own)
-            dist.all_gather_into_tensor(torch.empty(10), ones(5), group=own)
+                dist.recv(torch.empty(4), group=group)
+            dist.all_gather_into_tensor(torch.empty(10), ones(5), group=group)
             dist.all_reduce(ones(1))
 
     on_ranks(tmp_path, 4, {"it": case})
@@ -465,13 +465,13 @@ def test_three_groups(tmp_path):
     assert set(names) == {(0, 1, 2, 3), (0, 2), (1, 3)}
     assert traffic.groups[names[1, 3]].description == "odd ones"
     for r, calls in traffic.calls.items():
-        own = names[(1, 3) if r % 2 else (0, 2)]
+        group_name = names[(1, 3) if r % 2 else (0, 2)]
         world = names[0, 1, 2, 3]
         assert [(c.collective, c.group, c.sequence) for c in calls] == [
             ("all_reduce", world, 0),
-            ("broadcast", own, 0),
-            ("send" if r < 2 else "recv", own, 0),
-            ("all_gather", own, 1),
+            ("broadcast", group_name, 0),
+            ("send" if r < 2 else "recv", group_name, 0),
+            ("all_gather", group_name, 1),
             ("all_reduce", world, 1),
         ]
         assert [c.root for c in calls] == [None, 2 + r % 2, None, None, None]
@@ -491,28 +491,28 @@ def decoded(name, *arguments):
 
 
 def test_lists_of_uneven_tensors():
-    found = decoded("alltoall_", [ones(1), ones(5)], [ones(2), ones(3)], None)
-    assert (found["collective"], found["splits"]) == ("all_to_all_v", (8, 12))
-    assert (found["bytes_in"], found["bytes_out"]) == (20, 24)
+    outcomes = decoded("alltoall_", [ones(1), ones(5)], [ones(2), ones(3)], None)
+    assert (outcomes["collective"], outcomes["splits"]) == ("all_to_all_v", (8, 12))
+    assert (outcomes["bytes_in"], outcomes["bytes_out"]) == (20, 24)
 
 
 def test_several_dtypes_in_one_call():
-    found = decoded("reduce_scatter_tensor_coalesced_", [ones(1)] * 2, [ones(2), ones(2).half()])
-    assert (found["bytes_in"], found["bytes_out"], found["dtype"]) == (12, 8, None)
-    assert found["tensors"] == 2
+    outcomes = decoded("reduce_scatter_tensor_coalesced_", [ones(1)] * 2, [ones(2), ones(2).half()])
+    assert (outcomes["bytes_in"], outcomes["bytes_out"], outcomes["dtype"]) == (12, 8, None)
+    assert outcomes["tensors"] == 2
 
 
 @pytest.mark.skipif(not hasattr(OPS, "gather_into_tensor_"), reason="this torch has none")
 def test_gather_into_one_tensor():
-    found = decoded("gather_into_tensor_", ones(8), ones(4), None, 1)
-    assert (found["collective"], found["root"]) == ("gather", 1)
-    assert (found["bytes_in"], found["bytes_out"]) == (16, 32)
+    outcomes = decoded("gather_into_tensor_", ones(8), ones(4), None, 1)
+    assert (outcomes["collective"], outcomes["root"]) == ("gather", 1)
+    assert (outcomes["bytes_in"], outcomes["bytes_out"]) == (16, 32)
 
 
 def test_every_operator_of_this_torch_is_known():
     """A new one is recorded under torch's name; its place is in the table."""
-    known = (n for n in torch._C._dispatch_get_all_op_names() if n != "c10d::torchcoll_test")
-    names = [n for n in known if n.startswith("c10d::")]
+    operators = (n for n in torch._C._dispatch_get_all_op_names() if n != "c10d::torchcoll_test")
+    names = [n for n in operators if n.startswith("c10d::")]
     schemas = [Schema.of(getattr(OPS, name.removeprefix("c10d::")).default) for name in names]
     assert len(schemas) >= 20
     ours = {schema.name for schema in schemas if schema.communicates}

@@ -78,13 +78,13 @@ def removed_while_sampled():
 
 
 def ended_by():
-    found = []
+    collected = []
     for number, error in enumerate((ValueError("x"), SystemExit(0), KeyboardInterrupt())):
         with pytest.raises(type(error)), torchcoll.capture(f"ended{number}") as traffic:
             steps(traffic, 2)
             raise error
-        found.append(traffic.end)
-    return found
+        collected.append(traffic.end)
+    return collected
 
 
 def forked():
@@ -233,9 +233,9 @@ def test_memory_is_bounded_and_the_file_has_all(alone):
     assert sizes == [(k + 1, k // 3) for k in range(21)]
     assert (len(traffic.steps[0]), traffic.problems) == (7, [])
     assert not any("memory keeps" in text for text in traffic.notes)
-    found = Traffic.load(alone["folder"] / "unmarked")
-    assert [call.step for call in found.calls[0]] == [None] * 12
-    assert found.steps == {}
+    recorded = Traffic.load(alone["folder"] / "unmarked")
+    assert [call.step for call in recorded.calls[0]] == [None] * 12
+    assert recorded.steps == {}
 
 
 def test_what_was_learned_after_the_header(alone):
@@ -329,9 +329,9 @@ def test_a_call_that_never_ends_does_not_hold_up_the_others(tmp_path):
         assert job.codes() == [0, 0], job.text(0)
     finally:
         job.kill()
-    found = Traffic.load(tmp_path / "open")
-    first = found.calls[0][0]
+    recorded = Traffic.load(tmp_path / "open")
+    first = recorded.calls[0][0]
     assert (first.bytes_in, first.time_ns) == (8, None)
-    assert len(found.calls[0]) == len(found.calls[1]) == 51 + recorded_calls.BATCH
+    assert len(recorded.calls[0]) == len(recorded.calls[1]) == 51 + recorded_calls.BATCH
     note = "1 calls have no duration: 20000 calls after them they had not ended"
-    assert note in found.notes
+    assert note in recorded.notes

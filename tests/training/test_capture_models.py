@@ -73,8 +73,10 @@ WRAP = {"mlp": nn.Linear, "transformer": Block, "partial": "last"}
 def train_fsdp(name):
     model, wrap = MODELS[name](), WRAP[name]
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for own, module in model.named_modules():
-        if own and (own == wrap if isinstance(wrap, str) else isinstance(module, wrap)):
+    for module_name, module in model.named_modules():
+        if module_name and (
+            module_name == wrap if isinstance(wrap, str) else isinstance(module, wrap)
+        ):
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
     with capture(f"fsdp {name}") as traffic:
@@ -84,8 +86,8 @@ def train_fsdp(name):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    found = {}
+def outcomes(tmp_path_factory):
+    outcomes = {}
     for ranks in (2, 4):
         folder = tmp_path_factory.mktemp(f"on{ranks}")
         names = [name for name in MODELS if ranks == 2 or name == "mlp"]
@@ -94,8 +96,8 @@ def found(tmp_path_factory):
             cases |= {f"fsdp {name}": lambda n=name: train_fsdp(n) for name in names}
         on_ranks(folder, ranks, cases)
         for name in cases:
-            found[(*name.split(), ranks)] = Traffic.load(folder / name)
-    return found
+            outcomes[(*name.split(), ranks)] = Traffic.load(folder / name)
+    return outcomes
 
 
 def sent(traffic, rank, step, key):
@@ -108,8 +110,8 @@ def sent(traffic, rank, step, key):
 
 
 @pytest.mark.parametrize(("name", "ranks"), [*((name, 2) for name in DDP), ("mlp", 4)])
-def test_ddp_sends_its_parameters(found, name, ranks):
-    traffic = found["ddp", name, ranks]
+def test_ddp_sends_its_parameters(outcomes, name, ranks):
+    traffic = outcomes["ddp", name, ranks]
     assert sorted(traffic.calls) == sorted(traffic.steps) == list(range(ranks))
     for rank, calls in traffic.calls.items():
         assert [len(traffic.steps[rank]), {c.step for c in calls}] == [STEPS, set(range(STEPS))]
@@ -125,8 +127,8 @@ def test_ddp_sends_its_parameters(found, name, ranks):
 
 @pytest.mark.skipif(not FSDP_ON_CPU, reason="this FSDP2 does not run on cpu")
 @pytest.mark.parametrize(("name", "ranks"), FSDP)
-def test_fsdp_sends_its_parameters(found, name, ranks):
-    traffic = found["fsdp", name, ranks]
+def test_fsdp_sends_its_parameters(outcomes, name, ranks):
+    traffic = outcomes["fsdp", name, ranks]
     for rank, calls in traffic.calls.items():
         for number in range(STEPS):
             assert sent(traffic, rank, number, lambda c: c.collective) == FSDP[name, ranks]

@@ -53,8 +53,8 @@ def late(delay_ms: int, ranks: int = 2, calls: int = 4, last: int = 1) -> Traffi
 @pytest.mark.parametrize("delay_ms", [0, 5, 50])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_a_late_rank_is_wait_and_no_contention(delay_ms, ranks):
-    found = torchcoll.cost(late(delay_ms, ranks), measured(ALONE, ranks=ranks, ns=3 * MS))
-    (row,) = found.rows
+    costs = torchcoll.cost(late(delay_ms, ranks), measured(ALONE, ranks=ranks, ns=3 * MS))
+    (row,) = costs.rows
     assert (row.collective, row.size_bytes, row.calls, row.group_ranks) == (
         "all_reduce",
         MIB,
@@ -87,33 +87,35 @@ def test_what_a_transfer_has_more_than_alone_is_contention():
 def test_contention_below_the_error_of_a_late_end_is_a_bound(
     fields, source, alone_ms, late_ms, bound
 ):
-    made = call(**({"time_ns": 3 * MS} | fields))
-    found = dataclasses.replace(traffic(lambda rank: [made]), source=source)
-    result = torchcoll.cost(found, measured(ALONE, ns=alone_ms * MS, clock=made.clock))
+    traced_call = call(**({"time_ns": 3 * MS} | fields))
+    recorded = dataclasses.replace(traffic(lambda rank: [traced_call]), source=source)
+    result = torchcoll.cost(recorded, measured(ALONE, ns=alone_ms * MS, clock=traced_call.clock))
     (row,) = result.rows
-    assert row.contention_ns == made.time_ns - alone_ms * MS
+    assert row.contention_ns == traced_call.time_ns - alone_ms * MS
     assert (row.late_ns, row.bound) == (late_ms * MS, bound)
-    said = "2 of 2 calls end when Python hears of it, up to 5 ms late: in place and transfer may be"
-    assert any(note.startswith(said) for note in result.notes) == bool(late_ms)
+    message = (
+        "2 of 2 calls end when Python hears of it, up to 5 ms late: in place and transfer may be"
+    )
+    assert any(note.startswith(message) for note in result.notes) == bool(late_ms)
 
 
 def test_an_end_after_the_mark_of_its_step_is_cut_there():
     # Rank 1 hears 2 ms after the mark of what it issued 6 ms before it: 6 ms, not 8; and rank 0
     # took 7, so that 6 are the transfer and 1 the wait.
-    def own(rank):
+    def calls_of(rank):
         start = (100 - 6 * rank) * MS - (1 - rank) * 7 * MS
         yield call(step=0, start_ns=start, time_ns=(7 + rank) * MS)
 
-    found = torchcoll.cost(traffic(own, steps=1), measured(ALONE))
-    (row,) = found.rows
+    costs = torchcoll.cost(traffic(calls_of, steps=1), measured(ALONE))
+    (row,) = costs.rows
     assert (row.in_place_ns, row.wait_ns, row.transfer_ns) == (7 * MS, MS, 6 * MS)
-    assert any(note.startswith("1 of 2 calls were heard of up to 5 ms") for note in found.notes)
+    assert any(note.startswith("1 of 2 calls were heard of up to 5 ms") for note in costs.notes)
 
 
 def over_marks(took_ms: int, until_mark_ms: int, more: int = 0) -> Traffic:
     """Four steps with a call that ends after the mark, and one of ``more`` ms that does not."""
 
-    def own(rank):
+    def calls_of(rank):
         for step in range(4):
             start_ns = (step * 100 + 100 - until_mark_ms) * MS
             yield call(step=step, start_ns=start_ns, time_ns=took_ms * MS, sequence=2 * step)
@@ -121,15 +123,15 @@ def over_marks(took_ms: int, until_mark_ms: int, more: int = 0) -> Traffic:
                 start_ns = (step * 100 + 10) * MS
                 yield call(step=step, start_ns=start_ns, time_ns=more * MS, sequence=2 * step + 1)
 
-    return traffic(own, steps=4)
+    return traffic(calls_of, steps=4)
 
 
 def test_a_call_in_flight_over_the_mark_of_its_step_is_not_cut():
     # 4 ms alone and in place: its step ends 2 ms after its issue, and it goes on.
-    found = torchcoll.cost(over_marks(4, 2), measured(ALONE, ns=4 * MS))
-    (row,) = found.rows
+    costs = torchcoll.cost(over_marks(4, 2), measured(ALONE, ns=4 * MS))
+    (row,) = costs.rows
     assert (row.in_place_ns, row.transfer_ns, row.contention_ns) == (4 * MS, 4 * MS, 0)
-    assert not any("cut" in note for note in found.notes)
+    assert not any("cut" in note for note in costs.notes)
     # The same where only others of its kind tell how long it takes.
     row = only(over_marks(4, 2, more=3), measured(changed(size_bytes=8)))
     assert row.in_place_ns == 3.5 * MS
@@ -137,16 +139,16 @@ def test_a_call_in_flight_over_the_mark_of_its_step_is_not_cut():
 
 def test_no_contention_below_0_from_a_cut_call():
     # One that took 1 ms in the training lets the others be cut to 2 ms, less than the 3 alone.
-    found = torchcoll.cost(over_marks(4, 2, more=1), measured(ALONE, ns=3 * MS))
-    (row,) = found.rows
+    costs = torchcoll.cost(over_marks(4, 2, more=1), measured(ALONE, ns=3 * MS))
+    (row,) = costs.rows
     assert (row.transfer_ns, row.contention_ns) == (1.5 * MS, None)
     assert row.reason == "shorter than alone, with calls cut at the mark of their step"
 
 
 def test_the_steady_steps_of_ddp():
     case = dataclasses.replace(ALONE, size_bytes=25 * MIB, asynchronous=True)
-    found = torchcoll.cost(traffic(ddp, steps=4), measured(case, ns=6 * MS))
-    first, second, third = found.rows
+    costs = torchcoll.cost(traffic(ddp, steps=4), measured(case, ns=6 * MS))
+    first, second, third = costs.rows
     assert (first.size_bytes, first.calls, first.asynchronous) == (25 * MIB, 9, True)
     assert (first.in_place_ns, first.wait_ns, first.transfer_ns) == (12 * MS, 5 * MS, 7 * MS)
     assert (first.isolated_as, first.contention_ns) == (
@@ -156,7 +158,7 @@ def test_the_steady_steps_of_ddp():
     assert (second.size_bytes, second.isolated_ns, second.contention_ns) == (9 * MIB, None, None)
     assert second.reason == "not measured at 9M"
     assert (third.collective, third.size_bytes, third.wait_ns) == ("broadcast", 8, None)
-    assert found.notes[0].startswith("left out: step 0 of 4")
+    assert costs.notes[0].startswith("left out: step 0 of 4")
 
 
 def test_calls_that_queue_say_so():
@@ -164,9 +166,9 @@ def test_calls_that_queue_say_so():
 
     Rank 1's take 7 ms. Of the 18 calls of 25 MiB two of three queue on rank 0.
     """
-    found = torchcoll.cost(traffic(ddp, steps=4), measured(ALONE))
-    assert [row.queued for row in found.rows] == [6 / 18, 3 / 6, 0]
-    assert any(note.startswith("queued: calls issued while an earlier one") for note in found.notes)
+    costs = torchcoll.cost(traffic(ddp, steps=4), measured(ALONE))
+    assert [row.queued for row in costs.rows] == [6 / 18, 3 / 6, 0]
+    assert any(note.startswith("queued: calls issued while an earlier one") for note in costs.notes)
 
 
 def test_a_call_that_begins_at_the_end_of_another_does_not_queue():
@@ -178,42 +180,44 @@ def test_a_call_that_begins_at_the_end_of_another_does_not_queue():
 def test_queuing_is_unknown_where_stamps_are():
     stamped = call(time_ns=MS, start_ns=0)
     for changed in ({"start_ns": None}, {"time_ns": None}, {"clock": "device"}):
-        one = dataclasses.replace(stamped, **changed)
-        (row,) = torchcoll.cost(traffic(lambda rank, one=one: [one]), measured(ALONE)).rows
+        changed_call = dataclasses.replace(stamped, **changed)
+        (row,) = torchcoll.cost(
+            traffic(lambda rank, changed_call=changed_call: [changed_call]), measured(ALONE)
+        ).rows
         assert row.queued is None
 
 
 def test_who_came_last():
-    found = torchcoll.cost(late(5, ranks=4, calls=10, last=2), measured(ALONE, ranks=4))
+    costs = torchcoll.cost(late(5, ranks=4, calls=10, last=2), measured(ALONE, ranks=4))
     never = [LateRank(rank, 10, 0, 0.0, 0.25, None) for rank in (0, 1, 3)]
-    assert found.late == [*never[:2], LateRank(2, 10, 10, 1.0, 0.25, 5 * MS), never[2]]
-    assert found.ties == 0
+    assert costs.late == [*never[:2], LateRank(2, 10, 10, 1.0, 0.25, 5 * MS), never[2]]
+    assert costs.ties == 0
 
 
 def test_nobody_is_last_by_less_than_the_error_of_a_late_end():
     # 4 ms apart: of asynchronous calls either may have been first.
     for asynchronous, last in ((True, 0), (False, 1)):
-        found = torchcoll.cost(
+        costs = torchcoll.cost(
             traffic(
                 lambda rank, a=asynchronous: [call(time_ns=(7 - 4 * rank) * MS, asynchronous=a)]
             ),
             measured(ALONE),
         )
-        assert (found.late[1].last, found.ties) == (last, 1 - last)
+        assert (costs.late[1].last, costs.ties) == (last, 1 - last)
 
 
 def test_a_tie_is_nobodys():
     times = {0: (3, 4), 1: (3, 9)}
-    found = torchcoll.cost(
+    costs = torchcoll.cost(
         traffic(lambda rank: [call(sequence=i, time_ns=t * MS) for i, t in enumerate(times[rank])]),
         measured(ALONE),
     )
-    assert found.ties == 1
-    assert found.late == [LateRank(0, 2, 1, 0.5, 0.5, 5 * MS), LateRank(1, 2, 0, 0.0, 0.5, None)]
+    assert costs.ties == 1
+    assert costs.late == [LateRank(0, 2, 1, 0.5, 0.5, 5 * MS), LateRank(1, 2, 0, 0.0, 0.5, None)]
 
 
-def only(found: Traffic, run: Run):
-    (row,) = torchcoll.cost(found, run).rows
+def only(recorded: Traffic, run: Run):
+    (row,) = torchcoll.cost(recorded, run).rows
     return row
 
 
@@ -228,7 +232,7 @@ def test_one_rank_alone_tells_no_wait():
 
 
 @pytest.mark.parametrize(
-    ("made", "groups", "reason"),
+    ("traced_call", "groups", "reason"),
     [
         (
             call("broadcast", root=0, time_ns=MS),
@@ -250,13 +254,13 @@ def test_one_rank_alone_tells_no_wait():
         (call(), None, "no time"),
     ],
 )
-def test_what_cannot_be_split_says_why(made, groups, reason):
+def test_what_cannot_be_split_says_why(traced_call, groups, reason):
     ranks = 1 if reason == "a group of one rank" else 2
-    found = traffic(lambda rank: [made], ranks=ranks, groups=groups)
-    row = torchcoll.cost(found, measured(ALONE)).rows[0]
+    recorded = traffic(lambda rank: [traced_call], ranks=ranks, groups=groups)
+    row = torchcoll.cost(recorded, measured(ALONE)).rows[0]
     assert split(row) == (None, None, None)
     assert row.reason.split("; ")[0] == reason
-    assert torchcoll.cost(found, measured(ALONE)).late == []
+    assert torchcoll.cost(recorded, measured(ALONE)).late == []
 
 
 def changed(**fields) -> Case:
@@ -281,8 +285,8 @@ def changed(**fields) -> Case:
     ],
 )
 def test_what_was_not_measured_says_why(run, reason):
-    found = traffic(lambda rank: [call(time_ns=3 * MS, op="sum")])
-    row = only(found, run)
+    recorded = traffic(lambda rank: [call(time_ns=3 * MS, op="sum")])
+    row = only(recorded, run)
     assert (row.isolated_ns, row.contention_ns, row.reason) == (None, None, reason)
     assert (row.wait_ns, row.transfer_ns) == (0, 3 * MS)
 
@@ -294,45 +298,48 @@ def test_the_clocks_must_be_the_same():
 
 
 def test_the_trainings_clock_is_read_where_the_run_has_it():
-    both = {"host": [[9 * MS] * 3] * 2, "device": [[2 * MS] * 3] * 2}
-    found = traffic(lambda rank: [call(time_ns=3 * MS, clock="device")])
-    assert only(found, measured(ALONE, time_ns=both)).contention_ns == MS
-    assert only(late(0), measured(ALONE, time_ns=both)).contention_ns == -6 * MS
+    combined = {"host": [[9 * MS] * 3] * 2, "device": [[2 * MS] * 3] * 2}
+    recorded = traffic(lambda rank: [call(time_ns=3 * MS, clock="device")])
+    assert only(recorded, measured(ALONE, time_ns=combined)).contention_ns == MS
+    assert only(late(0), measured(ALONE, time_ns=combined)).contention_ns == -6 * MS
 
 
 def test_async_or_not_as_in_the_training():
     run = measured(changed(asynchronous=True), ns=MS)
     run.results += measured(ALONE).results
     for asynchronous, alone in ((True, MS), (False, 2 * MS), (None, 2 * MS)):
-        one = call(time_ns=3 * MS, asynchronous=asynchronous)
-        assert only(traffic(lambda rank, one=one: [one]), run).isolated_ns == alone
+        changed_call = call(time_ns=3 * MS, asynchronous=asynchronous)
+        assert (
+            only(traffic(lambda rank, changed_call=changed_call: [changed_call]), run).isolated_ns
+            == alone
+        )
 
 
 def test_sizes_are_those_of_nccl_tests():
     """What all_gather gets and reduce_scatter gives is their size."""
 
-    def own(rank):
+    def calls_of(rank):
         yield call("all_gather", MIB // 2, bytes_out=MIB, time_ns=3 * MS)
         yield call("reduce_scatter", MIB, bytes_out=MIB // 2, time_ns=3 * MS, sequence=1)
 
     cases = [changed(collective=name) for name in ("all_gather", "reduce_scatter")]
-    found = torchcoll.cost(traffic(own), measured(*cases))
-    assert [(row.size_bytes, row.contention_ns) for row in found.rows] == [(MIB, MS), (MIB, MS)]
+    costs = torchcoll.cost(traffic(calls_of), measured(*cases))
+    assert [(row.size_bytes, row.contention_ns) for row in costs.rows] == [(MIB, MS), (MIB, MS)]
 
 
 def test_all_to_all_v_has_no_one_size():
-    found = traffic(lambda rank: [call("all_to_all_v", 100 + rank, time_ns=(1 + rank) * MS)])
-    row = only(found, measured(ALONE))
+    recorded = traffic(lambda rank: [call("all_to_all_v", 100 + rank, time_ns=(1 + rank) * MS)])
+    row = only(recorded, measured(ALONE))
     assert (row.size_bytes, row.wait_ns, row.transfer_ns) == (None, MS, MS)
     assert row.reason == "all_to_all_v: what each rank sends varies"
 
 
 def test_two_groups_of_a_mesh_are_one_row():
     groups = {f"tp{i}": Group(f"tp{i}", (2 * i, 2 * i + 1), "gloo", "mesh_tp") for i in (0, 1)}
-    found = traffic(
+    recorded = traffic(
         lambda rank: [call(group=f"tp{rank // 2}", time_ns=(3 + rank) * MS)], 4, groups=groups
     )
-    row = only(found, measured(ALONE))
+    row = only(recorded, measured(ALONE))
     assert (row.group, row.group_ranks, row.calls, row.wait_ns) == ("mesh_tp", 2, 2, MS)
     assert row.transfer_ns == 4 * MS  # 3 and 5
 
@@ -343,19 +350,23 @@ def hsdp() -> Traffic:
         f"r{i}": Group(f"r{i}", (i, i + 2), "gloo", "mesh_replicate") for i in (0, 1)
     }
 
-    def own(rank):
+    def calls_of(rank):
         yield call(group=f"s{rank // 2}", time_ns=3 * MS, asynchronous=False)
         yield call(group=f"r{rank % 2}", time_ns=9 * MS, asynchronous=False)
 
-    return traffic(own, 4, groups=groups)
+    return traffic(calls_of, 4, groups=groups)
 
 
 def on_groups(text: str, ns: int) -> Run:
     """A run of 4 ranks that measured ALONE on each sub-group."""
     results = []
-    for place, part in enumerate(text.split(";")):
-        (one,) = measured(changed(group=f"{text}/{place}"), ns=ns).results
-        results.append(dataclasses.replace(one, members=[int(rank) for rank in part.split(",")]))
+    for index, members_text in enumerate(text.split(";")):
+        (measured_result,) = measured(changed(group=f"{text}/{index}"), ns=ns).results
+        results.append(
+            dataclasses.replace(
+                measured_result, members=[int(rank) for rank in members_text.split(",")]
+            )
+        )
     return Run(header={"run_id": text, "ranks": 4}, results=results)
 
 
@@ -364,11 +375,11 @@ def test_several_runs_are_matched_by_their_groups(tmp_path):
     rows, columns = on_groups("0,1;2,3", 2 * MS), on_groups("0,2;1,3", 5 * MS)
     torchcoll.save(columns, tmp_path / "columns.jsonl")
     for runs in ([rows, columns], (tmp_path / "columns.jsonl", rows)):
-        found = torchcoll.cost(hsdp(), runs)
-        shard, replicate = found.rows
+        costs = torchcoll.cost(hsdp(), runs)
+        shard, replicate = costs.rows
         assert (shard.group, shard.isolated_ns, shard.contention_ns) == ("mesh_shard", 2 * MS, MS)
         assert (replicate.isolated_ns, replicate.contention_ns) == (5 * MS, 4 * MS)
-    assert found.run == f"{tmp_path / 'columns.jsonl'}, 0,1;2,3"
+    assert costs.run == f"{tmp_path / 'columns.jsonl'}, 0,1;2,3"
     shard, replicate = torchcoll.cost(hsdp(), rows).rows
     assert (replicate.isolated_ns, replicate.reason) == (
         None,
@@ -388,8 +399,8 @@ def test_replicate_launches_count_all(order):
 
 
 def test_other_ways_to_measure_are_no_replicates():
-    other = measured(changed(mode="pipelined"), ns=9 * MS)
-    row = only(late(5), [other, measured(ALONE, ns=MS), measured(ALONE, ns=4 * MS)])
+    second = measured(changed(mode="pipelined"), ns=9 * MS)
+    row = only(late(5), [second, measured(ALONE, ns=MS), measured(ALONE, ns=4 * MS)])
     assert row.isolated_ns == pytest.approx(2 * MS)
 
 
@@ -416,8 +427,8 @@ def test_a_real_rank_that_comes_200_ms_late(tmp_path: Path):
     """The margins are those of a busy machine: what is tested is where the 200 ms go."""
     job = Job(tmp_path / "job", lambda: delayed(0.2), ranks=3)
     assert job.codes() == [0, 0, 0]
-    found = join(Traffic.load(tmp_path / "job" / f"traffic{rank}.jsonl") for rank in range(3))
-    result = torchcoll.cost(found, Run())
+    recorded = join(Traffic.load(tmp_path / "job" / f"traffic{rank}.jsonl") for rank in range(3))
+    result = torchcoll.cost(recorded, Run())
     (row,) = result.rows
     assert 100 * MS < row.wait_ns < 1000 * MS
     assert row.transfer_ns < 100 * MS
@@ -427,18 +438,18 @@ def test_a_real_rank_that_comes_200_ms_late(tmp_path: Path):
 def test_of_a_folder_and_a_file(tmp_path):
     whole = late(5)
     for rank in whole.calls:
-        part = dataclasses.replace(whole, calls={rank: whole.calls[rank]})
-        part.save(tmp_path / "sent" / f"traffic-rank{rank}.jsonl")
+        rank_traffic = dataclasses.replace(whole, calls={rank: whole.calls[rank]})
+        rank_traffic.save(tmp_path / "sent" / f"traffic-rank{rank}.jsonl")
     torchcoll.save(measured(ALONE, ns=3 * MS), tmp_path / "run.jsonl")
     (row,) = torchcoll.cost(tmp_path / "sent", str(tmp_path / "run.jsonl")).rows
     assert (row.wait_ns, row.transfer_ns, row.isolated_ns) == (5 * MS, 3 * MS, 3 * MS)
 
 
 def test_one_rank_alone_says_what_it_takes():
-    one = traffic(lambda rank: [call(time_ns=3 * MS)], recorded=[0])
-    found = torchcoll.cost(one, measured(ALONE))
-    assert found.rows[0].wait_ns is None
-    assert found.notes[-1].startswith("1 of 2 ranks: wait and transfer take the files of all")
+    one_rank = traffic(lambda rank: [call(time_ns=3 * MS)], recorded=[0])
+    costs = torchcoll.cost(one_rank, measured(ALONE))
+    assert costs.rows[0].wait_ns is None
+    assert costs.notes[-1].startswith("1 of 2 ranks: wait and transfer take the files of all")
 
 
 NOTHING = traffic(lambda rank: [])
@@ -446,7 +457,7 @@ NO_RUN = "a Run, its file, or a list of them"
 
 
 @pytest.mark.parametrize(
-    ("reported", "run", "said"),
+    ("traffic_argument", "run", "message"),
     [
         (NOTHING, None, error_text("run", "NoneType",
             f"{NO_RUN}. torchcoll.run returns it on rank 0 alone.")),
@@ -455,10 +466,10 @@ NO_RUN = "a Run, its file, or a list of them"
         (7, measured(ALONE), error_text("traffic", "int", "a Traffic, its file or its folder")),
     ],
 )  # fmt: skip
-def test_neither_traffic_nor_run(reported, run, said):
+def test_neither_traffic_nor_run(traffic_argument, run, message):
     with pytest.raises(UsageError) as raised:
-        torchcoll.cost(reported, run)
-    assert str(raised.value) == said
+        torchcoll.cost(traffic_argument, run)
+    assert str(raised.value) == message
 
 
 def test_what_was_wrong_in_a_file_is_said():

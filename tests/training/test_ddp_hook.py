@@ -31,18 +31,18 @@ def made(name, state=None, **how):
 def train(model, traffic=None):
     """Gradients of each step: of other inputs on each rank and in each step."""
     torch.manual_seed(dist.get_rank())
-    found = []
+    outcomes = []
     for _ in range(STEPS):
         model.zero_grad()
         model(inputs(model.module)).square().sum().backward()
-        found.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+        outcomes.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
         if traffic is not None:
             traffic.step()
-    return found
+    return outcomes
 
 
-def equal(ours, theirs):
-    pairs = [pair for a, b in zip(ours, theirs, strict=True) for pair in zip(a, b, strict=True)]
+def equal(ours, expected):
+    pairs = [pair for a, b in zip(ours, expected, strict=True) for pair in zip(a, b, strict=True)]
     graded = [(a, b) for a, b in pairs if a is not None or b is not None]
     assert any(bool(a.count_nonzero()) for a, _ in graded)
     return all(torch.equal(a, b) for a, b in graded)
@@ -51,8 +51,8 @@ def equal(ours, theirs):
 def same(name, **how):
     """Bit for bit, in every step, in every parameter."""
     traffic = Traffic()
-    ours, theirs = train(made(name, traffic, **how), traffic), train(made(name, **how))
-    return equal(ours, theirs)
+    ours, expected = train(made(name, traffic, **how), traffic), train(made(name, **how))
+    return equal(ours, expected)
 
 
 def recorded():
@@ -92,10 +92,10 @@ def own_group():
         return None
     traffic = Traffic()
     ours = train(made("mlp", (traffic, group), process_group=group))
-    theirs = train(made("mlp", process_group=group))
-    (found,) = traffic.groups.values()
-    assert found.ranks == (0, 1)
-    return equal(ours, theirs)
+    expected = train(made("mlp", process_group=group))
+    (outcomes,) = traffic.groups.values()
+    assert outcomes.ranks == (0, 1)
+    return equal(ours, expected)
 
 
 def refused(state):
@@ -118,7 +118,7 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def outcomes(tmp_path_factory):
     return {
         ranks: on_ranks(tmp_path_factory.mktemp(f"on{ranks}"), ranks, cases)
         for ranks, cases in CASES.items()
@@ -134,8 +134,8 @@ SAME = [
 
 
 @pytest.mark.parametrize(("ranks", "name"), SAME)
-def test_gradients_are_those_of_ddp_to_the_last_bit(found, ranks, name):
-    assert found[ranks][name] is True
+def test_gradients_are_those_of_ddp_to_the_last_bit(outcomes, ranks, name):
+    assert outcomes[ranks][name] is True
 
 
 def bucket(index, floats, parameters):
@@ -143,13 +143,13 @@ def bucket(index, floats, parameters):
     return {"index": index, **sizes}
 
 
-def test_buckets(found):
+def test_buckets(outcomes):
     """All in one in the first step; then a bucket ends with the gradient that fills 10 KiB.
 
     They come last layer first, bias before weight: (10 + 300) + (30 + 1920) + (64 + 2560) floats
     are the first to be 2560 or more; 40 + 960 are left.
     """
-    recorded = found[2]["recorded"]
+    recorded = outcomes[2]["recorded"]
     assert recorded["buckets"] == [
         [bucket(0, 5884, 8)],
         [bucket(0, 4884, 6), bucket(1, 1000, 2)],
@@ -164,8 +164,8 @@ def test_buckets(found):
     ]
 
 
-def test_in_a_capture_no_bucket_is_counted_twice(found):
-    assert found[2]["captured"] == [STEPS, [[bucket(0, 5884, 8)]], [4 * 5884] * STEPS]
+def test_in_a_capture_no_bucket_is_counted_twice(outcomes):
+    assert outcomes[2]["captured"] == [STEPS, [[bucket(0, 5884, 8)]], [4 * 5884] * STEPS]
 
 
 def test_states_that_are_none():

@@ -81,8 +81,8 @@ def no_cpu():
 
 
 def test_calls_on_a_device_are_kept_without_a_duration(tmp_path):
-    found = on_ranks(tmp_path, 1, {"it": no_cpu})["it"]
-    if found == ON_META:
+    result = on_ranks(tmp_path, 1, {"it": no_cpu})["it"]
+    if result == ON_META:
         pytest.skip("c10d of this torch " + ON_META)
     unended = "1 calls had not ended when the capture did: how long they took is not known"
-    assert found == [8, 64, None, [unended]]
+    assert result == [8, 64, None, [unended]]

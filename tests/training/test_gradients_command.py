@@ -37,11 +37,11 @@ def gradients(in_tmp_path, monkeypatch, capsys):
     (in_tmp_path / "made_here" / "train.py").write_text(MODULE)
     (in_tmp_path / "made_here" / "broken.py").write_text("import missing_here")
 
-    def run(words):
+    def run(arguments):
         before, path = set(sys.modules), list(sys.path)
         # As for a script of the environment's bin: the current folder is not on the path.
         assert not {"", str(in_tmp_path)} & set(path)
-        code = main(["gradients", *words.split()])
+        code = main(["gradients", *arguments.split()])
         for name in set(sys.modules) - before:
             if name.startswith("made_here"):
                 del sys.modules[name]
@@ -105,9 +105,11 @@ def test_fsdp(gradients):
     code, out, _ = gradients("made_here.train:make_model --fsdp Linear --ranks 8 --format json")
     rows = json.loads(out)["rows"]
     assert code == 0
-    found = {(r["collective"], r["bytes_in"], r["bytes_out"], r["calls_per_step"]) for r in rows}
+    collected = {
+        (r["collective"], r["bytes_in"], r["bytes_out"], r["calls_per_step"]) for r in rows
+    }
     # 1024 x 1025 floats and 512 x 1024, on 8 ranks; gathered for forward and backward.
-    assert found == {
+    assert collected == {
         ("all_gather", 524800, 4198400, 2),
         ("all_gather", 262144, 2097152, 2),
         ("reduce_scatter", 4198400, 524800, 1),
@@ -119,7 +121,7 @@ M = "made_here.train"
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("arguments", "line"),
     [
         ("", error_text("model", "none", "package.module:factory, such as train:make_model")),
         ("train", error_text("model", "train", "package.module:factory, such as train:make_model")),
@@ -218,8 +220,8 @@ M = "made_here.train"
         ),
     ],
 )
-def test_bad_input(gradients, words, line):
-    code, out, err = gradients(words)
+def test_bad_input(gradients, arguments, line):
+    code, out, err = gradients(arguments)
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith(f"torchcoll: error: {line}")
     assert err.count("torchcoll: error") == 1 and "Traceback" not in err

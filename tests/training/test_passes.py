@@ -21,17 +21,17 @@ SAY = (
 
 def sent(*step, steps=2, **changed):
     """A step is made of (MiB, ms of issue, ms that it takes); None: nobody knows how long."""
-    found = traffic([[call[:2] for call in step]] * steps, **changed)
-    return timed(found, *(call[2] for call in step))
+    recorded = traffic([[call[:2] for call in step]] * steps, **changed)
+    return timed(recorded, *(call[2] for call in step))
 
 
-def advised(found, **choices):
-    return torchcoll.advise(found, curve(), caps_mb=[1], **choices)
+def advised(result, **choices):
+    return torchcoll.advise(result, curve(), caps_mb=[1], **choices)
 
 
-def refused(found):
+def refused(result):
     with pytest.raises(UsageError) as raised:
-        advised(found)
+        advised(result)
     return str(raised.value)
 
 
@@ -40,42 +40,42 @@ PAIR = ((2, 10, 6), (1, 14, 4), (2, 60, 6), (1, 64, 4))
 
 
 def test_equal_passes_with_a_pause_are_told_apart():
-    found = advised(sent(*PAIR))
-    assert found.size_bytes == 3 * MIB
+    recorded = advised(sent(*PAIR))
+    assert recorded.size_bytes == 3 * MIB
     # The last of 3 MiB comes 4 ms after the first, 1 of 3 MiB took them: 12 ms in all. As one pass
     # it would be 6 MiB: 54 ms for 4 of them, 81 ms.
-    assert found.backward_ns == pytest.approx(12 * MS)
-    assert (found.what, found.accumulate) == ("2 all_reduce a backward pass (capture)", 1)
+    assert recorded.backward_ns == pytest.approx(12 * MS)
+    assert (recorded.what, recorded.accumulate) == ("2 all_reduce a backward pass (capture)", 1)
     assert (
         "each step makes the same 2 all_reduce calls 2 times, with nothing in flight in between: "
         "all figures are of one of these backward passes"
-    ) in found.notes
+    ) in recorded.notes
 
 
 @pytest.mark.parametrize(("late", "passes"), [(1, 2), (3, 2), (4, 1)])
 def test_ends_that_are_heard_late(late, passes):
     """Of 4 steps: two, on two ranks. Where there is always something in flight it is one pass."""
-    found = sent(*PAIR)
+    recorded = sent(*PAIR)
     ends = [(0, 1), (0, 5), (1, 1), (1, 5)][:late]  # the second call of a step on a rank
-    for rank, place in ends:
-        call = found.calls[rank][place]
-        found.calls[rank][place] = dataclasses.replace(call, time_ns=47 * MS)  # to 61, next: 60
-    assert advised(found).size_bytes == 6 * MIB // passes
+    for rank, index in ends:
+        call = recorded.calls[rank][index]
+        recorded.calls[rank][index] = dataclasses.replace(call, time_ns=47 * MS)  # to 61, next: 60
+    assert advised(recorded).size_bytes == 6 * MIB // passes
 
 
 def test_a_pause_in_some_steps_alone_tells_nothing():
     # In 1 of 4 the second call too begins when the first is over: not a third of the borders' 2.
-    found = sent(*PAIR)
-    for rank, place, ms in ((0, 1, 47), (0, 5, 47), (1, 0, 4)):
-        call = found.calls[rank][place]
-        found.calls[rank][place] = dataclasses.replace(call, time_ns=ms * MS)
-    assert "whose sizes repeat 2 times" in refused(found)
+    recorded = sent(*PAIR)
+    for rank, index, ms in ((0, 1, 47), (0, 5, 47), (1, 0, 4)):
+        call = recorded.calls[rank][index]
+        recorded.calls[rank][index] = dataclasses.replace(call, time_ns=ms * MS)
+    assert "whose sizes repeat 2 times" in refused(recorded)
 
 
 def test_sizes_that_repeat_while_calls_are_in_flight_are_one_pass():
-    found = advised(sent((2, 10, 6), (1, 14, 10), (2, 20, 6), (1, 24, 4)))
-    assert found.size_bytes == 6 * MIB
-    assert found.what == "4 all_reduce a step, taken for one backward pass (capture)"
+    recorded = advised(sent((2, 10, 6), (1, 14, 10), (2, 20, 6), (1, 24, 4)))
+    assert recorded.size_bytes == 6 * MIB
+    assert recorded.what == "4 all_reduce a step, taken for one backward pass (capture)"
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_what_may_be_either_is_refused(step, count, times):
 def test_what_was_exposed_is_measured():
     # Two passes a step, two ranks: 4 ms from the last issue to the end of all, where the first of
     # the pass ends first, else as long as that takes: 10 + 14 - 14. The median of 4, 4, 10, 4 ...
-    found = sent(*PAIR)
+    recorded = sent(*PAIR)
     for call, ms in ((0, 14), (4, 12)):
-        found.calls[1][call] = dataclasses.replace(found.calls[1][call], time_ns=ms * MS)
-    advice = advised(found)
+        recorded.calls[1][call] = dataclasses.replace(recorded.calls[1][call], time_ns=ms * MS)
+    advice = advised(recorded)
     assert advice.measured_ns == 4 * MS  # of 4 x 6, 10 and 8
     assert advice.measured_as == (
         "from the issue of the last all_reduce of a pass to the end of all; they end when Python "
@@ -119,14 +119,14 @@ def test_what_was_exposed_is_measured():
 
 def test_an_end_after_the_mark_is_not_measured():
     # Issued 2 ms before the mark, heard of 3 ms after it.
-    found = advised(sent((2, 10, 6), (1, 14, 5), steps=1, spans=[(0, 16)]))
-    assert found.measured_ns == 2 * MS
+    recorded = advised(sent((2, 10, 6), (1, 14, 5), steps=1, spans=[(0, 16)]))
+    assert recorded.measured_ns == 2 * MS
 
 
 def test_a_trace_tells_what_was_exposed():
-    found = timed(traffic([[(2, 10), (1, 14)]] * 2), 6, 5, clock="device", exposed_ns=MS)
-    found.source = "kineto"
-    advice = advised(found)
+    recorded = timed(traffic([[(2, 10), (1, 14)]] * 2), 6, 5, clock="device", exposed_ns=MS)
+    recorded.source = "kineto"
+    advice = advised(recorded)
     assert advice.measured_ns == 2 * MS
     assert advice.measured_as == "all_reduce of a pass under which nothing else ran"
 
@@ -137,38 +137,38 @@ def test_a_trace_tells_what_was_exposed():
     [(0.9, True), (1, False), (4, False), (4.1, True)],
 )
 def test_measured_stands_beside_the_model(second_ms, separate, capsys):
-    found = sent((2, 10, second_ms), (1, 14, second_ms))
-    torchcoll.show(torchcoll.advise(found, curve(), caps_mb=[3]))
+    recorded = sent((2, 10, second_ms), (1, 14, second_ms))
+    torchcoll.show(torchcoll.advise(recorded, curve(), caps_mb=[3]))
     out = capsys.readouterr().out
     measured = f"{second_ms:.3f} ms" if second_ms >= 1 else "900.0 us"
     assert f"; exposed 2.000 ms (measured {measured}, with waits)\n" in out
-    said = (
+    message = (
         f"model and measurement of what was sent are more than 2x apart: 2.000 ms and {measured}. "
         "What the model leaves out counts here: let try_buckets decide\n"
     )
-    assert (said in out) == separate
+    assert (message in out) == separate
     assert ("more than 2x apart" in out) == separate
 
 
 def test_measured_where_the_model_has_no_number(capsys):
     # 8 MiB in one bucket were sent: beyond a curve to 4 MiB. Of a cap of 4 nobody knows.
-    found = sent((8, 10, 2), steps=1, spans=[(0, 12)])
-    torchcoll.show(torchcoll.advise(found, curve(sizes=SIZES[:3]), caps_mb=[4]))
+    recorded = sent((8, 10, 2), steps=1, spans=[(0, 12)])
+    torchcoll.show(torchcoll.advise(recorded, curve(sizes=SIZES[:3]), caps_mb=[4]))
     out = capsys.readouterr().out
     assert out.startswith(
         "no proposal: there are no two settings whose buckets are known, of measured sizes, and "
         "differ; exposed now (measured 2.000 ms, with waits)\n"
     )
     assert "2x apart" not in out
-    torchcoll.show(torchcoll.advise(found, curve(sizes=SIZES[:3]), caps_mb=[4]), format="json")
+    torchcoll.show(torchcoll.advise(recorded, curve(sizes=SIZES[:3]), caps_mb=[4]), format="json")
     assert json.loads(capsys.readouterr().out)["measured_ns"] == 2 * MS
 
 
 def test_ends_on_the_device_tell_nothing_of_the_host():
-    found = sent(*PAIR)
-    for rank, calls in found.calls.items():
-        found.calls[rank] = [dataclasses.replace(call, clock="device") for call in calls]
-    assert "whose sizes repeat 2 times" in refused(found)
+    recorded = sent(*PAIR)
+    for rank, calls in recorded.calls.items():
+        recorded.calls[rank] = [dataclasses.replace(call, clock="device") for call in calls]
+    assert "whose sizes repeat 2 times" in refused(recorded)
 
 
 def test_two_unlike_models_are_refused():
@@ -187,19 +187,19 @@ def test_two_unlike_models_are_refused():
 def test_what_may_be_another_model_is_said():
     # Both passes without a pause: only before the third call is nothing in flight.
     step = ((2, 10, 6), (1, 12, 5), (4, 18, 6), (3, 20, 6))
-    said = (
+    message = (
         "nothing was in flight when all_reduce 3 of 4 began, and there alone: if another model's "
         "backward pass begins there, capture one at a time; if not, --accumulate 1 (accumulate of "
         "torchcoll.advise)"
     )
-    assert said in advised(sent(*step)).notes
-    assert said not in advised(sent(*step), accumulate=1).notes
-    for other in (
+    assert message in advised(sent(*step)).notes
+    assert message not in advised(sent(*step), accumulate=1).notes
+    for second in (
         ((2, 10, 1), *step[1:]),  # a slow model: nothing in flight before the second either
         (step[0], step[1], step[2], (3, 25, 6)),  # nor before the fourth
         step[1:],  # one bucket, then two
     ):
-        assert not any(n.startswith("nothing was in") for n in advised(sent(*other)).notes)
+        assert not any(n.startswith("nothing was in") for n in advised(sent(*second)).notes)
 
 
 def test_a_bucket_that_takes_most_of_the_pass_is_no_other_pass():
@@ -222,11 +222,11 @@ def test_a_plan_is_one_pass():
     ],
 )
 def test_traffic_without_marks_is_refused(source, action, in_tmp_path, capsys):
-    found = sent(*PAIR)
-    for rank, calls in found.calls.items():
-        found.calls[rank] = [dataclasses.replace(call, step=None) for call in calls]
-    found.source = source
-    found.save("sent.jsonl")
+    recorded = sent(*PAIR)
+    for rank, calls in recorded.calls.items():
+        recorded.calls[rank] = [dataclasses.replace(call, step=None) for call in calls]
+    recorded.source = source
+    recorded.save("sent.jsonl")
     torchcoll.save(curve(), "curve.jsonl")
     assert main(["gradients", "sent.jsonl", "--curve", "curve.jsonl"]) == 2
     assert capsys.readouterr().err == (

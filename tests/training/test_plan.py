@@ -66,30 +66,30 @@ def test_parameters_of_llama_8b():
     assert SHAPES["llama-405b"].parameters == pytest.approx(405.9e9, rel=1e-3)
 
 
-def every(parts, name):
-    return [s for part in parts for s in getattr(part, name)]
+def every(stages, name):
+    return [s for stage in stages for s in getattr(stage, name)]
 
 
 def test_tensor_parallel_layers_stop_four_times():
-    parts = stages_from_shape(SHAPES["llama-8b"], 8e9, {"tp": 8}, 2048, "bfloat16")
-    stops = every(parts, "blocking")
+    stages = stages_from_shape(SHAPES["llama-8b"], 8e9, {"tp": 8}, 2048, "bfloat16")
+    stops = every(stages, "blocking")
     assert stops == [SentCall("tp", "all_reduce", 2048 * 4096 * 2)] * (4 * 32)
-    assert every(parts, "overlapping") == every(parts, "needs") == []
+    assert every(stages, "overlapping") == every(stages, "needs") == []
     for phase in (FORWARD, BACKWARD):
-        assert sum(part.share for part in parts if part.phase == phase) == pytest.approx(1)
+        assert sum(stage.share for stage in stages if stage.phase == phase) == pytest.approx(1)
 
 
 def test_ddp_sends_every_gradient_once():
-    parts = stages_from_shape(SHAPES["llama-8b"], 8e9, {"dp": 64, "tp": 2}, 2048, "bfloat16")
-    sizes = [s.size_bytes for s in every(parts, "overlapping")]
+    stages = stages_from_shape(SHAPES["llama-8b"], 8e9, {"dp": 64, "tp": 2}, 2048, "bfloat16")
+    sizes = [s.size_bytes for s in every(stages, "overlapping")]
     assert sum(sizes) == pytest.approx(SHAPES["llama-8b"].parameters, rel=1e-6)  # 2 bytes / tp
     assert all(size >= 25 << 20 for size in sizes[1:-1])  # DDP closes above its cap
 
 
 def test_fsdp_gathers_twice_and_scatters_once():
-    parts = stages_from_shape(SHAPES["llama-8b"], 8e9, {"fsdp": 64}, 2048, "bfloat16")
-    gathered = [s.size_bytes for s in every(parts, "needs")]
-    scattered = [s.size_bytes for s in every(parts, "overlapping")]
+    stages = stages_from_shape(SHAPES["llama-8b"], 8e9, {"fsdp": 64}, 2048, "bfloat16")
+    gathered = [s.size_bytes for s in every(stages, "needs")]
+    scattered = [s.size_bytes for s in every(stages, "overlapping")]
     whole = 2 * SHAPES["llama-8b"].parameters
     assert sum(scattered) == whole
     head = 2 * (128256 * 4096 + 4096)  # is still there when the backward pass begins
@@ -103,32 +103,32 @@ DP = SentCall("dp", "all_reduce", 1)
 
 
 def test_what_leaves_hides_under_what_comes_after():
-    parts = [
+    stages = [
         StepStage(FORWARD, 1),
         StepStage(BACKWARD, 0.5, overlapping=(DP,)),
         StepStage(BACKWARD, 0.5, overlapping=(DP,)),
     ]
     # Gradients at 20 and 30: 8 each, so that the first hides and the second ends at 38.
-    assert step_ns(timeline_acts(parts, lambda sent: 8.0, PASSES)) == 38
+    assert step_ns(timeline_acts(stages, lambda sent: 8.0, PASSES)) == 38
     # 15 each: from 20 to 35, then to 50.
-    assert step_ns(timeline_acts(parts, lambda sent: 15.0, PASSES)) == 50
+    assert step_ns(timeline_acts(stages, lambda sent: 15.0, PASSES)) == 50
 
 
 def test_what_stops_is_exposed():
-    parts = [StepStage(FORWARD, 1, blocking=(DP, DP)), StepStage(BACKWARD, 1)]
-    assert step_ns(timeline_acts(parts, lambda sent: 3.0, PASSES)) == 36
+    stages = [StepStage(FORWARD, 1, blocking=(DP, DP)), StepStage(BACKWARD, 1)]
+    assert step_ns(timeline_acts(stages, lambda sent: 3.0, PASSES)) == 36
 
 
 def test_the_next_part_is_gathered_while_this_one_computes():
     first, second, third = (SentCall("fsdp", "all_gather", n) for n in (1, 2, 3))
     back = SentCall("fsdp", "reduce_scatter", 4)
-    parts = [
+    stages = [
         StepStage(FORWARD, 0.5, needs=(first,)),  # 0 to 4, computes to 9
         StepStage(FORWARD, 0.5, needs=(second,)),  # 4 to 8, computes 9 to 14
         StepStage(BACKWARD, 1, needs=(third,), overlapping=(back,)),  # 9 to 13, computes 14 to 34
     ]
     assert (
-        step_ns(timeline_acts(parts, lambda sent: 4.0, PASSES)) == 38
+        step_ns(timeline_acts(stages, lambda sent: 4.0, PASSES)) == 38
     )  # what is scattered, from 34
 
 
@@ -137,31 +137,31 @@ def test_the_next_part_is_gathered_while_this_one_computes():
 
 def test_a_step_of_even_buckets(model):
     """2 000 000 bytes: a bucket of 1 MiB, then 951 424; a backward pass of 1 ms."""
-    found = plan_shape(model, None, 1e6, {"dp": 4}, [], 1 * MS, 8192, "bfloat16")
-    first, rest = ring_ns("all_reduce", 1 << 20, 4), ring_ns("all_reduce", 951_424, 4)
-    assert found.step.comm_ns[0] == pytest.approx(first + rest, rel=1e-3)
+    projection = plan_shape(model, None, 1e6, {"dp": 4}, [], 1 * MS, 8192, "bfloat16")
+    first_ns, second_ns = ring_ns("all_reduce", 1 << 20, 4), ring_ns("all_reduce", 951_424, 4)
+    assert projection.step.comm_ns[0] == pytest.approx(first_ns + second_ns, rel=1e-3)
     # The second begins when it is ready, at the end of the backward pass: all of it is exposed.
-    assert found.step.exposed_ns[0] == pytest.approx(rest, rel=1e-3)
-    assert found.step.compute_ns == 1.5 * MS
-    assert found.step.hidden_ns[0] == pytest.approx(first, rel=1e-3)
+    assert projection.step.exposed_ns[0] == pytest.approx(second_ns, rel=1e-3)
+    assert projection.step.compute_ns == 1.5 * MS
+    assert projection.step.hidden_ns[0] == pytest.approx(first_ns, rel=1e-3)
 
 
 def test_ranks_beyond_the_data_are_said_and_one_host_is_no_network(model):
-    found = plan_shape(model, None, 1e6, {"dp": 32}, [], None, 8192, "bfloat16")
+    projection = plan_shape(model, None, 1e6, {"dp": 32}, [], None, 8192, "bfloat16")
     expected = ring_ns("all_reduce", 1 << 20, 32) + ring_ns("all_reduce", 951_424, 32)
-    value, low, high = found.step.comm_ns
+    value, low, high = projection.step.comm_ns
     assert value == pytest.approx(expected, rel=0.01)
     assert low < value < high
-    assert all("4x the most ranks (8)" in row.extrapolated for row in found.step.rows)
-    assert any("fitted on one host" in note for note in found.notes)
-    assert any("times are extrapolated" in note for note in found.notes)
-    assert found.step.exposed_ns is None
+    assert all("4x the most ranks (8)" in row.extrapolated for row in projection.step.rows)
+    assert any("fitted on one host" in note for note in projection.notes)
+    assert any("times are extrapolated" in note for note in projection.notes)
+    assert projection.step.exposed_ns is None
 
 
 def test_over_ranks_weak_keeps_the_work_and_strong_divides_it(model):
-    found = plan_shape(model, None, 1e6, {"dp": 4}, [2, 4, 8], 8 * MS, 8192, "bfloat16")
-    assert [step.compute_ns for step in found.weak] == [12 * MS] * 3
-    assert [step.compute_ns for step in found.strong] == [24 * MS, 12 * MS, 6 * MS]
+    projection = plan_shape(model, None, 1e6, {"dp": 4}, [2, 4, 8], 8 * MS, 8192, "bfloat16")
+    assert [step.compute_ns for step in projection.weak] == [12 * MS] * 3
+    assert [step.compute_ns for step in projection.strong] == [24 * MS, 12 * MS, 6 * MS]
 
 
 def steps(*times):
@@ -174,11 +174,11 @@ def steps(*times):
 def test_where_it_stops():
     weak = steps((2, 10, 12, 11, 13), (4, 10, 19, 15, 21), (8, 10, 30, 19, 50))
     strong = steps((2, 80, 80, 80, 80), (4, 40, 50, 41, 70), (8, 20, 45, 21, 69))
-    found = Projection("", weak[0], weak, strong, backward_ns=1.0)
+    result = Projection("", weak[0], weak, strong, backward_ns=1.0)
     # Half of 19 is below 10; of 21 it is not; of 30 it is not either.
-    assert found.scaling_limit(WEAK) == (8, None, 4)
+    assert result.scaling_limit(WEAK) == (8, None, 4)
     # 80 to 50 is 1.6 times; 50 to 45 is less than 1.25; by the ends 41 to 21 is, 80 to 70 is not.
-    assert found.scaling_limit(STRONG) == (4, None, 2)
+    assert result.scaling_limit(STRONG) == (4, None, 2)
 
 
 # -- traffic ------------------------------------------------------------------------------------
@@ -194,11 +194,11 @@ def test_a_traffic_of_ddp(model):
         TrafficCall("all_reduce", n, n, "float32", "sum", group="data", asynchronous=True)
         for n in (1 << 20, 1 << 18)
     ]
-    found = plan_traffic(model, planned(calls), [], 1 * MS)
+    projection = plan_traffic(model, planned(calls), [], 1 * MS)
     times = [ring_ns("all_reduce", n, 4) for n in (1 << 20, 1 << 18)]
-    assert found.step.comm_ns[0] == pytest.approx(sum(times), rel=1e-3)
+    assert projection.step.comm_ns[0] == pytest.approx(sum(times), rel=1e-3)
     # The first at 4/5 of the pass, from 0.8 to 0.97 ms; the second from its end on.
-    assert found.step.exposed_ns[0] == pytest.approx(times[1], rel=1e-3)
+    assert projection.step.exposed_ns[0] == pytest.approx(times[1], rel=1e-3)
 
 
 def test_a_traffic_of_shards_and_the_groups_that_grow(model):
@@ -209,13 +209,13 @@ def test_a_traffic_of_shards_and_the_groups_that_grow(model):
         "reduce_scatter", 1 << 20, 1 << 18, "float32", "avg", group="data", asynchronous=False
     )
     pair = TrafficCall("all_reduce", 4096, 4096, "float32", "sum", group="pair", asynchronous=False)
-    found = plan_traffic(model, planned([gather, gather, scatter, pair]), [4, 8], 10 * MS)
-    own = {(row.group, row.collective): row for row in found.weak[1].rows}
-    assert own["data", "all_gather"].ranks == 8
-    assert own["data", "all_gather"].size_bytes == 1 << 20  # all of it, over more ranks
-    assert own["data", "all_gather"].calls == 2
-    assert own["pair", "all_reduce"].ranks == 2
-    assert own["data", "all_gather"].time_ns[0] == pytest.approx(
+    projection = plan_traffic(model, planned([gather, gather, scatter, pair]), [4, 8], 10 * MS)
+    calls_by_rank = {(row.group, row.collective): row for row in projection.weak[1].rows}
+    assert calls_by_rank["data", "all_gather"].ranks == 8
+    assert calls_by_rank["data", "all_gather"].size_bytes == 1 << 20  # all of it, over more ranks
+    assert calls_by_rank["data", "all_gather"].calls == 2
+    assert calls_by_rank["pair", "all_reduce"].ranks == 2
+    assert calls_by_rank["data", "all_gather"].time_ns[0] == pytest.approx(
         2 * ring_ns("all_gather", 1 << 20, 8), rel=1e-3
     )
 
@@ -234,27 +234,29 @@ def test_a_group_whose_ranks_are_on_different_hosts():
         return run(*results, ranks=ranks, hosts=[f"node{n}" for n in range(hosts)])
 
     places = [(2, 1), (4, 1), (8, 1), (16, 2), (32, 4), (64, 8)]
-    fitted = fit_model([launch(*one) for one in places]).model
+    fitted = fit_model([launch(*setup) for setup in places]).model
     call = TrafficCall("all_reduce", 1 << 24, 1 << 24, "float32", "sum", asynchronous=True)
     inner, outer = replace(call, group="tp"), replace(call, group="dp")
     groups = {"tp": Group("tp", tuple(range(8))), "dp": Group("dp", tuple(range(0, 64, 8)))}
-    found = plan_traffic(fitted, Traffic("plan", 64, {0: [inner, outer]}, groups), [], None)
-    own = {row.group: row.time_ns[0] for row in found.step.rows}
+    projection = plan_traffic(fitted, Traffic("plan", 64, {0: [inner, outer]}, groups), [], None)
+    calls_by_rank = {row.group: row.time_ns[0] for row in projection.step.rows}
     # 10 + 14 us, and 1.75 x 16M at 100 GB/s.
-    assert own["tp"] == pytest.approx(317_601, rel=0.01)
+    assert calls_by_rank["tp"] == pytest.approx(317_601, rel=0.01)
     # 10 us + 14 x 5 us, and 1.75 x 8 x 16M at 20 GB/s: the groups share the links of a host.
-    assert own["dp"] == pytest.approx(11_824_051, rel=0.01)
+    assert calls_by_rank["dp"] == pytest.approx(11_824_051, rel=0.01)
 
 
 def test_shards_that_are_not_gathered_again(model):
     """reshard_after_forward=False: two units, gathered forward, scattered backward."""
     gather = TrafficCall("all_gather", 1 << 24, 1 << 26, "float32", group="data")
     scatter = TrafficCall("reduce_scatter", 1 << 26, 1 << 24, "float32", "avg", group="data")
-    calls = [replace(one, asynchronous=False) for one in (gather, gather, scatter, scatter)]
-    found = plan_traffic(model, planned(calls), [], 40 * MS)
+    calls = [
+        replace(original, asynchronous=False) for original in (gather, gather, scatter, scatter)
+    ]
+    projection = plan_traffic(model, planned(calls), [], 40 * MS)
     # Each call 5 + 3 x 2 us and 0.75 x 64M at 10 GB/s = 5.044 ms. The second gather runs under the
     # first half of the forward pass, the first scatter under the second half of the backward one.
-    assert found.step.exposed_ns[0] == pytest.approx(2 * 5_044_165, rel=1e-3)
+    assert projection.step.exposed_ns[0] == pytest.approx(2 * 5_044_165, rel=1e-3)
 
 
 def test_a_step_grows_where_a_group_has_all_ranks(model):
@@ -284,10 +286,10 @@ def test_json_csv_and_a_picture(file, tmp_path, capsys):
     command += ["--ranks", "2..8", "--backward-ms", "1"]
     picture = tmp_path / "plan.png"
     assert main([*command, "--format", "json", "--plot", str(picture)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == "torchcoll-plan/1"
-    assert [step["ranks"] for step in found["weak"]] == [2, 4, 8]
-    assert found["strong"][0]["compute_ns"] == 3 * MS
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "torchcoll-plan/1"
+    assert [step["ranks"] for step in document["weak"]] == [2, 4, 8]
+    assert document["strong"][0]["compute_ns"] == 3 * MS
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert main([*command, "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
@@ -349,14 +351,18 @@ def test_what_is_only_a_guess_is_told_as_one(monkeypatch, capsys):
     """Times that are three times too long and too short in turn tell nothing of 8 times as many
     ranks; of those that were measured they do.
     """
-    ways = itertools.cycle((3, 1 / 3))
-    monkeypatch.setattr(made_models, "ring_ns", lambda *case: next(ways) * ring_ns(*case))
+    factors = itertools.cycle((3, 1 / 3))
+    monkeypatch.setattr(made_models, "ring_ns", lambda *case: next(factors) * ring_ns(*case))
     model = fit_model(made_models.runs()).model
-    found = plan_shape(model, None, 1e6, {"dp": 2}, [2, 8, 64], 8 * MS, 8192, "bfloat16")
-    assert [step.ranks for step in found.weak] == [step.ranks for step in found.strong] == [2, 8]
+    projection = plan_shape(model, None, 1e6, {"dp": 2}, [2, 8, 64], 8 * MS, 8192, "bfloat16")
+    assert (
+        [step.ranks for step in projection.weak]
+        == [step.ranks for step in projection.strong]
+        == [2, 8]
+    )
     note = "on 64 ranks nothing is told: the 90 % interval of the communication is wider than 100x"
-    assert note in found.notes
-    show_projection(found)
+    assert note in projection.notes
+    show_projection(projection)
     comm = "at least 78.6 us (8.77 us to 684 us) of communication a step"
     assert f"2 ranks (dp=2): {comm}" in told(capsys)
     show_projection(plan_shape(model, None, 1e6, {"dp": 64}, [2, 64], 8 * MS, 8192, "bfloat16"))

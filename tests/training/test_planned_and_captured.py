@@ -63,10 +63,10 @@ def known(captured, planned):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_captured_equals_planned(tmp_path, ranks):
     cases = {name: lambda name=name: ddp(name) for name in MODELS}
-    found = on_ranks(tmp_path, ranks, cases)
+    result = on_ranks(tmp_path, ranks, cases)
     for name, make in MODELS.items():
         plan = gradient_buckets(make(), CAP, step, find_unused=name == "unused")
-        first, _, third = found[name]
+        first, _, third = result[name]
         assert first == known(first, sent(plan.traffic(ranks, first_step=True))), name
         assert third == known(third, sent(plan.traffic(ranks))), name
 
@@ -74,5 +74,5 @@ def test_captured_equals_planned(tmp_path, ranks):
 @pytest.mark.skipif(not SHARDS, reason="fully_shard of this torch needs a device with streams")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_captured_equals_planned_of_fully_shard(tmp_path, ranks):
-    found = on_ranks(tmp_path, ranks, {"fsdp": fsdp})
-    assert found["fsdp"] == sent(shard_traffic(Transformer(), Block, ranks))
+    result = on_ranks(tmp_path, ranks, {"fsdp": fsdp})
+    assert result["fsdp"] == sent(shard_traffic(Transformer(), Block, ranks))

@@ -85,24 +85,24 @@ def test_gaps_and_what_had_ended_before():
     calls = [replace(c, step=0, start_ns=s * MS, time_ns=t * MS) for c, s, t in at]
     traffic = world(calls)
     traffic.steps[0] = [(10 * MS, 50 * MS)]
-    part = rank_playback(traffic, 0, 0)
-    gaps = [play.gap_ns for play in part.plays]
+    playback = rank_playback(traffic, 0, 0)
+    gaps = [play.gap_ns for play in playback.plays]
     assert gaps == [2 * MS, 2 * MS, 4 * MS, 10 * MS, 0, 4 * MS, 8 * MS]
     # A kernel's time says nothing of when its call had ended.
-    assert [play.after for play in part.plays] == [(), (), (0,), (1,), (), (), ()]
-    assert (part.rest_ns, part.span_ns) == (1 * MS, 40 * MS)
+    assert [play.after for play in playback.plays] == [(), (), (0,), (1,), (), (), ()]
+    assert (playback.rest_ns, playback.span_ns) == (1 * MS, 40 * MS)
 
 
 def test_messages_that_torch_tells_nothing_of_are_asynchronous():
-    part = rank_playback(world([send(1), send(1, asynchronous=False), reduced()], []), 0, None)
-    assert [play.asynchronous for play in part.plays] == [True, False, False]
-    assert part.notes == ("send: played asynchronously, for torch does not tell what it was",)
+    playback = rank_playback(world([send(1), send(1, asynchronous=False), reduced()], []), 0, None)
+    assert [play.asynchronous for play in playback.plays] == [True, False, False]
+    assert playback.notes == ("send: played asynchronously, for torch does not tell what it was",)
 
 
 def test_without_times_there_are_no_gaps():
-    part = rank_playback(world([reduced(), reduced(asynchronous=True)]), 0, None)
-    assert [play.gap_ns for play in part.plays] == [None, None]
-    assert (part.rest_ns, part.span_ns) == (None, None)
+    playback = rank_playback(world([reduced(), reduced(asynchronous=True)]), 0, None)
+    assert [play.gap_ns for play in playback.plays] == [None, None]
+    assert (playback.rest_ns, playback.span_ns) == (None, None)
 
 
 def test_points_and_groups():
@@ -110,14 +110,14 @@ def test_points_and_groups():
     uneven = TrafficCall("all_to_all_v", 0, 6, "float32", group="a", splits=(0, 0))
     calls = [gathered, uneven, reduced(0), TrafficCall("scan", 8, 8, "int8")]
     calls.append(send(1, asynchronous=True))
-    part = rank_playback(world(calls, [], [], a=(0, 2)), 0, None)
+    playback = rank_playback(world(calls, [], [], a=(0, 2)), 0, None)
     # What moves no bytes and what no table has is left out, and said.
-    assert [(play.call, play.point, play.members) for play in part.plays] == [
+    assert [(play.call, play.point, play.members) for play in playback.plays] == [
         (gathered, ExactCall("all_gather", 16, "uint8"), (0, 2)),
         (uneven, ExactCall("all_to_all_v", 6, "uint8"), (0, 2)),
         (send(1, asynchronous=True), None, (0, 1, 2)),
     ]
-    assert part.notes == (
+    assert playback.notes == (
         "all_gather: dtype bool: played as uint8 of the same bytes",
         "all_reduce: not played: the call moves no bytes",
         "scan: not played: scan is not in the table of collectives",
@@ -125,7 +125,7 @@ def test_points_and_groups():
 
 
 @pytest.mark.parametrize(
-    ("call", "stated"),
+    ("call", "message"),
     [
         (
             reduced(group="other"),
@@ -139,10 +139,10 @@ def test_points_and_groups():
         ),
     ],
 )
-def test_what_cannot_be_played(call, stated):
+def test_what_cannot_be_played(call, message):
     with pytest.raises(UsageError) as caught:
         rank_playback(world([call], [], other=(1,)), 0, None)
-    assert str(caught.value) == stated
+    assert str(caught.value) == message
 
 
 # -- ranks that were not captured --------------------------------------------------------------
@@ -164,18 +164,18 @@ def test_the_groups_and_roots_of_a_stand_in():
         TrafficCall("broadcast", 8, 8, "int8", root=2, group="column"),
         TrafficCall("broadcast", 8, 8, "int8", root=1),
     ]
-    part = rank_playback(world(calls, size=4, row=(0, 1), column=(0, 2)), 3, None)
-    assert [(play.members, play.call.root) for play in part.plays] == [
+    playback = rank_playback(world(calls, size=4, row=(0, 1), column=(0, 2)), 3, None)
+    assert [(play.members, play.call.root) for play in playback.plays] == [
         *(((2, 3), None), ((1, 3), 3), ((0, 1, 2, 3), 1)),
     ]
-    assert part.notes == ("calls of rank 0 stand for those of ranks that were not captured",)
+    assert playback.notes == ("calls of rank 0 stand for those of ranks that were not captured",)
 
 
 ALL = "Put the files of all ranks into one folder."
 
 
 @pytest.mark.parametrize(
-    ("call", "got", "expected"),
+    ("call", "actual", "expected"),
     [
         (
             send(1),
@@ -194,27 +194,27 @@ ALL = "Put the files of all ranks into one folder."
         ),
     ],
 )
-def test_where_no_rank_can_stand_in(call, got, expected):
+def test_where_no_rank_can_stand_in(call, actual, expected):
     with pytest.raises(UsageError) as caught:
         rank_playback(world([call], size=3, odd=(0, 2)), 1, None)
-    assert str(caught.value) == error_text("traffic", got, f"{expected}. {ALL}")
+    assert str(caught.value) == error_text("traffic", actual, f"{expected}. {ALL}")
 
 
 # -- whether they fit together -----------------------------------------------------------------
 
 
 def stated(traffic: Traffic, step: int | None = None) -> str:
-    parts = [rank_playback(traffic, rank, step) for rank in range(traffic.ranks)]
-    return mismatch([digest(part, rank) for rank, part in enumerate(parts)])
+    playbacks = [rank_playback(traffic, rank, step) for rank in range(traffic.ranks)]
+    return mismatch([digest(playback, rank) for rank, playback in enumerate(playbacks)])
 
 
 def test_parts_that_fit_together():
     """Order counts within a group and a pair alone; uneven splits and times differ by nature."""
     uneven = TrafficCall("all_to_all_v", 8, 8, "int8", splits=(4, 4))
-    other = TrafficCall("all_to_all_v", 4, 4, "int8", splits=(4, 0))
+    second = TrafficCall("all_to_all_v", 4, 4, "int8", splits=(4, 0))
     traffic = world(
         [reduced(), send(1), recv(1, 4), uneven, reduced(4, "a")],
-        [recv(0), reduced(time_ns=5, asynchronous=True), other, send(0, 4)],
+        [recv(0), reduced(time_ns=5, asynchronous=True), second, send(0, 4)],
         a=(0,),
     )
     assert stated(traffic) == ""

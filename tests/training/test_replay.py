@@ -73,9 +73,9 @@ def every_collective(rank: int) -> list[TrafficCall]:
 
 def messages(rank: int) -> list[TrafficCall]:
     """Both send before they receive: as a batch they can. Then one after the other."""
-    both = [message("send", 1 - rank), message("recv", 1 - rank)]
+    combined = [message("send", 1 - rank), message("recv", 1 - rank)]
     turn = [message("send", 1, 8, False), message("recv", 0, 8, False)]
-    return [*both, turn[rank]]
+    return [*combined, turn[rank]]
 
 
 def marked(calls: list[TrafficCall], steps: int = 2) -> list[TrafficCall]:
@@ -110,8 +110,8 @@ def errors(job) -> list[str]:
 
 def test_every_kind_of_call(jobs, tmp_path):
     """The command, on the file of all ranks."""
-    own = [every_collective(rank) + messages(rank) for rank in (0, 1)]
-    reported = traffic(*map(marked, own), pair=(0, 1))
+    calls_by_rank = [every_collective(rank) + messages(rank) for rank in (0, 1)]
+    reported = traffic(*map(marked, calls_by_rank), pair=(0, 1))
     reported.groups["pair"] = Group("pair", (0, 1), "nccl", "tensor parallel")
     reported.steps = {0: [(0, 7 * MS), (7 * MS, 9 * MS)], 1: [(0, 7 * MS), (7 * MS, 10 * MS)]}
     reported.save(tmp_path / "t.jsonl")
@@ -123,16 +123,18 @@ def test_every_kind_of_call(jobs, tmp_path):
     assert job.codes() == [0, 0], job.text(0) + job.text(1)
     assert job.text(0) == "traffic file: out.jsonl\n" and job.text(1) == ""
     assert "all_to_all_v" in job.text(0, "stdout") and job.text(1, "stdout") == ""
-    found = Traffic.load(tmp_path / "out.jsonl")
-    assert not found.problems
-    assert (found.source, found.ranks, sorted(found.calls)) == ("replay", 2, [0, 1])
-    assert found.groups == {
+    recorded = Traffic.load(tmp_path / "out.jsonl")
+    assert not recorded.problems
+    assert (recorded.source, recorded.ranks, sorted(recorded.calls)) == ("replay", 2, [0, 1])
+    assert recorded.groups == {
         "pair": Group("pair", (0, 1), "gloo", "tensor parallel"),
         "default": Group("default", (0, 1), "gloo"),
     }
-    assert found.environment["libraries"] == {"gloo": found.environment["libraries"]["gloo"]}
-    for rank, calls in found.calls.items():
-        expected = [replace(stated(call), group=call.group or "default") for call in own[rank]]
+    assert recorded.environment["libraries"] == {"gloo": recorded.environment["libraries"]["gloo"]}
+    for rank, calls in recorded.calls.items():
+        expected = [
+            replace(stated(call), group=call.group or "default") for call in calls_by_rank[rank]
+        ]
         # The first play stands before the marked steps.
         assert [call.step for call in calls] == [step for step in (None, 0, 1, 2) for _ in expected]
         size = len(expected)
@@ -145,7 +147,7 @@ def test_every_kind_of_call(jobs, tmp_path):
                 assert call.time_ns > 0
         starts = [call.start_ns for call in calls]
         assert starts == sorted(starts) and starts[0] == 0
-        spans = found.steps[rank]
+        spans = recorded.steps[rank]
         for step, (start, end) in enumerate(spans):
             inside = [call for call in calls if call.step == step]
             assert all(start <= call.start_ns <= end for call in inside)
@@ -153,11 +155,11 @@ def test_every_kind_of_call(jobs, tmp_path):
         numbers = [call.sequence for call in calls if call.group == "pair"]
         assert numbers == list(range(4 * sum(call.group == "pair" for call in expected)))
     assert "replay of step 1 of t.jsonl: no gaps between calls, and nothing was computed" in (
-        found.notes
+        recorded.notes
     )
-    assert "the step took 3.000 ms in training" in found.notes
-    assert "here: 3 ranks on 1 core" in found.notes
-    assert any("have no duration: gloo does not tell when they end (" in n for n in found.notes)
+    assert "the step took 3.000 ms in training" in recorded.notes
+    assert "here: 3 ranks on 1 core" in recorded.notes
+    assert any("have no duration: gloo does not tell when they end (" in n for n in recorded.notes)
 
 
 def test_what_torch_is_asked_for(jobs, tmp_path):
@@ -169,17 +171,17 @@ def test_what_torch_is_asked_for(jobs, tmp_path):
 
         def all_reduce(tensor, op, group, async_op=False):
             members = dist.get_process_group_ranks(group or dist.group.WORLD)
-            words = [members, tensor.nbytes, str(tensor.dtype), str(op), async_op]
-            seen.append([*words, tensor.data_ptr()])
+            arguments = [members, tensor.nbytes, str(tensor.dtype), str(op), async_op]
+            seen.append([*arguments, tensor.data_ptr()])
             return true(tensor, op, group, async_op=async_op)
 
         dist.all_reduce = all_reduce
         calls = [reduced(64, "a", asynchronous=True), reduced(64, "a"), reduced(32, op="max")]
         # Rank 0 alone was captured.
         reported = traffic(calls, size=4, a=(0, 2))
-        found = replay(reported, backend="gloo", steps=1)
+        result = replay(reported, backend="gloo", steps=1)
         with open(f"seen{os.environ['RANK']}.json", "w") as file:
-            json.dump([seen, found and found.notes, found and sorted(found.groups)], file)
+            json.dump([seen, result and result.notes, result and sorted(result.groups)], file)
 
     job = jobs(tmp_path, target, 4)
     assert job.codes() == [0] * 4, job.text(0) + job.text(1)
@@ -192,7 +194,7 @@ def test_what_torch_is_asked_for(jobs, tmp_path):
             [pair, 64, "torch.float32", total, False],
             [[0, 1, 2, 3], 32, "torch.float32", largest, False],
         ]
-        assert [words[:-1] for words in seen] == expected * 2
+        assert [arguments[:-1] for arguments in seen] == expected * 2
         assert seen[0][-1] == seen[1][-1] == seen[3][-1] != seen[2][-1]
         if rank == 0:
             assert "calls of rank 0 stand for those of ranks that were not captured" in notes
@@ -247,14 +249,14 @@ def test_gaps_of_compute(jobs, tmp_path):
     reported.save(tmp_path / "t.jsonl")
     job = jobs(tmp_path, console("t.jsonl", "--steps", "2", "--compute", "-J", "out.jsonl"), 2)
     assert job.codes() == [0, 0], job.text(0) + job.text(1)
-    found = Traffic.load(tmp_path / "out.jsonl")
+    recorded = Traffic.load(tmp_path / "out.jsonl")
     for rank in (0, 1):
-        for step, (start, end) in enumerate(found.steps[rank]):
-            first, second = (call for call in found.calls[rank] if call.step == step)
+        for step, (start, end) in enumerate(recorded.steps[rank]):
+            first, second = (call for call in recorded.calls[rank] if call.step == step)
             assert first.start_ns - start >= 20 * MS
             assert second.start_ns - first.start_ns - first.time_ns >= 15 * MS
             assert end - second.start_ns - second.time_ns >= 10 * MS
-    assert any("the host slept in the gaps between calls" in note for note in found.notes)
+    assert any("the host slept in the gaps between calls" in note for note in recorded.notes)
 
 
 def test_in_the_launch_that_captured_it(jobs, tmp_path):
@@ -267,7 +269,7 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
         calls = [reduced(64, "row", start_ns=0, time_ns=1), reduced(256, "row", asynchronous=True)]
         reported = Traffic(ranks=4, calls={rank: calls}, groups={"row": Group("row", row)})
         run = torchcoll.run(reported.spec(iters=2, check=True))
-        found = torchcoll.replay(reported, steps=2)
+        result = torchcoll.replay(reported, steps=2)
         value = torch.ones(1)
         dist.all_reduce(value)
         assert value.item() == 4
@@ -278,13 +280,13 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
                     for r in run.results
                 ],
                 [[r.status, r.verification.wrong] for r in run.results],
-                {rank: len(calls) for rank, calls in found.calls.items()},
-                {name: group.ranks for name, group in found.groups.items()},
+                {rank: len(calls) for rank, calls in result.calls.items()},
+                {name: group.ranks for name, group in result.groups.items()},
             ]
             with open("seen.json", "w") as file:
                 json.dump(facts, file)
         else:
-            assert run is None and found is None
+            assert run is None and result is None
         dist.barrier()
         dist.destroy_process_group()
 

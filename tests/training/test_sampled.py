@@ -31,19 +31,19 @@ def ours() -> bool:
 
 def steps(count, **how):
     """Step k reduces k + 1 float32: bytes tell the step. And whether kernels of ours were there."""
-    there = []
+    inner = []
     with torchcoll.capture(**how) as traffic:
         for number in range(count):
-            there.append(ours())
+            inner.append(ours())
             dist.all_reduce(torch.ones(number + 1))
             traffic.step()
-    there.append(ours())
+    inner.append(ours())
     rank = dist.get_rank()
     sizes = [call.bytes_in for call in traffic.calls[rank]]
     numbers = [call.step for call in traffic.calls[rank]]
     spans = len(traffic.steps.get(rank, ()))
     notes = [note for note in traffic.notes if "was captured" in note]
-    return sizes, numbers, spans, there, notes, traffic.environment.get("every")
+    return sizes, numbers, spans, inner, notes, traffic.environment.get("every")
 
 
 def every_third():
@@ -63,27 +63,27 @@ def every_step_with_metrics():
     """At most 4 are kept of sampled steps, not of all."""
     most, sampled.MAX_STEPS_KEPT = sampled.MAX_STEPS_KEPT, 4
     try:
-        found = steps(9, metrics="step.prom")
+        outcomes = steps(9, metrics="step.prom")
     finally:
         sampled.MAX_STEPS_KEPT = most
     dist.barrier()
-    return [*found, Path("step.prom").read_text() if dist.get_rank() == 0 else ""]
+    return [*outcomes, Path("step.prom").read_text() if dist.get_rank() == 0 else ""]
 
 
 def metrics_of_the_node():
     """In a folder that each rank names in its own way, as $TMPDIR does; a second one after it."""
-    own = Path(f"node{dist.get_rank()}")
-    own.mkdir()
+    folder = Path(f"node{dist.get_rank()}")
+    folder.mkdir()
     for name in ("first.prom", "second.prom"):
-        steps(9, metrics=own / name)
+        steps(9, metrics=folder / name)
     dist.barrier()
     return sorted(str(path) for path in Path().glob("node*/*"))
 
 
 def refused():
     errors = []
-    where = "none/a.prom" if dist.get_rank() == 0 else "a.prom"
-    metrics = [{"metrics": one} for one in ("x.txt", 5, "", where)]
+    location = "none/a.prom" if dist.get_rank() == 0 else "a.prom"
+    metrics = [{"metrics": path} for path in ("x.txt", 5, "", location)]
     for how in ({"every": 0}, {"every": True}, {"every": 2.5}, *metrics):
         with pytest.raises(UsageError) as error, torchcoll.capture(**how):
             raise AssertionError("it began")
@@ -105,44 +105,44 @@ def told_in_a_file():
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def outcomes(tmp_path_factory):
     cases = (every_third, halved, every_step_with_metrics, metrics_of_the_node, told_in_a_file)
     return on_ranks(tmp_path_factory.mktemp("job"), 2, {case.__name__: case for case in cases})
 
 
-def test_one_step_in_three(found):
+def test_one_step_in_three(outcomes):
     """Nothing of ours is there in the others."""
-    sizes, numbers, spans, there, notes, every = found["every_third"]
+    sizes, numbers, spans, inner, notes, every = outcomes["every_third"]
     assert sizes == [8, 20, 32]
     assert (numbers, spans, every) == ([0, 1, 2], 3, 3)
-    assert there == [*[False, True, False] * 3, False]
+    assert inner == [*[False, True, False] * 3, False]
     text = "a step in 3 was captured: step k here is step 1 + 3 k of the 9 that were marked"
     assert notes == [text]
 
 
-def test_what_is_kept_is_bounded(found):
-    sizes, numbers, spans, _, notes, every = found["halved"]
+def test_what_is_kept_is_bounded(outcomes):
+    sizes, numbers, spans, _, notes, every = outcomes["halved"]
     assert sizes == [8, 40, 72]
     assert (numbers, spans, every) == ([0, 1, 2], 3, 8)
     assert notes[0].startswith("a step in 8 was captured: step k here is step 1 + 8 k of the 20 ")
 
 
-def test_metrics_of_every_step(found):
-    sizes, _, spans, there, notes, every, text = found["every_step_with_metrics"]
+def test_metrics_of_every_step(outcomes):
+    sizes, _, spans, inner, notes, every, text = outcomes["every_step_with_metrics"]
     assert sizes == [4 * (number + 1) for number in range(9)]
-    assert (spans, there, notes, every) == (9, [*[True] * 9, False], [], None)
+    assert (spans, inner, notes, every) == (9, [*[True] * 9, False], [], None)
     lines = text.splitlines()
     # Each is told at the mark after it, once both have said it: the last is not.
     assert any(f"torchcoll_step {number}" in lines for number in range(8))
     assert any(line.startswith('torchcoll_step_wait_seconds{group="0"} ') for line in lines)
 
 
-def test_metrics_in_a_folder_of_the_node(found):
-    assert found["metrics_of_the_node"] == ["node0/first.prom", "node0/second.prom"]
+def test_metrics_in_a_folder_of_the_node(outcomes):
+    assert outcomes["metrics_of_the_node"] == ["node0/first.prom", "node0/second.prom"]
 
 
-def test_what_trace_says(found):
-    text = found["told_in_a_file"]
+def test_what_trace_says(outcomes):
+    text = outcomes["told_in_a_file"]
     assert text.count("over time: ") == 1
     assert "a step in 2 was captured: step k here is step 1 + 2 k of the 60 that were" in text
 
@@ -252,13 +252,13 @@ class Told:
 
 @pytest.mark.parametrize(("every", "lag"), [(1, 0), (1, 1), (1, 3), (5, 0), (5, 2), (5, 7)])
 def test_figures_of_a_step_are_of_its_own_calls(alone, every, lag):
-    told = Told()
-    steps = Lagging(every, lag, told)
+    metrics = Told()
+    steps = Lagging(every, lag, metrics)
     for _ in range(21):
         steps.step()
     captured = range(1 % every, 21, every)
     # The last mark is that of step 20: what has ended by then.
-    assert told.steps == [(k, turn, [k]) for turn, k in enumerate(captured) if k + lag <= 20]
+    assert metrics.steps == [(k, turn, [k]) for turn, k in enumerate(captured) if k + lag <= 20]
 
 
 def test_figures_of_steps_that_are_thinned(alone, monkeypatch):
@@ -266,11 +266,11 @@ def test_figures_of_steps_that_are_thinned(alone, monkeypatch):
     13, and of 1, 9, 17, 25.
     """
     monkeypatch.setattr(sampled, "MAX_STEPS_KEPT", 4)
-    told = Told()
-    steps = Lagging(2, 1, told)
+    metrics = Told()
+    steps = Lagging(2, 1, metrics)
     for _ in range(30):
         steps.step()
-    assert told.steps == [(1, 0, [1]), (3, 1, [3]), (5, 2, [5]), (9, 4, [9]), (17, 6, [17])]
+    assert metrics.steps == [(1, 0, [1]), (3, 1, [3]), (5, 2, [5]), (9, 4, [9]), (17, 6, [17])]
 
 
 def test_ranks_that_learn_of_ends_some_steps_apart(alone, tmp_path):
@@ -304,15 +304,15 @@ def test_the_figures_of_a_step():
     busy = [{"0": [2, 3_000_000], "tp": [1, 5]}, {"0": [2, 1_000_000], "tp": [2, 5]}]
     busy += [{"0": [2, 4_000_000]}]
     took = (20_000_000, 21_000_000, 19_000_000)
-    words = [{"step": 101, "took_ns": t, "busy": b} for t, b in zip(took, busy, strict=True)]
-    own = {"group": "0"}
-    assert {one.name: one.values for one in step_metrics(words, 1e9)} == {
+    statuses = [{"step": 101, "took_ns": t, "busy": b} for t, b in zip(took, busy, strict=True)]
+    calls_by_rank = {"group": "0"}
+    assert {metric.name: metric.values for metric in step_metrics(statuses, 1e9)} == {
         "step": [({}, 101)],
         "step_timestamp_seconds": [({}, 1e9)],
         "step_seconds": [({}, 0.021)],
-        "step_transfer_seconds": [(own, 0.001)],
-        "step_wait_seconds": [(own, pytest.approx(0.003))],
-        "step_slowest_rank": [(own, 1.0)],
+        "step_transfer_seconds": [(calls_by_rank, 0.001)],
+        "step_wait_seconds": [(calls_by_rank, pytest.approx(0.003))],
+        "step_slowest_rank": [(calls_by_rank, 1.0)],
     }
 
 
@@ -325,7 +325,7 @@ def test_the_text(tmp_path):
         "# HELP torchcoll_x What x is.\n# TYPE torchcoll_x gauge\n"
         'torchcoll_x{a="b\\"\\\\\\n"} 0.5\ntorchcoll_x 3\n'
     )
-    assert [one.name for one in tmp_path.iterdir()] == ["a.prom"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.prom"]
 
 
 def test_the_text_is_utf_8_whatever_the_locale(tmp_path):
@@ -351,10 +351,10 @@ def test_what_fails_leaves_no_file(tmp_path, monkeypatch, error):
 
 
 def test_a_file_that_cannot_be_written(tmp_path):
-    where = expecting("a file in a folder that is there and can be written")
+    location = expecting("a file in a folder that is there and can be written")
     for name in ("none/a.prom", "folder.prom"):
         (tmp_path / "folder.prom").mkdir(exist_ok=True)
-        with pytest.raises(UsageError, match=where):
+        with pytest.raises(UsageError, match=location):
             check_metrics(tmp_path / name)
 
 
@@ -384,10 +384,10 @@ def test_hours():
     traffic.steps = {0: steps, 1: steps}
     assert over_time(traffic) is None
     traffic.environment["every"] = 60
-    found = over_time(traffic)
+    outcomes = over_time(traffic)
     early = Stretch(0, 600, 10, 1e9, 20e6, 10e6, 0, 1.0)
-    assert found.stretches[0] == early
-    assert found.stretches[-1] == Stretch(8400, 9000, 10, 2e9, 20e6, 10e6, 1, 1.0)
-    assert len(found.stretches) == 15
+    assert outcomes.stretches[0] == early
+    assert outcomes.stretches[-1] == Stretch(8400, 9000, 10, 2e9, 20e6, 10e6, 1, 1.0)
+    assert len(outcomes.stretches) == 15
     # Log means of eight stretches: 0 in the first three (minutes 0 to 56), log 2 in the last four.
-    assert found.drift.value == pytest.approx(1.0)
+    assert outcomes.drift.value == pytest.approx(1.0)

@@ -112,13 +112,13 @@ def real(make, wrap, how):
     dtypes = {name: how.pop(name, None) for name in ("param_dtype", "reduce_dtype")}
     policy = MixedPrecisionPolicy(**dtypes)
     model = make()
-    found = [
+    outcomes = [
         module
         for name, module in model.named_modules()
         if name and (wrap(name, module) if wrap is is_block else isinstance(module, wrap))
     ]
     together = how.pop("together", 1)
-    units = [found[i : i + together] for i in range(0, len(found), together)]
+    units = [outcomes[i : i + together] for i in range(0, len(outcomes), together)]
     for module in [*(unit if together > 1 else unit[0] for unit in reversed(units)), model]:
         fully_shard(module, mesh=mesh, mp_policy=policy, **how)
     with Watch() as watch:
@@ -127,7 +127,7 @@ def real(make, wrap, how):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def outcomes(tmp_path_factory):
     names = {ranks: [name for name, n in RANKS if n == ranks] for ranks in (2, 4)}
     return {
         ranks: on_ranks(
@@ -153,11 +153,11 @@ def sent(traffic):
 
 @on_cpu
 @pytest.mark.parametrize(("name", "ranks"), RANKS)
-def test_the_plan_is_what_fully_shard_sends(found, name, ranks):
+def test_the_plan_is_what_fully_shard_sends(outcomes, name, ranks):
     make, wrap, how = CASES[name]
     with torch.device("meta"):
         model = make()
-    assert sent(shard_traffic(model, wrap, ranks, **how)) == found[ranks][name]
+    assert sent(shard_traffic(model, wrap, ranks, **how)) == outcomes[ranks][name]
 
 
 # -- by hand -----------------------------------------------------------------------------------
@@ -367,14 +367,14 @@ def test_bad_input(make, how, line):
     assert str(caught.value) == line or line.endswith(" ")
 
 
-def _own_order(way):
+def _own_order(direction):
     """What a plan says of a model that sets its prefetch; it has none of one that sets nothing."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
     for module in (*model, model):
         fully_shard(module, mesh=mesh)
     shard_traffic(model, nn.Linear, ranks=4)
-    getattr(model[0], f"set_modules_to_{way}_prefetch")([model[1], model[2]])
+    getattr(model[0], f"set_modules_to_{direction}_prefetch")([model[1], model[2]])
     with pytest.raises(UsageError) as caught:
         shard_traffic(model, nn.Linear, ranks=4)
     return str(caught.value)
@@ -382,13 +382,17 @@ def _own_order(way):
 
 @on_cpu
 def test_an_order_of_the_models_own_is_not_ignored(tmp_path):
-    ways = ("forward", "backward")
-    lines = on_ranks(tmp_path, 1, {way: functools.partial(_own_order, way) for way in ways})
-    for way in ways:
-        assert lines[way] == (
+    directions = ("forward", "backward")
+    lines = on_ranks(
+        tmp_path,
+        1,
+        {direction: functools.partial(_own_order, direction) for direction in directions},
+    )
+    for direction in directions:
+        assert lines[direction] == (
             error_text(
                 "model",
-                f"0 with set_modules_to_{way}_prefetch of 2",
+                f"0 with set_modules_to_{direction}_prefetch of 2",
                 "the order that FSDP2 takes by itself. Capture a step instead: "
                 "torchcoll.capture().",
             )

@@ -57,9 +57,9 @@ def test_the_host_hears_of_an_end_from_the_backend_or_not_at_all():
     assert len(mark) == 1
     threading.Timer(0.01, lambda: calls.pop()(future)).start()  # called, and freed
     stamps.wait_for_callbacks()
-    stated = stamps.ns(mark)
+    text = stamps.ns(mark)
     stamps.end(mark)  # the wait comes later, and changes nothing
-    assert stamps.ns(mark) == stated >= 0
+    assert stamps.ns(mark) == text >= 0
 
     def refuse():
         raise RuntimeError("Work::getFuture not implemented.")

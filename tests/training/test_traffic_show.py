@@ -84,9 +84,9 @@ holds the wait for it, which counts as transfer and as contention here
 
 
 def sent():
-    found = traffic(ddp, steps=4)
-    found.notes.append("one more thing")
-    return found
+    recorded = traffic(ddp, steps=4)
+    recorded.notes.append("one more thing")
+    return recorded
 
 
 def alone():
@@ -172,10 +172,10 @@ def test_json(shown):
     document = json.loads(shown(sent(), format="json"))
     assert list(document) == ["answer", "schema", "traffic", "rows", "sizes"]
     assert document["schema"] == "torchcoll-traffic-rows/1"
-    stated = document["traffic"]
-    assert (stated["steps"], stated["total"], stated["step_ns"]) == ([1, 2, 3], 4, 100 * MS)
-    assert (stated["ranks"], stated["recorded"], stated["source"]) == (2, [0, 1], "capture")
-    assert stated["notes"][-1] == "one more thing"
+    text = document["traffic"]
+    assert (text["steps"], text["total"], text["step_ns"]) == ([1, 2, 3], 4, 100 * MS)
+    assert (text["ranks"], text["recorded"], text["source"]) == (2, [0, 1], "capture")
+    assert text["notes"][-1] == "one more thing"
     assert document["rows"][0]["bytes_per_step"] == 75 * MIB
     assert document["sizes"][0] == {
         **{"ranks": "0-1", "low_bytes": 8, "high_bytes": 16},
@@ -282,9 +282,9 @@ def test_cost_without_calls(shown):
 
 def test_cost_has_no_column_of_nothing(shown):
     """An empty one is a character wider in a terminal than its text."""
-    found = cost(traffic(lambda rank: [call(size_bytes=25 * MIB, time_ns=MS)]), alone())
+    costs = cost(traffic(lambda rank: [call(size_bytes=25 * MIB, time_ns=MS)]), alone())
     for format, line in (("table", "-5.000 ms"), ("markdown", "-5.000 ms |")):
-        text = shown(found, format=format)
+        text = shown(costs, format=format)
         (row,) = [line for line in text.splitlines() if "all_reduce" in line]
         assert row.endswith(line)
 
@@ -300,11 +300,11 @@ def test_cost_names_ties(shown):
 
 
 def test_cost_for_machines(shown):
-    found = cost(sent(), alone())
-    document = json.loads(shown(found, format="json"))
+    costs = cost(sent(), alone())
+    document = json.loads(shown(costs, format="json"))
     assert document["schema"] == "torchcoll-cost/1"
     assert document["rows"][0]["contention_ns"] == MS
     assert document["late"][1]["share"] == 1.0
-    rows = list(csv.DictReader(io.StringIO(shown(found, format="csv"))))
+    rows = list(csv.DictReader(io.StringIO(shown(costs, format="csv"))))
     assert [row["wait_ns"] for row in rows] == ["5000000.0", "5000000.0", ""]
-    assert "| all_reduce | 25M | float32 | yes | 9 | 33 % |" in shown(found, format="markdown")
+    assert "| all_reduce | 25M | float32 | yes | 9 | 33 % |" in shown(costs, format="markdown")

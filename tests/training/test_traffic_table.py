@@ -36,13 +36,13 @@ ROW = {
 }
 
 
-def rows(found):
-    return [dataclasses.asdict(row) for row in summarise_traffic(found).rows]
+def rows(result):
+    return [dataclasses.asdict(row) for row in summarise_traffic(result).rows]
 
 
-def some(found, *names):
+def some(result, *names):
     """The rows as tuples of these fields."""
-    return [tuple(row[name] for name in names) for row in rows(found)]
+    return [tuple(row[name] for name in names) for row in rows(result)]
 
 
 def test_rows_of_ddp():
@@ -84,9 +84,11 @@ def test_the_sizes_of_ddp():
 
 def test_bins_begin_at_powers_of_two():
     sizes = [0, 1, 2, 3, 4, MIB - 1, MIB]
-    found = traffic(lambda rank: [call(size_bytes=n, sequence=i) for i, n in enumerate(sizes)])
-    bins = [(one.low_bytes, one.high_bytes, one.calls_per_step, one.bytes_per_step)
-            for one in summarise_traffic(found).sizes]  # fmt: skip
+    recorded = traffic(lambda rank: [call(size_bytes=n, sequence=i) for i, n in enumerate(sizes)])
+    bins = [
+        (size.low_bytes, size.high_bytes, size.calls_per_step, size.bytes_per_step)
+        for size in summarise_traffic(recorded).sizes
+    ]
     assert bins == [
         *((0, 0, 1, 0), (1, 2, 1, 1), (2, 4, 2, 5), (4, 8, 1, 4)),
         *((MIB // 2, MIB, 1, MIB - 1), (MIB, 2 * MIB, 1, MIB)),
@@ -94,31 +96,31 @@ def test_bins_begin_at_powers_of_two():
 
 
 def test_without_marks_everything_is_one_step():
-    found = traffic(lambda rank: [call(sequence=i, time_ns=(i + 1) * MS) for i in range(3)])
-    table = summarise_traffic(found)
+    recorded = traffic(lambda rank: [call(sequence=i, time_ns=(i + 1) * MS) for i in range(3)])
+    table = summarise_traffic(recorded)
     assert (table.steps, table.total, table.marked, table.step_ns) == ((0,), 1, False, None)
-    assert some(found, "calls_per_step", "time_per_step_ns", "median_ns", "share") == [
+    assert some(recorded, "calls_per_step", "time_per_step_ns", "median_ns", "share") == [
         (3, 6 * MS, 2 * MS, None)
     ]
     assert table.notes[0] == "no step is marked: all calls are one step"
 
 
 def test_a_plan_needs_no_marks():
-    found = dataclasses.replace(traffic(lambda rank: [call()]), source="plan")
-    assert summarise_traffic(found).notes == []
-    assert some(found, "time_per_step_ns", "clock") == [(None, None)]
+    recorded = dataclasses.replace(traffic(lambda rank: [call()]), source="plan")
+    assert summarise_traffic(recorded).notes == []
+    assert some(recorded, "time_per_step_ns", "clock") == [(None, None)]
 
 
 def stepwise(*counts, size_bytes=MIB):
     """Each step sends so many calls."""
 
-    def own(rank):
+    def calls_of(rank):
         steps = [step for step, count in enumerate(counts) for _ in range(count)]
         return [
             call(size_bytes=size_bytes, sequence=i, step=s, time_ns=MS) for i, s in enumerate(steps)
         ]
 
-    return traffic(own, steps=len(counts))
+    return traffic(calls_of, steps=len(counts))
 
 
 @pytest.mark.parametrize(
@@ -162,10 +164,10 @@ def test_steps_that_send_nothing_at_all():
 
 
 def test_a_rank_that_was_cut_off_marked_fewer_steps():
-    found = stepwise(1, 1, 1)
-    found.steps[1] = found.steps[1][:2]
-    found.calls[1] = found.calls[1][:2]
-    table = summarise_traffic(found)
+    recorded = stepwise(1, 1, 1)
+    recorded.steps[1] = recorded.steps[1][:2]
+    recorded.calls[1] = recorded.calls[1][:2]
+    table = summarise_traffic(recorded)
     assert (table.total, table.rows[0].calls_per_step) == (2, 1)
     assert table.notes[:2] == [
         "the ranks marked 2 to 3 steps: the first 2 count",
@@ -175,11 +177,11 @@ def test_a_rank_that_was_cut_off_marked_fewer_steps():
 
 def test_time_is_the_slowest_rank_of_each_call():
     times = {0: (10, 1), 1: (2, 5)}  # the longest are 10 and 5
-    found = traffic(
+    recorded = traffic(
         lambda rank: [call(sequence=i, time_ns=t * MS) for i, t in enumerate(times[rank])]
     )
-    assert some(found, "time_per_step_ns", "median_ns") == [(15 * MS, 7.5 * MS)]
-    assert some(traffic(lambda rank: found.calls[rank], recorded=[1]), "time_per_step_ns") == [
+    assert some(recorded, "time_per_step_ns", "median_ns") == [(15 * MS, 7.5 * MS)]
+    assert some(traffic(lambda rank: recorded.calls[rank], recorded=[1]), "time_per_step_ns") == [
         (7 * MS,)
     ]
 
@@ -187,24 +189,24 @@ def test_time_is_the_slowest_rank_of_each_call():
 def test_ranks_are_joined_by_number_not_by_place():
     """Rank 1 was recorded from its second call on."""
     times = {0: [(0, 9), (1, 3)], 1: [(1, 4)]}
-    found = traffic(lambda rank: [call(sequence=i, time_ns=t * MS) for i, t in times[rank]])
-    assert some(found, "ranks", "median_ns") == [("0", 6.5 * MS), ("1", 4 * MS)]
+    recorded = traffic(lambda rank: [call(sequence=i, time_ns=t * MS) for i, t in times[rank]])
+    assert some(recorded, "ranks", "median_ns") == [("0", 6.5 * MS), ("1", 4 * MS)]
 
 
 def test_pipeline_stages_have_rows_of_their_own():
-    def own(rank):
+    def calls_of(rank):
         message = {"collective": "send" if rank == 0 else "recv", "peer": 1 - rank}
         message |= {"bytes_in": 4096 * (rank == 0), "bytes_out": 4096 * (rank == 1)}
         return [call(time_ns=MS), call(**message, asynchronous=None)]
 
-    found = traffic(own)
+    recorded = traffic(calls_of)
     names = ("collective", "bytes_in", "bytes_out", "ranks", "bytes_per_step")
-    assert some(found, *names) == [
+    assert some(recorded, *names) == [
         ("all_reduce", MIB, MIB, "0-1", MIB),
         ("send", 4096, 0, "0", 4096),
         ("recv", 0, 4096, "1", 0),
     ]
-    notes = summarise_traffic(found).notes
+    notes = summarise_traffic(recorded).notes
     assert "the ranks do not send alike: each row is of the ranks that it names" in notes
     assert "2 of 3 rows have no time: the source does not tell it" in notes
     assert not any(note.startswith("group 0") for note in notes)  # two sides do not disagree
@@ -218,13 +220,13 @@ def test_groups_of_a_mesh_that_do_alike_are_one_row():
         "tp1": Group("tp1", (2, 3), "gloo", "mesh_tp"),
     }
 
-    def own(rank):
+    def calls_of(rank):
         yield call("all_gather", 8, bytes_out=16, group=f"tp{rank // 2}", time_ns=(1 + rank) * MS)
         yield call(time_ns=2 * MS)
 
-    found = traffic(own, ranks=4, groups=groups)
+    recorded = traffic(calls_of, ranks=4, groups=groups)
     names = ("collective", "group", "group_ranks", "groups", "ranks", "calls_per_step")
-    assert some(found, *names, "time_per_step_ns", "median_ns") == [
+    assert some(recorded, *names, "time_per_step_ns", "median_ns") == [
         ("all_gather", "mesh_tp", 2, 2, "0-3", 1, 4 * MS, 3 * MS),
         ("all_reduce", "0", 4, 1, "0-3", 1, 2 * MS, 2 * MS),
     ]
@@ -233,60 +235,60 @@ def test_groups_of_a_mesh_that_do_alike_are_one_row():
 def test_groups_without_a_description_are_named():
     groups = {name: Group(name, ranks, "gloo", "undefined") for name, ranks in
               (("1", (0, 1)), ("2", (2, 3)))}  # fmt: skip
-    found = traffic(lambda rank: [call(group=str(1 + rank // 2))], ranks=4, groups=groups)
-    assert some(found, "group", "groups", "ranks") == [("1,2", 2, "0-3")]
+    recorded = traffic(lambda rank: [call(group=str(1 + rank // 2))], ranks=4, groups=groups)
+    assert some(recorded, "group", "groups", "ranks") == [("1,2", 2, "0-3")]
 
 
 def test_calls_of_a_group_of_unknown_ranks_are_each_ranks_own():
-    found = traffic(lambda rank: [call(time_ns=(1 + rank) * MS)], groups={"0": Group("0")})
-    assert some(found, "group_ranks", "time_per_step_ns", "median_ns") == [(0, 2 * MS, 1.5 * MS)]
+    recorded = traffic(lambda rank: [call(time_ns=(1 + rank) * MS)], groups={"0": Group("0")})
+    assert some(recorded, "group_ranks", "time_per_step_ns", "median_ns") == [(0, 2 * MS, 1.5 * MS)]
     assert (
         "2 of 2 collectives do not tell the ranks of their group: they are not put together over "
         "the ranks, and their times are each rank's own"
-    ) in summarise_traffic(found).notes
+    ) in summarise_traffic(recorded).notes
 
 
 def test_ranks_that_count_differently_are_not_joined():
-    def own(rank):
+    def calls_of(rank):
         calls = [call(time_ns=MS), call("all_gather", 8, bytes_out=16, time_ns=9 * MS)]
         return [dataclasses.replace(c, sequence=i) for i, c in enumerate(calls[rank:])]
 
-    found = traffic(own)
-    assert some(found, "collective", "ranks", "median_ns") == [
+    recorded = traffic(calls_of)
+    assert some(recorded, "collective", "ranks", "median_ns") == [
         ("all_reduce", "0", MS),
         ("all_gather", "0-1", 9 * MS),
     ]
     assert (
         "group 0: call 0 is all_reduce float32 on rank 0, all_gather float32 on rank 1: the ranks "
         "do not count alike: its calls are not put together, and times are each rank's own"
-    ) in summarise_traffic(found).notes
+    ) in summarise_traffic(recorded).notes
 
 
 def test_the_same_number_in_another_step_is_not_the_same_call():
-    found = traffic(lambda rank: [call(step=rank, time_ns=(1 + rank) * MS)], steps=2)
-    (note,) = [n for n in summarise_traffic(found).notes if n.startswith("group 0")]
+    recorded = traffic(lambda rank: [call(step=rank, time_ns=(1 + rank) * MS)], steps=2)
+    (note,) = [n for n in summarise_traffic(recorded).notes if n.startswith("group 0")]
     assert "all_reduce float32 in step 0 on rank 0, all_reduce float32 in step 1 on rank 1" in note
 
 
 def test_sizes_of_all_to_all_v_vary_and_are_one_row():
     sizes = {0: (100, 300), 1: (200, 200)}
-    found = traffic(
+    recorded = traffic(
         lambda rank: [
             call("all_to_all_v", n, sequence=i, step=i, time_ns=MS)
             for i, n in enumerate(sizes[rank])
         ],
         steps=2,
     )
-    assert some(found, "bytes_in", "calls_per_step", "bytes_per_step") == [(None, 1, 200)]
+    assert some(recorded, "bytes_in", "calls_per_step", "bytes_per_step") == [(None, 1, 200)]
     assert (
         "all_to_all_v: bytes vary from call to call; bytes a step are a mean over them"
-        in summarise_traffic(found).notes
+        in summarise_traffic(recorded).notes
     )
 
 
 def test_exposed_as_the_trace_has_it():
-    found = traffic(lambda rank: [call(time_ns=9 * MS, exposed_ns=(1 + rank) * MS)] * 2)
-    assert some(found, "exposed_ns") == [(4 * MS,)]
+    recorded = traffic(lambda rank: [call(time_ns=9 * MS, exposed_ns=(1 + rank) * MS)] * 2)
+    assert some(recorded, "exposed_ns") == [(4 * MS,)]
 
 
 @pytest.mark.parametrize(
@@ -299,15 +301,15 @@ def test_exposed_as_the_trace_has_it():
     ],
 )
 def test_exposed_is_unknown_where_the_host_does_not_wait(changed, backend):
-    one = call(time_ns=MS, **changed)
-    assert some(traffic(lambda rank: [one], groups=world(2, backend=backend)), "exposed_ns") == [
-        (None,)
-    ]
+    changed_call = call(time_ns=MS, **changed)
+    assert some(
+        traffic(lambda rank: [changed_call], groups=world(2, backend=backend)), "exposed_ns"
+    ) == [(None,)]
 
 
 def test_a_row_with_a_call_that_nobody_timed_has_no_sum():
-    found = traffic(lambda rank: [call(time_ns=MS), call(sequence=1)])
-    assert some(found, "time_per_step_ns", "median_ns") == [(None, MS)]
+    recorded = traffic(lambda rank: [call(time_ns=MS), call(sequence=1)])
+    assert some(recorded, "time_per_step_ns", "median_ns") == [(None, MS)]
 
 
 def test_no_calls():
@@ -332,13 +334,13 @@ def test_table_has_no_other_reading_of_traffic():
 def test_in_flight_is_never_more_than_the_step():
     # Issued 10 ms before the end of its step of 100 ms, on for 50 more: 10 ms of this step, and of
     # each after it the 50 ms of the one before and its own 10.
-    def own(rank):
+    def calls_of(rank):
         for step in range(3):
             start = (100 * step + 90) * MS
             yield call(sequence=step, step=step, start_ns=start, time_ns=60 * MS)
 
-    found = traffic(own, steps=3)
-    table = summarise_traffic(found)
+    recorded = traffic(calls_of, steps=3)
+    table = summarise_traffic(recorded)
     assert (table.steps, table.step_ns) == ((0, 1, 2), 100 * MS)
     assert table.busy_ns == 60 * MS  # the median of 10, 60 and 60
 
@@ -354,28 +356,28 @@ def test_in_flight_is_never_more_than_the_step():
     ],
 )
 def test_an_end_that_was_heard_late_does_not_leak_into_the_next_step(changed, source, busy_ms):
-    def own(rank):
+    def calls_of(rank):
         for step in range(3):
             start = (100 * step + 95) * MS
             yield call(sequence=step, step=step, start_ns=start, time_ns=8 * MS, **changed)
 
-    table = summarise_traffic(dataclasses.replace(traffic(own, steps=3), source=source))
+    table = summarise_traffic(dataclasses.replace(traffic(calls_of, steps=3), source=source))
     assert table.busy_ns == busy_ms * MS  # the median
     assert table.rows[0].median_ns == busy_ms * MS  # 8 ms, or cut to the 5 before the mark
 
 
 def test_a_call_longer_than_its_step_fills_it_and_no_more():
-    found = traffic(lambda rank: [call(step=0, start_ns=0, time_ns=250 * MS)], steps=1)
-    table = summarise_traffic(found)
+    recorded = traffic(lambda rank: [call(step=0, start_ns=0, time_ns=250 * MS)], steps=1)
+    table = summarise_traffic(recorded)
     assert (table.step_ns, table.busy_ns) == (100 * MS, 100 * MS)
 
 
 def test_a_step_number_that_no_training_has():
-    found = traffic(lambda rank: [call(step=5_000_000)], ranks=1)
+    recorded = traffic(lambda rank: [call(step=5_000_000)], ranks=1)
     with pytest.raises(
         UsageError, match=error_text("steps of the traffic", "5000001", "1000000 at")
     ):
-        summarise_traffic(found)
+        summarise_traffic(recorded)
 
 
 @pytest.mark.parametrize("what", [None, "run.jsonl"])
@@ -385,13 +387,13 @@ def test_a_table_of_what_is_none(what):
 
 
 def test_times_of_some_ranks_say_so():
-    def own(rank):
+    def calls_of(rank):
         return [call(time_ns=MS, start_ns=0)]
 
-    assert summarise_traffic(traffic(own, ranks=4, recorded=[0, 2])).notes[-1] == (
+    assert summarise_traffic(traffic(calls_of, ranks=4, recorded=[0, 2])).notes[-1] == (
         "times are of 2 of 4 ranks: the slowest may be another"
     )
-    assert not any("may be" in n for n in summarise_traffic(traffic(own, ranks=4)).notes)
+    assert not any("may be" in n for n in summarise_traffic(traffic(calls_of, ranks=4)).notes)
     assert not any(
         "may be" in n  # no times, nothing to say
         for n in summarise_traffic(traffic(lambda rank: [call()], ranks=4, recorded=[0])).notes

@@ -25,8 +25,8 @@ def on_two_ranks(tmp_path, monkeypatch):
     def run(name):
         main = importlib.import_module(name).main
         ended = Job(tmp_path, main, 2, setup=lambda rank: sys.argv.append(str(tmp_path))).wait()
-        assert [one.code for one in ended.values()] == [0, 0], ended[0].stderr
-        return [one.stdout for one in ended.values()]
+        assert [process.code for process in ended.values()] == [0, 0], ended[0].stderr
+        return [process.stdout for process in ended.values()]
 
     return run
 

@@ -32,10 +32,10 @@ def make(cap):
 
 
 def what_is_measured():
-    made, steps = [], []
+    caps_made, steps = [], []
 
     def counted_make(cap):
-        made.append(cap)
+        caps_made.append(cap)
         return make(cap)
 
     def counted_step(model):
@@ -43,11 +43,16 @@ def what_is_measured():
         step(model)
 
     caps = [25, None, 0.05]
-    found = torchcoll.try_buckets(
+    outcome = torchcoll.try_buckets(
         counted_make, counted_step, caps, rounds=2, steps=3, skip=2, seed=1
     )
-    plain = [[row.cap_mb, row.times_ns, row.ratio, row.result] for row in found.rows]
-    return [made, len(steps), plain, [found.ranks, found.backend, found.device, found.notes]]
+    plain = [[row.cap_mb, row.times_ns, row.ratio, row.result] for row in outcome.rows]
+    return [
+        caps_made,
+        len(steps),
+        plain,
+        [outcome.ranks, outcome.backend, outcome.device, outcome.notes],
+    ]
 
 
 def one_module_wrapped_again():
@@ -77,7 +82,7 @@ def refused(*args, **choices):
 
 def on_all_ranks():
     dist.init_process_group("gloo")
-    found = {
+    collected = {
         "measured": what_is_measured(),
         "again": one_module_wrapped_again(),
         "seeds": refused(make, step, [25, 1], seed=dist.get_rank()),
@@ -85,7 +90,7 @@ def on_all_ranks():
         "no cap": refused(lambda cap: make(3), step, [5, 4]),
     }
     dist.barrier()
-    print(json.dumps(found))
+    print(json.dumps(collected))
 
 
 @pytest.fixture(scope="module")
@@ -93,20 +98,20 @@ def on_ranks(tmp_path_factory):
     """What each of two ranks returned, all of it in one job."""
     importlib.import_module("torch._dynamo")  # DDP does: once here, and not in each rank
     ended = Job(tmp_path_factory.mktemp("job"), on_all_ranks, 2).wait()
-    assert [one.code for one in ended.values()] == [0, 0], ended[0].stderr
-    return [json.loads(one.stdout) for one in ended.values()]
+    assert [process.code for process in ended.values()] == [0, 0], ended[0].stderr
+    return [json.loads(process.stdout) for process in ended.values()]
 
 
 def test_every_rank_has_the_same_trial(on_ranks):
-    first, second = (own["measured"] for own in on_ranks)
+    first, second = (output["measured"] for output in on_ranks)
     assert first == second
-    made, steps, rows, facts = first
-    assert [sorted(made[i : i + 3], key=str) for i in (0, 3)] == [[0.05, 25, None]] * 2
-    assert made[:3] != made[3:]  # shuffled
+    caps_made, steps, rows, facts = first
+    assert [sorted(caps_made[i : i + 3], key=str) for i in (0, 3)] == [[0.05, 25, None]] * 2
+    assert caps_made[:3] != caps_made[3:]  # shuffled
     assert steps == 2 * 3 * (2 + 3)
     assert [row[0] for row in rows] == [25, None, 0.05]
-    assert all([len(own) for own in row[1]] == [3] * 2 for row in rows)
-    assert all(ns > 0 for row in rows for own in row[1] for ns in own)
+    assert all([len(round_ns) for round_ns in row[1]] == [3] * 2 for row in rows)
+    assert all(ns > 0 for row in rows for round_ns in row[1] for ns in round_ns)
     assert rows[0][2:] == [[1, 1, 1], "base"]
     assert facts == [2, "gloo", "cpu", []]
 
@@ -114,7 +119,7 @@ def test_every_rank_has_the_same_trial(on_ranks):
 def test_a_module_may_be_wrapped_again(on_ranks):
     """Each step sends its gradients once, whatever reducers the module had before."""
     size_bytes = 4 * (64 * 256 + 256 + 256 * 8 + 8)
-    assert [own["again"] for own in on_ranks] == [2 * 2 * 3 * size_bytes] * 2
+    assert [output["again"] for output in on_ranks] == [2 * 2 * 3 * size_bytes] * 2
 
 
 def test_ranks_that_ask_for_different_things(on_ranks):
@@ -123,7 +128,7 @@ def test_ranks_that_ask_for_different_things(on_ranks):
         "other caps_mb, rounds, steps, skip or seed on some rank",
         "the same on all ranks",
     )
-    assert [own["seeds"] for own in on_ranks] == [text] * 2
+    assert [output["seeds"] for output in on_ranks] == [text] * 2
 
 
 def test_what_make_ddp_returns(on_ranks):
@@ -135,8 +140,8 @@ def test_what_make_ddp_returns(on_ranks):
 def test_one_rank_communicates_nothing(tmp_path):
     def alone():
         dist.init_process_group("gloo")
-        found = torchcoll.try_buckets(make, step, [25, 1], rounds=2, steps=1, skip=2)
-        print(*found.notes)
+        outcome = torchcoll.try_buckets(make, step, [25, 1], rounds=2, steps=1, skip=2)
+        print(*outcome.notes)
 
     importlib.import_module("torch._dynamo")
     (ended,) = Job(tmp_path, alone, 1).wait().values()
@@ -177,19 +182,21 @@ MS = 1_000_000
 
 def trial(*rounds, caps=(25, None, 1)):
     """Rounds of (ms with each cap); two steps each, 1 ms apart around it."""
-    times = [[[round((ms - 0.5) * MS), round((ms + 0.5) * MS)] for ms in own]
-             for own in zip(*rounds, strict=True)]  # fmt: skip
-    rows = [TrialRow(cap, own, times[0]) for cap, own in zip(caps, times, strict=True)]
+    times = [[[round((ms - 0.5) * MS), round((ms + 0.5) * MS)] for ms in cap_rounds]
+             for cap_rounds in zip(*rounds, strict=True)]  # fmt: skip
+    rows = [
+        TrialRow(cap, cap_rounds, times[0]) for cap, cap_rounds in zip(caps, times, strict=True)
+    ]
     return Trial(rows, 2, "gloo", "cpu", len(rounds), 2, 3, 0)
 
 
 def test_verdicts():
     # Ratios: 0.9 in each round; 1.01 in each; 0.9 and 1.1.
-    found = trial((10, 9, 10.1, 9), (20, 18, 20.2, 22), caps=(25, None, 1, 2))
-    assert [row.result for row in found.rows] == ["base", "faster", "within 2 %", "within noise"]
-    assert found.rows[1].ratio == pytest.approx((0.9, 0.9, 0.9))
-    assert found.best.name == "default"
-    assert (found.rows[0].median_ns, found.rows[0].steps) == (15 * MS, 4)
+    outcome = trial((10, 9, 10.1, 9), (20, 18, 20.2, 22), caps=(25, None, 1, 2))
+    assert [row.result for row in outcome.rows] == ["base", "faster", "within 2 %", "within noise"]
+    assert outcome.rows[1].ratio == pytest.approx((0.9, 0.9, 0.9))
+    assert outcome.best.name == "default"
+    assert (outcome.rows[0].median_ns, outcome.rows[0].steps) == (15 * MS, 4)
 
 
 TABLE = """\
@@ -215,12 +222,16 @@ def test_the_table(capsys):
 
 
 def test_for_machines(capsys):
-    found = trial((10, 9, 20), (20, 18, 40))
-    torchcoll.show(found, format="json")
-    thing = json.loads(capsys.readouterr().out)
-    assert (thing["schema"], thing["best"], thing["rounds"]) == ("torchcoll-trial/1", "default", 2)
-    assert thing["rows"][0]["times_ns"] == [[9_500_000, 10_500_000], [19_500_000, 20_500_000]]
-    torchcoll.show(found, format="csv")
+    outcome = trial((10, 9, 20), (20, 18, 40))
+    torchcoll.show(outcome, format="json")
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["best"], document["rounds"]) == (
+        "torchcoll-trial/1",
+        "default",
+        2,
+    )
+    assert document["rows"][0]["times_ns"] == [[9_500_000, 10_500_000], [19_500_000, 20_500_000]]
+    torchcoll.show(outcome, format="csv")
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.startswith("cap_mb,name,steps,median_ns,low_ns,high_ns,result,ratio")
     assert [line.split(",")[1] for line in lines] == ["25", "default", "1"]

@@ -51,30 +51,30 @@ def made(clocks=True):
     rank 1  computing-----------|           |computing|
                                   |all_red--|
     """
-    own = {0: [ran(20, 70)], 1: [ran(50, 70, AHEAD)]}
-    found = traffic(lambda rank: own[rank])
-    found.steps = {0: spans((0, 100)), 1: spans((0, 100), ahead=AHEAD)}
-    found.computing = {0: spans((0, 30), (70, 100)), 1: spans((0, 40), (70, 90), ahead=AHEAD)}
-    found.source = "kineto"
+    calls_by_rank = {0: [ran(20, 70)], 1: [ran(50, 70, AHEAD)]}
+    recorded = traffic(lambda rank: calls_by_rank[rank])
+    recorded.steps = {0: spans((0, 100)), 1: spans((0, 100), ahead=AHEAD)}
+    recorded.computing = {0: spans((0, 30), (70, 100)), 1: spans((0, 40), (70, 90), ahead=AHEAD)}
+    recorded.source = "kineto"
     if clocks:
-        found.clocks = {0: ("here", AHEAD), 1: ("here", 0)}
-    return found
+        recorded.clocks = {0: ("here", AHEAD), 1: ("here", 0)}
+    return recorded
 
 
 def test_what_a_step_is_made_of():
-    zero, one = whole_step(made()).ranks
+    zero, rank_step = whole_step(made()).ranks
     names = ("computing_ns", "communicating_ns", "hidden_ns", "exposed_ns", "idle_ns", "wait_ns")
     assert [getattr(zero, name) / MS for name in names] == [60, 50, 10, 40, 0, 30]
-    assert [getattr(one, name) / MS for name in names] == [60, 20, 0, 20, 20, 0]
-    assert (zero.last, one.last, one.even) == (0, 1, 0.5)
+    assert [getattr(rank_step, name) / MS for name in names] == [60, 20, 0, 20, 20, 0]
+    assert (zero.last, rank_step.last, rank_step.even) == (0, 1, 0.5)
 
 
 def test_the_critical_path_goes_to_the_rank_that_came_last():
     """From 100 on rank 0: 30 ms computing, 20 of the call; on rank 1 10 idle, 40 computing."""
-    found = whole_step(made())
-    assert found.path == pytest.approx({"computing": 0.7, "exposed": 0.2, "idle": 0.1})
-    assert [one.path for one in found.ranks] == [0.5, 0.5]
-    assert answer_lines(found) == [
+    whole = whole_step(made())
+    assert whole.path == pytest.approx({"computing": 0.7, "exposed": 0.2, "idle": 0.1})
+    assert [rank_step.path for rank_step in whole.ranks] == [0.5, 0.5]
+    assert answer_lines(whole) == [
         "60 % computing, 30 % exposed communication, 10 % idle (of all ranks' time)",
         "critical path: 70 % computing, 20 % communication, 10 % idle; 50 % of it on rank 0",
     ]
@@ -86,23 +86,23 @@ def test_a_rank_is_called_late_beyond_chance_alone():
     """
 
     def in_steps(count):
-        own = [[], []]
+        calls_by_rank = [[], []]
         for number in range(9 * count):
-            begun, place = 10 * number, {"step": number // 9, "sequence": number}
-            own[0].append(ran(begun + 2, begun + 8, **place))
-            own[1].append(ran(begun + 4, begun + 8, AHEAD, **place))
-        found = traffic(lambda rank: own[rank])
+            begun, position = 10 * number, {"step": number // 9, "sequence": number}
+            calls_by_rank[0].append(ran(begun + 2, begun + 8, **position))
+            calls_by_rank[1].append(ran(begun + 4, begun + 8, AHEAD, **position))
+        recorded = traffic(lambda rank: calls_by_rank[rank])
         marks = [(90 * number, 90 * number + 90) for number in range(count)]
-        found.steps = {0: spans(*marks), 1: spans(*marks, ahead=AHEAD)}
-        found.source = "kineto"
-        return whole_step(found)
+        recorded.steps = {0: spans(*marks), 1: spans(*marks, ahead=AHEAD)}
+        recorded.source = "kineto"
+        return whole_step(recorded)
 
     for count in (1, 5):
-        assert [one.late for one in in_steps(count).ranks] == ["", ""]
-        assert [one.last for one in in_steps(count).ranks] == [0, 1]
-    found = in_steps(6)
-    assert [one.late for one in found.ranks] == ["", "6 of 6"]
-    assert "rank 1 came last most often in 6 of 6 steps" in answer_lines(found)
+        assert [rank_step.late for rank_step in in_steps(count).ranks] == ["", ""]
+        assert [rank_step.last for rank_step in in_steps(count).ranks] == [0, 1]
+    captured = in_steps(6)
+    assert [rank_step.late for rank_step in captured.ranks] == ["", "6 of 6"]
+    assert "rank 1 came last most often in 6 of 6 steps" in answer_lines(captured)
 
 
 def test_a_group_that_calls_more_often_makes_none_of_its_ranks_late():
@@ -113,35 +113,38 @@ def test_a_group_that_calls_more_often_makes_none_of_its_ranks_late():
         name: Group(name, ranks, "nccl", "") for name, ranks in (("a", (0, 1)), ("b", (2, 3)))
     }
 
-    def own(rank):
+    def calls_of(rank):
         name, calls = ("a", 10) if rank < 2 else ("b", 1)
         for number in range(40 * calls):
             late = 2 * ((number // calls + rank) % 2)
-            place = {"step": number // calls, "sequence": number, "group": name}
-            begun = 100 * place["step"] + 10 * (number % calls)
-            yield ran(begun + 2 + late, begun + 8, **place)
+            position = {"step": number // calls, "sequence": number, "group": name}
+            begun = 100 * position["step"] + 10 * (number % calls)
+            yield ran(begun + 2 + late, begun + 8, **position)
 
-    found = traffic(own, ranks=4, steps=40, groups=groups)
-    found.source = "kineto"
-    step = whole_step(found)
-    assert [one.last for one in step.ranks] == [0.5] * 4
-    assert [one.late for one in step.ranks] == [""] * 4
+    recorded = traffic(calls_of, ranks=4, steps=40, groups=groups)
+    recorded.source = "kineto"
+    step = whole_step(recorded)
+    assert [rank_step.last for rank_step in step.ranks] == [0.5] * 4
+    assert [rank_step.late for rank_step in step.ranks] == [""] * 4
 
 
 def test_a_wait_below_its_error_is_no_way_to_another_rank():
     """Asynchronous on a CPU: Python stamps the end, 5 ms late at times. Rank 1 came 1 ms later."""
 
-    def own(rank):
+    def calls_of(rank):
         start = 20 + rank
         fields = {"start_ns": start * MS, "time_ns": (50 - start) * MS, "asynchronous": True}
         return [call(step=0, **fields)]
 
-    found = traffic(own)
-    found.steps = dict.fromkeys((0, 1), spans((0, 50)))
-    found.clocks = dict.fromkeys((0, 1), ("here", 0))
-    found.source = "capture"
-    step = whole_step(found)
-    assert [one.path for one in step.ranks] in ([1, 0], [0, 1])  # it stays on the rank it began on
+    recorded = traffic(calls_of)
+    recorded.steps = dict.fromkeys((0, 1), spans((0, 50)))
+    recorded.clocks = dict.fromkeys((0, 1), ("here", 0))
+    recorded.source = "capture"
+    step = whole_step(recorded)
+    assert [rank_step.path for rank_step in step.ranks] in (
+        [1, 0],
+        [0, 1],
+    )  # it stays on the rank it began on
     assert any("stamped up to 5.00 ms late: waits are known within that" in n for n in step.notes)
 
 
@@ -156,7 +159,7 @@ def test_a_wait_below_its_error_is_no_way_to_another_rank():
 def test_a_call_behind_another_one_is_queued_and_does_not_wait(begun, waited_ms):
     """Rank 0 issues three calls at once, which end at 10, 20 and 30 ms; rank 1 at ``begun``."""
 
-    def own(rank):
+    def calls_of(rank):
         starts = begun if rank else (0, 0, 0)
         return [
             call(
@@ -168,11 +171,11 @@ def test_a_call_behind_another_one_is_queued_and_does_not_wait(begun, waited_ms)
             for number, start in enumerate(starts)
         ]
 
-    found = traffic(own)
-    found.steps = dict.fromkeys((0, 1), spans((0, 30)))
-    found.clocks = dict.fromkeys((0, 1), ("here", 0))
-    zero, one = whole_step(found).ranks
-    assert (zero.wait_ns, one.wait_ns) == (waited_ms * MS, 0)
+    recorded = traffic(calls_of)
+    recorded.steps = dict.fromkeys((0, 1), spans((0, 30)))
+    recorded.clocks = dict.fromkeys((0, 1), ("here", 0))
+    zero, rank_step = whole_step(recorded).ranks
+    assert (zero.wait_ns, rank_step.wait_ns) == (waited_ms * MS, 0)
     (together,) = _group_overlapping(zero.calls)
     assert _label(together) == "3 all_reduce, together 3M"  # one bar has one label
     assert _label(together[:1]) == "all_reduce 1M"
@@ -180,27 +183,30 @@ def test_a_call_behind_another_one_is_queued_and_does_not_wait(begun, waited_ms)
 
 def test_a_call_that_ends_later_held_nothing_up():
     """Rank 0 computes again from 60 on, beside the call: what came before that is idle."""
-    found = made()
-    found.computing[0] = spans((0, 30), (60, 100))
-    assert whole_step(found).path == pytest.approx({"computing": 0.7, "idle": 0.3})
+    recorded = made()
+    recorded.computing[0] = spans((0, 30), (60, 100))
+    assert whole_step(recorded).path == pytest.approx({"computing": 0.7, "idle": 0.3})
 
 
 # -- clocks ----------------------------------------------------------------------------------------
 
 
-def by_calls(found):
-    joined, _ = join_ranks(found)
-    return measure_offsets(found, dict.fromkeys(one for own in joined.values() for one in own))
+def by_calls(result):
+    joined, _ = join_ranks(result)
+    return measure_offsets(
+        result,
+        dict.fromkeys(joined_call for rank_calls in joined.values() for joined_call in rank_calls),
+    )
 
 
 def test_bounds_of_two_calls():
     """Of the first call 20 - 1070 <= added <= 70 - 1050, of the second 80 - 1083 and 82 - 1081; the
     ends differ by 1000 and 1001, whose median 1000.5 lies within -1003 and -999.
     """
-    found = made(clocks=False)
-    found.calls[0].append(ran(80, 82, sequence=1))
-    found.calls[1].append(ran(81, 83, AHEAD, sequence=1))
-    offsets = by_calls(found)
+    recorded = made(clocks=False)
+    recorded.calls[0].append(ran(80, 82, sequence=1))
+    recorded.calls[1].append(ran(81, 83, AHEAD, sequence=1))
+    offsets = by_calls(recorded)
     assert offsets.added_ns == {0: 0, 1: -1000.5 * MS}
     assert (offsets.error_ns, offsets.agree_ns) == ({0: 0, 1: 2.5 * MS}, 0.5 * MS)
     assert offsets.text.startswith(
@@ -210,22 +216,22 @@ def test_bounds_of_two_calls():
 
 
 def test_calls_that_contradict_each_other_align_nothing():
-    found = made(clocks=False)
-    found.calls[0].append(ran(80, 82, sequence=1))
-    found.calls[1].append(ran(380, 382, AHEAD, sequence=1))
-    assert by_calls(found).added_ns == {0: 0}
-    assert "no one offset fits all calls" in whole_step(found).notes[0]
-    (said,) = traffic_trace(found)[1]
-    assert said.endswith("their events are right among themselves only")
+    recorded = made(clocks=False)
+    recorded.calls[0].append(ran(80, 82, sequence=1))
+    recorded.calls[1].append(ran(380, 382, AHEAD, sequence=1))
+    assert by_calls(recorded).added_ns == {0: 0}
+    assert "no one offset fits all calls" in whole_step(recorded).notes[0]
+    (message,) = traffic_trace(recorded)[1]
+    assert message.endswith("their events are right among themselves only")
 
 
 def test_a_rooted_call_aligns_nothing():
-    found = made(clocks=False)
-    for rank, (own,) in found.calls.items():
-        found.calls[rank] = [dataclasses.replace(own, collective="broadcast", root=0)]
-    whole = whole_step(found)
+    recorded = made(clocks=False)
+    for rank, (rank_call,) in recorded.calls.items():
+        recorded.calls[rank] = [dataclasses.replace(rank_call, collective="broadcast", root=0)]
+    whole = whole_step(recorded)
     assert whole.offsets.problem.startswith("the clocks of rank 1 cannot be aligned with rank 0")
-    assert [one.wait_ns for one in whole.ranks] == [None, None]
+    assert [rank_step.wait_ns for rank_step in whole.ranks] == [None, None]
 
 
 def _captured(folder):
@@ -245,18 +251,20 @@ def _captured(folder):
 def test_the_clock_of_a_host_lies_within_what_calls_tell(jobs, tmp_path):
     """A real capture: what its clock says, against what would be measured without it."""
     jobs(tmp_path, lambda: _captured(tmp_path / "run"), 2).wait()
-    found = Traffic.load(tmp_path / "run")
-    known = by_calls(found)
-    assert known.text == "one host, one clock: no error"
-    found.clocks = {}
-    told = by_calls(found)
-    assert abs(told.added_ns[1] - known.added_ns[1]) <= told.error_ns[1]
-    whole = whole_step(found)
-    assert [(one.computing_ns, one.idle_ns) for one in whole.ranks] == [(None, None)] * 2
-    exposed = [one.communicating_ns for one in whole.ranks]
+    recorded = Traffic.load(tmp_path / "run")
+    same_clock = by_calls(recorded)
+    assert same_clock.text == "one host, one clock: no error"
+    recorded.clocks = {}
+    measured = by_calls(recorded)
+    assert abs(measured.added_ns[1] - same_clock.added_ns[1]) <= measured.error_ns[1]
+    whole = whole_step(recorded)
+    assert [(rank_step.computing_ns, rank_step.idle_ns) for rank_step in whole.ranks] == [
+        (None, None)
+    ] * 2
+    exposed = [rank_step.communicating_ns for rank_step in whole.ranks]
     if torch.__version__.startswith("2.6."):  # does not tell that the program waits for each call
         exposed = [None, None]
-    assert [one.exposed_ns for one in whole.ranks] == exposed
+    assert [rank_step.exposed_ns for rank_step in whole.ranks] == exposed
     assert any("may be computation or idle" in note for note in whole.notes)
 
 
@@ -286,17 +294,17 @@ def profiled(folder, ranks=(0, 1)):
 
 
 def test_a_profiler_trace_tells_computation_and_communication_of_no_call(tmp_path):
-    found = read_traffic([profiled(tmp_path / "run")])
-    one = whole_step(found).ranks[0]
-    assert (one.computing_ns, one.communicating_ns) == (250_000, 300_000)
-    assert (one.exposed_ns, one.idle_ns) == (200_000, 1_000_000 - 250_000 - 200_000)
+    recorded = read_traffic([profiled(tmp_path / "run")])
+    rank_step = whole_step(recorded).ranks[0]
+    assert (rank_step.computing_ns, rank_step.communicating_ns) == (250_000, 300_000)
+    assert (rank_step.exposed_ns, rank_step.idle_ns) == (200_000, 1_000_000 - 250_000 - 200_000)
     # ... and so does the file of it.
-    found.save(tmp_path / "all.jsonl")
-    again = Traffic.load(tmp_path / "all.jsonl")
-    assert (again.computing, again.apart, again.calls) == (
-        found.computing,
-        found.apart,
-        found.calls,
+    recorded.save(tmp_path / "all.jsonl")
+    reloaded = Traffic.load(tmp_path / "all.jsonl")
+    assert (reloaded.computing, reloaded.apart, reloaded.calls) == (
+        recorded.computing,
+        recorded.apart,
+        recorded.calls,
     )
 
 
@@ -322,32 +330,40 @@ def test_the_command(tmp_path, capsys):
 
 
 def test_perfetto_shows_ranks_on_one_clock_and_no_two_events_on_a_thread(tmp_path):
-    found = made(clocks=False)
-    found.calls[0].append(ran(60, 65, sequence=1))
-    found.calls[1].append(ran(60, 65, AHEAD, sequence=1))
-    text, (said,) = traffic_trace(found)
+    recorded = made(clocks=False)
+    recorded.calls[0].append(ran(60, 65, sequence=1))
+    recorded.calls[1].append(ran(60, 65, AHEAD, sequence=1))
+    text, (message,) = traffic_trace(recorded)
     document = json.loads(text)
-    assert document["otherData"]["clocks"] == [said] and "at most 5.00 ms off" in said
+    assert document["otherData"]["clocks"] == [message] and "at most 5.00 ms off" in message
     tracks = {}
-    for one in document["traceEvents"]:
-        if one["ph"] == "X":
-            tracks.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["dur"]))
-    for own in tracks.values():
-        for (start, time), (after, _) in zip(sorted(own), sorted(own)[1:], strict=False):
+    for event_value in document["traceEvents"]:
+        if event_value["ph"] == "X":
+            tracks.setdefault((event_value["pid"], event_value["tid"]), []).append(
+                (event_value["ts"], event_value["dur"])
+            )
+    for intervals in tracks.values():
+        for (start, time), (after, _) in zip(
+            sorted(intervals), sorted(intervals)[1:], strict=False
+        ):
             assert start + time <= after
     begins = {
-        (one["pid"], one["name"]): one["ts"]
-        for one in document["traceEvents"]
-        if one["ph"] == "X" and one["cat"] == "step"
+        (event_value["pid"], event_value["name"]): event_value["ts"]
+        for event_value in document["traceEvents"]
+        if event_value["ph"] == "X" and event_value["cat"] == "step"
     }
     assert begins == {(0, "step 0"): 0, (1, "step 0"): 0}
 
 
 def test_the_trace_has_communication_of_no_known_call_and_no_empty_note():
-    found = made()
-    found.apart = {1: spans((92, 98), ahead=AHEAD)}
-    text, _ = traffic_trace(found)
-    (untold,) = (one for one in json.loads(text)["traceEvents"] if one["name"] == "not told which")
+    recorded = made()
+    recorded.apart = {1: spans((92, 98), ahead=AHEAD)}
+    text, _ = traffic_trace(recorded)
+    (untold,) = (
+        event_value
+        for event_value in json.loads(text)["traceEvents"]
+        if event_value["name"] == "not told which"
+    )
     assert (untold["pid"], untold["dur"]) == (1, 6000)  # us
     alone = traffic(lambda rank: [ran(20, 70)], 1)
     assert traffic_trace(alone)[1] == []
@@ -355,10 +371,10 @@ def test_the_trace_has_communication_of_no_known_call_and_no_empty_note():
 
 def test_many_ranks_are_not_all_drawn_but_the_late_one_is():
     groups = world(40)
-    found = traffic(lambda rank: [ran(10 + rank % 39, 60)], 40, groups=groups)
-    found.steps = {rank: spans((0, 100)) for rank in range(40)}
-    found.clocks = {rank: ("here", 0) for rank in range(40)}
-    drawn = _ranks_to_draw(whole_step(found))
+    recorded = traffic(lambda rank: [ran(10 + rank % 39, 60)], 40, groups=groups)
+    recorded.steps = {rank: spans((0, 100)) for rank in range(40)}
+    recorded.clocks = {rank: ("here", 0) for rank in range(40)}
+    drawn = _ranks_to_draw(whole_step(recorded))
     assert (len(drawn), drawn[-1].rank) == (MAX_RANKS_DRAWN, 38)
 
 
@@ -394,27 +410,29 @@ def test_one_rank_no_step_and_no_computation(tmp_path):
     """What is not told is said, and never idle."""
     kineto(tmp_path / "run", 0, param("allreduce", 100, 7),
            kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 300, 200, 7))  # fmt: skip
-    found = whole_step(read_traffic([tmp_path / "run"]))
-    (one,) = found.ranks
-    assert (one.computing_ns, one.idle_ns, one.exposed_ns) == (None, None, None)
-    assert (one.step_ns, one.communicating_ns) == (200_000, 200_000)
-    text = " ".join(found.notes)
+    whole = whole_step(read_traffic([tmp_path / "run"]))
+    (rank_step,) = whole.ranks
+    assert (rank_step.computing_ns, rank_step.idle_ns, rank_step.exposed_ns) == (None, None, None)
+    assert (rank_step.step_ns, rank_step.communicating_ns) == (200_000, 200_000)
+    text = " ".join(whole.notes)
     assert "no source tells what rank 0 computed" in text
     assert "no step is marked" in text and "1 of 2 ranks" in text
-    draw_step(found, tmp_path / "s.svg")
+    draw_step(whole, tmp_path / "s.svg")
     assert "what ran beside it is not told" in (tmp_path / "s.svg").read_text()
 
 
 def test_a_step_without_a_call():
-    found = made()
-    found.steps = {rank: [*own, (own[0][1], own[0][1] + MS)] for rank, own in found.steps.items()}
+    recorded = made()
+    recorded.steps = {
+        rank: [*calls, (calls[0][1], calls[0][1] + MS)] for rank, calls in recorded.steps.items()
+    }
     with pytest.raises(UsageError, match="in which no call ran"):
-        whole_step(found, 1)
+        whole_step(recorded, 1)
 
 
 def test_ranks_of_different_sources_keep_their_own_clocks():
     whole = made()
-    parts = [
+    traffics = [
         dataclasses.replace(
             whole,
             calls={r: whole.calls[r]}, steps={r: whole.steps[r]}, clocks={r: whole.clocks[r]},
@@ -422,5 +440,5 @@ def test_ranks_of_different_sources_keep_their_own_clocks():
         )
         for r in (0, 1)
     ]  # fmt: skip
-    again = join(parts)
-    assert (again.clocks, again.computing) == (whole.clocks, whole.computing)
+    reloaded = join(traffics)
+    assert (reloaded.clocks, reloaded.computing) == (whole.clocks, whole.computing)

@@ -20,12 +20,15 @@ _SUITE = "suite"
 def run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "torchcoll run -n N COLLECTIVE [options of the collective]"
     add = parser.add_argument
-    add("-n", "--nproc-per-node", metavar="N", help="how many ranks, all on this host")
+    add("-n", "--nproc-per-node", metavar="N", help="number of ranks, all on this host")
     add(
         "words",
         nargs=argparse.REMAINDER,
         metavar="COLLECTIVE ...",
-        help="allreduce, ... or suite, and its options: torchcoll run -n 1 COLLECTIVE --help",
+        help=(
+            "a module (allreduce, ..., suite) and its options; torchcoll run -n 1 "
+            "COLLECTIVE --help lists them"
+        ),
     )
 
 

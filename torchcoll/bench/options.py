@@ -143,7 +143,10 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         what.add_argument(
             "--traffic",
             metavar="FILE",
-            help="the calls of a training, as torchcoll.capture saved them (or a folder of files)",
+            help=(
+                "replay the calls of a training, as torchcoll.capture saved them (a "
+                "file or a folder)"
+            ),
             **text,
         )
     what.add_argument("-b", "--min-bytes", help=f"smallest size ({default.min_bytes})", **text)
@@ -154,8 +157,10 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         help=f"each size is the one before times this: 2, 4, 1.15 ({default.factor})",
         **text,
     )
-    what.add_argument("-i", "--step-bytes", help="add so many bytes instead", **text)
-    what.add_argument("--sizes", help="a list instead: 1K,1M,25M", **text)
+    what.add_argument(
+        "-i", "--step-bytes", help="step between sizes in bytes, in place of a factor", **text
+    )
+    what.add_argument("--sizes", help="a list of sizes in place of a range: 1K,1M,25M", **text)
     what.add_argument(
         "-d", "--dtype", help=f"all, or of {', '.join(DTYPES)} ({default.dtypes})", **text
     )
@@ -169,25 +174,35 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     )
     what.add_argument(
         "--backend",
-        help="nccl, xccl, ccl, gloo, fake, another that torch has; several with commas are "
-        "measured in turn (what the machine has)",
+        help=(
+            "nccl, xccl, ccl, gloo, fake or another backend of torch; several, "
+            "separated by commas, alternate (default: what the machine has)"
+        ),
         **text,
     )
-    what.add_argument("--device", help="cpu, cuda or xpu (what the backend moves)", **text)
+    what.add_argument("--device", help="cpu, cuda or xpu (default: what the backend uses)", **text)
     what.add_argument(
-        "--groups", help="sub-groups at once: mod:2, div:4, or 0,1;2,3 (one group)", **text
+        "--groups",
+        help=("run in several sub-groups at once: mod:2, div:4, or 0,1;2,3 (default: one group)"),
+        **text,
     )
     how = p.add_argument_group("how to measure")
     how.add_argument(
         "--mode",
-        help="synchronized: a barrier before every call; back-to-back: none; graph: captured and "
-        "replayed (synchronized on CPU, else back-to-back)",
+        help=(
+            "synchronized: a barrier before every call; back-to-back: no barrier; "
+            "graph: captured once and replayed (default: synchronized on CPU, else "
+            "back-to-back)"
+        ),
         **text,
     )
     how.add_argument(
         "-n",
         "--iters",
-        help="steady calls a case; 0: cold calls alone (as many as --precision, --max-time ask)",
+        help=(
+            "number of steady calls per case; 0: only cold calls (default: as "
+            "--precision and --max-time decide)"
+        ),
         **text,
     )
     how.add_argument(
@@ -206,13 +221,15 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         **text,
     )
     how.add_argument(
-        "--fresh-group", action="store_true", help="a new communicator for every case", **text
+        "--fresh-group", action="store_true", help="make a new communicator for every case", **text
     )
     how.add_argument("--init", help=f"lazy or eager: when to connect ({default.init})", **text)
     how.add_argument(
         "--buffers",
-        help="how the memory is made: default, or on nccl registered (with the communicator) or "
-        "symmetric (mapped by all GPUs) (default)",
+        help=(
+            "kind of memory: default, or on nccl registered (with the communicator)"
+            " or symmetric (mapped by all GPUs) (default)"
+        ),
         **text,
     )
     how.add_argument(
@@ -232,30 +249,43 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         "--async",
         action="store_true",
         dest="asynchronous",
-        help="async_op, as DDP",
+        help="pass async_op=True, as DDP does",
         **text,
     )
     how.add_argument("--coalesce", help=f"so many calls in one group ({default.coalesce})", **text)
     how.add_argument(
         "--rehearse",
         action="store_true",
-        help="try a command for several GPUs on one: nccl ranks share it, times mean nothing",
+        help=(
+            "try a command for several GPUs on one: the nccl ranks share it, so times mean nothing"
+        ),
         **text,
     )
     how.add_argument(
         "--concurrent",
         metavar="WORK",
-        help="matmul, copy or both, with :SIZE, or COLLECTIVE:GROUPS: what it and each case do to "
-        "each other; background:LABEL is kept in the file",
+        help=(
+            "measure each case alone, the work alone, and both together; work: "
+            "matmul, copy or both, with :SIZE, or COLLECTIVE:GROUPS; "
+            "background:LABEL only records that other work ran"
+        ),
         **text,
     )
     how.add_argument(
-        "--mesh", metavar="AxB", help="each case in columns of B apart, and in rows at once", **text
+        "--mesh",
+        metavar="AxB",
+        help=(
+            "measure each case in columns of B ranks, once alone and once with the rows running too"
+        ),
+        **text,
     )
     how.add_argument(
         "--offset",
         metavar="TIME",
-        help="of a collective beside: single calls, at once and so long after each other (2ms)",
+        help=(
+            "with --concurrent COLLECTIVE:GROUPS or --mesh: start the other "
+            "collective this long after each call (2ms)"
+        ),
         **text,
     )
     how.add_argument("-c", "--check", help=f"verify the results, 0 or 1 ({default.check})", **text)
@@ -270,54 +300,74 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     how.add_argument(
         "--soak",
         metavar="TIME",
-        help="repeat all cases for so long (90s, 30m, 8h) and check every round; SIGUSR1 ends it",
+        help=(
+            "repeat all cases for this long (90s, 30m, 8h) and check every round; SIGUSR1 ends it"
+        ),
         **text,
     )
     how.add_argument(
         "--metrics",
         metavar="FILE",
-        help="of --soak: rank 0 writes NAME.prom anew all along, for Prometheus' node_exporter",
+        help=("with --soak: rank 0 keeps NAME.prom up to date, for Prometheus' node_exporter"),
         **text,
     )
     how.add_argument(
         "--require-idle",
         action="store_true",
-        help="refuse to start while another process uses a device (cpu: 5%% of the cores)",
+        help=("refuse to start while another process uses a device (on cpu: 5%% of the cores)"),
         **text,
     )
     how.add_argument(
         "--rendezvous-file",
         metavar="PATH",
-        help="meet there, in a folder that all hosts share, not at MASTER_ADDR:MASTER_PORT",
+        help=(
+            "meet in this file, in a folder that all hosts share, in place of "
+            "MASTER_ADDR:MASTER_PORT"
+        ),
         **text,
     )
     out = p.add_argument_group("output")
-    out.add_argument("-J", "--output", help="result file (torchcoll-runs/...jsonl)", **text)
-    out.add_argument("--no-output", action="store_true", help="no result file", **text)
-    out.add_argument("--resume", metavar="FILE", help="run what is missing in FILE", **text)
-    out.add_argument("--label", action="append", metavar="KEY=VALUE", help="kept in it", **text)
+    out.add_argument(
+        "-J", "--output", help="result file (default: torchcoll-runs/...jsonl)", **text
+    )
+    out.add_argument("--no-output", action="store_true", help="write no result file", **text)
+    out.add_argument("--resume", metavar="FILE", help="run the cases that FILE lacks", **text)
+    out.add_argument(
+        "--label",
+        action="append",
+        metavar="KEY=VALUE",
+        help="a label to record in the result file",
+        **text,
+    )
     out.add_argument(
         "--library-log",
         action="store_true",
-        help="NCCL's or oneCCL's own log beside it: algorithms in the table, but slower calls",
+        help=(
+            "record the log of NCCL or oneCCL too: the table then has algorithms, "
+            "but calls are slower"
+        ),
         **text,
     )
     out.add_argument("--format", help=f"{', '.join(FORMATS)} (table)", **text)
-    out.add_argument("--quiet", action="store_true", help="no header, no progress", **text)
+    out.add_argument("--quiet", action="store_true", help="print no header and no progress", **text)
     out.add_argument(
         "--verbose",
         action="store_true",
-        help="phases of the start and cost of measuring too",
+        help="print the phases of the start and the cost of measuring too",
         **text,
     )
     out.add_argument(
         "--gate",
         action="store_true",
-        help="exit 1 at a verdict of FAIL, 2 where nothing can be judged",
+        help="exit with 1 if the verdict is FAIL, with 2 if nothing can be judged",
         **text,
     )
-    out.add_argument("--dry-run", action="store_true", help="print the cases, run nothing", **text)
-    out.add_argument("--ranks", help="ranks to assume: --dry-run, or --backend fake", **text)
+    out.add_argument(
+        "--dry-run", action="store_true", help="print the cases and run nothing", **text
+    )
+    out.add_argument(
+        "--ranks", help="number of ranks to assume with --dry-run or --backend fake", **text
+    )
     return p
 
 

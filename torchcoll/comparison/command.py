@@ -30,12 +30,13 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         "sides",
         nargs="+",
         metavar="SIDE",
-        help="BASE and NEW, or the folder of a versus: a file, a folder, a quoted glob, or "
-        "label=PATH; several files of a "
-        "side (one label; without labels all behind the first, refused where only some of them "
-        "are like it) are its runs; "
-        "backend:gloo=PATH takes those cases alone; model=PATH is a prediction, and its errors "
-        "against the other side are told",
+        help=(
+            "BASE and NEW, or the folder of a versus. Each is a file, a folder, a "
+            "quoted glob, or label=PATH. Several files with one label are the runs "
+            "of that side; without labels the first file is BASE and the others are"
+            " NEW. backend:gloo=PATH takes the cases of one backend, model=PATH is "
+            "a prediction whose errors are shown"
+        ),
     )
     add(
         "--threshold",
@@ -45,32 +46,40 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--metric", default="time", help="time (the default), algbw or busbw")
     add("--over-ranks", metavar="HOW", help="max (the default), mean, min or rank0")
-    add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
+    add(
+        "--filter",
+        default="",
+        metavar="TEXT",
+        help="select cases, such as collective=all_reduce,size>=1M",
+    )
     add(
         "--by",
         default="",
         metavar="NAMES",
-        help="keep apart runs that differ in these, in place of pooling: kernel, NCCL_ALGO, "
-        "label=KEY, ...",
+        help=("do not pool runs that differ in these: kernel, NCCL_ALGO, label=KEY, ..."),
     )
-    add("--fit", action="store_true", help="latency and bandwidth in place of every size")
+    add("--fit", action="store_true", help="compare latency and bandwidth in place of every size")
     add(
         "--all",
         dest="every",
         action="store_true",
-        help="every case; else what is the same or inconclusive is folded",
+        help=("show every case; the default folds cases that are the same or inconclusive"),
     )
     add(
         "--only",
         default="",
         metavar="WHICH",
-        help="slower, changed (slower or faster; where no test could judge, what differs by more "
-        "than --threshold) or inconclusive",
+        help=(
+            "show only cases that are slower, changed (slower or faster, or beyond "
+            "--threshold if not tested) or inconclusive"
+        ),
     )
     add(
-        "--fail-on", metavar="GATE", help="slower, slower:5%%, inconclusive, not-comparable: exit 1"
+        "--fail-on",
+        metavar="GATE",
+        help=("exit with 1 on these results: slower, slower:5%%, inconclusive, not-comparable"),
     )
-    add("--verbose", action="store_true", help="the statistics behind the results too")
+    add("--verbose", action="store_true", help="show the statistics too")
     add("--format", default="table", help="table, markdown, csv or json")
     add_told(parser)
 
@@ -184,8 +193,10 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=A,B",
-        help=r"a variable and its values; empty: unset; \, is a comma in a value. The first is the "
-        "base of all others",
+        help=(
+            "a variable and its values; an empty value leaves it unset; write \\, "
+            "for a comma in a value. The first value is the base"
+        ),
     )
     add(
         "--axis",
@@ -195,7 +206,7 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
         help="values of {name} in the command; library=PATH,... by LD_PRELOAD, venv=DIR,... first "
         "in PATH",
     )
-    add("--backend", metavar="A,B", help="each in runs of its own")
+    add("--backend", metavar="A,B", help="compare backends, each in runs of its own")
     add(
         "--implementation",
         metavar="A,B",
@@ -207,18 +218,39 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--runs",
         metavar="N",
-        help="end with so many of each (30; 3 at least, before which nothing is judged); it ends "
-        "before that where every case is decided, or where no more would be",
+        help=(
+            "end after this many runs of each side (default 30, at least 3); it "
+            "ends earlier when every case is decided, or when more runs would not "
+            "help"
+        ),
     )
-    add("--budget", metavar="TIME", help="begin no round that would end after 90s, 10m, 2h")
-    add("-o", "--output", metavar="DIR", help="where everything goes; again: it goes on")
-    add("--resume", metavar="DIR", help="go on in that folder, with the command that it has")
-    add("--cell-timeout", metavar="S", help="end a run after so many seconds")
+    add(
+        "--budget",
+        metavar="TIME",
+        help="begin no round that would end after this time: 90s, 10m, 2h",
+    )
+    add(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="folder for everything; the same folder again continues",
+    )
+    add(
+        "--resume",
+        metavar="DIR",
+        help="continue in this folder, with the command it was started with",
+    )
+    add("--cell-timeout", metavar="S", help="end a run after this many seconds")
     add("--format", default="table", help="table, markdown, csv or json")
-    add("--dry-run", action="store_true", help="the runs of a round, start nothing")
-    add("--quiet", action="store_true", help="no progress, only what was found")
-    add("--a", nargs=argparse.REMAINDER, help="two whole commands: --a COMMAND --b COMMAND")
-    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="one run, of both")
+    add("--dry-run", action="store_true", help="print the runs of one round and start nothing")
+    add("--quiet", action="store_true", help="print no progress, only the result")
+    add("--a", nargs=argparse.REMAINDER, help="compare two whole commands: --a COMMAND --b COMMAND")
+    add(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="-- COMMAND",
+        help="the command of one run, for both sides",
+    )
 
 
 def run_versus(options: argparse.Namespace) -> ExitCode | int:

@@ -409,7 +409,8 @@ def _unmatched(found: Comparison, every: bool) -> list[str]:
 
 def _above(found: Comparison, verbose: bool = False) -> list[str]:
     base, new = side_names(found)
-    lines = [f"base: {_side_text(base, found.base)}; new: {_side_text(new, found.new)}"]
+    sides = (("base", base, found.base), ("new", new, found.new))
+    lines = ["; ".join(_side_text(*each) for each in sides)]
     lines.append("; ".join([what_text(_shared(found)), *_in_common(found)]))
     differences = [one for one in found.differences if verbose or one.name not in _OF_THE_LOOP]
     if is_across_hardware(found):
@@ -429,7 +430,7 @@ def _above(found: Comparison, verbose: bool = False) -> list[str]:
     figures = f"latency and bandwidth ({found.fitted[0].metric})" if found.fitted else figures
     many = len(found.base.runs) + len(found.new.runs) > 2
     several = "; geometric mean over the runs" if many else ""
-    ratios = found.ranked or found.fitted
+    ratios = (found.ranked or found.fitted) and not found.errors  # of a model: errors
     speed = "; speed-up: how many times as fast the new side is" if ratios else ""
     lines.append(f"{figures}: {found.reading}{several}{speed}")
     if verbose and any(r.judged.ratio and r.judged.ratio.design.in_order for r in found.rows):
@@ -460,9 +461,13 @@ def _in_common(found: Comparison) -> list[str]:
     return [", ".join(words).replace(" 1 ranks", " 1 rank")] * bool(known)
 
 
-def _side_text(name: str, side: Side) -> str:
-    where = f"{one_line(side.where)}, " if side.where else ""
-    return f"{name} ({where}{counted(len(side.runs), 'run')})"
+def _side_text(role: str, name: str, side: Side) -> str:
+    """``base: gloo (runs/gloo, 6 runs)``; what would be said twice is said once."""
+    where = one_line(side.where)
+    inside = [where] * bool(where and where != name) + [counted(len(side.runs), "run")]
+    return (
+        f"{role}: {name} ({', '.join(inside)})" if name != role else f"{role} ({', '.join(inside)})"
+    )
 
 
 def titles_of(pairs: Sequence[Pair]) -> list[str]:

@@ -62,9 +62,11 @@ def change_text(speed: float) -> str:
 
 
 def speed_cell(speed: float | None) -> str:
-    """A speed-up as a number: ``13.1``, ``2.14``, ``0.987``; ``-`` where it is unknown."""
+    """A speed-up as a number: ``13.1``, ``2.14``, ``0.987``, ``0.0114``; ``-`` for None."""
     if speed is None:
         return "-"
+    if speed < 0.1:  # three digits: 0.006 may be 0.0055 or 0.0065
+        return f"{speed:.{2 - math.floor(math.log10(speed))}f}"
     return f"{speed:.{1 if speed >= 9.995 else 2 if speed >= 1.9995 else 3}f}"
 
 
@@ -101,10 +103,13 @@ def judged_sentence(
         (one,) = ratios
         bound = least_text(one.judged, found.more_is_faster)
         runs = _runs_text(ratios)
-        return f"{new} is {_change(found, one)} than {base}{what} ({names[0]}, {bound}{runs})"
-    if len(changed) == 1 and results.count(changed[0]) >= _MOST_CHANGED * count:
-        speeds = sorted(speed_of(found, one) for one in ratios)
-        mean = math.exp(sum(map(math.log, speeds)) / count)
+        where = ", ".join(filter(None, [names[0], bound]))  # a barrier has no size
+        return f"{new} is {_change(found, one)} than {base}{what} ({where}{runs})"
+    speeds = sorted(speed_of(found, one) for one in ratios)
+    mean = math.exp(sum(map(math.log, speeds)) / count)
+    most = len(changed) == 1 and results.count(changed[0]) >= _MOST_CHANGED * count
+    # Inconclusive cases may pull the mean to the other side of 1: then it is no summary.
+    if most and (mean > 1) == (changed[0] == "faster"):
         ends = speeds if mean >= 1 else [1 / speed for speed in reversed(speeds)]
         low, high = (
             factor_text(end) if end >= 1 else change_text(1 / end if mean < 1 else end)

@@ -17,7 +17,7 @@ def scaling_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; each is a run")
     add("--sizes", metavar="LIST", help="such as 1K,1M; default: a small, a middle, a large one")
-    add("--link-gbps", metavar="N", help="the limit of busbw in GB/s: adds the share of it")
+    add("--link-gbps", metavar="N", help="a limit of busbw in GB/s, to show the share of it")
     add("--format", default="table", help="table, markdown, csv or json")
     add("--plot", metavar="FILE", help="a picture too: time and speed-up (.png, .svg, .pdf)")
     add("--force", action="store_true", help="replace the picture")
@@ -97,25 +97,25 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--concurrent",
         action="store_true",
-        help="the calls beside work, of runs with --concurrent, in place of those alone",
+        help=("fit the calls measured with --concurrent work, in place of those measured alone"),
     )
     predict = actions.add_parser("predict", help="time and busbw with 90 %% intervals")
     add = predict.add_argument
     add("model", metavar="MODEL", help="what `model fit` wrote")
     add("--ranks", required=True, metavar="LIST", help="such as 8,12 or 8..4096 (doubling)")
     add("--sizes", required=True, metavar="LIST", help="such as 1K,25M or 1K..1G (by 4)")
-    add("--collective", metavar="NAME", help="that one alone")
+    add("--collective", metavar="NAME", help="predict this collective only")
     add("--format", default="table", help="table, markdown, csv or json")
     validate = actions.add_parser(
         "validate",
-        help="how wrong: sizes and ranks left out, or a model or a simulator against a run",
+        help=("show how wrong a model is: on left-out sizes and ranks, or against another run"),
     )
     add = validate.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
     add(
         "--predicted",
         metavar="FILE",
-        help="what `model fit` wrote, of other runs, or a simulator's times: how wrong that is",
+        help=("a model fitted on other runs, or a simulator's times, to check against these runs"),
     )
     add("--format", default="table", help="table, markdown, csv or json")
     add(
@@ -124,10 +124,14 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
         help="a picture too: predicted against measured, and each error (.png, .svg, .pdf)",
     )
     add("--force", action="store_true", help="replace the picture")
-    export = actions.add_parser("export", help="as the input of a simulator")
+    export = actions.add_parser("export", help="write the input of a simulator")
     add = export.add_argument
     add("model", metavar="MODEL", help="what `model fit` wrote")
-    add("what", metavar="PATH", help="whose cases: a result file; or a captured step: its traffic")
+    add(
+        "what",
+        metavar="PATH",
+        help="the cases to export: a result file, or the traffic of a captured step",
+    )
     add("--astra-sim", required=True, metavar="DIR", help="a new folder, with a run.sh")
 
 

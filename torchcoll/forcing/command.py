@@ -24,8 +24,10 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="the folder of torchcoll matrix, result files, or output of other tools, as "
-        "auto=PATH Ring=PATH where it does not tell what was forced",
+        help=(
+            "the folder of a torchcoll matrix, result files, or output of other "
+            "tools (as auto=PATH Ring=PATH if it does not say what was forced)"
+        ),
     )
     add(
         "--threshold",
@@ -34,7 +36,12 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
         help="losses smaller than this do not count (default %(default)s)",
     )
     add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
-    add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
+    add(
+        "--filter",
+        default="",
+        metavar="TEXT",
+        help="select cases, such as collective=all_reduce,size>=1M",
+    )
     add("--format", default="table", help="table, markdown, csv or json")
     add("--export-env", action="store_true", help="print variables: one winner at all sizes")
     add("--export-oneccl", action="store_true", help="print oneCCL's selection by size")
@@ -44,13 +51,15 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--channels",
         metavar="N",
-        help="channels to write with --export-tuner (default: those that a log of NCCL tells)",
+        help=("channels to write with --export-tuner (default: those in a log of NCCL)"),
     )
     add(
         "--check",
         action="store_true",
-        help="run AUTO and the exported setting as DIR was launched, into DIR/check-...; exit 1 "
-        "where the setting is slower, or another algorithm ran",
+        help=(
+            "run AUTO and the exported setting in DIR/check-...; exit with 1 if the"
+            " setting is slower or another algorithm ran"
+        ),
     )
 
 

@@ -91,25 +91,31 @@ def write(runs: Sequence[Run], path: str) -> list[Path]:
 
 def import_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="output of another tool; - is stdin, .gz is read")
+    add("files", nargs="+", metavar="FILE", help="output of another tool, also .gz; - is stdin")
     add(
         "-o",
         "--output",
         metavar="RUN",
-        help="write it as a result file (- is stdout); several runs: RUN-2, ...",
+        help="result file to write (- is stdout); several runs become RUN-2, ...",
     )
-    add("--from", dest="importer", metavar="NAME", help="the format, where sniffing does not do")
+    add("--from", dest="importer", metavar="NAME", help="the format, if it is not recognised")
     add("--map", metavar="PAIRS", help="columns of a plain table: size=Size,algbw='Algbw (GB/s)'")
-    add("--ranks", type=int, metavar="N", help="where the file does not tell them")
-    add("--collective", metavar="NAME", help="where the file does not tell it")
-    add("--dtype", metavar="NAME", help="where the file does not tell it")
-    add("--backend", metavar="NAME", help="where the file does not tell it")
+    add("--ranks", type=int, metavar="N", help="number of ranks, if the file does not say it")
+    add("--collective", metavar="NAME", help="the collective, if the file does not name it")
+    add("--dtype", metavar="NAME", help="the element type, if the file does not name it")
+    add("--backend", metavar="NAME", help="the backend, if the file does not name it")
     add(
         "--statistic",
         metavar="NAME",
         help="what a plain table's figures are: mean, median, min, max",
     )
-    add("--label", action="append", default=[], metavar="K=V", help="kept in the result file")
+    add(
+        "--label",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="a label to record in the result file",
+    )
 
 
 def run_import(options: argparse.Namespace) -> ExitCode:

@@ -8,7 +8,7 @@ from torchcoll.core.errors import ExitCode
 
 
 def doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one object with stable names")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run_doctor(options: argparse.Namespace) -> ExitCode:

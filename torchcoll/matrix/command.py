@@ -70,8 +70,10 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=V1,V2",
-        help=r"a variable and its values; empty: unset; \, is a comma in a value. Several: every "
-        "combination",
+        help=(
+            "a variable and its values; an empty value leaves it unset; write \\, "
+            "for a comma in a value. Several --env: every combination"
+        ),
     )
     add(
         "--axis",
@@ -93,37 +95,41 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         "--runs",
         default="6",
         metavar="N",
-        help="how often each cell is launched (default %(default)s)",
+        help="number of runs of each cell (default %(default)s)",
     )
     add(
         "--seed",
         default="0",
         metavar="N",
-        help="of the random order of the runs (default %(default)s)",
+        help="seed of the random order of the runs (default %(default)s)",
     )
-    add("-o", "--output", metavar="DIR", help="where everything goes; again: what is missing runs")
-    add("--cell-timeout", metavar="S", help="end a run after so many seconds")
+    add(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="folder for everything; the same folder again runs what is missing",
+    )
+    add("--cell-timeout", metavar="S", help="end a run after this many seconds")
     add(
         "--nccl-version",
         metavar="V",
-        help="what the preset nccl-algorithms plans for (default: this Python's)",
+        help="NCCL version for the preset nccl-algorithms (default: this Python's)",
     )
     add(
         "--up-to",
         metavar="N",
-        help="the most ranks, nodes or devices that the presets scaling and subsets go up to",
+        help=("largest number of ranks, nodes or devices for the presets scaling and subsets"),
     )
-    add("--dry-run", action="store_true", help="list the runs, start nothing")
-    add("--quiet", action="store_true", help="no progress, only the table of cells")
-    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="one run")
+    add("--dry-run", action="store_true", help="list the runs and start nothing")
+    add("--quiet", action="store_true", help="print no progress, only the table of cells")
+    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command of one run")
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--load",
         metavar="none,NAME=COMMAND",
-        help="other work that runs during each run, or none: started before it, ended after "
-        r"it; \, is a comma in a value",
+        help=("other work to run during each run, or none; write \\, for a comma in a value"),
     )
 
 

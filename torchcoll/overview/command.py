@@ -30,49 +30,74 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--reference",
         metavar="FILE",
-        help="beside the bandwidths those of a file of points (results/points.json) or of a run",
+        help=(
+            "show the bandwidths of a file of points (results/points.json) or of "
+            "another run next to these"
+        ),
     )
     add("--format", default="table", help="table, markdown, csv, json or nccl-tests")
-    add("--columns", metavar="NAMES", help="names of fields of a row with commas, or all")
-    add("--percentiles", metavar="P", help="further columns, such as 50,90,99.9")
+    add(
+        "--columns",
+        metavar="NAMES",
+        help="columns to show: names of fields, separated by commas, or all",
+    )
+    add(
+        "--percentiles",
+        metavar="P",
+        help="percentiles to show as further columns, such as 50,90,99.9",
+    )
     add("--over-ranks", default="max", metavar="HOW", help="max, mean, min or rank0")
-    add("--clock", help="host, device or issue; default: the device's where it was read")
+    add("--clock", help="host, device or issue (default: device where it was recorded)")
     add(
         "--view",
         default="cases",
         metavar="VIEW",
-        help="cases (the default); ranks: each rank's own times; calls: every call in order; "
-        "pivot:KEY: sizes down, a column for each collective, backend, label=NAME, file, ...",
+        help=(
+            "cases (default); ranks: which rank is slow; calls: every call in "
+            "order; pivot:KEY: sizes down, a column for each collective, backend, "
+            "label=NAME, file, ..."
+        ),
     )
-    add("--metric", help="of --view pivot:KEY: busbw (the default), algbw or time")
+    add("--metric", help="figure of --view pivot:KEY: busbw (default), algbw or time")
     add(
         "--all",
         dest="every",
         action="store_true",
-        help="every table of more than 20 files, every rank of more than 64; else in short",
+        help=(
+            "show every table of more than 20 files, every rank of more than 64, "
+            "every case of --view ranks"
+        ),
     )
     add(
         "--topology",
         metavar="FILE",
         action="append",
         default=[],
-        help="of NCCL_TOPO_DUMP_FILE, or NCCL_GRAPH_DUMP_FILE: the share of what its links allow "
-        "in every row; again for each host (see torchcoll limits)",
+        help=(
+            "a file of NCCL_TOPO_DUMP_FILE or NCCL_GRAPH_DUMP_FILE, to show the "
+            "share of what its links allow; once per host (see torchcoll limits)"
+        ),
     )
     add(
         "--nccl-log",
         metavar="FILE",
         action="append",
         default=[],
-        help="a log of NCCL (NCCL_DEBUG_SUBSYS=INIT,TUNING), or a folder of them: what its tuning "
-        "table expected of each case, beside what it took",
+        help=(
+            "a log of NCCL (NCCL_DEBUG_SUBSYS=INIT,TUNING) or a folder of logs, to "
+            "show what its tuning table expected of each case"
+        ),
     )
     add(
         "--published",
         action="store_true",
-        help="what others published of such machines, with the sources; without a file all of it",
+        help=("show published figures of such machines with their sources; without a file: all"),
     )
-    add("--verbose", action="store_true", help="phases of the start and cost of measuring too")
+    add(
+        "--verbose",
+        action="store_true",
+        help="show the phases of the start and the cost of measuring too",
+    )
 
 
 def run_show(options: argparse.Namespace) -> ExitCode:
@@ -172,7 +197,12 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--force", action="store_true", help="replace the picture")
     add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
-    add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
+    add(
+        "--filter",
+        default="",
+        metavar="TEXT",
+        help="select cases, such as collective=all_reduce,size>=1M",
+    )
     add("--fabric", metavar="NAME", help="draw its limits: nvswitch-h200, ib-ndr:8, ...")
     add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
 
@@ -219,7 +249,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--trace",
         action="store_true",
-        help="every call on every rank as a trace for Perfetto or chrome://tracing (JSON)",
+        help=("write every call on every rank as a trace for Perfetto or chrome://tracing (JSON)"),
     )
     add("-o", "--output", metavar="FILE", help="default: stdout (parquet needs a file)")
     add("--force", action="store_true", help="replace the file of -o")
@@ -317,7 +347,12 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         "files beside it",
     )
     add("--force", action="store_true", help="replace the page and its pictures")
-    add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
+    add(
+        "--filter",
+        default="",
+        metavar="TEXT",
+        help="select cases, such as collective=all_reduce,size>=1M",
+    )
     add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
 
 

@@ -14,8 +14,10 @@ def pairs_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--threshold",
         metavar="SHARE",
-        help="a pair slower than the others by this share (and an outlier) is suspect (what the "
-        "run was measured with)",
+        help=(
+            "how much slower than the others a suspect pair must be, besides being "
+            "an outlier (default: as measured)"
+        ),
     )
     add("--format", default="table", help="table, markdown, csv or json")
 

@@ -85,8 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--by",
         default=BY[0],
-        help="what a pair is of: rank (default), every rank with every other; node, all ranks of a "
-        "node with those of another at once, first with first, second with second",
+        help=(
+            "rank (default): every rank with every other; node: all ranks of a node"
+            " with those of another at once, first with first, second with second"
+        ),
     )
     p.add_argument(
         "--threshold",
@@ -98,10 +100,12 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--bisect",
         action="store_true",
-        help="then halve the ranks (nodes) with all_reduce until the slow group is small: for "
-        "faults that pairs do not show",
+        help=(
+            "then halve the ranks (or nodes) with all_reduce until the slow group "
+            "is small, for faults that pairs do not show"
+        ),
     )
-    p.add_argument("--ranks-per-node", help="of --dry-run --by node")
+    p.add_argument("--ranks-per-node", help="for --dry-run --by node")
     return p
 
 

@@ -211,7 +211,7 @@ def _stated(reported: Reported | None) -> str:
     if reported.one_cold_call:
         return f"{COLD_CALL}, {reported.over_ranks} over ranks"
     known = [f"{way} {what}" for way, what in ways if way != "unknown"]
-    return ", ".join([*known, "as published"])
+    return ", ".join(known if len(known) == len(ways) else [*known, "as published"])
 
 
 def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:

@@ -237,15 +237,15 @@ def advise(
     """Returns which bucket_cap_mb of DDP leaves the least communication exposed on a measured
     curve.
 
-    For plans of ``shard_traffic``, one for each choice, it returns which wrapping and resharding of
-    FSDP2 does.
+    For plans of ``shard_traffic``, one for each choice, it returns the same for the wrapping and
+    resharding of FSDP2.
 
     - gradients: plans of ``gradient_buckets``, one for each cap to choose from; or a captured
       Traffic, its file or folder, for which some caps get no result because the parameters are
       unknown; or a number of parameters of ``dtype`` (default float32), for which buckets are
       assumed to be even.
     - curve: Runs, files, folders or globs with all_reduce over sizes on the same number of ranks.
-      Several are runs, and give an interval.
+      Several of them count as runs and give an interval.
     - caps_mb: the bucket_cap_mb (MiB) to consider without plans; None: 1 to 800.
     - backward_ms: duration of a backward pass without communication; None: taken from the traffic.
     - accumulate: backward passes per optimiser step. None: one; traffic that makes the same calls

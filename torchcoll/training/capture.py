@@ -74,8 +74,8 @@ def capture(
       FOLDER`` joins the ranks. Calls that have ended are written at each mark of a step, after 256
       calls, and at the next call after a second. A killed process loses only later calls, and its
       file loads with a warning. None: no file.
-    - every: captures one step in N, beginning with the second step of all, for trainings of hours.
-      In the other steps only the mark remains. At most 512 steps are kept: then every second one is
+    - every: N captures one step in N, beginning with the second of all, for trainings of hours. In
+      the other steps only the mark remains. At most 512 steps are kept: then every second one is
       dropped, and ``every`` doubles. They are written only at the end. ``torchcoll trace`` then
       shows drift and late ranks over time.
     - metrics: a file ``NAME.prom`` that rank 0 rewrites after each captured step, in the format of

@@ -30,37 +30,55 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
         help="a function without arguments that makes the model, such as train:make_model; it is "
         "called with meta as the default device, so that no memory is needed",
     )
-    add("--bucket-cap-mb", metavar="MIB", help="a table for each: 10,25,100; default: DDP's own")
-    add("--find-unused", action="store_true", help="as DDP's find_unused_parameters")
+    add(
+        "--bucket-cap-mb",
+        metavar="MIB",
+        help="bucket sizes in MiB, a table for each: 10,25,100 (default: DDP's own)",
+    )
+    add("--find-unused", action="store_true", help="assume DDP's find_unused_parameters")
     add(
         "--fsdp",
         metavar="CLASSES",
-        help="instead of DDP's buckets what FSDP2 sends, with these module classes wrapped",
+        help=(
+            "show what FSDP2 sends, with these module classes wrapped, in place of DDP's buckets"
+        ),
     )
     add("--ranks", type=int, metavar="N", help="how many ranks --fsdp shards over (default 64)")
     add(
         "--together",
         metavar="N",
-        help="of --fsdp: so many of these modules a unit (default 1; with --curve a choice for "
-        "each of 1,2,4,... unless they are named)",
+        help=(
+            "with --fsdp: number of these modules per unit (default 1; with --curve"
+            " each of 1,2,4,...)"
+        ),
     )
     add(
         "--reshard",
         metavar="HOW",
-        help="of --fsdp: reshard_after_forward: true, false or a number of ranks (default: "
-        "fully_shard's own; with --curve a choice for each, true,false unless they are named)",
+        help=(
+            "with --fsdp: reshard_after_forward: true, false or a number of ranks "
+            "(default: that of fully_shard; with --curve both true and false)"
+        ),
     )
-    add("--replicas", type=int, metavar="N", help="of --fsdp: of the whole model (HSDP)")
-    add("--param-dtype", metavar="NAME", help="of --fsdp: as in MixedPrecisionPolicy")
-    add("--reduce-dtype", metavar="NAME", help="of --fsdp: as in MixedPrecisionPolicy")
+    add(
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="with --fsdp: number of replicas of the whole model (HSDP)",
+    )
+    add("--param-dtype", metavar="NAME", help="with --fsdp: as in MixedPrecisionPolicy")
+    add("--reduce-dtype", metavar="NAME", help="with --fsdp: as in MixedPrecisionPolicy")
     add(
         "--curve",
         nargs="+",
         metavar="RUN",
-        help="which bucket_cap_mb (those named, or 1 to 800) leaves least communication exposed on "
-        "measured all_reduce over sizes; several files are runs. For a model, the file or "
-        "folder of a captured traffic in its place, or --parameters. With --fsdp which wrapping "
-        "and resharding does, on all_gather and reduce_scatter or on all_reduce",
+        help=(
+            "find the bucket_cap_mb (those named, or 1 to 800) that leaves least "
+            "communication exposed, by measured all_reduce times over sizes; "
+            "several files are runs. The model may be replaced by a captured "
+            "traffic or by --parameters. With --fsdp: find the wrapping and "
+            "resharding, by all_gather and reduce_scatter or all_reduce"
+        ),
     )
     add(
         "--parameters",
@@ -71,14 +89,16 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--backward-ms",
         metavar="MS",
-        help="what a backward pass takes without communication, with --curve",
+        help="duration of a backward pass without communication",
     )
     add(
         "--accumulate",
         type=int,
         metavar="N",
-        help="of --curve: backward passes an optimiser step (default: one, where traffic leaves no "
-        "doubt)",
+        help=(
+            "with --curve: number of backward passes per optimiser step (default: "
+            "one, unless the traffic says otherwise)"
+        ),
     )
     add("--format", default="table", help="table, markdown, csv or json")
 
@@ -271,13 +291,18 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "torchrun --nproc-per-node N -m torchcoll replay FILE [options]"
     add = parser.add_argument
     add("file", metavar="FILE", help="what torchcoll.capture saved, or a folder of such files")
-    add("--backend", help="as when measuring (default: what the machine has)")
+    add("--backend", help="backend, as for measuring (default: what the machine has)")
     add("--device", help="cpu, cuda or xpu")
-    add("--steps", type=int, default=10, help="play the step so often (default %(default)s)")
+    add(
+        "--steps",
+        type=int,
+        default=10,
+        help="how many times to play the step (default %(default)s)",
+    )
     add(
         "--compute",
         action="store_true",
-        help="sleep in the gaps between calls as long as the training did something else",
+        help="sleep between calls as long as the training computed",
     )
     add(
         "--rehearse",
@@ -362,12 +387,14 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder, or one file a rank: what torchcoll.capture wrote, traces of torch.profiler "
         "(.json, .json.gz), Flight Recorder dumps as JSON, Chakra execution traces (NAME.RANK.et)",
     )
-    add("-o", "--output", metavar="FILE", help="write all of it as one traffic file")
+    add("-o", "--output", metavar="FILE", help="write everything as one traffic file")
     add(
         "--step",
         metavar="N",
-        help="one step, counted from 0, in place of all: computing, exposed, idle, waits, who is "
-        "late, critical path (typical: the one of median duration)",
+        help=(
+            "show one step, counted from 0, or typical (the one of median "
+            "duration): computing, exposed, idle, waits, late ranks, critical path"
+        ),
     )
     add("--plot", metavar="FILE", help="that step as a picture too (.png, .svg, .pdf)")
     add(
@@ -440,11 +467,15 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", metavar="FILE", required=True, help="what `torchcoll model fit` wrote")
     add("--traffic", metavar="PATH", help="a step that was captured or planned: a file, a folder")
-    add("--shape", metavar="NAME", help="in its place a model's shape: llama-8b, -70b, -405b")
+    add(
+        "--shape",
+        metavar="NAME",
+        help="a model's shape in place of --traffic: llama-8b, -70b, -405b",
+    )
     add("--parameters", metavar="N", help="or their number alone, such as 8e9 (dp alone)")
-    add("--parallel", metavar="LIST", help="of a shape: dp=64,tp=8 or fsdp=64,tp=8")
+    add("--parallel", metavar="LIST", help="with --shape: dp=64,tp=8 or fsdp=64,tp=8")
     add("--ranks", metavar="LIST", help="64, or 8..16384 for weak and strong scaling")
-    add("--backward-ms", metavar="MS", help="what a backward pass takes without communication")
+    add("--backward-ms", metavar="MS", help="duration of a backward pass without communication")
     add(
         "--tokens",
         metavar="N",

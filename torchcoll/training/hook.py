@@ -86,7 +86,7 @@ class _BucketRecorder:
 
     @classmethod
     def for_traffic(cls, traffic: Any) -> "_BucketRecorder":
-        """Returns the recorder of ``traffic``, which is kept in the object beside its fields."""
+        """Returns the recorder of ``traffic``, which is kept as an attribute of the object."""
         if not isinstance(traffic, Traffic):
             kind = type(traffic).__name__
             raise UsageError(_WHAT, kind, "a Traffic, or (Traffic, process group)")

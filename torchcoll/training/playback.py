@@ -44,8 +44,8 @@ class PlayedCall:
     def asynchronous(self) -> bool:
         """Whether the call is replayed asynchronously.
 
-        torch does not tell a capture whether a message was; without a wait it cannot block others,
-        so it is.
+        torch does not record this for messages. They count as asynchronous, because a message
+        without a wait cannot block others.
         """
         call = self.call
         return bool(call.point_to_point if call.asynchronous is None else call.asynchronous)

@@ -52,7 +52,7 @@ class Player:
     """Replays the calls of one rank: call ``prepare`` once, then ``play`` as often as needed.
 
     - started: started[n][i] is the time of issue on the host of call i in play n (ns).
-    - times: times[n][i] is its duration on ``clock`` (ns); None if the backend does not tell.
+    - times: times[n][i] is its duration on ``clock`` (ns); None if the backend does not record it.
     - groups: torch's process groups by their ranks.
     """
 

@@ -61,7 +61,7 @@ class RecordedCall:
       dropped.
     - no_time_reason: why its duration will never be known; '' while it may still be.
     - future: a future that calls ``end``.
-    - work: kept if the program's wait for it is the end of the call, or if torch tells only
+    - work: kept if the program's wait for it is the end of the call, or if torch returns only
       afterwards which rank a message came from.
     - wait_note: a note, if that wait is the end of the call.
     - forgotten: its step is no longer kept; the call still takes its sequence number.

@@ -21,19 +21,23 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--fabric",
         metavar="NAME",
-        help="what the run is measured by: nvswitch-h200, ib-ndr:8, ... (default: the fabric that "
-        "the run is known to be of)",
+        help=(
+            "the fabric to judge by: nvswitch-h200, ib-ndr:8, ... (default: the "
+            "fabric that is recognised)"
+        ),
     )
     add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
-    add("--baseline", metavar="FILE", help="a run to be measured by, in place of a fabric")
+    add("--baseline", metavar="FILE", help="a run to judge by, in place of a fabric")
     add("--format", default="table", help="table, markdown or json")
     add(
         "--gate",
         action="store_true",
-        help="exit 1 where a verdict is FAIL, 2 where nothing can be judged",
+        help="exit with 1 if a verdict is FAIL, with 2 if nothing can be judged",
     )
-    add("--junit", metavar="FILE", help="the verdict and the cases as JUnit XML")
-    add("--health", metavar="FILE", help="the verdict as a health event for schedulers (JSON)")
+    add("--junit", metavar="FILE", help="write the verdict and the cases as JUnit XML")
+    add(
+        "--health", metavar="FILE", help="write the verdict as a health event for schedulers (JSON)"
+    )
     add("--force", action="store_true", help="replace the files of --junit and --health")
 
 
