@@ -35,7 +35,7 @@ local total nodes in ring: 2 index in ring: 0 offset: 1 total nodes in ring: 2
 """
 
 
-def test_what_the_simulator_said_is_read_whole(tmp_path):
+def test_the_simulators_output_is_read_completely(tmp_path):
     path = tmp_path / "sim.log"
     path.write_text(SAID)
     run = torchcoll.load(path)
@@ -45,7 +45,7 @@ def test_what_the_simulator_said_is_read_whole(tmp_path):
     assert not [event for event in run.events if "refused" in str(event)]
 
 
-def test_a_step_is_no_case_and_says_its_time(tmp_path):
+def test_a_step_is_refused_with_its_time(tmp_path):
     path = tmp_path / "sim.log"
     path.write_text("torchcoll step\n" + LINE.format(0, 9000, 1000) + LINE.format(1, 9500, 1000))
     with pytest.raises(TorchcollError, match="a step is no case; its last NPU: 9500 ns"):

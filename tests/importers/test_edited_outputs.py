@@ -24,7 +24,7 @@ def test_the_last_line_names_the_collective(imported):
 
 
 @pytest.mark.parametrize("note", ["<-- here", "# best", "| ok", "// 43 GB/s", "  (peak)"])
-def test_a_note_behind_a_row(imported, note):
+def test_a_note_after_a_row(imported, note):
     result = imported(text(SMALL + ROW.rstrip() + f"  {note}\n"))
     assert (result.rows, result.refused) == (2, [])
     assert summary_rows(result)[2].median_ns == 24310
@@ -58,7 +58,7 @@ def test_osu_rows_shorter_than_the_heading_are_cut(imported):
     assert [r.reason for r in result.refused] == ["half a row: 4 fields, the heading has 5"]
 
 
-def test_deepspeed_reads_the_mean_beside_a_column_of_stragglers(imported):
+def test_deepspeed_reads_the_mean_and_not_the_stragglers(imported):
     """The heading names the column with the mean; the straggler's wait is not a duration."""
     names = ("Comm. Op", "Message Size", "Count", "Total Latency(ms)", "Avg straggler(ms)")
     names += ("Avg Latency(ms)", "tput_avg (Gbps)", "busbw_avg (Gbps)")

@@ -92,7 +92,7 @@ def test_a_dump(read):
         ),
     ],
 )
-def test_what_an_entry_tells(read, record, expected):
+def test_the_call_of_an_entry(read, record, expected):
     ((call,),) = read([record]).calls.values()
     assert (call.collective, call.bytes_in, call.bytes_out, call.dtype) == expected
     assert call.peer == (1 if call.point_to_point else None)
@@ -134,7 +134,7 @@ def test_coalesced_calls_share_a_number_and_their_end_is_no_call(read):
     )
 
 
-def test_what_the_dump_does_not_tell_is_said(read):
+def test_what_the_dump_lacks_is_reported(read):
     hung = entry("all_reduce", 2, state="started")
     for record in (first := entry("all_reduce", 1)), hung:
         del record["duration_ms"]
@@ -161,7 +161,7 @@ def test_messages_alone(read):
     ]
 
 
-def test_splits_that_leave_no_trace_are_said(read):
+def test_undetectable_splits_are_reported(read):
     assert read([entry("all_to_all", 1, [[4, 3]])]).notes == [
         "the Flight Recorder tells no splits: an all_to_all whose sizes look even may be an uneven "
         "one"
@@ -197,7 +197,7 @@ def shown(traffic) -> str:
     return traffic_grids(traffic, summarise_traffic(traffic))[0].above[0]
 
 
-def test_gloo_of_one_rank_alone_does_not_tell_how_many_there_are(read):
+def test_a_gloo_dump_of_one_rank_lacks_the_number_of_ranks(read):
     """As torch 2.13 writes it: `pg_config` has the key '', and the entries have '0'."""
     config = {"": {"name": "", "desc": "", "ranks": "[]"}}
     traffic = read([gloo("all_reduce"), gloo("barrier", "3", "undefined")], config=config)
@@ -208,7 +208,7 @@ def test_gloo_of_one_rank_alone_does_not_tell_how_many_there_are(read):
     assert traffic.notes[-1] == note
 
 
-def test_gloo_of_one_rank_alone_with_an_all_gather(read):
+def test_a_gloo_dump_of_one_rank_with_an_all_gather(read):
     config = {"": {"name": "", "desc": "", "ranks": "[]"}}
     gathered = gloo("all_gather") | {"input_sizes": [[8]], "output_sizes": [[8]] * 4}
     traffic = read([gloo("all_reduce"), gathered], config=config)

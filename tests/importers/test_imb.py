@@ -162,7 +162,7 @@ def test_older_titles(imported, title):
     assert summary_rows(output)[0].mode == "unknown"
 
 
-def test_no_barrier_between_calls_is_said(imported):
+def test_missing_barriers_between_calls_are_reported(imported):
     for arguments, mode in (("-sync off", "back-to-back"), ("-sync on", "synchronized")):
         output = imported(imb(table("Bcast"), arguments=arguments))
         assert summary_rows(output)[0].mode == mode
@@ -261,7 +261,7 @@ MULTI = """\
 """
 
 
-def test_groups_at_once(imported):
+def test_concurrent_groups(imported):
     output = imported(imb(GROUPS.format(1, 2) + MULTI))
     (run,) = output.runs
     rows = summary_rows(output)
@@ -378,7 +378,7 @@ def test_two_benchmarks_of_one_collective_are_not_mixed(imported):
     )
 
 
-def test_rows_behind_prefixes(imported):
+def test_rows_after_prefixes(imported):
     text = "".join(f"[1,0]<stdout>: {line}\n" for line in imb(table("Bcast")).splitlines())
     output = imported(text)
     assert [(row.collective, row.ranks) for row in summary_rows(output)] == [("broadcast", 4)]

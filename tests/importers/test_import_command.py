@@ -160,7 +160,7 @@ def registry_saved(run, path):
     assert not [p for p in loaded.problems if "unusable" in p]
 
 
-def test_import_says_what_it_read_and_refused(tmp_path, capsys):
+def test_import_reports_what_it_read_and_refused(tmp_path, capsys):
     path = tmp_path / "a.log"
     path.write_text(text(SMALL + ROW[:60] + "\n" + SMALL, foot=""))
     out = tmp_path / "run.jsonl"
@@ -258,7 +258,7 @@ def test_parquet(tmp_path):
     assert types == {"group": "string", "p99_ns": "Float64", "channels": "Int64", "calls": "Int64"}
 
 
-def test_what_is_not_told_over_ranks_is_not_the_maximum(tmp_path, capsys):
+def test_an_unknown_reduction_over_ranks_is_not_the_maximum(tmp_path, capsys):
     table = tmp_path / "a.csv"
     table.write_text("Size,Algbw (GB/s)\n1M,100\n")
     arguments = [
@@ -280,7 +280,7 @@ COUNTS = ("ranks", "count", "bytes_in", "bytes_out", "calls")
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [([], None), (["--ranks", "8"], 8)])
-def test_what_is_not_told_is_no_count_of_0(tmp_path, capsys, ranks, expected):
+def test_an_unknown_number_is_not_0(tmp_path, capsys, ranks, expected):
     pandas = pytest.importorskip("pandas")
     path = tmp_path / "a.csv"
     path.write_text("Size,Algbw (GB/s)\n1M,100\n")

@@ -57,7 +57,7 @@ def test_a_statistic_is_for_tables(imported):
     assert result.runs[0].results[0].reported.statistic == "mean"
 
 
-def test_what_import_alone_can_fill_in(tmp_path, capsys):
+def test_what_only_import_can_fill_in(tmp_path, capsys):
     path = tmp_path / "x.csv"
     path.write_text("size,time (us)\n1K,2.5\n")
     assert main(["show", str(path)]) == 3

@@ -128,7 +128,7 @@ def test_a_step_of_ddp_on_nccl(read):
         ("recv", 10, 10, {"Rank": 1, "Src_Rank": 1}, ("recv", 0, 40)),
     ],
 )
-def test_what_nccl_tells(read, name, n_in, n_out, args, expected):
+def test_the_messages_of_nccl(read, name, n_in, n_out, args, expected):
     call = only(read(param(name, 0, 7, n_in, n_out, **args)))
     assert fields(call, "collective", "bytes_in", "bytes_out") == expected
     rooted = call.collective in ("broadcast", "reduce", "gather", "scatter")
@@ -185,7 +185,7 @@ def test_calls_in_one_operator_are_all_counted(read):
     assert len(traffic.calls[0]) == 2
 
 
-def test_numbers_are_counted_where_torch_does_not_tell_them(read):
+def test_calls_are_counted_if_torch_has_no_sequence_number(read):
     def numbers(*sequences: int | None) -> list[int]:
         args = [{} if sequence is None else {"Seq": sequence} for sequence in sequences]
         traffic = read(*(param("allreduce", 50 * i, i, **each) for i, each in enumerate(args)))
@@ -222,7 +222,7 @@ def test_kernels_of_coalesced_calls_are_of_no_call(read):
     assert "2 of 2 calls have no time: coalesced calls share kernels" in traffic.notes
 
 
-def test_kernels_alone_tell_the_same(read):
+def test_kernels_alone_give_the_same_calls(read):
     """A trace that was profiled without the host's activity."""
     arguments = {key.replace(" ", "_"): v for key, v in param("allreduce", 0, 7)["args"].items()}
     call = only(
@@ -261,7 +261,7 @@ def all_reduce(ts: float, count: int, asynchronous: bool = True) -> Any:
     return operator("c10d::allreduce_", ts, TENSORS, [[[count]], [], [], [], [], []], values)
 
 
-def test_gloo_hides_dtype_and_end_in_its_works(read):
+def test_gloos_work_has_the_dtype_and_the_end(read):
     """An all_reduce from 100 to 400, under which a product runs from 150 to 250."""
     traffic = read(
         event("aten::zeros", 0, 10),
@@ -396,7 +396,7 @@ ONE = ["TensorList", "", "Scalar"]
         ),
     ],
 )
-def test_what_c10d_tells(read, issued, done, expected):
+def test_the_call_of_a_c10d_operator(read, issued, done, expected):
     """On rank 1 of 2, root 0 is the other rank."""
     name, *shapes = done
     call = only(read(issued, work(f"gloo:{name}", 5, 10, *shapes), info=GLOO))
@@ -429,7 +429,7 @@ def test_splits_of_gloo(read):
     assert fields(call, "collective", "bytes_out", "splits") == ("all_to_all_v", 44, (20, 28))
 
 
-def test_gloo_does_not_tell_the_group(read):
+def test_gloo_does_not_record_the_group(read):
     """If all groups have the same ranks the group does not matter; otherwise it stays unknown."""
     events = [all_reduce(0, 4), work("gloo:all_reduce", 5, 10, [4])]
     second = GLOO["pg_config"][0] | {"pg_name": "1", "pg_desc": "undefined"}
@@ -443,7 +443,7 @@ def test_gloo_does_not_tell_the_group(read):
     assert SHORT in traffic.notes
 
 
-def test_what_is_not_told_is_left_out_but_counted(read):
+def test_calls_without_sizes_are_dropped_but_counted(read):
     """For a scatter on other ranks than the root torch records neither dtype nor size of the
     input.
     """
@@ -485,7 +485,7 @@ def test_a_trace_without_communication(read):
     )
 
 
-def test_the_rank_is_told_or_in_the_name(read):
+def test_the_rank_is_recorded_or_in_the_name(read):
     event = param("allreduce", 0, 7)
     assert list(read(event, name="my_rank_12.json", info=None).calls) == [12]
     assert list(read(event, name="rank3.1700000000000000000.pt.trace.json", info=None).calls) == [3]

@@ -94,7 +94,7 @@ def test_calls_without_a_size_are_counted_in_the_head(tmp_path):
     assert line in traffic_grids(loaded, summarise_traffic(loaded))[0].above
 
 
-def test_the_number_of_a_launch_is_none_of_an_operator(calls):
+def test_the_id_of_a_launch_is_not_that_of_an_operator(calls):
     """The kernel's External id is 802, and so is that of another call's operator."""
     first = call(0, "c10d::allreduce_", "all_reduce", [[]], [250], 2)
     second = call(1000, "c10d::allreduce_", "all_reduce", [[]], [99], 801)
@@ -102,7 +102,7 @@ def test_the_number_of_a_launch_is_none_of_an_operator(calls):
     assert [call.time_ns for call in calls(first, second)] == [42_000, 841_000]
 
 
-def test_kernels_without_a_number_stay_apart(tmp_path):
+def test_kernels_without_an_id_stay_separate(tmp_path):
     """Three kernels of 6, 3 and 1 ms, each of a separate call."""
     arguments = {"Collective_name": "allreduce", "dtype": "Float", "In_msg_nelems": 250}
     arguments |= {"Out_msg_nelems": 250, "Process_Group_Name": "0", "Group_size": 8}

@@ -50,7 +50,7 @@ def variables(run):
     return run.environment.get("variables")
 
 
-def test_variables_and_the_version_are_those_of_the_launch(imported):
+def test_variables_and_the_version_are_those_of_the_run(imported):
     result = imported(
         output(
             message("NCCL version 2.24.3+cuda12.8"),
@@ -91,7 +91,7 @@ def test_choices_are_those_of_the_size(imported):
     ]
 
 
-def test_each_launch_of_a_file_has_its_own(imported):
+def test_each_run_of_a_file_has_its_own(imported):
     late = sets("NCCL_ALGO", "Tree", 1)  # before the heading of rank 0, which is buffered
     text = output(sets("NCCL_ALGO", "Ring")) + late + output() + output()
     assert [variables(run) for run in imported(text).runs] == [
@@ -109,7 +109,7 @@ def test_a_message_inside_a_row(imported):
     assert [r.reported.time_ns for r in run.results] == [50_000, 50_000, 100_000, 100_000]
 
 
-def test_rccl_tells_its_version_in_its_log(imported):
+def test_the_version_in_rccls_log(imported):
     (run,) = imported(output(message("RCCL version 2.20.5+hip6.2"))).runs
     assert run.source["tool"] == "rccl-tests"
     assert run.environment["libraries"] == {"nccl": "RCCL 2.20.5+hip6.2"}
@@ -150,7 +150,7 @@ def test_a_label_named_like_the_variable_counts_as_it(in_tmp_path, capsys):
     assert not [n for n in document["notes"] if "taken for AUTO" in n or "hidden" in n]
 
 
-def test_compare_and_transitions_tell_the_variable(in_tmp_path, capsys):
+def test_compare_and_transitions_name_the_variable(in_tmp_path, capsys):
     files(in_tmp_path)
     assert main(["compare", "ring.out", "tree.out"]) == 0
     out = capsys.readouterr().out

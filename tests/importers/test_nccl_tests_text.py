@@ -189,7 +189,7 @@ def test_ranks_from_the_bus_factor_only_where_one_number_fits(imported):
     assert summarise(cases(result)[0]).busbw_gbps == 0.0  # as given
 
 
-def test_a_bandwidth_that_does_not_follow_is_said(imported):
+def test_inconsistent_bandwidths_are_reported(imported):
     result = imported(text(ROW.replace("43.13   43.13", "43.13   75.48"), foot=""))
     assert result.warnings == [
         "1 of 2 bandwidths do not follow from size, time and ranks: the first in line 12"
@@ -207,7 +207,7 @@ def test_prefixes_of_launchers(imported, prefix):
 
 
 @pytest.mark.parametrize("cut", [51, 60, 85, 91, 119])
-def test_a_library_speaks_inside_a_row(imported, cut):
+def test_a_library_message_within_a_row(imported, cut):
     log = "node0:4711:4720 [0] NCCL INFO Launch mode Parallel\n"
     rows = SMALL + ROW[:cut] + log + log + ROW[cut:]
     result = imported(text(rows, foot=""))
@@ -215,7 +215,7 @@ def test_a_library_speaks_inside_a_row(imported, cut):
     assert [r.reported.time_ns for r in cases(result)[2:]] == [24310, 24070]
 
 
-def test_several_tests_in_one_file_are_several_launches(imported):
+def test_several_tests_in_one_file_are_several_runs(imported):
     second = text(program="broadcast_perf", rows=ROW.replace("sum      -1", "none      0"))
     result = imported(text() + "%%% next %%%\n" + second)
     assert [(r.results[0].case.collective, len(r.results)) for r in result.runs] == [
@@ -272,7 +272,7 @@ def test_load_is_for_one_run(tmp_path):
     assert len(load_all([path])) == 2
 
 
-def test_a_fractional_factor_is_said(imported):
+def test_a_fractional_factor_is_reported(imported):
     result = imported("$ mpirun -np 2 ./all_reduce_perf -b 1M -e 256M -f 1.15\n" + text())
     assert result.warnings == [
         "-f 1.15 was read as 1: nccl-tests takes a whole number, so that the sizes rise by the "
@@ -282,7 +282,7 @@ def test_a_fractional_factor_is_said(imported):
     assert "nccl-tests reads -f as a whole number" in result.warnings[0]
 
 
-def test_the_average_tells_that_rows_are_missing(imported):
+def test_the_average_shows_that_rows_are_missing(imported):
     result = imported(text(SMALL))
     assert result.warnings == [
         "average bus bandwidth 21.6725 given, 0 of the rows that are here: rows are missing, or "

@@ -82,7 +82,7 @@ def test_one_line_names_the_tool(tmp_path, capsys, command, before, content, too
     assert action in err
 
 
-def test_they_are_left_out_beside_results(tmp_path, capsys):
+def test_they_are_skipped_in_a_folder_with_results(tmp_path, capsys):
     """Such files in a folder are skipped and named, like all files that are not results."""
     (tmp_path / "bandwidth.txt").write_text(NVBANDWIDTH)
     (tmp_path / "nccl.txt").write_text(text())
@@ -90,7 +90,7 @@ def test_they_are_left_out_beside_results(tmp_path, capsys):
     assert "bandwidth.txt" in capsys.readouterr().err
 
 
-def test_collectives_behind_it_are_read(imported):
+def test_collectives_after_it_are_read(imported):
     assert imported(NVBANDWIDTH + text()).importer == "nccl-tests"
     assert imported(PERFTEST.format(title="Send BW Test") + text()).importer == "nccl-tests"
 

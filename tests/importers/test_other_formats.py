@@ -219,7 +219,7 @@ def test_oneccl_means_are_no_first_calls(imported, asked):
     assert [(r.ordinal, r.reported.first_call_ns) for r in results] == [(None, None)] * 2
 
 
-def test_oneccl_output_of_a_job_with_several_launches(imported):
+def test_oneccl_output_of_a_job_with_several_runs(imported):
     cut = first_calls(48).split("             8")[0]
     result = imported(f"+ mpiexec\n{first_calls()}+ mpiexec\n{cut}\n+ mpiexec\n{first_calls(48)}")
     assert [(run.ranks, len(run.results), run.source["run"]) for run in result.runs] == [
@@ -293,7 +293,7 @@ def test_param(imported):
         "268435456            67108864x4                1432.0               2999.170           26",
     ],
 )
-def test_deepspeed_throughput_is_not_believed(imported, row):
+def test_deepspeed_throughput_is_not_used(imported, row):
     unit = "" if "ms" in row else " (us)"
     result = imported(
         "---- Performance of all_reduce on 8 devices ----------------\n"
@@ -407,7 +407,7 @@ def test_deepspeed_logger_sizes(imported, form, operation, size_bytes):
     assert reported.over_ranks == ("unknown" if form == "raw" else "rank0")
 
 
-def test_deepspeed_json_says_what_it_does_not_read(imported):
+def test_deepspeed_json_warns_of_what_it_does_not_read(imported):
     whole = {"count": 1, "avg_latency_ms": 1.0}
     document = {
         "summary": {"all_reduce": {"64": whole, "0": whole}, "log_summary_barrier": {"8": whole}},
@@ -498,7 +498,7 @@ def test_inspector_file_of_one_process(imported):
         ({"coll_algo": "TREE", "coll_proto": "LL"}, "device", "several algorithms together: RING"),
     ],
 )
-def test_inspector_never_mixes_in_silence(imported, changed, clock, remark):
+def test_inspector_warns_when_it_mixes(imported, changed, clock, remark):
     ring = {"coll_algo": "RING", "coll_proto": "SIMPLE"}
     records = [inspector(r, 1, 10.0, **ring) for r in (0, 1)]
     records += [inspector(r, 2, 10.0, **{**ring, **changed}) for r in (0, 1)]

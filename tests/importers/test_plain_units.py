@@ -85,7 +85,7 @@ def test_sizes_in_elements_are_refused(imported):
     ("busbw", "odd"),
     [("15.73", False), ("15", False), ("10.49", True), ("125.8", True), ("-", False)],
 )
-def test_bandwidths_that_do_not_follow_are_told(imported, busbw, odd):
+def test_inconsistent_bandwidths_are_reported(imported, busbw, odd):
     # 2^20 bytes in 100 us are 10.486 GB/s, of 4 ranks 15.729 GB/s of busbw.
     result, (row,) = table(imported, "size,time (us),ranks,busbw (GB/s)", f"1M,100,4,{busbw}")
     assert row.busbw_gbps == pytest.approx(float(busbw) if odd else 15.72864)
@@ -95,7 +95,7 @@ def test_bandwidths_that_do_not_follow_are_told(imported, busbw, odd):
     assert (message in result.warnings) is odd
 
 
-def test_rows_that_come_twice_are_told(imported):
+def test_repeated_rows_are_reported(imported):
     result = imported("size,time (us)\n1M,5\n1M,6\n", "all_reduce.csv")
     assert result.rows == 2
     assert (
@@ -104,7 +104,7 @@ def test_rows_that_come_twice_are_told(imported):
     )
 
 
-def test_what_the_user_says_against_the_file_is_told(imported):
+def test_options_that_contradict_the_file_are_reported(imported):
     heading, row = "collective,size,time (us),ranks,dtype", "broadcast,1M,5,8,float"
     options = {"collective": "all_reduce", "ranks": 4, "dtype": "int8"}
     result, (first,) = table(imported, heading, row, **options)

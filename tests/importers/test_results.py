@@ -152,7 +152,7 @@ def test_what_the_report_overlooks():
     ]
 
 
-def test_a_run_that_cannot_be_is_beside_its_points_and_says_so(capsys):
+def test_an_impossible_run_is_reported_next_to_its_points(capsys):
     run = str(CURVES / "curve.jsonl")
     assert main(["show", run, "--reference", str(RESULTS / "points.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -180,7 +180,7 @@ def test_points_have_a_status_and_those_that_cannot_be_a_reason():
         assert algbw == pytest.approx(size_bytes / (3200 + size_bytes / 857), rel=0.04)
 
 
-def test_show_reference_puts_points_beside_a_run(capsys):
+def test_show_reference_compares_points_with_a_run(capsys):
     run = str(TABLES / "generic.jsonl")
     assert main(["show", run, "--reference", str(RESULTS / "points.json")]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -218,7 +218,7 @@ def test_a_group_that_one_file_does_not_tell(tmp_path):
     assert read_traffic([tmp_path]).groups["4"].ranks == (0, 1)
 
 
-def test_problems_are_told_beside_what_machines_read(tmp_path, capsys):
+def test_problems_go_to_stderr_with_csv_and_json(tmp_path, capsys):
     path = tmp_path / "cut.jsonl"
     traffic(lambda rank: [call()]).save(path)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
@@ -228,7 +228,7 @@ def test_problems_are_told_beside_what_machines_read(tmp_path, capsys):
     )
 
 
-def test_what_is_written_of_a_file_that_was_cut_says_so(captured, tmp_path, capsys):
+def test_a_file_that_was_cut_is_written_with_a_note(captured, tmp_path, capsys):
     cut = tmp_path / "cut.jsonl"
     lines = (captured[0] / "traffic-rank0.jsonl").read_text().splitlines(keepends=True)
     cut.write_text("".join(lines[:-1]))  # without its end

@@ -84,7 +84,7 @@ NEW = row(8388608, 33554432, 682.48, 649.85, 719.07, 43.02, 45.18, 40.83)
 
 
 @pytest.mark.parametrize(("line", "bus"), [(OLD, ""), (NEW, ""), (NEW, "Bus ")])
-def test_the_bandwidth_tells_what_the_size_is_of(imported, line, bus):
+def test_the_bandwidth_shows_what_the_size_refers_to(imported, line, bus):
     output = imported(ucc("Alltoall", line, FULL.format(bus)), ranks=8)
     (case,) = summary_rows(output)
     assert (case.collective, case.size_bytes) == ("all_to_all", 33554432)
@@ -92,7 +92,7 @@ def test_the_bandwidth_tells_what_the_size_is_of(imported, line, bus):
     assert output.runs[0].results[0].warnings == []
 
 
-def test_two_ranks_are_told_apart_too(imported):
+def test_two_ranks_are_distinguished_too(imported):
     """Of 2 ranks busbw is size / time where the size is for a peer, and half of it where it is S:
     1 GB in 10 ms are 100 GB/s.
     """
@@ -103,7 +103,7 @@ def test_two_ranks_are_told_apart_too(imported):
         assert [case.size_bytes for case in summary_rows(output)] == [size_bytes]
 
 
-def test_what_does_not_tell_is_refused(imported):
+def test_a_file_without_the_release_is_refused(imported):
     small = row(2, 8, 10.0, 9.0, 11.0, 0.0, 0.0, 0.0)
     for text in (ucc("Alltoall", ROW), ucc("Scatter", small, FULL.format(""))):
         output = imported(text, ranks=8)

@@ -75,13 +75,13 @@ def test_all_gather_until_june_2020_printed_what_hypercube_does(imported):
     assert [r.case.collective for r in result.runs[0].results] == ["hypercube"] * 2
 
 
-def test_a_small_bandwidth_is_held_against_its_rounding(imported):
+def test_a_small_bandwidth_is_compared_within_its_rounding(imported):
     """0.07 GB/s of 1 KiB in 15.35 us, which are 0.0667: all_reduce of 2 ranks is not left out."""
     result = imported(NAMES + row(1024, 256, "sum", -1, 15.35, 0.07, 1))
     assert "fit all_reduce and sendrecv" in result.refused[0].reason
 
 
-def test_a_title_decides_where_the_figures_allow_it(imported):
+def test_a_title_is_used_if_the_figures_fit(imported):
     table = NAMES + row(S, S // 32, "none", -1, US, GBPS, 7 / 8)
     result = imported(f"## All-Gather on 8 GPUs\n\n{table}")
     assert result.runs[0].results[0].case.collective == "all_gather"
@@ -149,11 +149,11 @@ def test_other_formats_name_what_they_refuse(imported):
     assert result.refused[0].reason == "Avg Latency(us) is N/A"
 
 
-def test_files_of_two_launches_are_as_before(imported):
+def test_a_file_with_two_runs(imported):
     assert [run.ranks for run in imported(text(foot="") + text(foot="")).runs] == [2, 2]
 
 
-def test_what_is_said_of_a_table_stands_at_its_run_alone(tmp_path):
+def test_warnings_of_a_table_belong_to_its_run_only(tmp_path):
     """A page with two unnamed tables for 8 and 4 ranks: busbw / algbw is 1.75 and 1.5."""
     page = tmp_path / "page.txt"
     tables = [row(S, S // 4, "sum", -1, US, GBPS, factor) for factor in (1.75, 1.5)]

@@ -35,7 +35,7 @@ def rows(capsys, *arguments):
     return json.loads(capsys.readouterr().out)["rows"]
 
 
-def test_show_takes_what_the_file_does_not_tell(folder, capsys):
+def test_show_takes_options_that_the_file_lacks(folder, capsys):
     assert main(["show", "one.txt"]) == 3
     assert "figures fit all_reduce and sendrecv: give --collective" in capsys.readouterr().err
     (first, _) = rows(capsys, "show", "one.txt", "--collective", "sendrecv", "--ranks", "4")
@@ -46,7 +46,7 @@ def test_show_takes_what_the_file_does_not_tell(folder, capsys):
     )
 
 
-def test_a_result_file_tells_its_own(folder, capsys):
+def test_options_for_other_tools_are_refused_for_result_files(folder, capsys):
     for name in ("one", "other"):
         save(load(f"{name}.txt", collective="all_reduce"), f"{name}.jsonl")
     for command in (["show"], ["compare", "other.jsonl"]):
@@ -139,7 +139,7 @@ def test_stdin_is_read_by_every_command(folder, capsys, monkeypatch):
     assert load("-").path is None
 
 
-def test_messages_call_it_standard_input(folder, capsys, monkeypatch):
+def test_messages_name_standard_input(folder, capsys, monkeypatch):
     """Messages must not name the temporary file that stdin was copied to."""
     for command in ("show", "trace", "log", "explain", "limits", "algorithms"):
         monkeypatch.setattr(stdin, "_stdin", [])

@@ -297,7 +297,7 @@ def test_markdown(capsys):
     assert "| ring | ring | 12 | 20.000 | 240.000 | NVL |" in lines
 
 
-def test_beside_a_log_and_with_files_that_are_refused(folder, capsys):
+def test_with_a_log_and_with_files_that_are_refused(folder, capsys):
     (folder / "a.log").write_text("n:1:1 [0] NCCL INFO NCCL version 2.27.5+cuda12.9\n")
     (folder / "bad.xml").write_text('<!DOCTYPE s [<!ENTITY a "b">]><system version="&a;"/>')
     assert main(["log", "bad.xml", "a.log", "topo.xml"]) == 3

@@ -90,7 +90,7 @@ def test_a_cut_file_bounds_nothing(tmp_path, capsys):
     assert "warning:" in out
 
 
-def test_a_topology_that_nccl_is_given_says_where_the_whole_one_is(tmp_path, capsys):
+def test_a_topology_for_nccl_names_how_to_get_a_dump(tmp_path, capsys):
     path = tmp_path / "input.xml"
     path.write_text(re.sub(r"<gpu.*?</gpu>|<gpu[^>]*/>", "", hgx(), flags=re.DOTALL))
     assert main(["limits", str(path)]) == 0
@@ -175,7 +175,7 @@ def gpus(tmp_path, monkeypatch):
     return lambda number: monkeypatch.setenv("GPUS", str(number))
 
 
-def test_this_machine_is_asked(gpus, host, capsys):
+def test_this_machines_topology_is_dumped(gpus, host, capsys):
     """The result is that of the file which NCCL would write, with the name of this host."""
     gpus(8)
     assert main(["limits"]) == 0
@@ -247,7 +247,7 @@ def test_a_topology_of_other_gpus_is_refused(tmp_path):
         shares(run, path)
 
 
-def test_show_has_the_columns_beside_the_bandwidth(host, capsys):
+def test_show_has_the_columns_next_to_the_bandwidth(host, capsys):
     assert main(["show", str(KERNELS), "--topology", host]) == 0
     out = capsys.readouterr().out
     (head,) = (line for line in out.splitlines() if line.startswith("collective"))

@@ -74,7 +74,7 @@ def test_over_pci_a_tree_shares_each_gpus_own_link(tmp_path):
     assert limits[TREE, "all_reduce"] == pytest.approx(24 / 2 * 2 * 3 / 4)
 
 
-def test_links_that_are_not_told_are_no_limit(tmp_path):
+def test_unknown_links_are_no_limit(tmp_path):
     limits = limits_by_key(tmp_path, system(cpu(0, gpu(0, link=""), gpu(1, link=""))))
     assert gbps(limits) == {}
     assert "does not tell their PCI links" in limits[RING, "all_reduce"].formula
@@ -97,7 +97,7 @@ def test_hosts_with_slow_interfaces(tmp_path, hosts, tree):
     }
 
 
-def test_hosts_with_fast_interfaces_are_held_by_their_links(tmp_path):
+def test_hosts_with_fast_interfaces_are_limited_by_their_links(tmp_path):
     """Eight interfaces of 400 Gbit/s are 400 GB/s per host, more than the 370.8 of a GPU's
     links.
     """
@@ -167,7 +167,7 @@ def test_paths_between_gpus(tmp_path):
     assert (gpu_path(d, a).path, gpu_path(d, a).gbps) == ("SYS", 10)
 
 
-def test_ways_through_switches_are_the_narrower_side(tmp_path):
+def test_paths_through_switches_have_the_speed_of_the_slower_side(tmp_path):
     text = system(cpu(0, gpu(0, switches(6, 6)), gpu(1, switches(6, 5)), gpu(2, sm=200)))
     a, b, c = read(tmp_path, text).gpus
     assert gpu_path(a, b).gbps == 220  # 11 x 20

@@ -72,11 +72,11 @@ def test_rings_over_hosts_have_a_plateau():
 
 
 @pytest.mark.parametrize("how", [{"ranks": 4}, {"collective": "all_to_all"}, {"coalesce": 2}])
-def test_what_the_table_does_not_speak_of(log, how):
+def test_cases_that_the_table_lacks(log, how):
     assert TuningTables([log]).expected(row(**how)) is None
 
 
-def test_show_has_it_beside_the_measured_time(log, capsys):
+def test_show_has_the_expected_and_the_measured_time(log, capsys):
     assert main(["show", str(KERNELS), "--nccl-log", log]) == 0
     out = capsys.readouterr().out
     assert "library expects: what its own cost model says of a call" in out

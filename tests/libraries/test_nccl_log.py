@@ -26,7 +26,7 @@ from torchcoll.libraries.nccl.log import NcclLogReader
         "\x1b[36m",
     ],
 )
-def test_what_stands_before_a_line_does_not_matter(prefix):
+def test_text_before_a_line_does_not_matter(prefix):
     (line,) = info("NCCL version 2.27.5+cuda12.9", who="node-1.a:11:12 [3]")
     reader = read(prefix + line)
     (process,) = reader.processes
@@ -46,7 +46,7 @@ def test_a_host_that_was_edited_away():
     assert [(p.host, p.network) for p in reader.processes] == [("", "Socket")]
 
 
-def test_before_the_device_is_known_its_number_is_anything():
+def test_before_the_device_is_open_its_number_is_ignored():
     # libnccl 2.21.5 without a driver.
     line = "vm:7:7 [-2130771969] misc/cudawrap.cc:182 NCCL WARN Cuda failure 'no driver'"
     (process,) = read(line).processes
@@ -85,7 +85,7 @@ def test_the_version_up_to_2_23_has_no_process():
     assert reader.tally.counts == {"understood": 2}
 
 
-def test_rccl_is_told_from_nccl():
+def test_rccl_is_distinguished_from_nccl():
     lines = info("RCCL version : 2.27.7-HEAD:0d2c4fd")
     reader = read(*lines, "HIP version  : 7.2.26015-fc0010cf6a", "Hostname     : TARS")
     assert [(p.library, p.version) for p in reader.processes] == [("RCCL", "2.27.7-HEAD:0d2c4fd")]
@@ -241,7 +241,7 @@ def test_a_file_of_cut_lines_alone_is_read():
     assert [process.pid for process in read(line).processes] == [11]
 
 
-def test_what_was_cut_is_said_beside_not_complete():
+def test_cut_lines_are_reported_with_not_complete():
     whole = "Init COMPLETE"
     lines = [*info(started(0), f"ncclCommInitRank comm 0x5000 rank 0 nranks 2 - {whole}")]
     second_rank = info(started(1), who="node2:12:20 [0]")

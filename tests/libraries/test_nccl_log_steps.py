@@ -134,7 +134,7 @@ def test_what_is_kept_is_counted(monkeypatch, message):
 
 
 @pytest.mark.parametrize("text", [b"Trees [%d] 1/-1/-1->0->-1", b"V%d set by environment to x"])
-def test_what_is_said_again_is_counted_once(monkeypatch, text):
+def test_a_repeated_message_is_counted_once(monkeypatch, text):
     monkeypatch.setattr(bounds, "_HELD_BYTES", 50_000)
     reader = NcclLogReader()
     reader.read([SAYS + text % 0 + b"\n"] * 5000)
@@ -142,7 +142,7 @@ def test_what_is_said_again_is_counted_once(monkeypatch, text):
         reader.read(SAYS + text % n + b"\n" for n in range(5000))
 
 
-def test_a_warning_that_is_said_again_is_counted_once(monkeypatch):
+def test_a_repeated_warning_is_counted_once(monkeypatch):
     monkeypatch.setattr(bounds, "_HELD_BYTES", 50_000)
     reader = NcclLogReader()
     reader.read([b"n0:1:1 [0] NCCL WARN 1\n"] * 5000)

@@ -112,7 +112,7 @@ def test_splits_by_parent_and_color(splits):
     assert job.communicators[1].parent is not None
 
 
-def test_up_to_2_17_only_the_end_of_init_is_told():
+def test_up_to_2_17_only_the_end_of_init_is_logged():
     lines = []
     for rank in range(2):
         lines += info(
@@ -255,6 +255,6 @@ def test_the_best_path_and_all_links(line, members):
     assert reader.tally.counts == {"understood": 2, "known": 1}
 
 
-def test_half_a_line_of_the_best_path_tells_nothing():
+def test_half_a_line_of_the_best_path_is_ignored():
     reader = read(*info(started(0), "=== System : maxBw 80.0 totalBw 24"))
     assert reader.processes[0].members[0].max_gbps is None

@@ -55,7 +55,7 @@ def test_gpus_links_interfaces_and_cpus(tmp_path):
     assert only.cpu is node and net.cpu is node
 
 
-def test_a_file_that_somebody_wrote_for_nccl_has_no_gpu_elements(tmp_path):
+def test_a_file_for_nccl_topo_file_has_no_gpu_elements(tmp_path):
     topo = read(
         tmp_path,
         system(
@@ -198,7 +198,7 @@ def test_four_gpus_with_four_links_to_each_other(tmp_path):
     assert (limit.gbps, limit.source) == (240, "12 links x 20 GB/s, NCCL topo.h")
 
 
-def test_links_to_itself_join_nobody(tmp_path):
+def test_links_to_itself_connect_no_gpus(tmp_path):
     """Azure's file for NC A100 v4 has such links. Only PCI connects the GPUs, and the file lacks
     its speed.
     """
@@ -245,7 +245,7 @@ def test_an_interface_carries_no_more_than_its_pci_link(tmp_path, link, width, s
     assert speeds.network_gbps(topo.nics, topo) == gbps
 
 
-def test_an_interface_beside_a_gpu_does_not_need_the_link_to_the_cpu(tmp_path):
+def test_an_interface_next_to_a_gpu_does_not_need_the_link_to_the_cpu(tmp_path):
     concurrent = pci("0000:60:00.0", nic("mlx5_0", 0))
     for inside, gbps in (((concurrent, gpu(0)), 25.0), ((concurrent,), 12.0)):
         switch = pci("0000:50:00.0", *inside, link="8.0 GT/s")
@@ -334,7 +334,7 @@ def test_a_file_that_ends_early(tmp_path):
     assert problems[0].startswith(f"{path}: cut off (unclosed token: line 2, ")
 
 
-def test_every_cut_is_said(tmp_path):
+def test_every_cut_is_reported(tmp_path):
     path = tmp_path / "cut.xml"
     for end in range(len("<system version="), len(WHOLE) - len("</system>\n"), 7):
         path.write_text(WHOLE[:end])

@@ -53,7 +53,7 @@ def test_every_call_has_a_line(call, expected):
     assert chosen(tuner_csv(RULES, []), *call) == expected
 
 
-def test_the_header_says_which_plugins_work():
+def test_the_header_names_the_plugins_that_work():
     lines = tuner_csv(RULES, ["a comment " * 40]).splitlines()
     text = "\n".join(lines)
     assert "2.28.3 and later" in text

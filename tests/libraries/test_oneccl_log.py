@@ -146,7 +146,7 @@ def coord(rank: int, size: int, number: int) -> str:
     return info(text, f"2026:11:20-10:39:35:({number:5d}) |CCL_{{}}| ")
 
 
-def test_processes_of_one_launch_and_of_several():
+def test_processes_of_one_run_and_of_several():
     first_run = [read(coord(rank, 2, rank + 1), file=f"a{rank}.txt") for rank in range(2)]
     second_run = [
         read(coord(0, 2, 7), coord(1, 2, 8), info("CCL_LOG_LEVEL: info", OF_2021), file="b.txt")
@@ -217,7 +217,7 @@ def test_threads_are_no_processes():
     assert (facts["processes"], facts["threads"], facts["ranks"]) == (2, 4, 2)
 
 
-def test_threads_of_which_none_tells_its_rank():
+def test_threads_without_a_rank():
     facts = job_log(jobs([read(info("CCL_LOG_LEVEL: info", OF_2021))])[0]).facts
     assert facts["threads"] == 1 and "processes" not in facts
 

@@ -218,7 +218,7 @@ def test_ccl_on_the_cpu_imports_the_bindings_alone(bindings):
     assert bindings == [CCL]
 
 
-def test_ccl_beside_an_xpu_imports_ipex_first(bindings):
+def test_ccl_with_an_xpu_imports_ipex_first(bindings):
     chosen(("xpu",), ("gloo", "ccl"), "ccl")
     assert bindings == [IPEX, CCL]
 
@@ -236,7 +236,7 @@ MISSING = (
 )
 
 
-def test_bindings_whose_library_is_not_found_say_what_the_doctor_says(bindings):
+def test_bindings_without_their_library_give_the_doctors_error(bindings):
     text = "libccl.so.1: cannot open shared object file: No such file or directory"
     bindings.fails = {CCL: ImportError(text)}
     with pytest.raises(UnavailableError) as caught:
@@ -322,13 +322,13 @@ def test_the_library_that_communicates(backend, hip, expected, bindings):
     ("backend", "expected"),
     [("ccl", "oneCCL 2021.14.0, bindings 2.8.0"), ("xccl", "oneCCL 2021.14.0 of torch 2.99")],
 )
-def test_oneccl_says_its_version(backend, expected, bindings, monkeypatch):
+def test_the_version_of_oneccl(backend, expected, bindings, monkeypatch):
     monkeypatch.setattr(provenance, "oneccl_version", lambda: "2021.14.0")
     fake = SimpleNamespace(__version__="2.99")
     assert environment.library_version(fake, BACKENDS[backend], "cpu") == expected
 
 
-def test_which_implementation_ran():
+def test_the_implementation_that_ran():
     class ProcessGroupNCCL2:
         pass
 
@@ -382,7 +382,7 @@ def echo(rank):
     register("echo")
 
 
-def test_two_backends_in_one_launch(launch):
+def test_two_backends_in_one_run(launch):
     options = "--backend gloo,echo --sizes 64,1K,4K -n 5 --cold 2"
     measured = launch("all_reduce", options, 2, setup=echo).ended(0)
     run = measured.run

@@ -188,7 +188,7 @@ def test_a_driver_older_than_the_runtime():
     )
 
 
-def test_the_torch_that_is_here_says_why_it_has_no_gpu():
+def test_the_installed_torch_gives_the_reason_for_no_gpu():
     """The installed torch: built without CUDA, or without a driver."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -213,7 +213,7 @@ def test_slices_of_one_gpu():
     )
 
 
-def test_free_memory_that_is_not_told():
+def test_free_memory_that_is_not_known():
     def refuse(index):
         raise RuntimeError("doesn't support querying the available free memory")
 
@@ -534,7 +534,7 @@ def test_align_ends_with_an_idle_device():
     assert dist.log == ["barrier None [2]", "synchronize"]
 
 
-def test_barrier_is_told_the_device_on_nccl_only():
+def test_barrier_gets_the_device_on_nccl_only():
     dist = Dist()
     groups = communicators(dist, "xccl", kind="xpu")
     del dist.log[:]

@@ -129,11 +129,11 @@ def names(facts):
 
 
 @pytest.mark.parametrize("make", [nvidia, intel, plain])
-def test_nothing_is_found_where_all_is_well(make):
+def test_no_finding_on_a_healthy_host(make):
     assert findings(make({"PATH": "/bin", "NCCL_DEBUG": "WARN"})) == []
 
 
-def test_nothing_is_known_and_nothing_breaks():
+def test_without_any_facts_nothing_breaks():
     assert names(Facts()) == []
     assert report(Facts())["usable"] is False
 
@@ -321,7 +321,7 @@ OFF = [
 
 
 @pytest.mark.parametrize("facts", OFF)
-def test_no_trap_is_seen_where_there_is_none(facts):
+def test_no_trap_without_its_cause(facts):
     assert findings(facts) == []
 
 
@@ -504,7 +504,7 @@ def test_bindings_of_torchs_own_minor_version_are_no_note():
     assert findings(plain(torch=torch_of("2.8.1+cpu"))) == []
 
 
-def test_further_backends_are_told_where_built():
+def test_other_backends_are_listed_if_built():
     assert by_name(backends(plain(torch=torch_of(built=("gloo", "mpi")))))["mpi"].usable
 
 
@@ -578,7 +578,7 @@ def test_cores_of_pinned_ranks(launcher, neighbours, expected):
     assert [finding.what for finding in findings(facts)] == expected
 
 
-def test_ranks_look_at_each_others_cores():
+def test_ranks_read_each_others_cores():
     """Processes of one launcher, each pinned to its own core as by Open MPI."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -717,7 +717,7 @@ def test_modules_are_imported_by_a_child(tmp_path, monkeypatch):
     assert module_facts(run)[IPEX]["error"] == "exit code -11"
 
 
-def test_a_contradiction_of_launchers_is_a_fact():
+def test_a_contradiction_of_launchers_is_reported():
     launch, error = launch_facts({"RANK": "1"})
     assert (launch.launcher, "RANK without WORLD_SIZE" in error) == ("ambiguous", True)
     assert launch_facts({}) == (Launch("none"), "")
@@ -833,7 +833,7 @@ def test_json_of_this_process(jobs, tmp_path):
     assert {"interface_name", "unknown_variable"} <= set(names)
 
 
-def test_text_beside_a_broken_ipex(jobs, tmp_path):
+def test_text_next_to_a_broken_ipex(jobs, tmp_path):
     (tmp_path / f"{IPEX}.py").write_text("import os\nprint('ERROR! noise')\nos.exit(127)\n")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     done = forked(
@@ -858,6 +858,6 @@ def test_without_torch(tmp_path):
     assert "pip install torch" in done.stdout
 
 
-def test_other_ranks_are_silent():
+def test_other_ranks_print_nothing():
     done = doctor(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

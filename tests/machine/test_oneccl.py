@@ -82,7 +82,7 @@ def ccl(tmp_path):
     return setup
 
 
-def stated(run):
+def statuses(run):
     return {(r.case.collective, r.case.op): (r.status, r.reason) for r in run.results}
 
 
@@ -105,7 +105,7 @@ def test_groups_of_calls_without_a_device(launch, ccl):
     assert gathered.verification.checked and not gathered.verification.wrong
 
 
-def test_spinning_workers_are_named_by_the_run_and_by_what_compares_it(launch, ccl):
+def test_spinning_workers_are_reported_by_the_run_and_by_compare(launch, ccl):
     """With two ranks on one core, oneCCL's spinning workers have no core."""
 
     def measured(**variables):
@@ -137,13 +137,13 @@ def test_spinning_workers_are_named_by_the_run_and_by_what_compares_it(launch, c
 def test_a_group_that_is_refused_leaves_the_next_case_alone(launch, ccl):
     arguments = "--backend ccl --coalesce 3 -n 2 --sizes 64 -o avg,sum"
     run = launch("all_reduce", arguments, 2, setup=ccl).ended(0).run
-    assert stated(run)["all_reduce", "sum"] == ("ok", "")
+    assert statuses(run)["all_reduce", "sum"] == ("ok", "")
 
 
-def test_what_a_backend_lacks_is_said_in_the_words_of_the_user(launch, ccl):
+def test_what_a_backend_lacks_is_named_as_the_option(launch, ccl):
     arguments = "--backend ccl --collectives all_reduce,sendrecv -o avg,sum -n 2 --sizes 64"
     run = launch(None, arguments, 2, setup=ccl).ended(0).run
-    assert stated(run) == {
+    assert statuses(run) == {
         ("all_reduce", "avg"): ("unsupported", "ccl has no avg"),
         ("all_reduce", "sum"): ("ok", ""),
         ("sendrecv", None): ("unsupported", "ccl has no send and receive on cpu"),
@@ -287,7 +287,7 @@ def test_a_document_on_stdout_is_whole(launch):
     assert json.loads(measured.stdout())["rows"]
 
 
-def test_what_the_library_said_last_is_there_after_a_kill(launch):
+def test_the_librarys_last_lines_are_kept_after_a_kill(launch):
     def setup(rank):
         def call(*args, **kwargs):
             os.write(1, WARNING)

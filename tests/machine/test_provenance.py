@@ -69,7 +69,7 @@ def test_other_files_are_not(tmp_path, path):
     assert mapped_libraries(maps=maps(tmp_path, path), environ={}) == []
 
 
-def test_why_this_file(tmp_path):
+def test_the_reason_why_a_file_was_loaded(tmp_path):
     library = tmp_path / "libnccl.so.2"
     library.write_bytes(b"nccl")
     (tmp_path / "link.so").symlink_to(library)
@@ -84,7 +84,7 @@ def test_why_this_file(tmp_path):
     assert how("/v/site-packages/nvidia/nccl/lib/libnccl.so.2") == "Python package"
 
 
-def test_the_ends_tell_two_files_apart(tmp_path):
+def test_the_ends_distinguish_two_files(tmp_path):
     library = tmp_path / "libnccl.so.2"
 
     def digest(content):
@@ -316,7 +316,7 @@ def test_no_device_no_facts():
 
 
 @pytest.mark.parametrize("name", ["libccl.so.1", "liboneccl_bindings_for_pytorch.so"])
-def test_the_version_of_oneccl_stands_in_the_file_that_holds_it(tmp_path, name):
+def test_the_version_of_oneccl_is_in_its_file(tmp_path, name):
     """The version is in the library's file, as in 2021.14; Intel's bindings may contain oneCCL."""
     library = tmp_path / name
     library.write_bytes(b"\0Gold\0x\0Gold-2021.14.0 2026-11-22T 05:48:34Z (master/1fc0c38)\0")

@@ -179,5 +179,5 @@ def test_why_busy(record, shares, why):
     assert why_busy(record, shares) == why
 
 
-def test_a_process_of_which_little_is_known():
+def test_a_process_with_few_lines():
     assert processes_text([{**SMALL, "name": None}]) == "a process (pid 9)"

@@ -71,7 +71,7 @@ def test_only_one_rank_of_a_host_loads_it(jobs, tmp_path):
     assert loaded[1:] == ["", ""]
 
 
-def test_nothing_is_looked_at_where_nothing_communicates(launch):
+def test_no_check_without_communication(launch):
     run = launch("all_reduce", f"{SIZE} --backend fake", 1).ended(0).run
     assert run.machine == []
 

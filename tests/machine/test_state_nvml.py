@@ -45,7 +45,7 @@ def only(answers, device_id=PLACE, **options):
     return gpu
 
 
-def test_all_that_a_gpu_tells():
+def test_all_values_of_a_gpu():
     assert only(H200) == {
         "place": PLACE,
         "index": 3,
@@ -72,7 +72,7 @@ def test_all_that_a_gpu_tells():
     }
 
 
-def test_what_is_not_told_is_none():
+def test_unknown_values_are_none():
     gpu = only({})
     assert gpu.pop("place") == PLACE
     assert set(gpu.pop("limited_ns").values()) == {None}
@@ -93,7 +93,7 @@ def test_an_older_driver():
     assert gpu["processes"] == [{"pid": 8, "size_bytes": 16}]
 
 
-def test_links_to_a_gpu_and_to_what_is_not_told():
+def test_links_to_a_gpu_and_to_unknown_ends():
     answers = {("NvLinkState", 0): 1, ("NvLinkState", 5): 1, ("NvLinkRemoteDeviceType", 5): 0}
     assert only(answers)["nvlink_to"] == {"unknown": 1, "gpu": 1}
     assert only(answers)["nvlink_errors"] is None

@@ -147,6 +147,8 @@ class Imported:
 
 
 class Importer(Protocol):
+    """The interface of an importer module; see the top of this file."""
+
     NAME: str
 
     def sniff(self, head: Sequence[str]) -> bool: ...
@@ -264,6 +266,7 @@ def dtype_named(text: str | None) -> str | None:
 
 
 def itemsize(dtype: str | None) -> int | None:
+    """Bytes of one element; None for an unknown type."""
     if dtype in DTYPES:
         return DTYPES[dtype].itemsize
     return _OTHER_SIZES.get(dtype or "")

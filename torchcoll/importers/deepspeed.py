@@ -129,6 +129,8 @@ def make_case(
 
 
 class _DeepSpeedReader:
+    """Reads the lines of one file and collects results by (ranks, format)."""
+
     def __init__(self, options: ImportOptions, imported: Imported) -> None:
         self.options, self.imported = options, imported
         self.title, self.ranks, self.raw_unit = "", options.ranks or 0, ""

@@ -97,6 +97,8 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
 
 
 class _ImbReader:
+    """Reads the lines of one file, table by table."""
+
     def __init__(self, options: ImportOptions, imported: Imported) -> None:
         self.options, self.imported = options, imported
         self.runs = 0

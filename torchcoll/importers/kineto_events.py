@@ -294,6 +294,7 @@ def _launching_calls(
 
 
 def event_device(event: Event) -> str:
+    """The device of a kernel, or else its process."""
     return str(event.args.get("device", event.thread[0]))
 
 

@@ -46,6 +46,8 @@ class Block:
 
 @dataclass(slots=True)
 class NcclTestsRow:
+    """One row. size: in bytes. root: None for a collective without one."""
+
     line: int
     size: int
     count: int

@@ -87,6 +87,8 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
 
 
 class _OneCclReader:
+    """Reads the lines of one file, run by run."""
+
     def __init__(self, options: ImportOptions, imported: Imported) -> None:
         self.options, self.imported = options, imported
         self.runs = 0

@@ -170,6 +170,8 @@ def _figures(record: Mapping[str, str]) -> dict[str, float | None] | str:
 
 
 class _TableReader:
+    """Reads the tables of one file and collects results by number of ranks."""
+
     def __init__(self, options: ImportOptions, imported: Imported) -> None:
         self.options, self.imported = options, imported
         self.heading: str | None = None

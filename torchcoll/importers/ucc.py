@@ -81,6 +81,8 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
 
 
 class _UccReader:
+    """Reads the lines of one file, table by table."""
+
     def __init__(self, options: ImportOptions, imported: Imported) -> None:
         self.options, self.imported = options, imported
         self.results: list[CaseResult] = []

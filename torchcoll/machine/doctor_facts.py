@@ -282,6 +282,7 @@ def _siblings(launch: Launch, proc: str = "/proc") -> list[tuple[Launch, set[int
 
 
 def import_torch() -> tuple[Any, str]:
+    """(torch, ''), or (None, why it cannot be imported)."""
     try:
         import torch
     except Exception as error:  # a broken installation raises anything: OSError, AttributeError

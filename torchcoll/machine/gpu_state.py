@@ -1,7 +1,8 @@
 """Reads the state of NVIDIA GPUs from the driver's library NVML with ctypes.
 
-The package nvidia-ml-py would save 70 lines here, but no image has it by default, since torch does
-not depend on it. The state matters most in runs on an image as it is (NO_INSTALL=1).
+The package nvidia-ml-py would save 70 lines here, but torch does not depend on it, and a machine
+whose image lacks it would have no state. The state matters most in runs on an image as it is
+(NO_INSTALL=1).
 
 Constants and structures are those of the public nvml.h (CUDA 11 to 13). A value that a driver or a
 GPU does not support is None. Machines without NVIDIA's driver have no libnvidia-ml and so no state.
@@ -158,6 +159,8 @@ def _call(library: Any, name: str, *arguments: object) -> bool:
 
 
 class _Gpu:
+    """One GPU, with the functions of NVML that take its handle."""
+
     def __init__(self, library: Any, handle: ctypes.c_void_p) -> None:
         self._library = library
         self._handle = handle

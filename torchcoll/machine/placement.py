@@ -194,6 +194,7 @@ def text_in(path: Path | str) -> str | None:
 
 
 def number_in(path: Path | str) -> int | None:
+    """The whole number in a small file; None if it cannot be read or is not a number."""
     try:
         return int(text_in(path) or "")
     except ValueError:

@@ -118,6 +118,7 @@ def misread(variables: Mapping[str, str | None], version: str) -> str | None:
 
 
 def version_key(version: str) -> tuple[int, ...]:
+    """(major, minor) of a version, for comparisons."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 

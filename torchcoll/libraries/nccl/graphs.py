@@ -79,6 +79,7 @@ class SearchGraph:
 
 
 def pattern_name(number: int | None) -> str:
+    """The name of a pattern (NCCL_TOPO_PATTERN_*); '' for None."""
     if number is None:
         return ""
     return _PATTERNS[number] if 0 < number < len(_PATTERNS) else f"pattern {number}"

@@ -54,7 +54,7 @@ class Member:
     timings: phases of 'Init timings' (>= 2.22) and ``total``, in seconds. Without ``rest`` the line
         was cut.
     bootstrap: phases of 'Bootstrap timings' (>= 2.23), in seconds.
-    channels: kind (coll, nvls, p2p) -> number of channels.
+    channels: kind (coll, collnet, nvls, p2p) -> number of channels.
     rings: channel -> ranks in order.
     up: channel -> parent of this rank in the tree; -1 for the root.
     max_gbps: the best path from a GPU of this host to another GPU, or to a network interface where
@@ -277,8 +277,8 @@ _FUNCTION_ROWS = frozenset(FUNCTIONS.values())
 Handler = Callable[["NcclLogReader", str], bool]
 
 
-def communicator(reader: NcclLogReader, message: str) -> bool:
-    """Handle ``ncclCommInitRank comm 0x.. rank 3 nranks 8 .. commId 0x.. - Init START``."""
+def read_communicator(reader: NcclLogReader, message: str) -> bool:
+    """Read ``ncclCommInitRank comm 0x.. rank 3 nranks 8 .. commId 0x.. - Init START``."""
     fields = dict(_FIELD.findall(message))
     start, complete = "Init START" in message, "Init COMPLETE" in message
     ended = next((w for w in ("Destroy", "Abort", "Revoke") if f"{w} COMPLETE" in message), "")
@@ -286,7 +286,7 @@ def communicator(reader: NcclLogReader, message: str) -> bool:
     if not informative and fields and message.endswith(list(fields.values())[-1]):
         fields.popitem()  # the line was cut, so its last number may be incomplete
     if "comm" not in fields or not fields.get("rank", "-").isdecimal():
-        return " coll channels" in message and counts(reader, message)
+        return " coll channels" in message and read_channel_counts(reader, message)
     member = reader.find_member(fields["comm"])
     if start or member is None or (member.ended and not ended):
         member = reader.begin_member(fields, start)
@@ -301,8 +301,8 @@ def communicator(reader: NcclLogReader, message: str) -> bool:
     return bool(informative)
 
 
-def timings(reader: NcclLogReader, message: str) -> bool:
-    """Handle ``Init timings - ncclCommInitRank: rank 0 nranks 8 total 1.58 (kernels 0.26,
+def read_timings(reader: NcclLogReader, message: str) -> bool:
+    """Read ``Init timings - ncclCommInitRank: rank 0 nranks 8 total 1.58 (kernels 0.26,
     ...)``.
     """
     if not message.startswith("Init timings"):
@@ -322,7 +322,8 @@ def timings(reader: NcclLogReader, message: str) -> bool:
     return "rest" in member.timings
 
 
-def bootstrap(reader: NcclLogReader, message: str) -> bool:
+def read_bootstrap(reader: NcclLogReader, message: str) -> bool:
+    """Read ``Bootstrap timings total 0.12 (create 0.00, ..., delay 0.00)``."""
     if not message.startswith("Bootstrap timings"):
         return False
     phases = {name: float(value) for name, value in _PART.findall(message)}
@@ -331,9 +332,10 @@ def bootstrap(reader: NcclLogReader, message: str) -> bool:
     return "delay" in phases
 
 
-def channel(reader: NcclLogReader, message: str) -> bool:
+def read_channel(reader: NcclLogReader, message: str) -> bool:
+    """Read ``Channel 00/02 : 0 1``, a ring, or a connection that begins alike."""
     if " via " in message:
-        return connection(reader, message)
+        return read_connection(reader, message)
     ring = parse_ring(message)
     if ring:
         reader.member().rings[ring[0]] = ring[1]
@@ -341,7 +343,8 @@ def channel(reader: NcclLogReader, message: str) -> bool:
     return ring is not None
 
 
-def connection(reader: NcclLogReader, message: str) -> bool:
+def read_connection(reader: NcclLogReader, message: str) -> bool:
+    """Read ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``."""
     parsed = parse_connection(message)
     if not parsed:
         return False
@@ -352,7 +355,8 @@ def connection(reader: NcclLogReader, message: str) -> bool:
     return True
 
 
-def trees(reader: NcclLogReader, message: str) -> bool:
+def read_trees(reader: NcclLogReader, message: str) -> bool:
+    """Read ``Trees [0] 1/-1/-1->0->-1 ...``."""
     parents = parse_parents(message)
     up = reader.member().up
     before = len(up)
@@ -361,12 +365,14 @@ def trees(reader: NcclLogReader, message: str) -> bool:
     return bool(parents)
 
 
-def counts(reader: NcclLogReader, message: str) -> bool:
+def read_channel_counts(reader: NcclLogReader, message: str) -> bool:
+    """Read ``24 coll channels, 16 nvls channels, ...``."""
     reader.member().channels = parse_channels(message)
     return True
 
 
-def pattern(reader: NcclLogReader, message: str) -> bool:
+def read_pattern(reader: NcclLogReader, message: str) -> bool:
+    """Read ``Pattern 4, crossNic 0, nChannels 12, ...``, a graph of the search."""
     graph = parse_graph(message)
     if graph:
         reader.member().graphs.append(graph)
@@ -374,8 +380,8 @@ def pattern(reader: NcclLogReader, message: str) -> bool:
     return graph is not None
 
 
-def system(reader: NcclLogReader, message: str) -> bool:
-    """Handle ``=== System : maxBw ...``, a line of the GRAPH subsystem."""
+def read_bandwidths(reader: NcclLogReader, message: str) -> bool:
+    """Read ``=== System : maxBw ...``, a line of the GRAPH subsystem."""
     bandwidths = parse_bandwidths(message)
     if bandwidths:
         member = reader.member()
@@ -383,7 +389,8 @@ def system(reader: NcclLogReader, message: str) -> bool:
     return bandwidths is not None
 
 
-def nvls(reader: NcclLogReader, message: str) -> bool:
+def read_nvls(reader: NcclLogReader, message: str) -> bool:
+    """Read ``NVLS multicast support is available`` and ``NVLS comm 0x..``."""
     if message.startswith("NVLS multicast support is "):
         reader.process.nvls = "no" if " not available" in message else "yes"
         return True
@@ -393,24 +400,30 @@ def nvls(reader: NcclLogReader, message: str) -> bool:
     return False
 
 
-def call(reader: NcclLogReader, message: str) -> bool:
+def read_choice(reader: NcclLogReader, message: str) -> bool:
+    """Read a TUNING line, ``AllReduce: 1024 Bytes -> Algo RING ...``, or a row of the tuning
+    table.
+    """
     chosen = _parse_call(message) if " Bytes -> " in message else None
     if chosen:
         reader.process.calls[chosen] += 1
     elif "|" in message:
-        return row(reader, message)
+        return read_tuning_row(reader, message)
     return chosen is not None
 
 
-def algorithms(reader: NcclLogReader, message: str) -> bool:
+def read_columns(reader: NcclLogReader, message: str) -> bool:
+    """Read ``Algorithm | Tree | Ring | ...``, the head of a block of the tuning table."""
     return reader.start_table(*parse_columns(message))
 
 
-def wide_head(reader: NcclLogReader, message: str) -> bool:
+def read_wide_columns(reader: NcclLogReader, message: str) -> bool:
+    """Read ``Latency/AlgBw | Tree/ LL | ...``, the head of the tuning table up to 2.17."""
     return reader.start_table(*parse_wide_columns(message))
 
 
-def row(reader: NcclLogReader, message: str) -> bool:
+def read_tuning_row(reader: NcclLogReader, message: str) -> bool:
+    """Read a row of the tuning table."""
     member = reader.member()
     cells = parse_row(message, reader.columns.get(member, ()))
     member.tuning += cells
@@ -418,7 +431,8 @@ def row(reader: NcclLogReader, message: str) -> bool:
     return bool(cells)
 
 
-def version(reader: NcclLogReader, message: str) -> bool:
+def read_version(reader: NcclLogReader, message: str) -> bool:
+    """Read ``NCCL version 2.27.5+cuda12.9`` and ``NCCL git version ...``."""
     if match := re.match(r"NCCL git version (\S+) (\S+)", message):
         reader.process.git = f"{match[1]} {match[2]}"
         return True
@@ -435,33 +449,38 @@ def version(reader: NcclLogReader, message: str) -> bool:
     return True
 
 
-def driver(reader: NcclLogReader, message: str) -> bool:
+def read_driver(reader: NcclLogReader, message: str) -> bool:
+    """Read ``cudaDriverVersion 12090``."""
     reader.process.driver = message.split()[-1]
     return True
 
 
-def network(reader: NcclLogReader, message: str) -> bool:
+def read_network(reader: NcclLogReader, message: str) -> bool:
+    """Read ``Using network IB``."""
     match = re.match(r"Using network (.+)", message)
     if match:
         reader.process.network = match[1]
     return bool(match)
 
 
-def tuner(reader: NcclLogReader, message: str) -> bool:
+def read_tuner(reader: NcclLogReader, message: str) -> bool:
+    """Read ``TUNER/Plugin: Using ...``."""
     match = re.match(r"TUNER/Plugin: Using (?:tuner plugin )?(.+)", message)
     if match:
         reader.process.tuner = match[1]
     return bool(match)
 
 
-def loaded(reader: NcclLogReader, message: str) -> bool:
+def read_loaded_tuner(reader: NcclLogReader, message: str) -> bool:
+    """Read ``Successfully loaded external tuner plugin ...``."""
     match = re.match(r"Successfully loaded external tuner plugin (\S+)", message)
     if match and len(reader.process.tuner) < _LONGEST:
         reader.process.tuner = f"{reader.process.tuner} {match[1]}".strip()
     return bool(match)
 
 
-def variable(reader: NcclLogReader, message: str) -> bool:
+def read_variable(reader: NcclLogReader, message: str) -> bool:
+    """Read ``NCCL_ALGO set by environment to Ring.``."""
     match = _SET.search(message)
     if match:
         value = match[2].rstrip(".") if match[2].rstrip(".").lstrip("-").isdecimal() else match[2]
@@ -493,27 +512,27 @@ def _int(text: str | None, otherwise: int | None) -> int | None:
 _parse_call = lru_cache(maxsize=4096)(parse_call)  # equal lines are repeated for each call
 
 TABLE_ROWS = _FUNCTION_ROWS | {"Function"}
-CHECK_THEIR_END = (communicator, timings, bootstrap, call)
+CHECK_THEIR_END = (read_communicator, read_timings, read_bootstrap, read_choice)
 HANDLERS: dict[str, Handler] = {
-    "comm": communicator,
-    "Init": timings,
-    "Bootstrap": bootstrap,
-    "Channel": channel,
-    "CollNet": connection,
-    "Trees": trees,
-    "===": system,
-    "Pattern": pattern,
-    "NVLS": nvls,
-    "NCCL": version,
-    "RCCL": version,
-    "cudaDriverVersion": driver,
-    "Using": network,
-    "TUNER/Plugin:": tuner,
-    "Successfully": loaded,
-    "Algorithm": algorithms,
-    "Latency/AlgBw": wide_head,
-    **dict.fromkeys(_FUNCTION_ROWS, call),
-    **{f"{name}:": call for name in _FUNCTION_ROWS},
+    "comm": read_communicator,
+    "Init": read_timings,
+    "Bootstrap": read_bootstrap,
+    "Channel": read_channel,
+    "CollNet": read_connection,
+    "Trees": read_trees,
+    "===": read_bandwidths,
+    "Pattern": read_pattern,
+    "NVLS": read_nvls,
+    "NCCL": read_version,
+    "RCCL": read_version,
+    "cudaDriverVersion": read_driver,
+    "Using": read_network,
+    "TUNER/Plugin:": read_tuner,
+    "Successfully": read_loaded_tuner,
+    "Algorithm": read_columns,
+    "Latency/AlgBw": read_wide_columns,
+    **dict.fromkeys(_FUNCTION_ROWS, read_choice),
+    **{f"{name}:": read_choice for name in _FUNCTION_ROWS},
 }
 
 
@@ -685,13 +704,13 @@ class NcclLogReader:
         handler = HANDLERS.get(first_word)
         if handler is None:
             if " set by environment to " in message:
-                handler = variable
+                handler = read_variable
             elif " coll channels" in message:
-                handler = counts
+                handler = read_channel_counts
             elif " Bytes -> " in message:
-                handler = call
+                handler = read_choice
             elif "comm 0x" in message and first_word.startswith(("ncclComm", "[Rank")):
-                handler = communicator
+                handler = read_communicator
             else:
                 traced = level == b"TRAC"  # there is no list of TRACE messages
                 kind = "known" if traced or is_known(first_word, message) else "unknown"

@@ -111,6 +111,7 @@ class Rail:
 
 
 def rails(topologies: Sequence[Topology]) -> list[Rail]:
+    """The rails between these hosts: a rail for each index of an interface."""
     each = [unique_nics(topo.nics) for topo in topologies]
     result = []
     for index in range(max(map(len, each), default=0)):
