@@ -116,10 +116,52 @@ def run_fleet(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if finding.good else ExitCode.FAILED
 
 
+def history_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    _common_arguments(parser)
+    add(
+        "--accept",
+        metavar="DATE",
+        help="take the baseline from this night on, after a change that is to stay",
+    )
+
+
+def run_history(options: argparse.Namespace) -> ExitCode:
+    """Exit code 1 if the times changed for the worse and have not recovered."""
+    from torchcoll.fleet.changes_over_time import history_of
+    from torchcoll.fleet.history_show import show_history
+    from torchcoll.fleet.nights import parse_night, parse_night_start
+    from torchcoll.fleet.panel import panels_of
+    from torchcoll.report.formats import FORMATS
+    from torchcoll.store.from_files import summaries_of_files as summaries_of
+
+    choice(options.format, "format", FORMATS)
+    threshold = parse_share(options.threshold, "threshold")
+    night_start_us = parse_night_start(options.night_start)
+    accepted = None if options.accept is None else parse_night(options.accept, "accept")
+    panels = panels_of(summaries_of(options.paths), night_start_us)
+    if not panels:
+        raise UsageError("paths", " ".join(options.paths), "runs with dates and times")
+    histories = []
+    for panel in panels:
+        first = 0 if accepted is None else max(0, accepted - panel.first_night)
+        if first >= len(panel.log_times):
+            raise UsageError("accept", options.accept, "a date within the nights of the runs")
+        histories.append(history_of(panel, threshold, first))
+    show_history(histories, options.format, options.all)
+    bad = any(not item.ended for history in histories for item in history.incidents)
+    return ExitCode.FAILED if bad else ExitCode.OK
+
+
 COMMANDS = {
     "fleet": (
         "find the nodes that differ from their peers",
         fleet_arguments,
         run_fleet,
+    ),
+    "history": (
+        "find when a fleet or a node became slower, and what changed then",
+        history_arguments,
+        run_history,
     ),
 }
