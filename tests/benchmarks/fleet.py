@@ -1,12 +1,12 @@
-"""A year of a thousand nodes: the alarms of `torchcoll history` on healthy fleets, and what it finds.
+"""A year of a thousand nodes: false alarms of `torchcoll history`, and what it finds.
 
     python tests/benchmarks/fleet.py [--nodes 1000] [--years 10] [--noise a,b,c] [--sigma 0.5,2]
         [--recorded FOLDER] [--seed 100]
 
 365 nights, 10 cases. sigma is the standard deviation from night to night of a node's effect, over
 all cases together, without the fleet's night effect. Noise: (a) normal, independent; (b) Student t
-with 4 degrees of freedom, correlation 0.5 from night to night and between cases (a Gaussian copula);
-(c) blocks of 30 nights of a recorded series of runs, scaled to sigma (--recorded: result files of
+with 4 degrees of freedom, correlation 0.5 from night to night and between cases (a copula); (c)
+blocks of 30 nights of a recorded series of runs, scaled to sigma (--recorded: result files of
 at least 200 runs). A night effect of the whole fleet of sigma / 4 is added. The threshold is 1 %.
 
 Healthy years count openings of incidents. Planted: each node has a step of 3 or 5 sigma in a random
@@ -232,8 +232,8 @@ def scenarios(fleet, years, seed):
             other += sum(incident not in hits for incident in history.incidents)
         middle = f"{np.median(delays):.0f} nights" if delays else "-"
         print(
-            f"    {title}: found {share(found, years)}, median delay {middle}, facts named right in "
-            f"{named} of {found}; other incidents {other / years:.1f} a year",
+            f"    {title}: found {share(found, years)}, median delay {middle}, facts named "
+            f"right in {named} of {found}; other incidents {other / years:.1f} a year",
             flush=True,
         )
 
@@ -277,11 +277,13 @@ def main():
             fleet = Fleet(options.nodes, noise, float(percent) / 100, recorded)
             alarms, seconds = healthy(fleet, options.years, options.seed)
             node_years = options.years * options.nodes / 1000
+            others = ", ".join(
+                f"{scope} {alarms[scope] / options.years:.2f}"
+                for scope in ("group", "fleet", "staged")
+            )
             print(
-                f"noise {noise} sigma {percent} %: node alarms {alarms['node'] / node_years:.1f} per "
-                f"1,000 node-years, group {alarms['group'] / options.years:.2f}, fleet "
-                f"{alarms['fleet'] / options.years:.2f}, staged {alarms['staged'] / options.years:.2f}"
-                f" per fleet-year; {seconds:.0f} s a year",
+                f"noise {noise} sigma {percent} %: node alarms {alarms['node'] / node_years:.1f} "
+                f"per 1,000 node-years; {others} per fleet-year; {seconds:.0f} s a year",
                 flush=True,
             )
             years = max(1, -(-400 // (options.nodes // 5)))

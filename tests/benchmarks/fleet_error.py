@@ -3,9 +3,9 @@
     python tests/benchmarks/fleet_error.py [REPORTS]
 
 A report is one night of N healthy nodes with 10 cases. The effects of the nodes and the noise of
-the cases are drawn from a normal distribution or from Student's t with 4 degrees of freedom. Racks of 8
-nodes and switches of 32 nodes are labelled. The threshold is 0.01 %, so that only the statistics
-decide. An error is a report that names any node, case or group, or two populations.
+the cases are drawn from a normal distribution, or from Student's t with 4 degrees of freedom. Racks
+of 8 nodes and switches of 32 nodes are labelled. The threshold is 0.01 %, so that only the
+statistics decide. An error is a report that names any node, case or group, or two populations.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
-from torchcoll.fleet.effects import Floats
+from torchcoll.fleet.effects import Floats, nan_mean, nan_median
 from torchcoll.fleet.fact_changes import FactChange, StagedEffect, fact_changes, staged_effects
 from torchcoll.fleet.groups import candidate_groups
 from torchcoll.fleet.incidents import (
@@ -54,9 +54,10 @@ class Incident:
     """A change of the times of the fleet, of a group or of a node.
 
     scope: fleet, staged, group or node. kind: step, one night, two nights, drift, flapping or
-    spread. nodes: names; () is the whole fleet. began, found: dates of nights; ended: '' is still
-    open. effect: change of log time, with its 95 % interval. cases: names of those that are displaced, of ``of_cases``.
-    changed: facts that changed at that time, together.
+    spread. nodes: names; () is the whole fleet. began, found: dates of nights. ended: the first
+    good one, '' if it is still open. effect: change of log time, with its 95 % interval. cases:
+    names of those that are displaced, of ``of_cases``. changed: facts that changed at that time,
+    together.
     """
 
     scope: str
@@ -123,7 +124,7 @@ def history_of(panel: Panel, threshold: float, accepted: int = 0) -> PanelHistor
     incidents = [describe.staged(effect) for effect in staged]
     if len(panel.nodes) > 1:
         incidents += _fleet_incidents(
-            panel, split, weights, np.asarray(judged.any(axis=1)), describe, least
+            split, weights, baseline, np.asarray(judged.any(axis=1)), describe, least
         )
     node_series = split.nodes.copy()
     if len(panel.nodes) > 2 * FEWEST_BASELINE:
@@ -183,7 +184,7 @@ def _case_weights(values: npt.NDArray[np.float32], baseline: npt.NDArray[np.bool
     """The weight of each case [C] by the variance of its nights: noisy cases count less."""
     usual = values[baseline]  # [nights of all nodes, C]
     with np.errstate(invalid="ignore"):
-        spread = 1.4826 * np.nanmedian(np.abs(usual), axis=0).astype(np.float64)
+        spread = 1.4826 * nan_median(np.abs(usual), axis=0).astype(np.float64)
     spread = np.where(np.isfinite(spread), spread, np.inf)
     known = np.isfinite(spread)
     smallest = max(1e-6, float(np.median(spread[known])) / 3) if known.any() else 1.0
@@ -200,9 +201,9 @@ def _weighted_mean(values: npt.NDArray[np.float32], weights: Floats) -> Floats:
 
 
 def _fleet_incidents(
-    panel: Panel,
     split: Split,
     weights: Floats,
+    usual: npt.NDArray[np.bool_],
     judged: npt.NDArray[np.bool_],
     describe: _Describer,
     least: float,
@@ -216,11 +217,9 @@ def _fleet_incidents(
             present * weights
         ).sum(axis=1)
     series = np.column_stack([together, split.fleet])
-    nights = np.flatnonzero(np.isfinite(together))
     length = int(np.argmax(judged)) if judged.any() else len(series)
-    baseline = np.zeros(series.shape, dtype=bool)
-    baseline[nights[nights < length]] = True
-    baseline &= np.isfinite(series)
+    baseline = np.isfinite(series) & np.asarray(usual.any(axis=1))[:, None]
+    baseline[length:] = False
     noise = estimate_noise(series, baseline, alike=False)
     scores = scores_of(series, noise, FLEET_ERROR / series.shape[1])
     openings = open_incidents(series, scores, noise, judged[:, None] & ~baseline, least)
@@ -278,8 +277,8 @@ def _group_incidents(
         names, members = candidates[opening.series]
         last = len(series) if opening.ended is None else opening.ended
         with np.errstate(invalid="ignore"):
-            effects = np.nanmean(remaining[opening.began : last, members], axis=0)
-        effect = float(np.nanmedian(effects))
+            effects = nan_mean(remaining[opening.began : last, members], axis=0)
+        effect = float(nan_median(effects))
         most = (effects > effect / 2).sum() * 2 > len(members)
         if effect <= least or not most:
             continue
@@ -375,7 +374,7 @@ class _Describer:
     def fleet(self, opening: Opening, noise: Noise, series: Floats) -> Incident:
         last = len(series) if opening.ended is None else opening.ended
         with np.errstate(invalid="ignore"):
-            of_cases = np.nanmean(self.split.fleet[opening.began : last], axis=0)
+            of_cases = nan_mean(self.split.fleet[opening.began : last], axis=0)
         displaced = np.flatnonzero(of_cases > self.least)
         changed = [
             change
@@ -447,7 +446,7 @@ class _Describer:
         nights = slice(opening.began, last)
         left = self.values[nights][:, members] - self.split.fleet[nights][:, None, :]
         with np.errstate(invalid="ignore"):
-            return np.flatnonzero(np.nanmean(left, axis=(0, 1)) > self.least)
+            return np.flatnonzero(nan_mean(left, axis=(0, 1)) > self.least)
 
     def _changed_on(self, nodes: set[int], night: int) -> list[FactChange]:
         """Facts that changed on most of these nodes at that time, and not on most of the others."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from torchcoll.fleet.effects import Floats
+from torchcoll.fleet.effects import Floats, nan_mean
 from torchcoll.fleet.panel import Panel
 
 _WEEK = 7  # nights before and after its change that a node is compared over
@@ -104,7 +104,7 @@ def staged_effects(
             before = relative[max(0, night - _WEEK) : night, node]
             after = relative[night : night + _WEEK, node]
             if np.isfinite(before).any() and np.isfinite(after).any():
-                differences.append(np.nanmean(after) - np.nanmean(before))
+                differences.append(nan_mean(after, 0) - nan_mean(before, 0))
         if len(differences) < _FEWEST_NODES:
             continue
         values = np.array(differences)

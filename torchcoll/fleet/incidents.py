@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from torchcoll.fleet.critical import degrees_of_freedom
-from torchcoll.fleet.effects import Floats
+from torchcoll.fleet.effects import Floats, nan_mean, nan_median
 
 # (nights, whether the median of them is taken in place of the mean)
 WINDOWS = (
@@ -29,10 +29,9 @@ WINDOWS = (
     (5, True),
     (7, True),
 )
-_LONGEST = 4  # index of the mean over a week
+_LONGEST, _MEDIAN_OF_3 = 4, 5  # indexes of the mean over a week, and of the shortest median
 _FEWEST_POOLED = 8  # series: fewer cannot show how much their spreads differ
 _HEAVY_TAILS = 1.6  # variance of the MAD of Student's t with 4 degrees of freedom, over normal
-_CLOSED_AT = 0.4  # of the critical value, over 7 nights: the series is back
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def window_values(
         middle = np.full(whole.shape, np.nan)
         middle[whole] = np.median(windows[whole], axis=1)
         if gaps.any():
-            middle[gaps] = np.nanmedian(windows[gaps], axis=1)
+            middle[gaps] = nan_median(windows[gaps], axis=1)
         values[nights - 1 :] = middle
     return values, counts
 
@@ -86,8 +85,8 @@ def estimate_noise(series: Floats, baseline: npt.NDArray[np.bool_], alike: bool 
     usual = np.where(baseline, series, np.nan)
     nights = np.isfinite(usual).sum(axis=0)
     with np.errstate(invalid="ignore"):
-        middle = np.nanmedian(usual, axis=0)
-        deviation = np.nanmedian(np.abs(usual - middle), axis=0)
+        middle = nan_median(usual, axis=0)
+        deviation = nan_median(np.abs(usual - middle), axis=0)
     # The MAD of n values is low on average: by 1 + 0.8/n about (Croux and Rousseeuw 1992).
     spread = 1.4826 * deviation * nights / np.maximum(nights - 0.8, 1)
     known = np.isfinite(spread) & (nights >= 2)
@@ -106,7 +105,7 @@ def estimate_noise(series: Floats, baseline: npt.NDArray[np.bool_], alike: bool 
     scale = np.maximum(np.where(known & np.isfinite(scale), scale, pooled), 1e-7)
     limit = 3 * scale
     with np.errstate(invalid="ignore"):
-        centre = middle + np.nanmean(np.clip(usual - middle, -limit, limit), axis=0)
+        centre = middle + nan_mean(np.clip(usual - middle, -limit, limit), axis=0)
     centre = np.where(np.isfinite(centre), centre, 0.0)
     ratios, degrees = [], []
     freedom = float(np.maximum(nights - 1, 0).sum())
@@ -181,37 +180,35 @@ class Opening:
 def open_incidents(
     series: Floats, scores: Scores, noise: Noise, judged: npt.NDArray[np.bool_], least: float
 ) -> list[Opening]:
-    """The incidents of all series, in the order of series and time.
+    """The incidents of all series, in the order of series and time. One is over when the median of
+    three nights is back.
 
     judged [T, S]: nights that may raise an alarm (not those of the baseline). least: smallest
     effect, in log time, that is one.
     """
     alarm = (scores.value > 1) & (scores.effect > least) & judged
+    first_nights = np.arange(len(series))[:, None] - scores.window + 1
+    recent, _ = window_values(series - noise.centre, 3, median=True)
     openings = []
-    week, _ = window_values(series - noise.centre, *WINDOWS[_LONGEST])
-    quiet_below = _CLOSED_AT * least
     for number in np.flatnonzero(alarm.any(axis=0)).tolist():
-        night = 0
-        nights = len(series)
-        while night < nights:
-            later = np.flatnonzero(alarm[night:, number])
-            if not len(later):
-                break
-            found = night + int(later[0])
-            began = change_night(series[:, number] - noise.centre[number], found)
-            calm = (
-                (np.abs(scores.value[found + 1 :, number]) < _CLOSED_AT)
-                & (week[found + 1 :, number] < max(quiet_below, least / 2))
-                & np.isfinite(series[found + 1 :, number])
+        over = 0  # the night in which the last incident ended
+        quiet = max(least / 2, noise.scale[number] * noise.ratio[_MEDIAN_OF_3])
+        while True:
+            # A window that reaches into the last incident says nothing new.
+            alarms = np.flatnonzero(
+                alarm[over:, number] & (first_nights[over:, number] >= over * (over > 0))
             )
-            ends = np.flatnonzero(calm)
-            ended = found + 1 + int(ends[0]) if len(ends) else None
-            last = nights if ended is None else ended
-            values = series[began:last, number] - noise.centre[number]
-            openings.append(Opening(number, began, found, ended, float(np.nanmedian(values))))
+            if not len(alarms):
+                break
+            found = over + int(alarms[0])
+            began = max(over, change_night(series[:, number] - noise.centre[number], found))
+            calm = np.flatnonzero(recent[found + 1 :, number] < quiet)
+            ended = max(found + 1, found + int(calm[0])) if len(calm) else None
+            values = series[began:ended, number] - noise.centre[number]
+            openings.append(Opening(number, began, found, ended, float(nan_median(values))))
             if ended is None:
                 break
-            night = ended
+            over = ended
     return openings
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from torchcoll.fleet.effects import Floats
+from torchcoll.fleet.effects import Floats, nan_median
 from torchcoll.fleet.nights import NO_NIGHT, nights_of
 from torchcoll.store.records import CaseKey
 from torchcoll.store.series import Summaries
@@ -109,16 +109,9 @@ def deviations(panel: Panel, baseline: npt.NDArray[np.bool_]) -> npt.NDArray[np.
         counts = np.isfinite(usual).sum(axis=0)
         enough = counts >= FEWEST_BASELINE
         if enough.any():
-            middle = _nanmedian(usual[:, enough])
+            middle = nan_median(usual[:, enough])
             result[:, node, enough] = panel.log_times[:, node, enough] - middle
     return result
-
-
-def _nanmedian(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """np.nanmedian over axis 0, ten times as fast where nothing is missing."""
-    if np.isfinite(values).all():
-        return np.asarray(np.median(values, axis=0))
-    return np.asarray(np.nanmedian(values, axis=0))
 
 
 @dataclass(frozen=True)
@@ -145,7 +138,7 @@ def split_fleet_and_nodes(values: npt.NDArray[np.float32], weights: Floats) -> S
         tonight = values[night, present].astype(np.float64)
         cases = np.isfinite(tonight).any(axis=0)
         tonight = tonight[:, cases]
-        level = _nanmedian(tonight)
+        level = nan_median(tonight)
         if len(tonight) == 1:
             level = np.zeros_like(level)  # a single node has no peers: all is its own
         left = tonight - level
