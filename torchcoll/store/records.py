@@ -81,11 +81,11 @@ class CaseSummary:
 class RunSummary:
     """One run, without its cases.
 
-    run_id: of the file's header; of an imported run a hash of its figures and labels. start_us: when
-    it began by the clock of its host, received_us: when it was collected, both in microseconds of
-    UTC since 1970. node: the label ``node``, else the host if all ranks ran on one; '' for several
-    hosts. facts: versions, devices, variables and labels by name. status: complete, interrupted,
-    failed or truncated.
+    run_id: of the file's header; of an imported run a hash of its figures and labels. start_us:
+    when it began by the clock of its host, received_us: when it was collected, both in microseconds
+    of UTC since 1970. node: the label ``node``, else the host if all ranks ran on one; '' for
+    several hosts. facts: versions, devices, variables and labels by name. status: complete,
+    interrupted, failed or truncated.
     """
 
     run_id: str
