@@ -104,7 +104,7 @@ NAMES = {
 }
 # Packages whose local names are not yet those of the field: to be renamed when they are touched.
 OLD_NAMES = {
-    *("bench", "comparison", "curves", "forcing", "overview"),
+    *("comparison", "curves", "forcing", "overview"),
     *("pairs", "report"),
 }
 # (file, name) -> why it stays.

@@ -188,9 +188,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(code)
     except TorchcollError as error:
         if arguments and arguments[0] in _ON_RANKS:
-            from torchcoll.bench.main import complain
+            from torchcoll.bench.main import print_error
 
-            complain(error.line(), rank, speaks=rank == 0)
+            print_error(error.line(), rank, speaks=rank == 0)
         else:
             tell(error.line())
         return int(error.exit_code)

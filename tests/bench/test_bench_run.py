@@ -207,8 +207,8 @@ def test_a_run_that_fails_says_so(jobs, tmp_path):
         from torchcoll.bench import session
         from torchcoll.core.collectives import COLLECTIVES
 
-        meetings, made = [], session.Meeting
-        session.Meeting = lambda *args: meetings.append(made(*args)) or meetings[-1]
+        meetings, made = [], session.Rendezvous
+        session.Rendezvous = lambda *args: meetings.append(made(*args)) or meetings[-1]
         entry = COLLECTIVES["all_reduce"]
         wrong = dataclasses.replace(
             entry, prepare=lambda dist, group, send, *args: lambda: send.fill_(7)

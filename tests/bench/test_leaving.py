@@ -38,7 +38,7 @@ class Slow:
 
 def late_rank_0(rank):
     """The others ask the store what keeps it, and are asking when it comes."""
-    made, close = watchdog.Watchdog.__init__, session.Meeting.close
+    made, close = watchdog.Watchdog.__init__, session.Rendezvous.close
 
     def slow(self, control, store, *args, **options):
         made(self, control, Slow(store), *args, **options)
@@ -50,7 +50,7 @@ def late_rank_0(rank):
         assert not left, left
 
     watchdog.Watchdog.__init__ = slow
-    session.Meeting.close = closed
+    session.Rendezvous.close = closed
 
 
 def endings(measured):

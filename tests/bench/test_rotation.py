@@ -33,7 +33,7 @@ def case(collective: str, size_bytes: int, in_place: bool | None = None) -> Case
 def walked(
     collective: str, size_bytes: int, span: int, rank: int = 1, in_place: bool | None = None
 ):
-    """Sizing, buffers, the rotation, and what each call was made with: (send, recv)."""
+    """SizedCase, buffers, the rotation, and what each call was made with: (send, recv)."""
     sizing = size_case(case(collective, size_bytes, in_place), 4, span_bytes=span)
     buffers = allocate(torch, sizing, rank, "cpu")
     made: list[tuple[Any, Any]] = []

@@ -21,7 +21,7 @@ def agree(rank: int, port: int, ranks: int) -> list[float]:
         start = time.perf_counter_ns()
         control.all_gather("ready")
         durations.append((time.perf_counter_ns() - start) / 1e6)
-    control.farewell()
+    control.leave()
     return durations
 
 

@@ -96,7 +96,7 @@ def bare_run(rank: int, port: int) -> Cold | None:
         samples.append(now() - start)
         starts.append(start)
     everyone = control.gather([starts, samples])
-    control.farewell()
+    control.leave()
     dist.destroy_process_group()
     if not everyone:
         return None

@@ -135,7 +135,7 @@ def planted(fleet, size, years, seed):
             date = format_night(FIRST_NIGHT + night)
             last = format_night(FIRST_NIGHT + night + 6)
             near = (format_night(FIRST_NIGHT + night - 1), format_night(FIRST_NIGHT + night + 1))
-            hits = [i for i in first.get(f"node{node:04}", ()) if date <= i.found <= last]
+            hits = [i for i in first.get(f"node{node:04}", ()) if date <= i.detected <= last]
             if hits:
                 within += 1
                 dated += near[0] <= hits[0].began <= near[1]
@@ -221,13 +221,15 @@ def scenarios(fleet, years, seed):
                 for incident in history.incidents
                 if incident.scope == scope
                 and (not incident.nodes or {*incident.nodes} == expected)
-                and incident.found >= format_night(FIRST_NIGHT + night)
+                and incident.detected >= format_night(FIRST_NIGHT + night)
             ]
             if hits:
                 found += 1
                 changed = {text.split()[0] for text in hits[0].changed}
                 named += changed == {*facts}
-                delay = [n for n in range(NIGHTS) if format_night(FIRST_NIGHT + n) == hits[0].found]
+                delay = [
+                    n for n in range(NIGHTS) if format_night(FIRST_NIGHT + n) == hits[0].detected
+                ]
                 delays.append(delay[0] - night)
             other += sum(incident not in hits for incident in history.incidents)
         middle = f"{np.median(delays):.0f} nights" if delays else "-"

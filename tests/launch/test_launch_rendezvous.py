@@ -242,7 +242,7 @@ def meet(launches, timeout_s=60.0):
             store = open_store(torch, launch, timeout_s)
             control = Control(store, launch.rank, launch.ranks, timeout_s)
             answers[number] = control.all_gather(launch.rank)
-            control.farewell()
+            control.leave()
         except Exception as error:
             answers[number] = error
 

@@ -158,9 +158,9 @@ def test_a_clock_that_is_not_told_is_not_the_other_sides():
     ours = run(measured(100), measured(0, size_bytes=8, status="unsupported", time_ns={}))
     found = compare(ours, theirs)
     # Its clock is nobody's; a case that did not run is still one of its own side's.
-    assert [(row.matched, row.pair.side_values[1]["clock"]) for row in found.rows if row.matched] == [
-        (True, None)
-    ]
+    assert [
+        (row.matched, row.pair.side_values[1]["clock"]) for row in found.rows if row.matched
+    ] == [(True, None)]
     assert {row.pair.side_values[0]["clock"] for row in found.rows} == {"host"}
     (note,) = (note for note in found.notes if note.startswith("matched without"))
     assert "clock" in note

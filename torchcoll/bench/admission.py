@@ -13,7 +13,7 @@ from typing import Any
 
 from torchcoll.bench.control import Control
 from torchcoll.bench.plan import impossible, needs_bytes
-from torchcoll.core.case import NotRun, Sizing, fingerprint
+from torchcoll.core.case import NotRun, SizedCase, fingerprint
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import format_bytes
@@ -42,8 +42,8 @@ def of_arguments(control: Control, spec: Spec) -> UsageError:
     members = control.members
     odd = odd_ranks([member["asked"] for member in members])
     like = next(rank for rank in range(len(members)) if rank not in odd)
-    got, expected = members[odd[0]]["argv"], members[like]["argv"]
-    if not got and not expected:
+    argv, expected = members[odd[0]]["argv"], members[like]["argv"]
+    if not argv and not expected:
         fields = spec.to_json()
         texts = {name: json.dumps(value) for name, value in fields.items()}
         texts["points"] = f"{len(spec.points)} calls"
@@ -54,7 +54,7 @@ def of_arguments(control: Control, spec: Spec) -> UsageError:
         specs = control.all_gather(
             {name: [fingerprint(value), short[name]] for name, value in fields.items()}
         )
-        got, expected = (
+        argv, expected = (
             ", ".join(
                 f"{name} {specs[rank].get(name, ['', 'unknown'])[1]}"
                 for name in specs[like]
@@ -65,14 +65,14 @@ def of_arguments(control: Control, spec: Spec) -> UsageError:
         )
     return UsageError(
         f"arguments of {control.names(odd)}",
-        got or "no arguments",
+        argv or "no arguments",
         f"as on {control.name(like)}: {expected or 'no arguments'}",
         _SAME_TRAFFIC if spec.points else "Start all ranks with the same arguments.",
     )
 
 
 def disagreement(
-    sizing: Sizing, answers: Sequence[Mapping[str, Any]], control: Control
+    sizing: SizedCase, answers: Sequence[Mapping[str, Any]], control: Control
 ) -> list[str] | None:
     """The arguments of a UsageError where the ranks are not about to run the same case.
 
@@ -90,7 +90,7 @@ def disagreement(
 
 
 def admit(
-    sizing: Sizing,
+    sizing: SizedCase,
     parts: Sequence[Sequence[int]],
     answers: Sequence[Mapping[str, Any]],
     check: bool,

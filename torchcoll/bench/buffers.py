@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from torchcoll.bench.verify import Buffers, allocate, input_of, poison
-from torchcoll.core.case import CHECK_CHUNK_BYTES, Sizing
+from torchcoll.core.case import CHECK_CHUNK_BYTES, SizedCase
 from torchcoll.machine.devices import Call
 
 
-def allocate_in_pool(torch: Any, sizing: Sizing, rank: int, device: str, group: Any) -> Buffers:
+def allocate_in_pool(torch: Any, sizing: SizedCase, rank: int, device: str, group: Any) -> Buffers:
     """As ``allocate``, out of a pool that ``register`` takes. Raises RuntimeError with what this
     torch lacks.
     """
@@ -65,10 +65,10 @@ class Rotation:
     def __init__(
         self,
         torch: Any,
-        sizing: Sizing,
+        sizing: SizedCase,
         rank: int,
         buffers: Buffers,
-        made: Callable[[], Call],
+        make_call: Callable[[], Call],
         pulse: Callable[[], object],
     ) -> None:
         self._torch = torch
@@ -81,7 +81,7 @@ class Rotation:
         self._calls = []
         for place in range(min(sizing.places, MOST_PLACES)):
             buffers.move(place)
-            self._calls.append(made())
+            self._calls.append(make_call())
         buffers.move(0)
         self._filled = False
 

@@ -55,8 +55,8 @@ def run_ranks(options: argparse.Namespace) -> NoReturn:
         )
     # What torchrun sets, with a warning of five lines, where it is not set.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    os.execv(sys.executable, [sys.executable, *words, "-m", module, *arguments])
+    launcher_argv = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    os.execv(sys.executable, [sys.executable, *launcher_argv, "-m", module, *arguments])
 
 
 COMMANDS = {

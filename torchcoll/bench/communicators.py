@@ -164,14 +164,14 @@ class Communicators:
         how = "shared"
         if fresh:
             how = "split" if self._splits(entry) else "new_group"
-        own: Communicator | None = None
+        communicator: Communicator | None = None
         for part in parts:  # every rank takes part in the making of every group
             group = self._new(entry, None if whole else list(part))
             if self._local.rank in part:
-                own = Communicator(entry, group, part, how=how)
-        assert own is not None
-        self._connect(entry, own.group)
-        return own
+                communicator = Communicator(entry, group, part, how=how)
+        assert communicator is not None
+        self._connect(entry, communicator.group)
+        return communicator
 
     def over(self, entry: BackendEntry, ranks: tuple[int, ...]) -> Any:
         """A group of these ranks of the run; None for the default one. All ranks must call it;
@@ -197,7 +197,7 @@ class Communicators:
             with self._watched(self._shared[backend]) as shared:
                 yield shared
             return
-        made, start = len(self._made), time.perf_counter_ns()
+        count, start = len(self._made), time.perf_counter_ns()
         fresh = self._over_parts(self._shared[backend].backend, fresh_parts, fresh=True)
         fresh.connect_ns = time.perf_counter_ns() - start
         try:
@@ -205,9 +205,9 @@ class Communicators:
                 yield fresh
         finally:
             self._local.progress.groups = ()
-            for group in self._made[made:]:
+            for group in self._made[count:]:
                 self._dist.destroy_process_group(group)
-            del self._made[made:]
+            del self._made[count:]
 
     @contextlib.contextmanager
     def _watched(self, communicator: Communicator) -> Iterator[Communicator]:
@@ -215,8 +215,11 @@ class Communicators:
         an error still, for it may be about a hang.
         """
         progress = self._local.progress
-        own, whole = self._object(communicator.group), self.whole(communicator.backend.name)
-        progress.groups = (own,) if own is whole else (own, whole)
+        group_object, whole = (
+            self._object(communicator.group),
+            self.whole(communicator.backend.name),
+        )
+        progress.groups = (group_object,) if group_object is whole else (group_object, whole)
         progress.part = communicator.ranks[0]
         progress.begin()
         yield communicator

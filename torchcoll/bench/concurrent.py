@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.verify import Checker, allocate
-from torchcoll.core.case import OWN, Sizing, partition, size_case
+from torchcoll.core.case import NATIVE, SizedCase, partition, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import SAME, other_collective
 from torchcoll.core.units import format_size, parse_duration, parse_size
@@ -76,15 +76,15 @@ def computation(torch: Any, text: str, device: Device) -> Work:
 
 
 @contextlib.contextmanager
-def collective(sweep: Sweep, sizing: Sizing, prepare: Callable[..., Call]) -> Iterator[Work]:
+def collective(sweep: Sweep, sizing: SizedCase, prepare: Callable[..., Call]) -> Iterator[Work]:
     """Another collective on groups of its own, which last as long as this is open; all ranks have
     to come. prepare: measure's own, which makes the call of a case. Raises RuntimeError where
     there is no memory.
     """
     local, case = sweep.local, sizing.case
-    found = other_collective(str(sweep.spec.concurrent))
-    assert found is not None
-    name, rule, size_bytes = found
+    parsed = other_collective(str(sweep.spec.concurrent))
+    assert parsed is not None
+    name, rule, size_bytes = parsed
     name = case.collective if name == SAME else name
     entry, parts = COLLECTIVES[name], partition(rule, local.ranks)
     part = next(part for part in parts if local.rank in part)
@@ -97,28 +97,28 @@ def collective(sweep: Sweep, sizing: Sizing, prepare: Callable[..., Call]) -> It
         in_place=entry.placements[0],
         splits=sweep.spec.splits if entry.has_splits else None,
         group=rule,
-        implementation=OWN,
+        implementation=NATIVE,
     )
-    made, place = size_case(other, len(part)), part.index(local.rank)
+    sized, place = size_case(other, len(part)), part.index(local.rank)
     progress = local.progress
     groups, first = progress.groups, progress.part
     with sweep.communicators.of(case.backend, parts) as communicator:
         progress.groups, progress.part = groups, first
-        buffers = allocate(local.torch, made, place, local.device.name)
-        checker = Checker(local.torch, made, place, buffers, progress.beat)
-        once = prepare(local, made, place, buffers, communicator.group)
+        buffers = allocate(local.torch, sized, place, local.device.name)
+        checker = Checker(local.torch, sized, place, buffers, progress.beat)
+        once = prepare(local, sized, place, buffers, communicator.group)
         text = f"{name}:{rule}:{format_size(other.size_bytes)}"
-        yield Work(text, once, bus_bytes=made.bus_bytes, refill=checker.refill)
+        yield Work(text, once, bus_bytes=sized.bus_bytes, refill=checker.refill)
     progress.groups, progress.part = groups, first
 
 
 def _threads(torch: Any) -> int:
     """OpenMP has a number of threads for each thread: that of a new one, as the work runs in."""
-    found: list[int] = []
-    worker = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    counts: list[int] = []
+    worker = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
     worker.start()
     worker.join()
-    return found[0]
+    return counts[0]
 
 
 def _matmul(torch: Any, size_bytes: int, device: str) -> Call:
@@ -173,8 +173,8 @@ def measure_concurrent(
         repeats = min(MOST_REPEATS, math.ceil(repeats * lasts * COVER))
     alone: list[tuple[int, int, int]] = []
     working: list[tuple[int, int, int]] = []
-    both: list[tuple[int, int, int]] = []
-    kinds = ((alone, calls, 0), (working, 0, repeats), (both, calls, repeats))
+    together: list[tuple[int, int, int]] = []
+    kinds = ((alone, calls, 0), (working, 0, repeats), (together, calls, repeats))
     turns = itertools.cycle((kinds, (*kinds[1:], kinds[0]), (kinds[2], *kinds[:2])))
     for number in range(BLOCKS):
         step(f"{name}: beside {work.name}, block {number + 1}")
@@ -188,9 +188,9 @@ def measure_concurrent(
         "repeats": repeats,
         "alone_ns": [of_calls for of_calls, _, _ in alone],
         "work_ns": [of_work for _, of_work, _ in working],
-        "both_calls_ns": [of_calls for of_calls, _, _ in both],
-        "both_work_ns": [of_work for _, of_work, _ in both],
-        "both_ns": [whole for _, _, whole in both],
+        "both_calls_ns": [of_calls for of_calls, _, _ in together],
+        "both_work_ns": [of_work for _, of_work, _ in together],
+        "both_ns": [whole for _, _, whole in together],
         "all_calls": all_calls,
     }
 
@@ -224,8 +224,8 @@ def measure_offset(
             if not after_ns:
                 time.sleep(offset_ns / 1e9)
             align()
-            found = device.together(once, calls, other, 1, after_ns)
-            sums = [a + b for a, b in zip(sums, found, strict=True)]
+            times = device.together(once, calls, other, 1, after_ns)
+            sums = [a + b for a, b in zip(sums, times, strict=True)]
         return [*sums[:3], sums[3] // pairs]
 
     step(f"{name}: how long {work.name} takes")
@@ -238,15 +238,15 @@ def measure_offset(
         "both": (1, work, 0),
         "later": (1, work, offset_ns),
     }
-    order, found = list(kinds), {kind: list[list[int]]() for kind in kinds}
+    order, blocks_of = list(kinds), {kind: list[list[int]]() for kind in kinds}
     for number in range(BLOCKS):
         step(f"{name}: beside {work.name}, block {number + 1}")
         for kind in order:
-            found[kind].append(block(pairs, *kinds[kind]))
+            blocks_of[kind].append(block(pairs, *kinds[kind]))
         order = [*order[1:], order[0]]
 
     def column(kind: str, place: int) -> list[int]:
-        return [block[place] for block in found[kind]]
+        return [block[place] for block in blocks_of[kind]]
 
     return {
         "work": work.name,

@@ -116,7 +116,7 @@ def _knock(host: str, port: int) -> None:
     socket.create_connection((host, port), timeout=1).close()
 
 
-def store_gone(store: Any, own: str, server: str, silent: bool) -> tuple[bool, str]:
+def store_gone(store: Any, this_rank: str, server: str, silent: bool) -> tuple[bool, str]:
     """(whether the store is gone, what a rank knows of it that it fails), by one more connection.
     own: this rank; server: who serves it. silent: the store said nothing, and no connection broke.
 
@@ -131,13 +131,13 @@ def store_gone(store: Any, own: str, server: str, silent: bool) -> tuple[bool, s
     except ConnectionRefusedError:
         return True, f"the store is gone, lost {server}, which serves it?"
     except OSError as error:
-        gone = f"{own} is cut off from the store: its own connection is gone"
+        gone = f"{this_rank} is cut off from the store: its own connection is gone"
         if error.errno in (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL):
             return False, f"{gone} ({error.strerror})"
         return not silent, f"{gone}, or that of {server}, which serves it"
     if silent:  # the kernel takes connections for a process that is stopped
         return False, f"the store does not answer, lost {server}, which serves it?"
-    return False, f"{own} is cut off from the store, which lives: its own connection is gone"
+    return False, f"{this_rank} is cut off from the store, which lives: its own connection is gone"
 
 
 def second_client(dist: Any, store: Any) -> Any:
@@ -207,10 +207,10 @@ class Control:
                 self._decided.append(key)
                 return value
             self._wait([key], timeout_s)
-            stated = read(key, self.store.get(key))
+            decision = read(key, self.store.get(key))
         self._heard += self._said  # rank 0 has passed all that was before its decision
         self._said = []
-        return stated
+        return decision
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:
@@ -222,24 +222,24 @@ class Control:
 
     def cut_off(self, error: Exception) -> HangError:
         """The error of the store's client as one of ours."""
-        own = self.name(self.rank)
-        return HangError(f"{own} lost its connection to the store ({_first_line(error)})")
+        this_rank = self.name(self.rank)
+        return HangError(f"{this_rank} lost its connection to the store ({_first_line(error)})")
 
     def all_gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
         """Every rank's value on every rank; for small values."""
         return list(self.decide(self.gather(value, timeout_s), timeout_s))
 
-    def agree(self, refusal: TorchcollError | None, word: Any = None) -> list[Any]:
+    def agree(self, refusal: TorchcollError | None, fact: Any = None) -> list[Any]:
         """Every rank's word, or the error of the first rank that has one, raised on all."""
-        stated = refusal and [str(refusal), int(refusal.exit_code)]
-        words = self.all_gather([stated, word])
-        for rank, (text, _) in enumerate(words):
+        refusal_text = refusal and [str(refusal), int(refusal.exit_code)]
+        answers = self.all_gather([refusal_text, fact])
+        for rank, (text, _) in enumerate(answers):
             if text:
                 if refusal is None:
                     refusal = TorchcollError(f"{self.name(rank)}: {text[0]}")
                     refusal.exit_code = ExitCode(text[1])
                 raise refusal
-        return [word for _, word in words]
+        return [fact for _, fact in answers]
 
     def failed(self, failure: str) -> tuple[str, str] | None:
         """(the ranks that failed, what the first of them says), None where none did. ``failure``:
@@ -286,7 +286,7 @@ class Control:
             pass
         return start_ns
 
-    def farewell(self, all_came: Callable[[], None] = lambda: None) -> None:
+    def leave(self, all_came: Callable[[], None] = lambda: None) -> None:
         """Align, and let rank 0, which may serve the store, leave last. ``all_came``: called when
         no rank has anything left to do but to leave.
         """
@@ -314,15 +314,15 @@ class Control:
         long: the pause grows with it.
         """
         assert self.came is not None
-        start, known, told = time.monotonic(), dict[str, Any](), -1
-        while len(known) < len(keys) and (now := time.monotonic()) - start < limit_s:
+        start, values, reported = time.monotonic(), dict[str, Any](), -1
+        while len(values) < len(keys) and (now := time.monotonic()) - start < limit_s:
             for key in keys:
-                if key not in known and self.store.check([key]):
-                    known[key] = read(key, self.store.get(key))
-            if len(known) > told:
-                told = len(known)
-                self.came([*known.values()])
-            if told < len(keys):
+                if key not in values and self.store.check([key]):
+                    values[key] = read(key, self.store.get(key))
+            if len(values) > reported:
+                reported = len(values)
+                self.came([*values.values()])
+            if reported < len(keys):
                 time.sleep(min(0.5, 0.05 + 5 * (time.monotonic() - now)))
 
     def _missing(self, keys: list[str]) -> str:
@@ -342,8 +342,8 @@ class Control:
 
     def name(self, rank: int) -> str:
         """``rank 3 (host-b)``, once the hosts are known."""
-        known = self.members[rank]["host"] if rank < len(self.members) else None
-        return f"rank {rank} ({known})" if known else f"rank {rank}"
+        host = self.members[rank]["host"] if rank < len(self.members) else None
+        return f"rank {rank} ({host})" if host else f"rank {rank}"
 
     def names(self, ranks: Sequence[int]) -> str:
         """Of so many ranks as a line holds, and how many more there are."""
@@ -391,9 +391,9 @@ def _get_all(store: Any, keys: list[str]) -> list[bytes]:
     return [store.get(key) for key in keys]  # FileStore
 
 
-def alarm(store: Any, rank: int, word: dict[str, Any]) -> None:
+def alarm(store: Any, rank: int, status: dict[str, Any]) -> None:
     """Say how this rank is and what it met, and wake the watchdogs of the others."""
-    store.set(f"alive/{rank}", written(f"alive/{rank}", word))
+    store.set(f"alive/{rank}", written(f"alive/{rank}", status))
     store.compare_set("alarm", "", str(rank))  # the first stays: the others may be its consequence
 
 
@@ -402,7 +402,7 @@ def survey(
     rank: int,
     ranks: int,
     members: list[dict[str, Any]],
-    word: dict[str, Any],
+    status: dict[str, Any],
     grace_s: float = GRACE_S,
     hurries: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, Any] | None]:
@@ -413,7 +413,7 @@ def survey(
     them): the launcher, which sees it too, ends this process soon. ``hurries``: whether it has
     begun to. A rank that ended the other says so meanwhile.
     """
-    alarm(store, rank, word)
+    alarm(store, rank, status)
     answers: list[dict[str, Any] | None] = [None] * ranks
     deadline, one_gone, hurried = time.monotonic() + grace_s, False, False
     while True:
@@ -446,20 +446,20 @@ def _answer(store: Any, key: str) -> dict[str, Any]:
         return {"damaged": str(error)}
 
 
-def tells_first(store: Any, rank: int, story: str) -> bool:
+def claim_report(store: Any, rank: int, story: str) -> bool:
     """Whether no other rank has told this: on a busy machine one may wait in vain for the words of
     those that hear of its trouble later, tell it and leave. Who has another story tells that too.
     """
     text = store.compare_set("told", "", written("told", [rank, story]))
     try:
-        first, told = read("told", text)
+        first, told_story = read("told", text)
     except DamagedError:
         return True
-    return bool(first == rank or told != story)
+    return bool(first == rank or told_story != story)
 
 
-def part(store: Any, rank: int) -> None:
-    """This rank asks nothing more: rank 0, which may serve the store, need not wait for it."""
+def record_leaving(store: Any, rank: int) -> None:
+    """Records that this rank asks nothing more of the store: rank 0 need not wait for it."""
     if rank:
         store.set(f"left/{rank}", "")
 
@@ -471,8 +471,8 @@ def grace_s(late_s: float) -> float:
     return min(GRACE_S + _WAKINGS * late_s, _LONGEST_GRACE_S)
 
 
-def see_off(store: Any, answers: Sequence[Any], grace_s: float = GRACE_S) -> None:
-    """Rank 0, which may serve the store, leaves after those that answered."""
+def wait_for_peers(store: Any, answers: Sequence[Any], grace_s: float = GRACE_S) -> None:
+    """Waits until the ranks that answered have left: rank 0 may serve the store."""
     leaving = [
         f"left/{other}" for other, answer in enumerate(answers) if other and answer is not None
     ]

@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from torchcoll.bench.whereabouts import BUSY, CODE, COLLECTIVE, EXCHANGE
+from torchcoll.bench.stack_sampler import BUSY, CODE, COLLECTIVE, EXCHANGE
 
 # What libraries say of a connection that another rank has closed.
 _BY_OTHERS = ("by peer", "broken pipe")
 ECHO = "another rank reports trouble"
 
-# What a rank says of itself. steps: how far it is; doing: in words. place, text, how, s: see
-# Whereabouts.stated. part, calls: the sub-group, and the calls that torch has counted in it. lacks:
-# ranks for whose word rank 0 waits. last: see last_calls. ranks: how many there are. still_s: how
-# long its process stood still. cause, signal, hang, damaged: what it met, by kind. waited: that
-# hang is an exchange that waited in vain for the word of a rank. code: the exit code of a cause
-# that is a mistake of the user's. Unknown ones are not there.
-Word = dict[str, Any]
+# The status that a rank reports; a field that is not known is absent. steps: how many steps it has
+# done; doing: a description of the current one. place, text, how, s: see StackSampler.stated. part,
+# calls: the sub-group, and the calls that torch has counted in it. lacks: ranks whose answer rank 0
+# waits for. last: see last_calls. ranks: how many there are. still_s: how long its process stood
+# still. cause, signal, hang, damaged: what went wrong, by kind. waited: the hang is an exchange
+# that waited in vain for the answer of a rank. code: the exit code if a user made a mistake.
+Status = dict[str, Any]
 Names = Callable[[Sequence[int]], str]
 
 _STILL = "A stopped process, swapping, a paused machine or native code with Python's lock does that"
@@ -119,19 +119,21 @@ class Culprit:
         return f"{self.story(names)} in {doing}{more}"
 
 
-def find(witness: Witness, words: Sequence[Word | None], names: Names) -> Culprit:
+def find(witness: Witness, statuses: Sequence[Status | None], names: Names) -> Culprit:
     """The reason that explains most; ``words`` of all ranks, in order: None for one that did not
     answer, {} for one that was not asked.
     """
     symptom, kind, waited = witness.symptom, witness.kind, witness.waited
-    hangs = [word for word in words if word and word.get("hang")]
+    hangs = [status for status in statuses if status and status.get("hang")]
     # Another rank's patience ended first, maybe with this one, whose errors come of it.
     if hangs and (symptom is None or witness.still):
         symptom, kind, waited = hangs[0]["hang"], "hang", bool(hangs[0].get("waited"))
-    damaged = next((word["damaged"] for word in words if word and word.get("damaged")), None)
+    damaged = next(
+        (status["damaged"] for status in statuses if status and status.get("damaged")), None
+    )
     if damaged:
         kind = "store"
-    if mistake := next((word for word in words if word and word.get("code")), None):
+    if mistake := next((status for status in statuses if status and status.get("code")), None):
         return Culprit(Why.MISTAKE, "error", mistake["cause"], code=mistake["code"])
     if damaged:
         return Culprit(Why.DAMAGED, kind, str(damaged))
@@ -140,36 +142,36 @@ def find(witness: Witness, words: Sequence[Word | None], names: Names) -> Culpri
     # too long, errors of others come of its leaving.
     if not hangs:
         for key in ("cause", "signal"):
-            causes += [(rank, word[key]) for rank, word in enumerate(words)
-                       if word and word.get(key)]  # fmt: skip
+            causes += [(rank, status[key]) for rank, status in enumerate(statuses)
+                       if status and status.get(key)]  # fmt: skip
     causes.sort(key=lambda cause: cause[0] != witness.first)
     if causes:
         symptom = f"{names([causes[0][0]])}: {causes[0][1]}"
-    silent = [rank for rank, word in enumerate(words) if word is None]
+    silent = [rank for rank, status in enumerate(statuses) if status is None]
     culprit = Culprit(Why.MET, kind, symptom)
-    if world := other_world(words, names):
+    if world := other_world(statuses, names):
         return replace(culprit, why=Why.WORLD, clause=world)
-    if buffers := other_buffers(words, names):
+    if buffers := other_buffers(statuses, names):
         return replace(culprit, why=Why.BUFFERS, clause=buffers, lost=silent)
     # A connection that others have closed is no cause; before any other one, that a busy rank did
     # not answer in time is no news. Where it is gone it is.
-    own = [
+    hanging = [
         text
         for rank, text in causes
         if not any(part in text.lower() for part in _BY_OTHERS)
-        and not (words[rank] or {}).get("still_s")
+        and not (statuses[rank] or {}).get("still_s")
     ]
-    if not own and (still := stood_still(words, names)):
+    if not hanging and (still := stood_still(statuses, names)):
         return replace(culprit, why=Why.PAUSE, clause=still)
-    if silent and not (own and {*witness.gone}.isdisjoint(silent)):
-        no_answer = len(silent) == len(words) - 1 > 1 and [*witness.here] == [witness.rank]
+    if silent and not (hanging and {*witness.gone}.isdisjoint(silent)):
+        no_answer = len(silent) == len(statuses) - 1 > 1 and [*witness.here] == [witness.rank]
         alone = witness.rank if no_answer else None
         return replace(culprit, why=Why.LOST, lost=silent, alone=alone)
     if causes:
         return culprit
     if waited:  # for rank 0, which waits itself
         symptom = f"no progress for {witness.timeout_s:g} s"
-    clause = odd_one([word for word in words if word], names)
+    clause = odd_one([status for status in statuses if status], names)
     return replace(culprit, why=Why.ODD, symptom=symptom, clause=clause)
 
 
@@ -178,76 +180,92 @@ def pause(clause: str, symptom: str | None) -> Culprit:
     return Culprit(Why.PAUSE, "hang", symptom, clause)
 
 
-def odd_one(words: Sequence[Word], names: Names) -> str:
+def odd_one(statuses: Sequence[Status], names: Names) -> str:
     """One clause; ``words`` of all ranks, in order."""
-    found = _not_waiting(words, names) or _out_of_step(words, names) or _owing(words, names)
-    found = found or _other_call(words, names)
-    return found or _unlike(words, names) or _behind(words, names) or _nobody(words, names)
+    clause = (
+        _not_waiting(statuses, names) or _out_of_step(statuses, names) or _owing(statuses, names)
+    )
+    clause = clause or _other_call(statuses, names)
+    return (
+        clause or _unlike(statuses, names) or _behind(statuses, names) or _nobody(statuses, names)
+    )
 
 
-def other_world(words: Sequence[Word | None], names: Names) -> str:
+def other_world(statuses: Sequence[Status | None], names: Names) -> str:
     """Ranks that were told of another number of ranks; None and {} for those that say nothing."""
-    told = [rank for rank, word in enumerate(words) if word and word.get("ranks")]
-    counts = _grouped(told, lambda rank: str((words[rank] or {})["ranks"]))
+    ranks_told = [rank for rank, status in enumerate(statuses) if status and status.get("ranks")]
+    counts = _grouped(ranks_told, lambda rank: str((statuses[rank] or {})["ranks"]))
     counts.sort(key=lambda count: len(count[1]))
     if len(counts) < 2:
         return ""
     return ", ".join(
-        f"{names(own)} count{'s' if len(own) == 1 else ''} {count} ranks" for count, own in counts
+        f"{names(ranks)} count{'s' if len(ranks) == 1 else ''} {count} ranks"
+        for count, ranks in counts
     )
 
 
-def stood_still(words: Sequence[Word | None], names: Names) -> str:
+def stood_still(statuses: Sequence[Status | None], names: Names) -> str:
     """Ranks whose clock has jumped: they were away themselves, whatever they see of the others."""
-    ranks = [rank for rank, word in enumerate(words) if word and word.get("still_s")]
-    seconds = [(words[rank] or {})["still_s"] for rank in ranks]
+    ranks = [rank for rank, status in enumerate(statuses) if status and status.get("still_s")]
+    seconds = [(statuses[rank] or {})["still_s"] for rank in ranks]
     return f"{names(ranks)} stood still for {max(seconds)} s" if ranks else ""
 
 
-def other_buffers(words: Sequence[Word | None], names: Names) -> str:
+def other_buffers(statuses: Sequence[Status | None], names: Names) -> str:
     """Ranks that gave their last call another buffer than the calls before, within one case, where
     not all that are there did.
 
     Compared with its own past, not with the others: roots give what others do not. What it sends is
     too much for who receives it, and gloo ends the receiver: that that one is lost is no news.
     """
-    known = {rank: last for rank, word in enumerate(words) if (last := (word or {}).get("last"))}
-    odd = [rank for rank, last in known.items() if len({*last[:-1]}) == 1 and last[-1] != last[-2]]
-    if len(odd) == len(known) > 1:
+    last_buffers = {
+        rank: last for rank, status in enumerate(statuses) if (last := (status or {}).get("last"))
+    }
+    odd = [
+        rank
+        for rank, last in last_buffers.items()
+        if len({*last[:-1]}) == 1 and last[-1] != last[-2]
+    ]
+    if len(odd) == len(last_buffers) > 1:
         return ""
     return ", ".join(
         f"{names(ranks)} gave another buffer ({text})"
-        for text, ranks in _grouped(odd, lambda rank: f"{known[rank][-1]}, before {known[rank][0]}")
+        for text, ranks in _grouped(
+            odd, lambda rank: f"{last_buffers[rank][-1]}, before {last_buffers[rank][0]}"
+        )
     )
 
 
-def _not_waiting(words: Sequence[Word], names: Names) -> str:
+def _not_waiting(statuses: Sequence[Status], names: Names) -> str:
     """Ranks in code of their own while others wait: somebody else's code before torchcoll's."""
     for kind in (CODE, BUSY):
-        odd = [rank for rank, word in enumerate(words) if word.get("place") == kind]
+        odd = [rank for rank, status in enumerate(statuses) if status.get("place") == kind]
         waiting = [
-            rank for rank, word in enumerate(words) if word.get("place") in (COLLECTIVE, EXCHANGE)
+            rank
+            for rank, status in enumerate(statuses)
+            if status.get("place") in (COLLECTIVE, EXCHANGE)
         ]
         if odd and waiting:
             clauses = [
                 f"{names(ranks)} {_be(ranks)} in {_PLACES[kind]} ({text})"
-                for text, ranks in _grouped(odd, lambda rank: _thread(words[rank]))
+                for text, ranks in _grouped(odd, lambda rank: _thread(statuses[rank]))
             ]
-            return ", ".join([*clauses, _waits(words, waiting, names)])
+            return ", ".join([*clauses, _waits(statuses, waiting, names)])
     return ""
 
 
-def _thread(word: Word) -> str:
-    how = word.get("how")
-    stated = f": {how}" if how in ("sleeps", "spins") else ""
-    return f"{word.get('text')}{stated}"
+def _thread(status: Status) -> str:
+    how = status.get("how")
+    how_text = f": {how}" if how in ("sleeps", "spins") else ""
+    return f"{status.get('text')}{how_text}"
 
 
-def _waits(words: Sequence[Word], ranks: Sequence[int], names: Names) -> str:
+def _waits(statuses: Sequence[Status], ranks: Sequence[int], names: Names) -> str:
     """``rank 0 (a), rank 1 (a) wait in the collective``, by place."""
-    by_place = _grouped(ranks, lambda rank: _PLACES.get(words[rank].get("place", ""), "?"))
+    by_place = _grouped(ranks, lambda rank: _PLACES.get(statuses[rank].get("place", ""), "?"))
     return ", ".join(
-        f"{names(own)} wait{'s' if len(own) == 1 else ''} in {place}" for place, own in by_place
+        f"{names(group)} wait{'s' if len(group) == 1 else ''} in {place}"
+        for place, group in by_place
     )
 
 
@@ -256,21 +274,21 @@ def _be(ranks: Sequence[int]) -> str:
 
 
 def _grouped(ranks: Iterable[int], key: Callable[[int], str]) -> list[tuple[str, list[int]]]:
-    found: defaultdict[str, list[int]] = defaultdict(list)
+    groups: defaultdict[str, list[int]] = defaultdict(list)
     for rank in ranks:
-        found[key(rank)].append(rank)
-    return list(found.items())
+        groups[key(rank)].append(rank)
+    return list(groups.items())
 
 
-def _out_of_step(words: Sequence[Word], names: Names) -> str:
+def _out_of_step(statuses: Sequence[Status], names: Names) -> str:
     """Who is further must have made more calls of the library, as torch counts them. Where that is
     not so one has left a call out, or made one too many: the fewer who contradict the more.
     """
     kinds: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for rank, word in enumerate(words):
-        if word.get("calls") is not None:
-            inside = word.get("place") == COLLECTIVE
-            kinds[(word.get("part"), word["steps"], word["calls"], inside)].append(rank)
+    for rank, status in enumerate(statuses):
+        if status.get("calls") is not None:
+            inside = status.get("place") == COLLECTIVE
+            kinds[(status.get("part"), status["steps"], status["calls"], inside)].append(rank)
     further: set[tuple[Any, ...]] = set()
     nearer: set[tuple[Any, ...]] = set()
     for ahead in kinds:
@@ -288,55 +306,57 @@ def _out_of_step(words: Sequence[Word], names: Names) -> str:
     if len(left_out) == len(too_many):
         return f"{skipped}, or {added}"
     if len(left_out) < len(too_many):
-        return f"{skipped}; {_waits(words, too_many, names)}"
+        return f"{skipped}; {_waits(statuses, too_many, names)}"
     return f"{added}; {names(left_out)} {_be(left_out)} past it"
 
 
-def _owing(words: Sequence[Word], names: Names) -> str:
+def _owing(statuses: Sequence[Status], names: Names) -> str:
     """Rank 0 waits for the words of some, which wait for rank 0 as if they had given theirs."""
-    lacks = words[0].get("lacks") or []
-    owing = [rank for rank in lacks if words[rank].get("place") == EXCHANGE]
-    if not owing or len(owing) == len(words) - 1:
+    lacks = statuses[0].get("lacks") or []
+    owing = [rank for rank in lacks if statuses[rank].get("place") == EXCHANGE]
+    if not owing or len(owing) == len(statuses) - 1:
         return ""
     return f"{names(owing)} did not give {'its' if len(owing) == 1 else 'their'} word to rank 0"
 
 
-def _other_call(words: Sequence[Word], names: Names) -> str:
+def _other_call(statuses: Sequence[Status], names: Names) -> str:
     """Equally far, and in different calls of the library: the fewer are named, of two both."""
-    if len({(word["steps"], word.get("part"), word.get("place")) for word in words}) > 1:
+    if len({(status["steps"], status.get("part"), status.get("place")) for status in statuses}) > 1:
         return ""
-    if words[0].get("place") != COLLECTIVE:
+    if statuses[0].get("place") != COLLECTIVE:
         return ""
-    calls = _grouped(range(len(words)), lambda rank: str(words[rank].get("text")))
+    calls = _grouped(range(len(statuses)), lambda rank: str(statuses[rank].get("text")))
     calls.sort(key=lambda call: len(call[1]))
     if len(calls) == 1:
         return ""
-    return ", ".join(f"{names(own)} {_be(own)} in {text}" for text, own in calls)
+    return ", ".join(f"{names(group)} {_be(group)} in {text}" for text, group in calls)
 
 
-def _unlike(words: Sequence[Word], names: Names) -> str:
+def _unlike(statuses: Sequence[Status], names: Names) -> str:
     """Threads that sleep or spin in a place where most of those of the others wait."""
-    calm = [rank for rank, word in enumerate(words) if word.get("how") == "waits"]
-    odd = [rank for rank, word in enumerate(words) if word.get("how") in ("sleeps", "spins")]
+    calm = [rank for rank, status in enumerate(statuses) if status.get("how") == "waits"]
+    odd = [rank for rank, status in enumerate(statuses) if status.get("how") in ("sleeps", "spins")]
     if not odd or len(odd) > len(calm):
         return ""
     clauses = [
         f"{names(ranks)} {text}"
         for text, ranks in _grouped(
             odd,
-            lambda rank: f"{words[rank]['how']} in {_PLACES.get(words[rank].get('place', ''))}",
+            lambda rank: (
+                f"{statuses[rank]['how']} in {_PLACES.get(statuses[rank].get('place', ''))}"
+            ),
         )
     ]
-    return ", ".join([*clauses, _waits(words, calm, names)])
+    return ", ".join([*clauses, _waits(statuses, calm, names)])
 
 
-def _behind(words: Sequence[Word], names: Names) -> str:
-    done = [word["steps"] for word in words]
+def _behind(statuses: Sequence[Status], names: Names) -> str:
+    done = [status["steps"] for status in statuses]
     behind = [rank for rank, steps in enumerate(done) if steps < max(done)]
-    return f"behind: {names(behind)}, in {words[behind[0]]['doing']}" if behind else ""
+    return f"behind: {names(behind)}, in {statuses[behind[0]]['doing']}" if behind else ""
 
 
-def _nobody(words: Sequence[Word], names: Names) -> str:
-    if len({word.get("place") for word in words}) == 1:
+def _nobody(statuses: Sequence[Status], names: Names) -> str:
+    if len({status.get("place") for status in statuses}) == 1:
         return SAME
-    return f"{_waits(words, range(len(words)), names)}: cannot tell who is late"
+    return f"{_waits(statuses, range(len(statuses)), names)}: cannot tell who is late"

@@ -60,10 +60,10 @@ class LibraryLog:
 
     def ask_for(self, entries: Sequence[BackendEntry]) -> None:
         """Set the variables, before the library's first call. Raises what stands against it."""
-        found = {entry.name: entry.family for entry in entries}
-        self._libraries = {name: library for name, library in found.items() if library}
+        families = {entry.name: entry.family for entry in entries}
+        self._libraries = {name: library for name, library in families.items() if library}
         if not self._libraries:
-            names = ", ".join(found)
+            names = ", ".join(families)
             *first, last = (*of_family(NCCL), *of_family(ONECCL))
             able = f"{', '.join(first)} or {last}"
             raise UnavailableError(
@@ -74,10 +74,10 @@ class LibraryLog:
             )
         for library in sorted(set(self._libraries.values())):
             for name, value in _VARIABLES[library].items():
-                own = os.environ.get(name)
-                if own is not None:
-                    _check_own(name, own)
-                    self._kept.append(f"{name}={own}")
+                recorded = os.environ.get(name)
+                if recorded is not None:
+                    _check_own(name, recorded)
+                    self._kept.append(f"{name}={recorded}")
                 os.environ.setdefault(name, value)
             if os.environ.get(_FILES[library]):
                 raise _refusal(_FILES[library], os.environ[_FILES[library]], "it unset")
@@ -135,10 +135,12 @@ class LibraryLog:
             return
         local = sweep.local
         calls = self._logs[library].calls() if local.rank == sweep.part[0] else ()
-        stated = local.control.gather([list(call) for call in calls])
+        calls_of_ranks = local.control.gather([list(call) for call in calls])
         _, choices_of = _known(library)
         for result, part in zip(results, sweep.parts, strict=False):
-            result.choices = choices_of(result, [LoggedCall(*call) for call in stated[part[0]]])
+            result.choices = choices_of(
+                result, [LoggedCall(*call) for call in calls_of_ranks[part[0]]]
+            )
 
     def expected_ns(
         self, local: Rank, call: Callable[[], object], communicator: Communicator
@@ -150,13 +152,13 @@ class LibraryLog:
         are timed and checked, so that a failure costs this figure alone.
         """
         estimator = getattr(local.dist.distributed_c10d, "_time_estimator", None)
-        own = self._libraries.get(communicator.backend.name) == NCCL
-        if not own or estimator is None or not self._estimates:
+        is_nccl = self._libraries.get(communicator.backend.name) == NCCL
+        if not is_nccl or estimator is None or not self._estimates:
             return None
         try:
-            with estimator(communicator.group) as found:
+            with estimator(communicator.group) as estimate:
                 call()
-            return round(1000 * found.estimated_time)
+            return round(1000 * estimate.estimated_time)
         except NotImplementedError:  # a library without it
             self._estimates = False
             return None
@@ -248,12 +250,12 @@ def _known(library: str) -> tuple[Any, Any]:
 
 def _check_own(name: str, value: str) -> None:
     """What the user has set stays, where the log still says what is needed."""
-    words = {word.strip().upper() for word in value.split(",")}
-    if name == "NCCL_DEBUG" and words.isdisjoint({"INFO", "TRACE"}):
+    levels = {level.strip().upper() for level in value.split(",")}
+    if name == "NCCL_DEBUG" and levels.isdisjoint({"INFO", "TRACE"}):
         raise _refusal(name, value, "it unset, INFO or TRACE")
-    if name == "NCCL_DEBUG_SUBSYS" and not ("ALL" in words or words >= {"INIT", "TUNING"}):
+    if name == "NCCL_DEBUG_SUBSYS" and not ("ALL" in levels or levels >= {"INIT", "TUNING"}):
         raise _refusal(name, value, "it unset, ALL, or INIT and TUNING in it")
-    if name == "CCL_LOG_LEVEL" and words.isdisjoint({"DEBUG", "TRACE"}):
+    if name == "CCL_LOG_LEVEL" and levels.isdisjoint({"DEBUG", "TRACE"}):
         raise _refusal(name, value, "it unset, debug or trace")
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import Options, parse
-from torchcoll.bench.watchdog import complain, nobody
+from torchcoll.bench.watchdog import no_progress, print_error
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import (
     ExitCode,
@@ -100,7 +100,7 @@ def on_ranks(action: Callable[[Launch], int]) -> int:
         if isinstance(error, ContradictionOnAllRanks):
             alone = rank == 0
         # A HangError that comes to here is of a rank that rank 0 cannot hear.
-        complain(error.line(), rank, speaks=alone or isinstance(error, HangError))
+        print_error(error.line(), rank, speaks=alone or isinstance(error, HangError))
         code = int(error.exit_code)
     if sys.stdout:  # None where it was closed before the start
         sys.stdout.flush()
@@ -145,8 +145,8 @@ def _sweep_cases(session: Session, output: Output | None) -> str | None:
     else:
         from torchcoll.bench.soak import soak
 
-        told = (output.tell_round, output.options.metrics) if output else (None, None)
-        stop = soak(sweep, session.soak_s, *told)
+        destination = (output.tell_round, output.options.metrics) if output else (None, None)
+        stop = soak(sweep, session.soak_s, *destination)
         if stop:
             return stop
     failure: str | None = control.decide(output and output.failure())
@@ -157,8 +157,8 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
     """The exit code, equal on all ranks, of a run in which ``work`` measures; raises what ends
     it before that.
     """
-    told = _terminal() if launch.rank == 0 and not options.quiet else nobody
-    told("importing torch")
+    on_progress = _terminal() if launch.rank == 0 and not options.quiet else no_progress
+    on_progress("importing torch")
     start = time.perf_counter_ns()
     torch = import_torch()
     phases = {"import_torch": time.perf_counter_ns() - start}
@@ -194,12 +194,12 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
         recorder=output.recorder if output else None,
         on_leaving=output.abandon if output else (lambda: None),
         soak_s=None if options.soak is None else parse_duration(options.soak, "soak"),
-        told=told,
+        on_progress=on_progress,
     )
     try:
         with opened(torch, what) as session:
-            session.local.progress.told = nobody
-            told("")
+            session.local.progress.on_progress = no_progress
+            on_progress("")
             failure, code = work(session, output), ExitCode.FAILED
             if options.gate and not failure:
                 failure = session.local.control.decide(output and output.unjudged())
@@ -211,9 +211,9 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
                 if output.lost and not failure:  # at the very end
                     failure, code = output.lost, ExitCode.FAILED
             if failure:
-                complain(f"torchcoll: error: {failure}", launch.rank, speaks=launch.rank == 0)
+                print_error(f"torchcoll: error: {failure}", launch.rank, speaks=launch.rank == 0)
     finally:
-        told("")
+        on_progress("")
         if output:
             output.close()
     return code if failure else ExitCode.OK
@@ -226,7 +226,7 @@ def _terminal() -> Callable[[str], None]:
     from torchcoll.report.destination import ProgressLine, is_terminal
 
     if not (sys.stderr and is_terminal(sys.stderr)):
-        return nobody
+        return no_progress
     line = ProgressLine(sys.stderr, shutil.get_terminal_size().columns)
     return lambda text: line.show(f"torchcoll: {text}") if text else line.clear()
 

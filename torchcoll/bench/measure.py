@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchcoll.bench.communicators import Communicator
 from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.backends import backend_of
-from torchcoll.core.case import OWN, Case, NotRun, Sizing, calls_of_batch, size_case
+from torchcoll.core.case import NATIVE, Case, NotRun, SizedCase, calls_of_batch, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import HangError, TorchcollError, UsageError, brief
 from torchcoll.machine.devices import Call, nothing
@@ -66,21 +66,23 @@ def first_call(local: Rank, what: str, call: Callable[[], object] | None) -> Ref
     except Exception as error:
         refusal = Refusal(brief(error), _is_unsupported(error))
     try:
-        word = None if call is None else refusal or ""
+        refusal_text = None if call is None else refusal or ""
         limit_s = min(REFUSAL_S, local.control.timeout_s / 2)
-        words = local.control.all_gather(word, limit_s if refusal else None)
+        answers = local.control.all_gather(refusal_text, limit_s if refusal else None)
     except HangError:
         if not refusal:
             raise
         mistake = _refused_value(refusal.text)
         local.abort(str(mistake or refusal.text), mistake.exit_code if mistake else None)
-    refused = {rank: Refusal(*word) for rank, word in enumerate(words) if word}
+    refused = {
+        rank: Refusal(*refusal_text) for rank, refusal_text in enumerate(answers) if refusal_text
+    }
     if not refused:
         return None
     first = next(iter(refused.values()))
     if mistake := _refused_value(first.text):
         raise mistake
-    if all(word for word in words if word is not None):
+    if all(refusal_text for refusal_text in answers if refusal_text is not None):
         return first
     names = local.control.names([*refused])
     raise TorchcollError(f"{what} failed on {names} alone: {first.text}")
@@ -98,7 +100,7 @@ def _refused_value(text: str) -> UsageError | None:
     return refused_value(text, os.environ)
 
 
-def measure_case(sweep: Sweep, asked: Sizing, not_run: NotRun | None) -> list[CaseResult]:
+def measure_case(sweep: Sweep, asked: SizedCase, not_run: NotRun | None) -> list[CaseResult]:
     """Run the case, sized for the largest sub-group, unless ``not_run`` says why not.
 
     The results on rank 0, one for each sub-group; elsewhere none.
@@ -113,7 +115,7 @@ def measure_case(sweep: Sweep, asked: Sizing, not_run: NotRun | None) -> list[Ca
         sweep.local.device.release()  # when nothing holds the buffers any more
 
 
-def _measured(sweep: Sweep, sizing: Sizing) -> list[CaseResult]:
+def _measured(sweep: Sweep, sizing: SizedCase) -> list[CaseResult]:
     backend, fresh = sizing.case.backend, sweep.parts if sweep.spec.fresh_group else ()
     # The communicator first: buffers are registered with it.
     with (
@@ -146,18 +148,18 @@ def _cannot_run(sweep: Sweep, case: Case) -> NotRun | None:
 
 
 @contextlib.contextmanager
-def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | NotRun]:
+def _buffers(sweep: Sweep, sizing: SizedCase, group: Any) -> Iterator[Buffers | NotRun]:
     """The buffers, or why not where some rank has none: then no rank goes on."""
     local = sweep.local
     torch, device = local.torch, local.device.name
     buffers, failure = None, ""
     place = sweep.part.index(local.rank)
     group = group or sweep.communicators.whole(sizing.case.backend)
-    plain = sizing.case.buffers == "default" and sizing.case.implementation == OWN
+    plain = sizing.case.buffers == "default" and sizing.case.implementation == NATIVE
     try:
         if plain:
             buffers = allocate(torch, sizing, place, device)
-        elif sizing.case.implementation != OWN:
+        elif sizing.case.implementation != NATIVE:
             from torchcoll.bench.symmetric import allocate_mapped
 
             buffers = allocate_mapped(torch, sizing, place, local.device)
@@ -168,7 +170,7 @@ def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | Not
     except (RuntimeError, MemoryError) as error:
         failure = brief(error)
     lacking = local.control.failed(failure)
-    if sizing.case.implementation != OWN and buffers is not None and not lacking:
+    if sizing.case.implementation != NATIVE and buffers is not None and not lacking:
         from torchcoll.bench.symmetric import map_together
 
         try:
@@ -198,7 +200,7 @@ def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | Not
 
 class _Measurement:
     def __init__(
-        self, sweep: Sweep, sizing: Sizing, buffers: Buffers, communicator: Communicator
+        self, sweep: Sweep, sizing: SizedCase, buffers: Buffers, communicator: Communicator
     ) -> None:
         self.sweep = sweep
         self.local = local = sweep.local
@@ -247,7 +249,7 @@ class _Measurement:
     def measure(self) -> list[CaseResult]:
         local, case = self.local, self.sizing.case
         name = case.describe()
-        ordinal = self.communicator.calls if case.implementation == OWN else None
+        ordinal = self.communicator.calls if case.implementation == NATIVE else None
         samples: dict[str, Any] = {"cold": self.cold, "cold_start": self.cold_starts}
         samples |= {"warmup": self.warmup, "ramp_up": self.lead}
         samples["connect"] = self.communicator.connect_ns
@@ -278,7 +280,7 @@ class _Measurement:
         expected_ns = None
         alone = not (case.asynchronous or case.coalesce > 1 or self.rotation)
         library_log = self.sweep.library_log
-        if library_log and alone and case.implementation == OWN:
+        if library_log and alone and case.implementation == NATIVE:
             local.progress.step(f"{name}: what the library expects")
             expected_ns = library_log.expected_ns(local, self.call, self.communicator)
         calls = len(self.cold) + len(self.warmup) + len(self.lead) + sum(self.batches)
@@ -310,7 +312,7 @@ class _Measurement:
         case, backend = self.sizing.case, self.communicator.backend
         if _is_memory(refusal.text):
             return NotRun("oom", refusal.text)
-        if case.implementation != OWN:
+        if case.implementation != NATIVE:
             return NotRun("unsupported", refusal.text)
         reason = backend.reason(case, refusal.text)
         connected = self.communicator.calls != 0 or backend.connects != "first call"
@@ -324,10 +326,10 @@ class _Measurement:
         """Calls that another implementation made are none of the communicator's; but what aligned
         them may have connected it, so that its own first call to come is not known to be cold.
         """
-        own = self.sizing.case.implementation == OWN
-        if own and self.communicator.calls is not None:
+        native = self.sizing.case.implementation == NATIVE
+        if native and self.communicator.calls is not None:
             self.communicator.calls += calls
-        elif not own and self.communicator.calls == 0:
+        elif not native and self.communicator.calls == 0:
             self.communicator.calls = None
 
     @property
@@ -397,7 +399,7 @@ class _Measurement:
             if refused:
                 return refused
         leads = local.control.decide(max(1, min(LEAD_CALLS, LEAD_NS // max(1, self.cold[-1]))))
-        began = stated = now()
+        began = accounted = now()
         while size := local.control.decide(rule and rule.next_batch(now() - began)):
             decided = now()
             self.refill()
@@ -409,8 +411,8 @@ class _Measurement:
             if rule:
                 rule.add(everyone, case.back_to_back, size)
                 self.gathered.append(everyone)
-            self._account(leads, clocks, decided - stated + now() - ended, ended)
-            stated = now()
+            self._account(leads, clocks, decided - accounted + now() - ended, ended)
+            accounted = now()
         if rule:
             self.stops, self.steady_ns = rule.reasons, round(rule.elapsed_ns)
         return None
@@ -477,11 +479,11 @@ class _Measurement:
                     return NotRun("unsupported", f"{work.name}: {refusal.text}")
             blocks = (local, self.timed, work, self.refill, self.align, name)
             if self.spec.offset is None:
-                found = measure_concurrent(*blocks)
+                blocks_measured = measure_concurrent(*blocks)
             else:
-                found = measure_offset(*blocks, self.spec.offset)
-        self.concurrent_calls = found.pop("all_calls")
-        samples["concurrent"] = found
+                blocks_measured = measure_offset(*blocks, self.spec.offset)
+        self.concurrent_calls = blocks_measured.pop("all_calls")
+        samples["concurrent"] = blocks_measured
         return None
 
     def _check(self, samples: dict[str, Any], name: str) -> NotRun | None:
@@ -530,10 +532,10 @@ class _Measurement:
         return NotRun(status, f"verification on {names}: {text}")
 
 
-def prepared(local: Rank, sizing: Sizing, place: int, buffers: Buffers, group: Any) -> Call:
+def prepared(local: Rank, sizing: SizedCase, place: int, buffers: Buffers, group: Any) -> Call:
     """The call of the case on that rank of the group."""
     case, op = sizing.case, None
-    if case.implementation != OWN:
+    if case.implementation != NATIVE:
         from torchcoll.bench.symmetric import called_on
 
         return called_on(local, case, buffers, group)
@@ -546,7 +548,7 @@ def prepared(local: Rank, sizing: Sizing, place: int, buffers: Buffers, group: A
 
 def _results(
     sweep: Sweep,
-    sizing: Sizing,
+    sizing: SizedCase,
     samples: dict[str, Any],
     steady: Sequence[list[dict[str, list[int]]]] = (),
     **facts: Any,
@@ -566,4 +568,4 @@ def _results(
 
 
 def _is_memory(text: str) -> bool:
-    return any(word in text.lower() for word in _OUT_OF_MEMORY)
+    return any(symptom in text.lower() for symptom in _OUT_OF_MEMORY)

@@ -84,13 +84,13 @@ def _within(timeout_s: float, connect: Callable[[], Any]) -> Any:
     """torch's client asks the store for an answer and waits for ever where another program listens.
     Raises RuntimeError then; the thread that waits ends with the process.
     """
-    found: list[Any] = []
+    results: list[Any] = []
 
     def ask() -> None:
         try:
-            found.append(connect())
+            results.append(connect())
         except RuntimeError as error:
-            found.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=ask, name="torchcoll-rendezvous", daemon=True)
     try:
@@ -98,11 +98,11 @@ def _within(timeout_s: float, connect: Callable[[], Any]) -> Any:
     except RuntimeError as error:  # no fault of rank 0's, which cannot hear of it
         raise HangError(str(no_thread(error))) from None
     thread.join(timeout_s)
-    if not found:
+    if not results:
         raise RuntimeError("what listens there is no torch store")
-    if isinstance(found[0], RuntimeError):
-        raise found[0]
-    return found[0]
+    if isinstance(results[0], RuntimeError):
+        raise results[0]
+    return results[0]
 
 
 def no_thread(error: RuntimeError) -> UnavailableError:
@@ -152,14 +152,14 @@ def _wait_for_listener(launch: Launch, master: Master, timeout_s: float) -> None
 
 def _check_host(master: Master) -> None:
     """That rank 0 runs where the other ranks derive that it does."""
-    own = socket.gethostname()
-    if not master.source or master.host.split(".")[0] == own.split(".")[0]:
+    hostname = socket.gethostname()
+    if not master.source or master.host.split(".")[0] == hostname.split(".")[0]:
         return
     try:
-        found = socket.getaddrinfo(master.host, None, type=socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(master.host, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return  # the other ranks will say so
-    for family, kind, _, _, address in found:
+    for family, kind, _, _, address in addresses:
         with socket.socket(family, kind) as probe:
             try:
                 probe.bind(address)
@@ -168,9 +168,9 @@ def _check_host(master: Master) -> None:
                 pass
     raise UsageError(
         "MASTER_ADDR",
-        f"{master.host} from {master.source}, while rank 0 runs on {own}",
+        f"{master.host} from {master.source}, while rank 0 runs on {hostname}",
         "the host of rank 0",
-        f"Set MASTER_ADDR={own} for all ranks.",
+        f"Set MASTER_ADDR={hostname} for all ranks.",
     )
 
 
@@ -298,14 +298,14 @@ def expand_hosts(text: str, what: str = "host list") -> list[str]:
 
 
 def _numbers(text: str, whole: str, what: str) -> list[str]:
-    found: list[str] = []
+    numbers: list[str] = []
     for span in text.split(","):
         match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", span)
         if not match or int(match[2] or match[1]) < int(match[1]):
             raise UsageError(what, whole, "a Slurm list such as node[01-03,07],gpu5")
         low, high = match[1], match[2] or match[1]
-        found += (str(number).zfill(len(low)) for number in range(int(low), int(high) + 1))
-    return found
+        numbers += (str(number).zfill(len(low)) for number in range(int(low), int(high) + 1))
+    return numbers
 
 
 # How torch's FileStore begins. Of any other file it reads nonsense as lengths, and never returns.

@@ -92,9 +92,9 @@ class Options:
         from torchcoll.core.traffic import Traffic
 
         traffic = Traffic.load(self.traffic)
-        known = len(traffic.notes)
+        count = len(traffic.notes)
         spec = traffic.spec(**self.fields)
-        notes = traffic.problems + traffic.notes[known:]
+        notes = traffic.problems + traffic.notes[count:]
         if ranks != traffic.ranks:
             if spec.groups:
                 expected = f"{traffic.ranks} as in {self.traffic}, for the sub-groups {spec.groups}"
@@ -107,11 +107,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         hint = nearest_option(message, self._option_string_actions, f"python -m {self.prog} --help")
         if message.startswith("unrecognized arguments: "):
-            word = message.split()[2].partition("=")[0]
-            if word in _OF_NCCL_TESTS:
+            option = message.split()[2].partition("=")[0]
+            if option in _OF_NCCL_TESTS:
                 hint = "The launcher says how many ranks: torchrun --nproc-per-node N."
-            elif word in _OF_THE_SUITE and word not in self._option_string_actions:
-                hint = f"{word} is an option of torchcoll.suite."
+            elif option in _OF_THE_SUITE and option not in self._option_string_actions:
+                hint = f"{option} is an option of torchcoll.suite."
         raise UsageError(message, action=hint)
 
 

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchcoll.core.case import CHECK_CHUNK_BYTES, OWN, Case, NotRun, Sizing, need_bytes
+from torchcoll.core.case import CHECK_CHUNK_BYTES, NATIVE, Case, NotRun, SizedCase, need_bytes
 from torchcoll.core.collectives import COLLECTIVES, DTYPES
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import duration_text, format_bytes, format_size, whole_number
@@ -32,7 +32,7 @@ def impossible(case: Case, ranks: int) -> NotRun | None:
     if entry.power_of_two and ranks & (ranks - 1):
         text = f"{entry.name} needs a power of two of ranks, here {ranks}"
         return NotRun("skipped", text)
-    if case.implementation != OWN:
+    if case.implementation != NATIVE:
         from torchcoll.core.implementations import refusal
 
         reason = refusal(case)
@@ -45,7 +45,7 @@ def impossible(case: Case, ranks: int) -> NotRun | None:
     return None
 
 
-def needs_bytes(sizing: Sizing, check: bool) -> list[int]:
+def needs_bytes(sizing: SizedCase, check: bool) -> list[int]:
     """``need_bytes`` of every rank."""
     ranks, root = sizing.ranks, sizing.case.root
     if sizing.division:
@@ -128,7 +128,7 @@ def plan(spec: Spec, ranks: int, ranks_per_host: int | None = None) -> Plan:
     )
 
 
-def _row(spec: Spec, sizing: Sizing, per_host: int) -> PlanRow:
+def _row(spec: Spec, sizing: SizedCase, per_host: int) -> PlanRow:
     case, ranks = sizing.case, sizing.ranks
     sizes = (case, sizing.count, sizing.size_bytes, sizing.bytes_in, sizing.bytes_out)
     refusal = impossible(case, ranks)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.bench.stopping import present
 from torchcoll.bench.verify import tolerance_ulp
 from torchcoll.core import shared_cores
-from torchcoll.core.case import Case, Sizing, size_case
+from torchcoll.core.case import Case, SizedCase, size_case
 from torchcoll.core.file import SCHEMA
 from torchcoll.core.result import (
     CONCURRENT_BLOCKS,
@@ -128,13 +128,13 @@ def keep_members(
     """Record who the ranks are and what is odd about them. gathered: what each says of itself, with
     its variables, its phases and, from the first rank of each host, the state of the machine.
     """
-    known = environment.variables()
+    variables = environment.variables()
     phases = [member.pop("phases") for member in gathered]
     states = [state for member in gathered if (state := member.pop("machine"))]
     if states:
         tell_links(gathered, states, places)
     for member in gathered:
-        differs = environment.differences(member.pop("variables"), known)
+        differs = environment.differences(member.pop("variables"), variables)
         if differs:
             member["variables_that_differ"] = differs
     recorder.members(gathered)
@@ -142,7 +142,7 @@ def keep_members(
         recorder.phase(name, [phase.get(name, 0) for phase in phases])
     for host, text in (*shared_cores.crowded(gathered), *shared_cores.apart(gathered)):
         recorder.event("warning", f"{host}: {text}")
-    _keep_traps(session, recorder, gathered, known)
+    _keep_traps(session, recorder, gathered, variables)
     if states:
         # A program that has a group of its own has worked on the device until now.
         keep_before(recorder, states, looks_busy=not session.found_group)
@@ -164,14 +164,16 @@ def _keep_traps(
     names = {entry.name for entry in session.entries}
     on_cpu = session.local.device.kind == "cpu"
     bindings = on_cpu and any(entry.module and entry.family for entry in session.entries)
-    found: dict[tuple[str, str], tuple[Finding, list[str]]] = {}
+    hosts_of_finding: dict[tuple[str, str], tuple[Finding, list[str]]] = {}
     for host, here in shared_cores.by_host(members).items():
         cores = len(shared_cores.cores_of(here)) or 2 * len(here)  # unknown: taken for enough
         settings = Settings(variables, session.launch.launcher, len(here), cores, bindings)
         for finding in setting_traps(settings):
             if not finding.backends or names & set(finding.backends):
-                found.setdefault((finding.name, finding.what), (finding, []))[1].append(host)
-    for finding, hosts in found.values():
+                hosts_of_finding.setdefault((finding.name, finding.what), (finding, []))[1].append(
+                    host
+                )
+    for finding, hosts in hosts_of_finding.values():
         recorder.event(
             "setting",
             f"{finding.what}. {finding.why} {finding.action}",
@@ -191,7 +193,7 @@ _nobody = "no rank of the sub-group is there: a fake world has one"
 
 def results_of(
     parts: Sequence[tuple[int, ...]],
-    sizing: Sizing,
+    sizing: SizedCase,
     gathered: list[dict[str, Any]],
     steady: Sequence[list[dict[str, list[int]]]],
     stops: Sequence[str] = (),
@@ -202,8 +204,8 @@ def results_of(
     gathered: [rank] of samples. steady: [batch][rank][clock]. stops: why the calls ended, of each
     sub-group with a rank that is there; none where there were none. facts: fields of CaseResult.
     """
-    for rank, words in enumerate(gathered):
-        words["time"] = {
+    for rank, facts_of_rank in enumerate(gathered):
+        facts_of_rank["time"] = {
             clock: [ns for batch in steady for ns in batch[rank][clock]]
             for clock in (steady[0][rank] if steady else ())
         }
@@ -212,20 +214,20 @@ def results_of(
     results, left = [], iter(stops)
     for number, part in enumerate(parts):
         case = replace(sizing.case, group=f"{sizing.case.group}/{number}")
-        own = size_case(case, len(part))
+        sized = size_case(case, len(part))
         there = present(part, len(gathered))
         if there or facts.get("status", "ok") != "ok":  # refused is a case for all alike
             ranks = [gathered[rank] for rank in there] or [{}]
-            result = _result(own, part, ranks, stop=next(left, ""), **facts)
+            result = _result(sized, part, ranks, stop=next(left, ""), **facts)
         else:
-            result = _sized(own, "skipped", len(part), reason=_nobody)
+            result = _sized(sized, "skipped", len(part), reason=_nobody)
         result.members = list(part)
         results.append(result)
     return results
 
 
 def _result(
-    sizing: Sizing,
+    sizing: SizedCase,
     ranks: Sequence[int],
     gathered: list[dict[str, Any]],
     status: str = "ok",
@@ -254,12 +256,18 @@ def _result(
         counts = [(s["checked"], s["wrong"], s["changed"]) for s in gathered]
         _verify(result, ranks, counts, tolerance_ulp(sizing.case, sizing.ranks))
         wrong = next(
-            (found for found in zip(ranks, gathered, strict=True) if found[1].get("first_wrong")),
+            (
+                answer
+                for answer in zip(ranks, gathered, strict=True)
+                if answer[1].get("first_wrong")
+            ),
             None,
         )
         if wrong:
-            place, got, expected = wrong[1]["first_wrong"]
-            result.reason += f"; first on rank {wrong[0]}, element {place}: {got} for {expected}"
+            place, measured_value, expected = wrong[1]["first_wrong"]
+            result.reason += (
+                f"; first on rank {wrong[0]}, element {place}: {measured_value} for {expected}"
+            )
     warnings = [_UNVERIFIED] if first.get("unverified") else []
     if result.steady_after is None:
         warnings.append(
@@ -294,7 +302,7 @@ def result_of_pair(case: Case, ranks: list[int], gathered: list[Any]) -> CaseRes
     return result
 
 
-def _sized(sizing: Sizing, status: str, ranks: int, **facts: Any) -> CaseResult:
+def _sized(sizing: SizedCase, status: str, ranks: int, **facts: Any) -> CaseResult:
     return CaseResult(
         sizing.case,
         status,
@@ -315,11 +323,11 @@ def _verify(
     checked, wrong, changed = (sum(column) for column in zip(*counts, strict=True))
     odd = tuple(rank for rank, (_, *n) in zip(ranks, counts, strict=True) if any(n))
     result.verification = Verification(checked, wrong, odd, tolerance, changed)
-    stated = [f"{wrong} of {checked} elements wrong"] if wrong else []
-    stated += [f"{changed} elements of the input changed"] if changed else []
-    if stated:
+    reasons = [f"{wrong} of {checked} elements wrong"] if wrong else []
+    reasons += [f"{changed} elements of the input changed"] if changed else []
+    if reasons:
         result.status = "wrong"
-        result.reason = ", ".join(stated)
+        result.reason = ", ".join(reasons)
 
 
 State = dict[str, Any]
@@ -348,9 +356,9 @@ def tell_links(
 
     places: host and device of each rank.
     """
-    known = {(s["host"], device["place"]): device for s in states for device in s["devices"]}
+    devices = {(s["host"], device["place"]): device for s in states for device in s["devices"]}
     for member, place in zip(members, places, strict=True):
-        device = known.get(place, {})
+        device = devices.get(place, {})
         if device.get("nvlinks") is not None:
             member["nvlinks"] = device["nvlinks"]
             if "unknown" not in device["nvlink_to"]:

@@ -26,7 +26,7 @@ from torchcoll.bench.control import (
     store_of,
 )
 from torchcoll.bench.sweep import OnCase, Sweep
-from torchcoll.bench.watchdog import Progress, Watchdog, complain, nobody
+from torchcoll.bench.watchdog import Progress, Watchdog, no_progress, print_error
 from torchcoll.core import backends
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import (
@@ -82,7 +82,7 @@ class Rank:
 
         code: the exit code of a user's mistake, whose text is printed as it is.
         """
-        self.watchdog.trouble(text, code=code)
+        self.watchdog.abort(text, code=code)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class SessionOptions:
     the path of the result file once the header is written.
 
     soak_s: for so long rounds are repeated (bench/soak.py), which SIGUSR1 ends.
-    told: of rank 0: is told what is being done until the first case.
+    on_progress: called on rank 0 with a short description of each setup step.
 
     on_leaving: of a command, whose process this is: called where the process ends at once. With it
     signals are taken, and what goes wrong here alone ends the process with what is known of it.
@@ -113,7 +113,7 @@ class SessionOptions:
     recorder: Recorder | None = None
     on_leaving: Callable[[], None] | None = None
     soak_s: float | None = None
-    told: Callable[[str], None] = nobody
+    on_progress: Callable[[str], None] = no_progress
 
 
 def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
@@ -139,7 +139,7 @@ def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
 
     Complete with exit code 0 unless ``finish`` has said otherwise.
     """
-    meeting = Meeting(torch, options)  # where there is none, there is nobody to tell
+    meeting = Rendezvous(torch, options)  # where there is none, there is nobody to tell
     ours, lost = options.on_leaving is not None, False
     try:
         session = Session(meeting, options)
@@ -150,7 +150,7 @@ def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
         lost = isinstance(error, HangError)
         if lost and ours:
             kind = "store" if isinstance(error, DamagedError) else "hang"
-            meeting.watchdog.trouble(str(error), kind, waited=isinstance(error, NoWordError))
+            meeting.watchdog.abort(str(error), kind, waited=isinstance(error, NoWordError))
         meeting.finish("failed", int(error.exit_code), str(error))
         raise
     except BaseException as error:
@@ -161,16 +161,16 @@ def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
         if lost and ours:
             # Whatever asks the store may be what finds it gone, torch's making of a group too.
             if isinstance(error, torch.distributed.DistNetworkError):
-                meeting.watchdog.trouble(str(meeting.control.cut_off(error)), "hang")
+                meeting.watchdog.abort(str(meeting.control.cut_off(error)), "hang")
             traceback.print_exc()
-            meeting.watchdog.trouble(text)
+            meeting.watchdog.abort(text)
         meeting.watchdog.raise_alarm(text)
         raise
     finally:
         meeting.close(lost)
 
 
-class Meeting:
+class Rendezvous:
     """This rank where it has met the others: it can agree with them, is watched, and keeps the
     account of the run, on rank 0 with a ``recorder``.
 
@@ -185,7 +185,7 @@ class Meeting:
         self.found_group = bool(dist.is_available() and dist.is_initialized())
         self.launch = options.launch or self._launch()
         self.phases = dict(options.phases)
-        self.progress = Progress(told=options.told)
+        self.progress = Progress(on_progress=options.on_progress)
         self.undo = contextlib.ExitStack()
         self.file: list[str] | None = None
         self.code: int | None = None
@@ -203,21 +203,21 @@ class Meeting:
             store = store_of(torch, self.launch, limit_s, self.found_group, fake)
         # Until here rank 0 waits for nobody; the others wait for it, and leave where it is away.
         start_up_s = max(time.monotonic() - self._began, self.phases.get("import_torch", 0) / 1e9)
-        own, client = own_part(dist, store, participants > 1)
-        self.control = Control(own, self.launch.rank, participants, limit_s)
+        subgroup_store, client = own_part(dist, store, participants > 1)
+        self.control = Control(subgroup_store, self.launch.rank, participants, limit_s)
         try:
             self.watchdog = Watchdog(
                 self.control,
                 client,
                 self.progress,
-                self._last_words,
+                self._final_report,
                 signals=options.on_leaving is not None,
                 stops=options.soak_s is not None,
                 pause_s=start_up_s if self.launch.rank == 0 else 0.0,
             )
         except RuntimeError as error:
             if participants > 1:
-                alarm(client, self.launch.rank, {**self.progress.word(), "cause": str(error)})
+                alarm(client, self.launch.rank, {**self.progress.status(), "cause": str(error)})
             from torchcoll.bench.meeting import no_thread
 
             raise no_thread(error) from None
@@ -255,7 +255,7 @@ class Meeting:
             if not self.found_group and dist.is_available() and dist.is_initialized():
                 # gloo aborts when a peer's process ends before this rank has left the group.
                 with contextlib.suppress(TorchcollError, RuntimeError):
-                    self.control.farewell(self._account_closed)
+                    self.control.leave(self._account_closed)
             else:
                 # Refused by all ranks alike, or in a group that was there: the others are to read
                 # rank 0's last word from its store before its program may end.
@@ -266,7 +266,7 @@ class Meeting:
             self.watchdog.close()
             del self.watchdog  # with its connection, which would stay until Python collects cycles
 
-    def _last_words(self, status: str, code: int, kind: str, text: str, speaks: bool) -> None:
+    def _final_report(self, status: str, code: int, kind: str, text: str, speaks: bool) -> None:
         if self.recorder:
             with contextlib.suppress(Exception):  # a full disk must not silence this rank
                 if kind == "hang":
@@ -286,7 +286,7 @@ class Meeting:
                 )
         if self._on_leaving:
             self._on_leaving()
-            complain(f"torchcoll: error: {text}", self.launch.rank, speaks)
+            print_error(f"torchcoll: error: {text}", self.launch.rank, speaks)
         elif speaks:
             tell(f"torchcoll: error: {text}")
 
@@ -300,7 +300,7 @@ class Session:
     cases.
     """
 
-    def __init__(self, meeting: Meeting, options: SessionOptions) -> None:
+    def __init__(self, meeting: Rendezvous, options: SessionOptions) -> None:
         self._meeting = meeting
         self.launch, self.found_group = meeting.launch, meeting.found_group
         self.recorder = meeting.recorder
@@ -368,10 +368,10 @@ class Session:
             except TorchcollError as error:
                 failure = error
         control = self._meeting.control
-        stated = control.decide(failure and [str(failure), int(failure.exit_code)])
-        if stated:
-            refusal = failure or TorchcollError(stated[0])
-            refusal.exit_code = ExitCode(stated[1])
+        failure_of_rank_0 = control.decide(failure and [str(failure), int(failure.exit_code)])
+        if failure_of_rank_0:
+            refusal = failure or TorchcollError(failure_of_rank_0[0])
+            refusal.exit_code = ExitCode(failure_of_rank_0[1])
             raise refusal
 
     @property
@@ -410,9 +410,9 @@ class Session:
             more = ", ..." if len(hosts) > _HOSTS_NAMED else ""
             where = ", ".join(hosts[:_HOSTS_NAMED]) + more
             count = f"{len(hellos) + 1} of {control.ranks}"
-            progress.told(f"waiting for ranks: {count} here ({where})")
+            progress.on_progress(f"waiting for ranks: {count} here ({where})")
 
-        if progress.told is not nobody and control.ranks > 1:
+        if progress.on_progress is not no_progress and control.ranks > 1:
             control.came = report_arrivals
         control.members = control.all_gather(hello)
         control.came = None
@@ -486,7 +486,7 @@ class Session:
     def _exchange_members(self, places: Places, state: dict[str, Any] | None) -> None:
         """Rank 0 records who the ranks are. state: that of this host, from its first rank."""
         torch, device = self.local.torch, self.local.device
-        made = {
+        implementations = {
             entry.name: backends.implementation(
                 torch, self.communicators.whole(entry.name), device.name
             )
@@ -495,7 +495,7 @@ class Session:
         gathered = self.local.control.gather(
             {
                 **environment.member(torch, self.launch, device),
-                "implementation": made,
+                "implementation": implementations,
                 "variables": environment.variables(),
                 "phases": self._meeting.phases,
                 "machine": state,

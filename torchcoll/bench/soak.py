@@ -119,7 +119,7 @@ class _Account:
 
     def first(self, case: Case, gathered: Sequence[dict[str, Any]]) -> None:
         """Of the first round, whose results the file has."""
-        right = all(words.get("wrong", 1) == 0 for words in gathered)
+        right = all(answer.get("wrong", 1) == 0 for answer in gathered)
         self._hold(1, case, gathered, right)
 
     def add(
@@ -161,15 +161,15 @@ class _Account:
         """What was put out against the ranks that should have the same, and against the first round
         that was right.
         """
-        digests = [words.get("digests") for words in gathered]
+        digests = [answer.get("digests") for answer in gathered]
         if not right or not all(digests):
             return
         self.checked += 1
         for part in self._parts:
             self._unlike(number, case, {r: digests[r] for r in part if r < len(digests)})
         before = self._digests.setdefault(case, (number, digests))
-        for rank, (one, other) in enumerate(zip(digests, before[1], strict=True)):
-            if one != other:
+        for rank, (digest, other) in enumerate(zip(digests, before[1], strict=True)):
+            if digest != other:
                 text = f"rank {rank} has other bits than in round {before[0]}"
                 self._fault(f"round {number}: {case.describe()}: {text}")
 
@@ -178,12 +178,12 @@ class _Account:
         most.
         """
         of_key: dict[str, list[tuple[int, str]]] = {}
-        for rank, one in digests.items():
-            of_key.setdefault(one[0][0], []).append((rank, str(one)))
+        for rank, digest in digests.items():
+            of_key.setdefault(digest[0][0], []).append((rank, str(digest)))
         for ranks in of_key.values():
-            usual = Counter(one for _, one in ranks).most_common(1)[0][0]
-            for rank, one in ranks:
-                if one != usual:
+            usual = Counter(digest for _, digest in ranks).most_common(1)[0][0]
+            for rank, digest in ranks:
+                if digest != usual:
                     text = f"rank {rank} has other bits than the ranks with the same output"
                     self._fault(f"round {number}: {case.describe()}: {text}")
 
@@ -198,19 +198,19 @@ class _Account:
         cases = [
             SoakCase(
                 case,
-                len(found.times),
-                statistics.median(found.times),
-                _p99(found.times),
-                max(found.times),
-                dict(Counter(str(int(8 * math.log2(max(ns, 1)))) for ns in found.times)),
-                {str(rank): calls for rank, calls in sorted(found.slowest.items())},
+                len(measured.times),
+                statistics.median(measured.times),
+                _p99(measured.times),
+                max(measured.times),
+                dict(Counter(str(int(8 * math.log2(max(ns, 1)))) for ns in measured.times)),
+                {str(rank): calls for rank, calls in sorted(measured.slowest.items())},
             )
-            for case, found in self._open.items()
-            if found.times
+            for case, measured in self._open.items()
+            if measured.times
         ]
         if cases:
-            stamps, told = (self._began_us, self._ended_us), self._told
-            counts = (self.checked - told[0], self.faults - told[1])
+            stamps, reported = (self._began_us, self._ended_us), self._told
+            counts = (self.checked - reported[0], self.faults - reported[1])
             window = SoakWindow(*self._rounds, *stamps, tuple(cases), *counts)
             self._recorder.window(window)
             self._told = (self.checked, self.faults)
@@ -245,14 +245,18 @@ def soak_metrics(window: SoakWindow, checked: int, faults: int) -> list[Metric]:
     of_cases: dict[str, list[tuple[dict[str, object], float]]] = {
         name: [] for name in ("median", "p99", "max", "slowest")
     }
-    for one in window.cases:
+    for soak_case in window.cases:
         # All that tells cases apart: of two series with the same labels Prometheus takes neither.
-        labels = {k: v for k, v in one.case.to_json().items() if v not in (None, "")}
-        for name, ns in (("median", one.median_ns), ("p99", one.p99_ns), ("max", one.max_ns)):
-            if name != "p99" or one.calls >= P99_CALLS:
+        labels = {k: v for k, v in soak_case.case.to_json().items() if v not in (None, "")}
+        for name, ns in (
+            ("median", soak_case.median_ns),
+            ("p99", soak_case.p99_ns),
+            ("max", soak_case.max_ns),
+        ):
+            if name != "p99" or soak_case.calls >= P99_CALLS:
                 of_cases[name].append((labels, ns / 1e9))
-        if one.slowest:
-            rank = max(one.slowest, key=lambda name: one.slowest[name])
+        if soak_case.slowest:
+            rank = max(soak_case.slowest, key=lambda name: soak_case.slowest[name])
             of_cases["slowest"].append((labels, float(rank)))
     of_all: list[tuple[str, str, float]] = [
         ("round", "The last round of the window.", window.last_round),

@@ -147,8 +147,8 @@ class StoppingRule:
             return math.inf
         # What is left over is the oldest: it is the likeliest not to have settled.
         calls = self._durations[len(self._durations) - size * BLOCKS :]
-        own = (calls[start : start + size] for start in range(0, len(calls), size))
-        blocks = [sum(block) / size if self._means else median(block) for block in own]
+        slices = (calls[start : start + size] for start in range(0, len(calls), size))
+        blocks = [sum(block) / size if self._means else median(block) for block in slices]
         if min(blocks) <= 0:
             return math.inf
         width = relative_half_width(blocks)
@@ -193,8 +193,8 @@ class StoppingRules:
     def add(self, everyone: list[dict[str, list[int]]], back_to_back: bool, calls: int) -> None:
         """One batch of ``calls`` calls: the samples of each rank, [rank][clock]."""
         for part, rule in zip(self._parts, self._rules, strict=True):
-            own = [everyone[rank] for rank in present(part, len(everyone))]
-            rule.add(times_of_calls(own, back_to_back), calls)
+            times_of_group = [everyone[rank] for rank in present(part, len(everyone))]
+            rule.add(times_of_calls(times_of_group, back_to_back), calls)
 
     @property
     def reasons(self) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.measure import measure_case
-from torchcoll.core.case import NotRun, Sizing, fingerprint
+from torchcoll.core.case import NotRun, SizedCase, fingerprint
 from torchcoll.core.errors import UsageError
 from torchcoll.machine import environment
 from torchcoll.machine.devices import cost_of_measuring
@@ -81,7 +81,7 @@ class Sweep:
 
         session.on_rank_0(keep)
 
-    def one_case(self, sizing: Sizing) -> None:
+    def one_case(self, sizing: SizedCase) -> None:
         """Its results go to the recorder and ``on_case``."""
         self.session.on_rank_0(lambda recorder: recorder.started(sizing.case))
         results = self.measured(sizing)
@@ -97,7 +97,7 @@ class Sweep:
             self._record_cost_of_measuring(sizing.case.backend)
             self._cost_known = True
 
-    def measured(self, sizing: Sizing) -> list[CaseResult]:
+    def measured(self, sizing: SizedCase) -> list[CaseResult]:
         """Of each sub-group, on rank 0."""
         case = sizing.case
         start_ns, wall_us = time.perf_counter_ns(), time.time_ns() // 1000
@@ -111,19 +111,19 @@ class Sweep:
             self.library_log.join(self, case, results)
         return results
 
-    def agree_on_case(self, sizing: Sizing) -> NotRun | None:
+    def agree_on_case(self, sizing: SizedCase) -> NotRun | None:
         """None to run the case: decided by rank 0 for all. Raises UsageError where the ranks are
         not about to run the same one.
         """
         control = self.local.control
         seen = fingerprint([sizing.case.to_json(), sizing.count, self._weights])
-        words = control.gather({"case": seen, **environment.free_memory(self.local.device)})
+        answers = control.gather({"case": seen, **environment.free_memory(self.local.device)})
         decision: list[list[str] | None] = [None, None]
         if self.session.recorder:
             from torchcoll.bench.admission import admit, disagreement
 
-            not_run = admit(sizing, self.parts, words, self.spec.check)
-            decision = [disagreement(sizing, words, control), list(not_run) if not_run else None]
+            not_run = admit(sizing, self.parts, answers, self.spec.check)
+            decision = [disagreement(sizing, answers, control), list(not_run) if not_run else None]
         refusal, reason = control.decide(decision)
         if refusal:
             raise UsageError(*refusal)

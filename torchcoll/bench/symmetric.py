@@ -12,7 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.verify import Buffers, allocate
-from torchcoll.core.case import Case, Sizing
+from torchcoll.core.case import Case, SizedCase
 from torchcoll.core.implementations import MEMORY, call_of, kernel_of, lacking
 from torchcoll.machine.devices import Call, Device
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchcoll.bench.session import Rank
 
 
-def allocate_mapped(torch: Any, sizing: Sizing, place: int, device: Device) -> Buffers:
+def allocate_mapped(torch: Any, sizing: SizedCase, place: int, device: Device) -> Buffers:
     """As ``allocate``, in memory that other GPUs can map. Raises RuntimeError with what torch or
     the device has not.
     """

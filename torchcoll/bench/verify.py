@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from torchcoll.core.case import CHECK_CHUNK_BYTES, CHECK_ELEMENT_BYTES, Case, Sizing, fingerprint
+from torchcoll.core.case import CHECK_CHUNK_BYTES, CHECK_ELEMENT_BYTES, Case, SizedCase, fingerprint
 from torchcoll.core.collectives import COLLECTIVES, DTYPES, Dtype
 
 # A pattern row is repeated to at least so many elements: long rows copy faster.
@@ -47,7 +47,7 @@ class Buffers:
 
 def allocate(
     torch: Any,
-    sizing: Sizing,
+    sizing: SizedCase,
     rank: int,
     device: str,
     empty: Callable[..., Any] | None = None,
@@ -178,12 +178,14 @@ def _steps(count: int, total: int) -> tuple[int, ...]:
     low, high = _STEPS_BETWEEN
     steps: list[int] = []
     for left in range(count - 1, -1, -1):
-        ways = [
+        directions = [
             step
             for step in (1, -1)
             if low <= height + step <= high and abs(total - height - step) <= left
         ]
-        steps.append(ways[0] if len(ways) == 1 or draw.random() < 0.5 else ways[1])
+        steps.append(
+            directions[0] if len(directions) == 1 or draw.random() < 0.5 else directions[1]
+        )
         height += steps[-1]
     return tuple(steps)
 
@@ -263,8 +265,8 @@ class Values:
             others = torch.where(part == 1, second, rest) if self.ranks % 2 else rest
             return torch.where(part == 0, first, others)
         bit = self._part(rank, self.turn, self._bit_parts)
-        one = torch.where(bit < self._bits, 1 << bit.clamp(max=self._bits - 1), 0)
-        return self._full ^ one if op == "band" else one
+        bits = torch.where(bit < self._bits, 1 << bit.clamp(max=self._bits - 1), 0)
+        return self._full ^ bits if op == "band" else bits
 
     def result(self) -> Any:
         """As ``input``: what the reduction over all ranks is, in numbers that do not round."""
@@ -288,8 +290,8 @@ class Values:
         together = torch.zeros_like(begin)
         for bit in range(self._bits):
             together |= ((bit - begin) % self._bit_parts < self.ranks).long() << bit
-        found = together[self._part(0, self.turn, self._bit_parts)]
-        return self._full ^ found if op == "band" else found
+        combined = together[self._part(0, self.turn, self._bit_parts)]
+        return self._full ^ combined if op == "band" else combined
 
     def _of_exponents(self, exponents: Any) -> Any:
         if self.case.op != "prod":
@@ -377,7 +379,7 @@ def move_shift(rank: int, turn: int) -> int:
 
 
 def input_of(
-    torch: Any, sizing: Sizing, rank: int, buffer: Any, turn: int = 0
+    torch: Any, sizing: SizedCase, rank: int, buffer: Any, turn: int = 0
 ) -> tuple[Pattern, int]:
     """The pattern of the rank's input, of the buffer's type, and where in it the input begins."""
     case = sizing.case
@@ -411,7 +413,7 @@ class Checker:
     def __init__(
         self,
         torch: Any,
-        sizing: Sizing,
+        sizing: SizedCase,
         rank: int,
         buffers: Buffers,
         pulse: Callable[[], object] = list,
@@ -506,14 +508,14 @@ class Checker:
                 shift += move_shift(segment.source, self._turn)
             assert pattern
             part, place = self._buffers.recv.narrow(0, segment.offset, segment.length), 0
-            for got, expected in pattern.chunks(part, shift, _CHUNK_ELEMENTS):
+            for chunk, expected in pattern.chunks(part, shift, _CHUNK_ELEMENTS):
                 # A chunk is rows of the pattern, or less than one.
-                found = torch.nonzero(_differs(torch, got, expected, allowed).flatten())
-                if len(found):
-                    at = int(found[0])
-                    there, wanted = got.flatten()[at], expected[at % len(expected)]
+                positions = torch.nonzero(_differs(torch, chunk, expected, allowed).flatten())
+                if len(positions):
+                    at = int(positions[0])
+                    there, wanted = chunk.flatten()[at], expected[at % len(expected)]
                     return segment.offset + place + at, str(there.item()), str(wanted.item())
-                place += got.numel()
+                place += chunk.numel()
                 self._pulse()
         return None
 
@@ -537,12 +539,12 @@ class Checker:
         return 0 if self._buffers.in_place else self._differing(self._buffers.send, pattern, shift)
 
     def _differing(self, buffer: Any, pattern: Pattern, shift: int, allowed: float = 0.0) -> int:
-        found, torch = 0, self._torch
-        for got, expected in pattern.chunks(buffer, shift, _CHUNK_ELEMENTS):
+        count, torch = 0, self._torch
+        for chunk, expected in pattern.chunks(buffer, shift, _CHUNK_ELEMENTS):
             # Not sum(): it would make an int64 of every comparison.
-            found += int(torch.count_nonzero(_differs(torch, got, expected, allowed)))
+            count += int(torch.count_nonzero(_differs(torch, chunk, expected, allowed)))
             self._pulse()
-        return found
+        return count
 
     def _allowed(self) -> float:
         """The error allowed in avg: ``tolerance_ulp`` ulp of the largest partial average. Partial
@@ -558,10 +560,10 @@ class Checker:
         return ulp * eps * largest / ranks
 
 
-def _differs(torch: Any, got: Any, expected: Any, allowed: float) -> Any:
+def _differs(torch: Any, values: Any, expected: Any, allowed: float) -> Any:
     if allowed:
         # Not `>`: NaN must count as wrong.
-        return ~((got.double() - expected.double()).abs() <= allowed)
+        return ~((values.double() - expected.double()).abs() <= allowed)
     # As bits: NaN is what it is, and float8 has no comparison.
-    bits = getattr(torch, _BITS[got.element_size()])
-    return got.view(bits) != expected.view(bits)
+    bits = getattr(torch, _BITS[values.element_size()])
+    return values.view(bits) != expected.view(bits)

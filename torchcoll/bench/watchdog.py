@@ -26,16 +26,16 @@ from torchcoll.bench.control import (
     MOMENT_S,
     Control,
     alarm,
+    claim_report,
     dead_ranks,
     grace_s,
-    part,
-    see_off,
+    record_leaving,
     store_gone,
     survey,
-    tells_first,
+    wait_for_peers,
 )
 from torchcoll.bench.culprit import ECHO, Why, Witness, find, other_buffers, pause, stood_still
-from torchcoll.bench.whereabouts import Whereabouts, last_calls, seen_from_outside
+from torchcoll.bench.stack_sampler import StackSampler, last_calls, seen_from_outside
 from torchcoll.core.errors import ExitCode, tell
 
 _POLL_S = 0.25
@@ -50,7 +50,7 @@ _SHOWING_S = 10.0  # how long a signal waits for the table of a run that is over
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # as torchrun forwards
 
 
-def nobody(_: str) -> None:
+def no_progress(_: str) -> None:
     """Where no terminal is told."""
 
 
@@ -70,7 +70,7 @@ class Progress:
     part: int = 0  # the first rank of its sub-group
     begun: int | None = None  # calls that torch had counted in the first of them
     halted: bool = False  # this rank is leaving: nothing new is begun
-    told: Callable[[str], None] = nobody  # of each step: rank 0's terminal, at the start
+    on_progress: Callable[[str], None] = no_progress  # called with the description of each step
 
     def begin(self) -> None:
         """A case begins on ``groups``."""
@@ -93,7 +93,7 @@ class Progress:
         self.doing = doing
         self.steps += 1 + len(self.samples)
         self.samples = samples
-        self.told(doing)
+        self.on_progress(doing)
 
     @property
     def done(self) -> int:
@@ -104,20 +104,20 @@ class Progress:
         calls = f", call {len(self.samples)}" if self.samples else ""
         return self.doing + calls
 
-    def word(self) -> dict[str, Any]:
-        """For the others: steps, doing, part and calls of bench/whereabouts.py."""
-        word = {"steps": self.done, "doing": self.stated(), "part": self.part}
+    def status(self) -> dict[str, Any]:
+        """For the others: steps, doing, part and calls of bench/stack_sampler.py."""
+        status = {"steps": self.done, "doing": self.stated(), "part": self.part}
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # backends without
             counts = [int(group._get_sequence_number_for_group()) for group in self.groups]
-            word["calls"] = sum(counts) if counts else None
-        return word
+            status["calls"] = sum(counts) if counts else None
+        return status
 
 
 class NoAnswer(RuntimeError):
     """The store says nothing: its process is stopped. Where it is gone it says so."""
 
 
-class _Asker:
+class StoreClient:
     """Asks the store in a thread of its own, for a store whose process is stopped never answers.
 
     The thread is there from the start, when threads can be had. It is joined in the end: one that
@@ -163,15 +163,15 @@ class _Asker:
         self._thread.join(GRACE_S)
 
 
-# What the end of a run is told: status, exit code, event kind, text, and whether this rank is the
-# one that speaks for all. On rank 0 it writes the file.
-LastWords = Callable[[str, int, str, str, bool], None]
+# Called at the end of a run with status, exit code, event kind, text, and whether this rank reports
+# for all ranks. On rank 0 it writes the file.
+FinalReport = Callable[[str, int, str, str, bool], None]
 
 
 class Watchdog:
     """Watches ``progress`` of this rank, from the thread that makes it; ``close`` ends it.
 
-    ``last_words`` is called once, by whichever thread is first to leave. ``signals``: take the
+    ``final_report`` is called once, by whichever thread is first to leave. ``signals``: take the
     signals that end a run (the command does; inside somebody's training they are not ours), but
     for those that are ignored. ``stops``: take
     SIGUSR1 too, with which Slurm warns (--signal): ``asked_to_stop`` is then True, and where the
@@ -184,7 +184,7 @@ class Watchdog:
         control: Control,
         store: Any,
         progress: Progress,
-        last_words: LastWords,
+        final_report: FinalReport,
         signals: bool = False,
         stops: bool = False,
         pause_s: float = 0.0,
@@ -192,7 +192,7 @@ class Watchdog:
         self.control = control
         self.progress = progress
         self._store = store
-        self._last_words = last_words
+        self._final_report = final_report
         # From then on this rank has nothing more to say, and ranks that end are no news.
         self.parting = threading.Event()
         # Where the account of the run is closed, its exit code: nothing that comes after changes it
@@ -202,19 +202,19 @@ class Watchdog:
         self._parent = os.getppid()
         self._ending = False
         self._first = b""  # the rank that raised the alarm before all others, as the store has it
-        self._where = Whereabouts()
+        self._where = StackSampler()
         self._late_s: deque[float] = deque(maxlen=_LATENESSES)
         self._looked = time.monotonic()  # the last look of the thread that watches
         self._pause_s, self._pause_end = pause_s, self._looked  # the longest time without a look
         self._closed = False
-        self._asker = _Asker()
+        self._store_client = StoreClient()
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._thread = threading.Thread(target=self._watch, name="torchcoll-watchdog", daemon=True)
         try:
             self._thread.start()
         except RuntimeError:
-            self._asker.close()
+            self._store_client.close()
             raise
         self._handlers: dict[int, Any] = {}
         self._old_fd: int | None = None
@@ -230,7 +230,7 @@ class Watchdog:
         self._closed = True
         os.write(self._write, b"\0")
         self._thread.join()
-        self._asker.close()
+        self._store_client.close()
         if self._old_fd is not None:
             signal.set_wakeup_fd(self._old_fd)
             for number, handler in self._handlers.items():
@@ -262,11 +262,11 @@ class Watchdog:
                 continue
             self._where.look()
             if now - since > self.control.timeout_s:
-                self.trouble(f"no progress for {self.control.timeout_s:g} s", "hang")
+                self.abort(f"no progress for {self.control.timeout_s:g} s", "hang")
             elif now - since > _QUIET_S and (
                 self._alarmed() or (not self.parting.is_set() and self._neighbour_ended())
             ):
-                self.trouble(None)
+                self.abort(None)
 
     def _signalled(self) -> bool:
         """Whether a signal that ends this rank has come: its thread may be here and not read it."""
@@ -320,7 +320,7 @@ class Watchdog:
         if self.control.ranks == 1 or self.over is not None:
             return False
         with contextlib.suppress(RuntimeError):
-            return bool(self._asker.ask(lambda: self._store.check(["alarm"]), _POLL_S))
+            return bool(self._store_client.ask(lambda: self._store.check(["alarm"]), _POLL_S))
         return False
 
     @property
@@ -361,7 +361,7 @@ class Watchdog:
         if control.members or control.rank:
             return ""
         with contextlib.suppress(RuntimeError):
-            absent = self._asker.ask(lambda: control.lacking(self._store), _LINGER_S)
+            absent = self._store_client.ask(lambda: control.lacking(self._store), _LINGER_S)
             return f"; no word yet from {control.names(absent)}" if absent else ""
         return ""
 
@@ -372,29 +372,29 @@ class Watchdog:
         """
         control = self.control
         here = dead_ranks(control.members, control.rank)
-        word = {**self.progress.word(), "signal": name, "dead": here, **self._stood_still()}
-        word["last"] = self.progress.last()
-        alone: list[dict[str, Any]] = [{}] * control.rank + [word]
+        status = {**self.progress.status(), "signal": name, "dead": here, **self._stood_still()}
+        status["last"] = self.progress.last()
+        alone: list[dict[str, Any]] = [{}] * control.rank + [status]
         still = stood_still(alone, control.names)
 
         def ask() -> tuple[list[int], str, str]:
             answers = survey(
-                self._store, control.rank, control.ranks, control.members, word, _LINGER_S
+                self._store, control.rank, control.ranks, control.members, status, _LINGER_S
             )
-            stated = [answer.get("dead", []) for answer in answers if answer]
-            dead = {*dead_ranks(control.members, control.rank)}.union(*stated)
+            dead_lists = [answer.get("dead", []) for answer in answers if answer]
+            dead = {*dead_ranks(control.members, control.rank)}.union(*dead_lists)
             lost = sorted(rank for rank in dead if not answers[rank])
-            part(self._store, control.rank)
+            record_leaving(self._store, control.rank)
             left = dead or any(answer and answer.get("hang") for answer in answers)
             return lost, other_buffers(answers, control.names), still if left else ""
 
         try:
-            found: tuple[list[int], str, str] = self._asker.ask(ask, _LINGER_S + GRACE_S)
-            return found
+            losses: tuple[list[int], str, str] = self._store_client.ask(ask, _LINGER_S + GRACE_S)
+            return losses
         except RuntimeError:
             return here, other_buffers(alone, control.names), still
 
-    def trouble(
+    def abort(
         self,
         symptom: str | None,
         kind: str = "lost_rank",
@@ -416,21 +416,23 @@ class Watchdog:
         speaks, answers = control.rank == 0, []
         if control.ranks > 1 and self.over is None:
             hang = symptom if kind == "hang" else ""
-            word = {**self.progress.word(), **self._where.stated(control.timeout_s)}
-            word["steps"] += control.steps  # both only grow, alike on all ranks
-            word |= self._stood_still()
-            word |= {"last": self.progress.last(), "ranks": control.ranks}
+            status = {**self.progress.status(), **self._where.stated(control.timeout_s)}
+            status["steps"] += control.steps  # both only grow, alike on all ranks
+            status |= self._stood_still()
+            status |= {"last": self.progress.last(), "ranks": control.ranks}
             if kind == "store":
-                word["damaged"] = symptom
+                status["damaged"] = symptom
             elif not hang and symptom is not None:
-                word["cause"] = symptom
-            word |= {"hang": hang, "waited": waited}
-            if "still_s" in word:
+                status["cause"] = symptom
+            status |= {"hang": hang, "waited": waited}
+            if "still_s" in status:
                 kind = "hang"
-            word["code"] = code
+            status["code"] = code
             try:
-                answers = self._asker.ask(lambda: self._survey(word), 2 * self._grace_s + 1)
-                witness = self._witness(symptom, kind, "still_s" in word, waited)
+                answers = self._store_client.ask(
+                    lambda: self._survey(status), 2 * self._grace_s + 1
+                )
+                witness = self._witness(symptom, kind, "still_s" in status, waited)
                 culprit = find(witness, answers, control.names)
                 seen = self._seen(culprit.lost) if culprit.why is Why.LOST else ""
                 text = culprit.text(doing, control.names, seen)
@@ -438,7 +440,7 @@ class Watchdog:
                 speaks = all(answer is None for answer in answers[: control.rank])
                 speaks = self._part(culprit.story(control.names), speaks)
             except RuntimeError as error:
-                alone: list[dict[str, Any]] = [{}] * control.rank + [word]
+                alone: list[dict[str, Any]] = [{}] * control.rank + [status]
                 buffers = other_buffers(alone, control.names)
                 lost = self._without_store(error)
                 if still := stood_still(alone, control.names):
@@ -458,11 +460,11 @@ class Watchdog:
                         time.sleep(_POLL_S)
         self._leave(code or ExitCode.HANG, "failed", kind, text, speaks, answers)
 
-    def _survey(self, word: dict[str, Any]) -> list[dict[str, Any] | None]:
+    def _survey(self, status: dict[str, Any]) -> list[dict[str, Any] | None]:
         control = self.control
-        word["lacks"] = control.lacking(self._store)
-        if "still_s" in word:  # as its store may have, which then reads what the others wrote
-            alarm(self._store, control.rank, word)
+        status["lacks"] = control.lacking(self._store)
+        if "still_s" in status:  # as its store may have, which then reads what the others wrote
+            alarm(self._store, control.rank, status)
             deadline = time.monotonic() + MOMENT_S
             while time.monotonic() < deadline and not self._signalled():
                 time.sleep(0.05)
@@ -471,7 +473,7 @@ class Watchdog:
             control.rank,
             control.ranks,
             control.members,
-            word,
+            status,
             self._grace_s,
             self._signalled,
         )
@@ -485,12 +487,12 @@ class Watchdog:
         control = self.control
 
         def ask() -> bool:
-            first = speaks and tells_first(self._store, control.rank, story)
-            part(self._store, control.rank)
+            first = speaks and claim_report(self._store, control.rank, story)
+            record_leaving(self._store, control.rank)
             return first
 
         with contextlib.suppress(RuntimeError):
-            return bool(self._asker.ask(ask, GRACE_S))
+            return bool(self._store_client.ask(ask, GRACE_S))
         return speaks
 
     def _without_store(self, error: RuntimeError) -> str:
@@ -510,8 +512,8 @@ class Watchdog:
         server = control.name(0)
         if of_agent:
             server = "torchrun's agent on the first node"
-        own = control.name(control.rank)
-        self._store_gone, text = store_gone(self._store, own, server, silent)
+        this_rank = control.name(control.rank)
+        self._store_gone, text = store_gone(self._store, this_rank, server, silent)
         return f"{text}; "
 
     @property
@@ -556,9 +558,11 @@ class Watchdog:
     def raise_alarm(self, cause: str) -> None:
         """This rank goes alone: tell the others, whose watchdogs then leave at once."""
         if self.control.ranks > 1:
-            word = {**self.progress.word(), "cause": cause}
+            status = {**self.progress.status(), "cause": cause}
             with contextlib.suppress(RuntimeError):
-                self._asker.ask(lambda: alarm(self._store, self.control.rank, word), GRACE_S)
+                self._store_client.ask(
+                    lambda: alarm(self._store, self.control.rank, status), GRACE_S
+                )
 
     def leave(self, code: int, status: str, kind: str, text: str, speaks: bool) -> NoReturn:
         """Write the last words and end the process. Never returns."""
@@ -579,13 +583,15 @@ class Watchdog:
         code = int(code) if self.over is None else self.over
         try:
             if self.over is None:
-                self._last_words(status, code, kind, text, speaks)
+                self._final_report(status, code, kind, text, speaks)
             if kind == "signal" and self.control.ranks > 1:
                 time.sleep(_LINGER_S)  # not to be taken for lost by one that gets it now
             elif self.control.rank == 0 and answers:
                 with contextlib.suppress(RuntimeError):
                     grace = self._grace_s
-                    self._asker.ask(lambda: see_off(self._store, answers, grace), grace + 1)
+                    self._store_client.ask(
+                        lambda: wait_for_peers(self._store, answers, grace), grace + 1
+                    )
         finally:
             for stream in filter(None, (sys.stdout, sys.stderr)):
                 with contextlib.suppress(OSError):
@@ -598,7 +604,7 @@ class Watchdog:
             time.sleep(1)
 
 
-def complain(line: str, rank: int, speaks: bool) -> None:
+def print_error(line: str, rank: int, speaks: bool) -> None:
     """The error of a command, in a line that one rank prints, and where torchrun looks for it."""
     if speaks:
         with contextlib.suppress(OSError):  # a terminal that is gone

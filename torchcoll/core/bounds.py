@@ -53,7 +53,7 @@ def _size_bytes(path: Any) -> int:
     return 0
 
 
-class Held:
+class ByteBudget:
     """What has been read of a file and is kept, estimated in bytes of memory."""
 
     def __init__(self, what: str, path: str | os.PathLike[str]) -> None:

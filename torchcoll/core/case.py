@@ -19,7 +19,7 @@ from torchcoll.core.units import format_size
 if TYPE_CHECKING:
     from torchcoll.core.splits import Division, Weights
 
-OWN = "own"  # of implementation: the backend itself makes the collective
+NATIVE = "own"  # of implementation: the backend itself makes the collective
 
 
 # All that verification holds beside the buffers, temporaries too: it works in chunks of so many
@@ -87,7 +87,7 @@ class Case:
     coalesce: int = 1
     rehearsal: bool = False
     buffer_reuse: str = "same"
-    implementation: str = OWN
+    implementation: str = NATIVE
 
     def to_json(self) -> dict[str, Any]:
         return fields_of(self)
@@ -149,13 +149,13 @@ class Case:
         size = format_size(self.size_bytes) if COLLECTIVES[self.collective].has_data else None
         root = None if self.root is None else f"root {self.root}"
         where = f"on {self.backend}"
-        where += f" by {self.implementation}" if self.implementation != OWN else ""
+        where += f" by {self.implementation}" if self.implementation != NATIVE else ""
         parts = (self.collective, size, self.dtype, self.op, root, where)
         return " ".join(w for w in parts if w)
 
 
 @dataclass(frozen=True)
-class Sizing:
+class SizedCase:
     """A case on a number of ranks: the element counts that follow from it.
 
     count: argument of the call, in elements (uneven blocks: the most that one rank sends to one).
@@ -237,7 +237,7 @@ class Sizing:
 
 def size_case(
     case: Case, ranks: int, weights: Weights | None = None, span_bytes: int = 0
-) -> Sizing:
+) -> SizedCase:
     """The counts of ``case`` on ``ranks`` ranks, in buffers of ``span_bytes`` or its own size.
 
     count = max(1, S // (itemsize x parts)), without nccl-tests' multiples of 16 bytes.
@@ -246,7 +246,7 @@ def size_case(
     """
     entry = COLLECTIVES[case.collective]
     if not entry.has_data:
-        return Sizing(case, ranks, 0, 0)
+        return SizedCase(case, ranks, 0, 0)
     if entry.divide:
         from torchcoll.core.splits import split_weights
 
@@ -254,14 +254,14 @@ def size_case(
         division = entry.divide(weights or split_weights(case.splits or "", ranks), elements)
         places = (Layout(rank, ranks, 0, case.root or 0, division) for rank in range(ranks))
         size_bytes = max(max(entry.elements(place)) for place in places) * case.itemsize
-        return Sizing(case, ranks, division.largest_pair, size_bytes, division, span_bytes)
+        return SizedCase(case, ranks, division.largest_pair, size_bytes, division, span_bytes)
     parts = entry.parts(ranks)
     count = max(1, case.size_bytes // (case.itemsize * parts))
     size_bytes = count * case.itemsize * parts
-    return Sizing(case, ranks, count, size_bytes, span_bytes=span_bytes)
+    return SizedCase(case, ranks, count, size_bytes, span_bytes=span_bytes)
 
 
-def need_bytes(sizing: Sizing, rank: int, check: bool) -> int:
+def need_bytes(sizing: SizedCase, rank: int, check: bool) -> int:
     """Bytes that this rank needs for a case: its buffers, and a chunk to verify the output in, and
     out of place the input.
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from torchcoll.core.backends import BACKENDS, communicates, is_nccl
-from torchcoll.core.case import OWN, Case
+from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.errors import UsageError, did_you_mean
 
 MEMORY = "torch.distributed._symmetric_memory"
@@ -99,15 +99,15 @@ def find_implementations(text: str, backend: str | None) -> tuple[tuple[str, ...
     """
     names: list[str] = []
     for name in (part.strip().lower() for part in text.split(",")):
-        if name not in IMPLEMENTATIONS and name != OWN:
+        if name not in IMPLEMENTATIONS and name != NATIVE:
             if name not in BACKENDS and not is_nccl(name):
-                usable = [OWN, *IMPLEMENTATIONS]
+                usable = [NATIVE, *IMPLEMENTATIONS]
                 expected = f"{', '.join(usable)}, or the backend's name"
                 raise UsageError("implementation", name, expected, did_you_mean(name, usable))
             if backend is not None and name not in backend.split(","):
-                expected = f"{OWN}, or a name of --backend {backend}"
+                expected = f"{NATIVE}, or a name of --backend {backend}"
                 raise UsageError("implementation", name, expected)
-            backend, name = backend or name, OWN
+            backend, name = backend or name, NATIVE
         names.append(name)
     return tuple(dict.fromkeys(names)), backend
 
@@ -126,7 +126,7 @@ def placement_of(implementation: str, collective: str) -> bool | None:
 def refusal(case: Case) -> str:
     """What no torch can do for the case with this implementation; '' where one may."""
     name = case.implementation
-    if name == OWN:
+    if name == NATIVE:
         return ""
     if not communicates(case.backend):
         return f"{case.backend} communicates nothing, and {name} does"

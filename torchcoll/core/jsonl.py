@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.bounds import GZIP, MOST_LINE, Held, Problems, Unpacking
+from torchcoll.core.bounds import GZIP, MOST_LINE, ByteBudget, Problems, Unpacking
 from torchcoll.core.checksums import CheckSums, begins_another
 from torchcoll.core.errors import UnreadableError, nearest_file
 from torchcoll.core.opening import open_to_read
@@ -135,7 +135,7 @@ def read_records(
     expected = f'a torchcoll {what}, whose first line holds "schema":"{schema}"'
     number = 0
     sums = CheckSums(b"")
-    held, unusable = Held(what, path), Problems(problems)
+    held, unusable = ByteBudget(what, path), Problems(problems)
     for number, line in enumerate(lines_of(path, problems, what), 1):
         if number == 1:
             held.add(line)

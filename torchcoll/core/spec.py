@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.backends import DEFAULT, communicates
 from torchcoll.core.case import (
-    OWN,
+    NATIVE,
     Case,
-    Sizing,
+    SizedCase,
     partition,
     partition_text,
     partitions,
@@ -130,7 +130,7 @@ class Spec:
     init: str = "lazy"
     buffers: str = "default"
     buffer_reuse: str = "same"
-    implementation: str = OWN
+    implementation: str = NATIVE
     groups: str | None = None
     asynchronous: bool = False
     coalesce: int = 1
@@ -235,7 +235,7 @@ class Spec:
                 )
         if isinstance(self.backend, str):
             put("backend", ",".join(_names(self.backend.lower())))
-        if self.implementation != OWN:
+        if self.implementation != NATIVE:
             from torchcoll.core.implementations import find_implementations
 
             implementations, backend = find_implementations(self.implementation, self.backend)
@@ -326,7 +326,7 @@ class Spec:
         """
         return tuple(sizing.case for sizing in self.sizings(ranks))
 
-    def sizings(self, ranks: int) -> tuple[Sizing, ...]:
+    def sizings(self, ranks: int) -> tuple[SizedCase, ...]:
         """The cases with their counts; weights are read once for all."""
         for root in self.roots:
             if not 0 <= root < ranks:
@@ -336,7 +336,7 @@ class Spec:
             from torchcoll.core.splits import split_weights
 
             weights = split_weights(self.splits, ranks)
-        by_key: dict[tuple[Any, ...], Sizing] = {}
+        by_key: dict[tuple[Any, ...], SizedCase] = {}
         for case in self._product():
             sizing = size_case(case, ranks, weights)
             key = (dataclasses.replace(case, size_bytes=sizing.size_bytes), sizing.count)
@@ -453,7 +453,7 @@ class Spec:
 def _placement(collective: str, implementation: str) -> bool:
     """Whether it is in place where nothing is asked for."""
     default = COLLECTIVES[collective].placements[0]
-    if implementation == OWN:
+    if implementation == NATIVE:
         return default
     from torchcoll.core.implementations import placement_of
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.case import OWN, Case, calls_of_batch
+from torchcoll.core.case import NATIVE, Case, calls_of_batch
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import choice
 from torchcoll.core.result import CaseResult, Matrix, Reported, Run, run_numbers
@@ -448,7 +448,7 @@ def library_of(case: Case, environment: Mapping[str, Any]) -> str | None:
     """What communicates in a case: the backend's library, or torch's symmetric memory in its place;
     None is unknown. environment: of the run.
     """
-    if case.implementation != OWN:
+    if case.implementation != NATIVE:
         return f"symmetric memory of torch {environment.get('torch') or ''}".rstrip()
     name: str | None = (environment.get("libraries") or {}).get(case.backend)
     return name

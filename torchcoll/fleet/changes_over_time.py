@@ -19,8 +19,8 @@ from torchcoll.fleet.effects import Floats, nan_mean, nan_median
 from torchcoll.fleet.fact_changes import FactChange, StagedEffect, fact_changes, staged_effects
 from torchcoll.fleet.groups import candidate_groups
 from torchcoll.fleet.incidents import (
-    Noise,
     Opening,
+    SeriesNoise,
     estimate_noise,
     open_incidents,
     scores_of,
@@ -54,7 +54,7 @@ class Incident:
     """A change of the times of the fleet, of a group or of a node.
 
     scope: fleet, staged, group or node. kind: step, one night, two nights, drift, flapping or
-    spread. nodes: names; () is the whole fleet. began, found: dates of nights. ended: the first
+    spread. nodes: names; () is the whole fleet. began, detected: dates of nights. ended: the first
     good one, '' if it is still open. effect: change of log time, with its 95 % interval. cases:
     names of those that are displaced, of ``of_cases``. changed: facts that changed at that time,
     together.
@@ -65,7 +65,7 @@ class Incident:
     nodes: tuple[str, ...]
     group: str
     began: str
-    found: str
+    detected: str
     ended: str
     effect: float
     low: float
@@ -165,7 +165,7 @@ def history_of(panel: Panel, threshold: float, accepted: int = 0) -> PanelHistor
     )
 
 
-def _critical(noise: Noise) -> float:
+def _critical(noise: SeriesNoise) -> float:
     from scipy import stats
 
     return float(stats.t(noise.degrees[4]).ppf(1 - NODE_ERROR / 2))
@@ -186,8 +186,8 @@ def _case_weights(values: npt.NDArray[np.float32], baseline: npt.NDArray[np.bool
     with np.errstate(invalid="ignore"):
         spread = 1.4826 * nan_median(np.abs(usual), axis=0).astype(np.float64)
     spread = np.where(np.isfinite(spread), spread, np.inf)
-    known = np.isfinite(spread)
-    smallest = max(1e-6, float(np.median(spread[known])) / 3) if known.any() else 1.0
+    finite = np.isfinite(spread)
+    smallest = max(1e-6, float(np.median(spread[finite])) / 3) if finite.any() else 1.0
     return np.asarray(1 / np.maximum(spread, smallest) ** 2)
 
 
@@ -270,7 +270,7 @@ def _group_incidents(
     scores = scores_of(table, noise, error)
     openings = open_incidents(table, scores, noise, np.column_stack(allowed), 0.0)
     # Of overlapping groups the one with the clearest score explains the nodes.
-    openings.sort(key=lambda o: -float(np.nanmax(scores.value[o.began : o.found + 8, o.series])))
+    openings.sort(key=lambda o: -float(np.nanmax(scores.value[o.began : o.detected + 8, o.series])))
     remaining = series.copy()
     incidents = []
     for opening in openings:
@@ -292,7 +292,7 @@ def _group_incidents(
 def _spread_incidents(
     panel: Panel,
     series: Floats,
-    noise: Noise,
+    noise: SeriesNoise,
     baseline: npt.NDArray[np.bool_],
     judged: npt.NDArray[np.bool_],
 ) -> list[Incident]:
@@ -318,9 +318,9 @@ def _spread_incidents(
     )
     incidents = []
     for node in np.flatnonzero(above.any(axis=0)).tolist():
-        found = int(np.argmax(above[:, node]))
-        began = max(0, found - _SPREAD_NIGHTS + 1)
-        change = float(np.nanmax(ratio[found:, node]) - centre)
+        detected = int(np.argmax(above[:, node]))
+        began = max(0, detected - _SPREAD_NIGHTS + 1)
+        change = float(np.nanmax(ratio[detected:, node]) - centre)
         incidents.append(
             Incident(
                 "node",
@@ -328,7 +328,7 @@ def _spread_incidents(
                 (panel.nodes[node],),
                 "",
                 _date(panel, began),
-                _date(panel, found),
+                _date(panel, detected),
                 "",
                 change,
                 change - 2 * scale,
@@ -371,7 +371,7 @@ class _Describer:
             tuple(map(str, effect.changes)),
         )
 
-    def fleet(self, opening: Opening, noise: Noise, series: Floats) -> Incident:
+    def fleet(self, opening: Opening, noise: SeriesNoise, series: Floats) -> Incident:
         last = len(series) if opening.ended is None else opening.ended
         with np.errstate(invalid="ignore"):
             of_cases = nan_mean(self.split.fleet[opening.began : last], axis=0)
@@ -389,7 +389,7 @@ class _Describer:
         opening: Opening,
         names: Sequence[str],
         members: npt.NDArray[np.intp],
-        noise: Noise,
+        noise: SeriesNoise,
         remaining: Floats,
     ) -> Incident:
         nodes = tuple(self.panel.nodes[n] for n in members.tolist())
@@ -406,7 +406,9 @@ class _Describer:
             high=opening.effect + 1.96 * week,
         )
 
-    def nodes(self, openings: Sequence[Opening], noise: Noise, series: Floats) -> list[Incident]:
+    def nodes(
+        self, openings: Sequence[Opening], noise: SeriesNoise, series: Floats
+    ) -> list[Incident]:
         incidents = []
         by_node: dict[int, list[Opening]] = {}
         for opening in openings:
@@ -415,7 +417,7 @@ class _Describer:
             flapping = [
                 first
                 for first, third in zip(several, several[_FLAPPING - 1 :], strict=False)
-                if third.found - first.found <= _FLAPPING_NIGHTS
+                if third.detected - first.detected <= _FLAPPING_NIGHTS
             ]
             members = np.array([node])
             described = []
@@ -433,7 +435,7 @@ class _Describer:
                     lead,
                     kind="flapping",
                     began=first.began,
-                    found=described[_FLAPPING - 1].found,
+                    detected=described[_FLAPPING - 1].detected,
                     ended=last.ended,
                     openings=len(described),
                 )
@@ -450,7 +452,7 @@ class _Describer:
 
     def _changed_on(self, nodes: set[int], night: int) -> list[FactChange]:
         """Facts that changed on most of these nodes at that time, and not on most of the others."""
-        found = []
+        near_changes = []
         count = len(self.panel.nodes)
         for change in self.changes:
             near = np.abs(change.nights - night) <= _COINCIDES
@@ -458,14 +460,14 @@ class _Describer:
             inside = len(where & nodes)
             outside = len(where - nodes)
             if inside > _HALF * len(nodes) and outside <= _HALF * max(1, count - len(nodes)):
-                found.append(change)
-        return found
+                near_changes.append(change)
+        return near_changes
 
     def _incident(
         self,
         scope: str,
         opening: Opening,
-        noise: Noise,
+        noise: SeriesNoise,
         series: Floats,
         nodes: tuple[str, ...],
         group: str,
@@ -490,7 +492,7 @@ class _Describer:
             nodes,
             group,
             _date(self.panel, opening.began),
-            _date(self.panel, opening.found),
+            _date(self.panel, opening.detected),
             "" if opening.ended is None else _date(self.panel, opening.ended),
             opening.effect,
             opening.effect - width,

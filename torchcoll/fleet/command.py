@@ -105,7 +105,7 @@ def run_fleet(options: argparse.Namespace) -> ExitCode:
     if options.junit:
         write_file(options.junit, fleet_junit(finding), "junit", options.force)
     if options.plot:
-        from torchcoll.fleet.heatmap import write_heatmap
+        from torchcoll.fleet.heatmap_show import write_heatmap
 
         write_heatmap(finding, options.plot, options.force)
     if options.drain_command is not None:

@@ -38,16 +38,16 @@ def drain_list(
     least one may), the list is empty.
     """
     nights = nights_of(summaries, night_start_us)
-    known = np.unique(nights[nights != NO_NIGHT])
-    upto = known[known <= night] if night is not None else known
+    dated = np.unique(nights[nights != NO_NIGHT])
+    upto = dated[dated <= night] if night is not None else dated
     recent = upto[-NIGHTS:].tolist()
     if len(recent) < SLOW_NIGHTS:
         text = f"drain nothing: {counted(len(recent), 'night')}, at least {SLOW_NIGHTS} are needed"
         return DrainList(text, ())
     bad: Counter[str] = Counter()
     present: set[str] = set()
-    for one_night in recent:
-        finding = fleet_finding(summaries, threshold, one_night, night_start_us)
+    for recent_night in recent:
+        finding = fleet_finding(summaries, threshold, recent_night, night_start_us)
         slow = {item.node for sets in finding.judged for item in sets.slow if item.effect > 0}
         wrong = {failure.node for failure in finding.failures if failure.kind == "wrong"}
         bad.update(slow | wrong)

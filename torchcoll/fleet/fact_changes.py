@@ -83,7 +83,7 @@ def staged_effects(
     for change in changes:
         key = (change.nodes.tobytes(), change.nights.tobytes())
         sets.setdefault(key, []).append(change)
-    found = []
+    effects = []
     count = node_times.shape[1]
     for same in sets.values():
         nodes, nights = same[0].nodes, same[0].nights
@@ -112,5 +112,5 @@ def staged_effects(
         spread = 1.4826 * float(np.median(np.abs(values - middle)))
         error = max(1.2533 * spread / np.sqrt(len(values)), 1e-6)
         if middle > least and middle > _CRITICAL * error:
-            found.append(StagedEffect(tuple(same), middle, error))
-    return sorted(found, key=lambda item: -item.effect)
+            effects.append(StagedEffect(tuple(same), middle, error))
+    return sorted(effects, key=lambda item: -item.effect)

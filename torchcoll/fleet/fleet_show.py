@@ -258,7 +258,7 @@ def show_fleet(
     finding: FleetFinding, format: str, whole: bool = False, file: TextIO | None = None
 ) -> None:
     """Prints the finding as table, markdown, csv or json. Raises UsageError for another format."""
-    thing = {
+    document = {
         "night": finding.night or None,
         "threshold": finding.threshold,
         "groups": [
@@ -274,7 +274,7 @@ def show_fleet(
         "notes": list(finding.notes),
         "rows": node_rows(finding),
     }
-    show_found([Forms([fleet_grid(finding, whole)], thing)], format, file)
+    show_found([Forms([fleet_grid(finding, whole)], document)], format, file)
 
 
 def drain_lines(template: str, nodes: Sequence[tuple[str, str]]) -> list[str]:

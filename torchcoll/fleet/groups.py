@@ -18,7 +18,7 @@ _SEED = 20_11
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeGroup:
     """Nodes that share the value of a fact, and how much slower they are than the other nodes.
 
     names: facts with this partition of the nodes, each as ``name=value``: the data cannot tell them
@@ -60,7 +60,7 @@ def candidate_groups(facts: Sequence[Mapping[str, str]]) -> dict[bytes, tuple[li
 
 def slow_groups(
     effects: Floats, facts: Sequence[Mapping[str, str]], threshold: float, error: float
-) -> list[Group]:
+) -> list[NodeGroup]:
     """The groups that are slower than the other nodes by more than ``threshold`` (a difference of
     log times), strongest first; each is looked for after the effects of those before are removed.
 
@@ -76,7 +76,7 @@ def slow_groups(
     count = len(effects)
     remaining = effects.copy()
     random = np.random.default_rng(_SEED)
-    found: list[Group] = []
+    groups: list[NodeGroup] = []
     for _ in range(_MOST_GROUPS):
         scale = robust_scale(remaining) or 1e-9
         scores = np.clip((remaining - np.median(remaining)) / scale, -_CLIPPED, _CLIPPED)
@@ -109,6 +109,6 @@ def slow_groups(
             break
         members = np.flatnonzero(indicators[:, best])
         effect = float(differences[best])
-        found.append(Group(tuple(names[best]), members, effect, p_value))
+        groups.append(NodeGroup(tuple(names[best]), members, effect, p_value))
         remaining[members] -= effect
-    return found
+    return groups

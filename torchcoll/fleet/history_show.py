@@ -58,8 +58,8 @@ def incident_text(incident: Incident, history: PanelHistory) -> str:
         interval = f"up to {percent(incident.high)}"
     if incident.scope == "staged":
         when = f"from {incident.began}"
-        if incident.found != incident.began:
-            when += f" to {incident.found}"
+        if incident.detected != incident.began:
+            when += f" to {incident.detected}"
         changed = ", ".join(map(one_line, incident.changed[:3]))
         together = ", which changed together" * (len(incident.changed) > 1)
         return (
@@ -136,7 +136,7 @@ def incident_rows(history: PanelHistory) -> list[dict[str, Any]]:
             "nodes": list(item.nodes) or list(history.panel.nodes),
             "group": item.group,
             "began": item.began,
-            "found": item.found,
+            "detected": item.detected,
             "ended": item.ended or None,
             "slower_percent": None
             if item.kind == "spread"

@@ -35,7 +35,7 @@ _HEAVY_TAILS = 1.6  # variance of the MAD of Student's t with 4 degrees of freed
 
 
 @dataclass(frozen=True)
-class Noise:
+class SeriesNoise:
     """What is usual of series [T, S] in their baselines.
 
     centre, scale [S]: mean, and robust standard deviation of a night, drawn towards that of all
@@ -78,7 +78,9 @@ def window_values(
     return values, counts
 
 
-def estimate_noise(series: Floats, baseline: npt.NDArray[np.bool_], alike: bool = True) -> Noise:
+def estimate_noise(
+    series: Floats, baseline: npt.NDArray[np.bool_], alike: bool = True
+) -> SeriesNoise:
     """series [T, S]; baseline [T, S]: which nights are usual. alike: the series are of one kind, so
     that each also tells how much the others scatter.
     """
@@ -89,20 +91,20 @@ def estimate_noise(series: Floats, baseline: npt.NDArray[np.bool_], alike: bool 
         deviation = nan_median(np.abs(usual - middle), axis=0)
     # The MAD of n values is low on average: by 1 + 0.8/n about (Croux and Rousseeuw 1992).
     spread = 1.4826 * deviation * nights / np.maximum(nights - 0.8, 1)
-    known = np.isfinite(spread) & (nights >= 2)
-    pooled = float(np.median(spread[known])) if known.any() else np.nan
+    usable = np.isfinite(spread) & (nights >= 2)
+    pooled = float(np.median(spread[usable])) if usable.any() else np.nan
     # Empirical Bayes: the spreads of the series differ by chance (a MAD of n normal values has a
     # relative variance of 1.36 / n); only what they differ beyond that is their own.
     weight = 1.0
-    if alike and known.sum() >= _FEWEST_POOLED:
-        logs = np.log(np.maximum(spread[known], 1e-12))
+    if alike and usable.sum() >= _FEWEST_POOLED:
+        logs = np.log(np.maximum(spread[usable], 1e-12))
         observed = (1.4826 * float(np.median(np.abs(logs - np.median(logs))))) ** 2
-        by_chance = 1.36 / float(np.median(nights[known]))
+        by_chance = 1.36 / float(np.median(nights[usable]))
         excess = max(0.0, observed - _HEAVY_TAILS * by_chance)
         weight = excess / (excess + by_chance)
     with np.errstate(invalid="ignore", divide="ignore"):
         scale = np.exp(weight * np.log(spread) + (1 - weight) * np.log(pooled))
-    scale = np.maximum(np.where(known & np.isfinite(scale), scale, pooled), 1e-7)
+    scale = np.maximum(np.where(usable & np.isfinite(scale), scale, pooled), 1e-7)
     limit = 3 * scale
     with np.errstate(invalid="ignore"):
         centre = middle + nan_mean(np.clip(usual - middle, -limit, limit), axis=0)
@@ -117,18 +119,18 @@ def estimate_noise(series: Floats, baseline: npt.NDArray[np.bool_], alike: bool 
             degrees.append(max(1.0, freedom))
             continue
         ratios.append(1.4826 * float(np.median(np.abs(values))))
-        if alike and known.sum() >= _FEWEST_POOLED:
+        if alike and usable.sum() >= _FEWEST_POOLED:
             degrees.append(max(1.0, min(degrees_of_freedom(values), freedom / window)))
         else:  # the spread of each is known from its own nights alone
-            degrees.append(max(1.0, float(np.median(nights[known])) - 1))
+            degrees.append(max(1.0, float(np.median(nights[usable])) - 1))
             ratios[-1] = max(ratios[-1], 1 / np.sqrt(window))
     # The baseline's own mean is uncertain too. Its windows are taken from within it, which hides
     # that once, and what is judged lies outside of it, which adds it once more.
     ratio = np.array(ratios)
-    length = float(np.median(nights[known])) if known.any() else 1.0
+    length = float(np.median(nights[usable])) if usable.any() else 1.0
     of_centre = ratio[_LONGEST] ** 2 * WINDOWS[_LONGEST][0] / max(length, 1.0)
     ratio = np.sqrt(ratio**2 + 2 * of_centre)
-    return Noise(centre, scale, ratio, np.array(degrees), nights)
+    return SeriesNoise(centre, scale, ratio, np.array(degrees), nights)
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class Scores:
     window: npt.NDArray[np.int64]
 
 
-def scores_of(series: Floats, noise: Noise, error: float) -> Scores:
+def scores_of(series: Floats, noise: SeriesNoise, error: float) -> Scores:
     """error: probability of an alarm per night and window if nothing changed (two-sided)."""
     shape = series.shape
     best = np.zeros(shape)
@@ -166,19 +168,20 @@ def scores_of(series: Floats, noise: Noise, error: float) -> Scores:
 
 @dataclass(frozen=True)
 class Opening:
-    """An incident of series ``series``: found in night ``found``, began in night ``began`` (most
-    likely), and was over in night ``ended`` (None: still open). effect: mean over its nights.
+    """An incident of one series. series: its index. began: the most likely first night. detected:
+    the night that raised the alarm. ended: the first good night, None if it is still open. effect:
+    median over its nights.
     """
 
     series: int
     began: int
-    found: int
+    detected: int
     ended: int | None
     effect: float
 
 
 def open_incidents(
-    series: Floats, scores: Scores, noise: Noise, judged: npt.NDArray[np.bool_], least: float
+    series: Floats, scores: Scores, noise: SeriesNoise, judged: npt.NDArray[np.bool_], least: float
 ) -> list[Opening]:
     """The incidents of all series, in the order of series and time. One is over when the median of
     three nights is back.
@@ -200,26 +203,26 @@ def open_incidents(
             )
             if not len(alarms):
                 break
-            found = over + int(alarms[0])
-            began = max(over, change_night(series[:, number] - noise.centre[number], found))
-            calm = np.flatnonzero(recent[found + 1 :, number] < quiet)
-            ended = max(found + 1, found + int(calm[0])) if len(calm) else None
+            detected = over + int(alarms[0])
+            began = max(over, change_night(series[:, number] - noise.centre[number], detected))
+            calm = np.flatnonzero(recent[detected + 1 :, number] < quiet)
+            ended = max(detected + 1, detected + int(calm[0])) if len(calm) else None
             values = series[began:ended, number] - noise.centre[number]
-            openings.append(Opening(number, began, found, ended, float(nan_median(values))))
+            openings.append(Opening(number, began, detected, ended, float(nan_median(values))))
             if ended is None:
                 break
             over = ended
     return openings
 
 
-def change_night(values: Floats, found: int, most: int = 60) -> int:
-    """The most likely first night of a step that lasts until ``found``: the start whose mean, times
+def change_night(values: Floats, detected: int, most: int = 60) -> int:
+    """The most likely first night of a step that lasts until ``detected``: the start whose mean, times
     the root of its length, is largest (the likelihood of a step of unknown size from 0).
     """
-    first = max(0, found - most)
-    tail = values[first : found + 1][::-1]
+    first = max(0, detected - most)
+    tail = values[first : detected + 1][::-1]
     present = np.isfinite(tail)
     sums = np.cumsum(np.where(present, tail, 0.0))
     counts = np.maximum(np.cumsum(present), 1)
     likelihood = np.where(present, sums / np.sqrt(counts), -np.inf)
-    return found - int(np.argmax(likelihood))
+    return detected - int(np.argmax(likelihood))

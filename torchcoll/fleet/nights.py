@@ -47,8 +47,8 @@ def ahead_of_receipt(summaries: Summaries) -> npt.NDArray[np.bool_]:
     """Runs [R] that were received over 5 minutes before they began: the clock of their host is
     wrong. A clock that is behind cannot be told from a run that was collected late.
     """
-    known = (summaries.start_us != UNKNOWN_START) & (summaries.received_us != UNKNOWN_START)
-    return known & (summaries.start_us > summaries.received_us + _CLOCK_OFF_US)
+    both_times = (summaries.start_us != UNKNOWN_START) & (summaries.received_us != UNKNOWN_START)
+    return both_times & (summaries.start_us > summaries.received_us + _CLOCK_OFF_US)
 
 
 def nights_of(summaries: Summaries, night_start_us: int) -> Ints:

@@ -173,14 +173,14 @@ def _failures(tonight: Summaries) -> list[NodeFailure]:
         failures.setdefault((FAILED, tonight.nodes[tonight.node[index]]), []).append(
             "the run did not end"
         )
-    found = []
+    node_failures = []
     for (kind, node), texts in failures.items():
         what = "wrong results" if kind == WRONG else "failed"
         details = list(dict.fromkeys(texts))
         more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
         text = what + (f" in {', '.join(details[:_NAMED])}{more}" if details else "")
-        found.append(NodeFailure(node, kind, text.replace("failed in the run", "the run")))
-    return found
+        node_failures.append(NodeFailure(node, kind, text.replace("failed in the run", "the run")))
+    return node_failures
 
 
 def _peers_of(tonight: Summaries, stratum: int) -> tuple[list[Peers], list[str]]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from torchcoll.fleet.critical import critical_value, degrees_of_freedom
 from torchcoll.fleet.effects import Floats, TwoWay, robust_scale, two_way, weighted_median
-from torchcoll.fleet.groups import Group, slow_groups
+from torchcoll.fleet.groups import NodeGroup, slow_groups
 from torchcoll.store.records import CaseKey
 
 FEWEST_PEERS = 8  # fewer others cannot show what is usual: nodes are ranked, none is accused
@@ -81,7 +81,7 @@ class PeersJudged:
     detectable: float
     judged: bool
     slow: tuple[SlowNode, ...] = ()
-    groups: tuple[Group, ...] = ()
+    groups: tuple[NodeGroup, ...] = ()
     populations: Populations | None = None
 
 
@@ -239,13 +239,13 @@ def _slow_in_some_cases(
     count = len(peers.nodes)
     critical = critical_value(count, count * len(subsets), error, min(degrees))
     significant = (np.abs(deviations) > critical) & (np.abs(effects) > least)
-    found = []
+    slow = []
     for node in np.flatnonzero(significant.any(axis=1)).tolist():
         if node in accused:
             continue
         best = int(np.argmax(np.where(significant[node], np.abs(deviations[node]), 0)))
         scope, members = subsets[best]
-        found.append(
+        slow.append(
             _slow_node(
                 peers,
                 case_effects,
@@ -258,7 +258,7 @@ def _slow_in_some_cases(
                 group_names[node],
             )
         )
-    return found
+    return slow
 
 
 def two_populations(nodes: Sequence[str], effects: Floats, least: float) -> Populations | None:

@@ -18,7 +18,7 @@ from torchcoll.core.bounds import (
     MOST_DEPTH,
     MOST_LINE,
     MOST_MEMBER,
-    Held,
+    ByteBudget,
 )
 from torchcoll.core.errors import UnreadableError
 from torchcoll.importers.base import Line
@@ -181,7 +181,7 @@ def document(lines: Iterable[Line]) -> str:
         if length > MOST_LINE:
             raise UnreadableError("file", "more than 64 MiB of JSON", "less", "Split it.")
     text = "\n".join(texts)
-    Held("file", "JSON").add(text.encode("utf-8", "surrogatepass"))
+    ByteBudget("file", "JSON").add(text.encode("utf-8", "surrogatepass"))
     return text
 
 

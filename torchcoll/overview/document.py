@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.case import OWN
+from torchcoll.core.case import NATIVE
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, facts_of
@@ -238,7 +238,7 @@ def _peak_answer(document: _Document) -> None:
         places, key=lambda place: max(r.busbw_gbps or 0.0 for r in places[place]), reverse=True
     )
     for place in order[:_MOST_PEAKS]:
-        words = [one for one in place[:3] if one not in (OWN, "unknown")]
+        words = [one for one in place[:3] if one not in (NATIVE, "unknown")]
         where = f" on {' '.join(words)}, {place[3] or 'unknown'} ranks" if len(order) > 1 else ""
         where = f" in {one_line(place[4])}{where}" if place[4] else where
         _peak_of(document, places[place], where)

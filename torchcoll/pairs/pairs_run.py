@@ -25,7 +25,7 @@ from torchcoll.bench.session import Session
 from torchcoll.bench.sweep import Sweep
 from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.backends import communicates
-from torchcoll.core.case import Case, Sizing, size_case
+from torchcoll.core.case import Case, SizedCase, size_case
 from torchcoll.core.collectives import DEFAULT_COLLECTIVE
 from torchcoll.core.errors import (
     ExitCode,
@@ -321,7 +321,7 @@ class PairsRun:
         return call
 
     def _verified(
-        self, sizing: Sizing, own: _Own, buffers: Buffers, call: Callable[[], None]
+        self, sizing: SizedCase, own: _Own, buffers: Buffers, call: Callable[[], None]
     ) -> tuple[int, int]:
         """(elements checked, elements wrong) of one more exchange."""
         checker = Checker(self.local.torch, sizing, own.place, buffers, self.local.progress.beat)

@@ -20,7 +20,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchcoll.core.case import OWN, Case
+from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run
@@ -76,7 +76,7 @@ def block_start(
     iters = spec.get("iters") if "iters" in spec else 0
     iters = _LEAST_ITERS if iters is None else iters
     group = f", sub-group {one_line(first.group)}" if first.group else ""
-    by = f" by {one_line(first.implementation)}" if first.implementation != OWN else ""
+    by = f" by {one_line(first.implementation)}" if first.implementation != NATIVE else ""
     statistic = statistics_of([first])[0]
     lines = [
         f"# {program_text(run)} in the text format of nccl-tests",

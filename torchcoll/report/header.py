@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.case import OWN, Case
+from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Reported, Run
 from torchcoll.core.summary import (
@@ -173,8 +173,8 @@ def what_text(items: Sequence[Any]) -> str:
         f"{one_line(name)} buffers" for name in values_of(items, "buffers") if name != "default"
     ]
     makers = values_of(items, "implementation")
-    if others := " and ".join(one_line(name) for name in makers if name != OWN):
-        also = "also " * (OWN in makers)
+    if others := " and ".join(one_line(name) for name in makers if name != NATIVE):
+        also = "also " * (NATIVE in makers)
         words.append(f"{also}by {others} of torch's symmetric memory")
     walks = values_of(items, "buffer_reuse") == ["rotate"]
     words += ["buffers that walk through the largest"] if walks else []

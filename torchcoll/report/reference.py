@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from torchcoll.core.bounds import Held
+from torchcoll.core.bounds import ByteBudget
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError, one_line
 from torchcoll.core.jsonl import UNUSABLE, lines_of
@@ -56,7 +56,7 @@ def load_points(path: str) -> list[PublishedFigure]:
     """The points of a file. Raises UnreadableError where it is broken."""
     try:
         content = b"".join(lines_of(Path(path), [], "reference"))
-        Held("reference", path).add(content)
+        ByteBudget("reference", path).add(content)
         data = json.loads(content)
         return [_point(record) for record in data["points"]]
     except (OSError, *UNUSABLE) as error:

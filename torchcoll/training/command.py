@@ -323,7 +323,7 @@ def run_replay(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace, launch: Launch) -> int:
     from torchcoll.bench.main import import_torch
-    from torchcoll.bench.watchdog import complain
+    from torchcoll.bench.watchdog import print_error
     from torchcoll.core.case import fingerprint
     from torchcoll.core.spec import Spec
 
@@ -371,7 +371,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
                 tell(f"traffic file: {file.path}")
             show(result, format=options.format)
             if lost:
-                complain(f"torchcoll: error: {lost}", launch.rank, speaks=True)
+                print_error(f"torchcoll: error: {lost}", launch.rank, speaks=True)
                 return ExitCode.FAILED
     finally:
         file.close()

@@ -194,7 +194,7 @@ class _StepDrawing:
         axis.grid(True, axis="x", color="0.9")
         axis.set_axisbelow(True)
         aligned = not self.step.offsets.problem
-        begin = "the step's first begin" if aligned else "EACH RANK'S OWN begin of the step"
+        begin = "the step's first begin" if aligned else "EACH RANK'S NATIVE begin of the step"
         axis.set_xlabel(f"ms from {begin}")
         axis.set_title(
             literal(step_title(self.step, brief=True)), loc="left", fontsize="medium", pad=24

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.measure import prepared
 from torchcoll.bench.verify import allocate
-from torchcoll.core.case import Case, Sizing, size_case
+from torchcoll.core.case import Case, SizedCase, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.units import format_size
 from torchcoll.training.playback import PlayedCall, RankPlayback
@@ -97,7 +97,7 @@ class Player:
                 sizes["received", call.bytes_out] = call.bytes_out
         return sum(sizes.values())
 
-    def _sizing(self, play: PlayedCall) -> tuple[Sizing, int]:
+    def _sizing(self, play: PlayedCall) -> tuple[SizedCase, int]:
         """Returns the sizes of a collective and the index of this rank in its group."""
         point = play.point
         assert point
@@ -150,7 +150,7 @@ class Player:
                 item.issue = _issue_function(collectives[key])
         self._local.device.synchronize()
 
-    def _collective(self, sizing: Sizing, rank: int, members: Members) -> Any:
+    def _collective(self, sizing: SizedCase, rank: int, members: Members) -> Any:
         case = sizing.case
         buffers = allocate(self._local.torch, sizing, rank, self._local.device.name)
         for side, buffer in (("sent", buffers.send), ("received", buffers.recv)):

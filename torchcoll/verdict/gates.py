@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
-from torchcoll.core.case import OWN
+from torchcoll.core.case import NATIVE
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import (
     summarise_run,
@@ -58,7 +58,7 @@ def _title(row: Row) -> str:
         None if row.root is None else f"root {row.root}",
         {True: "in place", False: "out of place", None: None}[row.in_place],
         f"on {row.backend}",
-        f"by {row.implementation}" if row.implementation != OWN else None,
+        f"by {row.implementation}" if row.implementation != NATIVE else None,
         f"group {row.group}" if row.group else None,
         f"{row.buffers} buffers" if row.buffers != "default" else None,
         "async" if row.asynchronous else None,

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from torchcoll.core.bounds import MOST_PROCESSES, Held, LoggedCommunicators
+from torchcoll.core.bounds import MOST_PROCESSES, ByteBudget, LoggedCommunicators
 from torchcoll.core.errors import UnreadableError
 from torchcoll.libraries.logged import LoggedCall, Tally
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, canonical, parse_call
@@ -580,7 +580,7 @@ class NcclLogReader:
     def __init__(self, file: str = "") -> None:
         self.file = file
         self.tally = Tally()
-        self._budget = Held("log", file)
+        self._budget = ByteBudget("log", file)
         self._communicators = LoggedCommunicators(file)
         self._processes: list[NcclProcess] = []
         self.version = ""  # of a line without a process: NCCL <= 2.23 prints it so, once per job

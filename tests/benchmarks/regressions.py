@@ -1,6 +1,6 @@
 """What an attack found was mended: does a test fail where the mend is taken out again?
 
-    python tests/benchmarks/mends.py [POINT ...]
+    python tests/benchmarks/regressions.py [POINT ...]
 
 In a copy of the repository, one mend at a time: its text is replaced, the tests that are named run,
 and the first that fails is told. Where the text is not there any more the table has to follow it.
@@ -117,8 +117,8 @@ MENDS = (
         "after the end nothing else is told: no words",
         "bench/watchdog.py",
         {
-            "            if self.over is None:\n                self._last_words(": (
-                "            if True:\n                self._last_words("
+            "            if self.over is None:\n                self._final_report(": (
+                "            if True:\n                self._final_report("
             )
         },
         LEAVING,
@@ -641,7 +641,7 @@ def main() -> None:
     for name in ("pandas", "scipy.stats", "matplotlib.figure", "rich.console", "torch._dynamo"):
         importlib.import_module(name)
     print(
-        f"mends taken out one by one: torch {torch.__version__}, Python "
+        f"regressions put back one by one: torch {torch.__version__}, Python "
         f"{sys.version.split()[0]}, {date.today()}\n"
     )
     print(f"{'point':5}  {'without it':75}  the first test that fails")

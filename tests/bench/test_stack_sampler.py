@@ -10,8 +10,8 @@ import time
 import pytest
 from ranks import past
 
-from torchcoll.bench.whereabouts import (
-    Whereabouts,
+from torchcoll.bench.stack_sampler import (
+    StackSampler,
     place_of,
     seen_from_outside,
 )
@@ -24,7 +24,7 @@ def told_of(work, until=0.4):
     seen, over = {}, threading.Event()
 
     def run():
-        seen["where"] = Whereabouts()
+        seen["where"] = StackSampler()
         seen["made"] = True
         work(over)
 
@@ -59,7 +59,7 @@ SLEEPING = "sleeps" if sys.version_info >= (3, 11) else "waits"
 def test_a_thread_in_code_of_its_own(work, how):
     stated = told_of(work)
     assert stated["place"] == "code"
-    assert stated["text"].startswith(f"{work.__name__}, test_whereabouts.py:")
+    assert stated["text"].startswith(f"{work.__name__}, test_stack_sampler.py:")
     assert stated["how"] == how
 
 
@@ -86,7 +86,7 @@ def test_a_process_that_does_not_answer_is_judged_by_its_main_thread():
 
 def test_who_was_late_is_told_after_it_came():
     """The longest stop of late, not the place where it is now."""
-    where = Whereabouts()
+    where = StackSampler()
     where._now.looks["code", "nap"] += 1
     where._now.seen += 5
     where.moved()

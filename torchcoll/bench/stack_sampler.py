@@ -59,7 +59,7 @@ class _Stretch:
         return "waits" if self.states else ""
 
 
-class Whereabouts:
+class StackSampler:
     """Looks at the thread that made it; ``look`` and ``moved`` are of one other thread."""
 
     def __init__(self) -> None:
@@ -90,11 +90,11 @@ class Whereabouts:
         """
         if not self._now.looks:
             self.look()
-        found = self._now
+        sample = self._now
         recent = time.monotonic() - self._last.seen < within_s
-        if recent and self._last.looks and self._last.seconds > found.seconds:
-            found = self._last
-        return found.stated() if found.looks else {}
+        if recent and self._last.looks and self._last.seconds > sample.seconds:
+            sample = self._last
+        return sample.stated() if sample.looks else {}
 
     def _cpu_s(self) -> float | None:
         try:
@@ -139,9 +139,9 @@ def _in_torch(frame: Any) -> tuple[str, str]:
     """Calls of torch.distributed and what waits for the device are where collectives wait."""
     name, waits = "", False
     while frame and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch":
-        module, own = frame.f_globals["__name__"], frame.f_code.co_name
-        waits = waits or module.startswith("torch.distributed") or own == "synchronize"
-        name = name if own == "wrapper" and name else own  # c10d_logger's
+        module, function = frame.f_globals["__name__"], frame.f_code.co_name
+        waits = waits or module.startswith("torch.distributed") or function == "synchronize"
+        name = name if function == "wrapper" and name else function  # c10d_logger's
         frame = frame.f_back
     return (COLLECTIVE, name) if waits else (BUSY, f"torch, {name}")
 
@@ -162,9 +162,9 @@ def last_calls(group: str, begun: int) -> list[str]:
         from torch._C import _distributed_c10d as c10d
 
         data = c10d._dump_fr_trace(includeStackTraces=False)  # type: ignore[attr-defined]
-        own = [e for e in pickle.loads(data)["entries"]
+        entries = [e for e in pickle.loads(data)["entries"]
                if e["process_group"][0] == group and e["collective_seq_id"] > begun]  # fmt: skip
-        calls = [e for e in own if not e["is_p2p"] and e["input_sizes"]]
+        calls = [e for e in entries if not e["is_p2p"] and e["input_sizes"]]
         return [_given(entry) for entry in calls[-3:]]
     return []
 
@@ -198,8 +198,8 @@ def seen_from_outside(pid: int) -> str:
 
 
 def _ticks(stat: str) -> int | None:
-    words = stat.rpartition(")")[2].split()
-    return int(words[11]) + int(words[12]) if len(words) > 12 else None
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else None
 
 
 def _letter(stat: str) -> str:
