@@ -104,8 +104,7 @@ NAMES = {
 }
 # Packages whose local names are not yet those of the field: to be renamed when they are touched.
 OLD_NAMES = {
-    *("comparison", "curves", "forcing", "overview"),
-    *("pairs", "report"),
+    *("comparison", "curves", "forcing", "pairs"),
 }
 # (file, name) -> why it stays.
 KEPT_NAMES = {("torchcoll/verdict/limits.py", "word"): "the key of a verdict's JSON"}

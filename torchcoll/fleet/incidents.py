@@ -216,8 +216,8 @@ def open_incidents(
 
 
 def change_night(values: Floats, detected: int, most: int = 60) -> int:
-    """The most likely first night of a step that lasts until ``detected``: the start whose mean, times
-    the root of its length, is largest (the likelihood of a step of unknown size from 0).
+    """The most likely first night of a step that lasts until ``detected``: the start whose mean,
+    times the root of its length, is largest (the likelihood of a step of unknown size from 0).
     """
     first = max(0, detected - most)
     tail = values[first : detected + 1][::-1]

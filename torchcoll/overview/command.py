@@ -114,7 +114,7 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.notes import note_lines
 
     sources = sources_of(options.files, options.collective, options.ranks)
-    loaded = [one for one in sources if isinstance(one, Run)]
+    loaded = [source for source in sources if isinstance(source, Run)]
     files, traffic = results_and_traffic(
         os.fspath(source) for source in sources if not isinstance(source, Run)
     )
@@ -126,8 +126,8 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     runs = load_all([*loaded, *files])
     for name in ("topology", "nccl_log"):
         if options.reference and getattr(options, name):
-            got = getattr(options, name)[0]
-            raise UsageError(name.replace("_", "-"), got, "none with --reference")
+            value = getattr(options, name)[0]
+            raise UsageError(name.replace("_", "-"), value, "none with --reference")
     if options.published:
         from torchcoll.verdict.published_show import show_published
 
@@ -156,15 +156,15 @@ def _shown(options: argparse.Namespace) -> ExitCode:
 
 def _fits_both(options: argparse.Namespace) -> bool:
     """Whether tables of traffic can stand below those of results, under the same options."""
-    own = {**_choices(options), "over_ranks": options.over_ranks != "max"}
-    own |= {"format": None, "every": None, "verbose": None, "view": options.view != "cases"}
-    asked = [*own.values(), options.reference]
+    choices = {**_choices(options), "over_ranks": options.over_ranks != "max"}
+    choices |= {"format": None, "every": None, "verbose": None, "view": options.view != "cases"}
+    asked = [*choices.values(), options.reference]
     return options.format in ("table", "markdown") and not any(asked)
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
-    own = ("files", "run", "reference", "published", *TOLD)
-    return {k: v for k, v in vars(options).items() if k not in own}
+    left_out = ("files", "run", "reference", "published", *TOLD)
+    return {k: v for k, v in vars(options).items() if k not in left_out}
 
 
 def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode:
@@ -173,9 +173,9 @@ def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode
 
     if options.reference:
         raise UsageError("reference", options.reference, "result files with it, not traffic")
-    found = [Traffic.load(path) for path in paths]
-    show(*found, **_choices(options))
-    for traffic in found if options.format in ("csv", "json") else ():
+    captures = [Traffic.load(path) for path in paths]
+    show(*captures, **_choices(options))
+    for traffic in captures if options.format in ("csv", "json") else ():
         for problem in traffic.problems:
             tell(f"torchcoll: warning: {problem}")
     return ExitCode.OK
@@ -370,18 +370,18 @@ def run_report(options: argparse.Namespace) -> ExitCode:
     if not path.parent.is_dir():
         raise UsageError("output", options.output, "a folder that exists")
     check_new(path, "output", options.force)
-    words = ["torchcoll", "report", *options.files, "-o", options.output]
+    argv = ["torchcoll", "report", *options.files, "-o", options.output]
     for name in ("filter", "fabric"):
         if value := getattr(options, name):
-            words += [f"--{name}", value]
+            argv += [f"--{name}", value]
     inline = path.suffix.lower() == ".html"
     with uncollected():
-        page = page_of(options.files, options.filter, options.fabric, shlex.join(words), inline)
+        page = page_of(options.files, options.filter, options.fabric, shlex.join(argv), inline)
         if inline:
             write_file(path, html_text(page), "output", options.force)
             print(printable(f"report: {path}"))
             return ExitCode.OK
-        pictures = [one for section in page.sections for one in section.pictures]
+        pictures = [picture for section in page.sections for picture in section.pictures]
         names = [f"{path.stem}-{number}.svg" for number in range(1, len(pictures) + 1)]
         for name in names:
             check_new(path.with_name(name), "output", options.force)

@@ -51,17 +51,17 @@ _SIDES = 12  # cells of a matrix that are compared with its first
 class _Document:
     """Sections and sentences as they are found."""
 
-    def __init__(self, found: Material, fabric: str | None, inline: bool) -> None:
-        self.found = found
+    def __init__(self, material: Material, fabric: str | None, inline: bool) -> None:
+        self.found = material
         self.fabric = fabric
         self.inline = inline
         self.sections: list[Section] = []
         self.answers: list[Answer] = []
         self.printed: set[str] = set()  # texts of the caveats that the answers contain
-        self.notes = list(found.notes)
-        self.rows = [summarise_run(run) for run in found.runs]
+        self.notes = list(material.notes)
+        self.rows = [summarise_run(run) for run in material.runs]
         # Pairs have a section of their own: as cases they would be hundreds of lines.
-        self.plain = [run for run in found.runs if not has_pairs(run)]
+        self.plain = [run for run in material.runs if not has_pairs(run)]
 
     def command(self, name: str, kind: str = "runs") -> str:
         return f"torchcoll {name} {shlex.join(self.found.arguments.get(kind, []))}"
@@ -82,7 +82,8 @@ class _Document:
             if isinstance(answer.headline, Caveat):
                 self.printed.add(answer.headline.text)
         self.answers += [
-            replace(one, headline=f"{title}: {one.headline}") for one in answers_of(section)
+            replace(answer, headline=f"{title}: {answer.headline}")
+            for answer in answers_of(section)
         ]
         return section
 
@@ -128,18 +129,20 @@ def page_of(
     UnavailableError without matplotlib.
     """
     check_drawn()
-    found = read_material(arguments)
+    material = read_material(arguments)
     if wanted := conditions(filter):
-        for run in found.runs:
+        for run in material.runs:
             items = Side("", [run]).measured("time", Reading())
-            run.results = [m.result for m in items if all(one.holds(m) for one in wanted)]
-        found.runs = [run for run in found.runs if run.results]
-        if not found.runs:
+            run.results = [
+                m.result for m in items if all(filter_term.holds(m) for filter_term in wanted)
+            ]
+        material.runs = [run for run in material.runs if run.results]
+        if not material.runs:
             raise UsageError("filter", filter, "conditions that some case fulfils")
-    document = _Document(found, fabric, inline)
-    if found.runs:
+    document = _Document(material, fabric, inline)
+    if material.runs:
         _about_runs(document)
-    if found.traffic:
+    if material.traffic:
         from torchcoll.training.traffic_show import traffic_grids
         from torchcoll.training.traffic_table import summarise_traffic
 
@@ -148,7 +151,7 @@ def page_of(
             several = len(document.found.traffic) > 1
             name = f": {one_line(traffic.path or 'traffic')}" if several else ""
             document.add(f"What a training sends{name}", grids, document.command("show", "traffic"))
-    if found.dumps or found.logs:
+    if material.dumps or material.logs:
         _about_logs(document)
     if filter:
         document.notes.append(
@@ -156,25 +159,25 @@ def page_of(
         )
     _ending(document, command)
     sections = each_caveat_once(document.sections, document.printed)
-    return Page(_title(found), document.answers, sections)
+    return Page(_title(material), document.answers, sections)
 
 
-def _title(found: Material) -> str:
-    rows = [result.case for run in found.runs for result in run.results]
-    words = []
+def _title(material: Material) -> str:
+    rows = [result.case for run in material.runs for result in run.results]
+    parts = []
     if rows:
         names = values_of(rows, "collective")
         several = f"{len(names)} collectives"
-        words.append(", ".join(names) if len(names) < 4 else several)
-        ranks = sorted({run.ranks for run in found.runs if run.ranks})
+        parts.append(", ".join(names) if len(names) < 4 else several)
+        ranks = sorted({run.ranks for run in material.runs if run.ranks})
         backends = [name for name in values_of(rows, "backend") if name != "unknown"]
         on = " and ".join(map(one_line, backends))
-        words.append(f"on {on}" if on else "")
+        parts.append(f"on {on}" if on else "")
         if ranks:
             span = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
-            words.append(f"with {span} rank{'s' * (ranks[-1] > 1)}")
-        return " ".join(filter(None, words))
-    return "what a training sends" if found.traffic else "what the logs say"
+            parts.append(f"with {span} rank{'s' * (ranks[-1] > 1)}")
+        return " ".join(filter(None, parts))
+    return "what a training sends" if material.traffic else "what the logs say"
 
 
 def _about_runs(document: _Document) -> None:
@@ -194,8 +197,8 @@ def _about_runs(document: _Document) -> None:
     # What failed comes first, then what the page compares, what was reached, and the verdicts.
     compared_answers, document.answers = document.answers, []
     _peak_answer(document)
-    failed = [one for one in answers if one.level == "bad"]
-    others = [one for one in answers if one.level != "bad"]
+    failed = [answer for answer in answers if answer.level == "bad"]
+    others = [answer for answer in answers if answer.level != "bad"]
     document.answers = [*failed, *compared_answers, *document.answers, *others]
     if document.plain:
         _curves(document, compared)
@@ -222,15 +225,15 @@ def _peak_answer(document: _Document) -> None:
     # How long a call takes to issue is no bandwidth, and a barrier's time none of data.
     # What a model predicts was reached by nobody.
     measured = [
-        (run.labels.get("cell", ""), own)
-        for run, own in zip(document.found.runs, document.rows, strict=True)
+        (run.labels.get("cell", ""), rows)
+        for run, rows in zip(document.found.runs, document.rows, strict=True)
         if run.labels.get("cell") != "model"
     ]
     sides = {side for side, _ in measured}
     named = "" not in sides and 1 < len(sides) <= _MOST_PEAKS
     places: dict[tuple[str, str, str, int, str], list[Row]] = {}
-    for side, own in measured:
-        for row in _good(own):
+    for side, rows in measured:
+        for row in _good(rows):
             place = row.backend, row.implementation, row.device, row.ranks, side if named else ""
             if row.size_bytes and row.clock != "issue":
                 places.setdefault(place, []).append(row)
@@ -238,8 +241,12 @@ def _peak_answer(document: _Document) -> None:
         places, key=lambda place: max(r.busbw_gbps or 0.0 for r in places[place]), reverse=True
     )
     for place in order[:_MOST_PEAKS]:
-        words = [one for one in place[:3] if one not in (NATIVE, "unknown")]
-        where = f" on {' '.join(words)}, {place[3] or 'unknown'} ranks" if len(order) > 1 else ""
+        place_parts = [
+            place_part for place_part in place[:3] if place_part not in (NATIVE, "unknown")
+        ]
+        where = (
+            f" on {' '.join(place_parts)}, {place[3] or 'unknown'} ranks" if len(order) > 1 else ""
+        )
         where = f" in {one_line(place[4])}{where}" if place[4] else where
         _peak_of(document, places[place], where)
     if len(order) > _MOST_PEAKS:
@@ -256,23 +263,23 @@ def _peak_of(document: _Document, rows: Sequence[Row], place: str) -> None:
     best: dict[str, Row] = {}
     for row in sorted(wide, key=lambda row: row.busbw_gbps or 0.0, reverse=True):
         best.setdefault(row.collective, row)  # the largest first
-    words = [
+    texts = [
         f"{name} {row.busbw_gbps:.4g} GB/s of busbw at {format_size(row.size_bytes)}"
         + ("" if place else f" on {row.ranks} ranks")
         for name, row in [*best.items()][:_MOST_PEAKS_OF_A_PLACE]
     ]
-    words += [f"... ({len(best)} collectives)"] if len(best) > len(words) else []
+    texts += [f"... ({len(best)} collectives)"] if len(best) > len(texts) else []
     timed = [row for row in rows if row.median_ns]
-    if words:
+    if texts:
         clocks = " and ".join(dict.fromkeys(row.clock or "unknown" for row in wide))
-        document.answers.append(Answer(f"Peak{place}: {', '.join(words)}; {clocks} clock."))
+        document.answers.append(Answer(f"Peak{place}: {', '.join(texts)}; {clocks} clock."))
     if timed:
         least = min(timed, key=lambda row: row.median_ns or 0.0)
         text = f"Shortest{place}: {time_text(least.median_ns)}, {least.collective} of "
         where = f" on {least.ranks} ranks" * bool(least.ranks and not place)
         size = least.size_bytes
-        told = format_size(size) if size >= 1024 else f"{size} bytes"
-        document.answers.append(Answer(f"{text}{told}{where}."))
+        size_text = format_size(size) if size >= 1024 else f"{size} bytes"
+        document.answers.append(Answer(f"{text}{size_text}{where}."))
 
 
 def _sides(runs: Sequence[Run]) -> list[Side]:
@@ -286,7 +293,7 @@ def _sides(runs: Sequence[Run]) -> list[Side]:
     if not all(names) or not 2 <= len(set(names)) <= _SIDES:
         return []
     return [
-        Side(name, [run for run, own in zip(runs, names, strict=True) if own == name])
+        Side(name, [run for run, side_name in zip(runs, names, strict=True) if side_name == name])
         for name in dict.fromkeys(names)
     ]
 
@@ -307,12 +314,12 @@ def _comparisons(document: _Document) -> list[Comparison]:
     compared = []
     for other in sides[1:]:
         try:
-            one = compare(sides[0], other)
+            comparison = compare(sides[0], other)
         except UsageError as error:  # no case in common: the rest of the page stands
             names = one_line(f"{other.name} against {sides[0].name}")
             document.notes.append(f"no section on {names}: {error}")
             continue
-        one.differences = [d for d in one.differences if d.name not in _TOLD]
+        comparison.differences = [d for d in comparison.differences if d.name not in _TOLD]
         named = " ".join(
             shlex.quote(f"{side.name}={run.path or run.source.get('file')}")
             for side in (sides[0], other)
@@ -327,12 +334,16 @@ def _comparisons(document: _Document) -> list[Comparison]:
         if {named_path(argument)[0] for argument in given} == {sides[0].name, other.name}:
             named = shlex.join(given)
         title = " against ".join(
-            one_line(side.only[1] if side.only else side.name) for side in (one.new, one.base)
+            one_line(side.only[1] if side.only else side.name)
+            for side in (comparison.new, comparison.base)
         )
         document.add(
-            title, comparison_grids(one, every=True), f"torchcoll compare {named}", [_ratios(one)]
+            title,
+            comparison_grids(comparison, every=True),
+            f"torchcoll compare {named}",
+            [_ratios(comparison)],
         )
-        compared.append(one)
+        compared.append(comparison)
     _errors(document, sides)
     return compared
 
@@ -346,27 +357,30 @@ def _errors(document: _Document, sides: Sequence[Side]) -> None:
     predicted = [run for side in sides if side.name == MODEL for run in side.runs]
     measured = [side for side in sides if side.name != MODEL]
 
-    def about(one: Side) -> None:
-        found = validate_predicted(predicted, one.runs)
+    def about(side: Side) -> None:
+        validation = validate_predicted(predicted, side.runs)
         title, whose = "How wrong the model is", "measured times"
         if len(measured) > 1:  # an error is of one of them: of several the mean would be of none
-            title += f" about {one_line(one.name)}"
-            whose = f"the times of {one_line(one.name)}"
+            title += f" about {one_line(side.name)}"
+            whose = f"the times of {one_line(side.name)}"
         text = f"Predicted against {whose}, and the error of each size"
-        document.add(title, [], "", [(text, lambda: errors_figure(found))])
+        document.add(title, [], "", [(text, lambda: errors_figure(validation))])
 
-    for one in measured if predicted else ():
-        document.tried(f"how wrong the model is about {one.name}", partial(about, one))
+    for measured_side in measured if predicted else ():
+        document.tried(
+            f"how wrong the model is about {measured_side.name}", partial(about, measured_side)
+        )
 
 
-def _ratios(found: Comparison) -> tuple[str, Callable[[], Figure | None]]:
+def _ratios(comparison: Comparison) -> tuple[str, Callable[[], Figure | None]]:
     from torchcoll.overview.figures import ratio_figure
 
+    above = "is faster" if comparison.more_is_faster else "takes longer"
     text = (
         "Ratio of each case with its 95 % interval; the band is what counts as the same; above 1 "
-        f"{one_line(found.new.name)} {'is faster' if found.more_is_faster else 'takes longer'}"
+        f"{one_line(comparison.new.name)} {above}"
     )
-    return text, lambda: ratio_figure(found)
+    return text, lambda: ratio_figure(comparison)
 
 
 def _versus(document: _Document, folder: str) -> list[Comparison]:
@@ -377,15 +391,15 @@ def _versus(document: _Document, folder: str) -> list[Comparison]:
     state = read(Path(folder))
     if state is None:
         return []
-    found = state.comparisons()
-    if not found:
+    comparisons = state.comparisons()
+    if not comparisons:
         document.notes.append(f"{folder}: no round of torchcoll versus is complete")
         return []
-    grids = versus_grids(state, found, folder, state.stopped)
-    figures = [_ratios(one) for one in found]
+    grids = versus_grids(state, comparisons, folder, state.stopped)
+    figures = [_ratios(comparison) for comparison in comparisons]
     document.add("A against B", grids, f"torchcoll versus --resume {shlex.quote(folder)}", figures)
-    document.answers.append(answer(state, found, folder))
-    return found
+    document.answers.append(answer(state, comparisons, folder))
+    return comparisons
 
 
 def _algorithms(document: _Document) -> bool:
@@ -395,10 +409,10 @@ def _algorithms(document: _Document) -> bool:
     if not any(run.labels.get("cell") for run in document.found.runs):
         return False
     try:
-        found = algorithms(document.found.folders or document.found.runs)
+        finding = algorithms(document.found.folders or document.found.runs)
     except UsageError:  # nothing was forced
         return False
-    document.add("Which algorithm wins", algorithms_grids(found), document.command("algorithms"))
+    document.add("Which algorithm wins", algorithms_grids(finding), document.command("algorithms"))
     return True
 
 
@@ -419,8 +433,8 @@ def _runs(document: _Document, verdicts: Sequence[Verdict]) -> None:
         return one_line((item[0].end or {}).get("status") or "truncated")
 
     def peak(item: Item) -> str:
-        known = [row.busbw_gbps for row in _good(item[1]) if row.busbw_gbps]
-        return format_bandwidth(max(known)) if known else "-"
+        bandwidths = [row.busbw_gbps for row in _good(item[1]) if row.busbw_gbps]
+        return format_bandwidth(max(bandwidths)) if bandwidths else "-"
 
     def text(name: str) -> Callable[[Item], str]:
         return lambda item: ", ".join(map(one_line, values_of(item[1], name))) or "-"
@@ -468,7 +482,7 @@ def _curves(document: _Document, compared: Sequence[Comparison]) -> None:
 
     sides = [Side("", document.plain)]
     if compared and not compared[0].base.only:
-        sides = [compared[0].base, *(one.new for one in compared)]
+        sides = [compared[0].base, *(comparison.new for comparison in compared)]
 
     def make() -> None:
         picture = picture_of(sides)
@@ -494,19 +508,19 @@ def _transitions(document: _Document) -> None:
     from torchcoll.curves.transitions import transitions
     from torchcoll.curves.transitions_show import ranges_figure, transitions_grids
 
-    found = transitions(document.plain)
-    if len(found.curves) > _SIDES:
+    finding = transitions(document.plain)
+    if len(finding.curves) > _SIDES:
         raise UsageError(
             "curves",
-            len(found.curves),
+            len(finding.curves),
             f"at most {_SIDES}",
             "--filter collective=NAME,dtype=NAME,... leaves fewer.",
         )
-    changing = replace(found, curves=[curve for curve in found.curves if curve.transitions])
+    changing = replace(finding, curves=[curve for curve in finding.curves if curve.transitions])
     text = "Times, the law of each range, and where one ends"
     figures = [(text, lambda: ranges_figure(changing))] * bool(changing.curves)
     document.add(
-        "Where it switches", transitions_grids([found]), document.command("transitions"), figures
+        "Where it switches", transitions_grids([finding]), document.command("transitions"), figures
     )
 
 
@@ -514,7 +528,7 @@ def _calls(document: _Document) -> None:
     from torchcoll.overview.figures import calls_figure, chosen, ranks_figure
 
     runs = document.plain
-    run = next((one for one in runs if chosen(one)), None)
+    run = next((result for result in runs if chosen(result)), None)
     if run is None:
         return
     which = f", of {title_of(run)}" if len(runs) > 1 else ""
@@ -542,9 +556,9 @@ def _pairs(document: _Document, run: Run) -> None:
 
     pairs = read_pairs(run)
     assert pairs is not None
-    found = suspects(pairs, pairs.threshold)
+    slow = suspects(pairs, pairs.threshold)
     out = Destination(io.StringIO())
-    grids = pairs_grids(run, pairs, out, found, pairs.threshold, "markdown")
+    grids = pairs_grids(run, pairs, out, slow, pairs.threshold, "markdown")
     figure = [("Each pair: row and column are its two ends", lambda: pairs_figure(pairs))]
     document.add("Who is slow", grids, document.command("show"), figure)
 
@@ -554,11 +568,11 @@ def _cold(document: _Document) -> None:
     from torchcoll.startup.show import cold_figure, cold_grids
 
     def make() -> None:
-        found = cold(document.plain)
-        several = len({scale.ranks for scale in found.scales}) > 1
-        figures = [("What starting cost, over the ranks", lambda: cold_figure(found))]
+        finding = cold(document.plain)
+        several = len({scale.ranks for scale in finding.scales}) > 1
+        figures = [("What starting cost, over the ranks", lambda: cold_figure(finding))]
         command = document.command("cold")
-        document.add("What the first call costs", cold_grids(found), command, figures * several)
+        document.add("What the first call costs", cold_grids(finding), command, figures * several)
 
     document.tried("first calls", make)
 
@@ -567,11 +581,11 @@ def _scaling(document: _Document) -> None:
     from torchcoll.curves.scaling import scaling
     from torchcoll.curves.scaling_show import scaling_figure, scaling_grids
 
-    found = scaling(document.plain)
-    several = any(len([p for p in curve.points if p.time_ns]) > 1 for curve in found.curves)
-    figures = [("Time and speed-up over the ranks", lambda: scaling_figure(found))] * several
+    finding = scaling(document.plain)
+    several = any(len([p for p in curve.points if p.time_ns]) > 1 for curve in finding.curves)
+    figures = [("Time and speed-up over the ranks", lambda: scaling_figure(finding))] * several
     document.add(
-        "Over the number of ranks", scaling_grids(found), document.command("scaling"), figures
+        "Over the number of ranks", scaling_grids(finding), document.command("scaling"), figures
     )
 
 
@@ -586,9 +600,9 @@ def _further(document: _Document, run: Run) -> None:
         from torchcoll.contention.soaked import soaked
         from torchcoll.overview.figures import soak_figure
 
-        if found := soaked(run):
-            document.answers.append(Answer(soak_answer(found), "bad" if found.faults else ""))
-            figures.append(("Hours of the same cases", lambda: soak_figure(found, run)))
+        if soak := soaked(run):
+            document.answers.append(Answer(soak_answer(soak), "bad" if soak.faults else ""))
+            figures.append(("Hours of the same cases", lambda: soak_figure(soak, run)))
     title = "Hours of it" if run.windows else "Beside other work"
     several = f": {title_of(run)}" if len(document.found.runs) > 1 else ""
     document.add(f"{title}{several}", grids, document.command("show"), figures)
@@ -601,8 +615,8 @@ def _published(document: _Document) -> None:
 
     first: dict[str, Run] = {}
     for run in document.plain:
-        if known := standings(run, summarise_run(run)):
-            first.setdefault(known[0].published[0][0].kind, run)
+        if standing := standings(run, summarise_run(run)):
+            first.setdefault(standing[0].published[0][0].kind, run)
     grids = [grid for run in first.values() if (grid := published_grid(run))]
     document.answers += [Answer(grid.above[0]) for grid in grids]
     document.printed |= {grid.above[0] for grid in grids}
@@ -613,17 +627,17 @@ def _published(document: _Document) -> None:
 def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
     """Every case of every run; of many runs each case over all of them."""
     judged = zip(document.found.runs, document.rows, verdicts, strict=True)
-    own = [(run, rows, verdict) for run, rows, verdict in judged if not has_pairs(run)]
-    section = Section("Every case", commands=[document.command("show")], folded=len(own) > _OPEN)
-    if len(own) > MOST_RUNS:
-        named = [(title_of(run), answer_of(verdict)) for run, _, verdict in own]
-        runs, rows_of = [run for run, _, _ in own], [rows for _, rows, _ in own]
+    plain = [(run, rows, verdict) for run, rows, verdict in judged if not has_pairs(run)]
+    section = Section("Every case", commands=[document.command("show")], folded=len(plain) > _OPEN)
+    if len(plain) > MOST_RUNS:
+        named = [(title_of(run), answer_of(verdict)) for run, _, verdict in plain]
+        runs, rows_of = [run for run, _, _ in plain], [rows for _, rows, _ in plain]
         section.parts.append(Titled("", runs_grids(runs, rows_of, named)))
     else:
-        for run, _, verdict in own:
+        for run, _, verdict in plain:
             grid = table_grid(run, verdict=verdict)
-            section.parts.append(Titled(title_of(run) if len(own) > 1 else "", [grid]))
-    if own:
+            section.parts.append(Titled(title_of(run) if len(plain) > 1 else "", [grid]))
+    if plain:
         document.sections.append(section)
 
 
@@ -632,10 +646,10 @@ def _about_logs(document: _Document) -> None:
     from torchcoll.libraries.log_files import group_jobs
     from torchcoll.libraries.show import titled_logs
 
-    found = document.found
-    jobs = [job_log(job) for job in group_jobs(found.logs)]
+    material = document.found
+    jobs = [job_log(job) for job in group_jobs(material.logs)]
     section = Section("What the libraries say", commands=[document.command("log", "logs")])
-    for title, grids in titled_logs(jobs, file_rows(found.logs), found.dumps):
+    for title, grids in titled_logs(jobs, file_rows(material.logs), material.dumps):
         section.parts.append(Titled(title, grids))
     document.answers += answers_of(section)
     document.sections.append(section)
@@ -650,11 +664,11 @@ def _ending(document: _Document, command: str) -> None:
     if notes:
         grid = Grid([], [], below=notes)
         document.sections.append(Section("Not included", parts=[Titled("", [grid])]))
-    made = [" ".join(map(shlex.quote, map(str, argv))) for run in document.found.runs
+    commands_of_runs = [" ".join(map(shlex.quote, map(str, argv))) for run in document.found.runs
             if isinstance(argv := run.header.get("argv"), list) and argv]  # fmt: skip
-    commands = [*([command] if command else []), *dict.fromkeys(map(one_line, made))]
+    commands = [*([command] if command else []), *dict.fromkeys(map(one_line, commands_of_runs))]
     if commands:
-        texts = ["This page, and what it shows:"] if made else ["This page:"]
+        texts = ["This page, and what it shows:"] if commands_of_runs else ["This page:"]
         document.sections.append(Section("Commands", texts, ["\n".join(commands)]))
 
 

@@ -46,24 +46,26 @@ class Question:
     files: list[str] = field(default_factory=list)
 
 
-def asked(words: Sequence[str]) -> Question:
+def asked(arguments: Sequence[str]) -> Question:
     """Files, a metric, a collective and a size, in any order. Raises UsageError for others."""
-    found = Question()
+    question = Question()
     # "all_reduce 8M" may be quoted; a file's name may have blanks of its own.
-    for word in [part for text in words for part in ([text] if _is_file(text) else text.split())]:
-        if _is_file(word):
-            found.files.append(word)
-        elif word in METRICS:
-            found.metric = word
-        elif word[:1].isdigit():
-            found.size_bytes = parse_size(word)
+    for argument in [
+        part for text in arguments for part in ([text] if _is_file(text) else text.split())
+    ]:
+        if _is_file(argument):
+            question.files.append(argument)
+        elif argument in METRICS:
+            question.metric = argument
+        elif argument[:1].isdigit():
+            question.size_bytes = parse_size(argument)
         else:
             try:
-                found.collective = find_collective(word).name
+                question.collective = find_collective(argument).name
             except UsageError:
                 names = (*METRICS, *COLLECTIVES)
-                raise unknown("explain", word, names, "a file, a size, or one of {}") from None
-    return found
+                raise unknown("explain", argument, names, "a file, a size, or one of {}") from None
+    return question
 
 
 def _is_file(text: str) -> bool:
@@ -84,8 +86,8 @@ def general(what: Question) -> Grid:
     factors: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
         factors.setdefault(entry.factor, []).append(entry.name)
-    for (formula, why), own in factors.items():
-        lines.append(f"bus factor {formula} ({', '.join(own)}): {why}")
+    for (formula, why), collectives_of_factor in factors.items():
+        lines.append(f"bus factor {formula} ({', '.join(collectives_of_factor)}): {why}")
     if what.metric in ("", "mode"):
         lines += [f"mode {name}: {text}" for name, text in _MODES.items()]
     if what.metric in ("", "clock"):
@@ -107,24 +109,26 @@ def explained(run: Run, what: Question, verdict: Verdict) -> Grid:
         and what.size_bytes in (None, row.size_bytes, row.size_bytes_requested)
     ]
     if not fitting:
-        known = dict.fromkeys(
+        lines_of_rows = dict.fromkeys(
             f"{row.collective} {format_size(row.size_bytes_requested)}" for row, _ in rows
         )
-        texts = [*known]
+        texts = [*lines_of_rows]
         some = ", ".join(texts if len(texts) < 9 else [*texts[:8], "..."]) or "none"
         size = format_size(what.size_bytes) if what.size_bytes else ""
         asked_for = " ".join(filter(None, (what.collective, size)))
         raise UsageError("case", asked_for or "none", f"one of the file's: {some}")
-    timed = [one for one in fitting if one[0].median_ns] or fitting
+    timed = [candidate for candidate in fitting if candidate[0].median_ns] or fitting
     if not what.collective and not what.size_bytes:  # the row that the verdict is about
-        timed = [one for one in timed if one[0].collective == DEFAULT_COLLECTIVE] or timed
-    row, result = max(timed, key=lambda one: one[0].size_bytes)
+        timed = [
+            candidate for candidate in timed if candidate[0].collective == DEFAULT_COLLECTIVE
+        ] or timed
+    row, result = max(timed, key=lambda candidate: candidate[0].size_bytes)
     parts = _parts(run, row, result, verdict)
     unknown = [n for n, field in _SAMPLED.items() if result.reported and not getattr(row, field)]
     unknown += [n for n in ("clock", "mode") if getattr(row, n) in (None, "unknown")]
-    kept = {name: own for name, own in parts.items() if name not in unknown}
+    kept = {name: texts_of_part for name, texts_of_part in parts.items() if name not in unknown}
     chosen = kept if not what.metric else {what.metric: parts[what.metric]}
-    lines = [f"{name}: {line}" for name, own in chosen.items() for line in own]
+    lines = [f"{name}: {line}" for name, texts_of_part in chosen.items() for line in texts_of_part]
     if unknown and not what.metric:
         lines.append(f"not recorded by the source: {', '.join(unknown)}")
     more = len(fitting) - 1
@@ -221,9 +225,9 @@ def _busbw(row: Row, result: CaseResult) -> list[str]:
     if _given("busbw_gbps", row, result):
         return [f"{busbw} GB/s as the source has it; bus factor {formula}: {why}"]
     if entry.has_splits:
-        own = _bytes(row, result.busiest_bytes)
+        bytes_text = _bytes(row, result.busiest_bytes)
         return [
-            f"{busbw} GB/s = {own} / {time_text(row.median_ns)}: what "
+            f"{busbw} GB/s = {bytes_text} / {time_text(row.median_ns)}: what "
             "the busiest rank sends to the others, or receives"
         ]
     numbers = "" if formula == "1" else f", which is {formula} for n = {n} ranks"

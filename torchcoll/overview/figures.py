@@ -42,12 +42,12 @@ _PANELS = 8  # tables of a comparison, and lines of a soak, that are drawn
 
 def case_text(case: Case) -> str:
     """``all_reduce 1M``"""
-    known = COLLECTIVES[case.collective].has_data
-    return f"{case.collective} {format_size(case.size_bytes)}" if known else case.collective
+    has_data = COLLECTIVES[case.collective].has_data
+    return f"{case.collective} {format_size(case.size_bytes)}" if has_data else case.collective
 
 
 def _sampled(run: Run) -> list[CaseResult]:
-    return [one for one in run.results if one.status == "ok" and one.time_ns]
+    return [result for result in run.results if result.status == "ok" and result.time_ns]
 
 
 def _samples(result: CaseResult) -> Sequence[Sequence[int]]:
@@ -83,21 +83,21 @@ def calls_figure(run: Run, results: Sequence[CaseResult]) -> Figure:
 
 def _draw_distributions(axis: Axes, result: CaseResult) -> None:
     samples = _samples(result)
-    middles = [median(own) if own else 0.0 for own in samples]
+    middles = [median(times) if times else 0.0 for times in samples]
     order = sorted(range(len(samples)), key=middles.__getitem__)
     shown = order if len(order) <= _NAMED else [order[0], order[len(order) // 2], order[-1]]
     for place in order:
-        own = sorted(samples[place])
-        if not own:
+        times = sorted(samples[place])
+        if not times:
             continue
-        shares = [(n + 1) / len(own) for n in range(len(own))]
+        shares = [(n + 1) / len(times) for n in range(len(times))]
         if place not in shown:
-            axis.step(own, shares, where="post", color="0.8", linewidth=0.5, zorder=1)
+            axis.step(times, shares, where="post", color="0.8", linewidth=0.5, zorder=1)
             continue
         number = shown.index(place)
-        axis.step(own, shares, where="post", zorder=3, **style_of(number))
+        axis.step(times, shares, where="post", zorder=3, **style_of(number))
         height = (number + 1) / (len(shown) + 1)  # the names stand one below the other
-        at = own[min(len(own) - 1, int(height * len(own)))]
+        at = times[min(len(times) - 1, int(height * len(times)))]
         axis.annotate(
             f"rank {rank_of(result, place)}",
             (at, height),
@@ -136,9 +136,9 @@ def _draw_calls(axis: Axes, result: CaseResult) -> None:
             points.setdefault(kind, []).extend(
                 (call.start, ns) for call, ns in zip(numbers, times, strict=False)
             )
-    for kind, own in points.items():
-        step = -(-len(own) // _MOST_CALLS)
-        merged = [max(own[n : n + step], key=lambda p: p[1]) for n in range(0, len(own), step)]
+    for kind, calls in points.items():
+        step = -(-len(calls) // _MOST_CALLS)
+        merged = [max(calls[n : n + step], key=lambda p: p[1]) for n in range(0, len(calls), step)]
         if not merged:
             continue
         xs, ys = zip(*sorted(merged), strict=True)
@@ -172,9 +172,9 @@ def ranks_figure(run: Run) -> Figure | None:
     step = -(-run.ranks // _CELLS)
     columns = []
     for result in results:
-        own = [median(times) if times else 0.0 for times in _samples(result)]
-        middle = median(own) or 1.0
-        shares = [ns / middle for ns in own]
+        middles = [median(times) if times else 0.0 for times in _samples(result)]
+        middle = median(middles) or 1.0
+        shares = [ns / middle for ns in middles]
         columns.append([max(shares[n : n + step]) for n in range(0, len(shares), step)])
     figure, axes = new_figure(1, 1)
     rows = [list(row) for row in zip(*columns, strict=True)]
@@ -259,9 +259,9 @@ _RESULT_MARKS = {
 }
 
 
-def ratio_figure(found: Comparison) -> Figure | None:
+def ratio_figure(comparison: Comparison) -> Figure | None:
     """A panel a table: ratio new / base over sizes with its 95 % interval. None without a ratio."""
-    matched = [row for row in found.rows if row.matched and row.ratio]
+    matched = [row for row in comparison.rows if row.matched and row.ratio]
     every = [table for table in tables_of(matched) if table]
     tables = every[:_PANELS]
     if not tables:
@@ -270,10 +270,12 @@ def ratio_figure(found: Comparison) -> Figure | None:
     figure, axes = new_figure(-(-len(tables) // 2), min(2, len(tables)))
     places = [axis for row in axes for axis in row]
     for axis, table, title in zip(places, tables, titles, strict=False):
-        _draw_ratios(axis, table, found.threshold)
+        _draw_ratios(axis, table, comparison.threshold)
         name = title or table[0].row.collective
-        axis.set_title(literal(f"{name}: {found.metric} of {found.new.name} / {found.base.name}"),
-                       loc="left", fontsize="small")  # fmt: skip
+        of_sides = f"{comparison.new.name} / {comparison.base.name}"
+        axis.set_title(
+            literal(f"{name}: {comparison.metric} of {of_sides}"), loc="left", fontsize="small"
+        )
     for axis in places[len(tables) :]:
         axis.set_visible(False)
     if len(tables) < len(every):
@@ -286,7 +288,7 @@ def _draw_ratios(axis: Axes, table: Sequence[Compared], threshold: float) -> Non
 
     axis.axhspan(1 / (1 + threshold), 1 + threshold, color="0.85", linewidth=0)
     axis.axhline(1, color="0.4", linewidth=1)
-    told: set[str] = set()
+    labelled: set[str] = set()
     sizes = [max(1, row.pair.size_bytes) for row in table]
     for row, size in zip(table, sizes, strict=True):
         ratio = row.judged.ratio
@@ -295,8 +297,8 @@ def _draw_ratios(axis: Axes, table: Sequence[Compared], threshold: float) -> Non
         axis.plot([size], [ratio.ratio], marker=mark, color=colour, linestyle="")
         if ratio.low is not None and ratio.high is not None and ratio.high < 100 * ratio.ratio:
             axis.vlines([size], [ratio.low], [ratio.high], color=colour, linewidth=1.5)
-        if row.result not in told:
-            told.add(row.result)
+        if row.result not in labelled:
+            labelled.add(row.result)
             axis.annotate(
                 row.result, (size, ratio.ratio), xytext=(6, 4), textcoords="offset points",
                 fontsize="small", color=colour,
@@ -316,24 +318,24 @@ def _draw_ratios(axis: Axes, table: Sequence[Compared], threshold: float) -> Non
     axis.set_ylabel("ratio")
 
 
-def soak_figure(found: Soaked, run: Run) -> Figure:
+def soak_figure(soak: Soaked, run: Run) -> Figure:
     """A line a case: the median of each window over that of all, against hours since the start."""
     figure, axes = new_figure(1, 1)
     axis = axes[0][0]
     start = run.windows[0].start_wall_us
-    cases = sorted(found.cases, key=lambda c: -c.worst_over_median)[:_PANELS]
+    cases = sorted(soak.cases, key=lambda c: -c.worst_over_median)[:_PANELS]
     ends = []
-    for number, one in enumerate(cases):
+    for number, case in enumerate(cases):
         at = [
             ((w.start_wall_us + w.end_wall_us) / 2 - start) / 3.6e9
             for w in run.windows
-            if any(own.case == one.case for own in w.cases)
+            if any(soak_case.case == case.case for soak_case in w.cases)
         ]
-        middle = median(list(one.medians_ns)) or 1.0
-        shares = [ns / middle for ns in one.medians_ns]
+        middle = median(list(case.medians_ns)) or 1.0
+        shares = [ns / middle for ns in case.medians_ns]
         mark = {"marker": "o", "markersize": 3} if len(shares) < 60 else {}
         axis.plot(at, shares, **mark, **style_of(number))
-        ends.append((shares[-1], at[-1], case_text(one.case), number))
+        ends.append((shares[-1], at[-1], case_text(case.case), number))
     low, high = axis.get_ylim()
     height, least = float("-inf"), 0.05 * (high - low)
     for value, x, text, number in sorted(ends):

@@ -22,7 +22,7 @@ from torchcoll.training.traffic_table import TrafficRow, summarise_traffic
 
 
 def table(
-    found: Run | Traffic | OneLine | Sequence[Run],
+    source: Run | Traffic | OneLine | Sequence[Run],
     over_ranks: str = "max",
     clock: str | None = None,
 ) -> pandas.DataFrame:
@@ -37,7 +37,7 @@ def table(
     ``cold``, ``scaling``, ``transitions``, ``cost`` or ``advise`` found the ``rows`` of its JSON.
     Raises UsageError for other readings of these, and for anything else.
     """
-    runs = list(found) if isinstance(found, list | tuple) else [found]
+    runs = list(source) if isinstance(source, list | tuple) else [source]
     if runs and all(isinstance(run, Run) for run in runs):
         frames = [_run_table(run, over_ranks, clock) for run in runs if isinstance(run, Run)]
         frame: pandas.DataFrame = frames[0]
@@ -45,23 +45,23 @@ def table(
             frame = pandas.concat(frames, ignore_index=True)
         return frame
     if over_ranks != "max" or clock is not None:
-        what = "traffic" if isinstance(found, Traffic) else type(found).__name__
+        what = "traffic" if isinstance(source, Traffic) else type(source).__name__
         raise UsageError("table", f"{clock or over_ranks} of {what}", f"no choice with {what}")
-    if isinstance(found, Traffic):
+    if isinstance(source, Traffic):
         names = [field.name for field in dataclasses.fields(TrafficRow)]
-        records = [dataclasses.asdict(row) for row in summarise_traffic(found).rows]
+        records = [dataclasses.asdict(row) for row in summarise_traffic(source).rows]
         frame = pandas.DataFrame(records, columns=names)
         return frame
-    if isinstance(found, OneLine):
+    if isinstance(source, OneLine):
         text = io.StringIO()
-        show(found, format="json", file=text)
+        show(source, format="json", file=text)
         rows = json.loads(text.getvalue()).get("rows")
         if rows is not None:
             frame = pandas.DataFrame(rows)
             return frame
-    action = "torchcoll.run returns it on rank 0 alone." if found is None else ""
+    action = "torchcoll.run returns it on rank 0 alone." if source is None else ""
     expected = "a Run, several, a Traffic, or what compare, cold, scaling, cost, ... found"
-    raise UsageError("table", type(found).__name__, expected, action)
+    raise UsageError("table", type(source).__name__, expected, action)
 
 
 def _run_table(run: Run, over_ranks: str, clock: str | None) -> pandas.DataFrame:

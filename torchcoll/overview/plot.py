@@ -98,11 +98,13 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
         facts = [(part.ranks, known_of(part)) for part in side.parts]
         separate = kept_separate(facts)
         runs = f"the runs of {side.name}" if side.name else "the runs"
-        notes.append(hidden_note(hidden_among([own for _, own in facts], separate), runs))
+        notes.append(
+            hidden_note(hidden_among([facts_of_run for _, facts_of_run in facts], separate), runs)
+        )
         groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
         missing: Counter[str] = Counter()
         for item in side.measured("time", Reading(over_ranks)):
-            if not all(one.holds(item) for one in wanted):
+            if not all(filter_term.holds(item) for filter_term in wanted):
                 continue
             if not item.figure:
                 missing[item.row.status] += 1
@@ -123,19 +125,21 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
     if len(sides) > 1 and (text := hidden_among(between, ())):
         notes.append(f"the sides are not alike in {text}")
     notes += dict.fromkeys(side.rehearsal_note for side in sides)
-    lines = {name: list(own.values()) for name, own in panels.items()}
+    lines = {name: list(facts_of_run.values()) for name, facts_of_run in panels.items()}
     return Picture(lines, [note for note in notes if note])
 
 
 def _line(side: str, values: dict[str, Any], items: Sequence[Measured]) -> PlotLine:
     line = PlotLine(side, values, rows=[item.row for item in items])
     for size_bytes in sorted({item.row.size_bytes for item in items}):
-        own = [item for item in items if item.row.size_bytes == size_bytes]
-        right = [item for item in own if is_right(item)]
+        of_size = [item for item in items if item.row.size_bytes == size_bytes]
+        right = [item for item in of_size if is_right(item)]
         if right:
             line.points.append(_point(size_bytes, right))
-        if len(right) < len(own):
-            line.doubted.append(_point(size_bytes, [item for item in own if not is_right(item)]))
+        if len(right) < len(of_size):
+            line.doubted.append(
+                _point(size_bytes, [item for item in of_size if not is_right(item)])
+            )
     return line
 
 
@@ -143,7 +147,7 @@ def _point(size_bytes: int, items: Sequence[Measured]) -> PlotPoint:
     by_run: dict[int, list[float]] = {}
     for item in items:
         by_run.setdefault(item.run, []).append(item.figure or 0.0)
-    medians = [geometric(own) or 0.0 for own in by_run.values()]
+    medians = [geometric(times_of_run) or 0.0 for times_of_run in by_run.values()]
     low: float | None
     high: float | None
     if len(medians) > 1:
@@ -182,7 +186,7 @@ def lines_figure(
     for (collective, lines), (left, right) in zip(picture.panels.items(), axes, strict=True):
         for number, (line, name) in enumerate(zip(lines, _names(lines), strict=True)):
             _draw(left, right, line, name, style_of(number))
-        here = [(name, one) for name, one in limits if collective in one.collectives]
+        here = [(name, limit) for name, limit in limits if collective in limit.collectives]
         for name, limit in here:
             right.axhline(limit.busbw_gbps, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
             right.annotate(
@@ -210,8 +214,10 @@ def _names(lines: Sequence[PlotLine]) -> list[str]:
     """Each line by its side, where there are several, and by what the lines differ in."""
     sides = len({line.side for line in lines}) > 1
     texts = kind_texts([line.values for line in lines], always=())
-    words = [[line.side if sides else "", text] for line, text in zip(lines, texts, strict=True)]
-    return [literal(", ".join(filter(None, own))) for own in words]
+    name_parts = [
+        [line.side if sides else "", text] for line, text in zip(lines, texts, strict=True)
+    ]
+    return [literal(", ".join(filter(None, parts_of_line))) for parts_of_line in name_parts]
 
 
 def _draw(left: Axes, right: Axes, line: PlotLine, name: str, style: dict[str, Any]) -> None:
@@ -220,8 +226,8 @@ def _draw(left: Axes, right: Axes, line: PlotLine, name: str, style: dict[str, A
         sizes = [p.size_bytes for p in points]
         many: dict[str, Any] = {"marker": "o", "markersize": 3.5 if len(points) < 40 else 0}
         left.plot(sizes, [p.time_ns for p in points], label=name, **many, **style)
-        stated = [(p.size_bytes, p.low_ns, p.high_ns) for p in points if p.low_ns and p.high_ns]
-        draw_band(left, stated, style["color"])
+        intervals = [(p.size_bytes, p.low_ns, p.high_ns) for p in points if p.low_ns and p.high_ns]
+        draw_band(left, intervals, style["color"])
         wide = [(p.size_bytes, p.busbw_gbps) for p in points if p.busbw_gbps]
         if wide:
             right.plot(*zip(*wide, strict=True), label=name, **many, **style)
@@ -239,13 +245,13 @@ def _draw(left: Axes, right: Axes, line: PlotLine, name: str, style: dict[str, A
     for axis, key in ((left, "time_ns"), (right, "busbw_gbps")):
         doubted = [(p.size_bytes, value) for p in line.doubted if (value := getattr(p, key))]
         if doubted:
-            words = " and ".join(dict.fromkeys(_doubt(row) for row in line.rows if _doubt(row)))
+            doubts = " and ".join(dict.fromkeys(_doubt(row) for row in line.rows if _doubt(row)))
             axis.plot(
                 *zip(*doubted, strict=True),
                 linestyle="",
                 marker="x",
                 color="red" if not points else style["color"],
-                label=f"{name}: {words}".removeprefix(": "),
+                label=f"{name}: {doubts}".removeprefix(": "),
             )
 
 
@@ -272,16 +278,16 @@ def _caption(picture: Picture, over_ranks: str) -> list[str]:
     several = any(p.runs > 1 for lines in picture.panels.values() for x in lines for p in x.points)
     where = " on ".join(", ".join(values_of(rows, name)) for name in ("backend", "device"))
     ranks = [str(n) for n in values_of(rows, "ranks") if n] or ["an unknown number of"]
-    words = [what_text(rows), f"{where}, {', '.join(ranks)} ranks"]
-    words += [f"{name} {', '.join(values_of(rows, name))}" for name in ("clock", "mode")]
-    words.append(reading(rows, over_ranks) if sampled else "")
-    stated = [f"{one} over calls" for one in values_of(rows, "statistic")]
+    parts = [what_text(rows), f"{where}, {', '.join(ranks)} ranks"]
+    parts += [f"{name} {', '.join(values_of(rows, name))}" for name in ("clock", "mode")]
+    parts.append(reading(rows, over_ranks) if sampled else "")
+    statistics = [f"{statistic} over calls" for statistic in values_of(rows, "statistic")]
     bands = ["p5 to p95 of the calls of a run"] if sampled else []
     bands += ["least to largest of the runs' medians where there are several"] if several else []
-    words.append(f"line: {' or '.join(stated)}, geometric mean over runs" if several else
-                 f"line: {' or '.join(stated)}")  # fmt: skip
-    words.append(f"band: {'; '.join(bands)}" if bands else "no band: the source has no samples")
-    return ["; ".join(filter(None, words)), *picture.notes]
+    parts.append(f"line: {' or '.join(statistics)}, geometric mean over runs" if several else
+                 f"line: {' or '.join(statistics)}")  # fmt: skip
+    parts.append(f"band: {'; '.join(bands)}" if bands else "no band: the source has no samples")
+    return ["; ".join(filter(None, parts)), *picture.notes]
 
 
 def plot(
@@ -332,21 +338,21 @@ def plot(
     named: Mapping[str, Any] = what if isinstance(what, Mapping) else {"": what}
     sides = [named_side(name, sources) for name, sources in named.items()]
     picture = picture_of(sides, over_ranks, filter)
-    limits = _limits([part for one in sides for part in one.parts], fabric, rules)
+    limits = _limits([part for side in sides for part in side.parts], fabric, rules)
     return write_figure(lines_figure(picture, over_ranks, limits), path)
 
 
 def _limits(
-    runs: Sequence[Run], stated: str | None, rules: Sequence[str | os.PathLike[str]]
+    runs: Sequence[Run], fabric_name: str | None, rules: Sequence[str | os.PathLike[str]]
 ) -> list[tuple[str, Limit]]:
     """(name of the fabric, limit) of the runs whose fabric is stated or recognised, once each."""
     from torchcoll.verdict.limits import fabric_of
     from torchcoll.verdict.rules import capped, read_rules
 
-    own = read_rules(rules)
-    found: dict[str, tuple[str, Limit]] = {}
+    own_rules = read_rules(rules)
+    limits: dict[str, tuple[str, Limit]] = {}
     for run in runs:
-        fabric = fabric_of(run, stated, own)
+        fabric = fabric_of(run, fabric_name, own_rules)
         if fabric is None:
             continue
         rows = [row for row in summarise_run(run) if fabric.connects(row)]
@@ -355,6 +361,6 @@ def _limits(
             reached = (replace(row, size_bytes=limit.least(row.ranks)) for row in rows)
             if any(map(limit.holds, reached)):
                 busbw, source = capped(limit, device_of(run) if fabric.several_hosts else None)
-                known = fabric.name, replace(limit, busbw_gbps=busbw, source=source)
-                found[repr(known)] = known
-    return list(found.values())
+                named_limit = fabric.name, replace(limit, busbw_gbps=busbw, source=source)
+                limits[repr(named_limit)] = named_limit
+    return list(limits.values())

@@ -101,19 +101,19 @@ def in_reading_order(entries: Sequence[Entry]) -> list[Entry]:
 
 def reason_lines(rows: Sequence[Row]) -> list[str]:
     """Why cases failed or are not possible, once each, where no column marks them."""
-    found = dict.fromkeys((row.status, row.reason) for row in rows if row.status != "ok")
-    return [Caveat(one_line(reason), f"{status}: ") for status, reason in found if reason]
+    reasons = dict.fromkeys((row.status, row.reason) for row in rows if row.status != "ok")
+    return [Caveat(one_line(reason), f"{status}: ") for status, reason in reasons if reason]
 
 
 def without_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
     """The lines below a table, without what the verdict that ends them says too."""
-    said = {phrase.text for phrase in verdict.phrases}
+    texts_said = {phrase.text for phrase in verdict.phrases}
     # An event has its kind before its text.
     texts = [line.text if isinstance(line, Caveat) else line for line in lines]
     return [
         line
         for line, text in zip(lines, texts, strict=True)
-        if text not in said and line not in said
+        if text not in texts_said and line not in texts_said
     ]
 
 
@@ -154,7 +154,7 @@ def show(
     go together, UnreadableError for a file.
     """
     sources = tuple(map(_loaded, sources))
-    others: list[Any] = [one for one in sources if not isinstance(one, _RUNS)]
+    others: list[Any] = [source for source in sources if not isinstance(source, _RUNS)]
     if others:
         reported: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "metric": metric}
         reported |= {"view": None if view == "cases" else view}
@@ -235,10 +235,10 @@ def _show_others(
 ) -> None:
     for name in (name for name, value in reported.items() if value is not None):
         raise UsageError(name, reported[name], f"none with {type(others[0]).__name__}")
-    kinds = list(dict.fromkeys(type(one).__name__ for one in others))
+    kinds = list(dict.fromkeys(type(finding).__name__ for finding in others))
     if len(kinds) > 1 or len(others) < count:
-        got = " and ".join([*kinds, *(["a run"] if len(others) < count else [])])
-        raise UsageError("show", got, "things of one kind", "Show each kind on its own.")
+        kinds_text = " and ".join([*kinds, *(["a run"] if len(others) < count else [])])
+        raise UsageError("show", kinds_text, "things of one kind", "Show each kind on its own.")
     if kinds[0] not in _OTHERS:
         expected = f"a run, a file, or one of {', '.join(_OTHERS)}"
         raise UsageError("show", kinds[0], expected)
@@ -352,9 +352,9 @@ def further_grids(run: Run) -> list[Grid]:
         from torchcoll.contention.overlap import overlaps
         from torchcoll.contention.show import concurrent_grid
 
-        found = overlaps(run)
+        rows = overlaps(run)
         machine = [e["message"] for e in run.events if e.get("kind") == "machine"]
-        grids = [concurrent_grid(found, machine)] if found else []
+        grids = [concurrent_grid(rows, machine)] if rows else []
     if run.windows:
         from torchcoll.contention.soak_show import soak_grid
         from torchcoll.contention.soaked import soaked
@@ -374,7 +374,7 @@ def _further_object(run: Run) -> dict[str, Any]:
         from torchcoll.contention.soak_show import soak_object
         from torchcoll.contention.soaked import soaked
 
-        further |= {"soak": soak_object(found)} if (found := soaked(run)) else {}
+        further |= {"soak": soak_object(soak)} if (soak := soaked(run)) else {}
     return further
 
 
@@ -408,12 +408,12 @@ def show_with_pairs(runs: Sequence[Run], format: str, out: Destination) -> None:
 _STYLE = "white-space: pre; overflow-x: auto; font-family: monospace; line-height: 1.25"
 
 
-def html_of(found: Any) -> str:
+def html_of(finding: Any) -> str:
     """The text of ``show``, as text; what judges has its answer first, too."""
     out = io.StringIO()
-    show(found, file=out)
+    show(finding, file=out)
     text, answer = out.getvalue().rstrip("\n"), ""
-    if type(found).__name__ in JUDGED:
+    if type(finding).__name__ in JUDGED:
         answer = text.rpartition("\n")[2]
     first = f"<p><b>{html.escape(answer)}</b></p>" if answer else ""
     return f'{first}<pre style="{_STYLE}">{html.escape(text)}</pre>'

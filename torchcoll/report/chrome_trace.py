@@ -27,9 +27,9 @@ def trace_text(runs: Sequence[Run]) -> str:
     events: list[dict[str, Any]] = []
     notes: list[str] = []
     for number, run in enumerate(runs):
-        own, said = _events(run, number)
-        events += own
-        notes += said
+        events_of_run, notes_of_run = _events(run, number)
+        events += events_of_run
+        notes += notes_of_run
     if not any(event["ph"] == "X" for event in events):
         raise UsageError("trace", "no call", "result files with samples")
     return trace_document(events, notes)
@@ -101,12 +101,16 @@ def _of_case(
     """after: where the events before it end, for files without stamps; ns from the first case."""
     case = result.case
     name = one_line(case.describe())
-    told = {"collective": case.collective, "size_bytes": result.size_bytes, "backend": case.backend}
+    arguments = {
+        "collective": case.collective,
+        "size_bytes": result.size_bytes,
+        "backend": case.backend,
+    }
 
     def event(
         place: int, kind: str, call: int, start: float, ns: float, how: str
     ) -> dict[str, Any]:
-        args = {**told, "kind": kind, "call": call, "start": how}
+        args = {**arguments, "kind": kind, "call": call, "start": how}
         return complete_event(name, kind, rank_of(result, place), start, ns, args)
 
     at = result.start_ns - zero if result.start_ns is not None else after
@@ -115,21 +119,21 @@ def _of_case(
         shift = offsets[rank] if rank < len(offsets) else 0
         start: float = at
         for call, ns in enumerate(durations):
-            known = begun[call] + shift - zero if call < len(begun) else None
-            start = known if known is not None else start
-            yield event(place, "cold", call, start, ns, _ORDER if known is None else RECORDED)
+            recorded = begun[call] + shift - zero if call < len(begun) else None
+            start = recorded if recorded is not None else start
+            yield event(place, "cold", call, start, ns, _ORDER if recorded is None else RECORDED)
             start += ns
     first = max(map(len, result.cold_ns), default=0)
     if result.batch_start_ns:
         yield from _steady(result, zero, first, event)
         return
-    ends = [sum(own) for own in result.cold_ns]
+    ends = [sum(times) for times in result.cold_ns]
     at += max(ends, default=0)
     for calls in (result.warmup_ns, result.time_ns.get(default_clock(result) or "", [])):
-        for call, own in enumerate(zip(*calls, strict=False)):
-            for place, ns in enumerate(own):
+        for call, times in enumerate(zip(*calls, strict=False)):
+            for place, ns in enumerate(times):
                 yield event(place, "steady", first + call, at, ns, _ORDER)
-            at += max(own)
+            at += max(times)
 
 
 def _cold(result: CaseResult) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
@@ -152,8 +156,8 @@ def _steady(result: CaseResult, zero: int, first: int, event: Any) -> Iterator[d
         if batch >= len(starts):
             return
         at = [float(starts[batch] - zero)] * len(samples)
-        lead = [own[batch * leads : (batch + 1) * leads] for own in result.ramp_up_ns]
-        for kind, rows in (("ramp_up", lead), ("steady", [own[low:high] for own in samples])):
+        lead = [times[batch * leads : (batch + 1) * leads] for times in result.ramp_up_ns]
+        for kind, rows in (("ramp_up", lead), ("steady", [times[low:high] for times in samples])):
             for call in zip(*rows, strict=False):
                 for place, ns in enumerate(call):
                     whole = ns * (result.calls_per_sample if kind == "steady" else 1)

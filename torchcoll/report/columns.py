@@ -108,11 +108,11 @@ def _algorithm(entry: Entry) -> str:
 
 
 def _verified(entry: Entry) -> str:
-    row, found = entry.row, entry.result.verification
-    word = row.verified if row.status == "ok" else one_line(row.status)
-    if found is not None and found.wrong:
-        word = f"wrong ({found.wrong} of {found.checked})"
-    return f"{word} {entry.marks}".rstrip()
+    row, verification = entry.row, entry.result.verification
+    status = row.verified if row.status == "ok" else one_line(row.status)
+    if verification is not None and verification.wrong:
+        status = f"wrong ({verification.wrong} of {verification.checked})"
+    return f"{status} {entry.marks}".rstrip()
 
 
 COLUMNS: dict[str, Column] = {
@@ -309,13 +309,13 @@ def limit_columns() -> list[Column]:
 
 def limit_values(entry: Entry) -> dict[str, Any]:
     """The same for csv and json; busbw in GB/s."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in ("limit", "best"):
-        one = getattr(entry.limit, name, None)
-        found[f"{name}_algorithm"] = one.algorithm if one else None
-        found[f"{name}_gbps"] = one.gbps if one else None
-        found[f"{name}_share"] = getattr(entry.limit, f"{name}_share", None)
-    return found
+        limit = getattr(entry.limit, name, None)
+        values[f"{name}_algorithm"] = limit.algorithm if limit else None
+        values[f"{name}_gbps"] = limit.gbps if limit else None
+        values[f"{name}_share"] = getattr(entry.limit, f"{name}_share", None)
+    return values
 
 
 def limit_lines(entries: Sequence[Entry]) -> list[str]:
@@ -324,13 +324,13 @@ def limit_lines(entries: Sequence[Entry]) -> list[str]:
     lines: dict[str, list[str]] = {}
     for entry in entries:
         for what, name in named:
-            one = getattr(entry.limit, name, None)
-            if one is not None:
-                where = f"{one.algorithm} of {entry.row.ranks} ranks: at most "
-                text = f"{where}{one.gbps:.4g} GB/s busbw: {one.formula} ({one.source})"
+            limit = getattr(entry.limit, name, None)
+            if limit is not None:
+                where = f"{limit.algorithm} of {entry.row.ranks} ranks: at most "
+                text = f"{where}{limit.gbps:.4g} GB/s busbw: {limit.formula} ({limit.source})"
                 lines.setdefault(text, []).append(what)
-    found = [
+    share_lines = [
         f"% {' and '.join(sorted({*what}, reverse=True))}: {text}" for text, what in lines.items()
     ]
     reasons = {entry.limit.reason: None for entry in entries if entry.limit}
-    return found + [f"no %: {reason}" for reason in reasons if reason]
+    return share_lines + [f"no %: {reason}" for reason in reasons if reason]

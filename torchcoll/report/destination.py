@@ -151,11 +151,11 @@ def write_file(
 def free_name(path: str) -> str:
     """The name, with a number where it is taken: ``torchcoll-2.png``."""
     stem, suffix = os.path.splitext(path)
-    found, number = path, 1
-    while os.path.lexists(found):
+    free, number = path, 1
+    while os.path.lexists(free):
         number += 1
-        found = f"{stem}-{number}{suffix}"
-    return found
+        free = f"{stem}-{number}{suffix}"
+    return free
 
 
 _BAR = 12  # with the name of a case after it, the line fits into 80 columns
@@ -179,14 +179,14 @@ class RunProgress:
     def text(self, doing: str = "") -> str:
         elapsed = self._now() - self._start
         filled = _BAR * self.finished // self.total if self.total else _BAR
-        words = [
+        parts = [
             f"[{'#' * filled}{'.' * (_BAR - filled)}] {self.finished}/{self.total}",
             f"elapsed {clock_text(elapsed)}",
         ]
         if 0 < self.finished < self.total:
             left = elapsed / self.finished * (self.total - self.finished)
-            words.append(f"left {clock_text(left)}")
-        return "  ".join([*words, doing] if doing else words)
+            parts.append(f"left {clock_text(left)}")
+        return "  ".join([*parts, doing] if doing else parts)
 
 
 class ProgressLine:

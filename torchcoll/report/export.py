@@ -116,9 +116,9 @@ def block_start(
 
 def _members(run: Run, ranks: Sequence[int]) -> list[dict[str, Any]]:
     """Readers count ranks by these lines, so there is one even where nothing else is known."""
-    known = run.members or [{"rank": rank} for rank in range(run.ranks)]
-    own = [known[rank] for rank in ranks if 0 <= rank < len(known)] or known
-    return [{**member, "rank": place} for place, member in enumerate(own)]
+    members = run.members or [{"rank": rank} for rank in range(run.ranks)]
+    chosen = [members[rank] for rank in ranks if 0 <= rank < len(members)] or members
+    return [{**member, "rank": place} for place, member in enumerate(chosen)]
 
 
 def _device_line(member: dict[str, Any]) -> str:

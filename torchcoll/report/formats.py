@@ -109,8 +109,8 @@ class View:
         doubt: str = "",
         times: Sequence[float] | None = None,
     ) -> Entry:
-        own = times if self.usual else None
-        marks = notes.marks(result, *filter(None, [doubt]), times=own) if notes else ""
+        usual_times = times if self.usual else None
+        marks = notes.marks(result, *filter(None, [doubt]), times=usual_times) if notes else ""
         return Entry(doubted(row, doubt), result, marks, self.over_ranks)
 
     @property
@@ -125,13 +125,15 @@ class View:
             rows = self.expected(rows)
         doubts = doubts_of(run, rows if self.usual else None)
         entries = [
-            self.entry(result, row, notes, doubt, own)
-            for result, row, doubt, own in zip(run.results, rows, doubts, times, strict=True)
+            self.entry(result, row, notes, doubt, usual_times)
+            for result, row, doubt, usual_times in zip(
+                run.results, rows, doubts, times, strict=True
+            )
         ]
         if self.limits is None:
             return entries
-        found = self.limits(run, rows)
-        return [replace(one, limit=limit) for one, limit in zip(entries, found, strict=True)]
+        limits = self.limits(run, rows)
+        return [replace(entry, limit=limit) for entry, limit in zip(entries, limits, strict=True)]
 
     def _times(self, result: CaseResult) -> list[float]:
         return steady_times(result, self.clock or default_clock(result), self.over_ranks)
@@ -172,12 +174,12 @@ def origins_of(run: Run) -> list[dict[str, Any]]:
     file = str(run.path or run.source.get("file") or "") or None
     host = members[0]["host"] if members else run.environment.get("host")
     labels = {f"label_{one_line(name)}": value for name, value in run.labels.items()}
-    found: dict[int, dict[str, Any]] = {}
+    origin_by_result: dict[int, dict[str, Any]] = {}
     for member, results in run.all_runs():
         values = (member.header.get("run_id"), file, host, member.header.get("start_utc"))
         origin = dict(zip(ORIGIN, values, strict=True)) | labels
-        found |= {id(result): origin for result in results}
-    return [found[id(result)] for result in run.results]
+        origin_by_result |= {id(result): origin for result in results}
+    return [origin_by_result[id(result)] for result in run.results]
 
 
 ROWS = Records(row_names, row_objects)
@@ -218,8 +220,8 @@ def _with_origins(run: Run, view: View, records: Records) -> list[dict[str, Any]
 
 def _names(run: Run) -> dict[str, Any]:
     path = None if run.path is None else str(run.path)
-    known = {name: run.header.get(name) for name in ("run_id", "start_utc")}
-    return {"path": path, **known}
+    names = {name: run.header.get(name) for name in ("run_id", "start_utc")}
+    return {"path": path, **names}
 
 
 def _plain(event: dict[str, Any]) -> dict[str, Any]:
@@ -227,9 +229,9 @@ def _plain(event: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in event.items() if isinstance(v, (str, int, float))}
 
 
-def json_text(found: Sequence[dict[str, Any]]) -> str:
+def json_text(objects: Sequence[dict[str, Any]]) -> str:
     """An object for one run, an array of them for several."""
-    return json.dumps(found[0] if len(found) == 1 else found, indent=1) + "\n"
+    return json.dumps(objects[0] if len(objects) == 1 else objects, indent=1) + "\n"
 
 
 # The rows as CSV: every field of a Row in base units, unknown as an empty field.
@@ -263,7 +265,7 @@ def _flat(runs: Sequence[Run], view: View, records: Records) -> Iterator[dict[st
         common = {"file": str(run.path or run.header.get("run_id") or "")}
         common |= {f"label_{one_line(k)}": v for k, v in run.labels.items()}
         for member, results in run.all_runs():
-            own = {name: member.header.get(name) for name in ("run_id", "start_utc")}
+            origin = {name: member.header.get(name) for name in ("run_id", "start_utc")}
             part = Run(header=member.header, members=member.members, results=results)
             rows = records.of(part, view)
             if records is ROWS:
@@ -271,7 +273,7 @@ def _flat(runs: Sequence[Run], view: View, records: Records) -> Iterator[dict[st
                     {"over_ranks": over_ranks_of(result, view.over_ranks), **values}
                     for result, values in zip(results, rows, strict=True)
                 ]
-            yield from (common | own | values for values in rows)
+            yield from (common | origin | values for values in rows)
 
 
 def records_csv(records: Iterable[Mapping[str, Any]], names: Sequence[str] = ()) -> str:
@@ -307,23 +309,23 @@ class Forms:
     """
 
     grids: Sequence[Grid]
-    thing: dict[str, Any]
+    document: dict[str, Any]
     records: list[dict[str, Any]] | None = None
 
 
-def picked(thing: Any, fields: str) -> dict[str, Any]:
+def picked(record: Any, fields: str) -> dict[str, Any]:
     """The record of what a command found: its fields by name, ``name=path`` for one that has
     another name there or lies deeper, such as ``best=best.cell.name``. Where something on the way
     is None, so is the field; ``name?`` is None too where it is empty.
     """
-    found = {}
+    values = {}
     for field in fields.split():
         name, _, path = field.rstrip("?").partition("=")
-        value = thing
+        value = record
         for part in (path or name).split("."):
             value = None if value is None else getattr(value, part)
-        found[name] = value or None if field.endswith("?") else value
-    return found
+        values[name] = value or None if field.endswith("?") else value
+    return values
 
 
 def known(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,14 +333,14 @@ def known(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def show_found(found: Sequence[Forms], format: str, file: TextIO | None) -> None:
+def show_found(forms: Sequence[Forms], format: str, file: TextIO | None) -> None:
     """Print them, one below the other. Raises UsageError for an unknown format."""
-    grids = [grid for one in found for grid in one.grids]
-    own = [one.thing["rows"] if one.records is None else one.records for one in found]
-    records = [record for rows in own for record in rows]
-    things = [{**one.thing, **answer_object(one.grids)} for one in found]
-    thing = things[0] if len(things) == 1 else things
-    print_forms([("", grids)], records, thing, format, file)
+    grids = [grid for form in forms for grid in form.grids]
+    row_lists = [form.document["rows"] if form.records is None else form.records for form in forms]
+    records = [record for rows in row_lists for record in rows]
+    documents = [{**form.document, **answer_object(form.grids)} for form in forms]
+    document = documents[0] if len(documents) == 1 else documents
+    print_forms([("", grids)], records, document, format, file)
 
 
 def answer_object(grids: Sequence[Grid]) -> dict[str, Any]:
@@ -350,7 +352,7 @@ def answer_object(grids: Sequence[Grid]) -> dict[str, Any]:
 def print_forms(
     titled: Sequence[tuple[str, list[Grid]]],
     records: Sequence[dict[str, Any]],
-    thing: Any,
+    document: Any,
     format: str,
     file: TextIO | None,
     names: Sequence[str] = (),
@@ -361,9 +363,12 @@ def print_forms(
     choice(format, "format", FORMATS)
     out = Destination(file)
     if format == "json":
-        if isinstance(thing, dict):
-            thing = {**answer_object([grid for _, grids in titled for grid in grids]), **thing}
-        out.write(json.dumps(thing, indent=1) + "\n")
+        if isinstance(document, dict):
+            document = {
+                **answer_object([grid for _, grids in titled for grid in grids]),
+                **document,
+            }
+        out.write(json.dumps(document, indent=1) + "\n")
     elif format == "csv":
         out.write(records_csv(records, names))
     else:
@@ -371,7 +376,7 @@ def print_forms(
     out.flush()
 
 
-def print_notes(found: Any, format: str) -> None:
+def print_notes(finding: Any, format: str) -> None:
     """On stderr what csv and json of what was found in ``found.runs`` have no place for."""
-    for text in note_lines(format, found.runs, [f"note: {text}" for text in found.notes]):
+    for text in note_lines(format, finding.runs, [f"note: {text}" for text in finding.notes]):
         tell(f"torchcoll: {text}")

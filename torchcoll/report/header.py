@@ -40,22 +40,22 @@ def kind_texts(kinds: Sequence[Mapping[str, Any]], always: Sequence[str] = _ALWA
 
 
 def _text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
-    words = []
+    parts = []
     for name in dict.fromkeys(names):
         value = kind.get(name)
         if value is None:
             continue
         if name == "in_place":
-            words.append("in place" if value else "out of place")
+            parts.append("in place" if value else "out of place")
         elif name == "ranks":
-            words.append(f"{value} rank{'s' * (value != 1)}")
+            parts.append(f"{value} rank{'s' * (value != 1)}")
         elif name == "size_bytes":
-            words.append(f"{format_size(value)} bytes" if value < 1024 else format_size(value))
+            parts.append(f"{format_size(value)} bytes" if value < 1024 else format_size(value))
         elif name in _PLAIN:
-            words.append(one_line(value))
+            parts.append(one_line(value))
         else:
-            words.append(f"{one_line(name.removeprefix('label='))} {one_line(value)}")
-    return ", ".join(words)
+            parts.append(f"{one_line(name.removeprefix('label='))} {one_line(value)}")
+    return ", ".join(parts)
 
 
 _MODES = {
@@ -95,8 +95,8 @@ def header_lines(
     lines = [what, f"{_backends(run, items)}; {ranks_text(run)}"]
     clock = ", ".join(map(one_line, clocks))
     modes = [_MODES.get(name, one_line(name)) for name in values_of(items, "mode")]
-    words = [f"clock: {clock}" if clock else "", *(f"mode: {name}" for name in modes)]
-    lines.append("; ".join(filter(None, words)))
+    parts = [f"clock: {clock}" if clock else "", *(f"mode: {name}" for name in modes)]
+    lines.append("; ".join(filter(None, parts)))
     if how:
         lines.append(given_text(run) or reading(items, how))
     lines += [_rules(run.header.get("spec") or {}, items), _labels(run)]
@@ -120,9 +120,9 @@ def asked_cases(run: Run) -> Sequence[Case]:
 
 def reading(items: Sequence[Any], how: str) -> str:
     """What one duration a call means."""
-    known = statistics_of(items)
-    periods = [_PERIODS[how]] if PERIOD in known else []
-    if known == [PERIOD]:
+    statistics = statistics_of(items)
+    periods = [_PERIODS[how]] if PERIOD in statistics else []
+    if statistics == [PERIOD]:
         return periods[0]
     others = {i.mode for i in items if statistics_of([i]) != [PERIOD]}
     if how == "max" and not others <= {"synchronized"}:
@@ -151,8 +151,8 @@ def given_text(run: Run) -> str:
 
 def given_reading(reported: Reported) -> str:
     """What a figure without samples is of the calls and of the ranks."""
-    known = reported.statistic != "unknown"
-    calls = f"{one_line(reported.statistic)} over calls" if known else "one figure per case"
+    recorded = reported.statistic != "unknown"
+    calls = f"{one_line(reported.statistic)} over calls" if recorded else "one figure per case"
     calls = COLD_CALL if reported.one_cold_call else calls
     over = reported.over_ranks
     return calls if over == "unknown" else f"{calls}, {one_line(over)} over ranks"
@@ -161,37 +161,37 @@ def given_reading(reported: Reported) -> str:
 def what_text(items: Sequence[Any]) -> str:
     """What all of these have in common, ranks and backends aside."""
     collectives = values_of(items, "collective")
-    words = [", ".join(collectives) if len(collectives) < 3 else f"{len(collectives)} collectives"]
+    parts = [", ".join(collectives) if len(collectives) < 3 else f"{len(collectives)} collectives"]
     for name in ("dtype", "op", "root", "in_place"):
         values = values_of(items, name)
         if len(values) == 1:
-            words.append(_word(name, values[0]))
+            parts.append(_word(name, values[0]))
     # The rule is ``mod:2`` of cases, and of results of its sub-group ``mod:2/0``.
     groups = [one_line(name).split("/")[0] for name in values_of(items, "group")]
-    words += [f"sub-groups {rule}" for rule in dict.fromkeys(groups)]
-    words += [
+    parts += [f"sub-groups {rule}" for rule in dict.fromkeys(groups)]
+    parts += [
         f"{one_line(name)} buffers" for name in values_of(items, "buffers") if name != "default"
     ]
     makers = values_of(items, "implementation")
     if others := " and ".join(one_line(name) for name in makers if name != NATIVE):
         also = "also " * (NATIVE in makers)
-        words.append(f"{also}by {others} of torch's symmetric memory")
+        parts.append(f"{also}by {others} of torch's symmetric memory")
     walks = values_of(items, "buffer_reuse") == ["rotate"]
-    words += ["buffers that walk through the largest"] if walks else []
-    words += ["REHEARSAL on one GPU"] if values_of(items, "rehearsal") == [True] else []
-    words += ["async_op and wait"] if values_of(items, "asynchronous") == [True] else []
+    parts += ["buffers that walk through the largest"] if walks else []
+    parts += ["REHEARSAL on one GPU"] if values_of(items, "rehearsal") == [True] else []
+    parts += ["async_op and wait"] if values_of(items, "asynchronous") == [True] else []
     calls = [n for n in values_of(items, "coalesce") if n > 1]
-    words += [f"{n} calls in one group, timed together" for n in calls]
+    parts += [f"{n} calls in one group, timed together" for n in calls]
     splits = values_of(items, "splits")
-    words += [f"splits {' and '.join(map(one_line, splits))}"] if splits else []
-    return ", ".join(filter(None, words))
+    parts += [f"splits {' and '.join(map(one_line, splits))}"] if splits else []
+    return ", ".join(filter(None, parts))
 
 
 def program_text(run: Run) -> str:
     """``torchcoll 0.1.0``: which version measured."""
     if run.source:
-        words = [run.source.get(name) for name in ("tool", "version", "format")]
-        return f"imported from {' '.join(one_line(word) for word in words if word)}"
+        names = [run.source.get(name) for name in ("tool", "version", "format")]
+        return f"imported from {' '.join(one_line(name) for name in names if name)}"
     version = run.header.get("torchcoll") or run.environment.get("torchcoll") or ""
     return f"torchcoll {one_line(version)}".rstrip()
 
@@ -214,12 +214,14 @@ def _backends(run: Run, items: Sequence[Any]) -> str:
 
 def _devices(members: Sequence[dict[str, Any]]) -> str:
     """``cpu`` or ``cuda:0-7``: the devices of these ranks."""
-    found: dict[str, list[int]] = {}
+    indexes_by_kind: dict[str, list[int]] = {}
     for member in members:
         kind, _, index = str(member.get("device") or "").partition(":")
-        known = index.isascii() and index.isdigit() and len(index) < 6
-        found.setdefault(one_line(kind), []).extend([int(index)] if known else [])
-    return ", ".join(f"{k}:{format_ranges(set(v))}" if v else k for k, v in found.items() if k)
+        is_index = index.isascii() and index.isdigit() and len(index) < 6
+        indexes_by_kind.setdefault(one_line(kind), []).extend([int(index)] if is_index else [])
+    return ", ".join(
+        f"{k}:{format_ranges(set(v))}" if v else k for k, v in indexes_by_kind.items() if k
+    )
 
 
 def ranks_text(run: Run) -> str:
@@ -257,23 +259,23 @@ def _rules(spec: dict[str, Any], items: Sequence[Any]) -> str:
     if not spec:
         return ""
     if spec.get("iters") is not None:
-        words = [f"{spec['iters']} calls a case"]
+        parts = [f"{spec['iters']} calls a case"]
     elif spec.get("precision") and spec.get("max_time_s"):
         precision = 100 * spec["precision"]
-        words = [f"each case until {precision:g} % precision or {spec['max_time_s']:g} s"]
+        parts = [f"each case until {precision:g} % precision or {spec['max_time_s']:g} s"]
     else:
-        words = []
+        parts = []
     if spec.get("warmup"):
-        words.append(f"{spec['warmup']} warm-up calls")
+        parts.append(f"{spec['warmup']} warm-up calls")
     if "check" in spec:
-        words.append(f"verification {'on' if spec['check'] else 'off'}")
+        parts.append(f"verification {'on' if spec['check'] else 'off'}")
     if values_of(items, "buffer_reuse") == ["same"]:  # warmer in the caches than nccl-tests' own
-        words.append("the same buffers in every call")
+        parts.append("the same buffers in every call")
     if spec.get("order", "size") != "size":
-        words.append(f"order {one_line(spec['order'])} (seed {spec.get('seed', 0)})")
+        parts.append(f"order {one_line(spec['order'])} (seed {spec.get('seed', 0)})")
     if spec.get("fresh_group"):
-        words.append("a new communicator for every case")
-    return "; ".join(words)
+        parts.append("a new communicator for every case")
+    return "; ".join(parts)
 
 
 def _labels(run: Run) -> str:
@@ -295,20 +297,20 @@ def _start_up(run: Run, items: Sequence[Any]) -> str:
         *(("import torch", "import_torch"), ("rendezvous", "rendezvous"), ("device", "device")),
         *(("init", "init_process_group"), ("connect", "communicator")),
     )
-    words = [
+    parts = [
         f"{text} {time_text(ns, 3)}" for text, key in names if (ns := _phase(run, key)) is not None
     ]
     if when == "init_process_group":
-        words = [f"{w} including connecting" if w.startswith("init ") else w for w in words]
+        parts = [f"{w} including connecting" if w.startswith("init ") else w for w in parts]
     elif when == "first call":
-        words.append("connects in the first call")
+        parts.append("connects in the first call")
     elif when == "before":
-        words.append("the process group was there")
+        parts.append("the process group was there")
     of_others = list((run.header.get("connects_of") or {}).items())[1:]
-    words += [
+    parts += [
         f"{one_line(b)} connects in its first call" for b, w in of_others if w == "first call"
     ]
-    return f"start up: {', '.join(words)}" if run.phases else ""
+    return f"start up: {', '.join(parts)}" if run.phases else ""
 
 
 def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = False) -> list[str]:
@@ -318,7 +320,9 @@ def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = 
     too.
     """
     lines = []
-    first_run, results = next(((r, own) for r, own in run.all_runs() if own), (run, []))
+    first_run, results = next(
+        ((r, results_of_run) for r, results_of_run in run.all_runs() if results_of_run), (run, [])
+    )
     backends = backends_of(results)
     for backend in backends:
         if firsts := first_results(results, backend):
@@ -327,10 +331,10 @@ def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = 
     if not verbose:
         return lines
     costs = (("timed loop", "cost_timed_loop"), ("barrier", "cost_barrier"))
-    words = [
+    readings = [
         f"{text} {time_text(ns, 3)}" for text, key in costs if (ns := _phase(run, key)) is not None
     ]
-    parts = [f"a call: {', '.join(words)}"] if words else []
+    parts = [f"a call: {', '.join(readings)}"] if readings else []
     if shares := _shares(results):
         parts.append(f"of the time of all cases: {shares}")
     if parts:
@@ -342,27 +346,28 @@ def _shares(results: Sequence[CaseResult]) -> str:
     """What of the wall time of the cases went to measuring, as rank 0 saw it; '' is unknown."""
     # Sub-groups run at the same time: they are one case, with one start.
     spent = list({r.start_ns: r.spent_ns for r in results if r.batches}.values())
-    total = sum(one.get("case", 0) for one in spent)
+    total = sum(spent_in_case.get("case", 0) for spent_in_case in spent)
     names = (("ramp-up calls", "ramp_up"), ("barriers", "barriers"), ("gathers", "gathers"))
-    if not total or not all(key in one for one in spent for _, key in names):
+    if not total or not all(key in spent_in_case for spent_in_case in spent for _, key in names):
         return ""
     return ", ".join(
-        f"{text} {100 * sum(one[key] for one in spent) / total:.1f} %" for text, key in names
+        f"{text} {100 * sum(spent_in_case[key] for spent_in_case in spent) / total:.1f} %"
+        for text, key in names
     )
 
 
 def _first_line(run: Run, firsts: Sequence[CaseResult], how: str, total: bool) -> str:
     first, connect = first_call_ns(firsts, how), connect_ns(run, firsts, how)
     # With --fresh-group the case made a communicator of its own.
-    own = any(result.connect_ns for result in firsts) and connect
-    words = [f"connect {time_text(connect, 3)}"] if own else []
-    words.append(f"first call {time_text(first, 3)}")
+    connected = any(result.connect_ns for result in firsts) and connect
+    parts = [f"connect {time_text(connect, 3)}"] if connected else []
+    parts.append(f"first call {time_text(first, 3)}")
     calls = max(len(row) for result in firsts for row in result.cold_ns)
     steady_after = [result.steady_after for result in firsts if result.steady_after is not None]
     if len(steady_after) == len(firsts):
-        words.append(f"steady after {counted(max(steady_after), 'call')}")
+        parts.append(f"steady after {counted(max(steady_after), 'call')}")
     elif any(result.status in ("ok", "wrong") for result in firsts):
-        words.append(f"not steady after {counted(calls, 'call')}")
+        parts.append(f"not steady after {counted(calls, 'call')}")
     if total and connects(run, firsts[0].case.backend) != "unknown":
-        words.append(f"time to first result {time_text(first + connect, 3)}")
-    return ", ".join(words)
+        parts.append(f"time to first result {time_text(first + connect, 3)}")
+    return ", ".join(parts)

@@ -43,24 +43,24 @@ def runs_grids(
     rows of each run; named: its name and verdict.
     """
     names = [name for name, _ in named]
-    found = [_Measured(number, row) for number, rows in enumerate(rows_of) for row in rows]
-    good = [one for one in found if one.row.status == "ok" and one.row.median_ns]
+    measured = [_Measured(number, row) for number, rows in enumerate(rows_of) for row in rows]
+    good = [item for item in measured if item.row.status == "ok" and item.row.median_ns]
     cases: dict[str, list[_Measured]] = {}
-    for one in good:
-        cases.setdefault(repr((_kind(one.row), one.row.size_bytes_requested)), []).append(one)
-    rows = [one.row for one in found]
+    for item in good:
+        cases.setdefault(repr((_kind(item.row), item.row.size_bytes_requested)), []).append(item)
+    rows = [item.row for item in measured]
     above = [f"{len(runs)} runs, in short ({_ALL}): {what_text(rows)}", _where(runs, rows)]
     above.append(f"time: {over_ranks} over ranks; the median, least and most of the runs")
-    failed = [one for one in found if one.row.status not in ("ok", "unsupported", "skipped")]
+    failed = [item for item in measured if item.row.status not in ("ok", "unsupported", "skipped")]
     below = []
     if failed:
-        texts = dict.fromkeys(f"{names[one.run]} ({one.row.status})" for one in failed)
+        texts = dict.fromkeys(f"{names[item.run]} ({item.row.status})" for item in failed)
         below.append(f"{counted(len(failed), 'case')} without a result: {_several(texts)}")
     for kind in ("bad", "doubt"):
-        own = [(name, answer) for name, answer in named if answer.level == kind]
-        below += [f"{name}: {answer.text}" for name, answer in own[:_NAMED]]
-        if len(own) > _NAMED:
-            below.append(f"and {len(own) - _NAMED} more with {VERDICTS[kind]}")
+        of_kind = [(name, answer) for name, answer in named if answer.level == kind]
+        below += [f"{name}: {answer.text}" for name, answer in of_kind[:_NAMED]]
+        if len(of_kind) > _NAMED:
+            below.append(f"and {len(of_kind) - _NAMED} more with {VERDICTS[kind]}")
     speeds = _speeds(list(cases.values()))
     grids = [_spread(list(cases.values()), names)]
     if len(speeds) > 1 and any(len(case) > 2 for case in cases.values()):
@@ -70,10 +70,10 @@ def runs_grids(
 
 def _where(runs: Sequence[Run], rows: Sequence[Row]) -> str:
     hosts = {str(m["host"]) for run in runs for m in run.members if m.get("host")}
-    words = [
+    parts = [
         f"{name}: {_several(values_of(rows, name))}" for name in ("backend", "device", "ranks")
     ]
-    return "; ".join([*words, counted(len(hosts), "host")] if hosts else words)
+    return "; ".join([*parts, counted(len(hosts), "host")] if hosts else parts)
 
 
 def _kind(row: Row) -> dict[str, object]:
@@ -102,7 +102,7 @@ def _spread(cases: Sequence[list[_Measured]], names: Sequence[str]) -> Grid:
     heads.append(Head("slowest run", left=True, drop=1))
     lines = []
     for title, case in zip(titles, cases, strict=True):
-        times = sorted((one.row.median_ns or 0.0, one.run) for one in case)
+        times = sorted((item.row.median_ns or 0.0, item.run) for item in case)
         middle = median([ns for ns, _ in times])
         size = case[0].row.size_bytes_requested
         lines.append(
@@ -122,10 +122,10 @@ def _speeds(cases: Sequence[Sequence[_Measured]]) -> dict[int, float]:
     """Of each run the median over its cases of time / median of the runs."""
     ratios: dict[int, list[float]] = {}
     for case in cases:
-        middle = median([one.row.median_ns or 0.0 for one in case])
-        for one in case:
-            ratios.setdefault(one.run, []).append((one.row.median_ns or 0.0) / middle)
-    return {run: median(own) for run, own in ratios.items()}
+        middle = median([item.row.median_ns or 0.0 for item in case])
+        for item in case:
+            ratios.setdefault(item.run, []).append((item.row.median_ns or 0.0) / middle)
+    return {run: median(ratios_of_run) for run, ratios_of_run in ratios.items()}
 
 
 _RATIO = "time / that of the median run, the median over the cases"
@@ -143,14 +143,17 @@ def _slowest_runs(runs: Sequence[Run], speeds: dict[int, float], names: Sequence
 
 def _slowest_hosts(runs: Sequence[Run], speeds: dict[int, float]) -> Grid:
     """Over the runs in which each was: a slow run does not tell which of its hosts is slow."""
-    own: dict[str, list[float]] = {}
+    ratios_by_host: dict[str, list[float]] = {}
     for run, ratio in speeds.items():
         for host in {str(m["host"]) for m in runs[run].members if m.get("host")}:
-            own.setdefault(host, []).append(ratio)
-    if len(own) < 2:
+            ratios_by_host.setdefault(host, []).append(ratio)
+    if len(ratios_by_host) < 2:
         return Grid([], [])
-    worst = sorted(own, key=lambda host: -median(own[host]))[:_NAMED]
-    rows = [[one_line(h), format_ratio(median(own[h])), str(len(own[h]))] for h in worst]
+    worst = sorted(ratios_by_host, key=lambda host: -median(ratios_by_host[host]))[:_NAMED]
+    rows = [
+        [one_line(h), format_ratio(median(ratios_by_host[h])), str(len(ratios_by_host[h]))]
+        for h in worst
+    ]
     return Grid([Head("slowest hosts", left=True), Head("ratio"), Head("runs")], rows)
 
 
@@ -176,11 +179,11 @@ def many_ranks_grids(run: Run, view: View) -> list[Grid]:
     titles = kind_texts([_kind(row) for row in rows], ("collective",))
     values = [list(rank_values(run, entry)) for entry in entries]
     for entry, ranks, title in zip(entries, values, titles, strict=True):
-        own = {rank["rank"]: rank for rank in ranks}
-        if not own:
+        figures_by_rank = {rank["rank"]: rank for rank in ranks}
+        if not figures_by_rank:
             lines.append([title, format_size(entry.row.size_bytes_requested), *["-"] * 6])
             continue
-        times = {rank: figures["median_ns"] for rank, figures in own.items()}
+        times = {rank: figures["median_ns"] for rank, figures in figures_by_rank.items()}
         middle = median(list(times.values()))
         low, high = min(times, key=lambda r: times[r]), max(times, key=lambda r: times[r])
         size = entry.row.size_bytes_requested
@@ -196,11 +199,19 @@ def many_ranks_grids(run: Run, view: View) -> list[Grid]:
         for rank, ns in times.items():
             if middle:
                 ratios.setdefault(rank, []).append(ns / middle)
-                hosts.setdefault(str(own[rank]["host"] or "?"), []).append(ns / middle)
+                hosts.setdefault(str(figures_by_rank[rank]["host"] or "?"), []).append(ns / middle)
     above = [*header_lines(run, rows, None, values_of(rows, "clock")), WAITING]
     above.append(f"{run.ranks} ranks in short ({_ALL}): each rank's own median")
     host_of = {n: one_line(m.get("host") or "?") for n, m in enumerate(run.members)}
-    ends = [_ends("rank", {f"{r} ({host_of.get(r, '?')})": own for r, own in ratios.items()})]
+    ends = [
+        _ends(
+            "rank",
+            {
+                f"{r} ({host_of.get(r, '?')})": figures_by_rank
+                for r, figures_by_rank in ratios.items()
+            },
+        )
+    ]
     ends += [_ends("host", hosts)] if len(hosts) > 1 else []
     below = run_lines(run, rows, first_calls=False)
     answer = ranks_answer(run, entries, values)
@@ -210,7 +221,7 @@ def many_ranks_grids(run: Run, view: View) -> list[Grid]:
 
 def _ends(what: str, ratios: dict[str, list[float]]) -> Grid:
     """The longest and the shortest: in a collective that waits, who comes last waits least."""
-    middles = {name: median(own) for name, own in ratios.items()}
+    middles = {name: median(ratios_of_name) for name, ratios_of_name in ratios.items()}
     order = sorted(middles, key=lambda name: -middles[name])
     long, short = order[:_NAMED], order[::-1][:_NAMED]
     rows = [

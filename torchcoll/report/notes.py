@@ -117,11 +117,11 @@ def _judged_times(result: CaseResult, times: Sequence[float] | None) -> Sequence
 def _modes_text(several: Sequence[Modes]) -> str:
     """Of all rows with this mark: ``bimodal in 8 rows: 14 to 45 % of the calls take ...``."""
     rows = f" in {len(several)} rows" if len(several) > 1 else ""
-    shares = sorted(one.share for one in several)
+    shares = sorted(mode.share for mode in several)
     share = " to ".join(dict.fromkeys(f"{100 * end:.0f}" for end in (shares[0], shares[-1])))
     slow, fast = (
         _range((min(low for low, _ in ends), max(high for _, high in ends)))
-        for ends in ([one.slow for one in several], [one.fast for one in several])
+        for ends in ([mode.slow for mode in several], [mode.fast for mode in several])
     )
     return f"bimodal{rows}: {share} % of the calls take {slow}, the others {fast}"
 
@@ -136,7 +136,7 @@ def _of_issue(result: CaseResult) -> Iterable[str]:
 
 def _range(ns: tuple[float, float]) -> str:
     """``2.1 to 4.0 ms``; both with their unit where that differs."""
-    (low, unit), (high, other) = (time_text(one, 2).split() for one in ns)
+    (low, unit), (high, other) = (time_text(ns_value, 2).split() for ns_value in ns)
     return f"{low} to {high} {other}" if unit == other else f"{low} {unit} to {high} {other}"
 
 
@@ -164,20 +164,26 @@ def stop_lines(rows: Iterable[Row]) -> list[str]:
     Precision is that of the calls that were made, and no guarantee: ``precision 3 (of 60 to 180
     calls in 2.1 ms to 14 ms; longer runs may differ)``.
     """
-    found: dict[str, list[Row]] = {}
+    rows_by_reason: dict[str, list[Row]] = {}
     for row in rows:
         if not row.stop:
             continue
-        found.setdefault("precision" if row.stop == "precision" else stop_text(row), []).append(row)
-    found.pop("", None)
-    if not set(found) - {"count"}:  # a number of calls that was asked for
+        rows_by_reason.setdefault(
+            "precision" if row.stop == "precision" else stop_text(row), []
+        ).append(row)
+    rows_by_reason.pop("", None)
+    if not set(rows_by_reason) - {"count"}:  # a number of calls that was asked for
         return []
-    words = [
-        f"{text} {len(own)}"
-        + (f" (of {_stretch(own)}; longer runs may differ)" if text == "precision" else "")
-        for text, own in sorted(found.items(), key=lambda item: -len(item[1]))
+    parts = [
+        f"{text} {len(rows_of_reason)}"
+        + (
+            f" (of {_stretch(rows_of_reason)}; longer runs may differ)"
+            if text == "precision"
+            else ""
+        )
+        for text, rows_of_reason in sorted(rows_by_reason.items(), key=lambda item: -len(item[1]))
     ]
-    return [f"stopped by: {', '.join(words)}"]
+    return [f"stopped by: {', '.join(parts)}"]
 
 
 def stop_text(row: Row) -> str:
@@ -190,17 +196,19 @@ def stop_text(row: Row) -> str:
 def _stretch(rows: Sequence[Row]) -> str:
     """``60 to 180 calls in 2.1 ms to 14 ms``; files of earlier versions do not tell the time."""
     least, most = (choose(row.calls for row in rows) for choose in (min, max))
-    words = [f"{least} calls" if least == most else f"{least} to {most} calls"]
+    parts = [f"{least} calls" if least == most else f"{least} to {most} calls"]
     times = sorted(row.steady_ns for row in rows if row.steady_ns is not None)
     texts = dict.fromkeys(time_text(ns, 2) for ns in (times[:1] + times[-1:]))
-    return " in ".join([*words, " to ".join(texts)] if texts else words)
+    return " in ".join([*parts, " to ".join(texts)] if texts else parts)
 
 
 def outcome_lines(run: Run) -> list[str]:
     """What happened beside the cases, the runs of --resume, and how it all ended."""
     reason = (run.end or {}).get("reason")
-    stated = [e for e in run.events if not reason or e.get("message") != reason or e.get("resumed")]
-    events = dict.fromkeys(map(_event_caveat, stated))
+    events_shown = [
+        e for e in run.events if not reason or e.get("message") != reason or e.get("resumed")
+    ]
+    events = dict.fromkeys(map(_event_caveat, events_shown))
     lines = [*_continuation_lines(run), *problems_of(run)]
     lines += [one_line(run.way_on)] if run.way_on else []
     return [*events, *map(Caveat, lines)]
@@ -208,14 +216,14 @@ def outcome_lines(run: Run) -> list[str]:
 
 def runs_lines(runs: Sequence[Run]) -> list[str]:
     """The same of several runs: each text once, with its file or in how many it stands."""
-    found: dict[str, list[Run]] = {}
+    runs_by_line: dict[str, list[Run]] = {}
     for run in runs:
         for line in outcome_lines(run):
-            found.setdefault(line, []).append(run)
+            runs_by_line.setdefault(line, []).append(run)
     lines = []
-    for line, own in found.items():
-        name = _name_of(own[0])
-        where = name if len(own) == 1 else f"{len(own)} of {len(runs)} runs"
+    for line, runs_of_line in runs_by_line.items():
+        name = _name_of(runs_of_line[0])
+        where = name if len(runs_of_line) == 1 else f"{len(runs_of_line)} of {len(runs)} runs"
         lines.append(line if len(runs) == 1 or name in line else Caveat(f"{where}: {line}"))
     return lines
 
@@ -239,8 +247,8 @@ def note_lines(format: str, runs: Sequence[Run], notes: Sequence[str] = ()) -> l
 
 
 def _name_of(run: Run) -> str:
-    known = (run.path, run.source.get("file"), run.header.get("run_id"), "a run")
-    return one_line(next(filter(None, known)))
+    names = (run.path, run.source.get("file"), run.header.get("run_id"), "a run")
+    return one_line(next(filter(None, names)))
 
 
 def _event_caveat(event: dict[str, Any]) -> Caveat:
@@ -258,12 +266,12 @@ def _continuation_lines(run: Run) -> list[str]:
     runs = [(part, results) for part, results in run.all_runs() if results]
     if len(runs) < 2:
         return []
-    words = [
+    parts = [
         f"{one_line(part.path.name if part.path else '?')} from "
         f"{one_line(results[0].case.describe())} on"
         for part, results in runs[1:]
     ]
-    lines = [f"rows of {len(runs)} runs (--resume): the first, {', '.join(words)}"]
+    lines = [f"rows of {len(runs)} runs (--resume): the first, {', '.join(parts)}"]
     facts = [{"ranks": str(part.ranks), **facts_of(part)} for part, _ in runs]
     differ = differences(facts)
     alike = "the runs had the same environment"
@@ -280,9 +288,9 @@ def problems_of(run: Run) -> list[str]:
 
 def differences(facts: Sequence[dict[str, str]]) -> str:
     """``torch (2.12.0, 2.13.0); NCCL_ALGO (Ring, unset)``; '' where all agree."""
-    words = []
+    parts = []
     for name in dict.fromkeys(name for fact in facts for name in fact):
         values = list(dict.fromkeys(one_line(fact.get(name, "unset")) for fact in facts))
         if len(values) > 1:
-            words.append(f"{one_line(name)} ({', '.join(values)})")
-    return "; ".join(words)
+            parts.append(f"{one_line(name)} ({', '.join(values)})")
+    return "; ".join(parts)

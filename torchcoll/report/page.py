@@ -120,14 +120,14 @@ def _above(grid: Grid) -> list[str]:
 
 
 def _style(grid: Grid, number: int) -> str:
-    words = grid.styles[number].split() if number < len(grid.styles) else []
-    return " ".join(filter(None, (_STYLES.get(word, "") for word in words)))
+    names = grid.styles[number].split() if number < len(grid.styles) else []
+    return " ".join(filter(None, (_STYLES.get(name, "") for name in names)))
 
 
 def page_markdown(page: Page, files: Sequence[str] = ()) -> str:
     """The page for a code forge. files: of each picture, in their order, where it is."""
     lines = [f"# {escaped(one_line(page.title))}\n"]
-    lines += [f"**{escaped(one_line(one.text))}**\n" for one in page.answers]
+    lines += [f"**{escaped(one_line(answer.text))}**\n" for answer in page.answers]
     names = iter(files)
     for section in page.sections:
         lines.append(f"## {escaped(one_line(section.title))}\n")

@@ -84,13 +84,13 @@ def style_of(number: int) -> dict[str, Any]:
     }
 
 
-def draw_band(axis: Axes, stated: Sequence[tuple[int, float, float]], colour: str) -> None:
+def draw_band(axis: Axes, intervals: Sequence[tuple[int, float, float]], colour: str) -> None:
     """(x, low, high) of each point; between fewer than two a band has no area, so it is bars."""
-    if not stated:
+    if not intervals:
         return
-    places, low, high = zip(*stated, strict=True)
+    places, low, high = zip(*intervals, strict=True)
     axis.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
-    if len(stated) == 1:
+    if len(intervals) == 1:
         axis.vlines(places, low, high, color=colour, linewidth=1)
 
 
@@ -110,7 +110,7 @@ def size_axis(axis: Axes, sizes: Sequence[int]) -> None:
 def ranks_axis(axis: Axes, ranks: Sequence[int]) -> None:
     """ranks: those that were measured, which have the ticks."""
     axis.set_xscale("log", base=2)
-    axis.set_xticks(ranks, [str(one) for one in ranks])
+    axis.set_xticks(ranks, [str(rank) for rank in ranks])
     axis.minorticks_off()
     axis.set_xlabel("ranks")
     axis.grid(True, color="0.9")
@@ -227,6 +227,6 @@ def check_drawn() -> None:
         ) from None
 
 
-def _themed(found: re.Match[str]) -> str:
-    whole, colour = found.group(0), found.group(1)
+def _themed(match: re.Match[str]) -> str:
+    whole, colour = match.group(0), match.group(1)
     return whole.replace(colour, _INK.get(colour, colour))

@@ -105,7 +105,7 @@ def ranks_answer(
 
     suspects = [s for late in (False, True) if (s := _suspect(cases, late))]
     if suspects:
-        suspect = max(suspects, key=lambda one: one.excess)
+        suspect = max(suspects, key=lambda suspect_rank: suspect_rank.excess)
         name = named(suspect.rank)
         factor, share = f"{1 + suspect.excess:.2f}x", f"{100 * suspect.calls:.0f} %"
         over = f"in {suspect.cases} of {counted(len(cases), 'case')}"
@@ -145,7 +145,7 @@ def _suspect(cases: Sequence[Sequence[dict[str, Any]]], late: bool) -> SlowRank 
             leads.setdefault(lead["rank"], []).append((lead[share], slow / fast - 1))
     if not leads:
         return None
-    rank = max(leads, key=lambda one: len(leads[one]))
+    rank = max(leads, key=lambda rank_number: len(leads[rank_number]))
     if len(leads[rank]) < _OFTEN * len(cases):
         return None
     calls, excess = (median([pair[n] for pair in leads[rank]]) for n in (0, 1))
@@ -164,14 +164,14 @@ def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
     number, period = sum(weights), has_period(result, clock)
     fastest, slowest = [min(call) for call in calls], [max(call) for call in calls]
 
-    def share(own: Sequence[int], ends: Sequence[int]) -> float:
+    def share(times: Sequence[int], ends: Sequence[int]) -> float:
         parts = (
             weight / call.count(end) if ns == end else 0.0
-            for ns, end, call, weight in zip(own, ends, calls, weights, strict=True)
+            for ns, end, call, weight in zip(times, ends, calls, weights, strict=True)
         )
         return sum(parts) / number
 
-    for index, own in enumerate(zip(*calls, strict=True)):
+    for index, times_of_index in enumerate(zip(*calls, strict=True)):
         rank = rank_of(result, index)
         member = run.members[rank] if rank < len(run.members) else {}
         yield {
@@ -180,10 +180,14 @@ def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
             "rank_device": member.get("device"),
             "clock": clock,
             "calls": number,
-            "median_ns": sum(map(operator.mul, own, weights)) / number if period else median(own),
-            "longer_than_fastest_ns": median([a - b for a, b in zip(own, fastest, strict=True)]),
-            "longest_share": share(own, slowest),
-            "shortest_share": share(own, fastest),
+            "median_ns": sum(map(operator.mul, times_of_index, weights)) / number
+            if period
+            else median(times_of_index),
+            "longer_than_fastest_ns": median(
+                [a - b for a, b in zip(times_of_index, fastest, strict=True)]
+            ),
+            "longest_share": share(times_of_index, slowest),
+            "shortest_share": share(times_of_index, fastest),
         }
 
 

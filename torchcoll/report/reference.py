@@ -97,22 +97,22 @@ def with_published(run: Run, points: Sequence[PublishedFigure]) -> Grid:
     notes = Notes()
     lines = []
     for point in points:
-        own = _own(rows, point)
-        if own is None or own.busbw_gbps is None:
+        measured = _own(rows, point)
+        if measured is None or measured.busbw_gbps is None:
             continue
-        share = 100 * own.busbw_gbps / point.busbw_gbps if point.busbw_gbps else None
+        share = 100 * measured.busbw_gbps / point.busbw_gbps if point.busbw_gbps else None
         status = point.status
         status += f" {notes.mark(f'{status}: {point.why}')}" if point.why else ""
-        if own.status == IMPLAUSIBLE:
+        if measured.status == IMPLAUSIBLE:
             status += (
-                f", here implausible {notes.mark(f'here implausible: {one_line(own.reason)}')}"
+                f", here implausible {notes.mark(f'here implausible: {one_line(measured.reason)}')}"
             )
         lines.append(
             [
                 point.collective,
                 "peak" if point.size_bytes is None else format_size(point.size_bytes),
-                str(own.ranks or "-"),
-                format_bandwidth(own.busbw_gbps),
+                str(measured.ranks or "-"),
+                format_bandwidth(measured.busbw_gbps),
                 str(point.ranks or "-"),
                 format_bandwidth(point.busbw_gbps),
                 "-" if share is None else f"{share:.0f}",

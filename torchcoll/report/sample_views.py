@@ -47,18 +47,18 @@ def framed(
 
 def case_line(result: CaseResult, row: Row) -> str:
     placement = {True: "in place", False: "out of place", None: "placement unknown"}[row.in_place]
-    words = [one_line(result.case.describe()), placement]
-    words += [f"splits {one_line(row.splits)}"] if row.splits else []
-    words += [f"sub-group {one_line(row.group)}"] if row.group else []
-    words += [f"{one_line(row.clock)} clock"] if row.clock else []
-    return ", ".join(words)
+    parts = [one_line(result.case.describe()), placement]
+    parts += [f"splits {one_line(row.splits)}"] if row.splits else []
+    parts += [f"sub-group {one_line(row.group)}"] if row.group else []
+    parts += [f"{one_line(row.clock)} clock"] if row.clock else []
+    return ", ".join(parts)
 
 
 def status_lines(result: CaseResult) -> list[str]:
     notes = Notes()
     marks = notes.marks(result)
-    words = [f"{one_line(result.status)} {marks}".rstrip()] * (result.status != "ok")
-    return words + notes.lines()
+    lines = [f"{one_line(result.status)} {marks}".rstrip()] * (result.status != "ok")
+    return lines + notes.lines()
 
 
 def case_fields(entry: Entry) -> dict[str, Any]:

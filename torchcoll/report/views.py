@@ -73,12 +73,12 @@ def _with_figures(points: Sequence[_Point], metric: str) -> tuple[list[_Point], 
 
 def _between(points: Sequence[_Point], key: str, hidden: Sequence[str]) -> list[str]:
     """What differs from column to column beside the key: they may not be alike otherwise."""
-    words = []
+    parts = []
     for name in DIMENSIONS:
         values = values_of(_rows(points), name)
         if name not in (key, *hidden) and len(values) > 1:
-            words.append(f"{name} ({', '.join(_text(name, value) for value in values)})")
-    return [f"differs between the columns: {'; '.join(words)}"] if words else []
+            parts.append(f"{name} ({', '.join(_text(name, value) for value in values)})")
+    return [f"differs between the columns: {'; '.join(parts)}"] if parts else []
 
 
 def _text(name: str, value: Any) -> str:
@@ -93,12 +93,12 @@ def _what_ran(runs: Sequence[Run], points: Sequence[_Point]) -> list[str]:
     rows = _rows(points)
     if len(runs) == 1:
         return header_lines(runs[0], rows)[:2]
-    words = [
+    parts = [
         f"{name}: {', '.join(one_line(v) for v in values)}"
         for name in ("backend", "device", "ranks")
         if (values := values_of(rows, name))
     ]
-    return [f"{len(runs)} runs: {what_text(rows)}", "; ".join(words)]
+    return [f"{len(runs)} runs: {what_text(rows)}", "; ".join(parts)]
 
 
 def _rows(points: Sequence[_Point]) -> list[Row]:
@@ -108,10 +108,10 @@ def _rows(points: Sequence[_Point]) -> list[Row]:
 def _check_key(runs: Sequence[Run], key: str) -> None:
     name, _, label = key.partition("=")
     if label and name == "label":
-        known = sorted({one_line(k) for run in runs for k in run.labels or {}})
-        if label not in known:
-            among = "one of {}" if known else "a label, and the files have none"
-            raise unknown("pivot label", label, known, among)
+        labels = sorted({one_line(k) for run in runs for k in run.labels or {}})
+        if label not in labels:
+            among = "one of {}" if labels else "a label, and the files have none"
+            raise unknown("pivot label", label, labels, among)
     elif key not in KEYS or key == "label=KEY":
         raise unknown("pivot", key, KEYS)
 
@@ -131,11 +131,11 @@ def _column(run: Run, row: Row, key: str) -> str:
 
 def _varies(points: Sequence[_Point], name: str) -> bool:
     """True if a column would mix several values; that two columns differ is no mixture."""
-    stated: dict[str, set[Any]] = {}
+    values_by_column: dict[str, set[Any]] = {}
     for point in points:
         if _has(point.row, name):
-            stated.setdefault(point.column, set()).add(getattr(point.row, name))
-    return any(len(values) > 1 for values in stated.values())
+            values_by_column.setdefault(point.column, set()).add(getattr(point.row, name))
+    return any(len(values) > 1 for values in values_by_column.values())
 
 
 def _groups(points: Sequence[_Point], hidden: Sequence[str]) -> list[dict[str, Any]]:
@@ -143,14 +143,14 @@ def _groups(points: Sequence[_Point], hidden: Sequence[str]) -> list[dict[str, A
     has a dimension less is in every table that it fits; where there is none, in one of its own,
     with the first values that others have there.
     """
-    own = [{n: getattr(p.row, n) for n in hidden if _has(p.row, n)} for p in points]
-    first = {name: value for group in reversed(own) for name, value in group.items()}
-    found: dict[str, dict[str, Any]] = {}
-    for point, group in sorted(zip(points, own, strict=True), key=lambda item: -len(item[1])):
-        if len(group) == len(hidden) or not any(_belongs(point.row, x) for x in found.values()):
+    kinds = [{n: getattr(p.row, n) for n in hidden if _has(p.row, n)} for p in points]
+    first = {name: value for group in reversed(kinds) for name, value in group.items()}
+    groups: dict[str, dict[str, Any]] = {}
+    for point, group in sorted(zip(points, kinds, strict=True), key=lambda item: -len(item[1])):
+        if len(group) == len(hidden) or not any(_belongs(point.row, x) for x in groups.values()):
             whole = {name: group.get(name, first.get(name)) for name in hidden}
-            found[repr(whole)] = whole
-    return list(found.values())
+            groups[repr(whole)] = whole
+    return list(groups.values())
 
 
 def _has(row: Row, name: str) -> bool:
@@ -160,9 +160,9 @@ def _has(row: Row, name: str) -> bool:
     if getattr(row, name) is not None:
         return True
     entry = COLLECTIVES[row.collective]
-    own = {"op": entry.has_op, "root": entry.has_root, "splits": entry.has_splits}
-    own |= {"group": True, "communicator": False, "clock": False}  # what failed has neither
-    return own.get(name, entry.has_data)
+    fields = {"op": entry.has_op, "root": entry.has_root, "splits": entry.has_splits}
+    fields |= {"group": True, "communicator": False, "clock": False}  # what failed has neither
+    return fields.get(name, entry.has_data)
 
 
 def _belongs(row: Row, group: Mapping[str, Any]) -> bool:
@@ -186,20 +186,20 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
         for size in sizes
     ]
     if metric == "time":
-        known = values_of([p.row for p in points], "statistic") or ["median"]
-        if known != [COLD_CALL] and len(known) == 1:  # else the line above says which
-            title = f"{one_line(known[0])} time"
-    words = [f"{title} by {key}"]
-    words += [_group_text(name, value) for name, value in group.items()]
-    runs = {len(found) for found in cells.values()}
+        statistics = values_of([p.row for p in points], "statistic") or ["median"]
+        if statistics != [COLD_CALL] and len(statistics) == 1:  # else the line above says which
+            title = f"{one_line(statistics[0])} time"
+    parts = [f"{title} by {key}"]
+    parts += [_group_text(name, value) for name, value in group.items()]
+    runs = {len(values) for values in cells.values()}
     if runs != {1}:
-        words.append(f"median of {_span(runs)} results")
+        parts.append(f"median of {_span(runs)} results")
     below = []
     data = [p.row for p in points if COLLECTIVES[p.row.collective].has_data and p.row.size_bytes]
     if any(row.size_bytes != row.size_bytes_requested for row in data):
         below.append("size is what was asked for; some actual sizes differ")
     heads = [Head("size", repeat=True), *(Head(column) for column in columns)]
-    return Grid(heads, rows, above=[", ".join(words)], below=below)
+    return Grid(heads, rows, above=[", ".join(parts)], below=below)
 
 
 def _group_text(name: str, value: Any) -> str:
@@ -228,22 +228,22 @@ def _read_as(points: Sequence[_Point], view: View) -> list[str]:
     figures what each source tells.
     """
     sampled = [p.row for p in points if p.result.time_ns]
-    stated = [p.result.reported for p in points if p.result.reported and not p.result.time_ns]
+    reported = [p.result.reported for p in points if p.result.reported and not p.result.time_ns]
     read = " or ".join(
         f"{statistic} over calls, {view.over_ranks} over ranks"
         for statistic in values_of(sampled, "statistic") or ["median"]
     )
-    words = [read] if sampled or not stated else []
-    if stated:
-        readings = " or ".join(dict.fromkeys(map(given_reading, stated)))
-        words.append(f"{readings} (imported figures: as their source has them)")
-    words = [" or ".join(words)]
+    parts = [read] if sampled or not reported else []
+    if reported:
+        readings = " or ".join(dict.fromkeys(map(given_reading, reported)))
+        parts.append(f"{readings} (imported figures: as their source has them)")
+    parts = [" or ".join(parts)]
     for name in ("clock", "mode"):
         values = values_of(_rows(points), name)
-        words += [f"{name}: {', '.join(map(one_line, values))}"] if values else []
+        parts += [f"{name}: {', '.join(map(one_line, values))}"] if values else []
     ran = [row for row in sampled if row.statistic != PERIOD]
-    if not sampled and not stated:
+    if not sampled and not reported:
         ran = _rows(points)
     if view.over_ranks == "max" and set(values_of(ran, "mode")) - {"synchronized"}:
-        words.append(NOT_ALIGNED)
-    return ["; ".join(words)]
+        parts.append(NOT_ALIGNED)
+    return ["; ".join(parts)]
