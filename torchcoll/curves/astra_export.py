@@ -36,7 +36,7 @@ from torchcoll.core.opening import replace_file
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.curves.model import MachineModel, OverRanks, OverSizes, terms
-from torchcoll.curves.model_check import differing
+from torchcoll.curves.model_check import kind_differences
 from torchcoll.curves.rank_laws import StepLaw, step_laws
 from torchcoll.libraries.execution_trace import (
     CASE_LINE,
@@ -142,8 +142,8 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
         reason = f"{name}, which the model does not have"
         if (
             name in modelled
-        ):  # ``links_of`` takes the model's main entry: the case has to be of that kind
-            differences = differing(model.entry(item.row.collective).kind, item)
+        ):  # ``simulated_links`` takes the model's main entry: the case has to be of that kind
+            differences = kind_differences(model.entry(item.row.collective).kind, item)
             texts = [f"{field}={value}" for field, value in differences.items()]
             reason = f"another kind: {', '.join(texts)}" if differences else ""
         reason = reason if name in SIMULATED else f"{name}, which ASTRA-sim has no model of"
@@ -155,7 +155,7 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
         ranks, size_bytes = result.ranks, result.size_bytes
         network = f"{name}-{ranks}ranks"
         if network not in links:
-            links[network] = links_of(model, name, ranks, hosts)
+            links[network] = simulated_links(model, name, ranks, hosts)
         nodes = _run(0, links[network].launch_ns, ())
         collective = COLLECTIVES[name]
         layout = Layout(0, ranks, size_bytes // collective.parts(ranks))
@@ -210,7 +210,7 @@ def export_step(model: MachineModel, traffic: Traffic, folder: Path) -> Simulato
     if not sent:
         raise UsageError("traffic", "no call that ASTRA-sim has a model of", ", ".join(SIMULATED))
     name = max(sent, key=lambda name: sent[name])
-    links = links_of(model, name, traffic.ranks, None)
+    links = simulated_links(model, name, traffic.ranks, None)
     groups: dict[tuple[int, ...], int] = {}
     left_out: dict[str, int] = {}
     traces = []
@@ -354,7 +354,7 @@ def _call_node(
     )
 
 
-def links_of(model: MachineModel, collective: str, ranks: int, hosts: int | None) -> Links:
+def simulated_links(model: MachineModel, collective: str, ranks: int, hosts: int | None) -> Links:
     """The links over which a ring of this many ranks takes the time that the model predicts.
 
     Like ``predict``, this uses the law over sizes if the model has measurements on this number of

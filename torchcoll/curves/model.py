@@ -152,7 +152,9 @@ class KindModel:
     @property
     def ranks_per_host(self) -> float | None:
         """Of the fullest host that was measured; None where no hosts are known."""
-        return max((one.ranks / one.hosts for one in self.over_sizes if one.hosts), default=None)
+        return max(
+            (curve.ranks / curve.hosts for curve in self.over_sizes if curve.hosts), default=None
+        )
 
     def predict(self, size_bytes: int, ranks: int, hosts: int | None = None) -> Prediction:
         """hosts: None is as many as the ranks need on hosts as full as the measured ones.
@@ -160,35 +162,35 @@ class KindModel:
         Raises UsageError for a number of ranks that no law reaches.
         """
         if size_bytes < 1 or ranks < 2:
-            got = f"{size_bytes} B on {ranks} ranks"
-            raise UsageError("prediction", got, "at least 1 byte and 2 ranks")
-        for one in self.over_sizes:
-            if one.ranks == ranks and (hosts is None or one.hosts in (0, hosts)):
-                log = float(one.law.logs(numpy.array([float(size_bytes)]))[0])
-                below, above = doublings(size_bytes, one.low_bytes, one.high_bytes)
-                text = _beyond(size_bytes, one.low_bytes, one.high_bytes)
-                if above and one.beyond_of > 1:
-                    text += f", where {one.beyond_of} collectives tell the slope together"
-                return _prediction(log, one.spread.logs(below, above), [text])
+            requested = f"{size_bytes} B on {ranks} ranks"
+            raise UsageError("prediction", requested, "at least 1 byte and 2 ranks")
+        for curve in self.over_sizes:
+            if curve.ranks == ranks and (hosts is None or curve.hosts in (0, hosts)):
+                log = float(curve.law.logs(numpy.array([float(size_bytes)]))[0])
+                below, above = doublings(size_bytes, curve.low_bytes, curve.high_bytes)
+                text = _beyond(size_bytes, curve.low_bytes, curve.high_bytes)
+                if above and curve.beyond_of > 1:
+                    text += f", where {curve.beyond_of} collectives tell the slope together"
+                return _prediction(log, curve.spread.logs(below, above), [text])
         if self.over_ranks is None:
             measured = self.over_sizes[-1]
-            got, known = str(ranks), str(measured.ranks)
+            requested, measured_ranks = str(ranks), str(measured.ranks)
             if hosts and measured.ranks == ranks:
-                got = f"{got} on {counted(hosts, 'host')}"
-                known = f"{known} on {measured.hosts}"
+                requested = f"{requested} on {counted(hosts, 'host')}"
+                measured_ranks = f"{measured_ranks} on {measured.hosts}"
             # Half as many; of 2 ranks it is 3, of 3 it is 2.
-            other = measured.ranks // 2 if measured.ranks > 3 else 5 - measured.ranks
+            next_ranks = measured.ranks // 2 if measured.ranks > 3 else 5 - measured.ranks
             sizes = f"-b {format_size(measured.low_bytes)} -e {format_size(measured.high_bytes)}"
             raise UsageError(
                 "ranks",
-                got,
-                f"{known}, no other number was measured",
-                f"Measure another: {_run(self.collective, other)} {sizes} -J FILE; then "
+                requested,
+                f"{measured_ranks}, no other number was measured",
+                f"Measure another: {_run(self.collective, next_ranks)} {sizes} -J FILE; then "
                 "torchcoll model fit with both files.",
             )
-        return self._on_others(self.over_ranks, size_bytes, ranks, hosts)
+        return self._from_law_over_ranks(self.over_ranks, size_bytes, ranks, hosts)
 
-    def _on_others(
+    def _from_law_over_ranks(
         self, law: OverRanks, size_bytes: int, ranks: int, hosts: int | None
     ) -> Prediction:
         texts = []
@@ -201,20 +203,22 @@ class KindModel:
                 raise UsageError("hosts", hosts, expected, action)
             hosts = 1
             if ranks > law.ranks[-1]:
-                where = "on one host" if any(law.hosts) else "on hosts like those, not known"
-                texts.append(f"as if {where}: links between hosts were not measured")
+                hosts_text = "on one host" if any(law.hosts) else "on hosts like those, not known"
+                texts.append(f"as if {hosts_text}: links between hosts were not measured")
         hosts = hosts or max(1, math.ceil(ranks / (self.ranks_per_host or ranks) - 1e-9))
-        steps = next(one for one in step_laws(self.collective) if one.name == law.law)
+        steps = next(
+            law_steps for law_steps in step_laws(self.collective) if law_steps.name == law.law
+        )
         if hosts > 1 and (law.between is None or law.between[1] is None):
             texts.append("no bandwidth between hosts was found in the data")
         log = law.log_time(steps, size_bytes, ranks, hosts)
         low, high = law.spread.logs(*doublings(ranks, law.ranks[0], law.ranks[-1]))
-        inner = [one.spread.logs(0, 0) for one in self.over_sizes]
+        inner = [curve.spread.logs(0, 0) for curve in self.over_sizes]
         # Numbers of ranks that were not measured are known no better than those that were.
         low, high = min(low, *(a for a, _ in inner)), max(high, *(b for _, b in inner))
         below, above = doublings(size_bytes, law.low_bytes, law.high_bytes)
         if below or above:  # as the laws over sizes were wrong there
-            widths = [one.spread.logs(below, above) for one in self.over_sizes]
+            widths = [curve.spread.logs(below, above) for curve in self.over_sizes]
             low += min(a[0] - b[0] for a, b in zip(widths, inner, strict=True))
             high += max(a[1] - b[1] for a, b in zip(widths, inner, strict=True))
             texts.append(_beyond(size_bytes, law.low_bytes, law.high_bytes))
@@ -271,24 +275,27 @@ class MachineModel:
         Raises UsageError where there is none.
         """
         name = find_collective(collective).name
-        own = [
-            one
-            for one in self.entries
-            if one.collective == name and all(one.kind.get(k) == v for k, v in kind.items())
+        entries = [
+            entry
+            for entry in self.entries
+            if entry.collective == name and all(entry.kind.get(k) == v for k, v in kind.items())
         ]
-        if not own:
-            got = " ".join([name, *(f"{k}={v}" for k, v in kind.items())])
-            raise self.lacks(name, got)
-        return max(own, key=lambda one: (len(one.over_sizes), sum(o.sizes for o in one.over_sizes)))
+        if not entries:
+            requested = " ".join([name, *(f"{k}={v}" for k, v in kind.items())])
+            raise self.missing_collective(name, requested)
+        return max(
+            entries,
+            key=lambda entry: (len(entry.over_sizes), sum(o.sizes for o in entry.over_sizes)),
+        )
 
-    def lacks(self, collective: str, got: str) -> UsageError:
+    def missing_collective(self, collective: str, requested: str) -> UsageError:
         """What refuses a collective that was not measured, and how to have it measured."""
-        known = ", ".join(dict.fromkeys(one.collective for one in self.entries))
-        ranks = sorted({over.ranks for one in self.entries for over in one.over_sizes})
+        measured = ", ".join(dict.fromkeys(entry.collective for entry in self.entries))
+        ranks = sorted({over.ranks for entry in self.entries for over in entry.over_sizes})
         each = ", ".join(map(str, ranks)) if ranks else "2 or more"
         action = f"Measure it, on {each} ranks: {_run(collective, ranks[-1] if ranks else 2)} "
         action += "-b 1K -e 64M -J FILE; then torchcoll model fit with this file too."
-        return UsageError("collective", got, f"what the model has: {known}", action)
+        return UsageError("collective", requested, f"what the model has: {measured}", action)
 
     def predict(
         self, collective: str, size_bytes: int, ranks: int, hosts: int | None = None, **kind: Any
@@ -324,29 +331,29 @@ def predict_all(
     Raises UsageError where nothing can be predicted, with the first reason.
     """
     name = find_collective(collective).name if collective else None
-    entries = [one for one in model.entries if name in (None, one.collective)]
+    entries = [entry for entry in model.entries if name in (None, entry.collective)]
     if name and not entries:
-        raise model.lacks(name, name)
+        raise model.missing_collective(name, name)
     rows, first = [], None
     for entry in entries:
         for n in ranks:
             for size in sizes:
                 try:
-                    found, reason, action = entry.predict(size, n), "", ""
+                    prediction, reason, action = entry.predict(size, n), "", ""
                 except UsageError as error:
-                    found, reason, first = None, brief(error), first or error
+                    prediction, reason, first = None, brief(error), first or error
                     action = error.action
-                if found and (reason := only_a_guess(found)):
-                    found, action = None, MORE_DATA
-                rows.append(PredictedRow(entry.kind, n, size, found, reason, action))
+                if prediction and (reason := only_a_guess(prediction)):
+                    prediction, action = None, MORE_DATA
+                rows.append(PredictedRow(entry.kind, n, size, prediction, reason, action))
     if all(row.prediction is None for row in rows):
-        measured = [one for entry in entries for one in entry.over_sizes]
-        numbers = ", ".join(map(str, sorted({one.ranks for one in measured})))
-        low = format_size(min(one.low_bytes for one in measured))
-        high = format_size(max(one.high_bytes for one in measured))
-        got = f"none: each 90 % interval is wider than {WIDEST:g}x"
+        measured = [curve for entry in entries for curve in entry.over_sizes]
+        numbers = ", ".join(map(str, sorted({curve.ranks for curve in measured})))
+        low = format_size(min(curve.low_bytes for curve in measured))
+        high = format_size(max(curve.high_bytes for curve in measured))
+        refused = f"none: each 90 % interval is wider than {WIDEST:g}x"
         expected = f"what is nearer to the data ({numbers} ranks, {low} to {high})"
-        raise first or UsageError("prediction", got, expected, MORE_DATA)
+        raise first or UsageError("prediction", refused, expected, MORE_DATA)
     return rows
 
 
@@ -358,9 +365,9 @@ def too_wide(low_ns: float, high_ns: float) -> bool:
     return high_ns > WIDEST * low_ns
 
 
-def only_a_guess(found: Prediction) -> str:
+def only_a_guess(prediction: Prediction) -> str:
     """Why it says nothing; '' where it is a prediction."""
-    if not too_wide(found.low_ns, found.high_ns):
+    if not too_wide(prediction.low_ns, prediction.high_ns):
         return ""
-    where = f"{found.beyond}: " if found.beyond else ""
-    return f"{where}its 90 % interval is wider than {WIDEST:g}x"
+    extrapolated = f"{prediction.beyond}: " if prediction.beyond else ""
+    return f"{extrapolated}its 90 % interval is wider than {WIDEST:g}x"

@@ -27,7 +27,7 @@ from torchcoll.curves.model_sizes import (
     shared_slopes,
     size_spreads,
 )
-from torchcoll.curves.scaling import unusable, why_out
+from torchcoll.curves.scaling import describe_unusable, exclusion_reason
 from torchcoll.curves.size_law import (
     FEWEST_SIZES,
     fit_size_law,
@@ -55,8 +55,8 @@ def fit_model(sources: Source | Sequence[Source], concurrent: bool = False) -> F
     Raises UsageError where no kind of case has FEWEST_SIZES sizes; UnreadableError for a file.
     """
     files = side("files", sources)
-    kinds, notes = curves_of(files, concurrent)
-    facts = facts_of(files)
+    kinds, notes = read_curves(files, concurrent)
+    facts = machine_facts(files)
     works = [r.concurrent for r in files.results if r.concurrent and r.concurrent.blocks]
     short = sum(not work.covered for work in works)
     if concurrent and short:
@@ -69,7 +69,7 @@ def fit_model(sources: Source | Sequence[Source], concurrent: bool = False) -> F
     return FittedModel(MachineModel(fit_entries(kinds), facts), files.runs, notes)
 
 
-def facts_of(files: Side) -> dict[str, Any]:
+def machine_facts(files: Side) -> dict[str, Any]:
     """What is known of the machine and its runs."""
     known = [known_of(part) for part in files.parts]
     facts: dict[str, Any] = {"number_of_runs": len(files.parts)}
@@ -97,7 +97,7 @@ def measured_times(files: Side, concurrent: bool = False) -> tuple[list[Measured
     found: list[Measured] = []
     out: Counter[str] = Counter()
     for item in files.measured("time", Reading()):
-        reason = _why_not(item)
+        reason = _exclusion_reason(item)
         if concurrent and not (item.result.concurrent and item.result.concurrent.blocks):
             reason = reason or "without work beside it"
         if reason:
@@ -108,7 +108,7 @@ def measured_times(files: Side, concurrent: bool = False) -> tuple[list[Measured
         got = "; ".join(f"{counted(n, 'case')} {why}" for why, n in out.items()) or "none"
         raise UsageError("cases", got, "some beside work", "Measure them with --concurrent matmul.")
     if not found:
-        got, why = unusable(files)
+        got, why = describe_unusable(files)
         raise UsageError("cases", got, "some with ranks, a size and a time, and right", why)
     return found, out
 
@@ -118,7 +118,7 @@ def _concurrent(item: Measured) -> ConcurrentBlocks:
     return item.result.concurrent
 
 
-def curves_of(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]]:
+def read_curves(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]]:
     """Each kind of case with its curves, by ranks and hosts; and what is in none of them.
 
     Raises UsageError where no curve has FEWEST_SIZES sizes.
@@ -157,10 +157,10 @@ def curves_of(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]]:
     return found, [*notes, *filter(None, [files.rehearsal_note])]
 
 
-def _why_not(item: Measured) -> str:
+def _exclusion_reason(item: Measured) -> str:
     row = item.row
     if row.status != "ok" or row.verified == "wrong" or not row.ranks or not item.figure:
-        return why_out(item)
+        return exclusion_reason(item)
     if row.ranks < 2:
         return "of 1 rank, which communicates nothing"
     if not row.size_bytes:

@@ -23,7 +23,7 @@ from torchcoll.curves.model_sizes import (
     LEAST,
     LEVEL,
     Curve,
-    bandwidth_of,
+    bandwidth_figure,
     jackknife,
     quantile,
     resolved,
@@ -141,7 +141,7 @@ def over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | No
         own = [float(one.figures[first + 1]) for one in best.without]
         if not any(fit.figures[first : first + 2]):
             return None
-        return figure(first), bandwidth_of(float(fit.figures[first + 1]), own)
+        return figure(first), bandwidth_figure(float(fit.figures[first + 1]), own)
 
     corrections = tuple(
         (size, jackknife(fit.factor(size), [one.factor(size) for one in best.without], True))

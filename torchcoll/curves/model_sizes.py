@@ -70,7 +70,7 @@ def over_sizes(curve: Curve, fit: Fit, spread: Spread, shared: SharedSlope | Non
     for number, piece in enumerate(fit.law.pieces):
         others = [law.pieces[number] for law in fit.without if number < len(law.pieces)]
         latencies.append(resolved(piece.latency_ns, [one.latency_ns for one in others]))
-        bandwidths.append(bandwidth_of(piece.ns_per_byte, [one.ns_per_byte for one in others]))
+        bandwidths.append(bandwidth_figure(piece.ns_per_byte, [one.ns_per_byte for one in others]))
     knots = [
         jackknife(fit.law.factor(size), [law.factor(size) for law in fit.without], logs=True)
         for size, _ in fit.law.corrections
@@ -88,7 +88,7 @@ def over_sizes(curve: Curve, fit: Fit, spread: Spread, shared: SharedSlope | Non
         tuple(latencies),
         tuple(bandwidths),
         tuple(knots),
-        bandwidth_of(law.beyond_ns_per_byte, without),
+        bandwidth_figure(law.beyond_ns_per_byte, without),
         shared.collectives if shared else 1,
         spread,
     )
@@ -99,7 +99,7 @@ def resolved(value: float, without: Sequence[float]) -> Figure | None:
     return jackknife(value, without) if value > 0 else None
 
 
-def bandwidth_of(ns_per_byte: float, without: Sequence[float]) -> Figure | None:
+def bandwidth_figure(ns_per_byte: float, without: Sequence[float]) -> Figure | None:
     """GB/s; None where time does not grow. Where it does not without some size, no upper end is
     known: it is that of the others.
     """

@@ -27,15 +27,15 @@ from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
 
-def unusable(files: Side) -> tuple[str, str]:
+def describe_unusable(files: Side) -> tuple[str, str]:
     """How many cases there are, and why each of them is in no curve."""
     items = files.measured("time", Reading())
-    reasons = Counter(map(why_out, items))
+    reasons = Counter(map(exclusion_reason, items))
     words = "; ".join(f"{number} {why}" for why, number in reasons.items())
     return f"none of {counted(len(items), 'case')}", f"{words}." if words else ""
 
 
-def why_out(item: Measured) -> str:
+def exclusion_reason(item: Measured) -> str:
     row, reported = item.row, item.result.reported
     if row.status != "ok":
         reason = row.reason.partition(LIKELY)[0]
@@ -164,7 +164,7 @@ def scaling(
     cases, left_out = _cases(files, separate, sizes, started)
     drafts = [*cases, *_starts(started)]
     if not drafts:
-        got, why = unusable(files)
+        got, why = describe_unusable(files)
         raise UsageError("cases", got, "at least one with ranks and a time, and right", why)
     fits = _fits(drafts)
     curves = [
@@ -316,7 +316,7 @@ def _fits(drafts: Sequence[_Draft]) -> list[list[GrowthFit]]:
 
 def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
     notes = []
-    bad = Counter(why_out(m) for m in files.measured("time", Reading()) if not is_right(m))
+    bad = Counter(exclusion_reason(m) for m in files.measured("time", Reading()) if not is_right(m))
     notes += [f"in no curve: {counted(number, 'case')} {why}" for why, number in bad.items()]
     if any(point.ranks == 1 for curve in curves for point in curve.points):
         notes.append("1 rank communicates nothing: it is in no fit")

@@ -83,7 +83,9 @@ def scaling_object(found: Scaling) -> dict[str, Any]:
                     for one in (*fit.growth.mixtures, *filter(None, (fit.growth.power,)))
                 ],
                 "laws": [
-                    dataclasses.asdict(law) for law in (fit.growth.law, *fit.growth.others) if law
+                    dataclasses.asdict(law)
+                    for law in (fit.growth.law, *fit.growth.other_laws)
+                    if law
                 ],
             }
             for curve in curves

@@ -23,7 +23,7 @@ from torchcoll.comparison.prediction import MODEL, ErrorSummary, error_summary, 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
-from torchcoll.curves.model_fit import curves_of, fit_entries
+from torchcoll.curves.model_fit import fit_entries, read_curves
 from torchcoll.curves.model_ranks import FEWEST_RANKS
 from torchcoll.curves.model_sizes import Curve, left_out, size_spreads
 from torchcoll.curves.size_law import FEWEST_SIZES, fit_size_law
@@ -79,7 +79,7 @@ class ValidationRow:
     worst: HeldOut
     covered: int
     beyond: int
-    both: ErrorSummary | None
+    with_baseline: ErrorSummary | None
     baseline: ErrorSummary | None
 
 
@@ -99,7 +99,7 @@ def validate(sources: Source | Sequence[Source]) -> Validation:
     than FEWEST_RANKS + 1 numbers of ranks; UnreadableError for a file.
     """
     files = side("files", sources)
-    kinds, notes = curves_of(files)
+    kinds, notes = read_curves(files)
     points = [*_over_sizes(kinds), *_over_ranks(kinds, notes)]
     if not points:
         most = max(len(curve.sizes) for _, curves in kinds for curve in curves)
@@ -114,16 +114,19 @@ def validate(sources: Source | Sequence[Source]) -> Validation:
     groups: dict[str, list[HeldOut]] = {}
     for point in points:
         groups.setdefault(repr((point.over, point.kind, point.ranks)), []).append(point)
-    rows = [row_of(own, own[0].kind, own[0].ranks) for own in groups.values()]
+    rows = [
+        validation_row(row_points, row_points[0].kind, row_points[0].ranks)
+        for row_points in groups.values()
+    ]
     totals = [
-        row_of(own)
+        validation_row(row_points)
         for over in (OVER_SIZES, OVER_RANKS)
-        if (own := [point for point in points if point.over == over])
+        if (row_points := [point for point in points if point.over == over])
     ]
     return Validation(files.runs, rows, totals, points, notes)
 
 
-def row_of(
+def validation_row(
     points: Sequence[HeldOut], kind: Mapping[str, Any] | None = None, ranks: int | None = None
 ) -> ValidationRow:
     """The row of these points, at least one."""
@@ -144,16 +147,16 @@ def row_of(
 
 
 def _over_sizes(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable[HeldOut]:
-    every = [(kind, curve) for kind, curves in kinds for curve in curves]
-    whole = [left_out(c, fit_size_law(c.sizes, c.times, c.errors)) for _, c in every]
-    for number, (kind, curve) in enumerate(every):
+    all_curves = [(kind, curve) for kind, curves in kinds for curve in curves]
+    whole = [left_out(c, fit_size_law(c.sizes, c.times, c.errors)) for _, c in all_curves]
+    for number, (kind, curve) in enumerate(all_curves):
         if len(curve.sizes) <= FEWEST_SIZES:
             continue
         for index in range(1, len(curve.sizes) - 1):
-            rest = curve.without(index)
-            fit = fit_size_law(rest.sizes, rest.times, rest.errors)
-            own = [*whole[:number], left_out(rest, fit), *whole[number + 1 :]]
-            spread = size_spreads(own)[number]
+            remaining = curve.without(index)
+            fit = fit_size_law(remaining.sizes, remaining.times, remaining.errors)
+            left_out_curves = [*whole[:number], left_out(remaining, fit), *whole[number + 1 :]]
+            spread = size_spreads(left_out_curves)[number]
             size, time = float(curve.sizes[index]), float(curve.times[index])
             predicted = math.exp(float(fit.law.logs(curve.sizes[index : index + 1])[0]))
             yield HeldOut(
@@ -165,7 +168,7 @@ def _over_sizes(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable
                 predicted,
                 predicted * spread.low,
                 predicted * spread.high,
-                cubic(rest.sizes, rest.times, size),
+                cubic(remaining.sizes, remaining.times, size),
             )
 
 
@@ -175,10 +178,12 @@ def _over_ranks(
     """notes: gets what cannot be predicted without what is left out."""
     for kind, curves in kinds:
         for curve in curves:
-            others = [one for one in curves if one.ranks != curve.ranks]
-            if len({one.ranks for one in others}) < FEWEST_RANKS:
+            other_curves = [
+                other_curve for other_curve in curves if other_curve.ranks != curve.ranks
+            ]
+            if len({other_curve.ranks for other_curve in other_curves}) < FEWEST_RANKS:
                 continue
-            (entry,) = fit_entries([(kind, others)])
+            (entry,) = fit_entries([(kind, other_curves)])
             sizes = curve.sizes.tolist()
             try:
                 predictions = [
@@ -187,12 +192,16 @@ def _over_ranks(
             except UsageError as error:  # the only ones on several hosts
                 notes.append(f"{kind['collective']} on {curve.ranks} ranks left out: {error}")
                 continue
-            for size, time, found in zip(sizes, curve.times.tolist(), predictions, strict=True):
+            for size, time, prediction in zip(
+                sizes, curve.times.tolist(), predictions, strict=True
+            ):
                 # A collective of blocks has a little less than was asked on some numbers of ranks.
                 near = {
-                    one.ranks: float(one.times[numpy.argmin(abs(one.sizes - size))])
-                    for one in others
-                    if abs(one.sizes / size - 1).min() < 0.01
+                    other_curve.ranks: float(
+                        other_curve.times[numpy.argmin(abs(other_curve.sizes - size))]
+                    )
+                    for other_curve in other_curves
+                    if abs(other_curve.sizes / size - 1).min() < 0.01
                 }
                 ranks = numpy.array(sorted(near), dtype=float)
                 times = numpy.array([near[round(n)] for n in ranks])
@@ -202,19 +211,19 @@ def _over_ranks(
                     curve.ranks,
                     round(size),
                     time,
-                    found.time_ns,
-                    found.low_ns,
-                    found.high_ns,
+                    prediction.time_ns,
+                    prediction.low_ns,
+                    prediction.high_ns,
                     cubic(ranks, times, curve.ranks),
                 )
 
 
-def cubic(places: Any, times: Any, place: float) -> float | None:
+def cubic(positions: Any, times: Any, position: float) -> float | None:
     """The baseline; None where the place is not between two others."""
-    if len(places) < 2 or not places[0] < place < places[-1]:
+    if len(positions) < 2 or not positions[0] < position < positions[-1]:
         return None
-    law = interpolate.PchipInterpolator(numpy.log(places), numpy.log(times))
-    return math.exp(float(law(math.log(place))))
+    law = interpolate.PchipInterpolator(numpy.log(positions), numpy.log(times))
+    return math.exp(float(law(math.log(position))))
 
 
 @dataclass(frozen=True)
@@ -251,9 +260,9 @@ def validate_predicted(
     more. Raises UsageError where it has no case that was measured.
     """
     measured, model = side("measured", sources), side(MODEL, predicted)
-    found = compare(measured, model)
-    errors = model_errors(measured, model, found.rows)
-    own = [row for row in found.rows if row.pair.base and row.row.ranks]
+    comparison = compare(measured, model)
+    errors = model_errors(measured, model, comparison.rows)
+    predicted_rows = [row for row in comparison.rows if row.pair.base and row.row.ranks]
     cases: list[dict[str, Any]] = [
         {
             "collective": row.row.collective,
@@ -262,9 +271,11 @@ def validate_predicted(
             "measured_ns": row.base,
             "predicted_ns": row.new,
             "ratio": row.ratio,
-            "error": next((error for error, other in errors if other is row), None),
+            "error": next(
+                (error for error, row_with_error in errors if row_with_error is row), None
+            ),
         }
-        for row in own
+        for row in predicted_rows
     ]
     numbers = sorted({case["ranks"] for case in cases})
     scenarios = [_scenario(n, [c for c in cases if c["ranks"] == n]) for n in numbers]
