@@ -1,8 +1,8 @@
-"""A fitted model against a run that it has not seen: how wrong it is about each case.
+"""Check a fitted model against runs that it was not fitted to: the error of each case.
 
-A case is predicted by the entry of the model that is of its kind: collective, dtype, op, backend,
-mode and so on. What only one of the two tells keeps nothing apart, as in a comparison; what both
-tell and differ in does: a model of one backend says nothing of another.
+The model's entry of the same kind (collective, dtype, op, backend, mode and so on) predicts a case.
+As in a comparison, a field that only the model or only the run records does not matter; a field
+that both record has to be the same: a model of one backend does not predict another one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ from torchcoll.stats.sides import NOT_KNOWN, Measured, Side, side, value_of_fact
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """rows: of each kind of case and number of ranks; totals: of all, and where some lie beyond the
-    data of the model, of those within and of those beyond. unknown: cases that it does not predict.
+    """The errors of a model about some runs.
+
+    rows: one for each kind of case and number of ranks.
+    totals: of all cases; if some are extrapolated, also of those within the data of the model and
+        of the extrapolated ones.
+    points: each predicted case.
+    unknown: how many cases the model does not predict.
     """
 
     runs: list[Run]
@@ -39,15 +44,15 @@ class CheckedModel:
     notes: list[str] = field(default_factory=list)
 
 
-Unknown = Counter[tuple[str, str]]  # by collective and reason
-Group = tuple[KindModel, int, int, list[Measured]]  # with ranks and hosts
+Unknown = Counter[tuple[str, str]]  # cases that are not predicted, by collective and reason
+Group = tuple[KindModel, int, int, list[Measured]]  # entry, ranks, hosts and their cases
 
 
 def check_model(model: MachineModel, sources: Source | Sequence[Source]) -> CheckedModel:
     """The errors of a model about the cases of these runs, which are pooled.
 
-    Raises UsageError where it predicts none of them, with the first reason; UnreadableError for a
-    file.
+    Raises UsageError with the first reason if the model predicts none of the cases;
+    UnreadableError for a file that cannot be read.
     """
     measured = side("measured", sources)
     items, out = measured_times(measured, any(entry.concurrent for entry in model.entries))
@@ -93,7 +98,7 @@ def check_model(model: MachineModel, sources: Source | Sequence[Source]) -> Chec
 
 
 def _reasons(unknown: Unknown) -> list[str]:
-    """``20 cases of all_reduce, all_gather: WHY``."""
+    """Texts such as ``20 cases of all_reduce, all_gather: REASON``, one for each reason."""
     texts = []
     for why in dict.fromkeys(why for _, why in unknown):
         counts = {
@@ -106,13 +111,16 @@ def _reasons(unknown: Unknown) -> list[str]:
 def _groups(
     model: MachineModel, measured: Side, items: Sequence[Measured]
 ) -> tuple[list[Group], Unknown, list[str]]:
-    """The cases by entry, ranks and hosts; how many have none, and why; what was taken for what."""
+    """Group the cases by entry, ranks and hosts.
+
+    Also returns the cases without an entry, and notes on fields that the run does not record.
+    """
     hosts = list(map(hosts_of, measured.parts))
     groups: dict[tuple[int, int, int], Group] = {}
     unknown: Unknown = Counter()
     taken: dict[str, None] = {}
     for item in items:
-        entry, reason = _entry_of(model, item)
+        entry, reason = _match_entry(model, item)
         if entry is None:
             unknown[item.row.collective, reason] += 1
             continue
@@ -126,7 +134,7 @@ def _groups(
 def _points(
     entry: KindModel, ranks: int, hosts: int, items: Sequence[Measured]
 ) -> tuple[list[HeldOut], Unknown]:
-    """Of each size; and how many are only a guess."""
+    """A point for each size of some cases, and the sizes whose prediction would be too vague."""
     points: list[HeldOut] = []
     guesses: Unknown = Counter()
     for point in size_points(items):
@@ -145,8 +153,8 @@ def _points(
     return points, guesses
 
 
-def _entry_of(model: MachineModel, item: Measured) -> tuple[KindModel | None, str]:
-    """The entry of its kind, and a note where several are; None, and why."""
+def _match_entry(model: MachineModel, item: Measured) -> tuple[KindModel | None, str]:
+    """The entry that predicts a case, and a note if several could; None and the reason if none."""
     name = item.row.collective
     entries = [entry for entry in model.entries if entry.collective == name]
     if not entries:
@@ -175,7 +183,7 @@ def _entry_of(model: MachineModel, item: Measured) -> tuple[KindModel | None, st
 
 
 def _value(item: Measured, name: str) -> Any:
-    """As the model's file has it; None is not known."""
+    """A field of a case, in the form of the model's file; None if it is not recorded."""
     if name == CONCURRENT:
         return item.result.concurrent.work if item.result.concurrent else None
     value = value_of(item, name) if name in NAMES else value_of_fact(item.facts, name)
@@ -183,13 +191,13 @@ def _value(item: Measured, name: str) -> Any:
 
 
 def kind_differences(kind: Mapping[str, Any], item: Measured) -> dict[str, Any]:
-    """What a case has that is not as in this kind of a model; what one does not tell is alike."""
+    """The fields of a case that differ from this kind of a model; only fields that both record."""
     recorded = {name: _value(item, name) for name, ours in kind.items() if ours is not None}
     return {name: v for name, v in recorded.items() if v is not None and v != kind[name]}
 
 
 def _differences(model: MachineModel, measured: Side) -> list[str]:
-    """What of the machine is not as it was, and a run that the model knows."""
+    """Notes on a machine that differs from the model's, and on runs that the model was fitted to."""
     notes = [measured.rehearsal_note] * bool(measured.rehearsal_note)
     facts, fitted_facts = machine_facts(measured), model.facts
     for name in ("device_name", "source", "torch"):

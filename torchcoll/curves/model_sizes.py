@@ -28,7 +28,9 @@ from torchcoll.stats.line import Floats
 
 LEVEL = 0.9
 LEAST = 0.002  # nothing is known better: clocks and rounding reach it
-_OWN = 4  # left-out errors, by which a curve's own mean counts as much as that of all curves
+_PRIOR_POINTS = (
+    4  # left-out errors, by which a curve's own mean counts as much as that of all curves
+)
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class Curve:
     errors: tuple[float, ...]
 
     def without(self, index: int) -> Curve:
-        rest = numpy.arange(len(self.sizes)) != index
+        kept = numpy.arange(len(self.sizes)) != index
         errors = tuple(e for i, e in enumerate(self.errors) if i != index)
-        return replace(self, sizes=self.sizes[rest], times=self.times[rest], errors=errors)
+        return replace(self, sizes=self.sizes[kept], times=self.times[kept], errors=errors)
 
 
 Kinds = list[tuple[dict[str, Any], list[Curve]]]
@@ -68,14 +70,20 @@ def over_sizes(curve: Curve, fit: Fit, spread: Spread, shared: SharedSlope | Non
     """The law of one curve with the intervals of its figures."""
     latencies, bandwidths = [], []
     for number, piece in enumerate(fit.law.pieces):
-        others = [law.pieces[number] for law in fit.without if number < len(law.pieces)]
-        latencies.append(resolved(piece.latency_ns, [one.latency_ns for one in others]))
-        bandwidths.append(bandwidth_figure(piece.ns_per_byte, [one.ns_per_byte for one in others]))
+        other_pieces = [law.pieces[number] for law in fit.without if number < len(law.pieces)]
+        latencies.append(
+            resolved(piece.latency_ns, [other_piece.latency_ns for other_piece in other_pieces])
+        )
+        bandwidths.append(
+            bandwidth_figure(
+                piece.ns_per_byte, [other_piece.ns_per_byte for other_piece in other_pieces]
+            )
+        )
     knots = [
         jackknife(fit.law.factor(size), [law.factor(size) for law in fit.without], logs=True)
         for size, _ in fit.law.corrections
     ]
-    law, without = fit.law, [one.beyond_ns_per_byte for one in fit.without]
+    law, without = fit.law, [left_out_law.beyond_ns_per_byte for left_out_law in fit.without]
     if shared:
         law, without = replace(law, beyond_ns_per_byte=shared.ns_per_byte), [*shared.without]
     return OverSizes(
@@ -103,8 +111,8 @@ def bandwidth_figure(ns_per_byte: float, without: Sequence[float]) -> Figure | N
     """GB/s; None where time does not grow. Where it does not without some size, no upper end is
     known: it is that of the others.
     """
-    own = [1 / one for one in without if one > 0]
-    return jackknife(1 / ns_per_byte, own, logs=True) if ns_per_byte > 0 and own else None
+    rates = [1 / slope for slope in without if slope > 0]
+    return jackknife(1 / ns_per_byte, rates, logs=True) if ns_per_byte > 0 and rates else None
 
 
 _FEWEST_TOGETHER = 3  # collectives, of which one can stand apart from the others
@@ -133,12 +141,12 @@ def shared_slopes(kinds: Kinds) -> list[SharedSlope | None]:
     largest size. A collective that stands apart from the others keeps its own.
     """
     flat = [(kind, curve) for kind, curves in kinds for curve in curves]
-    places: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for index, (kind, curve) in enumerate(flat):
-        other = {name: value for name, value in kind.items() if name not in _BY_COLLECTIVE}
-        places.setdefault(repr((curve.ranks, curve.hosts, other)), []).append(index)
-    found: list[SharedSlope | None] = [None] * len(flat)
-    for indices in places.values():
+        conditions = {name: value for name, value in kind.items() if name not in _BY_COLLECTIVE}
+        groups.setdefault(repr((curve.ranks, curve.hosts, conditions)), []).append(index)
+    slopes: list[SharedSlope | None] = [None] * len(flat)
+    for indices in groups.values():
         names = {flat[index][0]["collective"] for index in indices}
         if len(names) < _FEWEST_TOGETHER:
             continue
@@ -147,16 +155,20 @@ def shared_slopes(kinds: Kinds) -> list[SharedSlope | None]:
             for index in indices
         ]
         curves = [flat[index][1] for index in indices]
-        if not _together_is_better(curves, shares):
+        if not _shared_predicts_better(curves, shares):
             continue
-        own = [_slope(curve, len(curve.sizes)) / s for curve, s in zip(curves, shares, strict=True)]
-        wire, alike = _wire(own)
-        without = [_wire([*own[:i], *own[i + 1 :]])[0] for i in range(len(own))]
-        for index, share, same in zip(indices, shares, alike, strict=True):
-            if same:
-                each = tuple(one * share for one in without)
-                found[index] = SharedSlope(wire * share, each, len(names))
-    return found
+        curve_slopes = [
+            _slope(curve, len(curve.sizes)) / s for curve, s in zip(curves, shares, strict=True)
+        ]
+        wire, alike = _wire(curve_slopes)
+        without = [
+            _wire([*curve_slopes[:i], *curve_slopes[i + 1 :]])[0] for i in range(len(curve_slopes))
+        ]
+        for index, share, agrees in zip(indices, shares, alike, strict=True):
+            if agrees:
+                each = tuple(slope * share for slope in without)
+                slopes[index] = SharedSlope(wire * share, each, len(names))
+    return slopes
 
 
 def _slope(curve: Curve, number: int) -> float:
@@ -169,25 +181,25 @@ def _wire(slopes: Sequence[float]) -> tuple[float, list[bool]]:
     """The median in logarithms, and which do not stand apart from it."""
     logs = numpy.log(numpy.maximum(slopes, 1e-12))
     middle = float(numpy.median(logs))
-    away = numpy.abs(logs - middle)
-    limit = _APART * max(float(numpy.median(away)), LEAST) / stats.norm.ppf(0.75)
-    return math.exp(middle), (away <= limit).tolist()
+    deviations = numpy.abs(logs - middle)
+    limit = _APART * max(float(numpy.median(deviations)), LEAST) / stats.norm.ppf(0.75)
+    return math.exp(middle), (deviations <= limit).tolist()
 
 
-def _together_is_better(curves: Sequence[Curve], shares: Sequence[float]) -> bool:
+def _shared_predicts_better(curves: Sequence[Curve], shares: Sequence[float]) -> bool:
     """Where the largest third is left out of every curve, and where the largest size is."""
     numbers = [len(curve.sizes) for curve in curves]
     for kept in ([n - max(1, n // 3) for n in numbers], [n - 1 for n in numbers]):
         used = [i for i, number in enumerate(kept) if number >= FEWEST_SIZES]
         if not used:
             return False
-        own = [_slope(curves[i], kept[i]) / shares[i] for i in used]
-        wire, alike = _wire(own)
+        slopes = [_slope(curves[i], kept[i]) / shares[i] for i in used]
+        wire, alike = _wire(slopes)
         errors = numpy.zeros(2)
-        for i, slope, same in zip(used, own, alike, strict=True):
+        for i, slope, agrees in zip(used, slopes, alike, strict=True):
             curve, last = curves[i], kept[i] - 1
             beyond = shares[i] * (curve.sizes[last + 1 :] - curve.sizes[last])
-            for column, each in enumerate((slope, wire if same else slope)):
+            for column, each in enumerate((slope, wire if agrees else slope)):
                 predicted = numpy.log(curve.times[last] + each * beyond)
                 errors[column] += numpy.abs(predicted - numpy.log(curve.times[last + 1 :])).sum()
         if errors[1] >= errors[0]:
@@ -219,9 +231,9 @@ class LeftOut:
     above: tuple[Floats, Floats]
 
 
-def left_out(curve: Curve, fit: Fit) -> LeftOut:
+def leave_one_out(curve: Curve, fit: Fit) -> LeftOut:
     n = len(fit.missed)
-    places = range(1, n - 1) if n > _OWN else range(n)
+    places = range(1, n - 1) if n > _PRIOR_POINTS else range(n)
     law = fit.law.logs(curve.sizes)
     up, down = [], []
     for index in places:
@@ -248,21 +260,30 @@ def _beyond_end(curve: Curve, fit: Fit, end: int) -> tuple[Floats, Floats]:
     return numpy.concatenate(errors), numpy.concatenate(distances)
 
 
-def size_spreads(left: Sequence[LeftOut]) -> list[Spread]:
+def size_spreads(left_out_curves: Sequence[LeftOut]) -> list[Spread]:
     """Of each curve. The errors of all, each over its curve's mean error, tell how far out 90 % of
     errors lie; the mean error of a curve with few sizes leans to that of all.
     """
-    count = sum(len(one.inner) for one in left)
-    usual = float(numpy.median([one.inner.mean() for one in left]))
+    count = sum(len(curve.inner) for curve in left_out_curves)
+    usual = float(numpy.median([curve.inner.mean() for curve in left_out_curves]))
     scales = [
-        (float(one.inner.sum()) + _OWN * usual) / (len(one.inner) + _OWN) + 1e-9 for one in left
+        (float(curve.inner.sum()) + _PRIOR_POINTS * usual) / (len(curve.inner) + _PRIOR_POINTS)
+        + 1e-9
+        for curve in left_out_curves
     ]
-    both = list(zip(left, scales, strict=True))
-    high = max(0.0, quantile(numpy.concatenate([one.up / s for one, s in both]), count))
-    low = max(0.0, quantile(numpy.concatenate([one.down / s for one, s in both]), count))
+    scaled_curves = list(zip(left_out_curves, scales, strict=True))
+    high = max(
+        0.0, quantile(numpy.concatenate([curve.up / s for curve, s in scaled_curves]), count)
+    )
+    low = max(
+        0.0, quantile(numpy.concatenate([curve.down / s for curve, s in scaled_curves]), count)
+    )
     # By how much the error of 90 % of what was left out at an end grew with each doubling.
     widening = []
-    for ends in ([one.below for one in left], [one.above for one in left]):
+    for ends in (
+        [curve.below for curve in left_out_curves],
+        [curve.above for curve in left_out_curves],
+    ):
         rates = numpy.concatenate([errors / distances for errors, distances in ends])
         widening.append(quantile(rates, len(rates)) if len(rates) else 0.0)
     below, above = widening

@@ -108,21 +108,21 @@ def find_ranges(
     weight = numpy.where(error > DISAGREEING * usual, usual / error, 1.0)
     points = _Points(size, time, weight)
     slow_sizes = find_slow_sizes(size, time, points.fit, error)
-    found = _curve(points, slow_sizes)
+    fitted = _curve(points, slow_sizes)
     # Within a transition it may belong to a law beside it, or to a third between the two, of which
     # there are too few: then a fit with it shows so. Otherwise it would hide in a law that it is
     # far off.
-    between = [i for i in slow_sizes if any(b.low < i < b.high for b in found.boundaries)]
+    between = [i for i in slow_sizes if any(b.low < i < b.high for b in fitted.boundaries)]
     while between:
-        found = _curve(points, [i for i in slow_sizes if i not in between])
+        fitted = _curve(points, [i for i in slow_sizes if i not in between])
         hidden = []
         for i in between:
-            laws = [r for r in found.ranges if r.first <= i <= r.last]
-            away = [abs(math.log(float(time[i]) / r.time_ns(float(size[i])))) for r in laws]
-            if any(distance > math.log1p(LEAST) for distance in away):
+            laws = [r for r in fitted.ranges if r.first <= i <= r.last]
+            distances = [abs(math.log(float(time[i]) / r.time_ns(float(size[i])))) for r in laws]
+            if any(distance > math.log1p(LEAST) for distance in distances):
                 hidden.append(i)
         if not hidden:
-            return found
+            return fitted
         between = [i for i in between if i not in hidden]
     return _curve(points, slow_sizes)
 
@@ -171,16 +171,20 @@ def _curve(points: _Points, slow_sizes: Sequence[int]) -> FittedCurve:
         jump = None
         if before is not None and after is not None:
             ends = float(fits.size[low]), float(fits.size[high])
-            place = math.sqrt(fits.size[cut - 1] * fits.size[cut])
-            if ranges[number + 1].time_ns(place) <= 0:  # steep: it begins at its first size
-                place = float(fits.size[cut])
+            boundary_bytes = math.sqrt(fits.size[cut - 1] * fits.size[cut])
+            if (
+                ranges[number + 1].time_ns(boundary_bytes) <= 0
+            ):  # steep: it begins at its first size
+                boundary_bytes = float(fits.size[cut])
             first, second = ranges[number], ranges[number + 1]
             differences = [second.time_ns(end) - first.time_ns(end) for end in ends]
             # 1 where the two laws meet inside the transition.
             meet = differences[0] * differences[1] <= 0
-            jump = 1.0 if meet else second.time_ns(place) / first.time_ns(place)
-        one = Boundary(int(kept[low]), int(kept[high]), int(kept[cut - 1]), jump, before, after)
-        boundaries.append(one)
+            jump = 1.0 if meet else second.time_ns(boundary_bytes) / first.time_ns(boundary_bytes)
+        boundary = Boundary(
+            int(kept[low]), int(kept[high]), int(kept[cut - 1]), jump, before, after
+        )
+        boundaries.append(boundary)
     original = [
         replace(
             r, first=int(kept[r.first]), last=int(kept[r.last]), misfit_at=int(kept[r.misfit_at])
@@ -272,10 +276,10 @@ class _Segments:
         sums = numpy.vstack((numpy.zeros(6), numpy.cumsum(self._columns, axis=0)))
         self.cost[long] = self._solve(sums[b[long]] - sums[a[long]], a[long])[2]
         # Of fewer points a difference of two long sums would be rounding only.
-        for few in range(fewest, min(FEWEST, n + 1)):
-            starts = numpy.arange(n + 1 - few)
-            own = numpy.add.reduce([self._columns[starts + k] for k in range(few)])
-            self.cost[starts, starts + few] = self._solve(own, starts)[2]
+        for length in range(fewest, min(FEWEST, n + 1)):
+            starts = numpy.arange(n + 1 - length)
+            stretch_sums = numpy.add.reduce([self._columns[starts + k] for k in range(length)])
+            self.cost[starts, starts + length] = self._solve(stretch_sums, starts)[2]
 
     def _solve(self, sums: Floats, starts: Places) -> tuple[Floats, ...]:
         """latency, slope (scaled) and sum of squares of stretches that begin at ``starts``; no

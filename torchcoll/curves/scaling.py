@@ -31,8 +31,8 @@ def describe_unusable(files: Side) -> tuple[str, str]:
     """How many cases there are, and why each of them is in no curve."""
     items = files.measured("time", Reading())
     reasons = Counter(map(exclusion_reason, items))
-    words = "; ".join(f"{number} {why}" for why, number in reasons.items())
-    return f"none of {counted(len(items), 'case')}", f"{words}." if words else ""
+    reasons_text = "; ".join(f"{number} {why}" for why, number in reasons.items())
+    return f"none of {counted(len(items), 'case')}", f"{reasons_text}." if reasons_text else ""
 
 
 def exclusion_reason(item: Measured) -> str:
@@ -53,7 +53,7 @@ def later_runs(files: Side, started: Cold | None) -> set[int]:
     """
     rows = started.rows if started else []
     later = [row.run for row in rows if row.in_job not in ("", "-", "1", FIRST_TWO)]
-    return {n for n, part in enumerate(files.parts) if any(part is one for one in later)}
+    return {n for n, run in enumerate(files.parts) if any(run is later_run for later_run in later)}
 
 
 _ONE, _SEVERAL = "one host", "several hosts"
@@ -85,7 +85,7 @@ class GrowthFit:
     """
 
     figure: str
-    part: str
+    subset: str
     growth: Growth
 
 
@@ -136,7 +136,7 @@ class _Draft:
     size_bytes: int
     runs: list[_Run]
     figures: Mapping[str, str]
-    place: str = ""
+    position: str = ""
 
 
 def scaling(
@@ -156,7 +156,7 @@ def scaling(
     if link_gbps is not None and not 0 < link_gbps < float("inf"):
         raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
     files = side("files", sources)
-    separate = kept_separate((part.ranks, known_of(part)) for part in files.parts)
+    separate = kept_separate((run.ranks, known_of(run)) for run in files.parts)
     try:
         started = cold(files.runs)
     except UsageError:  # no first call is known
@@ -164,18 +164,18 @@ def scaling(
     cases, left_out = _cases(files, separate, sizes, started)
     drafts = [*cases, *_starts(started)]
     if not drafts:
-        got, why = describe_unusable(files)
-        raise UsageError("cases", got, "at least one with ranks and a time, and right", why)
+        excluded, why = describe_unusable(files)
+        raise UsageError("cases", excluded, "at least one with ranks and a time, and right", why)
     fits = _fits(drafts)
     curves = [
         RanksCurve(
             draft.kind,
             draft.size_bytes,
             _points(draft.runs, link_gbps),
-            own,
-            hidden_among([one.facts for one in draft.runs], separate),
+            curve_fits,
+            hidden_among([run.facts for run in draft.runs], separate),
         )
-        for draft, own in zip(drafts, fits, strict=True)
+        for draft, curve_fits in zip(drafts, fits, strict=True)
     ]
     notes = _notes(files, curves)
     if later := later_runs(files, started):
@@ -203,21 +203,23 @@ def _cases(
     measured = {size_bytes for by_size in groups.values() for size_bytes in by_size}
     missing = [size_bytes for size_bytes in sizes if size_bytes not in measured]
     if missing and measured:
-        known = ", ".join(map(format_size, sorted(measured)))
-        raise UsageError("sizes", format_size(missing[0]), f"sizes that were measured: {known}")
+        measured_text = ", ".join(map(format_size, sorted(measured)))
+        raise UsageError(
+            "sizes", format_size(missing[0]), f"sizes that were measured: {measured_text}"
+        )
     drafts = []
     for by_size in groups.values():
         wanted = sorted(sizes)
         if not wanted:
             # The smallest, middle and largest of the sizes that most numbers of ranks have.
-            numbers = {size: len({m.row.ranks for m in own}) for size, own in by_size.items()}
+            numbers = {size: len({m.row.ranks for m in items}) for size, items in by_size.items()}
             common = sorted(size for size, n in numbers.items() if n == max(numbers.values()))
             wanted = sorted({common[0], common[(len(common) - 1) // 2], common[-1]})
         for size_bytes in wanted:
-            if own := by_size.get(size_bytes):
-                runs = _runs(own, hosts, later)
+            if items := by_size.get(size_bytes):
+                runs = _runs(items, hosts, later)
                 figures = {"time": "time_ns", "1st call of the case": "first_ns"}
-                drafts.append(_Draft(kind_of(own[0], separate), size_bytes, runs, figures))
+                drafts.append(_Draft(kind_of(items[0], separate), size_bytes, runs, figures))
     return drafts, sorted(measured - {draft.size_bytes for draft in drafts})
 
 
@@ -231,16 +233,18 @@ def _runs(items: Sequence[Measured], hosts: Sequence[int], later: set[int]) -> l
     return [
         _Run(
             ranks,
-            hosts[same[0].part],
-            same[0].facts,
+            hosts[items_of_run[0].part],
+            items_of_run[0].facts,
             time,
-            geometric(m.row.busbw_gbps for m in same),
+            geometric(m.row.busbw_gbps for m in items_of_run),
             geometric(
-                ns for m in same if m.part not in later and (ns := m.row.first_call_ns) and ns > 0
+                ns
+                for m in items_of_run
+                if m.part not in later and (ns := m.row.first_call_ns) and ns > 0
             ),
         )
-        for ranks, own in sorted(by_ranks.items())
-        for time, same in runs_of(own)
+        for ranks, items_on_ranks in sorted(by_ranks.items())
+        for time, items_of_run in runs_of(items_on_ranks)
     ]
 
 
@@ -253,8 +257,8 @@ def _starts(started: Cold | None) -> list[_Draft]:
         if row.status == "ok" and row.ranks and row.call_ns(1):
             kinds.setdefault((repr(row.kind), row.in_job), []).append(row)
     drafts = []
-    for (_, place), own in sorted(kinds.items(), key=lambda item: item[0][1]):
-        whole = all(row.first_result_ns for row in own)
+    for (_, position), kind_rows in sorted(kinds.items(), key=lambda item: item[0][1]):
+        whole = all(row.first_result_ns for row in kind_rows)
         runs = [
             _Run(
                 row.ranks,
@@ -262,31 +266,31 @@ def _starts(started: Cold | None) -> list[_Draft]:
                 row.facts,
                 first_ns=row.first_result_ns if whole else row.call_ns(1),
             )
-            for row in sorted(own, key=lambda row: row.ranks)
+            for row in sorted(kind_rows, key=lambda row: row.ranks)
         ]
-        kind: dict[str, Any] = {**own[0].kind, **({"in job": place} if place else {})}
+        kind: dict[str, Any] = {**kind_rows[0].kind, **({"in job": position} if position else {})}
         name = "time to first result" if whole else "1st call of the run"
-        drafts.append(_Draft(kind, kind.pop("size_bytes"), runs, {name: "first_ns"}, place))
+        drafts.append(_Draft(kind, kind.pop("size_bytes"), runs, {name: "first_ns"}, position))
     return drafts
 
 
 def _points(runs: Sequence[_Run], link_gbps: float | None) -> list[RanksPoint]:
     points = []
-    for ranks in dict.fromkeys(one.ranks for one in runs):
-        own = [one for one in runs if one.ranks == ranks]
-        times = [one.time_ns or one.first_ns or 0.0 for one in own]
-        busbw = geometric(one.busbw_gbps for one in own)
+    for ranks in dict.fromkeys(run.ranks for run in runs):
+        runs_on_ranks = [run for run in runs if run.ranks == ranks]
+        times = [run.time_ns or run.first_ns or 0.0 for run in runs_on_ranks]
+        busbw = geometric(run.busbw_gbps for run in runs_on_ranks)
         points.append(
             RanksPoint(
                 ranks,
-                tuple(sorted({one.hosts for one in own if one.hosts})),
-                len(own),
-                geometric(one.time_ns for one in own),
+                tuple(sorted({run.hosts for run in runs_on_ranks if run.hosts})),
+                len(runs_on_ranks),
+                geometric(run.time_ns for run in runs_on_ranks),
                 min(times),
                 max(times),
                 busbw,
                 busbw / link_gbps if busbw and link_gbps else None,
-                geometric(one.first_ns for one in own),
+                geometric(run.first_ns for run in runs_on_ranks),
             )
         )
     return points
@@ -296,22 +300,24 @@ def _fits(drafts: Sequence[_Draft]) -> list[list[GrowthFit]]:
     """Of every curve each figure; where runs have one host and others several, each part by
     itself: they use other links. One rank communicates nothing and is in no fit.
     """
-    asked: list[tuple[int, str, str, list[tuple[int, float]]]] = []
+    candidates: list[tuple[int, str, str, list[tuple[int, float]]]] = []
     for number, draft in enumerate(drafts):
-        real = [one for one in draft.runs if one.ranks > 1]
-        mixed = {one.hosts > 1 for one in real if one.hosts} == {False, True}
-        for part in (_ONE, _SEVERAL) if mixed else ("",):
-            own = [one for one in real if not part or (one.hosts > 1) == (part == _SEVERAL)]
+        real = [run for run in draft.runs if run.ranks > 1]
+        mixed = {run.hosts > 1 for run in real if run.hosts} == {False, True}
+        for subset in (_ONE, _SEVERAL) if mixed else ("",):
+            subset_runs = [
+                run for run in real if not subset or (run.hosts > 1) == (subset == _SEVERAL)
+            ]
             for figure, name in draft.figures.items():
-                points = [(one.ranks, ns) for one in own if (ns := getattr(one, name))]
+                points = [(run.ranks, ns) for run in subset_runs if (ns := getattr(run, name))]
                 if points:
-                    asked.append((number, figure, part, points))
-    found: list[list[GrowthFit]] = [[] for _ in drafts]
-    judged = growths([points for *_, points in asked])
-    for (number, figure, part, _), growth in zip(asked, judged, strict=True):
-        place = f"{drafts[number].place} in job" if drafts[number].place else ""
-        found[number].append(GrowthFit(figure, ", ".join(filter(None, (part, place))), growth))
-    return found
+                    candidates.append((number, figure, subset, points))
+    fits: list[list[GrowthFit]] = [[] for _ in drafts]
+    judged = growths([points for *_, points in candidates])
+    for (number, figure, subset, _), growth in zip(candidates, judged, strict=True):
+        position = f"{drafts[number].position} in job" if drafts[number].position else ""
+        fits[number].append(GrowthFit(figure, ", ".join(filter(None, (subset, position))), growth))
+    return fits
 
 
 def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
@@ -320,9 +326,9 @@ def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
     notes += [f"in no curve: {counted(number, 'case')} {why}" for why, number in bad.items()]
     if any(point.ranks == 1 for curve in curves for point in curve.points):
         notes.append("1 rank communicates nothing: it is in no fit")
-    if any(fit.part.startswith((_ONE, _SEVERAL)) for curve in curves for fit in curve.fits):
+    if any(fit.subset.startswith((_ONE, _SEVERAL)) for curve in curves for fit in curve.fits):
         notes.append("one host and several hosts use other links: each part is fitted by itself")
-    if any(one.reported and one.reported.first_call_ns for one in files.results):
+    if any(result.reported and result.reported.first_call_ns for result in files.results):
         notes.append("rows of -i 1 -w 0 are first calls, and in no time")
-    hidden = dict.fromkeys(hidden_note(one.hidden, "the runs of a curve") for one in curves)
+    hidden = dict.fromkeys(hidden_note(curve.hidden, "the runs of a curve") for curve in curves)
     return [*notes, *filter(None, (*hidden, files.rehearsal_note))]

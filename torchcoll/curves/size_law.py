@@ -61,47 +61,49 @@ class SizeLaw:
         """Logarithms of the times in ns. Below the data the first law and factor go on."""
         last = self.pieces[-1].high_bytes
         within = numpy.minimum(sizes, last)
-        found = lines(self.pieces, within) + factors(self.corrections, within, self.smooth)
-        return numpy.log(numpy.exp(found) + self.beyond_ns_per_byte * (sizes - within))
+        logs = piecewise_logs(self.pieces, within) + log_factors(
+            self.corrections, within, self.smooth
+        )
+        return numpy.log(numpy.exp(logs) + self.beyond_ns_per_byte * (sizes - within))
 
     def factor(self, size: float) -> float:
-        return math.exp(float(factors(self.corrections, numpy.array([size]), self.smooth)[0]))
+        return math.exp(float(log_factors(self.corrections, numpy.array([size]), self.smooth)[0]))
 
 
-def lines(pieces: Sequence[Piece], sizes: Floats) -> Floats:
+def piecewise_logs(pieces: Sequence[Piece], sizes: Floats) -> Floats:
     """Logarithms of the times of the pieces; between two of them a mean of both by distance."""
-    found = numpy.log(pieces[0].at(sizes))
-    for one, other in itertools.pairwise(pieces):
-        span = math.log(other.low_bytes / one.high_bytes)
-        share = numpy.clip(numpy.log(sizes / one.high_bytes) / span, 0, 1)
-        found = numpy.where(
-            sizes > one.high_bytes,
-            (1 - share) * numpy.log(one.at(sizes)) + share * numpy.log(other.at(sizes)),
-            found,
+    logs = numpy.log(pieces[0].at(sizes))
+    for lower, upper in itertools.pairwise(pieces):
+        span = math.log(upper.low_bytes / lower.high_bytes)
+        share = numpy.clip(numpy.log(sizes / lower.high_bytes) / span, 0, 1)
+        logs = numpy.where(
+            sizes > lower.high_bytes,
+            (1 - share) * numpy.log(lower.at(sizes)) + share * numpy.log(upper.at(sizes)),
+            logs,
         )
-    return found
+    return logs
 
 
-def factors(
+def log_factors(
     corrections: Sequence[tuple[float, float]], sizes: Floats, smooth: bool = False
 ) -> Floats:
     """Logarithms of the factors at these sizes; outside of their sizes the outer one goes on."""
     if not corrections:
         return numpy.zeros(len(sizes))
     knots, logs = zip(*corrections, strict=True)
-    found: Floats = _between(numpy.log(knots), smooth, sizes) @ numpy.array(logs)
-    return found
+    values: Floats = _between(numpy.log(knots), smooth, sizes) @ numpy.array(logs)
+    return values
 
 
-def _between(places: Floats, smooth: bool, sizes: Floats) -> Floats:
+def _between(knots: Floats, smooth: bool, sizes: Floats) -> Floats:
     """Of each size (rows) how much the factor at each place (columns) counts: straight lines, or a
     natural cubic spline.
     """
-    x, columns = numpy.clip(numpy.log(sizes), places[0], places[-1]), numpy.eye(len(places))
+    x, columns = numpy.clip(numpy.log(sizes), knots[0], knots[-1]), numpy.eye(len(knots))
     if smooth:
-        found: Floats = interpolate.CubicSpline(places, columns, bc_type="natural")(x)
-        return found
-    return numpy.column_stack([numpy.interp(x, places, own) for own in columns])
+        weights: Floats = interpolate.CubicSpline(knots, columns, bc_type="natural")(x)
+        return weights
+    return numpy.column_stack([numpy.interp(x, knots, unit_vector) for unit_vector in columns])
 
 
 @dataclass(frozen=True)
@@ -120,33 +122,35 @@ def fit_piece(sizes: Floats, times: Floats) -> Piece:
 
 
 def fit_corrections(
-    sizes: Floats, rest: Floats, share: float, smooth: bool = False
+    sizes: Floats, residuals: Floats, share: float, smooth: bool = False
 ) -> tuple[tuple[float, float], ...]:
     """Factors for what a law leaves of the logarithms, at sizes of which each has as many."""
     distinct = numpy.unique(sizes)
     count = math.ceil(len(distinct) * share)
     if count < 2:
         return ()
-    places = numpy.quantile(numpy.log(distinct), numpy.linspace(0, 1, count))
-    columns = _between(places, smooth, sizes)
+    knots = numpy.quantile(numpy.log(distinct), numpy.linspace(0, 1, count))
+    columns = _between(knots, smooth, sizes)
     # A trace of ridge: where two knots share one size.
-    figures = numpy.linalg.solve(columns.T @ columns + 1e-3 * numpy.eye(count), columns.T @ rest)
-    return tuple(zip(numpy.exp(places).tolist(), figures.tolist(), strict=True))
+    figures = numpy.linalg.solve(
+        columns.T @ columns + 1e-3 * numpy.eye(count), columns.T @ residuals
+    )
+    return tuple(zip(numpy.exp(knots).tolist(), figures.tolist(), strict=True))
 
 
 def fit_form(sizes: Floats, times: Floats, form: Form) -> SizeLaw:
     """The law of this form. A range keeps its sizes where one of them was left out."""
     pieces = []
     for low, high in form.ranges:
-        own = (sizes >= low) & (sizes <= high)
-        if own.sum() > 1:
-            pieces.append(fit_piece(sizes[own], times[own]))
+        inside = (sizes >= low) & (sizes <= high)
+        if inside.sum() > 1:
+            pieces.append(fit_piece(sizes[inside], times[inside]))
     pieces = pieces or [fit_piece(sizes, times)]
     # The last range may have lost its last size: the law reaches as far as the data do.
     pieces[-1] = replace(pieces[-1], high_bytes=float(sizes[-1]))
-    rest = numpy.log(times) - lines(pieces, sizes)
+    residuals = numpy.log(times) - piecewise_logs(pieces, sizes)
     slope = fit_piece(sizes[-TAIL:], times[-TAIL:]).ns_per_byte
-    corrections = fit_corrections(sizes, rest, form.share, form.smooth)
+    corrections = fit_corrections(sizes, residuals, form.share, form.smooth)
     return SizeLaw(tuple(pieces), corrections, slope, form.smooth)
 
 
@@ -162,14 +166,14 @@ class Fit:
 
 def fit_size_law(sizes: Floats, times: Floats, errors: Sequence[float] = ()) -> Fit:
     """The law whose form predicts left-out sizes best; sizes ascend, at least FEWEST_SIZES."""
-    one = ((int(sizes[0]), int(sizes[-1])),)
+    whole = ((int(sizes[0]), int(sizes[-1])),)
     laws = find_ranges(sizes.tolist(), times.tolist(), list(errors) or 0.0).ranges
     several = tuple((int(sizes[r.first]), int(sizes[r.last])) for r in laws)
-    ranges = [one] if len(several) < 2 else [one, several]
+    ranges = [whole] if len(several) < 2 else [whole, several]
     # The forms to choose from, the ones with fewer figures first.
-    forms = [Form(own, 0.0) for own in ranges]
+    forms = [Form(form_ranges, 0.0) for form_ranges in ranges]
     if len(sizes) > FEWEST_SIZES:
-        forms += [Form(one, _SHARE), Form(one, _SHARE, True), Form(ranges[-1], _SHARE)]
+        forms += [Form(whole, _SHARE), Form(whole, _SHARE, True), Form(ranges[-1], _SHARE)]
 
     def score(fit: Fit) -> float:
         """Mean square error of the sizes between the ends: an end that is left out is extrapolated.
@@ -184,8 +188,8 @@ def fit_size_law(sizes: Floats, times: Floats, errors: Sequence[float] = ()) -> 
 def _left_out(sizes: Floats, times: Floats, form: Form) -> Fit:
     logs, without, missed = numpy.log(times), [], []
     for i in range(len(sizes)):
-        rest = numpy.arange(len(sizes)) != i
-        law = fit_form(sizes[rest], times[rest], form)
+        kept = numpy.arange(len(sizes)) != i
+        law = fit_form(sizes[kept], times[kept], form)
         without.append(law)
         missed.append(float(logs[i] - law.logs(sizes[i : i + 1])[0]))
     return Fit(fit_form(sizes, times, form), form, tuple(without), numpy.array(missed))

@@ -135,11 +135,10 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
     """How many transitions, and where; of figures that cannot be, why."""
     if doubts := [curve.doubt for curve in curves if curve.doubt]:
         return Answer(Caveat(doubts[0], f"{IMPLAUSIBLE}: "), "bad")
-    title_words = [title.split(", ") for title in titles]
-    common = set(title_words[0]).intersection(*title_words) if title_words else set()
+    title_phrases = [title.split(", ") for title in titles]
+    common = set(title_phrases[0]).intersection(*title_phrases) if title_phrases else set()
     titles = [
-        " ".join(word for word in words_of_title if word not in common)
-        for words_of_title in title_words
+        " ".join(phrase for phrase in phrases if phrase not in common) for phrases in title_phrases
     ]
     texts = _slow_texts(curves, titles)
     slow = bool(texts)

@@ -25,7 +25,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
 from torchcoll.curves.model_fit import fit_entries, read_curves
 from torchcoll.curves.model_ranks import FEWEST_RANKS
-from torchcoll.curves.model_sizes import Curve, left_out, size_spreads
+from torchcoll.curves.model_sizes import Curve, leave_one_out, size_spreads
 from torchcoll.curves.size_law import FEWEST_SIZES, fit_size_law
 from torchcoll.inputs import Source
 from torchcoll.stats.sides import side
@@ -148,14 +148,14 @@ def validation_row(
 
 def _over_sizes(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable[HeldOut]:
     all_curves = [(kind, curve) for kind, curves in kinds for curve in curves]
-    whole = [left_out(c, fit_size_law(c.sizes, c.times, c.errors)) for _, c in all_curves]
+    whole = [leave_one_out(c, fit_size_law(c.sizes, c.times, c.errors)) for _, c in all_curves]
     for number, (kind, curve) in enumerate(all_curves):
         if len(curve.sizes) <= FEWEST_SIZES:
             continue
         for index in range(1, len(curve.sizes) - 1):
             remaining = curve.without(index)
             fit = fit_size_law(remaining.sizes, remaining.times, remaining.errors)
-            left_out_curves = [*whole[:number], left_out(remaining, fit), *whole[number + 1 :]]
+            left_out_curves = [*whole[:number], leave_one_out(remaining, fit), *whole[number + 1 :]]
             spread = size_spreads(left_out_curves)[number]
             size, time = float(curve.sizes[index]), float(curve.times[index])
             predicted = math.exp(float(fit.law.logs(curve.sizes[index : index + 1])[0]))
