@@ -1,4 +1,4 @@
-"""The model of a machine: predicts the time of a collective from its size and ranks, with intervals.
+"""The model of a machine: predicts times of collectives from size and ranks, with intervals.
 
 Other packages call ``load_model(path).predict(collective, size_bytes, ranks)`` (model_file.py).
 """

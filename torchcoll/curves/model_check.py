@@ -197,7 +197,7 @@ def kind_differences(kind: Mapping[str, Any], item: Measured) -> dict[str, Any]:
 
 
 def _differences(model: MachineModel, measured: Side) -> list[str]:
-    """Notes on a machine that differs from the model's, and on runs that the model was fitted to."""
+    """Notes on differences of the machine, and on runs that the model was fitted to."""
     notes = [measured.rehearsal_note] * bool(measured.rehearsal_note)
     facts, fitted_facts = machine_facts(measured), model.facts
     for name in ("device_name", "source", "torch"):

@@ -1,5 +1,7 @@
-"""The law of a model over ranks: its steps, the links it goes over, and its intervals, all of them
-found by leaving numbers of ranks out (see model_sizes.py).
+"""Fit the law of a model over ranks: its steps, its links within and between hosts, its intervals.
+
+The law and its intervals are chosen by leaving out one number of ranks at a time (see
+model_sizes.py).
 """
 
 from __future__ import annotations
@@ -33,14 +35,19 @@ from torchcoll.curves.size_law import fit_corrections, log_factors
 from torchcoll.stats.line import Floats
 
 FEWEST_RANKS = 2
-_INNER = 3  # numbers of ranks: of more the errors of those between the ends are taken
-_TWO = 2  # numbers of ranks: leaving one out leaves no law
-_AHEAD = 3  # doublings of the ranks, at which the laws that remain are asked how far they disagree
+_INNER = 3  # numbers of ranks: with more, only the errors of those between the ends count
+_TWO = 2  # numbers of ranks: if one of two is left out, no law can be fitted to the other
+_AHEAD = 3  # doublings of the ranks over which the remaining laws are compared
 
 
 @dataclass(frozen=True)
 class RanksFit:
-    """Launch overhead; step and byte within a host and between hosts; factors at some sizes."""
+    """A fitted law over ranks.
+
+    figures: launch overhead, then step and byte within a host, then step and byte between hosts.
+    corrections: (size, logarithm of the factor).
+    only_between: whether every curve has several hosts, so that all links are between hosts.
+    """
 
     steps: StepLaw
     figures: Floats
@@ -61,7 +68,7 @@ class RanksFit:
 
 
 def fit_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> RanksFit:
-    """Least squares of the relative deviations, no figure below 0."""
+    """Fit a law by least squares of the relative deviations; no parameter is below 0."""
     between = all(curve.hosts > 1 for curve in curves)
     rows = numpy.array(
         [
@@ -82,8 +89,11 @@ def fit_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> RanksFit
 
 @dataclass(frozen=True)
 class LeftRanks:
-    """A law, the laws without one number of ranks in turn, by how much they missed it (logarithms),
-    and what the law itself leaves.
+    """A law, and what happens if one number of ranks at a time is left out.
+
+    without: the laws fitted without each number of ranks.
+    missed: the errors of these laws on the number of ranks that was left out, in logarithms.
+    within: the residuals of the law itself, in logarithms.
     """
 
     fit: RanksFit
@@ -93,17 +103,21 @@ class LeftRanks:
 
     @property
     def square(self) -> float:
-        """Mean over the numbers of ranks of the mean square error where it was left out. Of two one
-        would be left, which tells no run from its steps: then what the law leaves of both.
+        """The mean, over the numbers of ranks, of the mean square error when it was left out.
+
+        With two numbers of ranks only one would remain, which cannot separate the launch overhead
+        from the steps; then the residuals of the law count.
         """
         errors = self.missed if len(self.missed) > _TWO else self.within
         return float(numpy.mean([(residuals**2).mean() for residuals in errors])) + LEAST**2
 
 
 def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, list[str]]:
-    """The law that predicts left-out numbers of ranks best, and those that leaving out cannot tell
-    from it: F of the mean squares, 95 %. The errors of one number of ranks go together, so that
-    each number is one degree of freedom, however many sizes it has.
+    """The law that predicts left-out numbers of ranks best, and the names of all remaining laws.
+
+    A law remains if an F test of the mean squares (95 %) does not tell it from the best one. The
+    errors of all sizes on one number of ranks are correlated, so each number of ranks is one degree
+    of freedom, however many sizes it has.
     """
     tried = []
     shares = (0.0, 0.25, 0.5) if len(curves) > _TWO else (0.0,)
@@ -126,7 +140,7 @@ def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, l
 
 
 def over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | None, str]:
-    """The law of one kind of case; None, and why, where the numbers of ranks are too few."""
+    """The law over ranks of one kind of case; None and the reason if there are too few numbers."""
     numbers = sorted({curve.ranks for curve in curves})
     if len(numbers) < FEWEST_RANKS:
         numbers_text = counted(len(numbers), "number") + " of ranks"
@@ -176,9 +190,12 @@ def over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | No
 def ranks_spread(
     collective: str, curves: Sequence[Curve], best: LeftRanks, remaining: Sequence[str]
 ) -> Spread:
-    """Within the numbers of ranks: the jackknife+ over the numbers left out. Beyond them: as the
-    laws without the outermost numbers were wrong there, or as far as the laws that remain disagree.
-    Of two numbers, as ``LeftRanks.square`` has it: what the law leaves, and the disagreement.
+    """The interval of a prediction over ranks.
+
+    Within the measured numbers of ranks: the jackknife+ over the left-out numbers. Beyond them it
+    widens by the error of the laws without the outermost number, or by the disagreement of the
+    remaining laws, whichever is larger. With two numbers of ranks: the residuals of the law, and
+    the disagreement (see ``LeftRanks.square``).
     """
     up, down = [], []
     errors = best.missed if len(curves) > _TWO else best.within
@@ -194,8 +211,9 @@ def ranks_spread(
             up.append(error + shift)
             down.append(error - shift)
     points = sum(len(missed) for missed in errors[inner])
-    # The errors of one number of ranks go together: there are as many as numbers of ranks. Within
-    # them the errors of those left out at the ends, which are extrapolated, make up for that.
+    # The errors on one number of ranks are correlated, so there are only as many independent errors
+    # as numbers of ranks: Student's t instead of the normal quantile. Within the data no correction
+    # is needed, because errors of left-out ends, which are extrapolated, are larger anyway.
     small_sample = float(
         stats.t.ppf((1 + LEVEL) / 2, len(curves)) / stats.norm.ppf((1 + LEVEL) / 2)
     )
@@ -213,9 +231,11 @@ def ranks_spread(
 
 
 def _ranks_widening(best: LeftRanks, curves: Sequence[Curve], end: int) -> float:
-    """A doubling: by how much the error of the outermost number, where it was left out, is larger
-    than what that law leaves of the others, by its distance. Fewer doublings were tried than
-    predictions go: what grew there is taken to grow on.
+    """How much the error grows with each doubling of the ranks beyond one end of the data.
+
+    The error of the law without the outermost number on that number, less the residuals of the same
+    law on the others, over the distance in doublings. Predictions reach further than the data: the
+    error is assumed to keep growing at this rate.
     """
     if len(curves) == _TWO:
         return 0.0
@@ -244,7 +264,10 @@ def _disagreement(
     half: float,
     factor: float,
 ) -> float:
-    """A doubling: what laws that remain, and the best one without one number of ranks, differ."""
+    """How much laws that fit equally well diverge with each doubling of the ranks.
+
+    Compares the best law with the remaining laws and with the best law without one number of ranks.
+    """
     ends = sorted(curves, key=lambda curve: curve.ranks)
     outer = ends[-1] if factor > 1 else ends[0]
     other_laws = list(best.without) if len(curves) > _TWO else []
@@ -261,7 +284,7 @@ def _disagreement(
         law = best.fit.at(outer.sizes, ranks, hosts)
         for other_law in other_laws:
             differences = numpy.abs(other_law.at(outer.sizes, ranks, hosts) - law)
-            # Together with the errors that the interval holds already, as independent ones add up.
+            # The interval already covers ``half``; independent errors add up as squares.
             wider = numpy.sqrt(half**2 + differences**2) - half
             rates.append(float(numpy.median(wider)) / doublings)
     return max(rates)

@@ -1,10 +1,11 @@
-"""The laws of a model over sizes, one for each kind of case and number of ranks, and intervals.
+"""Fit the laws of a model over sizes, one for each kind of case and number of ranks, with intervals.
 
-Every interval comes from leaving out. Of a parameter it is the jackknife's (R. G. Miller,
-Biometrika 61 (1974) 1): how far it moves where one size, or one number of ranks, is left out. Of a
-prediction it is the jackknife+ (see size_law.py), reduced to two factors a curve: what laws without
-one size say at the sizes, each with its own left-out error. A curve of 8 sizes has too few of these
-for a 90th percentile: the errors of all curves are pooled, each over the mean error of its own.
+All intervals come from leaving data out. The interval of a parameter is the jackknife's (R. G.
+Miller, Biometrika 61 (1974) 1): how far the parameter moves if one size, or one number of ranks, is
+left out. The interval of a prediction is the jackknife+ (see size_law.py), reduced to two factors
+for each curve: the predictions of the laws without one size, each with its own left-out error. A
+curve of 8 sizes has too few errors for a 90th percentile, so the errors of all curves are pooled,
+each divided by the mean error of its curve.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ Kinds = list[tuple[dict[str, Any], list[Curve]]]
 
 
 def jackknife(value: float, without: Sequence[float], logs: bool = False) -> Figure:
-    """The value with its 90 % interval; in logarithms where it cannot be below 0."""
+    """A value with its 90 % interval, from the values without each point in turn.
+
+    logs: compute in logarithms, for a value that cannot be below 0.
+    """
     n = len(without)
     if n < 3 or (logs and min(value, *without) <= 0):
         return value, min(value, *without), max(value, *without)
@@ -67,7 +71,7 @@ def jackknife(value: float, without: Sequence[float], logs: bool = False) -> Fig
 
 
 def over_sizes(curve: Curve, fit: Fit, spread: Spread, shared: SharedSlope | None) -> OverSizes:
-    """The law of one curve with the intervals of its figures."""
+    """The law of one curve with the intervals of its parameters."""
     latencies, bandwidths = [], []
     for number, piece in enumerate(fit.law.pieces):
         other_pieces = [law.pieces[number] for law in fit.without if number < len(law.pieces)]
@@ -103,27 +107,32 @@ def over_sizes(curve: Curve, fit: Fit, spread: Spread, shared: SharedSlope | Non
 
 
 def resolved(value: float, without: Sequence[float]) -> Figure | None:
-    """None where it is 0: too small to be told from nothing."""
+    """A parameter with its interval; None if it is 0, which means too small to be resolved."""
     return jackknife(value, without) if value > 0 else None
 
 
 def bandwidth_figure(ns_per_byte: float, without: Sequence[float]) -> Figure | None:
-    """GB/s; None where time does not grow. Where it does not without some size, no upper end is
-    known: it is that of the others.
+    """A bandwidth in GB/s with its interval; None if the time does not grow with the size.
+
+    If the time does not grow once some size is left out, that value has no finite bandwidth; the
+    interval then comes from the other values.
     """
     rates = [1 / slope for slope in without if slope > 0]
     return jackknife(1 / ns_per_byte, rates, logs=True) if ns_per_byte > 0 and rates else None
 
 
-_FEWEST_TOGETHER = 3  # collectives, of which one can stand apart from the others
+_FEWEST_TOGETHER = 3  # collectives: of so many, one can be told as an outlier
 _APART = 3.5  # modified z-score: B. Iglewicz and D. C. Hoaglin, How to Detect ... Outliers (1993)
 _BY_COLLECTIVE = ("collective", "op", "root", "dtype", "in_place")
 
 
 @dataclass(frozen=True)
 class SharedSlope:
-    """Of a curve: ns for a byte of its size beyond the largest one, as so many collectives tell it
-    together; without: what they tell without each curve of another.
+    """The slope of a curve beyond its largest size, estimated from several collectives together.
+
+    ns_per_byte: per byte of the size of this curve.
+    without: the same, estimated without each curve in turn.
+    collectives: how many collectives were used.
     """
 
     ns_per_byte: float
@@ -132,13 +141,14 @@ class SharedSlope:
 
 
 def shared_slopes(kinds: Kinds) -> list[SharedSlope | None]:
-    """For every curve in order; None where its own last sizes tell more.
+    """The shared slope of each curve, in order; None where the curve's own last sizes are better.
 
-    Once no protocol changes any more, the wire carries the bytes of all collectives alike: as many
-    as a rank sends in a ring. A curve that ends before has a slope of its own there, too steep or
-    too flat, and the median of several is nearer. It is taken where it predicts better than the
-    curves' own slopes what is left out of all of them: the largest third of the sizes, and the
-    largest size. A collective that stands apart from the others keeps its own.
+    Above the sizes where protocols change, the wire carries the bytes of all collectives at the
+    same rate: as many bytes as a rank sends in a ring. A curve that ends below these sizes has a
+    slope that is too steep or too flat, and the median of several collectives is closer. The shared
+    slope is used only if it predicts the left-out sizes of all curves better than their own slopes
+    do, both for the largest third of the sizes and for the largest size. An outlier among the
+    collectives keeps its own slope.
     """
     flat = [(kind, curve) for kind, curves in kinds for curve in curves]
     groups: dict[str, list[int]] = {}
@@ -178,7 +188,7 @@ def _slope(curve: Curve, number: int) -> float:
 
 
 def _wire(slopes: Sequence[float]) -> tuple[float, list[bool]]:
-    """The median in logarithms, and which do not stand apart from it."""
+    """The median slope in logarithms, and for each slope whether it is no outlier."""
     logs = numpy.log(numpy.maximum(slopes, 1e-12))
     middle = float(numpy.median(logs))
     deviations = numpy.abs(logs - middle)
@@ -187,7 +197,9 @@ def _wire(slopes: Sequence[float]) -> tuple[float, list[bool]]:
 
 
 def _shared_predicts_better(curves: Sequence[Curve], shares: Sequence[float]) -> bool:
-    """Where the largest third is left out of every curve, and where the largest size is."""
+    """Whether the shared slope predicts left-out sizes better than the curves' own slopes do, both
+    for the largest third of the sizes and for the largest size.
+    """
     numbers = [len(curve.sizes) for curve in curves]
     for kept in ([n - max(1, n // 3) for n in numbers], [n - 1 for n in numbers]):
         used = [i for i, number in enumerate(kept) if number >= FEWEST_SIZES]
@@ -208,8 +220,9 @@ def _shared_predicts_better(curves: Sequence[Curve], shares: Sequence[float]) ->
 
 
 def quantile(values: Floats, points: int) -> float:
-    """The (1 - a)(points + 1)-th of ``points``, as the jackknife+ has it; below 9 the largest one,
-    stretched as if the next ones were as much larger.
+    """The (1 - a)(points + 1)-th of ``points`` values, as in the jackknife+.
+
+    Fewer than 9 points have no such value; then the largest one is scaled up in proportion.
     """
     rank = math.ceil(LEVEL * (points + 1)) / points
     if rank <= 1:
@@ -219,9 +232,12 @@ def quantile(values: Floats, points: int) -> float:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What leaving out told of one curve, in logarithms. inner: the errors between the ends. up,
-    down: how far the ends of the jackknife+ lie from the law. below, above: of what was left out at
-    an end the errors, and how many doublings outside it was.
+    """The errors of one curve when its sizes are left out, in logarithms.
+
+    inner: the errors of sizes between the ends.
+    up, down: the distances of the ends of the jackknife+ from the law.
+    below, above: the errors of sizes left out at this end, and how many doublings they were
+        outside of the rest.
     """
 
     inner: Floats
@@ -251,7 +267,7 @@ def leave_one_out(curve: Curve, fit: Fit) -> LeftOut:
 
 
 def _beyond_end(curve: Curve, fit: Fit, end: int) -> tuple[Floats, Floats]:
-    """A third of the sizes is left out at this end, one more at a time."""
+    """Errors and distances (in doublings) when up to a third of the sizes is left out at an end."""
     errors, distances = [numpy.zeros(0)], [numpy.zeros(0)]
     for sizes, times, left, taken in _ends(curve, end):
         law = fit_form(sizes, times, fit.form).logs(left)
@@ -261,8 +277,10 @@ def _beyond_end(curve: Curve, fit: Fit, end: int) -> tuple[Floats, Floats]:
 
 
 def size_spreads(left_out_curves: Sequence[LeftOut]) -> list[Spread]:
-    """Of each curve. The errors of all, each over its curve's mean error, tell how far out 90 % of
-    errors lie; the mean error of a curve with few sizes leans to that of all.
+    """The interval of each curve.
+
+    The 90th percentile comes from the errors of all curves, each divided by the mean error of its
+    curve. The mean error of a curve with few sizes is shrunk towards that of all curves.
     """
     count = sum(len(curve.inner) for curve in left_out_curves)
     usual = float(numpy.median([curve.inner.mean() for curve in left_out_curves]))
@@ -278,7 +296,7 @@ def size_spreads(left_out_curves: Sequence[LeftOut]) -> list[Spread]:
     low = max(
         0.0, quantile(numpy.concatenate([curve.down / s for curve, s in scaled_curves]), count)
     )
-    # By how much the error of 90 % of what was left out at an end grew with each doubling.
+    # The 90th percentile of the error growth per doubling, for sizes left out at each end.
     widening = []
     for ends in (
         [curve.below for curve in left_out_curves],
@@ -300,7 +318,7 @@ def size_spreads(left_out_curves: Sequence[LeftOut]) -> list[Spread]:
 
 
 def _ends(curve: Curve, end: int) -> Iterable[tuple[Floats, Floats, Floats, Floats]]:
-    """What is kept and what is left out: (sizes, times, sizes, times)."""
+    """Yields (kept sizes, kept times, left-out sizes, left-out times)."""
     n = len(curve.sizes)
     for count in range(1, min(n - 2, max(1, n // 3)) + 1):
         keep = slice(count, None) if end == 0 else slice(None, n - count)
