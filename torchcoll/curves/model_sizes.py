@@ -1,4 +1,4 @@
-"""Fit the laws of a model over sizes, one for each kind of case and number of ranks, with intervals.
+"""Fit the laws of a model over sizes, for each kind of case and number of ranks, with intervals.
 
 All intervals come from leaving data out. The interval of a parameter is the jackknife's (R. G.
 Miller, Biometrika 61 (1974) 1): how far the parameter moves if one size, or one number of ranks, is
@@ -28,7 +28,7 @@ from torchcoll.curves.size_law import FEWEST_SIZES, TAIL, Fit, fit_form, fit_pie
 from torchcoll.stats.line import Floats
 
 LEVEL = 0.9
-LEAST = 0.002  # nothing is known better: clocks and rounding reach it
+LEAST = 0.002  # the smallest half-width of an interval: clocks and rounding reach it
 _PRIOR_POINTS = (
     4  # left-out errors, by which a curve's own mean counts as much as that of all curves
 )

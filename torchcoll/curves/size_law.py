@@ -39,7 +39,7 @@ class Piece:
     ns_per_byte: float
 
     def at(self, sizes: Floats) -> Floats:
-        """Times in ns, at least a thousandth of the time at low_bytes: a steep line goes below 0."""
+        """Times in ns, at least 1/1000 of the time at low_bytes: a steep line goes below 0."""
         least = 1e-3 * abs(self.latency_ns + self.ns_per_byte * self.low_bytes)
         return numpy.maximum(self.latency_ns + self.ns_per_byte * sizes, max(least, 1e-3))
 
@@ -130,7 +130,7 @@ def fit_piece(sizes: Floats, times: Floats) -> Piece:
 def fit_corrections(
     sizes: Floats, residuals: Floats, share: float, smooth: bool = False
 ) -> tuple[tuple[float, float], ...]:
-    """Fit factors to the residuals (logarithms) of a law, at evenly spaced quantiles of the sizes."""
+    """Fit factors to the residuals (logarithms) of a law, at quantiles of the sizes."""
     distinct = numpy.unique(sizes)
     count = math.ceil(len(distinct) * share)
     if count < 2:
