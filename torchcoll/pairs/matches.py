@@ -13,7 +13,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.shared_cores import crowded
 from torchcoll.core.summary import default_clock, over_ranks, quantile
-from torchcoll.pairs.schedule import LATENCY_BYTES, THRESHOLD, Pair, Units, units_of
+from torchcoll.pairs.schedule import LATENCY_BYTES, THRESHOLD, Pair, Units, group_ranks
 
 _NO_TIME = "no time above 0"
 
@@ -61,8 +61,8 @@ class Pairs:
         if self.by == "rank":
             return f"rank {unit} ({self.hosts[unit]})"
         ranks = self.units[unit]
-        word = "ranks" if len(ranks) > 1 else "rank"
-        return f"node {self.hosts[unit]} ({word} {format_ranges(ranks)})"
+        noun = "ranks" if len(ranks) > 1 else "rank"
+        return f"node {self.hosts[unit]} ({noun} {format_ranges(ranks)})"
 
     def gbps(self, key: tuple[str, int], pair: Pair, ns: float) -> float:
         """GB/s of a pair in one direction: of all ranks of both nodes together, by node."""
@@ -72,14 +72,14 @@ class Pairs:
     @property
     def pairs(self) -> list[Pair]:
         """Those of which every kind of call that the run has was measured, both ways."""
-        had = [{link_of(p) for p in times} for times in self.times.values()]
+        measured = [{undirected(p) for p in times} for times in self.times.values()]
         for (kind, _), times in self.times.items():
             if kind == SEND:
-                had.append({link_of(p) for p in times if p[::-1] in times})
-        return sorted(set.intersection(*had)) if had else []
+                measured.append({undirected(p) for p in times if p[::-1] in times})
+        return sorted(set.intersection(*measured)) if measured else []
 
     @property
-    def asked(self) -> int:
+    def pair_count(self) -> int:
         return len(self.units) * (len(self.units) - 1) // 2
 
 
@@ -90,7 +90,7 @@ def is_pair(result: CaseResult) -> bool:
 GROUPS = ("pair", "node", "pair" + ALONE, "node" + ALONE)
 
 
-def key_of(case: Case) -> tuple[str, int]:
+def case_key(case: Case) -> tuple[str, int]:
     """(kind, size_bytes) of a case of a pair."""
     if case.root is not None:
         return SEND, case.size_bytes
@@ -99,51 +99,51 @@ def key_of(case: Case) -> tuple[str, int]:
 
 def read_pairs(run: Run) -> Pairs | None:
     """The pairs of a run; None where it has none."""
-    own = [result for result in run.results if is_pair(result)]
-    if not own:
+    results = [result for result in run.results if is_pair(result)]
+    if not results:
         return None
-    by = "node" if (own[0].case.group or "").startswith("node") else "rank"
-    known = {str(m.get("rank")): str(m.get("host") or "?") for m in run.members}
-    hosts = [known.get(str(rank), "?") for rank in range(max(run.ranks, len(run.members)))]
-    units = units_of(by, hosts)
-    found = Pairs(by, units, tuple(hosts[ranks[0]] for ranks in units))
-    stated = run.header.get("threshold")
-    if isinstance(stated, float) and 0 < stated < 1:
-        found.threshold = stated
-    if own[0].case.device == "cpu":
-        found.crowded = frozenset(host for host, _ in crowded(run.members))
-    for result in own:
+    by = "node" if (results[0].case.group or "").startswith("node") else "rank"
+    host_by_rank = {str(m.get("rank")): str(m.get("host") or "?") for m in run.members}
+    hosts = [host_by_rank.get(str(rank), "?") for rank in range(max(run.ranks, len(run.members)))]
+    units = group_ranks(by, hosts)
+    pairs = Pairs(by, units, tuple(hosts[ranks[0]] for ranks in units))
+    threshold = run.header.get("threshold")
+    if isinstance(threshold, float) and 0 < threshold < 1:
+        pairs.threshold = threshold
+    if results[0].case.device == "cpu":
+        pairs.crowded = frozenset(host for host, _ in crowded(run.members))
+    for result in results:
         rule, _, name = (result.case.group or "").partition("/")
         low, _, high = name.partition("-")
         if not (low.isdecimal() and high.isdecimal() and int(low) < int(high) < len(units)):
-            found.failed.append(f"{result.case.describe()}: {rule}/{name} is no pair of this run")
+            pairs.failed.append(f"{result.case.describe()}: {rule}/{name} is no pair of this run")
             continue
         samples = result.time_ns.get(default_clock(result) or "", [])
         calls = sorted(over_ranks(samples)) if samples else []
         if result.status != "ok" or not calls or calls[0] <= 0:
-            found.failed.append(
+            pairs.failed.append(
                 f"pair {name}: {result.case.describe()}: {result.reason or _NO_TIME}"
             )
             continue
         pair = (int(low), int(high))
         if result.case.root == 1:
             pair = pair[::-1]
-        found.rehearsal |= result.case.rehearsal
+        pairs.rehearsal |= result.case.rehearsal
         middle = quantile(calls, 0.5)
         # From the fast side, which is what is judged: half the interquartile range of a symmetric
         # one.
         spread = math.log(middle / quantile(calls, 0.25)) / 0.6745
         good = 0.0 if result.case.size_bytes == LATENCY_BYTES else 0.25
         timing = Timing(middle, quantile(calls, good), spread, len(calls))
-        key, tables = key_of(result.case), found.times
+        key, tables = case_key(result.case), pairs.times
         if rule.endswith(ALONE):  # of the passes alone the first that has not met the pair
-            number = sum(pair in tables_of_pass.get(key, {}) for tables_of_pass in found.alone)
-            if number == len(found.alone):
-                found.alone.append({})
-            tables = found.alone[number]
+            number = sum(pair in tables_of_pass.get(key, {}) for tables_of_pass in pairs.alone)
+            if number == len(pairs.alone):
+                pairs.alone.append({})
+            tables = pairs.alone[number]
         tables.setdefault(key, {})[pair] = timing
-    return found
+    return pairs
 
 
-def link_of(pair: Pair) -> Pair:
+def undirected(pair: Pair) -> Pair:
     return (min(pair), max(pair))

@@ -50,7 +50,7 @@ class PairOptions:
         choice(self.by, "by", BY)
 
 
-def rounds_of(units: int) -> int:
+def round_count(units: int) -> int:
     """How many rounds until each of ``units`` has met every other: units - 1; with an odd number
     units, one idle in each.
     """
@@ -63,14 +63,14 @@ def rounds(units: int) -> Iterator[list[Pair]]:
     """
     even = units + units % 2
     circle = even - 1
-    for turn in range(rounds_of(units)):
+    for turn in range(round_count(units)):
         met = [(turn, circle)]
         met += [((turn + k) % circle, (turn - k) % circle) for k in range(1, even // 2)]
         # With an odd number the last place is empty: who meets it is idle.
         yield sorted((min(p), max(p)) for p in met if max(p) < units)
 
 
-def units_of(by: str, hosts: Sequence[str]) -> Units:
+def group_ranks(by: str, hosts: Sequence[str]) -> Units:
     """The ranks of each unit; ``hosts``: that of each rank. Nodes in the order of their ranks."""
     if by == "rank":
         return tuple((rank,) for rank in range(len(hosts)))
@@ -80,7 +80,7 @@ def units_of(by: str, hosts: Sequence[str]) -> Units:
     return tuple(map(tuple, nodes.values()))
 
 
-def members_of(units: Units, pair: Pair) -> tuple[tuple[int, int], ...]:
+def rank_pairs(units: Units, pair: Pair) -> tuple[tuple[int, int], ...]:
     """The pairs of ranks that communicate in a pair of units: first with first, second with second,
     all at once. Where a node has more ranks than the other, the rest of them is idle.
     """
@@ -120,10 +120,10 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
     if options.by == "node":
         each = options.ranks_per_node or 1
         hosts = [f"node{rank // each}" for rank in range(ranks)]
-    units = units_of(options.by, hosts)
+    units = group_ranks(options.by, hosts)
     check_units(units, options.by)
     count = len(units)
-    pairs, schedule = count * (count - 1) // 2, rounds_of(count)
+    pairs, schedule = count * (count - 1) // 2, round_count(count)
     calls = (spec.iters or 0) + 1
     (dtype,) = spec.dtypes
     largest = Case(PAIR, max(spec.sizes), dtype, None, None, False, "synchronized", "", "")
@@ -160,7 +160,7 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
         pairs = nodes * (nodes - 1) // 2
         lines.append(
             f"Pairs grow with the square of the ranks: --by node would measure {pairs} pairs of "
-            f"{nodes} nodes in {rounds_of(nodes)} rounds, with {each} ranks a node, and keep about "
+            f"{nodes} nodes in {round_count(nodes)} rounds, with {each} ranks a node, and keep about "
             f"{format_bytes(_kept(spec, pairs, each)[1])} on rank 0."
         )
     total = (

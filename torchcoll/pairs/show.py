@@ -22,8 +22,8 @@ from torchcoll.pairs.matches import (
     LATENCY,
     SEND,
     Pairs,
+    case_key,
     is_pair,
-    key_of,
     read_pairs,
 )
 from torchcoll.pairs.schedule import Pair
@@ -31,13 +31,13 @@ from torchcoll.pairs.suspects import (
     Z_LIMIT,
     Suspect,
     evidence_text,
-    noise,
+    find_noise,
+    find_suspects,
+    largest_sound_group,
+    noise_summary,
     noise_text,
-    noise_words,
     suspect_name,
     suspect_text,
-    suspects,
-    without,
 )
 from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
@@ -78,9 +78,9 @@ def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
     rows = []
     for unit in slowest_units(pairs, key):
         cells = []
-        for other in range(count):
-            speed = relative.get((unit, other)) or relative.get((other, unit))
-            if other == unit:
+        for peer in range(count):
+            speed = relative.get((unit, peer)) or relative.get((peer, unit))
+            if peer == unit:
                 cells.append(_SELF)
             elif speed is None:
                 cells.append(_NONE)
@@ -130,11 +130,11 @@ def slowest_units(pairs: Pairs, key: tuple[str, int]) -> list[int]:
     if count <= MOST_ROWS:
         return list(range(count))
     relative = _relative(pairs, key)
-    own: dict[int, list[float]] = {unit: [] for unit in range(count)}
+    speeds: dict[int, list[float]] = {unit: [] for unit in range(count)}
     for pair, value in relative.items():
         for unit in pair:
-            own[unit].append(value)
-    order = sorted(own, key=lambda unit: (median(own[unit]) if own[unit] else 0.0, unit))
+            speeds[unit].append(value)
+    order = sorted(speeds, key=lambda unit: (median(speeds[unit]) if speeds[unit] else 0.0, unit))
     return sorted(order[:_WORST])
 
 
@@ -154,18 +154,20 @@ def show_pairs(
         refused = one_line(run.problems[0]) if run.problems else ""
         raise UsageError("pairs", one_line(what), "a result file of torchcoll.pairs", refused)
     threshold = threshold or pairs.threshold
-    found = suspects(pairs, threshold)
-    thing = _object(run, pairs, found, threshold)
-    grids = pairs_grids(run, pairs, Destination(file), found, threshold, format)
-    show_found([Forms(grids, thing)], format, file)
-    return any(one.stands for one in found) or bool(_halved(run) or pairs.failed)
+    suspected = find_suspects(pairs, threshold)
+    document = _object(run, pairs, suspected, threshold)
+    grids = pairs_grids(run, pairs, Destination(file), suspected, threshold, format)
+    show_found([Forms(grids, document)], format, file)
+    return any(suspect.confirmed for suspect in suspected) or bool(
+        _bisect_texts(run) or pairs.failed
+    )
 
 
 def pairs_grids(
     run: Run,
     pairs: Pairs,
     out: Destination,
-    found: Sequence[Suspect],
+    suspected: Sequence[Suspect],
     threshold: float,
     format: str = "table",
 ) -> list[Grid]:
@@ -176,8 +178,8 @@ def pairs_grids(
     units = _units(pairs, format)
     first = [*grids, units][0]
     first.above = [*_title(run, pairs), *first.above]
-    units.below += _below(run, pairs, found, threshold)
-    units.answer = _answer(pairs, found, _halved(run))
+    units.below += _below(run, pairs, suspected, threshold)
+    units.answer = _answer(pairs, suspected, _bisect_texts(run))
     return [*grids, units]
 
 
@@ -185,14 +187,14 @@ def _title(run: Run, pairs: Pairs) -> list[str]:
     what = f"{len(pairs.units)} {pairs.by}s"
     if pairs.by == "node":
         what += f" of {run.ranks} ranks, first with first, second with second, all at once"
-    own = [result for result in run.results if is_pair(result)]
-    case = own[0].case
-    large = [result for result in own if key_of(result.case)[0] != LATENCY]
+    results = [result for result in run.results if is_pair(result)]
+    case = results[0].case
+    large = [result for result in results if case_key(result.case)[0] != LATENCY]
     calls = max((len(c) for result in large for c in result.time_ns.get("host", [])), default=0)
     done = len(pairs.pairs)
     lines = [
         f"torchcoll pairs: {one_line(run.path or run.header.get('run_id') or '')}".rstrip(": "),
-        f"{what}, {case.backend} on {case.device}, {case.dtype}: {done} of {pairs.asked} pairs, "
+        f"{what}, {case.backend} on {case.device}, {case.dtype}: {done} of {pairs.pair_count} pairs, "
         "in rounds of disjoint pairs at the same time",
         f"median of {calls} calls after a first one, each until the later of the two ranks is done "
         "(host clock)",
@@ -211,8 +213,8 @@ def _units(pairs: Pairs, format: str) -> Grid:
             heads.append(Head("latency", repeat=True))
             continue
         size = format_size(size_bytes)
-        words = ("both ways",) if kind == EXCHANGE else ("sends", "receives")
-        heads += [Head(word, f"{size} (GB/s)") for word in words]
+        directions = ("both ways",) if kind == EXCHANGE else ("sends", "receives")
+        heads += [Head(direction, f"{size} (GB/s)") for direction in directions]
     shown: Sequence[int] = range(len(pairs.units))
     if format == "table" and len(pairs.units) > MOST_ROWS:
         shown = slowest_units(pairs, next((k for k in keys if k[0] == EXCHANGE), keys[0]))
@@ -239,10 +241,10 @@ def _units(pairs: Pairs, format: str) -> Grid:
     return Grid(heads, rows, [f"each {pairs.by}: median over its pairs"])
 
 
-def _below(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -> list[str]:
+def _below(run: Run, pairs: Pairs, suspected: Sequence[Suspect], threshold: float) -> list[str]:
     lines = []
-    if len(pairs.pairs) < pairs.asked:
-        lines.append(f"not complete: {len(pairs.pairs)} of {pairs.asked} pairs")
+    if len(pairs.pairs) < pairs.pair_count:
+        lines.append(f"not complete: {len(pairs.pairs)} of {pairs.pair_count} pairs")
     if run.ending:
         lines.append(one_line(run.ending))
     lines += [one_line(problem) for problem in run.problems]
@@ -253,17 +255,17 @@ def _below(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -
     for result in run.results:
         if not is_pair(result):
             lines.append(_together(result))
-    lines += _conclusion(pairs, found, _halved(run), threshold)
+    lines += _conclusion(pairs, suspected, _bisect_texts(run), threshold)
     return lines
 
 
-def _answer(pairs: Pairs, found: Sequence[Suspect], halved: Sequence[str]) -> Answer:
+def _answer(pairs: Pairs, suspected: Sequence[Suspect], bisect_texts: Sequence[str]) -> Answer:
     """Who is slow."""
     accused = [
-        f"{suspect_name(pairs, one)} is slow: {evidence_text(pairs, one)}"
-        for one in found
-        if one.stands
-    ] + list(halved)
+        f"{suspect_name(pairs, suspect)} is slow: {evidence_text(pairs, suspect)}"
+        for suspect in suspected
+        if suspect.confirmed
+    ] + list(bisect_texts)
     if accused:
         more = f"; and {len(accused) - 1} more" if len(accused) > 1 else ""
         return Answer(one_line(f"{accused[0]}{more}"), "bad")
@@ -272,16 +274,16 @@ def _answer(pairs: Pairs, found: Sequence[Suspect], halved: Sequence[str]) -> An
     judged = sum(map(pairs.judged, pairs.pairs))
     if pairs.rehearsal or not judged or len(pairs.units) == 2:
         return Answer(f"no {pairs.by} can be judged here", "doubt")
-    kind = "good" if judged == pairs.asked else "doubt"
+    kind = "good" if judged == pairs.pair_count else "doubt"
     return Answer(
-        f"no suspect: no {pairs.by} or link is slow, {judged} of {pairs.asked} pairs judged", kind
+        f"no suspect: no {pairs.by} or link is slow, {judged} of {pairs.pair_count} pairs judged", kind
     )
 
 
-def _halved(run: Run) -> list[str]:
+def _bisect_texts(run: Run) -> list[str]:
     """What --bisect accuses, as it was decided on the ranks: pairs say nothing of it."""
-    stated = [e for e in run.events if e.get("kind") == "suspect"]
-    texts = [one_line(event.get("message")) for event in stated]
+    suspect_events = [e for e in run.events if e.get("kind") == "suspect"]
+    texts = [one_line(event.get("message")) for event in suspect_events]
     return [text for text in texts if text.startswith("bisect: ")]
 
 
@@ -296,9 +298,9 @@ def _together(result: Any) -> str:
 
 
 def _conclusion(
-    pairs: Pairs, found: Sequence[Suspect], halved: Sequence[str], threshold: float
+    pairs: Pairs, suspected: Sequence[Suspect], bisect_texts: Sequence[str], threshold: float
 ) -> list[str]:
-    standing = [one for one in found if one.stands]
+    confirmed = [suspect for suspect in suspected if suspect.confirmed]
     if pairs.rehearsal:
         return ["no suspects are sought among ranks that share one GPU"]
     if not pairs.times:
@@ -320,33 +322,33 @@ def _conclusion(
             "(start no more ranks than cores to judge them)"
         ]
     if not judged:
-        return [*aside, *(f"SUSPECT {text}" for text in halved), "no pair is judged"]
+        return [*aside, *(f"SUSPECT {text}" for text in bisect_texts), "no pair is judged"]
     rule = (
         f"slow: {100 * threshold:g} % below the pairs without it (latency: twice their time) and a "
         f"modified z-score (Iglewicz and Hoaglin 1993) beyond -{Z_LIMIT}, by the lower quartile of "
         f"the calls; a {pairs.by} is slow where more than half of its pairs are"
     )
     lines = [*aside, rule]
-    lines += [f"SUSPECT {one_line(suspect_text(pairs, one))}" for one in standing]
-    lines += [f"SUSPECT {text}" for text in halved]
+    lines += [f"SUSPECT {one_line(suspect_text(pairs, suspect))}" for suspect in confirmed]
+    lines += [f"SUSPECT {text}" for text in bisect_texts]
     lines += [
-        f"not alone: {one_line(suspect_text(pairs, one))}: not slow in every pass alone"
-        for one in found
-        if not one.stands
+        f"not alone: {one_line(suspect_text(pairs, suspect))}: not slow in every pass alone"
+        for suspect in suspected
+        if not suspect.confirmed
     ]
-    if standing:
-        rest = without(pairs, standing)
-        names = format_ranges(rank for unit in rest for rank in pairs.units[unit])
+    if confirmed:
+        sound_units = largest_sound_group(pairs, confirmed)
+        names = format_ranges(rank for unit in sound_units for rank in pairs.units[unit])
         lines.append(
-            f"largest group without them: {len(rest)} {pairs.by}s, ranks {names or 'none'}"
+            f"largest group without them: {len(sound_units)} {pairs.by}s, ranks {names or 'none'}"
         )
-    elif not halved:
+    elif not bisect_texts:
         whole = sum(map(pairs.judged, pairs.pairs))
-        some = "" if whole == pairs.asked else f" among the {whole} pairs that were judged"
+        some = "" if whole == pairs.pair_count else f" among the {whole} pairs that were judged"
         lines.append(f"no suspect{some}")
-    if text := noise_text(pairs, noise(pairs, standing, threshold)):
+    if text := noise_text(pairs, find_noise(pairs, confirmed, threshold)):
         lines.append(text)
-    if len(pairs.units) == 3 and not standing:
+    if len(pairs.units) == 3 and not confirmed:
         lines.append("with three there are two other pairs to compare each with: little evidence")
     return lines
 
@@ -379,8 +381,10 @@ def _records(pairs: Pairs) -> list[dict[str, Any]]:
     return rows
 
 
-def _object(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -> dict[str, Any]:
-    standing = [one for one in found if one.stands]
+def _object(
+    run: Run, pairs: Pairs, suspected: Sequence[Suspect], threshold: float
+) -> dict[str, Any]:
+    confirmed = [suspect for suspect in suspected if suspect.confirmed]
     return {
         "schema": SCHEMA,
         "file": str(run.path) if run.path else None,
@@ -392,29 +396,31 @@ def _object(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) 
         "threshold": threshold,
         "z_limit": Z_LIMIT,
         "rows": _records(pairs),
-        "suspects": [_suspect_object(pairs, one) for one in found],
-        "too_noisy": [noise_words(pairs, one) for one in noise(pairs, standing, threshold)],
-        "bisected": _halved(run),
-        "largest_group": without(pairs, found),
+        "suspects": [_suspect_object(pairs, suspect) for suspect in suspected],
+        "too_noisy": [
+            noise_summary(pairs, noise) for noise in find_noise(pairs, confirmed, threshold)
+        ],
+        "bisected": _bisect_texts(run),
+        "largest_group": largest_sound_group(pairs, suspected),
         "failed": pairs.failed,
         "not_judged_hosts": sorted(pairs.crowded),
     }
 
 
-def _suspect_object(pairs: Pairs, one: Suspect) -> dict[str, Any]:
+def _suspect_object(pairs: Pairs, suspect: Suspect) -> dict[str, Any]:
     evidence = [
         {
             **picked(e, "kind=what size_bytes within_node=within ratio"),
             "z": e.z if abs(e.z) != float("inf") else None,
-            **picked(e, "slow_pairs=slow pairs alone_ratio stands"),
+            **picked(e, "slow_pairs=slow pairs alone_ratio stands=confirmed"),
         }
-        for e in one.evidence
+        for e in suspect.evidence
     ]
     return {
-        "what": "link" if one.is_link else pairs.by,
-        "units": list(one.units),
-        "hosts": [pairs.hosts[unit] for unit in one.units],
-        "stands": one.stands,
-        "message": suspect_text(pairs, one),
+        "what": "link" if suspect.is_link else pairs.by,
+        "units": list(suspect.units),
+        "hosts": [pairs.hosts[unit] for unit in suspect.units],
+        "stands": suspect.confirmed,
+        "message": suspect_text(pairs, suspect),
         "evidence": evidence,
     }

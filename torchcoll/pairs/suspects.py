@@ -44,7 +44,7 @@ from typing import Any
 
 from torchcoll.core.summary import median
 from torchcoll.core.units import format_size
-from torchcoll.pairs.matches import EXCHANGE, LATENCY, RECEIVE, SEND, Pairs, Times, link_of
+from torchcoll.pairs.matches import EXCHANGE, LATENCY, RECEIVE, SEND, Pairs, Times, undirected
 from torchcoll.pairs.schedule import ITERS, SIZES, Pair
 
 Z_LIMIT = 3.5
@@ -73,7 +73,7 @@ class Evidence:
     slow: int
     pairs: int
     alone_ratio: float | None = None
-    stands: bool | None = None  # in every pass alone too; None: nothing to tell it by
+    confirmed: bool | None = None  # in every pass alone too; None: nothing to tell it by
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Suspect:
         return len(self.units) == 2
 
     @property
-    def stands(self) -> bool:
-        return any(one.stands is not False for one in self.evidence)
+    def confirmed(self) -> bool:
+        return any(evidence.confirmed is not False for evidence in self.evidence)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Noise:
 
 
 Speeds = dict[Pair, float]
-_Others = tuple[float, float, float]  # median speed; median and scale of the logarithms
+_Reference = tuple[float, float, float]  # median speed; median and scale of the logarithms
 
 
 def robust(values: Sequence[float], least: float = 0.0) -> tuple[float, float]:
@@ -147,7 +147,7 @@ def _scale_of_median(count: int) -> float:
     return math.sqrt(math.pi / 2 / count) if count > 2 else 1.0
 
 
-def suspects(
+def find_suspects(
     pairs: Pairs, threshold: float | None = None, with_hidden: bool = False
 ) -> list[Suspect]:
     """Units first, then links, each in order. ``threshold``: a share of the speed of the others;
@@ -157,34 +157,42 @@ def suspects(
     if pairs.rehearsal:
         return []
     threshold = threshold or pairs.threshold
-    found: defaultdict[tuple[int, ...], list[Evidence]] = defaultdict(list)
+    evidence_by_units: defaultdict[tuple[int, ...], list[Evidence]] = defaultdict(list)
     tables = [(table, set[int]()) for table in _tables(pairs, threshold)]
     for table, bad in tables:
         for unit, evidence in table.units():
-            found[(unit,)].append(evidence)
+            evidence_by_units[(unit,)].append(evidence)
             bad.add(unit)
     for table, bad in tables:
         for link, evidence in table.links(bad):
-            found[link].append(evidence)
-    ordered = sorted(found.items(), key=lambda item: (len(item[0]), item[0]))
-    stated = [
-        Suspect(units, tuple(sorted(evidence, key=lambda one: (one.stands is False, one.ratio))))
+            evidence_by_units[link].append(evidence)
+    ordered = sorted(evidence_by_units.items(), key=lambda item: (len(item[0]), item[0]))
+    result = [
+        Suspect(units, tuple(sorted(evidence, key=lambda e: (e.confirmed is False, e.ratio))))
         for units, evidence in ordered
     ]
-    standing = {one.units[0] for one in stated if one.stands and not one.is_link}
-    return [one for one in stated if with_hidden or not one.is_link or not {*one.units} & standing]
+    confirmed_suspects = {
+        suspect.units[0] for suspect in result if suspect.confirmed and not suspect.is_link
+    }
+    return [
+        suspect
+        for suspect in result
+        if with_hidden or not suspect.is_link or not {*suspect.units} & confirmed_suspects
+    ]
 
 
-def noise(pairs: Pairs, found: Sequence[Suspect], threshold: float | None = None) -> list[Noise]:
+def find_noise(
+    pairs: Pairs, suspected: Sequence[Suspect], threshold: float | None = None
+) -> list[Noise]:
     """The kinds of calls in which nobody can be accused of being slower by ``threshold`` alone.
     ``found``: who is left out, for a fault is no noise.
     """
     if pairs.rehearsal:
         return []
-    units = {one.units[0] for one in found if not one.is_link}
-    links = {one.units for one in found if one.is_link}
-    stated = [table.noise(units, links) for table in _tables(pairs, threshold or pairs.threshold)]
-    return [one for one in stated if one]
+    units = {suspect.units[0] for suspect in suspected if not suspect.is_link}
+    links = {suspect.units for suspect in suspected if suspect.is_link}
+    noises = [table.noise(units, links) for table in _tables(pairs, threshold or pairs.threshold)]
+    return [noise for noise in noises if noise]
 
 
 def _tables(pairs: Pairs, threshold: float) -> list[_Table]:
@@ -199,14 +207,14 @@ class _Table:
     ) -> None:
         self._pairs, self._key, self._within = pairs, key, bool(within)
         self._threshold = max(threshold, LATENCY_THRESHOLD) if key[0] == LATENCY else threshold
-        self._speeds = self._of(pairs.times)
-        self._alone = [self._of(tables) for tables in pairs.alone]
+        self._speeds = self._read_speeds(pairs.times)
+        self._alone = [self._read_speeds(tables) for tables in pairs.alone]
         # Between nodes a bad node has many ranks: all its pairs are left out together.
         self._group = (lambda unit: unit) if within else (lambda unit: pairs.hosts[unit])
         self._groups = len({self._group(unit) for pair in self._speeds for unit in pair})
-        self._scales: dict[Any, _Others | None] = {}
+        self._scales: dict[Any, _Reference | None] = {}
 
-    def _of(self, times: Mapping[tuple[str, int], Times]) -> Speeds:
+    def _read_speeds(self, times: Mapping[tuple[str, int], Times]) -> Speeds:
         hosts = self._pairs.hosts
         return {
             pair: 1 / timing.good_ns
@@ -214,27 +222,27 @@ class _Table:
             if (hosts[pair[0]] == hosts[pair[1]]) == self._within and self._pairs.judged(pair)
         }
 
-    def _scaled(self, met: Collection[Pair]) -> _Others | None:
-        if not met:
+    def _scaled(self, pairs: Collection[Pair]) -> _Reference | None:
+        if not pairs:
             return None
         timings = self._pairs.times[self._key]
-        speeds = [self._speeds[pair] for pair in met]
+        speeds = [self._speeds[pair] for pair in pairs]
         middle = median(speeds)
-        least = median([timings[pair].spread for pair in met])
+        least = median([timings[pair].spread for pair in pairs])
         return middle, *robust([math.log(speed) for speed in speeds], least)
 
-    def _others(self, unit: int) -> _Others | None:
+    def _reference(self, unit: int) -> _Reference | None:
         """The speeds of the pairs that the unit (between nodes: its node) has no part in."""
         group = self._group(unit)
         if self._groups > _FEW:
             group = None
         if group not in self._scales:
-            met = [
+            other_pairs = [
                 pair
                 for pair in self._speeds
                 if group is None or group not in (self._group(pair[0]), self._group(pair[1]))
             ]
-            self._scales[group] = self._scaled(met)
+            self._scales[group] = self._scaled(other_pairs)
         return self._scales[group]
 
     def units(self) -> Iterable[tuple[int, Evidence]]:
@@ -243,20 +251,20 @@ class _Table:
         sides: Sequence[tuple[str, tuple[int, ...]]] = [(kind, (0, 1))]
         if kind == SEND:
             sides = [(SEND, (0,)), (RECEIVE, (1,))]
-        for what, places in sides:
-            own: defaultdict[int, list[Pair]] = defaultdict(list)
+        for what, ends in sides:
+            pairs_by_unit: defaultdict[int, list[Pair]] = defaultdict(list)
             for pair in self._speeds:
-                for place in places:
-                    own[pair[place]].append(pair)
-            for unit, met in sorted(own.items()):
-                others = self._others(unit)
-                if others is None:
+                for end in ends:
+                    pairs_by_unit[pair[end]].append(pair)
+            for unit, unit_pairs in sorted(pairs_by_unit.items()):
+                reference = self._reference(unit)
+                if reference is None:
                     continue
-                limit = (1 - self._threshold) * others[0]
-                slow = sum(self._speeds[pair] <= limit for pair in met)
-                if 2 * slow <= len(met):
+                limit = (1 - self._threshold) * reference[0]
+                slow = sum(self._speeds[pair] <= limit for pair in unit_pairs)
+                if 2 * slow <= len(unit_pairs):
                     continue
-                evidence = self._evidence(what, met, slow, others)
+                evidence = self._evidence(what, unit_pairs, slow, reference)
                 if evidence.z <= -Z_LIMIT:
                     yield unit, evidence
 
@@ -265,23 +273,23 @@ class _Table:
             return
         healthy = {p: s for p, s in self._speeds.items() if not {*p} & {*bad}}
         # One link more or less moves no median, but where there are a few.
-        few = len(healthy) <= _FEW
-        whole = self._scaled(healthy)
+        are_few = len(healthy) <= _FEW
+        overall = self._scaled(healthy)
         what = "one way" if self._key[0] == SEND else self._key[0]
         for pair, speed in sorted(healthy.items()):
-            others = whole
-            if few:
+            reference = overall
+            if are_few:
                 # Nor with its own other direction: two ranks have but one link.
-                others = self._scaled([p for p in healthy if link_of(p) != link_of(pair)])
+                reference = self._scaled([p for p in healthy if undirected(p) != undirected(pair)])
             # The cheap question first: of 100000 pairs a few reach the second.
-            if others and speed <= (1 - self._threshold) * others[0]:
-                evidence = self._evidence(what, [pair], 1, others)
+            if reference and speed <= (1 - self._threshold) * reference[0]:
+                evidence = self._evidence(what, [pair], 1, reference)
                 if evidence.z <= -Z_LIMIT:
-                    yield link_of(pair), evidence
+                    yield undirected(pair), evidence
 
     def noise(self, units: Collection[int], links: Collection[tuple[int, ...]]) -> Noise | None:
-        sound = [p for p in self._speeds if not {*p} & {*units} and link_of(p) not in links]
-        if len({link_of(pair) for pair in sound}) < _AGAIN:
+        sound = [p for p in self._speeds if not {*p} & {*units} and undirected(p) not in links]
+        if len({undirected(pair) for pair in sound}) < _AGAIN:
             return None  # as good as nothing to judge it by
         timings = [self._pairs.times[self._key][pair] for pair in sound]
         _, between = robust([math.log(self._speeds[pair]) for pair in sound])
@@ -289,40 +297,47 @@ class _Table:
         calls = round(median([timing.calls for timing in timings]))
         what, size_bytes = self._key
         what = "one way" if what == SEND else what
-        stated = Noise(what, size_bytes, self._within, calls, spread, between, self._threshold)
-        return stated if stated.seen > self._threshold else None
+        result = Noise(what, size_bytes, self._within, calls, spread, between, self._threshold)
+        return result if result.seen > self._threshold else None
 
-    def _evidence(self, what: str, met: Sequence[Pair], slow: int, others: _Others) -> Evidence:
-        speed = median([self._speeds[pair] for pair in met])
-        ratio = speed / others[0]
-        z = modified_z(math.log(speed), *others[1:]) / _scale_of_median(len(met))
-        mine = {link_of(pair) for pair in met}
-        ratios, stands = [], []
+    def _evidence(
+        self, what: str, unit_pairs: Sequence[Pair], slow: int, reference: _Reference
+    ) -> Evidence:
+        speed = median([self._speeds[pair] for pair in unit_pairs])
+        ratio = speed / reference[0]
+        z = modified_z(math.log(speed), *reference[1:]) / _scale_of_median(len(unit_pairs))
+        own_links = {undirected(pair) for pair in unit_pairs}
+        ratios, confirmed = [], []
         for speeds in self._alone:
-            own = [speeds[pair] for pair in met if pair in speeds]
+            speeds_alone = [speeds[pair] for pair in unit_pairs if pair in speeds]
             usual = []  # speeds alone of pairs that were not slow beside the others
             for pair, alone_speed in speeds.items():
-                if link_of(pair) in mine or pair not in self._speeds:
+                if undirected(pair) in own_links or pair not in self._speeds:
                     continue
-                of_pair = self._others(pair[0])
-                if not of_pair or self._speeds[pair] > (1 - self._threshold) * of_pair[0]:
+                pair_reference = self._reference(pair[0])
+                if (
+                    not pair_reference
+                    or self._speeds[pair] > (1 - self._threshold) * pair_reference[0]
+                ):
                     usual.append(alone_speed)
-            if own and usual:
-                ratios.append(median(own) / median(usual))
-                slower = median(own) < min(usual)
-                stands.append(slower and ratios[-1] <= 1 - self._threshold)
-        alone = (median(ratios), all(stands)) if ratios else (None, None)
-        return Evidence(what, self._key[1], self._within, ratio, z, slow, len(met), *alone)
+            if speeds_alone and usual:
+                ratios.append(median(speeds_alone) / median(usual))
+                slower = median(speeds_alone) < min(usual)
+                confirmed.append(slower and ratios[-1] <= 1 - self._threshold)
+        alone = (median(ratios), all(confirmed)) if ratios else (None, None)
+        return Evidence(what, self._key[1], self._within, ratio, z, slow, len(unit_pairs), *alone)
 
 
-def again_alone(pairs: Pairs, found: Sequence[Suspect]) -> tuple[list[Pair], dict[Pair, list[int]]]:
+def pairs_to_repeat(
+    pairs: Pairs, suspected: Sequence[Suspect]
+) -> tuple[list[Pair], dict[Pair, list[int]]]:
     """What runs again alone: usual pairs of each kind; and those of the suspects, at most max(8,
     units), with the places in ``found`` of whom they tell of. Nothing where nobody is suspected.
     """
-    if not found:
+    if not suspected:
         return [], {}
-    bad = {unit for one in found if not one.is_link for unit in one.units}
-    links = [one.units for one in found if one.is_link]
+    bad = {unit for suspect in suspected if not suspect.is_link for unit in suspect.units}
+    links = [suspect.units for suspect in suspected if suspect.is_link]
     large = [key for key in pairs.times if key[0] == EXCHANGE]
     timings = pairs.times[large[0]] if large else {}
     speeds = {pair: 1 / timing.good_ns for pair, timing in timings.items()}
@@ -340,43 +355,54 @@ def again_alone(pairs: Pairs, found: Sequence[Suspect]) -> tuple[list[Pair], dic
             middle = median([speeds[pair] for pair in kind])
             usual += sorted(kind, key=lambda pair: (abs(speeds[pair] - middle), pair))[:_AGAIN]
     chosen: dict[Pair, list[int]] = {}
-    for place, one in enumerate(found):
-        met = [(one.units[0], one.units[-1])]
-        if not one.is_link:
-            met = [pair for pair in speeds if one.units[0] in pair and pairs.judged(pair)]
+    for index, suspect in enumerate(suspected):
+        suspect_pairs = [(suspect.units[0], suspect.units[-1])]
+        if not suspect.is_link:
+            suspect_pairs = [
+                pair for pair in speeds if suspect.units[0] in pair and pairs.judged(pair)
+            ]
             # With partners that nobody suspects: else it would be theirs.
-            met.sort(key=lambda pair: (len({*pair} & bad), -speeds[pair], pair))
-        for pair in met[:_AGAIN]:
+            suspect_pairs.sort(key=lambda pair: (len({*pair} & bad), -speeds[pair], pair))
+        for pair in suspect_pairs[:_AGAIN]:
             if pair in chosen or len(chosen) < max(8, len(pairs.units)):
-                chosen.setdefault(pair, []).append(place)
+                chosen.setdefault(pair, []).append(index)
     return usual, chosen
 
 
-def kinds_of(found: Iterable[Suspect]) -> set[tuple[str, int]]:
+def suspected_kinds(suspected: Iterable[Suspect]) -> set[tuple[str, int]]:
     """The kinds of calls by which they are still suspected: what runs again."""
-    stated = [one for suspect in found for one in suspect.evidence if one.stands is not False]
-    kinds = {(one.what, one.size_bytes) for one in stated}
+    remaining = [
+        evidence
+        for suspect in suspected
+        for evidence in suspect.evidence
+        if evidence.confirmed is not False
+    ]
+    kinds = {(evidence.what, evidence.size_bytes) for evidence in remaining}
     return {
         (what if what in (LATENCY, EXCHANGE) else SEND, size_bytes) for what, size_bytes in kinds
     }
 
 
-def without(pairs: Pairs, found: Sequence[Suspect]) -> list[int]:
+def largest_sound_group(pairs: Pairs, suspected: Sequence[Suspect]) -> list[int]:
     """The largest group of units without suspects: of links one end leaves, that of the most links
     first (greedy: the smallest cover is NP-hard, and a few links leave no doubt).
     """
-    standing = [one for one in found if one.stands]
-    gone = {one.units[0] for one in standing if not one.is_link}
-    links = [one.units for one in standing if one.is_link and not {*one.units} & gone]
+    confirmed_suspects = [suspect for suspect in suspected if suspect.confirmed]
+    excluded = {suspect.units[0] for suspect in confirmed_suspects if not suspect.is_link}
+    links = [
+        suspect.units
+        for suspect in confirmed_suspects
+        if suspect.is_link and not {*suspect.units} & excluded
+    ]
     while links:
         ends = [unit for link in links for unit in link]
         worst = max(sorted({*ends}), key=ends.count)
-        gone.add(worst)
+        excluded.add(worst)
         links = [link for link in links if worst not in link]
-    return [unit for unit in range(len(pairs.units)) if unit not in gone]
+    return [unit for unit in range(len(pairs.units)) if unit not in excluded]
 
 
-_TOLD = 3  # kinds of calls in the line of a suspect
+_MOST_SHOWN = 3  # kinds of calls in the line of a suspect
 
 
 def suspect_text(pairs: Pairs, suspect: Suspect) -> str:
@@ -392,19 +418,25 @@ def suspect_name(pairs: Pairs, suspect: Suspect) -> str:
 
 def evidence_text(pairs: Pairs, suspect: Suspect) -> str:
     """``54 % of the others' speed both ways (5 of 5 pairs slow, 56 % when measured alone)``."""
-    shown = [one for one in suspect.evidence if one.stands is not False or not suspect.stands]
+    shown = [
+        evidence
+        for evidence in suspect.evidence
+        if evidence.confirmed is not False or not suspect.confirmed
+    ]
     texts: list[str] = []
-    for one in shown[:_TOLD]:
-        where = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _where(one)
-        notes = [] if suspect.is_link else [f"{one.slow} of {one.pairs} pairs slow"]
+    for evidence in shown[:_MOST_SHOWN]:
+        scope = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _scope_text(evidence)
+        notes = [] if suspect.is_link else [f"{evidence.slow} of {evidence.pairs} pairs slow"]
         notes.append(
             "not measured alone"
-            if one.alone_ratio is None
-            else f"{100 * one.alone_ratio:.0f} % when measured alone"
+            if evidence.alone_ratio is None
+            else f"{100 * evidence.alone_ratio:.0f} % when measured alone"
         )
         of = "" if texts else " of the others' speed"
-        texts.append(f"{100 * one.ratio:.0f} %{of} {one.what}{where} ({', '.join(notes)})")
-    more = f", and {len(shown) - _TOLD} more" if len(shown) > _TOLD else ""
+        texts.append(
+            f"{100 * evidence.ratio:.0f} %{of} {evidence.what}{scope} ({', '.join(notes)})"
+        )
+    more = f", and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
     return ", ".join(texts) + more
 
 
@@ -416,57 +448,57 @@ def noise_text(pairs: Pairs, several: Sequence[Noise]) -> str:
     measured.
     """
     bandwidth = any(kind != LATENCY for kind, _ in pairs.times)
-    stated = [one for one in several if not bandwidth or one.what != LATENCY]
-    if not stated:
+    relevant = [noise for noise in several if not bandwidth or noise.what != LATENCY]
+    if not relevant:
         return ""
     actions = []
-    if any(one.what != LATENCY and one.size_bytes < SIZES[0] for one in stated):
+    if any(noise.what != LATENCY and noise.size_bytes < SIZES[0] for noise in relevant):
         actions.append(f"--sizes {format_size(SIZES[0])}")
-    if any(one.calls < ITERS for one in stated):
+    if any(noise.calls < ITERS for noise in relevant):
         actions.append(f"-n {ITERS}")
-    least = max(math.ceil(100 * one.seen) for one in stated)
+    least = max(math.ceil(100 * noise.seen) for noise in relevant)
     if not actions and least < 100 and bandwidth:
         actions = [f"--threshold {least}%"]
     use = f"; use {' '.join(actions)}" if actions else ""
-    words = ", ".join(noise_words(pairs, one) for one in stated)
-    return f"too noisy to accuse at {100 * stated[0].threshold:g} %: {words}{use}"
+    summaries = ", ".join(noise_summary(pairs, noise) for noise in relevant)
+    return f"too noisy to accuse at {100 * relevant[0].threshold:g} %: {summaries}{use}"
 
 
-def noise_words(pairs: Pairs, one: Noise) -> str:
+def noise_summary(pairs: Pairs, noise: Noise) -> str:
     """``both ways 1M x 3 calls spread by 27 % (seen from 62 % on)``: of one kind of calls."""
-    where = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _where(one)
-    scatter = f"spread by {100 * one.spread:.0f} %"
-    if one.between > one.spread:
-        scatter = f"differ by {100 * one.between:.0f} % from pair to pair"
-    calls = f"{one.what}{where} {format_size(one.size_bytes)} x {one.calls} calls"
-    return f"{calls} {scatter} (seen from {math.ceil(100 * one.seen)} % on)"
+    scope = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _scope_text(noise)
+    scatter = f"spread by {100 * noise.spread:.0f} %"
+    if noise.between > noise.spread:
+        scatter = f"differ by {100 * noise.between:.0f} % from pair to pair"
+    calls = f"{noise.what}{scope} {format_size(noise.size_bytes)} x {noise.calls} calls"
+    return f"{calls} {scatter} (seen from {math.ceil(100 * noise.seen)} % on)"
 
 
-def _where(one: Evidence | Noise) -> str:
-    return " within the node" if one.within else " between nodes"
+def _scope_text(finding: Evidence | Noise) -> str:
+    return " within the node" if finding.within else " between nodes"
 
 
-def events(pairs: Pairs, found: Sequence[Suspect]) -> list[dict[str, Any]]:
-    """An event for each node with a standing suspect, and for each suspect link: kind, message,
+def suspect_events(pairs: Pairs, suspected: Sequence[Suspect]) -> list[dict[str, Any]]:
+    """An event for each node with a confirmed_suspects suspect, and for each suspect link: kind, message,
     ranks, and ``host`` (a node) or ``link`` (the hosts of both ends).
     """
-    standing = [one for one in found if one.stands]
+    confirmed_suspects = [suspect for suspect in suspected if suspect.confirmed]
     nodes: defaultdict[str, list[Suspect]] = defaultdict(list)
-    stated = []
-    for one in standing:
-        if not one.is_link:
-            nodes[pairs.hosts[one.units[0]]].append(one)
-    for host, own in nodes.items():
-        ranks = [rank for one in own for rank in pairs.units[one.units[0]]]
-        message = suspect_text(pairs, own[0])
-        if len(own) > 1:
+    result = []
+    for suspect in confirmed_suspects:
+        if not suspect.is_link:
+            nodes[pairs.hosts[suspect.units[0]]].append(suspect)
+    for host, node_suspects in nodes.items():
+        ranks = [rank for suspect in node_suspects for rank in pairs.units[suspect.units[0]]]
+        message = suspect_text(pairs, node_suspects[0])
+        if len(node_suspects) > 1:
             of = sum(1 for unit_host in pairs.hosts if unit_host == host)
-            message = f"{len(own)} of {of} ranks of node {host}; {message}"
-        stated.append({"kind": "suspect", "message": message, "host": host, "ranks": ranks})
-    for one in standing:
-        if one.is_link:
-            ends = [pairs.hosts[unit] for unit in one.units]
-            ranks = [rank for unit in one.units for rank in pairs.units[unit]]
-            message = suspect_text(pairs, one)
-            stated.append({"kind": "suspect", "message": message, "link": ends, "ranks": ranks})
-    return stated
+            message = f"{len(node_suspects)} of {of} ranks of node {host}; {message}"
+        result.append({"kind": "suspect", "message": message, "host": host, "ranks": ranks})
+    for suspect in confirmed_suspects:
+        if suspect.is_link:
+            ends = [pairs.hosts[unit] for unit in suspect.units]
+            ranks = [rank for unit in suspect.units for rank in pairs.units[unit]]
+            message = suspect_text(pairs, suspect)
+            result.append({"kind": "suspect", "message": message, "link": ends, "ranks": ranks})
+    return result

@@ -167,7 +167,7 @@ def _fabric(
 
 def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
     from torchcoll.pairs.matches import read_pairs
-    from torchcoll.pairs.suspects import suspect_text, suspects
+    from torchcoll.pairs.suspects import find_suspects, suspect_text
 
     if run.ending:
         yield Phrase(FAIL, run.ending)
@@ -194,7 +194,7 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
     # that was cut reported nothing.
     accusations = _messages(run, "suspect")
     if not accusations and (pairs := read_pairs(run)):
-        accusations = [suspect_text(pairs, one) for one in suspects(pairs) if one.stands]
+        accusations = [suspect_text(pairs, one) for one in find_suspects(pairs) if one.confirmed]
     for text in _first(accusations, "suspect"):
         yield Phrase(FAIL, text)
 
