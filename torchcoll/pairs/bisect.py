@@ -1,9 +1,9 @@
-"""--bisect: which half of the ranks (nodes) is slow, and which half of that, until it is small.
+"""--bisect: find the slow half of the ranks (or nodes), then its slow half, until it is small.
 
-For faults that pairs do not show: what only many ranks at once load (a switch, a rail), or what
-only the library's own algorithms use.
+This finds faults that pairs do not show: in parts that only many ranks load at once (a switch, a
+rail), or that only the library's algorithms use.
 
-``halve`` is pure: what a step costs is told by a function, ``bisect`` or a test's own."""
+``halve`` is pure: it gets the measurement as a function, from ``bisect`` or from a test."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from torchcoll.core.units import format_ranges
 from torchcoll.pairs.schedule import Units
 
 Group = tuple[int, ...]
-# Of both halves at once, in order: how fast each is. The rest of the units do as they like.
+# Measures both halves at the same time and returns the speed of each. Other units are ignored.
 Speeds = Callable[[Group, Group], tuple[float, float]]
 
 Comparable = Callable[[Group, Group], bool]
 
-LEAST = 2  # units of a group that has anything to communicate
+LEAST = 2  # units of a half: a single one has nobody to communicate with
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Halving:
-    """``group``: the smallest one that is slower than its other half; () where there is none.
+    """The result of halving.
 
-    ``ratio``: its speed over that of the other half.
+    group: the smallest group that is slower than its other half; () if there is none.
+    ratio: its speed over the speed of the other half.
     """
 
     group: Group
@@ -53,13 +54,14 @@ def halve(
     threshold: float,
     comparable: Comparable = lambda first, second: True,
 ) -> Halving:
-    """Go on with the slower half while it is slower by ``threshold`` (a share) and has two halves
-    that can communicate. Where both halves are alike, the fault is in both, between them, or
-    nowhere: halving ends. So it does where the halves are not ``comparable``.
+    """Continue with the slower half while it is slower by ``threshold`` and can be halved again.
 
-    Both halves have the same number of units, for busbw depends on it where latency counts (a ring
-    of three takes twice the steps of one of two): of an odd number the last is left out first, and
-    where the others are alike, the first.
+    Halving ends if both halves are alike, because then the fault is in both, between them, or
+    nowhere. It also ends if the halves are not ``comparable``.
+
+    Both halves have the same number of units, because busbw depends on this number if latency
+    matters (a ring of three takes twice the steps of a ring of two). With an odd number the last
+    unit is left out first; if the halves are alike then, the first one is left out instead.
     """
     group: Group = tuple(units)
     slow_group: Group = ()
@@ -83,13 +85,16 @@ def halve(
     return Halving(slow_group, ratio, tuple(steps))
 
 
-_TIMES = 2  # each step; the better one counts, for what slows a half for a moment is no fault of it
+_TIMES = 2  # measurements of each step: the better one counts, to ignore a short disturbance
 
 
 def bisect(
     session: Session, units: Units, threshold: float, on_progress: Callable[[str], None]
 ) -> Halving:
-    """Halve the units; rank 0 records what it came to. Collective."""
+    """Halve the units with all_reduce; rank 0 records the result. Collective.
+
+    on_progress: called with a short description of each step.
+    """
     spec = replace(session.spec, fresh_group=True)
     case, span = session.sizings[-1].case, session.sizings[-1].span_bytes
     step = 0
@@ -119,13 +124,15 @@ def bisect(
     hosts = [member["host"] for member in session.local.control.members]
 
     def comparable(first: Group, second: Group) -> bool:
-        """As many ranks on as many nodes: else one half has slower ways, and no fault."""
+        """Whether both halves spread their ranks over nodes alike; if not, one may be slower
+        without a fault.
+        """
         shapes = [Counter(hosts[rank] for rank in unit_ranks(units, g)) for g in (first, second)]
         return sorted(shapes[0].values()) == sorted(shapes[1].values())
 
     halving = halve(range(len(units)), speeds, threshold, comparable)
     if session.recorder:
-        # The group's own members know no affinity, those of the run do.
+        # The members of the run record the CPU affinity; those of the group do not.
         members = session.recorder.run.members
         record_halving(session.recorder, members, case.device == "cpu", units, halving)
     return halving
@@ -136,7 +143,10 @@ def unit_ranks(units: Units, group: Sequence[int]) -> tuple[int, ...]:
 
 
 def _speeds(session: Session, subgroups: int) -> list[float] | None:
-    """busbw of the first two of the sub-groups that ran last; 0 where one failed."""
+    """busbw of the two halves in the latest step; 0 for one that failed; None on other ranks.
+
+    subgroups: how many sub-groups ran in this step: the halves, and one of the other ranks.
+    """
     if session.run is None:
         return None
     from torchcoll.core.summary import summarise
@@ -148,13 +158,14 @@ def _speeds(session: Session, subgroups: int) -> list[float] | None:
 def record_halving(
     recorder: Any, members: list[dict[str, Any]], on_cpu: bool, units: Units, halving: Halving
 ) -> None:
+    """Record the result as an event: a suspect if a slow half was found."""
     if not halving.steps:
         reason = f"{len(units)} are too few to halve, {2 * LEAST} needed"
         if len(units) >= 2 * LEAST:
             reason = "no two halves have as many ranks on as many nodes, so none are comparable"
         recorder.event("bisect", f"bisect: {reason}")
         return
-    # That with the slow half: later ones may have found both of its halves alike.
+    # The step that found the slow half: in later steps its own halves were alike.
     last_step = next(
         (step for step in halving.steps if halving.group in step.halves), halving.steps[-1]
     )

@@ -276,7 +276,8 @@ def _answer(pairs: Pairs, suspected: Sequence[Suspect], bisect_texts: Sequence[s
         return Answer(f"no {pairs.by} can be judged here", "doubt")
     kind = "good" if judged == pairs.pair_count else "doubt"
     return Answer(
-        f"no suspect: no {pairs.by} or link is slow, {judged} of {pairs.pair_count} pairs judged", kind
+        f"no suspect: no {pairs.by} or link is slow, {judged} of {pairs.pair_count} pairs judged",
+        kind,
     )
 
 
