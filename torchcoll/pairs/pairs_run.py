@@ -1,10 +1,11 @@
-"""Every pair of ranks or nodes: in rounds of disjoint pairs, the slow ones again alone, then all;
-and the command line of ``torchrun -m torchcoll.pairs``, with options of its own and some of the
-others'.
+"""Measure every pair of ranks or nodes: ``torchrun -m torchcoll.pairs`` and its command line.
 
-No groups of two are made: 512 ranks have 130816 of them, each of which every rank would have to
-take part in making, and each rank would keep 511 communicators. Ranks send and receive over the
-group of all ranks, whose connections the library makes where they are needed.
+The pairs run in rounds of disjoint pairs; then the slow pairs run again alone, and finally all
+ranks run all_reduce together.
+
+The pairs do not get process groups of their own: 512 ranks have 130816 pairs, every rank would have
+to take part in creating each of the groups, and each rank would keep 511 communicators. Ranks send
+and receive over the group of all ranks, in which the library connects peers when needed.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ if TYPE_CHECKING:
     from torchcoll.bench.output import Output
 
 
-# Fields of Spec that mean something here; the others are refused.
-_OWN = (
+# The fields of Spec that torchcoll.pairs supports; it refuses the others.
+_SUPPORTED = (
     *("collectives", "sizes", "dtypes", "backend", "device", "iters", "check", "timeout_s"),
     *("labels", "rehearse"),
 )
@@ -110,13 +111,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
-    """What a command line asks for. Raises UsageError."""
+    """Parse a command line. Raises UsageError."""
     arguments, remaining = _parser().parse_known_args(list(argv))
     options = parse(remaining, DEFAULT_COLLECTIVE, "torchcoll.pairs")
     spec, plain = options.spec, Spec()
     for field in fields(Spec):
         given = getattr(spec, field.name)
-        if field.name not in _OWN and given != getattr(plain, field.name):
+        if field.name not in _SUPPORTED and given != getattr(plain, field.name):
             flag = field.name.replace("_", "-")
             raise UsageError(flag, given, "none: torchcoll.pairs has no such choice")
     if options.resume:
@@ -127,7 +128,7 @@ def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
         expected = f"more than {LATENCY_BYTES} bytes"
         raise UsageError("sizes", min(sizes), expected, "The latency is measured in any case.")
     for size_bytes in sizes:
-        if size_bytes % LATENCY_BYTES:  # of every type a whole number of elements
+        if size_bytes % LATENCY_BYTES:  # a whole number of elements of every type
             raise UsageError("sizes", size_bytes, f"a multiple of {LATENCY_BYTES} bytes")
     if len(spec.dtypes) > 1:
         raise UsageError("dtype", ",".join(spec.dtypes), "one type")
@@ -140,17 +141,22 @@ def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
         if not options.dry_run:
             raise UsageError("ranks-per-node", per_node, "--dry-run with it")
     pairs = PairOptions(arguments.by, arguments.bisect, threshold, per_node)
-    # A reading of the file judges as the run did.
+    # The threshold goes into the file, so that ``torchcoll pairs`` judges as the run did.
     pairs_action = Other("pairs", pairs, {"threshold": threshold})
     return replace(options, spec=replace(spec, sizes=sizes, iters=iters), other=pairs_action), pairs
 
 
-_NAMED = 8  # of a round's pairs, in messages
+_NAMED = 8  # pairs: messages name the pairs of a round up to so many
 
 
 @dataclass(frozen=True)
 class _Role:
-    """What this rank does in a round. place: 0 is the lower unit of the pair, 1 the higher."""
+    """What this rank does in a round.
+
+    pair: the units that meet.
+    peer: the rank that this rank communicates with.
+    index: 0 if this rank is in the lower unit of the pair, 1 in the higher.
+    """
 
     pair: Pair
     peer: int
@@ -158,7 +164,10 @@ class _Role:
 
 
 class PairsRun:
-    """All pairs of one session. ``stated`` is called on rank 0 with how far it is."""
+    """The measurement of all pairs in one session.
+
+    on_progress: called with a short description of each step.
+    """
 
     def __init__(
         self, session: Session, options: PairOptions, on_progress: Callable[[str], None]
@@ -172,12 +181,15 @@ class PairsRun:
         rule = "pair" if options.by == "rank" else "node"
         self._rule = rule
         self._cases = pair_cases(session.spec, rule, first)
-        self._buffers: dict[int, Buffers] = {}  # by the bytes asked
+        self._buffers: dict[int, Buffers] = {}  # by the size of the case in bytes
         self._tried = False
-        self._began = (0, 0)  # the last kind of call, monotonic in ns, wall in us
+        self._began = (0, 0)  # start of the latest kind of call: monotonic in ns, wall clock in us
 
     def sweep(self) -> None:
-        """Rounds, the slow pairs alone, all ranks together; events of the suspects. Collective."""
+        """Run the rounds, the slow pairs alone, then all ranks together, and record the suspects.
+
+        Collective.
+        """
         session = self.session
         self._prepare()
         count = len(self.units)
@@ -202,7 +214,7 @@ class PairsRun:
             self._events()
 
     def _prepare(self) -> None:
-        """Memory on every rank, and a connected group."""
+        """Allocate memory on every rank and connect the group of all ranks."""
         session, failure = self.session, ""
         for case in self._cases:
             sizing = size_case(case, self.local.ranks)
@@ -223,7 +235,8 @@ class PairsRun:
         if failed:
             raise TorchcollError("pairs: no memory on {}: {}".format(*failed))
         self.local.progress.step("connecting all ranks")
-        # torch: all ranks take part in the first call on a group, if it is a send or a receive.
+        # PyTorch requires all ranks to take part in the first call on a group if it is a send or
+        # receive; a barrier first makes sure that they do.
         self._or_abort(session.communicators.align(self._cases[0].backend), "a barrier")
 
     def _or_abort(self, call: Callable[[], object], what: str) -> None:
@@ -249,7 +262,7 @@ class PairsRun:
         elif role:
             text += f", pair {role.pair[0]}-{role.pair[1]}"
         self._on_progress(text)
-        # In the file a round is in flight, not one of its pairs.
+        # If the run dies, the file names the round that was in flight, not one of its pairs.
         started = replace(self._cases[0], group=f"{rule}/{text}")
         if self.local.rank == 0:
             self._recorder.started(started)
@@ -259,7 +272,7 @@ class PairsRun:
                 self._record(case, gathered, round_pairs, rule)
 
     def _measure_kind(self, case: Case, role: _Role | None, text: str) -> list[Any]:
-        """This kind of call on all pairs of the round; [rank] of samples on rank 0."""
+        """Run one kind of call on all pairs of the round; rank 0 gets the samples of each rank."""
         session, iters = self.session, self.session.spec.iters or 0
         if case.size_bytes == LATENCY_BYTES:
             iters = max(iters, LATENCY_ITERS)
@@ -292,7 +305,10 @@ class PairsRun:
     def _first(
         self, call: Callable[[], None] | None, case: Case, role: _Role | None = None
     ) -> None:
-        """The first call of all: a backend that cannot send says so here, on all ranks alike."""
+        """The first call of the run, on all ranks: shows whether the backend supports sending.
+
+        Raises UnavailableError on all ranks if it does not.
+        """
         if self._tried:
             if call and role:
                 self._or_abort(call, f"pair {role.pair[0]}-{role.pair[1]}")
@@ -309,7 +325,9 @@ class PairsRun:
             )
 
     def _call(self, role: _Role, buffers: Buffers, root: int | None) -> Callable[[], None]:
-        """Send and receive (root None), or one of them: the unit in place ``root`` sends."""
+        """A call of this rank: send and receive if root is None, else only the unit with index
+        ``root`` sends.
+        """
         dist = self.local.dist
         group = self.session.communicators.whole(self._cases[0].backend)
         steps = []
@@ -318,7 +336,7 @@ class PairsRun:
         if root is None or root != role.index:
             steps.append(dist.P2POp(dist.irecv, buffers.recv, role.peer, group))
         if role.index == 1:
-            steps.reverse()  # xccl can deadlock where both peers send first
+            steps.reverse()  # xccl can deadlock if both peers send first
 
         def call() -> None:
             for work in dist.batch_isend_irecv(steps):
@@ -329,7 +347,7 @@ class PairsRun:
     def _verified(
         self, sizing: Sizing, role: _Role, buffers: Buffers, call: Callable[[], None]
     ) -> tuple[int, int]:
-        """(elements checked, elements wrong) of one more exchange."""
+        """(elements checked, elements wrong) of an additional exchange."""
         checker = Checker(self.local.torch, sizing, role.index, buffers, self.local.progress.beat)
         checker.prepare()
         self._or_abort(call, f"pair {role.pair[0]}-{role.pair[1]}")
@@ -354,8 +372,10 @@ class PairsRun:
             self._recorder.case(result)
 
     def _next_pass(self) -> tuple[list[Pair], list[int]] | None:
-        """The pairs of the next pass alone, and the places of the cases in which they were slow:
-        of the suspects that no pass so far has cleared, between usual ones.
+        """The pairs of the next pass alone, and the indexes of the cases in which they were slow.
+
+        These are the pairs of suspects that no pass has cleared yet, between usual pairs. Only rank
+        0 decides; the others get None.
         """
         if self.local.rank:
             return None
@@ -388,7 +408,7 @@ class PairsRun:
 
 
 def refuse_lone(backend: str | None, ranks: int) -> None:
-    """Raises UsageError for what has no pairs, before anything starts."""
+    """Raises UsageError if there can be no pairs, before anything starts."""
     check_units(tuple((rank,) for rank in range(ranks)), "rank")
     if backend and not communicates(backend):
         raise UsageError(
@@ -399,7 +419,7 @@ def refuse_lone(backend: str | None, ranks: int) -> None:
 
 
 def run_pairs(launch: Launch, arguments: list[str]) -> int:
-    """What ``torchrun -m torchcoll.pairs`` does: every pair of ranks is measured, or planned."""
+    """Run ``torchrun -m torchcoll.pairs``: measure every pair of ranks, or print the plan."""
     options, pairs = parse_pairs(arguments)
     if options.dry_run:
         lines = plan_lines(options.spec, pairs, options.ranks or launch.ranks)
@@ -413,9 +433,9 @@ def run_pairs(launch: Launch, arguments: list[str]) -> int:
 def _sweep(
     options: Options, pairs: PairOptions, session: Session, output: Output | None
 ) -> str | None:
-    """Measure the pairs and print what they say on rank 0.
+    """Measure the pairs and print the result on rank 0.
 
-    The text of what makes the exit code 1: a case that failed, a suspect.
+    Returns why the exit code is 1 (a case that failed, or a suspect), or None.
     """
     on_progress: Callable[[str], None] = no_progress
     line = None

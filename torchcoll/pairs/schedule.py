@@ -79,7 +79,7 @@ def rounds(units: int) -> Iterator[list[Pair]]:
 
 
 def group_ranks(by: str, hosts: Sequence[str]) -> Units:
-    """The ranks of each unit. hosts: the host of each rank. Nodes are ordered by their first rank."""
+    """The ranks of each unit. hosts: the host of each rank. Nodes are ordered by rank."""
     if by == "rank":
         return tuple((rank,) for rank in range(len(hosts)))
     nodes: dict[str, list[int]] = {}

@@ -1,5 +1,7 @@
-"""What the pairs of a run say: a matrix (figures where units are few, else shades of how fast each
-is), a line a unit, suspects; text, markdown, CSV, JSON.
+"""Show the pairs of a run: a matrix, a line for each unit, and the suspects.
+
+The matrix has numbers if there are few units, and shades of speed otherwise. Formats: text,
+markdown, CSV, JSON.
 """
 
 from __future__ import annotations
@@ -44,17 +46,21 @@ from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head
 
-_NUMBERS = 12  # units up to which the cells are figures; beyond, shades
-_WORST = 16  # rows of a table that would be longer than
-MOST_ROWS = 64
-# A shade for each tenth of the median that is missing: fast is blank.
+_NUMBERS = 12  # units: up to so many the cells are numbers, above shades
+MOST_ROWS = 64  # units: of more, only the slowest are shown
+_WORST = 16  # how many
+# The slower a pair, the darker its cell; a fast pair is blank.
 _SHADES, _ASCII = " ░▒▓█", " .:x#"
-_LIMITS = (0.9, 0.8, 0.6, 0.4)  # below: the next shade
+_LIMITS = (0.9, 0.8, 0.6, 0.4)  # shares of the median: below each the next shade
 _NONE, _SELF = "?", "\\"
 
 
 def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
-    """A row and a column a unit; cells are GB/s (latency: us), or shades of the kind's median."""
+    """The matrix of one kind of call, with a row and a column for each unit.
+
+    The cells are GB/s (us for latency), or shades relative to the median within a node or between
+    nodes.
+    """
     kind, size_bytes = key
     if kind == EXCHANGE:
         per = "node" if pairs.by == "node" else "rank"
@@ -125,7 +131,7 @@ def _relative(pairs: Pairs, key: tuple[str, int]) -> dict[Pair, float]:
 
 
 def slowest_units(pairs: Pairs, key: tuple[str, int]) -> list[int]:
-    """All units, or the slowest where they are many."""
+    """All units, or the _WORST slowest if there are more than MOST_ROWS, ascending."""
     count = len(pairs.units)
     if count <= MOST_ROWS:
         return list(range(count))
@@ -144,9 +150,10 @@ SCHEMA = "torchcoll-pairs/1"
 def show_pairs(
     run: Run, format: str = "table", threshold: float | None = None, file: TextIO | None = None
 ) -> bool:
-    """Print what the pairs of a run say; whether there is a suspect, or a pair without a time.
+    """Print the pairs of a run; returns whether there is a suspect, or a pair without a time.
 
-    Raises UsageError for an unknown format and a run without pairs.
+    threshold: None for that of the run.
+    Raises UsageError for an unknown format and for a run without pairs.
     """
     pairs = read_pairs(run)
     if pairs is None:
@@ -171,7 +178,7 @@ def pairs_grids(
     threshold: float,
     format: str = "table",
 ) -> list[Grid]:
-    """The matrix, a line a unit, and whom it accuses."""
+    """The tables: the matrix, then a line for each unit with the suspects below it."""
     grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == EXCHANGE]
     if not grids:
         grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == LATENCY]
@@ -194,8 +201,8 @@ def _title(run: Run, pairs: Pairs) -> list[str]:
     done = len(pairs.pairs)
     lines = [
         f"torchcoll pairs: {one_line(run.path or run.header.get('run_id') or '')}".rstrip(": "),
-        f"{what}, {case.backend} on {case.device}, {case.dtype}: {done} of {pairs.pair_count} pairs, "
-        "in rounds of disjoint pairs at the same time",
+        f"{what}, {case.backend} on {case.device}, {case.dtype}: {done} of {pairs.pair_count} "
+        "pairs, in rounds of disjoint pairs at the same time",
         f"median of {calls} calls after a first one, each until the later of the two ranks is done "
         "(host clock)",
     ]
@@ -205,7 +212,7 @@ def _title(run: Run, pairs: Pairs) -> list[str]:
 
 
 def _units(pairs: Pairs, format: str) -> Grid:
-    """A line a unit: the medians over its pairs."""
+    """A line for each unit: the medians over its pairs."""
     keys = list(pairs.times)
     heads = [Head(pairs.by), Head("host", left=True)]
     for kind, size_bytes in keys:
@@ -222,7 +229,7 @@ def _units(pairs: Pairs, format: str) -> Grid:
     for key in keys:
         text = format_time if key[0] == LATENCY else format_bandwidth
         for ends in ((0,), (1,)) if key[0] == SEND else ((0, 1),):
-            # Of each unit over the pairs in which it stands at one of these ends.
+            # The values of each unit, over the pairs that have it at one of these ends.
             values: dict[int, list[float]] = {}
             for pair, timing in pairs.times[key].items():
                 ns = timing.median_ns
@@ -260,7 +267,7 @@ def _below(run: Run, pairs: Pairs, suspected: Sequence[Suspect], threshold: floa
 
 
 def _answer(pairs: Pairs, suspected: Sequence[Suspect], bisect_texts: Sequence[str]) -> Answer:
-    """Who is slow."""
+    """Which unit or link is slow, in one sentence."""
     accused = [
         f"{suspect_name(pairs, suspect)} is slow: {evidence_text(pairs, suspect)}"
         for suspect in suspected
@@ -282,7 +289,7 @@ def _answer(pairs: Pairs, suspected: Sequence[Suspect], bisect_texts: Sequence[s
 
 
 def _bisect_texts(run: Run) -> list[str]:
-    """What --bisect accuses, as it was decided on the ranks: pairs say nothing of it."""
+    """The suspects of --bisect, which were recorded during the run: pairs do not show them."""
     suspect_events = [e for e in run.events if e.get("kind") == "suspect"]
     texts = [one_line(event.get("message")) for event in suspect_events]
     return [text for text in texts if text.startswith("bisect: ")]
@@ -355,8 +362,9 @@ def _conclusion(
 
 
 def _records(pairs: Pairs) -> list[dict[str, Any]]:
-    """One object a pair, kind of call and pass (0: in the rounds, then 1, 2, ... alone). One way,
-    ``first`` is the one that sends.
+    """One object for each pair, kind of call and pass (0: in the rounds; 1, 2, ...: alone).
+
+    For one-way calls ``first`` is the sender.
     """
     rows = []
     for number, tables in enumerate([pairs.times, *pairs.alone]):
