@@ -26,7 +26,7 @@ from torchcoll.comparison.results import p_text
 from torchcoll.core.result import Choice
 from torchcoll.core.units import format_percent, format_size
 from torchcoll.forcing.forced_cells import Forced
-from torchcoll.forcing.regret import drift_of, may_be_best, regret, regret_interval, runs_of_winners
+from torchcoll.forcing.regret import fit_drift, may_be_best, regret, regret_interval, winner_spans
 from torchcoll.stats.needed import asked, runs_needed, runs_to_bound
 from torchcoll.stats.ratios import LEVEL, Ratio, geometric, holm
 from torchcoll.stats.statistics import Figures, Outlier, common_share, outliers, side_ratio
@@ -69,7 +69,7 @@ class CellAt:
 
 
 @dataclass
-class SizeFound:
+class SizeContest:
     """One size. best: of the forced cells that were right. tied: names of those that may be it."""
 
     size_bytes: int
@@ -98,7 +98,7 @@ class WinnerRange:
     low_bytes: int
     high_bytes: int
     winner: Forced
-    others: tuple[str, ...] = ()
+    ties: tuple[str, ...] = ()
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Table:
     common: dict[str, Any]
     hosts: int
     library: str | None
-    sizes: list[SizeFound]
+    sizes: list[SizeContest]
     ranges: list[WinnerRange]
     wrong: dict[str, list[int]]  # forced cell -> sizes
     unchecked: list[str]  # cells whose results nobody verified
@@ -134,37 +134,39 @@ class Table:
             return "; ".join(
                 [f"AUTO is near-optimal at every size measured: {extent} (95 %)", *ahead]
             )
-        words = []
+        texts = []
         beaten = [size for size in judged if size.result == "beaten"]
         if beaten:
             most = max(size.regret or 0.0 for size in beaten)
-            words.append(f"AUTO is beaten at {self._spans(beaten)} (regret up to {most:.2f})")
+            texts.append(f"AUTO is beaten at {self._spans(beaten)} (regret up to {most:.2f})")
         inconclusive = [size for size in judged if size.result == "inconclusive"]
         if inconclusive:
             needed = [size.needed for size in inconclusive]
-            known = [number for number in needed if number]
-            decided = f" ({max(known)} runs a cell would decide it)" if len(
-                known) == len(needed) else ""  # fmt: skip
-            words.append(f"inconclusive at {self._spans(inconclusive)}{decided}")
+            run_counts = [number for number in needed if number]
+            decided = f" ({max(run_counts)} runs a cell would decide it)" if len(
+                run_counts) == len(needed) else ""  # fmt: skip
+            texts.append(f"inconclusive at {self._spans(inconclusive)}{decided}")
         near = [size for size in judged if size.result == "near-optimal"]
         if near:
-            words.append(
+            texts.append(
                 f"near-optimal (within {format_percent(threshold)}) at {self._spans(near)}"
             )
-        if rest := [size for size in self.sizes if not size.result]:
-            words.append(f"not judged at {self._spans(rest)}")
-        text = "; ".join([*words, *ahead])
+        if not_judged := [size for size in self.sizes if not size.result]:
+            texts.append(f"not judged at {self._spans(not_judged)}")
+        text = "; ".join([*texts, *ahead])
         return text if beaten else f"AUTO: {text}"
 
-    def _spans(self, sizes: Sequence[SizeFound]) -> str:
+    def _spans(self, sizes: Sequence[SizeContest]) -> str:
         """``1K to 4K, 1M``: neighbours among the measured sizes as one span."""
-        places = [i for i, size in enumerate(self.sizes) if any(size is one for one in sizes)]
+        indexes = [
+            i for i, size in enumerate(self.sizes) if any(size is member for member in sizes)
+        ]
         spans: list[list[int]] = []
-        for place in places:
-            if spans and place == spans[-1][1] + 1:
-                spans[-1][1] = place
+        for index in indexes:
+            if spans and index == spans[-1][1] + 1:
+                spans[-1][1] = index
             else:
-                spans.append([place, place])
+                spans.append([index, index])
         ends = [[format_size(self.sizes[i].size_bytes) for i in span] for span in spans]
         return ", ".join(a if a == b else f"{a} to {b}" for a, b in ends)
 
@@ -183,22 +185,22 @@ class Tests:
 
 def judge(tables: Sequence[Table], threshold: float) -> Tests:
     """Fills in what is found of each size. comparisons: those with AUTO that Holm went over."""
-    every = [c for t in tables for s in t.sizes for c in (s.auto, *s.cells) if c is not None]
-    starts = {start for one in every for start in one.starts}
+    all_cells = [c for t in tables for s in t.sizes for c in (s.auto, *s.cells) if c is not None]
+    starts = {start for cell in all_cells for start in cell.starts}
     # The number of each run in order of time; runs of one second have one number.
-    known = sorted(start for start in starts if start is not None)
-    order = {start: float(number) for number, start in enumerate(known)}
+    known_starts = sorted(start for start in starts if start is not None)
+    order = {start: float(number) for number, start in enumerate(known_starts)}
     in_order = None not in starts
     pairs = [pair for table in tables for pair in _pairs(table, order, in_order).values()]
-    left_out = outliers([figures for own in pairs for figures, _ in own])
-    for one in every:
-        one.leave_out([outlier.run[1] for outlier in left_out])
+    left_out = outliers([figures for cell_pairs in pairs for figures, _ in cell_pairs])
+    for cell in all_cells:
+        cell.leave_out([outlier.run[1] for outlier in left_out])
     tested, interleaved = [], True
     right: dict[int, list[CellAt]] = {}  # by id of the size
     for table in tables:
-        for own in _pairs(table, order, in_order).values():
-            share = common_share([figures for figures, _ in own])
-            for figures, cell in own:
+        for cell_pairs in _pairs(table, order, in_order).values():
+            share = common_share([figures for figures, _ in cell_pairs])
+            for figures, cell in cell_pairs:
                 cell.ratio = side_ratio(figures, share)
                 interleaved = interleaved and figures.interleaved
                 if cell.ratio.p_value is not None and cell.cell.name not in table.wrong:
@@ -207,8 +209,8 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
             right[id(size)] = [c for c in size.cells if c.values and c.cell.name not in table.wrong]
             _winners(size, right[id(size)], order if in_order else None, threshold)
     adjusted = holm([c.ratio.p_value or 0.0 for c in tested if c.ratio])
-    for one, p in zip(tested, adjusted, strict=True):
-        one.p_value = p
+    for cell, p in zip(tested, adjusted, strict=True):
+        cell.p_value = p
     for table in tables:
         for size in table.sizes:
             if size.regret is not None:
@@ -221,7 +223,7 @@ def _pairs(
     table: Table, order: Mapping[float, float], in_order: bool
 ) -> dict[str, list[tuple[Figures, CellAt]]]:
     """Each cell against AUTO, which is the second side, at every size that both have."""
-    found: dict[str, list[tuple[Figures, CellAt]]] = {}
+    pairs: dict[str, list[tuple[Figures, CellAt]]] = {}
     for size in table.sizes:
         auto = size.auto
         for cell in size.cells:
@@ -231,35 +233,42 @@ def _pairs(
                     (*((0, n) for n in cell.runs), *((1, n) for n in auto.runs)),
                     (*cell.numbers(order), *auto.numbers(order)) if in_order else None,
                 )
-                found.setdefault(cell.cell.name, []).append((figures, cell))
-    return found
+                pairs.setdefault(cell.cell.name, []).append((figures, cell))
+    return pairs
 
 
 def _winners(
-    size: SizeFound, right: Sequence[CellAt], order: Mapping[float, float] | None, threshold: float
+    size: SizeContest,
+    right: Sequence[CellAt],
+    order: Mapping[float, float] | None,
+    threshold: float,
 ) -> None:
     """The best cell, its ties, and the regret, of figures from which the drift is taken."""
     if not right:
         return
     auto = size.auto if size.auto and size.auto.values else None
-    own = {one.cell.name: one for one in (*right, *([auto] if auto else []))}
-    values = {name: one.values for name, one in own.items()}
-    numbers = {name: one.numbers(order) for name, one in own.items()} if order is not None else None
-    drift = drift_of(values, numbers)
-    level = drift.levelled(values, numbers or {})
-    names = [one.cell.name for one in right]
-    size.best = min(right, key=lambda one: geometric(level[one.cell.name]) or math.inf)
+    cells_by_name = {cell.cell.name: cell for cell in (*right, *([auto] if auto else []))}
+    values = {name: cell.values for name, cell in cells_by_name.items()}
+    numbers = (
+        {name: cell.numbers(order) for name, cell in cells_by_name.items()}
+        if order is not None
+        else None
+    )
+    drift = fit_drift(values, numbers)
+    level = drift.without_drift(values, numbers or {})
+    names = [cell.cell.name for cell in right]
+    size.best = min(right, key=lambda cell: geometric(level[cell.cell.name]) or math.inf)
     size.tied = may_be_best({name: level[name] for name in names}, threshold, drift)
     if auto is None:
         return
     size.regret = regret(level[auto.cell.name], {name: level[name] for name in names})
-    low, high = regret_interval([one.ratio for one in right if one.ratio])
+    low, high = regret_interval([cell.ratio for cell in right if cell.ratio])
     # Two estimators: one in a hundred times the one lies just outside the other's interval.
     size.low = None if low is None else min(low, size.regret)
     size.high = None if high is None else max(high, size.regret)
 
 
-def _result(size: SizeFound, cells: Sequence[CellAt], tested: int, threshold: float) -> None:
+def _result(size: SizeContest, cells: Sequence[CellAt], tested: int, threshold: float) -> None:
     limit = 1 + threshold
     beating = [c for c in cells if c.shown and c.ratio and c.ratio.ratio > limit]
     if beating:
@@ -279,16 +288,16 @@ def _result(size: SizeFound, cells: Sequence[CellAt], tested: int, threshold: fl
         size.reason = "runs are equal: no spread to judge by"
         return
     # One cell shown to be faster decides it; else all must be shown not to be.
-    what = asked(threshold, tested)
+    test = asked(threshold, tested)
     faster = [
-        runs_needed(what, r.design, math.log(r.ratio), r.spread or 0.0)
+        runs_needed(test, r.design, math.log(r.ratio), r.spread or 0.0)
         for r in undecided
         if r.ratio > limit
     ]
     slower = [runs_to_bound(r, threshold) for r in undecided if r.ratio <= limit]
-    known = [n for n in faster if n] if faster else slower
-    numbers = [n for n in known if n]
-    if not numbers or (not faster and None in known):
+    run_counts = [n for n in faster if n] if faster else slower
+    numbers = [n for n in run_counts if n]
+    if not numbers or (not faster and None in run_counts):
         size.reason = f"too near {format_percent(threshold)} to decide"
         return
     needed = min(numbers) if faster else max(numbers)
@@ -301,17 +310,17 @@ def _ranges(table: Table) -> list[WinnerRange]:
     name says, then the fastest over the range.
     """
     cells = {cell.name: cell for cell in table.cells}
-    found = []
-    for first, last, names in runs_of_winners([size.tied for size in table.sizes]):
+    ranges = []
+    for first, last, names in winner_spans([size.tied for size in table.sizes]):
         inside = table.sizes[first : last + 1]
 
-        def rank(name: str, inside: Sequence[SizeFound] = inside) -> tuple[bool, float]:
-            own = [c for size in inside for c in size.cells if c.cell.name == name]
-            times = [math.log(c.time_ns) for c in own if c.time_ns]
-            return any(c.disobeyed for c in own), sum(times)
+        def rank(name: str, inside: Sequence[SizeContest] = inside) -> tuple[bool, float]:
+            cells_of_name = [c for size in inside for c in size.cells if c.cell.name == name]
+            times = [math.log(c.time_ns) for c in cells_of_name if c.time_ns]
+            return any(c.disobeyed for c in cells_of_name), sum(times)
 
         winner = min(names, key=rank)
-        others = tuple(name for name in names if name != winner)
+        ties = tuple(name for name in names if name != winner)
         sizes = inside[0].size_bytes, inside[-1].size_bytes
-        found.append(WinnerRange(*sizes, cells[winner], others))
-    return found
+        ranges.append(WinnerRange(*sizes, cells[winner], ties))
+    return ranges

@@ -31,7 +31,9 @@ class Forced:
         return not self.settings
 
 
-def settings_of(facts: Mapping[str, str], varied: Sequence[str], backend: str) -> dict[str, str]:
+def forced_settings(
+    facts: Mapping[str, str], varied: Sequence[str], backend: str
+) -> dict[str, str]:
     """The variables of a run that force, or that some run sets and another does not.
 
     A label named like a variable that forces (``--label NCCL_ALGO=Ring``) counts where the file
@@ -51,24 +53,24 @@ def settings_of(facts: Mapping[str, str], varied: Sequence[str], backend: str) -
     return settings
 
 
-def tells_variables(facts: Mapping[str, str]) -> bool:
+def records_variables(facts: Mapping[str, str]) -> bool:
     """False for an imported file that names no variable of a library: some may have been set."""
     return "torch" in facts or any(name.startswith(_LIBRARY) for name in facts)
 
 
-def varied_of(runs: Iterable[Mapping[str, str]]) -> list[str]:
+def varied_variables(runs: Iterable[Mapping[str, str]]) -> list[str]:
     """Variables of the libraries that some runs set and others leave alone.
 
     One that all set, to several values, is an axis: it keeps tables apart. A file that tells no
     variable leaves none alone.
     """
-    facts = [own for own in runs if tells_variables(own)]
-    names = dict.fromkeys(n for own in facts for n in own if n.startswith(_LIBRARY))
+    facts = [run_facts for run_facts in runs if records_variables(run_facts)]
+    names = dict.fromkeys(n for run_facts in facts for n in run_facts if n.startswith(_LIBRARY))
     wanted = [n for n in names if not n.startswith(_OF_LOGS)]
-    return [n for n in wanted if any(n not in own for own in facts)]
+    return [n for n in wanted if any(n not in run_facts for run_facts in facts)]
 
 
-def name_of(settings: Mapping[str, str], labels: Iterable[str | None]) -> str:
+def cell_name(settings: Mapping[str, str], labels: Iterable[str | None]) -> str:
     """``auto``; the label ``cell`` where all runs agree on it; else the words: ``ring-ll``.
 
     A label that says ``auto`` of runs that force something (by the shell's environment) lies.
@@ -78,38 +80,38 @@ def name_of(settings: Mapping[str, str], labels: Iterable[str | None]) -> str:
     names = set(labels)
     if len(names) == 1 and (name := names.pop()) and name.split("-")[0] != AUTO:
         return name
-    words = [
-        "+".join(dict.fromkeys(part.rpartition(":")[2].lower() for part in value.split(";")))
+    texts = [
+        "+".join(dict.fromkeys(clause.rpartition(":")[2].lower() for clause in value.split(";")))
         if name in FORCING
         else f"{name}={value}"
         for name, value in settings.items()
     ]
-    return "-".join(dict.fromkeys(words))
+    return "-".join(dict.fromkeys(texts))
 
 
-def word_of(value: str, collective: str) -> str | None:
+def requested_name(value: str, collective: str) -> str | None:
     """What NCCL_ALGO or NCCL_PROTO = ``value`` says for a collective: one word; None: it does not
     say one (a list, an exclusion, another function).
     """
     function = FUNCTIONS.get(collective, "").lower()
-    found = None
-    for part in value.lower().split(";"):
-        name, colon, word = part.rpartition(":")
+    match = None
+    for clause in value.lower().split(";"):
+        name, colon, text = clause.rpartition(":")
         if not colon or name == function:
-            found = word
-    return found if found and re.fullmatch(r"\w+", found) else None
+            match = text
+    return match if match and re.fullmatch(r"\w+", match) else None
 
 
 def requested(settings: Mapping[str, str], collective: str) -> tuple[str | None, str | None]:
     """(algorithm, protocol) as the library's log would name them; None where not said."""
     algorithm, protocol = (
-        canonical(word_of(settings.get(name, ""), collective) or "")
+        canonical(requested_name(settings.get(name, ""), collective) or "")
         for name in nccl_forced.VARIABLES
     )
     if algorithm is None:
-        own = variables_of(collective)
-        words = {value for name, value in settings.items() if name in own}
-        algorithm = words.pop() if len(words) == 1 else None
+        collective_variables = variables_of(collective)
+        values = {value for name, value in settings.items() if name in collective_variables}
+        algorithm = values.pop() if len(values) == 1 else None
         algorithm = algorithm if algorithm and re.fullmatch(r"\w+", algorithm) else None
     return algorithm, protocol
 
@@ -123,16 +125,16 @@ def disobeyed(
     oneCCL's ``direct`` becomes recursive_doubling over other transports than MPI.
     """
     logged = [choice for choice in choices if choice.source == "log"]
-    return others_than(*requested(settings, collective), logged)
+    return find_mismatches(*requested(settings, collective), logged)
 
 
-def others_than(
+def find_mismatches(
     algorithm: str | None, protocol: str | None, choices: Iterable[Choice]
 ) -> list[Choice]:
     """Those that are not of this algorithm and protocol; None is any."""
     return [
-        one
-        for one in choices
-        if (algorithm and one.algorithm.lower() != algorithm.lower())
-        or (protocol and one.protocol and one.protocol.lower() != protocol.lower())
+        choice
+        for choice in choices
+        if (algorithm and choice.algorithm.lower() != algorithm.lower())
+        or (protocol and choice.protocol and choice.protocol.lower() != protocol.lower())
     ]

@@ -39,28 +39,30 @@ class Drift:
     squares: float = 0.0
     centres: Mapping[str, float] = field(default_factory=dict)
 
-    def levelled(self, cells: Values, numbers: Numbers) -> dict[str, list[float]]:
+    def without_drift(self, cells: Values, numbers: Numbers) -> dict[str, list[float]]:
         """The figures as at one time, that of run number 0."""
         if not self.squares:
             return {name: list(values) for name, values in cells.items()}
         return {
-            name: [v * math.exp(-self.slope * n) for v, n in zip(own, numbers[name], strict=True)]
-            for name, own in cells.items()
+            name: [
+                v * math.exp(-self.slope * n) for v, n in zip(figures, numbers[name], strict=True)
+            ]
+            for name, figures in cells.items()
         }
 
 
-def drift_of(cells: Values, numbers: Numbers | None) -> Drift:
+def fit_drift(cells: Values, numbers: Numbers | None) -> Drift:
     """By least squares, log figure ~ cell + run number; none where times are unknown, or where
     it would leave nothing to know the noise by.
     """
-    if numbers is None or sum(len(own) - 1 for own in cells.values()) < 2:
+    if numbers is None or sum(len(values) - 1 for values in cells.values()) < 2:
         return Drift()
-    centres = {name: float(numpy.mean(numbers[name])) for name, own in cells.items() if own}
+    centres = {name: float(numpy.mean(numbers[name])) for name, values in cells.items() if values}
     squares = products = 0.0
     for name, centre in centres.items():
-        away = numpy.array(numbers[name], dtype=float) - centre
-        squares += float(away @ away)
-        products += float(away @ numpy.log(cells[name]))
+        deviations = numpy.array(numbers[name], dtype=float) - centre
+        squares += float(deviations @ deviations)
+        products += float(deviations @ numpy.log(cells[name]))
     return Drift(products / squares, squares, centres) if squares > NO_SPREAD else Drift()
 
 
@@ -72,14 +74,20 @@ def regret(auto: Sequence[float], cells: Values) -> float:
     logs = {name: numpy.log(values) for name, values in cells.items()}
     held = []
     for number in range(max(map(len, logs.values()))):
-        rest = {name: numpy.delete(own, number) if number < len(own) else own
-                for name, own in logs.items()}  # fmt: skip
-        means = {name: float(own.mean()) for name, own in rest.items() if len(own)}
+        remaining = {name: numpy.delete(cell_logs, number) if number < len(cell_logs) else cell_logs
+                for name, cell_logs in logs.items()}  # fmt: skip
+        means = {
+            name: float(cell_logs.mean()) for name, cell_logs in remaining.items() if len(cell_logs)
+        }
         if not means:
             break
         chosen = logs[min(means, key=lambda name: means[name])]
         held += [float(chosen[number])] if number < len(chosen) else []
-    best = sum(held) / len(held) if held else min(float(own.mean()) for own in logs.values())
+    best = (
+        sum(held) / len(held)
+        if held
+        else min(float(cell_logs.mean()) for cell_logs in logs.values())
+    )
     return math.exp(float(numpy.log(auto).mean()) - best)
 
 
@@ -89,8 +97,8 @@ def regret_interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None
     """
     rate = LEVEL / 2 / len(ratios)
     lows = [low for ratio in ratios if (low := ratio.beyond(rate)) is not None]
-    known = [ratio.high for ratio in ratios if ratio.high is not None]
-    return max(lows, default=None), max(known) if len(known) == len(ratios) else None
+    highs = [ratio.high for ratio in ratios if ratio.high is not None]
+    return max(lows, default=None), max(highs) if len(highs) == len(ratios) else None
 
 
 def may_be_best(cells: Values, threshold: float, drift: Drift | None = None) -> list[str]:
@@ -101,37 +109,37 @@ def may_be_best(cells: Values, threshold: float, drift: Drift | None = None) -> 
     drift: what was taken from the figures; it is known no better than its own error.
     """
     logs = {name: numpy.log(values) for name, values in cells.items()}
-    means = {name: float(own.mean()) for name, own in logs.items()}
+    means = {name: float(cell_logs.mean()) for name, cell_logs in logs.items()}
     best = min(means, key=lambda name: means[name])
     drifts = drift is not None and drift.squares > 0
-    degrees = sum(len(own) - 1 for own in logs.values()) - drifts
-    squares = sum(float(((own - own.mean()) ** 2).sum()) for own in logs.values())
-    found = []
-    for name, own in logs.items():
+    degrees = sum(len(cell_logs) - 1 for cell_logs in logs.values()) - drifts
+    squares = sum(float(((cell_logs - cell_logs.mean()) ** 2).sum()) for cell_logs in logs.values())
+    names = []
+    for name, cell_logs in logs.items():
         margin = math.log1p(threshold)
         if degrees > 0 and len(logs) > 1:
-            share = 1 / len(own) + 1 / len(logs[best])
+            share = 1 / len(cell_logs) + 1 / len(logs[best])
             if drift is not None and drifts:
                 share += (drift.centres[name] - drift.centres[best]) ** 2 / drift.squares
             quantile = float(stats.t.isf(LEVEL / (len(logs) - 1), degrees))
             margin = max(margin, quantile * math.sqrt(squares / degrees * share))
         if means[name] - means[best] <= margin:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
-def runs_of_winners(tied: Sequence[Sequence[str]]) -> list[tuple[int, int, list[str]]]:
+def winner_spans(tied: Sequence[Sequence[str]]) -> list[tuple[int, int, list[str]]]:
     """The fewest runs of neighbours with a winner in common: (first, last, common winners) each.
 
     Places without any winner (nothing was right there) are in no run and end none.
     """
-    found: list[tuple[int, int, list[str]]] = []
-    for place, names in enumerate(tied):
+    spans: list[tuple[int, int, list[str]]] = []
+    for index, names in enumerate(tied):
         if not names:
             continue
-        shared = [name for name in found[-1][2] if name in names] if found else []
+        shared = [name for name in spans[-1][2] if name in names] if spans else []
         if shared:
-            found[-1] = (found[-1][0], place, shared)
+            spans[-1] = (spans[-1][0], index, shared)
         else:
-            found.append((place, place, list(names)))
-    return found
+            spans.append((index, index, list(names)))
+    return spans
