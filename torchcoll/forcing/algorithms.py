@@ -1,4 +1,4 @@
-"""Reads forced cells and AUTO of many runs for forcing/contest.py, which judges them."""
+"""Read forced cells and AUTO of many runs; forcing/contest.py judges them."""
 
 from __future__ import annotations
 
@@ -38,15 +38,18 @@ from torchcoll.stats.sides import (
     values_of_facts,
 )
 
-_USUAL = ("communicator", "clock")  # a case that did not run has none
+_USUAL = ("communicator", "clock")  # a case that did not run gets those of other cases
 
 
 @dataclass(repr=False)
 class Algorithms(Displayed):
-    """What ``algorithms`` found. comparisons: tests of AUTO against a cell. missing: cells of the
-    matrix without a result, with the reason. matrices: the plan (``spec``) of each manifest, with
-    the runs that were added later. reading: what a time is of the calls and the ranks. source_cells:
-    names of the cells of a matrix that the tables are from.
+    """The result of ``algorithms``.
+
+    comparisons: how many tests of AUTO against a cell were made.
+    missing: cells of the matrix without a result, with the reason.
+    matrices: the plan (``spec``) of each manifest, including runs that were added later.
+    reading: how a time is computed from calls and ranks.
+    source_cells: the names of the matrix cells that the tables were computed from.
     """
 
     runs: list[Run]
@@ -67,10 +70,11 @@ def algorithms(
     filter: str | Sequence[str] = (),
     over_ranks: str = "max",
 ) -> Algorithms:
-    """The best forced cell and AUTO's regret by size, of a matrix folder, files or Runs.
+    """The best forced cell and AUTO's regret by size, from a matrix folder, files or Runs.
 
-    threshold: slower by less is nothing that anyone would act on. filter: as in ``compare``.
-    Raises UsageError where no cell forces anything or none was right, UnreadableError for a file.
+    threshold: a smaller difference counts as none. filter: as in ``compare``.
+    Raises UsageError if no cell forces anything or none has right results; UnreadableError for a
+    file that cannot be read.
     """
     files = side("files", sources)
     wanted = conditions(filter)
@@ -90,8 +94,9 @@ def algorithms(
             "torchcoll matrix --preset nccl-algorithms makes them.",
         )  # fmt: skip
     inside = {name for settings in forcing for name in settings}
-    # What was varied on purpose, and is no cell. A file that tells no variable says nothing of
-    # another value: AUTO of such a file stands beside the cells.
+    # The settings that were varied on purpose without forcing anything separate the tables. Files
+    # that record no variables are ignored here, so that AUTO of such a file is in the same table as
+    # the cells.
     telling = kept_separate([run for run in runs if records_variables(run[1])])
     separate = [
         name
@@ -135,10 +140,10 @@ def _tables(
     forcing: Sequence[dict[str, str]],
     separate: Sequence[str],
 ) -> tuple[list[Table], set[str]]:
-    """The tables, and the names of the files that are in none.
+    """The tables, and the names of the files that are in none of them.
 
-    Of some runs nothing tells whether they forced anything. Where other runs are known to
-    be AUTO, they are in no table: one of them that was forced would change AUTO's time.
+    Some files do not record whether their runs forced anything. If other runs are known to be AUTO,
+    these runs are left out, because a forced run among them would change AUTO's time.
     """
     usual = {name: next((v for m in items if (v := value_of(m, name))), None) for name in _USUAL}
     groups: dict[str, tuple[dict[str, Any], list[tuple[Measured, dict[str, str]]]]] = {}
@@ -174,7 +179,7 @@ def _table(
     uneven = []
     for name, members in zip(names, cells, strict=True):
         settings = members[0][1]
-        if names.count(name) > 1:  # cells of two matrices may bear the same label
+        if names.count(name) > 1:  # cells of two matrices may have the same label
             name = f"{name} ({' '.join(f'{n}={v}' for n, v in settings.items())})"
         cell = Forced(name, settings)
         by_size: dict[int, list[Measured]] = {}
@@ -247,7 +252,7 @@ def _manifests(
 
 
 def _records_nothing(facts: Mapping[str, str]) -> bool:
-    """Neither variables of a library nor labels that stand for them."""
+    """Whether a file records neither variables of a library nor labels in their place."""
     return not records_variables(facts) and not any(f"label={name}" in facts for name in FORCING)
 
 
@@ -258,7 +263,7 @@ def _file(run: Run) -> str:
 def _unrecorded_notes(
     files: Side, runs: Sequence[tuple[int, Mapping[str, str]]], left_out: set[str]
 ) -> list[str]:
-    """Files that may be AUTO, as nothing is known of their variables."""
+    """Notes on files that do not record variables: taken for AUTO, or left out."""
     names = [
         _file(run)
         for run, (_, facts) in zip(files.parts, runs, strict=True)

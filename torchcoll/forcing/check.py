@@ -1,5 +1,5 @@
-"""Whether an exported setting does what it says: the small matrix that checks it (AUTO against it,
-launched as the matrix that it was learned from), and what ran there by the library's log.
+"""Check an exported setting: plan a small matrix that compares it with AUTO, launched like the
+matrix that it came from, and read from the library's log what ran there.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from torchcoll.matrix.obeyed import OF_RANKS, Recorded, unverified
 
 @dataclass(frozen=True)
 class LoggedCase:
-    """A case. asked: as in ``Choice.label``. others: what the log names beside it; () where it is
-    as asked.
+    """A case of which the log names the algorithm.
+
+    requested: the algorithm and protocol of the setting, as in ``Choice.label``.
+    mismatches: the labels in the log that differ from it; () if none do.
     """
 
     collective: str
@@ -42,9 +44,9 @@ class LoggedCase:
 def logged_cases(
     runs: Iterable[Run], values: Mapping[str, str], rules: Sequence[TunerRule]
 ) -> list[LoggedCase]:
-    """The cases of which the setting says what runs, and a log says what ran.
+    """The cases for which the setting requests an algorithm and the log names one.
 
-    values: the variables of the setting. rules: of the tuner file that they name, else none.
+    values: the variables of the setting. rules: those of the tuner file that they name, if any.
     """
     cases = []
     for result in (result for run in runs for result in run.results):
@@ -71,13 +73,13 @@ EXPORTED = "exported"
 
 @dataclass(frozen=True)
 class Recheck:
-    """by: what tells its runs apart beside the setting, as ``compare`` names it."""
+    """The plan of a check. by: the other fields in which its runs differ, for ``compare``."""
 
     plan: RunPlan
     by: tuple[str, ...]
 
     def files(self, folder: Path) -> tuple[list[Path], list[Path]]:
-        """(of AUTO, of the setting): the result files that count."""
+        """The existing result files: (those of AUTO, those of the setting)."""
         paths: tuple[list[Path], list[Path]] = ([], [])
         for job in self.plan.jobs():
             path = folder / f"{job.stem}.jsonl"
@@ -86,9 +88,9 @@ class Recheck:
         return paths
 
     def folder(self, matrix: Path, content: str) -> Path:
-        """Inside that of the matrix, whose readers look into no folder; each setting has its own.
+        """The folder of the check: inside that of the matrix, whose readers skip subfolders.
 
-        content: of the file that the setting names, or ''.
+        Each setting has a folder of its own. content: the file that the setting names, or ''.
         """
         asked = {name: value for name, value in self.plan.to_json().items() if name != "runs"}
         text = json.dumps([asked, content], sort_keys=True)
@@ -104,12 +106,15 @@ def recheck(
     collectives: Sequence[str],
     recorded: Recorded,
 ) -> Recheck:
-    """AUTO and the setting, for all that the cells of the matrix differ in beside what they force.
+    """The plan that runs AUTO and the setting, for each combination of the matrix's other settings.
 
-    spec: of its manifest. values: the setting. forced: the variables by which cells force, unset
-    here. source_cells: names of the cells that the setting is from. collectives: a suite is narrowed to
-    them. recorded: what result files keep of variables. Raises UsageError for a command that cannot
-    be launched here, UnreadableError for a broken spec.
+    matrix, spec: the folder of the matrix, and the plan in its manifest.
+    values: the variables of the setting.
+    forced: the variables by which cells of the matrix force; they are unset here.
+    source_cells: the names of the cells that the setting came from.
+    collectives: a suite is limited to these.
+    recorded: selects the variables that result files record.
+    Raises UsageError for a command that cannot be launched here, UnreadableError for a broken spec.
     """
     if not is_plan(spec):
         raise UnreadableError("manifest", matrix / MANIFEST, "one that torchcoll matrix wrote")
@@ -136,7 +141,7 @@ def recheck(
         if name not in by_axes and len({_value(cell, name) for cell in cells}) > 1
     ]
     dimension = []
-    for cell in cells:  # nproc2; what cells do not differ in is in no name
+    for cell in cells:  # names such as nproc2: only the settings in which the cells differ
         values_by_name = {name: str(_value(cell, name) or "unset").rstrip("/") for name in differ}
         texts = [file_safe(joined(n, os.path.basename(v))) for n, v in values_by_name.items()]
         dimension.append(replace(cell, name="-".join(texts)))

@@ -107,7 +107,7 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
 
 
 def _read_label(run: Run) -> None:
-    """``auto=PATH``, ``Ring=PATH``, ``tree-ll=PATH``: words of NCCL as labels of its variables."""
+    """Turn the name in ``Ring=PATH`` or ``tree-ll=PATH`` into labels of NCCL's variables."""
     from torchcoll.libraries.nccl.algorithms import ALGORITHMS, canonical
     from torchcoll.libraries.nccl.forced import VARIABLES
 
@@ -134,7 +134,7 @@ def _export_tuner(result: Algorithms, options: argparse.Namespace) -> Exported:
 
 
 def _holds(path: str, text: str) -> bool:
-    """Whether this very file was written before: then a check of it can be started again."""
+    """Whether the file already has this text, so that a check can be repeated without --force."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read() == text
@@ -143,11 +143,11 @@ def _holds(path: str, text: str) -> bool:
 
 
 def check(result: Algorithms, exported: Exported, options: argparse.Namespace) -> ExitCode | int:
-    """Run what is missing of the check, then say what it shows.
+    """Run the missing runs of the check, then print its result.
 
-    Behind variables it is comments: the output stays what a shell can read. FAILED where a run
-    failed, or a case is slower, wrong, or was run by another algorithm. Raises UsageError where
-    nothing can be launched.
+    After exported variables the result is printed as comments, so that a shell can read the output.
+    Returns FAILED if a run failed, or if a case is slower, wrong, or ran another algorithm. Raises
+    UsageError if nothing can be launched.
     """
     from torchcoll.comparison.compare import compare
     from torchcoll.comparison.show import show_comparisons

@@ -1,18 +1,19 @@
-"""Which forced algorithm wins at each size, and what AUTO loses to it.
+"""Decide which forced algorithm wins at each size, and how much AUTO loses to it.
 
-Runs are the replicates, and AUTO against a cell is judged as ``compare`` judges two sides
-(stats/statistics.py): drift over the runs is in the model, runs that are outliers over
-all of these comparisons are left out of all cases. Three questions with three answers:
+Runs are the replicates. AUTO is compared with a cell as ``compare`` compares two sides
+(stats/statistics.py): the model includes drift over the runs, and runs that are outliers over all
+comparisons are left out of all cases. There are three questions:
 
-* Is AUTO beaten? The model's t of AUTO against every forced cell at every size, Holm over all of
-  them: no cell is picked first, so no winner's curse. Beaten: p below 0.05, beyond the threshold.
-* Is AUTO near-optimal? Where the 95 % interval of its regret ends below the
-  threshold. It is said of a table only if it holds at every size; such an 'all of them' needs no
-  correction (R. L. Berger, Technometrics 24 (1982) 295).
-* Which cell wins? Those that may be the best are ties; neighbouring sizes with a winner in common
-  are one range.
+* Is AUTO beaten? The model's t tests AUTO against every forced cell at every size, corrected by
+  Holm over all of them. No cell is selected first, so there is no winner's curse. AUTO is beaten if
+  p is below 0.05 and the difference is above the threshold.
+* Is AUTO near-optimal? It is if the 95 % interval of its regret ends below the threshold. A table
+  is called near-optimal only if every size is; such a statement about all sizes needs no correction
+  (R. L. Berger, Technometrics 24 (1982) 295).
+* Which cell wins? The cells that may be the best are ties. Neighbouring sizes with a common winner
+  form one range.
 
-A cell that was wrong at one size wins at none: its other results were luck.
+A cell with a wrong result at one size cannot win at any size: its other results are not reliable.
 """
 
 from __future__ import annotations
@@ -34,8 +35,14 @@ from torchcoll.stats.statistics import Figures, Outlier, common_share, outliers,
 
 @dataclass
 class CellAt:
-    """One cell at one size. values: ns, one a run. state: ok, or why it has no time (wrong,
-    oom, ...). ratio: AUTO / cell, with Holm's p over the whole command.
+    """One cell at one size.
+
+    values: the time of each run in ns.
+    state: ok, or why there is no time (wrong, oom, ...).
+    choices: what the log names; disobeyed: those of them that differ from the request.
+    ratio: AUTO / cell.
+    p_value: of this ratio, corrected by Holm over the whole command.
+    runs, starts: the number and start time (in seconds; None if unknown) of each value's run.
     """
 
     cell: Forced
@@ -45,11 +52,11 @@ class CellAt:
     disobeyed: tuple[Choice, ...]
     ratio: Ratio | None = None
     p_value: float | None = None
-    runs: tuple[int, ...] = ()  # the number of each value's run
-    starts: tuple[float | None, ...] = ()  # of these, in seconds; None is unknown
+    runs: tuple[int, ...] = ()
+    starts: tuple[float | None, ...] = ()
 
     def numbers(self, order: Mapping[float, float]) -> tuple[float, ...]:
-        """The number of each run in order of time. order: by start."""
+        """The position of each run in time. order: start time -> position."""
         return tuple(order[start] for start in self.starts if start is not None)
 
     def leave_out(self, runs: Collection[int]) -> None:
@@ -64,13 +71,19 @@ class CellAt:
 
     @property
     def shown(self) -> bool:
-        """Whether it is shown to differ from AUTO."""
+        """Whether the cell is shown to differ from AUTO."""
         return self.p_value is not None and self.p_value < LEVEL
 
 
 @dataclass
 class SizeContest:
-    """One size. best: of the forced cells that were right. tied: names of those that may be it."""
+    """The cells at one size.
+
+    best: the fastest forced cell with right results. tied: the names of cells that may be the best.
+    regret, low, high: AUTO's time over that of the best cell, with its 95 % interval.
+    result, reason: beaten, near-optimal or inconclusive, and why.
+    needed: the runs of each cell that would decide an inconclusive result.
+    """
 
     size_bytes: int
     auto: CellAt | None
@@ -82,18 +95,18 @@ class SizeContest:
     high: float | None = None
     result: str = ""
     reason: str = ""
-    needed: int | None = None  # runs a cell that would decide what is inconclusive
+    needed: int | None = None
 
     @property
     def auto_ahead(self) -> bool:
-        """AUTO is shown to be faster than every forced cell that was right."""
+        """Whether AUTO is shown to be faster than every forced cell with right results."""
         rivals = [cell for cell in self.cells if cell.values]
         return bool(rivals) and all(c.shown and c.ratio and c.ratio.ratio < 1 for c in rivals)
 
 
 @dataclass(frozen=True)
 class WinnerRange:
-    """Measured sizes next to each other with one winner; others: cells that tie in all of it."""
+    """Neighbouring measured sizes with one winner. ties: cells that tie with it at all of them."""
 
     low_bytes: int
     high_bytes: int
@@ -103,7 +116,7 @@ class WinnerRange:
 
 @dataclass
 class Table:
-    """Cases that differ in the size and in what was forced alone. hosts: 0 where unknown."""
+    """Cases that differ only in the size and in the forced variables. hosts: 0 if unknown."""
 
     common: dict[str, Any]
     hosts: int
@@ -119,13 +132,13 @@ class Table:
         return list({at.cell.name: at.cell for size in self.sizes for at in size.cells}.values())
 
     def statement(self, threshold: float) -> str:
-        """What is shown of AUTO in this table, in a sentence; '' without AUTO."""
+        """How AUTO compares with the forced cells, in a sentence; '' if the table has no AUTO."""
         judged = [size for size in self.sizes if size.result]
         if not judged:
             return ""
         right = len(self.cells) - len(self.wrong)
         among = f"the best of {right} forced cells" if right > 1 else "the one forced cell"
-        # By Holm's p, as "beaten" is: a bound at each size apart would name one in many by chance.
+        # By Holm's p, as for "beaten": separate bounds at many sizes would name some by chance.
         faster = [size for size in judged if size.auto_ahead]
         ahead = [f"faster than every forced cell at {self._spans(faster)}"] if faster else []
         if all(size.result == "near-optimal" for size in self.sizes):
@@ -157,7 +170,7 @@ class Table:
         return text if beaten else f"AUTO: {text}"
 
     def _spans(self, sizes: Sequence[SizeContest]) -> str:
-        """``1K to 4K, 1M``: neighbours among the measured sizes as one span."""
+        """Sizes such as ``1K to 4K, 1M``, with neighbouring measured sizes as one span."""
         indexes = [
             i for i, size in enumerate(self.sizes) if any(size is member for member in sizes)
         ]
@@ -173,8 +186,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Tests:
-    """Of AUTO against every cell. left_out: of all cases. in_order: the runs' starts are known;
-    interleaved: of no cell all runs were before or after those of AUTO.
+    """The tests of AUTO against every cell.
+
+    left_out: runs that are left out of all cases.
+    in_order: whether the start times of all runs are known.
+    interleaved: whether no cell ran entirely before or after AUTO.
     """
 
     comparisons: int
@@ -184,10 +200,10 @@ class Tests:
 
 
 def judge(tables: Sequence[Table], threshold: float) -> Tests:
-    """Fills in what is found of each size. comparisons: those with AUTO that Holm went over."""
+    """Judge the tables: sets the winners and results of each size, and the ranges of each table."""
     all_cells = [c for t in tables for s in t.sizes for c in (s.auto, *s.cells) if c is not None]
     starts = {start for cell in all_cells for start in cell.starts}
-    # The number of each run in order of time; runs of one second have one number.
+    # The position of each run in time; runs that start in the same second share a position.
     known_starts = sorted(start for start in starts if start is not None)
     order = {start: float(number) for number, start in enumerate(known_starts)}
     in_order = None not in starts
@@ -222,7 +238,7 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
 def _pairs(
     table: Table, order: Mapping[float, float], in_order: bool
 ) -> dict[str, list[tuple[Figures, CellAt]]]:
-    """Each cell against AUTO, which is the second side, at every size that both have."""
+    """The values of each cell and of AUTO (the second side) at every size that both have."""
     pairs: dict[str, list[tuple[Figures, CellAt]]] = {}
     for size in table.sizes:
         auto = size.auto
@@ -243,7 +259,7 @@ def _winners(
     order: Mapping[float, float] | None,
     threshold: float,
 ) -> None:
-    """The best cell, its ties, and the regret, of figures from which the drift is taken."""
+    """Set the best cell, its ties and the regret of a size, from values without the drift."""
     if not right:
         return
     auto = size.auto if size.auto and size.auto.values else None
@@ -263,7 +279,7 @@ def _winners(
         return
     size.regret = regret(level[auto.cell.name], {name: level[name] for name in names})
     low, high = regret_interval([cell.ratio for cell in right if cell.ratio])
-    # Two estimators: one in a hundred times the one lies just outside the other's interval.
+    # Estimate and interval come from two methods: in 1 % of cases the estimate is just outside.
     size.low = None if low is None else min(low, size.regret)
     size.high = None if high is None else max(high, size.regret)
 
@@ -287,7 +303,7 @@ def _result(size: SizeContest, cells: Sequence[CellAt], tested: int, threshold: 
     if any(ratio.p_value is None for ratio in undecided):
         size.reason = "runs are equal: no spread to judge by"
         return
-    # One cell shown to be faster decides it; else all must be shown not to be.
+    # AUTO is beaten if one cell is shown to be faster; it is near-optimal only if none can be.
     test = asked(threshold, tested)
     faster = [
         runs_needed(test, r.design, math.log(r.ratio), r.spread or 0.0)
@@ -306,8 +322,9 @@ def _result(size: SizeContest, cells: Sequence[CellAt], tested: int, threshold: 
 
 
 def _ranges(table: Table) -> list[WinnerRange]:
-    """Ties take what leaves the fewest ranges; of several common winners the one that did what its
-    name says, then the fastest over the range.
+    """The winner of each range of sizes, with ties resolved such that there are few ranges.
+
+    Among several common winners, one that obeyed the request wins, then the fastest over the range.
     """
     cells = {cell.name: cell for cell in table.cells}
     ranges = []

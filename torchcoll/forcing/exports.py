@@ -1,8 +1,8 @@
-"""What ``algorithms`` found, as settings: variables, a tuner file of NCCL, selections of oneCCL.
+"""Export the winners of ``algorithms``: variables, a tuner file of NCCL or selections of oneCCL.
 
-Between two measured sizes with different winners the setting changes at their geometric middle:
-what is there was not measured, and in ratio it is as near to the one as to the other. Below the
-first and above the last size their winners go on.
+Between two measured sizes with different winners the setting changes at their geometric mean:
+nothing was measured in between, and this size has the same ratio to both. The winner of the
+smallest size also applies below it, and the winner of the largest size above it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ _NARROW = "Narrow it: --filter dtype=float32,in_place=yes,ranks=8."
 
 @dataclass(frozen=True)
 class Exported:
-    """A setting. rules, text: of the tuner file that its variables name, else none."""
+    """An exported setting.
+
+    values: its variables. rules, text: the tuner file that they name, if there is one.
+    """
 
     values: Mapping[str, str]
     rules: Sequence[TunerRule] = ()
@@ -48,18 +51,18 @@ class Exported:
 
 
 def limits(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int | None]]:
-    """(first, last byte) of each setting, from the first and last size measured of each.
+    """(first, last byte) of each setting, from the smallest and largest size where it won.
 
-    They leave no gap: the first begins at 0, the last has no end.
+    There are no gaps: the first setting begins at 0, and the last has no end (None).
     """
     middles = [math.isqrt(a[1] * b[0]) for a, b in itertools.pairwise(spans)]
     return list(zip([0, *(m + 1 for m in middles)], [*middles, None], strict=True))
 
 
 def variables(result: Algorithms) -> dict[str, str]:
-    """The variables of the cell that wins at all sizes, of each collective.
+    """The variables of the cell that wins at all sizes, for each collective.
 
-    Raises UsageError where the winner changes with the size: one value is for all of them.
+    Raises UsageError if the winner changes with the size, because a variable has one value.
     """
     merged: dict[str, list[str]] = {}
     for table in _unambiguous_tables(result, ("collective",)):
@@ -91,7 +94,9 @@ def variables(result: Algorithms) -> dict[str, str]:
 
 
 def _nccl_value(value: str, table: Table) -> str:
-    """With the function in front from 2.24 on: else the barrier of torch would obey it too."""
+    """The value for this collective: from NCCL 2.24 on prefixed by the function, because without
+    the prefix the setting would also apply to PyTorch's barrier.
+    """
     function = FUNCTIONS.get(table.common["collective"], "").lower()
     for clause in value.split(";"):
         name, colon, value_text = clause.rpartition(":")
@@ -102,7 +107,7 @@ def _nccl_value(value: str, table: Table) -> str:
 
 
 def selections(result: Algorithms) -> dict[str, str]:
-    """``CCL_<COLLECTIVE>`` by size. Raises UsageError for winners that are no such thing."""
+    """``CCL_<COLLECTIVE>`` by size. Raises UsageError for winners that it cannot express."""
     merged: dict[str, str] = {}
     for table in _unambiguous_tables(result, ("collective",)):
         collective, ranges = table.common["collective"], table.ranges
@@ -116,9 +121,10 @@ def selections(result: Algorithms) -> dict[str, str]:
                 or algorithm is None
                 or set(winner_range.winner.settings) & set(nccl_forced.VARIABLES)
             ):
+                one_algorithm = f"cells that set {names[0]} to one algorithm"
                 raise UsageError(
-                    "export-oneccl", winner_range.winner.name, f"cells that set {names[0]} to one algorithm"
-                    if names else "a collective of oneCCL",
+                    "export-oneccl", winner_range.winner.name,
+                    one_algorithm if names else "a collective of oneCCL",
                 )  # fmt: skip
             clauses.append((algorithm, low, high))
         if len(clauses) > 1 and collective not in oneccl.SIZED:
@@ -144,7 +150,7 @@ def selections(result: Algorithms) -> dict[str, str]:
 
 
 def export_lines(result: Algorithms, values: Mapping[str, str], by_size: bool) -> list[str]:
-    """A shell snippet: what it is from, what is lost by it, and the variables."""
+    """A shell snippet: the variables, with comments on their origin and on what they cost."""
     lines = [f"# {text}" for text in _origin(result)]
     lines.append(f"# {_LOSSES}")
     if by_size:
@@ -155,10 +161,11 @@ def export_lines(result: Algorithms, values: Mapping[str, str], by_size: bool) -
 def tuner(
     result: Algorithms, path: str, channels: int | None, environ: Mapping[str, str]
 ) -> Exported:
-    """The tuner file to be written to ``path``, and the variables that name it. channels: in place
-    of those of the log. The plugin is the user's; a stand-in where ``environ`` names none.
+    """The tuner file to be written to ``path``, and the variables that name it.
 
-    Raises UsageError where algorithm, protocol or the number of channels is not known.
+    channels: used instead of the number of channels in the log.
+    environ: names the user's tuner plugin; a placeholder is used if it does not.
+    Raises UsageError if the algorithm, the protocol or the number of channels is not known.
     """
     if channels is not None and not 1 <= channels <= MOST_CHANNELS:
         raise UsageError("channels", channels, f"1 to {MOST_CHANNELS}")
@@ -194,7 +201,7 @@ def tuner(
 
 
 def _winning_cells(table: Table) -> Iterator[tuple[int, CellAt]]:
-    """(size, the winner of its range there)"""
+    """Yields each measured size with the winner of its range."""
     for winner_range in table.ranges:
         for size in table.sizes:
             if winner_range.low_bytes <= size.size_bytes <= winner_range.high_bytes:
@@ -206,7 +213,10 @@ def _winning_cells(table: Table) -> Iterator[tuple[int, CellAt]]:
 def _setting(
     table: Table, at: CellAt, size_bytes: int, channels: int | None
 ) -> tuple[str, str, int]:
-    """(algorithm, protocol, channels): what ran, by the log; without one what was asked."""
+    """(algorithm, protocol, channels) that ran according to the log, or as requested without a log.
+
+    Raises UsageError if one of them is not known.
+    """
     logged = [choice for choice in at.choices if choice.source == "log"]
     labels = {(choice.algorithm, choice.protocol) for choice in logged}
     requested_names = requested(at.cell.settings, table.common["collective"])
@@ -230,10 +240,10 @@ def _setting(
 
 
 def check_command(values: Mapping[str, str]) -> str:
-    """``torchcoll matrix`` with AUTO and the setting, for a run that is not known.
+    """A ``torchcoll matrix`` command that compares AUTO with the setting; the launcher is a blank.
 
-    Two variables also make the cells that have one of them alone; the tuner's file is in all of
-    them, for without a plugin nothing reads it.
+    With two variables the matrix also has cells with only one of them. The tuner file is set in all
+    cells, because it has no effect without the plugin.
     """
     arguments = ["torchcoll", "matrix"]
     for name, value in values.items():
@@ -244,7 +254,10 @@ def check_command(values: Mapping[str, str]) -> str:
 
 
 def _unambiguous_tables(result: Algorithms, names: Sequence[str]) -> list[Table]:
-    """The tables that have winners. Raises UsageError where two answer for the same calls."""
+    """The tables with winners. Raises UsageError if the setting cannot tell two of them apart.
+
+    names: the fields of a case that the setting can distinguish.
+    """
     tables = [table for table in result.tables if table.ranges]
     for table in tables:
         matching = [t for t in tables if all(t.common[n] == table.common[n] for n in names)]
@@ -277,7 +290,7 @@ def _ranges_text(ranges: Sequence[WinnerRange]) -> str:
 
 
 def _origin(result: Algorithms) -> list[str]:
-    """What each setting is from, and what is shown of AUTO there."""
+    """Lines on where each setting comes from, and how AUTO compares there."""
     lines = ["By torchcoll algorithms."]
     for table in result.tables:
         if not table.ranges:

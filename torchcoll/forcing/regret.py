@@ -1,16 +1,15 @@
-"""The best of several cells from few runs each: which may be it, and what another loses to it.
+"""Find the best of several cells from few runs each, and estimate how much another one loses to it.
 
-The cell with the least mean of k is not only the best but also the luckiest. Against that winner's
-curse nothing here compares with a cell that was chosen by the same figures as if it had been named
-before:
+The cell with the smallest mean is not only good but also lucky. To avoid this winner's curse, no
+function here selects a cell and compares with it by the same values:
 
-* ``regret``, the estimate: the best is chosen without the run that it is then timed by (leave
+* ``regret``, the estimate: the best cell is chosen without the run that it is then timed by (leave
   one out).
-* ``regret_interval``: the regret is the largest of the k ratios AUTO / cell. If every cell's lower
-  bound holds (error 2.5 % / k each, Bonferroni), the largest of them bounds it from below. From
-  above the largest upper bound will do, and needs no correction: only that of the truly best cell
-  can fail (J. C. Hsu, Annals of Statistics 9 (1981) 1026). Dunnett's test would be a little
-  narrower; it assumes that all cells are equally noisy, which LL and Simple are not.
+* ``regret_interval``: the regret is the largest of the k ratios AUTO / cell. If the lower bounds of
+  all cells hold (error 2.5 % / k each, Bonferroni), the largest of them is a lower bound of the
+  regret. The largest upper bound is an upper bound, and needs no correction, because only that of
+  the truly best cell can fail (J. C. Hsu, Annals of Statistics 9 (1981) 1026). Dunnett's test would
+  be slightly narrower, but assumes that all cells are equally noisy; LL and Simple are not.
 * ``may_be_best``: contains the truly best cell with 95 % (S. S. Gupta, Technometrics 7 (1965) 225).
 """
 
@@ -31,8 +30,11 @@ Numbers = Mapping[str, Sequence[float]]  # cell -> the number of each run in ord
 
 @dataclass(frozen=True)
 class Drift:
-    """slope: of the logarithms, a run. squares: of the run numbers within their cells, 0
-    where no drift is known of; centres: their means, by cell.
+    """A linear drift over the runs.
+
+    slope: change of the logarithm of the time from one run to the next.
+    squares: sum of squares of the run numbers about the mean of their cell; 0 without a drift.
+    centres: mean run number of each cell.
     """
 
     slope: float = 0.0
@@ -40,7 +42,7 @@ class Drift:
     centres: Mapping[str, float] = field(default_factory=dict)
 
     def without_drift(self, cells: Values, numbers: Numbers) -> dict[str, list[float]]:
-        """The figures as at one time, that of run number 0."""
+        """The values without the drift, as if all were measured at run number 0."""
         if not self.squares:
             return {name: list(values) for name, values in cells.items()}
         return {
@@ -52,8 +54,10 @@ class Drift:
 
 
 def fit_drift(cells: Values, numbers: Numbers | None) -> Drift:
-    """By least squares, log figure ~ cell + run number; none where times are unknown, or where
-    it would leave nothing to know the noise by.
+    """Fit the drift by least squares: log value ~ cell + run number.
+
+    Returns no drift if the order of the runs is unknown (None), or if no degree of freedom would
+    remain for the noise.
     """
     if numbers is None or sum(len(values) - 1 for values in cells.values()) < 2:
         return Drift()
@@ -69,7 +73,7 @@ def fit_drift(cells: Values, numbers: Numbers | None) -> Drift:
 def regret(auto: Sequence[float], cells: Values) -> float:
     """AUTO's time over that of the best cell, which is chosen without the run that times it.
 
-    With one run a cell nothing can be left out: the plain ratio to the least time.
+    If each cell has one run only, it is the plain ratio to the shortest time.
     """
     logs = {name: numpy.log(values) for name, values in cells.items()}
     held = []
@@ -92,8 +96,9 @@ def regret(auto: Sequence[float], cells: Values) -> float:
 
 
 def regret_interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None]:
-    """95 % bounds of AUTO's time over the truly best cell's, from AUTO / cell of each; None where a
-    run is too few.
+    """95 % bounds of AUTO's time over that of the truly best cell, from AUTO / cell of each cell.
+
+    A bound is None if there are too few runs.
     """
     rate = LEVEL / 2 / len(ratios)
     lows = [low for ratio in ratios if (low := ratio.beyond(rate)) is not None]
@@ -102,11 +107,12 @@ def regret_interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None
 
 
 def may_be_best(cells: Values, threshold: float, drift: Drift | None = None) -> list[str]:
-    """The cells that tie: not shown to be slower than the best one, or by less than ``threshold``.
+    """The cells that tie: not shown to be slower than the best one by more than ``threshold``.
 
-    The noise is pooled over the cells: with two runs each a pair alone could tell nothing.
-    A cell with k - 1 rivals is out at an error of 5 % / (k - 1): the truly best stays with 95 %.
-    drift: what was taken from the figures; it is known no better than its own error.
+    The noise is pooled over all cells, because two cells with two runs each are not enough. A cell
+    with k - 1 rivals is excluded at an error of 5 % / (k - 1), so that the truly best cell is kept
+    with 95 %.
+    drift: the drift that was removed from the values; its uncertainty is added to the noise.
     """
     logs = {name: numpy.log(values) for name, values in cells.items()}
     means = {name: float(cell_logs.mean()) for name, cell_logs in logs.items()}
@@ -129,9 +135,10 @@ def may_be_best(cells: Values, threshold: float, drift: Drift | None = None) -> 
 
 
 def winner_spans(tied: Sequence[Sequence[str]]) -> list[tuple[int, int, list[str]]]:
-    """The fewest runs of neighbours with a winner in common: (first, last, common winners) each.
+    """The fewest spans of neighbouring sizes with a common winner: (first, last, common winners).
 
-    Places without any winner (nothing was right there) are in no run and end none.
+    tied: the possible winners at each size. A size without any (no cell was right there) belongs to
+    no span and does not end one.
     """
     spans: list[tuple[int, int, list[str]]] = []
     for index, names in enumerate(tied):

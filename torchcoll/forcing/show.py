@@ -1,4 +1,4 @@
-"""Which algorithm wins, as tables, markdown, CSV and JSON; and what ran of an exported setting."""
+"""Show the winning algorithms as tables, markdown, CSV and JSON, and what a checked setting ran."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def algorithms_grids(result: Algorithms) -> list[Grid]:
     ]
     for table, title in zip(result.tables, titles, strict=True):
         sizes = _sizes_grid(table, title)
-        # Of one table its statement is the answer.
+        # With a single table, its statement is the answer.
         statement = table.statement(result.threshold) if len(result.tables) > 1 else ""
         sizes.below = _conclusions(table, statement)
         grids += [sizes, _cells_grid(table)]
@@ -58,7 +58,7 @@ def algorithms_grids(result: Algorithms) -> list[Grid]:
 
 
 def algorithms_answer(result: Algorithms, titles: Sequence[str]) -> Answer:
-    """What is shown of AUTO in each table; without AUTO the winners."""
+    """How AUTO compares in each table; the winners if a table has no AUTO."""
     texts, results = [], set()
     for table, title in zip(result.tables, titles, strict=True):
         text = table.statement(result.threshold)
@@ -120,7 +120,7 @@ def _conclusions(table: Table, statement: str) -> list[str]:
     for name, sizes in table.wrong.items():
         sizes_list = ", ".join(map(format_size, sizes))
         lines.append(f"WRONG RESULTS: {one_line(name)} at {sizes_list}; it wins at no size")
-    # Cells in which the log names something else than was asked for.
+    # Cells for which the log names another algorithm than requested.
     ran: dict[tuple[str, str], list[int]] = {}
     for size in table.sizes:
         for at in size.cells:
@@ -153,7 +153,7 @@ def _choices_text(choices: Iterable[Any]) -> str:
 
 
 def _cells_grid(table: Table) -> Grid:
-    """Each cell's time as a multiple of AUTO's; without AUTO, of the best one's."""
+    """The time of each cell over AUTO's; without AUTO, over that of the best cell."""
     cells = [cell.name for cell in table.cells]
     auto = any(size.auto and size.auto.values for size in table.sizes)
     heads = [Head("size", repeat=True), *(Head(one_line(name)) for name in cells)]
@@ -235,7 +235,7 @@ def algorithms_object(result: Algorithms) -> dict[str, Any]:
 
 
 def _records(result: Algorithms) -> list[dict[str, Any]]:
-    """One object a size of each table."""
+    """One object for each size of each table."""
     return [
         {**known(table.common), **_size_record(size)}
         for table in result.tables
@@ -268,7 +268,7 @@ def _cell_record(at: CellAt) -> dict[str, Any]:
 
 
 def ran_lines(ran: Sequence[LoggedCase], cases: int) -> list[str]:
-    """ran: the cases of which the log tells what ran; cases: all that were launched."""
+    """Lines on what ran. ran: the cases that the log covers; cases: how many were launched."""
     if not ran:
         return ["what ran is not known: the runs kept no log of the library (--library-log)"]
     mismatched: dict[tuple[str, str, str], dict[int, None]] = {}
