@@ -1,7 +1,7 @@
-"""Time, bandwidth and first calls against the number of ranks, and by which law they grow.
+"""Time, bandwidth and first calls over the number of ranks, and the law by which they grow.
 
-A bandwidth is shown as busbw, which is comparable between numbers of ranks, and as a share of a
-limit that the user states; divided by the ranks it would be no efficiency.
+Bandwidth is shown as busbw, which is comparable between numbers of ranks, and as a share of the
+limit of --link-gbps. Bandwidth divided by ranks would not be an efficiency.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
 
 def describe_unusable(files: Side) -> tuple[str, str]:
-    """How many cases there are, and why each of them is in no curve."""
+    """The number of cases, and the reasons why none of them is in a curve, as texts."""
     items = files.measured("time", Reading())
     reasons = Counter(map(exclusion_reason, items))
     reasons_text = "; ".join(f"{number} {why}" for why, number in reasons.items())
@@ -36,6 +36,7 @@ def describe_unusable(files: Side) -> tuple[str, str]:
 
 
 def exclusion_reason(item: Measured) -> str:
+    """Why a case is in no curve."""
     row, reported = item.row, item.result.reported
     if row.status != "ok":
         reason = row.reason.partition(LIKELY)[0]
@@ -48,8 +49,9 @@ def exclusion_reason(item: Measured) -> str:
 
 
 def later_runs(files: Side, started: Cold | None) -> set[int]:
-    """Numbers of those ``parts`` that were not the first of their kind in their job, where it
-    matters.
+    """Indexes in ``files.parts`` of runs that were not the first of their kind in their job.
+
+    Their first calls are not comparable. Empty if the position in the job makes no difference.
     """
     rows = started.rows if started else []
     later = [row.run for row in rows if row.in_job not in ("", "-", "1", FIRST_TWO)]
@@ -61,10 +63,11 @@ _ONE, _SEVERAL = "one host", "several hosts"
 
 @dataclass(frozen=True)
 class RanksPoint:
-    """One number of ranks: geometric means over its runs; durations in ns, None is unknown.
+    """The geometric means over the runs on one number of ranks; None if unknown.
 
-    hosts: how many the runs had. low_ns, high_ns: the fastest and the slowest run. share:
-    busbw over the limit that was stated.
+    hosts: the numbers of hosts that the runs had.
+    low_ns, high_ns: the fastest and the slowest run.
+    share: busbw over --link-gbps.
     """
 
     ranks: int
@@ -80,8 +83,9 @@ class RanksPoint:
 
 @dataclass(frozen=True)
 class GrowthFit:
-    """The growth of one figure (time, first call, ...) of one curve. part: on one host or several,
-    and at which place in their jobs, where that tells it from others.
+    """The growth of one figure (time, first call, ...) of one curve.
+
+    subset: the runs that it is about, if not all: on one host or several, position in the job.
     """
 
     figure: str
@@ -91,7 +95,7 @@ class GrowthFit:
 
 @dataclass(frozen=True)
 class RanksCurve:
-    """One kind of case at one size, or what is before it: the start of the run."""
+    """The points of one kind of case at one size, or of the start of the run."""
 
     kind: Mapping[str, Any]
     size_bytes: int
@@ -102,8 +106,11 @@ class RanksCurve:
 
 @dataclass(frozen=True, repr=False)
 class Scaling(Displayed):
-    """curves: cases; starts: the first call of the run, or its time to first result. left_out:
-    sizes that are measured and not shown.
+    """The result of ``scaling``.
+
+    curves: one for each kind of case and size.
+    starts: curves of the first call of the run, or of its time to first result.
+    left_out: measured sizes that are not shown.
     """
 
     runs: list[Run]
@@ -116,7 +123,7 @@ class Scaling(Displayed):
 
 @dataclass(frozen=True)
 class _Run:
-    """One run of one case."""
+    """The figures of one run of one case."""
 
     ranks: int
     hosts: int
@@ -128,8 +135,10 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Draft:
-    """A curve before its fits; ``figures``: what is fitted, by the field of a _Run. place: in
-    their jobs, of all its runs, where it matters.
+    """A curve before its fits.
+
+    figures: the name of each figure to fit -> the field of a _Run.
+    position: the position of its runs in their jobs, if it makes a difference.
     """
 
     kind: Mapping[str, Any]
@@ -145,13 +154,13 @@ def scaling(
     sizes: Sequence[int] = (),
     link_gbps: float | None = None,
 ) -> Scaling:
-    """The curves over ranks of every kind of case of a folder, files or Runs, at ``sizes`` (bytes
-    as they were asked for) or at the smallest, the middle and the largest that most numbers of
-    ranks have. ``show`` prints it.
+    """The curves over ranks of every kind of case of a folder, files or Runs. ``show`` prints it.
 
+    sizes: the requested sizes in bytes; default: the smallest, the middle and the largest of those
+        that the most numbers of ranks have.
     link_gbps: the limit of busbw in GB/s.
-    Raises UsageError for a size that no case has, and where no case tells its ranks and a time;
-    UnreadableError for a file.
+    Raises UsageError for a size that no case has, and if no case has ranks and a time;
+    UnreadableError for a file that cannot be read.
     """
     if link_gbps is not None and not 0 < link_gbps < float("inf"):
         raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
@@ -191,11 +200,11 @@ def scaling(
 def _cases(
     files: Side, separate: Sequence[str], sizes: Sequence[int], started: Cold | None
 ) -> tuple[list[_Draft], list[int]]:
-    """A draft for each kind of case and size, and the sizes that none shows."""
+    """A draft for each kind of case and size, and the measured sizes that are not shown."""
     hosts, later = list(map(hosts_of, files.parts)), later_runs(files, started)
     groups: dict[str, dict[int, list[Measured]]] = {}
     for item in files.measured("time", Reading()):
-        # A row that is one first call is no time of a call that has settled.
+        # A row with a single first call has no time of steady calls.
         single = item.result.reported and item.result.reported.first_call_ns
         if item.row.ranks and not single and runs_of([item]):
             by_size = groups.setdefault(repr(kind_of(item, separate)), {})
@@ -224,8 +233,9 @@ def _cases(
 
 
 def _runs(items: Sequence[Measured], hosts: Sequence[int], later: set[int]) -> list[_Run]:
-    """A run may have run a case twice: then its figures are their geometric means. hosts: of
-    each part. later: parts whose first calls are not those of a first run.
+    """The figures of each run; geometric means if a run has the same case twice.
+
+    hosts: the number of hosts of each part. later: parts whose first calls do not count.
     """
     by_ranks: dict[int, list[Measured]] = {}
     for item in items:
@@ -249,8 +259,8 @@ def _runs(items: Sequence[Measured], hosts: Sequence[int], later: set[int]) -> l
 
 
 def _starts(started: Cold | None) -> list[_Draft]:
-    """The start of each run by kind: its time to first result where all of a kind tell it, else
-    its first call.
+    """The start of each run by kind: its time to first result if all runs of a kind recorded it,
+    otherwise its first call.
     """
     kinds: dict[tuple[str, str], list[ColdRow]] = {}
     for row in started.rows if started else []:
@@ -297,8 +307,10 @@ def _points(runs: Sequence[_Run], link_gbps: float | None) -> list[RanksPoint]:
 
 
 def _fits(drafts: Sequence[_Draft]) -> list[list[GrowthFit]]:
-    """Of every curve each figure; where runs have one host and others several, each part by
-    itself: they use other links. One rank communicates nothing and is in no fit.
+    """The growth of each figure of every curve.
+
+    If some runs have one host and others several, each subset is fitted separately, because they
+    use other links. Runs on one rank are in no fit, because they do not communicate.
     """
     candidates: list[tuple[int, str, str, list[tuple[int, float]]]] = []
     for number, draft in enumerate(drafts):
