@@ -1,4 +1,4 @@
-"""Curves over the number of ranks as tables, markdown, CSV and JSON, and as a picture."""
+"""Show curves over the number of ranks as tables, markdown, CSV and JSON, and as a picture."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def scaling_object(result: Scaling) -> dict[str, Any]:
 
 
 def _rows(curve: RanksCurve) -> list[dict[str, Any]]:
-    """One object a number of ranks."""
+    """One object for each number of ranks of a curve."""
     name = "first_call_ns"
     if not _timed(curve):
         result = any(fit.figure == "time to first result" for fit in curve.fits)
@@ -116,7 +116,7 @@ def _rows(curve: RanksCurve) -> list[dict[str, Any]]:
 
 
 def _timed(curve: RanksCurve) -> bool:
-    """False for the start of runs."""
+    """Whether a curve has times of calls; a curve of the start of runs has none."""
     return any(point.time_ns for point in curve.points)
 
 
@@ -155,7 +155,7 @@ def scaling_grids(result: Scaling) -> list[Grid]:
 
 
 def _reading(result: Scaling) -> str:
-    """What one duration is, of our own files and of others."""
+    """How a time is computed from calls and ranks, in torchcoll's files and in imported ones."""
     readings = (
         given_text(run) or reading([r.case for r in run.results], "max") for run in result.runs
     )
@@ -167,8 +167,10 @@ def _size(curve: RanksCurve) -> str:
 
 
 def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
-    """One line for each size and number of ranks; sizes one below the other. The spread stands
-    behind the figure that it is of: the time, or of a start the first call.
+    """One line for each size and number of ranks.
+
+    The spread of the runs follows the figure that it belongs to: the time, or for the start of runs
+    the first call.
     """
 
     def spread(item: tuple[RanksCurve, RanksPoint], of_time: bool) -> str:
@@ -301,7 +303,7 @@ def _verb_text(growth: Growth) -> str:
 
 
 def _extent(growths: Sequence[Growth]) -> str:
-    """`` (1.58x from 12 to 768 ranks)``: what the best laws make of the whole range."""
+    """A text such as `` (1.58x from 12 to 768 ranks)``: the growth by the best laws, or ''."""
     ratios = sorted(growth.law.ratio for growth in growths if growth.law)
     ranges = {(growth.numbers[0], growth.numbers[-1]) for growth in growths}
     if growths[0].result == "inconclusive" or len(ratios) < len(growths) or len(ranges) > 1:
@@ -315,10 +317,10 @@ _KINDS = 8  # rows of a picture; more are too small to read
 
 
 def scaling_figure(result: Scaling) -> Figure:
-    """A row for each kind of case: time over the ranks on the left, on the right the speed-up, the
-    time with the fewest ranks over that with n; a line for each size.
+    """A figure with a row for each kind of case and a line for each size.
 
-    Raises UnavailableError without matplotlib, UsageError where no case ran with several numbers.
+    Left: time over ranks. Right: speed-up, the time with the fewest ranks over that with n ranks.
+    Raises UnavailableError without matplotlib, UsageError if no case has several numbers of ranks.
     """
     groups: dict[str, list[RanksCurve]] = {}
     for curve in result.curves:

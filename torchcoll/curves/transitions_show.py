@@ -1,4 +1,4 @@
-"""Ranges and transitions as tables, markdown, CSV and JSON, and as a picture."""
+"""Show ranges and transitions as tables, markdown, CSV and JSON, and as a picture."""
 
 from __future__ import annotations
 
@@ -58,12 +58,15 @@ def show_transitions(
     file: TextIO | None = None,
     refine: bool = False,
 ) -> None:
-    """Print what ``transitions`` found; refine: also the sizes that would narrow each transition.
-    Raises UsageError for an unknown format.
+    """Print the results of ``transitions``. Raises UsageError for an unknown format.
+
+    refine: also print the sizes that would narrow each transition.
     """
     curves = [curve for result in results for curve in result.curves]
     curve_objects = []
-    flat: list[dict[str, Any]] = []  # the rows of csv: of each curve its ranges, then transitions
+    flat: list[
+        dict[str, Any]
+    ] = []  # the rows of CSV: the ranges of each curve, then its transitions
     for curve in curves:
         sizes = [point.size_bytes for point in curve.points]
         ranges = [
@@ -132,7 +135,7 @@ def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[st
 
 
 def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> Answer:
-    """How many transitions, and where; of figures that cannot be, why."""
+    """The transitions and slow sizes in a sentence; if times are implausible, the reason."""
     if doubts := [curve.doubt for curve in curves if curve.doubt]:
         return Answer(Caveat(doubts[0], f"{IMPLAUSIBLE}: "), "bad")
     title_phrases = [title.split(", ") for title in titles]
@@ -179,8 +182,9 @@ def note_lines(results: Sequence[Transitions]) -> list[str]:
 
 
 def transition_records(curve: CurveRanges) -> list[dict[str, Any]]:
-    """One object a transition: low_bytes, high_bytes, before and after. A latency below 0 is the
-    intercept of a law that goes on steeper from another, not a latency.
+    """One object for each transition of a curve.
+
+    A latency below 0 is the intercept of a law that is steeper than the one before, not a latency.
     """
     return [
         {
@@ -289,7 +293,7 @@ def _separate_lines(curve_ranges: CurveRanges) -> list[str]:
             more = format_size(after.size_bytes)
             text += f" ({time_text(ns)}; {more} takes less, {time_text(after.time_ns)})"
         text += "; in no fit"
-        # Up to an end of the sizes all are apart: a law of their own may begin there.
+        # If all sizes up to an end are slow (or fast), another law may begin there.
         to_start = all(i in slow_sizes for i in range(index))
         if to_start or all(i in slow_sizes for i in range(index, len(points))):
             text += "; at the end of the sizes another law may begin"
@@ -306,7 +310,7 @@ def _separate_lines(curve_ranges: CurveRanges) -> list[str]:
 
 
 def _uneven(points: Sequence[SizePoint]) -> str:
-    """Where the number of runs changes, so may the time: ``1 from 1K, 2 from 64K``."""
+    """A warning if the number of runs changes with the size (``1 from 1K, 2 from 64K``), or ''."""
     spans = [list(span) for _, span in itertools.groupby(points, key=lambda p: p.runs)]
     if len(spans) < 2:
         return ""
@@ -344,7 +348,7 @@ def _transition_line(transition: Transition, ranges: Sequence[SizeRange]) -> str
     return line + (f"; {transition.agreement}" if transition.agreement else "")
 
 
-_STEPS = 32  # of a law between its ends: a straight line is a curve on logarithmic axes
+_STEPS = 32  # points to draw a law: a straight line is a curve on logarithmic axes
 
 
 def ranges_figure(result: Transitions) -> Figure:

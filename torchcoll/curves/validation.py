@@ -1,10 +1,10 @@
-"""How wrong a model is: on sizes and numbers of ranks that it has not seen; and how wrong the
-output of a simulator is.
+"""The errors of a model on left-out sizes and numbers of ranks, and the errors of a simulator.
 
-Each is left out in turn, and everything, the choice of the form included, is done again without it.
-Beside it stands the baseline, which is no model: a monotone cubic through the other points, in
-logarithms of size (or ranks) and time (F. N. Fritsch and R. E. Carlson, SIAM J. Numerical Analysis
-17 (1980) 238). It needs points on both sides; so the ends are in neither.
+Each size (or number of ranks) is left out in turn, and the whole fit, including the choice of the
+form, is repeated without it. The baseline is no model but a monotone cubic through the other
+points, in logarithms of size (or ranks) and time (F. N. Fritsch and R. E. Carlson, SIAM J.
+Numerical Analysis 17 (1980) 238). It needs points on both sides; both are therefore compared
+without the ends.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ OVER_SIZES, OVER_RANKS, NEW_RUN = "sizes", "ranks", "new run"
 
 @dataclass(frozen=True)
 class HeldOut:
-    """One time and what a model says of it that was fitted without it. over: what was left out, or
-    NEW_RUN. baseline_ns: None where it has no neighbours on both sides. beyond: how far outside of
-    the data of the model, '' within.
+    """A measured time and the prediction of a model that was fitted without it.
+
+    over: what was left out (OVER_SIZES, OVER_RANKS), or NEW_RUN.
+    low_ns, high_ns: the 90 % interval of the prediction.
+    baseline_ns: None if there are no points on both sides.
+    beyond: how far the model extrapolates; '' if it does not.
     """
 
     kind: Mapping[str, Any]
@@ -66,9 +69,14 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class ValidationRow:
-    """Points of one curve, or of all (kind None). ratio: geometric mean of predicted / measured;
-    worst: the point of the largest error; covered: how many intervals hold the time; beyond: how
-    many lie outside of the data; both: errors of those that the baseline has too, as its own are.
+    """The errors of the points of one curve, or of all curves (kind None).
+
+    ratio: geometric mean of predicted / measured.
+    worst: the point with the largest error.
+    covered: how many intervals contain the measured time.
+    beyond: how many points are extrapolated.
+    with_baseline: the model's errors of those points that have a baseline.
+    baseline: the baseline's errors of the same points.
     """
 
     over: str
@@ -85,7 +93,10 @@ class ValidationRow:
 
 @dataclass(frozen=True)
 class Validation:
-    """The rows of each curve, then of all curves over sizes, and over ranks."""
+    """The result of ``validate``.
+
+    rows: one for each curve and kind of left-out points; totals: the same over all curves.
+    """
 
     runs: list[Run]
     rows: list[ValidationRow]
@@ -95,8 +106,10 @@ class Validation:
 
 
 def validate(sources: Source | Sequence[Source]) -> Validation:
-    """Raises UsageError where nothing can be left out: fewer than FEWEST_SIZES + 1 sizes, and fewer
-    than FEWEST_RANKS + 1 numbers of ranks; UnreadableError for a file.
+    """The errors of models that are fitted to these runs without some of their points.
+
+    Raises UsageError if nothing can be left out, which takes FEWEST_SIZES + 1 sizes or
+    FEWEST_RANKS + 1 numbers of ranks; UnreadableError for a file that cannot be read.
     """
     files = side("files", sources)
     kinds, notes = read_curves(files)
@@ -175,7 +188,10 @@ def _over_sizes(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable
 def _over_ranks(
     kinds: Sequence[tuple[dict[str, Any], list[Curve]]], notes: list[str]
 ) -> Iterable[HeldOut]:
-    """notes: gets what cannot be predicted without what is left out."""
+    """Yields the points of each left-out number of ranks.
+
+    notes: gets a sentence on each number of ranks that the other ones cannot predict.
+    """
     for kind, curves in kinds:
         for curve in curves:
             other_curves = [
@@ -189,13 +205,13 @@ def _over_ranks(
                 predictions = [
                     entry.predict(round(size), curve.ranks, curve.hosts or None) for size in sizes
                 ]
-            except UsageError as error:  # the only ones on several hosts
+            except UsageError as error:  # it may be the only one on several hosts
                 notes.append(f"{kind['collective']} on {curve.ranks} ranks left out: {error}")
                 continue
             for size, time, prediction in zip(
                 sizes, curve.times.tolist(), predictions, strict=True
             ):
-                # A collective of blocks has a little less than was asked on some numbers of ranks.
+                # Collectives with blocks round the size down on some numbers of ranks.
                 near = {
                     other_curve.ranks: float(
                         other_curve.times[numpy.argmin(abs(other_curve.sizes - size))]
@@ -219,7 +235,7 @@ def _over_ranks(
 
 
 def cubic(positions: Any, times: Any, position: float) -> float | None:
-    """The baseline; None where the place is not between two others."""
+    """The baseline at a position; None if it does not lie between two of the others."""
     if len(positions) < 2 or not positions[0] < position < positions[-1]:
         return None
     law = interpolate.PchipInterpolator(numpy.log(positions), numpy.log(times))
@@ -228,7 +244,10 @@ def cubic(positions: Any, times: Any, position: float) -> float | None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One number of ranks, or all (None): the cases that were predicted, of those measured."""
+    """The errors on one number of ranks, or on all (None).
+
+    measured: how many cases were measured, predicted or not. worst: the case of the largest error.
+    """
 
     ranks: int | None
     errors: ErrorSummary | None
@@ -238,8 +257,10 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulator predicted against what was measured. predicted: the files of its times;
-    missing: what it lacks, by ranks.
+    """The errors of a simulator.
+
+    predicted: the names of the files with its times.
+    missing: a sentence for each number of ranks with cases that it does not predict.
     """
 
     runs: list[Run]
@@ -256,8 +277,9 @@ def validate_predicted(
 ) -> Simulated:
     """The errors of a simulator's times, by ranks and overall.
 
-    predicted: any file that torchcoll reads; a CSV with collective, ranks, size and time needs no
-    more. Raises UsageError where it has no case that was measured.
+    predicted: any file that torchcoll reads; a CSV file with collective, ranks, size and time is
+        enough.
+    Raises UsageError if none of its cases was measured.
     """
     measured, model = side("measured", sources), side(MODEL, predicted)
     comparison = compare(measured, model)
@@ -308,7 +330,9 @@ def _scenario(ranks: int | None, cases: Sequence[Mapping[str, Any]]) -> Scenario
 
 
 def _missing(ranks: int, cases: Sequence[Mapping[str, Any]]) -> str:
-    """A simulation that stopped midway has the small sizes: its error is not that of the whole."""
+    """A sentence on missing cases, or ''. A simulation that was aborted has only small sizes, so
+    its error is not that of all cases.
+    """
     lost = [case for case in cases if case["error"] is None]
     if not lost:
         return ""

@@ -1,4 +1,4 @@
-"""How wrong a model or a simulator is, as tables, markdown, CSV, JSON and a picture."""
+"""Show the errors of a model or a simulator as tables, markdown, CSV, JSON and a picture."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def show_validation(
         "points": [_point_record(point, "over baseline_ns") for point in validation.points],
         "notes": below,
     }
-    # In doubt where the intervals hold less than they say.
+    # In doubt if the intervals contain clearly fewer times than 90 %.
     narrow = any(total.covered < _LEAST_HELD * total.errors.count for total in validation.totals)
     kind = "doubt" if narrow else ""
     answer = Answer("; ".join(map(_sentence, validation.totals)), kind)
@@ -112,7 +112,7 @@ _CUBIC = (
 )
 
 
-_LEAST_HELD = 0.8  # of the 90 % that an interval is to hold: below it is no chance of few points
+_LEAST_HELD = 0.8  # share of times in their 90 % interval: few points do not explain less than this
 
 
 def _sentence(total: ValidationRow) -> str:
@@ -295,8 +295,10 @@ def show_simulated(
 
 @dataclass(frozen=True)
 class ErrorPoint:
-    """One time that was predicted and measured. low_ns, high_ns: the 90 % interval; baseline_ns:
-    what the cubic says; None where there is none.
+    """A measured time and its prediction.
+
+    low_ns, high_ns: the 90 % interval; baseline_ns: the prediction of the cubic. None if there is
+    none.
     """
 
     ranks: int
@@ -309,9 +311,10 @@ class ErrorPoint:
 
 
 def errors_figure(result: Validation | CheckedModel | Simulated) -> Figure:
-    """Predicted against measured on the left, the error of each size on the right; of left-out
-    sizes, left-out ranks, a new run and a simulator a row each, and of each kind of case.
+    """A figure with predicted over measured times on the left, and the error of each size on the
+    right.
 
+    There is a row for each kind of case, and for left-out sizes and left-out ranks separately.
     Raises UnavailableError without matplotlib.
     """
     panels: dict[str, list[ErrorPoint]] = {}
@@ -391,4 +394,4 @@ def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:
     legend(left, len(numbers))
 
 
-_MARKERS = ("o", "s", "^", "D", "v", "P")  # beside the colours, which grey does not show
+_MARKERS = ("o", "s", "^", "D", "v", "P")  # in addition to colours, for prints in grey
