@@ -32,7 +32,7 @@ from common import title
 from torchcoll import load
 from torchcoll.comparison.prediction import error_summary
 from torchcoll.core.errors import TorchcollError
-from torchcoll.curves.model_fit import read_curves, fit_entries, fit_model
+from torchcoll.curves.model_fit import fit_entries, fit_model, read_curves
 from torchcoll.curves.model_sizes import Kinds
 from torchcoll.curves.validation import OVER_SIZES, HeldOut, validate, validate_predicted
 from torchcoll.stats.sides import side

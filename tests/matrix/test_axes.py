@@ -110,7 +110,7 @@ def test_the_command_of_a_launch(tmp_path):
     words = [*MODULE, "--sizes", "{size}", "-n{n}"]
     plan, _ = make_plan(words, ["NCCL_ALGO=,Ring"], ["size=8,1K", "n=1"])
     job = next(job for job in plan.jobs() if job.cell.name == "Ring-size1K")
-    words = plan.words(job, tmp_path / "x.jsonl", {"size": "1K", "n": "1"})
+    words = plan.argv(job, tmp_path / "x.jsonl", {"size": "1K", "n": "1"})
     assert words == [
         *MODULE, "--sizes", "1K", "-n1", "--output", f"{tmp_path}/x.jsonl",
         "--label", "cell=Ring-size1K", "--label", "run=1", "--label", "size=1K",

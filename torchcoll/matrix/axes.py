@@ -42,7 +42,7 @@ class Cell:
     axes: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str | None] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
     load: tuple[str, ...] = ()
     load_name: str = ""
 
@@ -52,39 +52,39 @@ class Cell:
         The name, from which files are named too, where nothing is set but a command or a load.
         """
         of_axes = {name for axis in self.axes for name in AXES_OF_LIBRARIES.get(axis, ())}
-        own = {k: v for k, v in self.variables.items() if k not in of_axes}
+        unmatched = {k: v for k, v in self.variables.items() if k not in of_axes}
         parts = [f"{name}={value}" for name, value in masked_labels(self.axes).items()]
         parts += [
             f"{name} unset" if value is None else f"{name}={value}"
-            for name, value in masked_variables(own).items()
+            for name, value in masked_variables(unmatched).items()
         ]
-        if self.load_name or self.words or not parts:
+        if self.load_name or self.argv or not parts:
             return self.name
         parts += [value for value in masked_words(self.arguments) if not value.startswith("-")]
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         """As the manifest keeps it: secrets are masked."""
-        own: dict[str, Any] = {"words": masked_words(self.words)} if self.words else {}
+        optional: dict[str, Any] = {"words": masked_words(self.argv)} if self.argv else {}
         if self.load:
-            own |= {"load": masked_words(self.load), "load_name": self.load_name}
+            optional |= {"load": masked_words(self.load), "load_name": self.load_name}
         return {
             "name": self.name,
             "axes": masked_labels(self.axes),
             "variables": masked_variables(self.variables),
             "arguments": masked_words(self.arguments),
-            **own,
+            **optional,
         }
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Cell:
         """Of a manifest, in which nothing is masked. Raises TypeError for what is no cell."""
         axes, variables = (dict(stored.get(name) or {}) for name in ("axes", "variables"))
-        arguments, words, load = (
+        arguments, argv, load = (
             tuple(map(str, stored.get(name) or ())) for name in ("arguments", "words", "load")
         )
         name, load_name = str(stored["name"]), str(stored.get("load_name") or "")
-        return cls(name, axes, variables, arguments, words, load, load_name)
+        return cls(name, axes, variables, arguments, argv, load, load_name)
 
 
 Dimension = list[Cell]
@@ -102,21 +102,21 @@ def variable_dimension(text: str) -> Dimension:
         raise UsageError(
             "env", text, "NAME=V1,V2", r"NAME=,V1 leaves it unset first; \, is a comma in a value."
         )
-    found = []
+    cells = []
     for value in _distinct("env", name, split_values(values)):
         if (
             value
             and name in nccl_forced.VARIABLES
-            and (word := nccl_forced.unknown_word(name, value))
+            and (argument := nccl_forced.unknown_word(name, value))
         ):
             # Up to 2.23 NCCL ignores it in silence, and another algorithm would bear its name.
             raise UsageError(
-                f"env {name}", value, "words that NCCL knows", f"It does not know {word!r}."
+                f"env {name}", value, "words that NCCL knows", f"It does not know {argument!r}."
             )
         shown = masked_value(name, value)  # the name is that of files and labels
         part = value if name in FORCING else joined(_short(name), shown)
-        found.append(Cell(file_safe(part) if value else "", {}, {name: value or None}))
-    return found
+        cells.append(Cell(file_safe(part) if value else "", {}, {name: value or None}))
+    return cells
 
 
 def axis_dimension(text: str, environ: Mapping[str, str] = os.environ) -> Dimension:
@@ -143,8 +143,10 @@ def axis_dimension(text: str, environ: Mapping[str, str] = os.environ) -> Dimens
 def option_dimension(name: str, text: str, command: Command, such_as: str) -> Dimension:
     """``gloo,ccl``: each in a run of its own, behind ``--backend``. Raises UsageError."""
     option = f"--{name}"
-    if (stated := command.option(option)) is not None:
-        raise UsageError("command", f"{option} {stated}", f"no {option} with that of versus")
+    if (recorded_value := command.option(option)) is not None:
+        raise UsageError(
+            "command", f"{option} {recorded_value}", f"no {option} with that of versus"
+        )
     values = _distinct(name, text, split_values(text))
     if "" in values:
         raise UsageError(name, text, f"names with commas, such as {such_as}")
@@ -159,29 +161,29 @@ def load_dimension(text: str, command: Command, environ: Mapping[str, str]) -> D
     """``none,NAME=COMMAND``: other people's work around each run. A command alone is named by
     its program. Raises UsageError.
     """
-    if (stated := command.option("--concurrent")) is not None:
-        raise UsageError("command", f"--concurrent {stated}", "no --concurrent with --load")
-    found = []
+    if (recorded_value := command.option("--concurrent")) is not None:
+        raise UsageError("command", f"--concurrent {recorded_value}", "no --concurrent with --load")
+    cells = []
     for value in split_values(text):
         if value == NO_LOAD:
-            found.append(Cell(NO_LOAD))
+            cells.append(Cell(NO_LOAD))
             continue
         parts = _LOAD.fullmatch(value)
         assert parts
         try:
-            words = shlex.split(parts["command"])
+            argv = shlex.split(parts["command"])
         except ValueError as error:
             raise UsageError("load", value, f"a command ({error})") from None
-        if not words:
+        if not argv:
             raise UsageError("load", value or text, f"{NO_LOAD} or NAME=COMMAND, with commas")
-        name = parts["name"] or os.path.basename(words[0])
+        name = parts["name"] or os.path.basename(argv[0])
         if name == NO_LOAD:
             raise UsageError("load", value, f"another name: {NO_LOAD} is without a load")
-        check_program(words, environ.get("PATH"), "load")
+        check_program(argv, environ.get("PATH"), "load")
         asked = ("--concurrent", f"background:{name}")
-        found.append(Cell(file_safe(name), arguments=asked, load=tuple(words), load_name=name))
-    _distinct("load", "names", [cell.name for cell in found])
-    return found
+        cells.append(Cell(file_safe(name), arguments=asked, load=tuple(argv), load_name=name))
+    _distinct("load", "names", [cell.name for cell in cells])
+    return cells
 
 
 def _variables_of(axis: str, value: str, environ: Mapping[str, str]) -> dict[str, str | None]:
@@ -243,19 +245,19 @@ def combined(dimensions: Sequence[Dimension]) -> list[Cell]:
             axes |= value.axes
             variables |= value.variables
             arguments += value.arguments
-        name = _name([v for v, own in zip(values, vary, strict=True) if own], variables)
-        made = Cell(name, axes, variables, arguments)
-        cells.append(dataclasses.replace(made, load=load.load, load_name=load.load_name))
+        name = _name([v for v, varies in zip(values, vary, strict=True) if varies], variables)
+        cell = Cell(name, axes, variables, arguments)
+        cells.append(dataclasses.replace(cell, load=load.load, load_name=load.load_name))
     return _numbered(cells)
 
 
 def _check_separate(dimensions: Sequence[Dimension]) -> None:
     seen: set[str] = set()
     for dimension in dimensions:
-        own = {name for cell in dimension for name in (*cell.axes, *cell.variables)}
-        for name in sorted(own & seen):
+        names = {name for cell in dimension for name in (*cell.axes, *cell.variables)}
+        for name in sorted(names & seen):
             raise UsageError("matrix", f"{name} twice", "each variable and each axis once")
-        seen |= own
+        seen |= names
 
 
 def _name(values: Sequence[Cell], variables: Mapping[str, str | None]) -> str:
@@ -270,12 +272,12 @@ def _name(values: Sequence[Cell], variables: Mapping[str, str | None]) -> str:
 
 def _numbered(cells: Sequence[Cell]) -> list[Cell]:
     """Names that became equal when they were made fit for files get a number."""
-    found: dict[str, Cell] = {}
+    by_name: dict[str, Cell] = {}
     for cell in cells:
         first = name = cell.name[:_LONGEST]
         number = 1
-        while name in found:
+        while name in by_name:
             number += 1
             name = f"{first}_{number}"
-        found[name] = dataclasses.replace(cell, name=name)
-    return list(found.values())
+        by_name[name] = dataclasses.replace(cell, name=name)
+    return list(by_name.values())

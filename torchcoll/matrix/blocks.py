@@ -61,33 +61,33 @@ class RunPlan:
             random.Random(f"{self.seed}/{run}").shuffle(block)
             yield from (PlannedRun(cell, run) for cell in block)
 
-    def words(self, job: PlannedRun, output: Path, labels: Mapping[str, str]) -> list[str]:
+    def argv(self, job: PlannedRun, output: Path, labels: Mapping[str, str]) -> list[str]:
         """The command of one run."""
-        own = job.cell.words or self.command.filled(job.cell.axes)
-        words = [*own, *job.cell.arguments, "--output", str(output)]
+        base_argv = job.cell.argv or self.command.filled(job.cell.axes)
+        argv = [*base_argv, *job.cell.arguments, "--output", str(output)]
         for name, value in {"cell": job.cell.name, "run": str(job.run), **labels}.items():
-            words += ["--label", f"{name}={value}"]
-        return words
+            argv += ["--label", f"{name}={value}"]
+        return argv
 
     def environment(self, cell: Cell, environ: Mapping[str, str]) -> dict[str, str]:
         """The caller's with the cell's."""
-        found = dict(environ)
+        environment = dict(environ)
         for name, value in cell.variables.items():
             if value is None:
-                found.pop(name, None)
+                environment.pop(name, None)
             else:
-                found[name] = value
-        return found
+                environment[name] = value
+        return environment
 
     def check_programs(self, environ: Mapping[str, str]) -> None:
         """Raises UsageError where a launcher cannot be started."""
         for cell in self.cells:
-            words = cell.words or self.command.filled(cell.axes)
-            check_program(words, self.environment(cell, environ).get("PATH"))
+            argv = cell.argv or self.command.filled(cell.axes)
+            check_program(argv, self.environment(cell, environ).get("PATH"))
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "command": masked_words(self.command.words),
+            "command": masked_words(self.command.argv),
             "cells": [cell.to_json() for cell in self.cells],
             "runs": self.runs,
             "seed": self.seed,
@@ -95,7 +95,7 @@ class RunPlan:
 
 
 def make_plan(
-    words: Sequence[str],
+    argv: Sequence[str],
     variables: Sequence[str] = (),
     axes: Sequence[str] = (),
     presets: Sequence[str] = (),
@@ -110,7 +110,7 @@ def make_plan(
 ) -> tuple[RunPlan, list[str]]:
     """The plan, and what is to be told of it. Raises UsageError for anything that cannot be run."""
     env = dict(os.environ) if environ is None else dict(environ)
-    command = command_of(words)
+    command = command_of(argv)
     dimensions: list[Dimension] = [variable_dimension(text) for text in variables]
     constants = [dimension[0] for dimension in dimensions if len(dimension) == 1]
     dimensions += [axis_dimension(text, env) for text in axes]
@@ -142,10 +142,10 @@ def plan_of_commands(
     commands: Mapping[str, Sequence[str]], runs: int, environ: Mapping[str, str] | None = None
 ) -> RunPlan:
     """A cell for each whole command, by its name. Raises UsageError for one that cannot be run."""
-    parsed = {name: command_of(words) for name, words in commands.items()}
+    parsed = {name: command_of(argv) for name, argv in commands.items()}
     for command in parsed.values():
         check_placeholders(command, (), ())
-    cells = [Cell(name, words=command.words) for name, command in parsed.items()]
+    cells = [Cell(name, argv=command.argv) for name, command in parsed.items()]
     plan = RunPlan(next(iter(parsed.values())), cells, runs, 0)
     plan.check_programs(os.environ if environ is None else environ)
     return plan
@@ -175,19 +175,21 @@ def _check_verified(command: Command, cells: Sequence[Cell]) -> None:
 
 
 def _warnings(cells: Sequence[Cell], environ: Mapping[str, str]) -> Iterator[str]:
-    own = {name for cell in cells for name in cell.variables}
+    set_names = {name for cell in cells for name in cell.variables}
     for name in FORCING:
-        if environ.get(name) and name not in own:
+        if environ.get(name) and name not in set_names:
             yield f"{name}={environ[name]} is in the environment: it is forced in every cell"
-    for name, near in unknown_variables(dict.fromkeys(own, "")):
+    for name, near in unknown_variables(dict.fromkeys(set_names, "")):
         yield f"no library reads {name}{f': is {near} meant?' if near else ''}"
 
 
-def command_line(words: Sequence[str], variables: Mapping[str, str | None]) -> str:
+def command_line(argv: Sequence[str], variables: Mapping[str, str | None]) -> str:
     """As it can be typed, but for secrets: ``env -u NCCL_PROTO NCCL_ALGO=Ring torchrun ...``."""
     variables = masked_variables(variables)
-    unset = [word for name, value in variables.items() if value is None for word in ("-u", name)]
+    unset = [
+        argument for name, value in variables.items() if value is None for argument in ("-u", name)
+    ]
     settings = [f"{n}={shlex.quote(v)}" for n, v in variables.items() if v is not None]
     return " ".join(
-        [*(["env", *unset] if unset else []), *settings, shlex.join(masked_words(words))]
+        [*(["env", *unset] if unset else []), *settings, shlex.join(masked_words(argv))]
     )

@@ -136,13 +136,13 @@ def add_load(parser: argparse.ArgumentParser) -> None:
 def number_of(what: str, text: str | None, kind: type, least: float) -> Any:
     if text is None:
         return None
-    words = f"{'a whole' if kind is int else 'a'} number from {least:g} on"
+    argv = f"{'a whole' if kind is int else 'a'} number from {least:g} on"
     try:
         number = kind(text)
     except ValueError:
-        raise UsageError(what, text, words) from None
+        raise UsageError(what, text, argv) from None
     if not least <= number < 1e9:
-        raise UsageError(what, text, words)
+        raise UsageError(what, text, argv)
     return number
 
 
@@ -240,8 +240,8 @@ def dry_run(plan: RunPlan, folder: Any, rounds: int = 0) -> ExitCode:
     else:
         tell(f"{counts} = {cells * runs}, in this order:")
     for job in plan.jobs():
-        words = plan.words(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
-        line = command_line(words, job.cell.variables)
+        argv = plan.argv(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
+        line = command_line(argv, job.cell.variables)
         if job.cell.load:
             line += f"  # with the load: {command_line(job.cell.load, {})}"
         print(printable(line), flush=True)
@@ -269,14 +269,14 @@ def estimated_s(plan: RunPlan) -> tuple[float | None, str]:
 
     total_s, cases = 0.0, set()
     for cell in plan.cells:
-        words = cell.words or plan.command.filled(cell.axes)
-        command = command_of(cell.words) if cell.words else plan.command
-        arguments = [*words[len(words) - len(command.arguments) :], *cell.arguments]
+        argv = cell.argv or plan.command.filled(cell.axes)
+        command = command_of(cell.argv) if cell.argv else plan.command
+        arguments = [*argv[len(argv) - len(command.arguments) :], *cell.arguments]
         module = command.module
         name = None if module in ("", SUITE) else DEFAULT_COLLECTIVE  # only the number counts
         try:
             spec = parse(arguments, name, f"torchcoll.{module}").spec
-            count = len(spec.cases(_ranks(words, cell.axes)))
+            count = len(spec.cases(_ranks(argv, cell.axes)))
         except (TorchcollError, ValueError):
             return None, "its time is not known from here"
         cases.add(count)
@@ -291,12 +291,12 @@ def estimated_s(plan: RunPlan) -> tuple[float | None, str]:
     )
 
 
-def _ranks(words: Sequence[str], axes: Mapping[str, str]) -> int:
+def _ranks(argv: Sequence[str], axes: Mapping[str, str]) -> int:
     """How many a run has, as far as its words tell: few collectives' cases depend on it."""
-    for number, word in enumerate(words):
-        name, _, value = word.partition("=")
+    for number, argument in enumerate(argv):
+        name, _, value = argument.partition("=")
         if name in ("--nproc-per-node", "--nproc_per_node", "-np", "-n", "--ntasks"):
-            value = value or next(iter(words[number + 1 :]), "")
+            value = value or next(iter(argv[number + 1 :]), "")
             if value.isdecimal() and 0 < int(value) < _MOST_RANKS:
                 return int(value)
     return 2

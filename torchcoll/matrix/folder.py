@@ -111,7 +111,7 @@ def is_plan(spec: Any) -> bool:
     command, cells = spec.get("command"), spec.get("cells")
     return (
         isinstance(command, list)
-        and all(isinstance(word, str) for word in command)
+        and all(isinstance(argument, str) for argument in command)
         and isinstance(cells, list)
         and all(isinstance(cell, dict) and isinstance(cell.get("name"), str) for cell in cells)
     )
@@ -147,36 +147,36 @@ def stored(folder: Path) -> tuple[dict[str, Any], Stored] | None:
 def check_same(folder: Path, header: dict[str, Any], spec: dict[str, Any]) -> None:
     """Raises UsageError naming what differs. More or fewer runs are no difference."""
     earlier = header["spec"]
-    for name, own, theirs in _differences(spec, earlier):
+    for name, current, theirs in _differences(spec, earlier):
         raise UsageError(
             f"{name} of {folder}",
-            own,
+            current,
             f"{theirs}, as it was begun with",
             "Start with the same again, or name another folder with -o.",
         )
 
 
-def _differences(own: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    kinds = ["versus" if "versus" in spec else "matrix" for spec in (own, theirs)]
+def _differences(current: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    kinds = ["versus" if "versus" in spec else "matrix" for spec in (current, theirs)]
     if kinds[0] != kinds[1]:
         yield "runs", f"those of a {kinds[0]}", f"those of a {kinds[1]}"
-    mine, others = own["command"], theirs["command"]
+    mine, others = current["command"], theirs["command"]
     if mine != others:
         pairs = itertools.zip_longest(mine, others)
         place = next(n for n, pair in enumerate(pairs) if pair[0] != pair[1])
         # Both as a whole would be cut before they differ.
         near = slice(max(0, place - 1), place + 2)
         yield "command", " ".join(mine[near]) or "less", " ".join(others[near]) or "less"
-    if own["seed"] != theirs.get("seed"):
-        yield "seed", str(own["seed"]), str(theirs.get("seed"))
-    cells = {cell["name"]: cell for cell in own["cells"]}
+    if current["seed"] != theirs.get("seed"):
+        yield "seed", str(current["seed"]), str(theirs.get("seed"))
+    cells = {cell["name"]: cell for cell in current["cells"]}
     earlier = {cell["name"]: cell for cell in theirs["cells"]}
     more = [name for name in cells if name not in earlier]
     fewer = [name for name in earlier if name not in cells]
     if more or fewer:
-        stated = (("added", more), ("missing", fewer))
-        words = [f"{', '.join(names)} {how}" for how, names in stated if names]
-        yield "cells", " and ".join(words), f"{len(earlier)} cells"
+        changes = (("added", more), ("missing", fewer))
+        argv = [f"{', '.join(names)} {how}" for how, names in changes if names]
+        yield "cells", " and ".join(argv), f"{len(earlier)} cells"
     for name, cell in cells.items():
         if name in earlier and cell != earlier[name]:
             yield f"cell {name}", _stated(cell), _stated(earlier[name])
@@ -185,9 +185,11 @@ def _differences(own: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[
 def _stated(cell: dict[str, Any]) -> str:
     parts = [cell.get(name) for name in ("axes", "variables")]
     settings = {k: v for part in parts if isinstance(part, dict) for k, v in part.items()}
-    words = [f"{k}={v}" if v is not None else f"no {k}" for k, v in settings.items()]
+    argv = [f"{k}={v}" if v is not None else f"no {k}" for k, v in settings.items()]
     more = [cell.get(name) for name in ("arguments", "load")]
-    return " ".join([*words, *(str(w) for own in more if isinstance(own, list) for w in own)])
+    return " ".join(
+        [*argv, *(str(w) for arguments in more if isinstance(arguments, list) for w in arguments)]
+    )
 
 
 # The folder of a matrix: who works in it, and what of it counts.
@@ -306,14 +308,14 @@ class Folder:
         """
         self._check_there()
         name, number = self.result(job).name, 1
-        found = [path for path in self.path.iterdir() if path.name.startswith(name)]
+        paths = [path for path in self.path.iterdir() if path.name.startswith(name)]
         aside = self.path / _ASIDE
         while any(aside.glob(f"{glob.escape(job.stem)}.{number}.jsonl*")):
             number += 1
         target = f"{job.stem}.{number}.jsonl"
-        for path in found:
+        for path in paths:
             move(path, aside / f"{target}{path.name.removeprefix(name)}", self.path)
-        return f"{_ASIDE}/{target}" if found else None
+        return f"{_ASIDE}/{target}" if paths else None
 
 
 def _make(folder: Path, matrix: Path) -> None:

@@ -28,29 +28,29 @@ class Command:
     empty.
     """
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     module: str = ""
     arguments: tuple[str, ...] = ()
 
     @property
     def placeholders(self) -> list[str]:
-        found = (name for word in self.words for name in _PLACEHOLDER.findall(word))
-        return list(dict.fromkeys(found))
+        names = (name for argument in self.argv for name in _PLACEHOLDER.findall(argument))
+        return list(dict.fromkeys(names))
 
     def filled(self, axes: Mapping[str, str]) -> list[str]:
-        return [_PLACEHOLDER.sub(lambda found: axes[found[1]], word) for word in self.words]
+        return [_PLACEHOLDER.sub(lambda match: axes[match[1]], argument) for argument in self.argv]
 
     def option(self, *names: str) -> str | None:
         """The last value of an option, as argparse takes it: ``-n 0``, ``-n0``, ``--iters=0``."""
-        found = None
-        for number, word in enumerate(self.arguments):
+        value = None
+        for number, argument in enumerate(self.arguments):
             for name in names:
-                rest = word[len(name) :]
-                if word == name:
-                    found = next(iter(self.arguments[number + 1 :]), "")
-                elif word.startswith(name) and (rest[0] == "=" or not name.startswith("--")):
-                    found = rest.removeprefix("=")
-        return found
+                rest = argument[len(name) :]
+                if argument == name:
+                    value = next(iter(self.arguments[number + 1 :]), "")
+                elif argument.startswith(name) and (rest[0] == "=" or not name.startswith("--")):
+                    value = rest.removeprefix("=")
+        return value
 
     def collectives(self) -> tuple[str, ...]:
         """torch's names of what it measures. Raises UsageError where the command does not tell."""
@@ -58,7 +58,7 @@ class Command:
             return (_MODULES[self.module],)
         if self.module != SUITE:
             raise UsageError(
-                "command", " ".join(self.words), "a module in it that names the collective"
+                "command", " ".join(self.argv), "a module in it that names the collective"
             )
         asked = self.option("--collectives") or "all"
         if asked == "all":
@@ -66,44 +66,44 @@ class Command:
         return tuple(dict.fromkeys(find_collective(name).name for name in asked.split(",")))
 
 
-def command_of(words: Sequence[str]) -> Command:
+def command_of(argv: Sequence[str]) -> Command:
     """The command behind ``--``. Raises UsageError for one that cannot be a run of a matrix."""
-    if not words:
+    if not argv:
         raise UsageError(
             "command",
             "none",
             "a run of torchcoll behind --",
             "Such as: -- torchrun --nproc-per-node 2 -m torchcoll.allreduce",
         )
-    places = [n for n, word in enumerate(words) if _MODULE.fullmatch(word)]
-    places += [n for n, word in enumerate(words) if _starts_torchcoll(word)]
+    places = [n for n, argument in enumerate(argv) if _MODULE.fullmatch(argument)]
+    places += [n for n, argument in enumerate(argv) if _starts_torchcoll(argument)]
     if not places:
         raise UsageError(
             "command",
-            " ".join(words),
+            " ".join(argv),
             "a module of torchcoll in it, or a script that passes its arguments on to one",
             "Such as: torchrun --nproc-per-node 2 -m torchcoll.allreduce",
         )
-    module = _MODULE.fullmatch(words[places[0]])
-    arguments = tuple(words[places[0] + 1 :])
-    command = Command(tuple(words), module[1] if module else "", arguments)
+    module = _MODULE.fullmatch(argv[places[0]])
+    arguments = tuple(argv[places[0] + 1 :])
+    command = Command(tuple(argv), module[1] if module else "", arguments)
     for names in _OURS:
         if (value := command.option(*names)) is not None:
             raise UsageError(
                 "command", f"{names[-1]} {value}".strip(), f"no {names[-1]}: a matrix sets it"
             )
-    for word in command.arguments:
-        if re.match(r"(--label=)?(cell|run)=", word):
-            raise UsageError("command", f"--label {word}", "other labels: a matrix sets these")
+    for argument in command.arguments:
+        if re.match(r"(--label=)?(cell|run)=", argument):
+            raise UsageError("command", f"--label {argument}", "other labels: a matrix sets these")
     return command
 
 
-def _starts_torchcoll(word: str) -> bool:
+def _starts_torchcoll(argument: str) -> bool:
     """Whether a word is a script in which torchcoll is named."""
-    if not os.path.isfile(word):
+    if not os.path.isfile(argument):
         return False
     try:
-        with open(word, "rb") as file:
+        with open(argument, "rb") as file:
             return b"torchcoll" in file.read(_SCRIPT_BYTES)
     except OSError:
         return False
@@ -114,13 +114,13 @@ def check_placeholders(command: Command, axes: Iterable[str], free: Iterable[str
 
     free: axes that work without a placeholder.
     """
-    known = list(axes)
+    names = list(axes)
     for name in command.placeholders:
-        if name not in known:
+        if name not in names:
             raise UsageError(
                 "command", f"{{{name}}}", "placeholders that have an axis", f"--axis {name}=V1,V2"
             )
-    for name in known:
+    for name in names:
         if name not in command.placeholders and name not in free:
             raise UsageError(
                 f"axis {name}",
@@ -130,8 +130,8 @@ def check_placeholders(command: Command, axes: Iterable[str], free: Iterable[str
             )
 
 
-def check_program(words: Sequence[str], path: str | None, what: str = "command") -> None:
+def check_program(argv: Sequence[str], path: str | None, what: str = "command") -> None:
     """Raises UsageError where it cannot be started; ``path``: PATH of its cell."""
-    if shutil.which(words[0], path=path) is None:
-        where = "that exists and can be run" if os.sep in words[0] else "in PATH"
-        raise UsageError(what, words[0], f"a program {where}")
+    if shutil.which(argv[0], path=path) is None:
+        where = "that exists and can be run" if os.sep in argv[0] else "in PATH"
+        raise UsageError(what, argv[0], f"a program {where}")

@@ -66,9 +66,9 @@ def check(path: Path, job: PlannedRun, recorded: Recorded) -> Checked:
     library, wrong = _library(run, job.cell.axes)
     if wrong:
         return Checked(False, wrong)
-    if found := shortfall(run.results):
-        words, first = found
-        reason = f"{words}: {first.case.describe()}: {first.reason}"
+    if problem := shortfall(run.results):
+        shortfall_text, first = problem
+        reason = f"{shortfall_text}: {first.case.describe()}: {first.reason}"
         return Checked(True, reason, library)
     return Checked(True, "", library)
 
@@ -104,18 +104,18 @@ def _lost(run: Run, cell: Cell, recorded: Recorded) -> Iterator[str]:
             continue
         want = recorded({name: value})[name] if value is not None else None
         ranks = [m.get("variables_that_differ") or {} for m in run.members] or [{}]
-        found = [differing.get(name, there.get(name)) for differing in ranks]
-        lost = [rank for rank, there_is in enumerate(found) if there_is != want]
+        values = [differing.get(name, there.get(name)) for differing in ranks]
+        lost = [rank for rank, there_is in enumerate(values) if there_is != want]
         if not lost:
             continue
         if want is None:
-            yield f"{name} is {found[lost[0]]} on rank {lost[0]}, and was to be unset"
-        elif found[lost[0]] is None:
-            how = "the ranks" if len(lost) == len(found) else f"rank {lost[0]}"
+            yield f"{name} is {values[lost[0]]} on rank {lost[0]}, and was to be unset"
+        elif values[lost[0]] is None:
+            how = "the ranks" if len(lost) == len(values) else f"rank {lost[0]}"
             hint = _PASSING.get(str(run.header.get("launcher")), "").format(name)
             yield f"{name} did not reach {how}{f': {hint}' if hint else ''}"
         else:
-            yield f"{name} is {found[lost[0]]} on rank {lost[0]}, not {want}"
+            yield f"{name} is {values[lost[0]]} on rank {lost[0]}, not {want}"
 
 
 def unverified(cell: Cell, recorded: Recorded) -> list[str]:
@@ -146,39 +146,39 @@ def _nccl_version(run: Run) -> str:
             name = str(library.get("name"))
             if name.startswith(("libnccl.", "librccl.")) and library.get("version"):
                 return str(library["version"])
-    stated = (run.environment.get("libraries") or {}).get(ran[0], "")  # NCCL 2.27.5
-    return stated.rpartition(" ")[2]
+    recorded = (run.environment.get("libraries") or {}).get(ran[0], "")  # NCCL 2.27.5
+    return recorded.rpartition(" ")[2]
 
 
 def _library(run: Run, axes: Mapping[str, str]) -> tuple[str | None, str]:
     """(what was verified, what is wrong) of the axes ``library`` and ``venv``."""
     wanted = {name: axes[name] for name in AXES_OF_LIBRARIES if name in axes}
-    stated: dict[str, None] = {}
+    versions: dict[str, None] = {}
     ranks = list(_mapped(run))
     if wanted and not ranks:
         return None, "its file does not say which libraries were mapped"
     for name, path in wanted.items():
         judge = _preloaded if name == "library" else _of_venv
         for rank, mapped in ranks:
-            found, wrong = judge(path, mapped)
+            judged, wrong = judge(path, mapped)
             if wrong:
                 return None, f"rank {rank}: {wrong}"
-            stated[f"{found.get('path')} {found.get('version') or ''}".strip()] = None
-    return ", ".join(stated) or None, ""
+            versions[f"{judged.get('path')} {judged.get('version') or ''}".strip()] = None
+    return ", ".join(versions) or None, ""
 
 
 def _preloaded(path: str, mapped: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
     real = os.path.realpath(path)
     kind = os.path.basename(path).split(".")[0]  # libnccl; its plug-ins are libnccl-net, ...
     alike = [m for m in mapped if str(m.get("name")).split(".")[0] == kind]
-    found = [m for m in mapped if m.get("path") in (path, real)]
-    if not found:
+    matches = [m for m in mapped if m.get("path") in (path, real)]
+    if not matches:
         there = alike[0].get("path") if alike else "no library of that name"
         return {}, f"LD_PRELOAD did not load {path}; mapped is {there}"
-    others = [m for m in alike if m not in found]
+    others = [m for m in alike if m not in matches]
     if others:
         return {}, f"{path} and {others[0].get('path')} are both mapped: which one runs is open"
-    return found[0], ""
+    return matches[0], ""
 
 
 def _of_venv(path: str, mapped: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:

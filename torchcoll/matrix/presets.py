@@ -51,7 +51,9 @@ def preset(name: str, asked: PresetOptions) -> Dimension:
 def _nccl_algorithms(asked: PresetOptions) -> Dimension:
     collectives = _with_algorithms(asked, nccl.FUNCTIONS, "NCCL")
     version, lacking = _nccl_version(asked), _lacking(asked)
-    every = [one.name.partition("-")[0] for one in nccl_forced.forcings(collectives, version)]
+    every = [
+        forcing.name.partition("-")[0] for forcing in nccl_forced.forcings(collectives, version)
+    ]
     for why in dict.fromkeys(lacking.values()):
         names = [name for name in lacking if name in every and lacking[name] == why]
         if names:
@@ -63,11 +65,11 @@ def _lacking(asked: PresetOptions) -> dict[str, str]:
     """The algorithms that cannot run where the command runs, and why: by the fabric that its label
     states, else by the GPUs of this machine where torchrun starts all ranks here.
     """
-    labels = [word.partition("fabric=")[2] for word in asked.command.arguments]
+    labels = [argument.partition("fabric=")[2] for argument in asked.command.arguments]
     fabric = next(filter(None, labels), "").partition(":")[0]
-    words = [word.partition("=")[0] for word in asked.command.words]
-    here = any(os.path.basename(word) == "torchrun" for word in words)
-    here = here and not {"--nnodes", "--rdzv-endpoint", "--rdzv_endpoint"} & set(words)
+    argv = [argument.partition("=")[0] for argument in asked.command.argv]
+    here = any(os.path.basename(argument) == "torchrun" for argument in argv)
+    here = here and not {"--nnodes", "--rdzv-endpoint", "--rdzv_endpoint"} & set(argv)
     if fabric:
         nvls = _switches_reduce(fabric)
         return nccl_forced.missing(here or nvls is not None, nvls, sharp=fabric != "ethernet")
@@ -97,11 +99,11 @@ def _device(command: Command) -> str | None:
 
 def _oneccl_algorithms(asked: PresetOptions) -> Dimension:
     collectives = _with_algorithms(asked, oneccl.COLLECTIVES, "oneCCL")
-    stated, device = asked.command.option("--device"), _device(asked.command)
+    option, device = asked.command.option("--device"), _device(asked.command)
     if device not in ("cpu", "xpu"):
         raise UsageError(
             "preset oneccl-algorithms",
-            f"{'--device ' + stated if stated else 'no --device'} in the command",
+            f"{'--device ' + option if option else 'no --device'} in the command",
             "--device cpu or --device xpu",
             "oneCCL chooses among other algorithms on each.",
         )
@@ -111,21 +113,21 @@ def _oneccl_algorithms(asked: PresetOptions) -> Dimension:
     return _forced(asked, collectives, oneccl.forcings(collectives, device, mpi))
 
 
-def _with_algorithms(asked: PresetOptions, known: Iterable[str], library: str) -> list[str]:
+def _with_algorithms(asked: PresetOptions, supported: Iterable[str], library: str) -> list[str]:
     """Those of the command's collectives for which the library has algorithms to choose from."""
-    collectives, known = asked.command.collectives(), tuple(known)
-    found = [name for name in collectives if name in known]
-    if not found:
+    collectives, supported = asked.command.collectives(), tuple(supported)
+    chosen = [name for name in collectives if name in supported]
+    if not chosen:
         raise UsageError(
             "collective",
             ", ".join(collectives),
-            f"one of {', '.join(known)}",
+            f"one of {', '.join(supported)}",
             f"For others {library} has nothing to choose from.",
         )
-    without = [name for name in collectives if name not in known]
+    without = [name for name in collectives if name not in supported]
     if without:
         asked.notes.append(f"left out, {library} has one way for each: {', '.join(without)}")
-    return found
+    return chosen
 
 
 def _nccl_version(asked: PresetOptions) -> str:
@@ -161,17 +163,17 @@ def _forced(
     is narrowed to the collectives for which the combination exists: others would be measured
     unforced under its name.
     """
-    names = dict.fromkeys(name for one in forcings for name in one.variables)
+    names = dict.fromkeys(name for forcing in forcings for name in forcing.variables)
     every = Forcing(AUTO, tuple(collectives), {})
     cells = []
-    for one in (every, *forcings):
-        words = ("--collectives", ",".join(one.collectives))
+    for forcing in (every, *forcings):
+        argv = ("--collectives", ",".join(forcing.collectives))
         cells.append(
             Cell(
-                one.name,
+                forcing.name,
                 {},
-                {name: one.variables.get(name) for name in names},
-                words if asked.command.module == SUITE else (),
+                {name: forcing.variables.get(name) for name in names},
+                argv if asked.command.module == SUITE else (),
             )
         )
     return cells

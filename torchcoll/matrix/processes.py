@@ -32,7 +32,7 @@ class Ended:
 
 
 def launch(
-    words: Sequence[str],
+    argv: Sequence[str],
     environ: Mapping[str, str],
     mark: str,
     log: IO[bytes],
@@ -46,7 +46,7 @@ def launch(
     """
     began = time.monotonic()
     try:
-        process = _started(words, environ, mark, log)
+        process = _started(argv, environ, mark, log)
     except _NotStarted as error:
         return Ended(None, 0.0, why=str(error))
     timed_out = False
@@ -78,12 +78,12 @@ class _NotStarted(Exception):
 
 
 def _started(
-    words: Sequence[str], environ: Mapping[str, str], mark: str, log: IO[bytes]
+    argv: Sequence[str], environ: Mapping[str, str], mark: str, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     """In a session of its own, output to ``log``."""
     try:
         return subprocess.Popen(
-            words,
+            argv,
             env={**environ, MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -91,7 +91,7 @@ def _started(
             start_new_session=True,
         )
     except OSError as error:
-        raise _NotStarted(f"{words[0]}: {error.strerror}") from None
+        raise _NotStarted(f"{argv[0]}: {error.strerror}") from None
     except BaseException:  # Ctrl-C, while nobody knows the process yet
         end_leftovers(mark, 0.0)
         raise
@@ -115,12 +115,12 @@ def _signal_group(pid: int, number: int) -> None:
 
 def end_orphans(mark: str) -> int:
     """End what a matrix that was killed has left running; how many processes that were."""
-    found = marked(mark)
-    for pid in found:
+    pids = marked(mark)
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGTERM)
     end_leftovers(mark, GRACE_S)
-    return len(found)
+    return len(pids)
 
 
 def end_leftovers(mark: str, grace_s: float) -> None:
@@ -145,7 +145,7 @@ def marked(mark: str) -> list[int]:
     """The processes with this mark; one that ends with // stands for all that begin with it."""
     entry = f"{MARK}={mark}".encode()
     several = mark.endswith("//")
-    found = []
+    pids = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if not name.isdigit():
             continue
@@ -153,8 +153,8 @@ def marked(mark: str) -> list[int]:
             with open(f"/proc/{name}/environ", "rb") as file:
                 variables = file.read().split(b"\0")
             if any(v == entry or (several and v.startswith(entry)) for v in variables):
-                found.append(int(name))
-    return found
+                pids.append(int(name))
+    return pids
 
 
 _AT_ONCE_S = 0.5  # a load that cannot run has ended by then
@@ -166,14 +166,14 @@ class LoadEnded(Exception):
 
 @contextmanager
 def under_load(
-    words: Sequence[str], environ: Mapping[str, str], mark: str, log: IO[bytes]
+    argv: Sequence[str], environ: Mapping[str, str], mark: str, log: IO[bytes]
 ) -> Iterator[Callable[[], None]]:
     """A load that runs inside; what is given raises LoadEnded where it runs no more. Raises
     LoadEnded too where it cannot be started, or has ended at once or by the end.
     """
     began = time.monotonic()
     try:
-        process = _started(words, environ, mark, log)
+        process = _started(argv, environ, mark, log)
     except _NotStarted as error:
         raise LoadEnded(f"cannot be started: {error}") from None
 

@@ -94,7 +94,7 @@ def _one(
 ) -> dict[str, Any]:
     """Run a job; its line of the manifest."""
     path, log = folder.result(job), folder.log(job)
-    words = plan.words(job, path, labels_of(job, recorded))
+    argv = plan.argv(job, path, labels_of(job, recorded))
     start, utc = log_bytes(log), datetime.now(timezone.utc).isoformat(timespec="seconds")
     variables = plan.environment(job.cell, os.environ)
     load_log = folder.load_log(job)
@@ -109,12 +109,12 @@ def _one(
 
             with folder.open_log(log) as output_file:
                 mark = folder.mark + job.stem
-                ended = launch(words, variables, mark, output_file, timeout_s, tick)
+                ended = launch(argv, variables, mark, output_file, timeout_s, tick)
     except _Stopped:
         pass
     except LoadEnded as error:
-        said = _last_error(read_log(load_log, load_start))
-        load = f"load {job.cell.load_name} {error}{f': {said}' if said else ''}"
+        load_error = _last_error(read_log(load_log, load_start))
+        load = f"load {job.cell.load_name} {error}{f': {load_error}' if load_error else ''}"
     output = read_log(log, start)
     status, reason, library, usable = _judged(ended, folder, job, output, recorded, timeout_s)
     if load:
@@ -127,17 +127,17 @@ def _one(
         "attempt": folder.attempts(job) + 1,
         "axes": masked_labels(job.cell.axes),
         "variables": masked_variables(job.cell.variables),
-        "command": masked_words(words),
+        "command": masked_words(argv),
         "start_utc": utc,
         "exit_code": ended.exit_code if ended else None,
         "seconds": round(ended.seconds, 3) if ended else None,
         "status": status,
-        "reason": _without_secrets(reason, job, words),
+        "reason": _without_secrets(reason, job, argv),
         "file": path.name if usable else None,
         "aside": aside,
         "log": str(log.relative_to(folder.path)),
         **({"load_log": str(load_log.relative_to(folder.path))} if job.cell.load else {}),
-        "output": "" if status == "ok" else _without_secrets(last, job, words),
+        "output": "" if status == "ok" else _without_secrets(last, job, argv),
         "library": library,
     }
 
@@ -156,13 +156,16 @@ def _loaded(folder: Folder, job: PlannedRun, log: Path) -> Iterator[Callable[[],
         yield check_load
 
 
-def _without_secrets(text: str, job: PlannedRun, words: Sequence[str]) -> str:
+def _without_secrets(text: str, job: PlannedRun, argv: Sequence[str]) -> str:
     """What a run said, without what it was given as a secret."""
     given = [v for n, v in job.cell.variables.items() if v and masked_value(n, v) == MASK]
-    words = [*words, *job.cell.load]
-    for word, shown in zip(words, masked_words(words), strict=True):
-        if shown != word:
-            given += [word, word.rpartition("=")[2] if shown.endswith(f"={MASK}") else word]
+    argv = [*argv, *job.cell.load]
+    for argument, shown in zip(argv, masked_words(argv), strict=True):
+        if shown != argument:
+            given += [
+                argument,
+                argument.rpartition("=")[2] if shown.endswith(f"={MASK}") else argument,
+            ]
     for secret in sorted(given, key=len, reverse=True):
         text = text.replace(secret, MASK)
     return "\n".join(map(masked, text.split("\n")))
@@ -192,20 +195,20 @@ def _judged(
         return "timeout", f"ended after --cell-timeout {timeout_s:g} s", None, False
     if ended.exit_code is None:
         return "failed", ended.why, None, False
-    found = check(folder.result(job), job, recorded)
-    if found.unavailable or (not found.usable and nccl_forced.UNAVAILABLE in output):
+    result = check(folder.result(job), job, recorded)
+    if result.unavailable or (not result.usable and nccl_forced.UNAVAILABLE in output):
         return "unavailable", "NCCL has not got it on this machine", None, False
     code = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
-    if not found.usable:
-        if not ended.exit_code or found.complete:
-            return "failed", found.reason, None, False
+    if not result.usable:
+        if not ended.exit_code or result.complete:
+            return "failed", result.reason, None, False
         # What a run said last tells more than that its file has no end.
-        return "failed", f"{code}: {_last_error(output) or found.reason}", None, False
-    if found.reason:
-        return "failed", found.reason, found.library, True
+        return "failed", f"{code}: {_last_error(output) or result.reason}", None, False
+    if result.reason:
+        return "failed", result.reason, result.library, True
     if ended.exit_code:
-        return "failed", f"{code} although all its cases are ok", found.library, True
-    return "ok", "", found.library, True
+        return "failed", f"{code} although all its cases are ok", result.library, True
+    return "ok", "", result.library, True
 
 
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception): ")

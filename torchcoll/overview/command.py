@@ -344,7 +344,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="FILE",
         help="report.html, one page that needs nothing else; or report.md, with its pictures in "
-        "files beside it",
+        "files of their own",
     )
     add("--force", action="store_true", help="replace the page and its pictures")
     add(

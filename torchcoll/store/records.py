@@ -1,0 +1,171 @@
+"""What `collect`, `fleet` and `history` keep: a RunSummary per run, a CaseSummary per case.
+
+The samples stay in the result file; a summary has its path and its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.case import Case
+from torchcoll.core.result import Run
+from torchcoll.core.summary import libraries_of, summarise
+from torchcoll.stats.sides import known_of, start_of
+
+OK, WRONG, FAILED, SKIPPED = "ok", "wrong", "failed", "skipped"
+# Facts that name the run itself: they differ from run to run and cannot explain a difference.
+_OF_ONE_RUN = {"hosts", "label=node", "label=run", "label=cell", "label=round", "label=date"}
+
+
+@dataclass(frozen=True)
+class CaseKey:
+    """What is the same case in every run: the request, the number of ranks, and what was timed.
+
+    statistic: what the time is of the calls (median, period, mean, ...). clock: host or device.
+    """
+
+    case: Case
+    ranks: int
+    statistic: str
+    clock: str
+
+    def to_json(self) -> dict[str, Any]:
+        key = {"ranks": self.ranks, "statistic": self.statistic, "clock": self.clock}
+        return {"case": self.case.to_json(), **key}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CaseKey:
+        """Raises KeyError, TypeError or ValueError for what no case can be."""
+        case = Case.from_json(data["case"])
+        return cls(case, int(data["ranks"]), str(data["statistic"]), str(data["clock"]))
+
+    @cached_property
+    def sha256(self) -> str:
+        """The same for equal keys, on every machine: what a store identifies the case by."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class CaseSummary:
+    """The figures of one case in one run. Times in ns, bandwidths in GB/s, None where unknown.
+
+    time_ns: the slowest rank's, as ``statistic`` of the key says. low_ns, high_ns: 5th and 95th
+    percentile of the calls. status: ok; wrong (verification failed); skipped (also unsupported);
+    otherwise failed. Only ``ok`` has a time that may be compared.
+    """
+
+    key: CaseKey
+    status: str
+    reason: str = ""
+    size_bytes: int = 0
+    time_ns: float | None = None
+    low_ns: float | None = None
+    high_ns: float | None = None
+    p99_ns: float | None = None
+    first_call_ns: float | None = None
+    second_call_ns: float | None = None
+    calls: int = 0
+    algbw_gbps: float | None = None
+    busbw_gbps: float | None = None
+    verified: str = "unchecked"
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run, without its cases.
+
+    run_id: of the file's header; of an imported run a hash of its figures and labels. start_us:
+    when it began by the clock of its host, received_us: when it was collected, both in microseconds
+    of UTC since 1970. node: the label ``node``, else the host if all ranks ran on one; '' for
+    several hosts. facts: versions, devices, variables and labels by name. status: complete,
+    interrupted, failed or truncated.
+    """
+
+    run_id: str
+    path: str
+    file_sha256: str
+    node: str
+    hosts: tuple[str, ...]
+    ranks: int
+    device_name: str
+    start_us: int | None
+    received_us: int | None
+    status: str
+    exit_code: int | None
+    wall_s: float | None
+    facts: Mapping[str, str]
+    labels: Mapping[str, str]
+
+
+def summarise_run(
+    run: Run, received_us: int | None = None
+) -> tuple[RunSummary, tuple[CaseSummary, ...]]:
+    """Reduces a loaded run to what is kept of it.
+
+    received_us: when it was collected; None takes the time at which its file was last written.
+    Raises OSError if its file has gone.
+    """
+    hosts = tuple(dict.fromkeys(str(m["host"]) for m in run.members if m.get("host")))
+    if not hosts and (host := run.environment.get("host")):
+        hosts = (str(host),)
+    several_hosts = len(hosts) > 1 or int(run.labels.get("hosts") or 1) > 1
+    node = run.labels.get("node") or ("" if several_hosts or not hosts else hosts[0])
+    facts = known_of(run)
+    start = start_of(run)
+    end = run.end or {}
+    path = run.path or (Path(run.source["file"]) if run.source.get("file") else None)
+    content = path.read_bytes() if path and path.is_file() else b""
+    cases = tuple(
+        _summarise_case(*item) for item in zip(run.results, libraries_of(run), strict=True)
+    )
+    file_sha256 = hashlib.sha256(content).hexdigest() if content else ""
+    if received_us is None and content and path:
+        received_us = int(path.stat().st_mtime * 1e6)
+    # An imported run has no identity of its own, and a file may hold several: its figures are one.
+    text = f"{start} {node} {sorted(run.labels.items())} {[(c.key, c.time_ns) for c in cases]}"
+    figures_sha256 = hashlib.sha256(text.encode()).hexdigest()
+    summary = RunSummary(
+        run_id=figures_sha256 if run.source else str(run.header.get("run_id") or figures_sha256),
+        path=str(path or ""),
+        file_sha256=file_sha256,
+        node=node,
+        hosts=hosts,
+        ranks=run.ranks,
+        device_name=facts.get("device_name", ""),
+        start_us=None if start is None else int(start * 1e6),
+        received_us=received_us,
+        status=str(end.get("status") or "truncated"),
+        exit_code=end.get("exit_code"),
+        wall_s=end.get("wall_s"),
+        facts={k: v for k, v in facts.items() if k not in _OF_ONE_RUN},
+        labels=dict(run.labels),
+    )
+    return summary, cases
+
+
+def _summarise_case(result: Any, library: str | None) -> CaseSummary:
+    row = summarise(result, library=library)
+    unusable = {"ok": OK, "wrong": WRONG, "unsupported": SKIPPED, "skipped": SKIPPED}
+    return CaseSummary(
+        key=CaseKey(result.case, result.ranks, row.statistic or "", row.clock or ""),
+        status=WRONG if row.verified == "wrong" else unusable.get(row.status, FAILED),
+        reason=row.reason,
+        size_bytes=row.size_bytes,
+        time_ns=row.median_ns,
+        low_ns=row.low_ns,
+        high_ns=row.high_ns,
+        p99_ns=row.p99_ns,
+        first_call_ns=row.first_call_ns,
+        second_call_ns=row.second_call_ns,
+        calls=row.calls,
+        algbw_gbps=row.algbw_gbps,
+        busbw_gbps=row.busbw_gbps,
+        verified=row.verified,
+    )
