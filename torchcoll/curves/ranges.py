@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy
 
-from torchcoll.curves.slow_sizes import LEAST, LawFit, Places, find_slow_sizes
+from torchcoll.curves.slow_sizes import LEAST, Indexes, LawFit, find_slow_sizes
 from torchcoll.stats.line import Floats
 
 FEWEST = 4  # points of a range with a law: two parameters and two degrees of freedom
@@ -138,7 +138,7 @@ class _Points:
     time: Floats
     weight: Floats
 
-    def fit(self, kept: Places) -> LawFit:
+    def fit(self, kept: Indexes) -> LawFit:
         fits, forward, cuts = _segmented(self, kept, FEWEST)
         ranges = [fits.size_range(a, b) for a, b in itertools.pairwise([0, *cuts, len(kept)])]
         laws = [
@@ -201,7 +201,7 @@ def _curve(points: _Points, slow_sizes: Sequence[int]) -> FittedCurve:
 
 
 def _segmented(
-    points: _Points, kept: Places, fewest: int
+    points: _Points, kept: Indexes, fewest: int
 ) -> tuple[_Segments, list[Floats], list[int]]:
     """Choose the segmentation of the kept points into ranges of at least ``fewest`` points.
 
@@ -288,7 +288,7 @@ class _Segments:
             stretch_sums = numpy.add.reduce([self._columns[starts + k] for k in range(length)])
             self.cost[starts, starts + length] = self._solve(stretch_sums, starts)[2]
 
-    def _solve(self, sums: Floats, starts: Places) -> tuple[Floats, ...]:
+    def _solve(self, sums: Floats, starts: Indexes) -> tuple[Floats, ...]:
         """Latency, slope (both scaled) and sum of squares of stretches that begin at ``starts``.
 
         The slope is at least 0, and the law is positive at the first size of the stretch.

@@ -19,7 +19,7 @@ from scipy import stats
 
 from torchcoll.stats.line import Floats
 
-Places = NDArray[numpy.int64]
+Indexes = NDArray[numpy.int64]
 
 LEAST = 0.15  # relative deviation from the law; nobody would act on less
 _LEVEL = 0.01  # for all sizes of a curve: see tests/benchmarks/transitions.py
@@ -44,7 +44,7 @@ class LawFit:
 
 
 def find_slow_sizes(
-    size: Floats, time: Floats, fit: Callable[[Places], LawFit], noise: Floats
+    size: Floats, time: Floats, fit: Callable[[Indexes], LawFit], noise: Floats
 ) -> list[int]:
     """Indexes of the sizes that contradict the law of the others, ascending.
 
@@ -101,9 +101,9 @@ def _candidates(size: Floats, time: Floats, fitted: LawFit) -> list[int]:
 def _significance(
     size: Floats,
     time: Floats,
-    kept: Places,
+    kept: Indexes,
     index: int,
-    fit: Callable[[Places], LawFit],
+    fit: Callable[[Indexes], LawFit],
     noise: Floats,
 ) -> float:
     """t of a size over the critical t: above 1 is significant; 0 for a deviation below LEAST.
