@@ -103,9 +103,7 @@ NAMES = {
     *("word", "words", "way", "ways", "beside", "trouble", "thing", "things"),
 }
 # Packages whose local names are not yet those of the field: to be renamed when they are touched.
-OLD_NAMES = {
-    *("comparison", "curves", "forcing", "pairs"),
-}
+OLD_NAMES = {"comparison"}
 # (file, name) -> why it stays.
 KEPT_NAMES = {("torchcoll/verdict/limits.py", "word"): "the key of a verdict's JSON"}
 

@@ -32,7 +32,7 @@ from common import title
 from torchcoll import load
 from torchcoll.comparison.prediction import error_summary
 from torchcoll.core.errors import TorchcollError
-from torchcoll.curves.model_fit import curves_of, fit_entries, fit_model
+from torchcoll.curves.model_fit import fit_entries, fit_model, read_curves
 from torchcoll.curves.model_sizes import Kinds
 from torchcoll.curves.validation import OVER_SIZES, HeldOut, validate, validate_predicted
 from torchcoll.stats.sides import side
@@ -86,7 +86,7 @@ def larger(sets: dict[str, list[str]], machines: Sequence[str]) -> None:
         last: list[tuple[float, bool]] = []
         for own in [files] if name in machines else [[file] for file in files]:
             try:
-                kinds, _ = curves_of(side("files", own))
+                kinds, _ = read_curves(side("files", own))
             except TorchcollError:
                 continue
             third += smaller_sizes(kinds, 3)

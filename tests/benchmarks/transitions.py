@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 import numpy
 
 from torchcoll.core.spec import Spec
-from torchcoll.curves.curve_scatter import known_scatter
+from torchcoll.curves.curve_scatter import estimate_scatter
 from torchcoll.curves.ranges import FEWEST, find_ranges
 from torchcoll.curves.transitions import CLIFF
 
@@ -102,7 +102,7 @@ def measured(random, times, noise, kind):
         return times * numpy.exp(noise * random.standard_normal(len(times))), 0.0
     launches = times * numpy.exp(noise * random.standard_normal((3, len(times))))
     launches[0, random.integers(len(times))] *= int(kind[-1])
-    known = known_scatter([dict(enumerate(own)) for own in launches.T], [])
+    known = estimate_scatter([dict(enumerate(own)) for own in launches.T], [])
     return numpy.median(launches, axis=0), known.errors
 
 

@@ -22,7 +22,7 @@ from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.curves.astra_export import export_run, export_step, links_of
+from torchcoll.curves.astra_export import export_run, export_step, simulated_links
 from torchcoll.curves.model_file import model_object
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.curves.rank_laws import step_laws
@@ -324,7 +324,7 @@ def test_hosts_that_were_not_measured_are_not_exported(model):
     with pytest.raises(
         UsageError, match=error_text("hosts", "2", "1: links between hosts were not")
     ):
-        links_of(model, "all_reduce", 16, 2)
+        simulated_links(model, "all_reduce", 16, 2)
 
 
 def test_hosts_are_links_of_one_kind():
@@ -344,14 +344,14 @@ def test_hosts_are_links_of_one_kind():
     fitted = fit_model([launch(*place) for place in places]).model
     # 46 steps of 24 ranks on 3 hosts: 42 of 1 us and 4 of 4 us, 1.261 us each.
     for hosts in (3, None):  # 8 ranks a host is what was measured
-        own = links_of(fitted, "all_reduce", 24, hosts)
+        own = simulated_links(fitted, "all_reduce", 24, hosts)
         assert (own.ranks, own.about) == (24, "all_reduce, law: ring")
         assert [own.gbps, own.step_ns] == pytest.approx([20, 1260.9], rel=0.02)
         assert own.launch_ns == pytest.approx(10_000, rel=0.1)
         assert "within and between hosts are put together" in own.notes[0]
     # Measured: 62 steps of 32 ranks on 4 hosts, 56 of 1 us and 6 of 4 us, 1.290 us each.
     for ranks, hosts, gbps, step_ns in ((32, 4, 20, 1290.3), (8, 1, 100, 1000)):
-        own = links_of(fitted, "all_reduce", ranks, hosts)
+        own = simulated_links(fitted, "all_reduce", ranks, hosts)
         assert own.about == f"all_reduce, as measured on {ranks} ranks"
         assert [own.gbps, own.step_ns] == pytest.approx([gbps, step_ns], rel=0.02)
         assert own.notes == ()
@@ -370,7 +370,7 @@ def test_what_was_measured_goes_before_a_law_over_ranks():
         )
         for n, factor in times.items()
     ]
-    own = links_of(fit_model(runs).model, "all_reduce", 4, None)
+    own = simulated_links(fit_model(runs).model, "all_reduce", 4, None)
     # 4 x (60 us + 1 ns a byte): 6 steps, and 1.5 x the size at 0.375 GB/s.
     assert own.gbps == pytest.approx(0.375, rel=0.01)
     assert 6 * own.step_ns + own.launch_ns == pytest.approx(240_000, rel=0.01)
@@ -382,7 +382,7 @@ def test_one_number_of_ranks_is_taken_for_a_ring():
     found = fit_model([made_run(*rows, ranks=4)]).model
     notes = ("all_reduce was measured on 4 ranks alone: taken for a ring",)
     for ranks, said in ((4, ()), (6, notes)):
-        own = links_of(found, "all_reduce", ranks, None)
+        own = simulated_links(found, "all_reduce", ranks, None)
         assert [own.gbps, own.step_ns] == pytest.approx([7.5, 4000], rel=0.02)
         assert (own.ranks, own.notes) == (ranks, said)
 
@@ -391,12 +391,12 @@ def test_a_model_without_a_bandwidth_is_not_exported():
     """As long at every size: nothing tells what a byte costs, and nothing is invented."""
     rows = [measured(50_000, 4, size_bytes=8 << k) for k in range(6)]
     with pytest.raises(UsageError, match=error_text("model", "no bandwidth of all_reduce")):
-        links_of(fit_model([made_run(*rows, ranks=4)]).model, "all_reduce", 4, None)
+        simulated_links(fit_model([made_run(*rows, ranks=4)]).model, "all_reduce", 4, None)
 
 
 def test_one_rank_is_refused(model):
     with pytest.raises(UsageError, match=error_text("astra-sim", "1 rank", "2 ranks or more")):
-        links_of(model, "all_reduce", 1, None)
+        simulated_links(model, "all_reduce", 1, None)
 
 
 def test_the_command_and_the_way_back(model, tmp_path, capsys):

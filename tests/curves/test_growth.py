@@ -40,7 +40,7 @@ def test_a_logarithm_is_told_from_a_line():
 def test_a_line_is_told_from_a_logarithm():
     found = one(lambda n: 1000 + 500 * n, noise=NOISE)
     assert found.result == "n"
-    assert (found.law.name, found.others[0].name) == ("n", "log2 n")
+    assert (found.law.name, found.other_laws[0].name) == ("n", "log2 n")
     assert found.law.slope_ns == pytest.approx(500, rel=0.01)
     assert found.law.ratio == pytest.approx(9000 / 2000, rel=0.01)
     assert one(lambda n: 20_000 - 4000 * math.log2(n), noise=NOISE).result == "falls with log2 n"
@@ -179,7 +179,7 @@ def test_the_interval_is_that_of_scipys_curve_fit():
     """The same least squares by other figures, a and b themselves."""
     points = [(2, 110.0), (2, 90.0), (4, 160.0), (4, 155.0), (8, 190.0), (16, 270.0)]
     ((found),) = growths([points])
-    law = next(law for law in (found.law, *found.others) if law.name == "log2 n")
+    law = next(law for law in (found.law, *found.other_laws) if law.name == "log2 n")
     n, ns = (numpy.array(values, dtype=float) for values in zip(*points, strict=True))
     figures, covariance = optimize.curve_fit(
         lambda x, a, b: numpy.log(a + b * numpy.log2(x)), n, numpy.log(ns), p0=(50, 50)

@@ -44,7 +44,7 @@ def test_a_curve_over_ranks():
     assert two.share == pytest.approx(0.4096, rel=1e-3)
     assert two.first_ns == pytest.approx(15_000, rel=1e-3)
     time, first = curve.fits
-    assert (time.figure, time.part, time.growth.result) == ("time", "", "log2 n")
+    assert (time.figure, time.subset, time.growth.result) == ("time", "", "log2 n")
     assert (first.figure, first.growth.result) == ("1st call of the case", "log2 n")
     assert time.growth.law.slope_ns == pytest.approx(3000, rel=0.02)
     assert first.growth.law.slope_ns == pytest.approx(9000, rel=0.02)
@@ -115,7 +115,7 @@ def test_one_host_and_several_are_fitted_apart():
     ]
     result = found([*near, *far])
     (curve,) = result.curves
-    fits = [(fit.part, fit.growth.result) for fit in curve.fits if fit.figure == "time"]
+    fits = [(fit.subset, fit.growth.result) for fit in curve.fits if fit.figure == "time"]
     assert fits == [("one host", "n"), ("several hosts", "constant")]
     assert [point.hosts for point in curve.points][2:5] == [(1,), (2,), (4,)]
     assert "each part is fitted by itself" in result.notes[0]
@@ -219,7 +219,7 @@ def test_first_calls_of_a_job_are_those_of_its_first_launch():
         [200 * MS, 400 * MS, 800 * MS],
         [MS] * 3,
     ]
-    assert [curve.fits[0].part for curve in result.starts] == ["1 in job", "2 in job"]
+    assert [curve.fits[0].subset for curve in result.starts] == ["1 in job", "2 in job"]
     assert result.notes == [
         "1st call of a case: not of 3 of 6 runs, which came later in a job; `torchcoll cold` "
         "shows them"

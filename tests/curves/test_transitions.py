@@ -16,7 +16,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice
 from torchcoll.curves.transitions import Transitions, transitions
-from torchcoll.curves.transitions_show import records, show_transitions
+from torchcoll.curves.transitions_show import show_transitions, transition_records
 
 SIZES = [1024 * 2**k for k in range(16)]
 # 20 us + S / 100 GB/s up to 256K, then 60 us + S / 200 GB/s.
@@ -64,7 +64,7 @@ def test_the_log_agrees():
     (change,) = one.transitions
     assert (change.handover.before, change.handover.after) == ("RING/LL", "RING/SIMPLE")
     assert change.agreement == "the log agrees"
-    assert records(one)[0]["before"] == "RING/LL"
+    assert transition_records(one)[0]["before"] == "RING/LL"
 
 
 def test_the_log_names_a_change_elsewhere(capsys):
@@ -135,7 +135,7 @@ def test_a_change_near_the_end_is_told_without_law_and_jump(capsys):
         "--refine proposes some"
     ) in lines
     assert not any("one range" in line for line in lines)
-    (record,) = records(one)
+    (record,) = transition_records(one)
     stated = ("kind", "low_bytes", "high_bytes", "jump", "after_latency_ns", "after_algbw_gbps")
     assert [record[name] for name in stated] == ["inconclusive", 1 << 21, 1 << 23, None, None, None]
     assert record["before_latency_ns"] == pytest.approx(25_000, rel=1e-4)
@@ -154,7 +154,7 @@ def test_a_change_near_the_beginning(capsys):
         "",
         "the law changes between 128 and 512, with too few sizes to say how",
     ]
-    assert records(one)[0]["before_latency_ns"] is None
+    assert transition_records(one)[0]["before_latency_ns"] is None
 
 
 def test_sizes_that_settle_a_change_near_the_end():
@@ -357,7 +357,7 @@ def test_a_line_that_meets_zero_at_a_size_has_no_latency(capsys):
     show_transitions([all_of(one)])
     (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if " 64M " in line]
     assert row[row.index("64M") + 1 :][:2] == ["-", "1.000"]
-    (record,) = records(one)
+    (record,) = transition_records(one)
     assert record["after_latency_ns"] == pytest.approx(-166_608, rel=1e-6)
 
 

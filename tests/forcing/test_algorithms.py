@@ -20,7 +20,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice, Verification
 from torchcoll.forcing.algorithms import algorithms
-from torchcoll.forcing.contest import CellAt, SizeFound
+from torchcoll.forcing.contest import CellAt, SizeContest
 from torchcoll.forcing.exports import limits
 from torchcoll.forcing.forced_cells import Forced, disobeyed, requested
 from torchcoll.forcing.show import show_algorithms
@@ -211,7 +211,7 @@ def test_ties_keep_the_setting_of_the_neighbour():
     tree = cell("tree", {K: 100_100, 4 * K: 99_900, M: 200_000}, TREE)
     table = table_of(*ring, *tree)
     assert [size.tied for size in table.sizes] == [["ring", "tree"], ["ring", "tree"], ["ring"]]
-    assert [(r.winner.name, r.others) for r in table.ranges] == [("ring", ())]
+    assert [(r.winner.name, r.ties) for r in table.ranges] == [("ring", ())]
     assert "nothing is said of AUTO" in " ".join(algorithms([*ring, *tree]).notes)
 
 
@@ -590,7 +590,7 @@ def test_auto_is_ahead_only_where_every_right_cell_is_shown_to_be_slower():
         return CellAt(Forced("ring"), values, "ok", (), (), Ratio(ratio, 0.9, 0.99), p)
 
     def ahead(*cells):
-        return SizeFound(1024, None, list(cells)).auto_ahead
+        return SizeContest(1024, None, list(cells)).auto_ahead
 
     assert ahead(at(0.95, 0.001), at(0.9, 0.01))
     assert not ahead(at(0.95, 0.2))  # the interval lies below 1, Holm's p does not show it

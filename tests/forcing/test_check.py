@@ -6,7 +6,7 @@ import pytest
 from made_runs import measured, run
 
 from torchcoll.core.result import Choice
-from torchcoll.forcing.check import Ran, what_ran
+from torchcoll.forcing.check import LoggedCase, logged_cases
 from torchcoll.libraries.nccl.tuner import TunerRule
 from torchcoll.libraries.oneccl.algorithms import algorithm_at
 
@@ -19,14 +19,14 @@ RULES = [
 
 def found(choice, values, rules=(), size_bytes=1024, **case):
     result = measured(100_000, size_bytes=size_bytes, choices=[choice] if choice else [], **case)
-    return what_ran([run(result)], values, rules)
+    return logged_cases([run(result)], values, rules)
 
 
 def test_by_variables():
     values = {"NCCL_ALGO": "allreduce:ring", "NCCL_PROTO": "allreduce:ll"}
-    assert found(Choice("RING", "LL", 4), values) == [Ran("all_reduce", 1024, "RING/LL", ())]
+    assert found(Choice("RING", "LL", 4), values) == [LoggedCase("all_reduce", 1024, "RING/LL", ())]
     (other,) = found(Choice("RING", "LL128", 4), values)
-    assert other.others == ("RING/LL128",)
+    assert other.mismatches == ("RING/LL128",)
     assert found(Choice("TREE", "LL"), values, collective="broadcast", op=None, root=0) == []
 
 
@@ -49,17 +49,17 @@ def test_what_the_log_does_not_tell_is_not_judged():
 )
 def test_by_the_lines_of_a_tuner_file(size_bytes, ranks, asked):
     result = measured(100_000, size_bytes=size_bytes, choices=[Choice("TREE", "LL")], ranks=ranks)
-    (one,) = what_ran([run(result)], {"NCCL_TUNER_CONFIG_FILE": "t.csv"}, RULES)
-    assert one.asked == asked
-    assert one.others == (() if asked == "TREE/LL" else ("TREE/LL",))
+    (one,) = logged_cases([run(result)], {"NCCL_TUNER_CONFIG_FILE": "t.csv"}, RULES)
+    assert one.requested == asked
+    assert one.mismatches == (() if asked == "TREE/LL" else ("TREE/LL",))
 
 
 def test_by_a_selection_of_oneccl():
     values = {"CCL_ALLREDUCE": "recursive_doubling:0-8192;ring:8193-max"}
     (small,) = found(Choice("recursive_doubling"), values, size_bytes=8192)
     (large,) = found(Choice("recursive_doubling"), values, size_bytes=16384)
-    assert (small.asked, small.others) == ("recursive_doubling", ())
-    assert (large.asked, large.others) == ("ring", ("recursive_doubling",))
+    assert (small.requested, small.mismatches) == ("recursive_doubling", ())
+    assert (large.requested, large.mismatches) == ("ring", ("recursive_doubling",))
 
 
 @pytest.mark.parametrize(

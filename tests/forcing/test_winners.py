@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 
 from torchcoll.forcing.regret import (
-    drift_of,
+    fit_drift,
     may_be_best,
     regret,
     regret_interval,
-    runs_of_winners,
+    winner_spans,
 )
 from torchcoll.stats.statistics import Figures, side_ratio
 
@@ -72,14 +72,14 @@ def test_the_drift_is_that_of_both_cells():
     """
     cells = {"a": [1.0, math.exp(0.01), math.exp(0.02)], "b": [1.0, math.exp(0.12)]}
     numbers = {"a": [0, 1, 2], "b": [0, 4]}
-    found = drift_of(cells, numbers)
+    found = fit_drift(cells, numbers)
     assert (found.slope, found.squares) == (pytest.approx(0.026), pytest.approx(10))
-    level = found.levelled(cells, numbers)
+    level = found.without_drift(cells, numbers)
     means = {name: float(numpy.log(own).mean()) for name, own in level.items()}
     assert means == pytest.approx({"a": -0.016, "b": 0.008})
-    assert drift_of(cells, None).levelled(cells, {}) == cells
+    assert fit_drift(cells, None).without_drift(cells, {}) == cells
     # One degree of freedom: a slope would leave nothing to know the noise by.
-    assert drift_of({"a": [1.0, 2.0], "b": [1.0]}, {"a": [0, 2], "b": [1]}).squares == 0
+    assert fit_drift({"a": [1.0, 2.0], "b": [1.0]}, {"a": [0, 2], "b": [1]}).squares == 0
 
 
 @pytest.mark.parametrize(("distance", "tied"), [(0.46, True), (0.47, False)])
@@ -90,7 +90,7 @@ def test_ties_know_the_drift_as_badly_as_it_is_known(distance, tied):
     """
     logs = numpy.array([0.0577350, -0.1154701, 0.0577350])
     cells = {"a": numpy.exp(logs).tolist(), "b": numpy.exp(logs + distance).tolist()}
-    drift = drift_of(cells, {"a": [0, 1, 2], "b": [3, 4, 5]})
+    drift = fit_drift(cells, {"a": [0, 1, 2], "b": [3, 4, 5]})
     assert drift.slope == pytest.approx(0, abs=1e-12)
     assert may_be_best(cells, 0.02, drift) == (["a", "b"] if tied else ["a"])
 
@@ -113,4 +113,4 @@ def test_less_than_the_threshold_is_a_tie():
 
 def test_runs_of_winners_are_as_few_as_can_be():
     tied = [["a"], ["a", "b"], ["b"], [], ["b", "c"], ["c"]]
-    assert runs_of_winners(tied) == [(0, 1, ["a"]), (2, 4, ["b"]), (5, 5, ["c"])]
+    assert winner_spans(tied) == [(0, 1, ["a"]), (2, 4, ["b"]), (5, 5, ["c"])]

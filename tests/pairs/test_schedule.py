@@ -15,19 +15,19 @@ from torchcoll.core.spec import Spec
 from torchcoll.pairs.schedule import (
     PairOptions,
     check_units,
-    members_of,
+    group_ranks,
     pair_cases,
     plan_lines,
+    rank_pairs,
+    round_count,
     rounds,
-    rounds_of,
-    units_of,
 )
 
 
 @pytest.mark.parametrize("units", range(2, 65))
 def test_every_pair_once_in_rounds_of_disjoint_pairs(units):
     schedule = list(rounds(units))
-    assert len(schedule) == rounds_of(units) == units - 1 + units % 2
+    assert len(schedule) == round_count(units) == units - 1 + units % 2
     assert all(len(met) == units // 2 for met in schedule)
     for met in schedule:
         busy = [unit for pair in met for unit in pair]
@@ -42,7 +42,7 @@ def test_four_units_by_hand():
 
 
 def test_one_unit_has_no_round():
-    assert list(rounds(1)) == [] and rounds_of(1) == 0
+    assert list(rounds(1)) == [] and round_count(1) == 0
 
 
 def test_512_ranks_are_planned_within_a_second():
@@ -53,10 +53,10 @@ def test_512_ranks_are_planned_within_a_second():
 
 
 def test_nodes_meet_rank_by_rank():
-    units = units_of("node", ["b", "b", "a", "a", "a"])
+    units = group_ranks("node", ["b", "b", "a", "a", "a"])
     assert units == ((0, 1), (2, 3, 4))
-    assert members_of(units, (0, 1)) == ((0, 2), (1, 3))  # rank 4 has nobody to meet
-    assert units_of("rank", ["b", "b", "a"]) == ((0,), (1,), (2,))
+    assert rank_pairs(units, (0, 1)) == ((0, 2), (1, 3))  # rank 4 has nobody to meet
+    assert group_ranks("rank", ["b", "b", "a"]) == ((0,), (1,), (2,))
 
 
 def test_what_a_pair_measures():
@@ -78,11 +78,11 @@ def test_one_rank_or_node_is_no_pair():
     with pytest.raises(
         UsageError, match=error_text("pairs", "1 rank", "2 ranks or more. torchrun")
     ):
-        check_units(units_of("rank", ["a"]), "rank")
+        check_units(group_ranks("rank", ["a"]), "rank")
     with pytest.raises(
         UsageError, match=error_text("pairs", "1 node", "2 nodes or more. --by rank")
     ):
-        check_units(units_of("node", ["a", "a"]), "node")
+        check_units(group_ranks("node", ["a", "a"]), "node")
 
 
 def test_options_that_cannot_be():

@@ -14,16 +14,16 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.pairs.matches import EXCHANGE, LATENCY, SEND, Pairs, Timing, read_pairs
 from torchcoll.pairs.schedule import PASSES
 from torchcoll.pairs.suspects import (
-    again_alone,
-    events,
-    kinds_of,
+    find_noise,
+    find_suspects,
+    largest_sound_group,
     modified_z,
-    noise,
     noise_text,
+    pairs_to_repeat,
     robust,
+    suspect_events,
     suspect_text,
-    suspects,
-    without,
+    suspected_kinds,
 )
 
 BW, LAT, ONE_WAY = (EXCHANGE, 1 << 20), (LATENCY, 8), (SEND, 1 << 20)
@@ -65,57 +65,57 @@ def test_the_modified_z_score_by_hand():
 @pytest.mark.parametrize("culprit", [0, 2])
 def test_a_slow_rank_is_named(count, culprit):
     pairs = made(["h"] * count, lambda a, b: 1000 / 0.6 if culprit in (a, b) else 1000)
-    assert named(suspects(pairs)) == [(culprit,)]
+    assert named(find_suspects(pairs)) == [(culprit,)]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 6, 33])
 def test_nobody_where_all_are_alike(count):
-    assert suspects(made(["h"] * count, lambda a, b: 1000, noise=0.05)) == []
+    assert find_suspects(made(["h"] * count, lambda a, b: 1000, noise=0.05)) == []
 
 
 @pytest.mark.parametrize("count", [3, 5, 30])
 def test_a_slow_link_is_no_slow_rank(count):
     pairs = made(["h"] * count, lambda a, b: 2000 if (a, b) == (0, 2) else 1000)
-    assert named(suspects(pairs)) == [(0, 2)]
+    assert named(find_suspects(pairs)) == [(0, 2)]
 
 
 def test_ten_per_cent_is_below_the_threshold_however_clear():
     pairs = made(["h"] * 6, lambda a, b: 1100 if 3 in (a, b) else 1000, noise=0.001)
-    assert suspects(pairs) == []
-    assert named(suspects(pairs, threshold=0.05)) == [(3,)]
+    assert find_suspects(pairs) == []
+    assert named(find_suspects(pairs, threshold=0.05)) == [(3,)]
 
 
 def test_beyond_the_threshold_but_no_outlier_where_calls_scatter():
     pairs = made(["h"] * 6, lambda a, b: 1000 / 0.7 if (a, b) == (1, 4) else 1000, noise=0.3)
-    assert suspects(pairs) == []
+    assert find_suspects(pairs) == []
 
 
 def test_two_culprits_of_eight():
     pairs = made(["h"] * 8, lambda a, b: 2000 if {a, b} & {1, 6} else 1000)
-    assert named(suspects(pairs)) == [(1,), (6,)]
+    assert named(find_suspects(pairs)) == [(1,), (6,)]
 
 
 @pytest.mark.parametrize("key", [BW, LAT, ONE_WAY])
 def test_one_pair_says_nothing(key):
     # Not even its two directions, one far slower than the other: there is no other link.
     times = {(0, 1): 50_000, (1, 0): 4_000}
-    assert suspects(made(["a", "b"], lambda a, b: times[a, b], key=key)) == []
+    assert find_suspects(made(["a", "b"], lambda a, b: times[a, b], key=key)) == []
 
 
 def test_one_direction_of_a_link_is_compared_with_other_links():
     def time_ns(a, b):
         return 2000 if (a, b) == (0, 2) else 1000
 
-    assert named(suspects(made(["h"] * 3, time_ns, key=ONE_WAY))) == [(0, 2)]
+    assert named(find_suspects(made(["h"] * 3, time_ns, key=ONE_WAY))) == [(0, 2)]
     alone = [(a, b) for a in range(3) for b in range(3) if a != b]
-    (found,) = suspects(made(["h"] * 3, time_ns, key=ONE_WAY, alone=alone))
-    assert found.stands and found.evidence[0].alone_ratio == pytest.approx(0.5, rel=0.03)
+    (found,) = find_suspects(made(["h"] * 3, time_ns, key=ONE_WAY, alone=alone))
+    assert found.confirmed and found.evidence[0].alone_ratio == pytest.approx(0.5, rel=0.03)
 
 
 def test_within_and_between_nodes_are_never_compared():
     hosts = ["a"] * 4 + ["b"] * 4
     pairs = made(hosts, lambda a, b: 100 if hosts[a] == hosts[b] else 5000)
-    assert suspects(pairs) == []
+    assert find_suspects(pairs) == []
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 6])
@@ -128,10 +128,10 @@ def test_a_node_with_a_bad_network_is_named_by_its_ranks(nodes):
         return 10000 if "h1" in (hosts[a], hosts[b]) else 5000
 
     pairs = made(hosts, time_ns)
-    found = suspects(pairs)
+    found = find_suspects(pairs)
     assert named(found) == [(4,), (5,), (6,), (7,)]
     assert all(not one.evidence[0].within for one in found)
-    (event,) = events(pairs, found)
+    (event,) = suspect_events(pairs, found)
     assert (event["host"], event["ranks"], event["kind"]) == ("h1", [4, 5, 6, 7], "suspect")
     assert event["message"].startswith("4 of 4 ranks of node h1; rank 4 (h1): ")
 
@@ -139,7 +139,7 @@ def test_a_node_with_a_bad_network_is_named_by_its_ranks(nodes):
 @pytest.mark.parametrize(("place", "what"), [(0, "sending"), (1, "receiving")])
 def test_one_way_tells_sending_from_receiving(place, what):
     pairs = made(["h"] * 6, lambda *pair: 2000 if pair[place] == 3 else 1000, key=ONE_WAY)
-    (one,) = suspects(pairs)
+    (one,) = find_suspects(pairs)
     assert one.units == (3,)
     assert [e.what for e in one.evidence] == [what]
     assert one.evidence[0].ratio == pytest.approx(0.5, rel=0.02)
@@ -148,7 +148,7 @@ def test_one_way_tells_sending_from_receiving(place, what):
 
 def test_latency_is_suspect_from_twice_the_time_on():
     def with_factor(factor):
-        return suspects(made(["h"] * 6, lambda a, b: factor if 2 in (a, b) else 1, key=LAT))
+        return find_suspects(made(["h"] * 6, lambda a, b: factor if 2 in (a, b) else 1, key=LAT))
 
     assert with_factor(1.8) == []
     assert named(with_factor(2.2)) == [(2,)]
@@ -156,7 +156,7 @@ def test_latency_is_suspect_from_twice_the_time_on():
 
 def test_a_long_way_is_no_suspect_link():
     far = made(["h"] * 6, lambda a, b: 5000 if (a, b) == (1, 4) else 1000, key=LAT)
-    assert suspects(far) == []
+    assert find_suspects(far) == []
 
 
 def passes(pairs, *tables):
@@ -169,35 +169,35 @@ def passes(pairs, *tables):
 
 def test_a_suspicion_falls_where_the_pairs_are_fast_alone():
     pairs = made(["h"] * 6, lambda a, b: 2000 if 1 in (a, b) else 1000)
-    usual, own = again_alone(pairs, suspects(pairs))
+    usual, own = pairs_to_repeat(pairs, find_suspects(pairs))
     assert len(usual) == 3 and not any(1 in pair for pair in usual)
     assert len(own) == 3 and all(1 in pair for pair in own)
     again = [*usual, *own]
     passes(pairs, dict.fromkeys(again, 1000))
-    (one,) = suspects(pairs)
-    assert not one.stands
-    assert events(pairs, [one]) == []
-    assert without(pairs, [one]) == [0, 1, 2, 3, 4, 5]
-    assert kinds_of([one]) == set()
+    (one,) = find_suspects(pairs)
+    assert not one.confirmed
+    assert suspect_events(pairs, [one]) == []
+    assert largest_sound_group(pairs, [one]) == [0, 1, 2, 3, 4, 5]
+    assert suspected_kinds([one]) == set()
     passes(pairs, {pair: 2000 if 1 in pair else 1000 for pair in again})
-    (one,) = suspects(pairs)
-    assert one.stands and one.evidence[0].alone_ratio == 0.5
-    assert kinds_of([one]) == {BW}
+    (one,) = find_suspects(pairs)
+    assert one.confirmed and one.evidence[0].alone_ratio == 0.5
+    assert suspected_kinds([one]) == {BW}
 
 
 @pytest.mark.parametrize("last", [{(0, 2): 1100}, {(0, 2): 2000, (1, 3): 2100}])
 def test_one_pass_clears(last):
     """Slow in three passes of four; then fast, or no slower than a usual pair."""
     pairs = made(["h"] * 6, lambda a, b: 2000 if (a, b) == (0, 2) else 1000)
-    usual, own = again_alone(pairs, suspects(pairs))
+    usual, own = pairs_to_repeat(pairs, find_suspects(pairs))
     assert own == {(0, 2): [0]}
     slow = dict.fromkeys([*usual, (1, 3)], 1000) | {(0, 2): 2000}
     passes(pairs, slow, slow, slow)
-    (one,) = suspects(pairs)
-    assert one.stands and one.evidence[0].alone_ratio == 0.5
+    (one,) = find_suspects(pairs)
+    assert one.confirmed and one.evidence[0].alone_ratio == 0.5
     passes(pairs, slow, slow, slow, slow | last)
-    (one,) = suspects(pairs)
-    assert not one.stands
+    (one,) = find_suspects(pairs)
+    assert not one.confirmed
 
 
 def test_pairs_of_two_modes_accuse_nobody():
@@ -207,11 +207,11 @@ def test_pairs_of_two_modes_accuse_nobody():
     draw, accused, suspected = random.Random(3), 0, 0
     for _ in range(400):
         pairs = made(["h"] * 6, lambda a, b: 2000 if (a, b) == (0, 2) else 1000)
-        usual, own = again_alone(pairs, suspects(pairs))
+        usual, own = pairs_to_repeat(pairs, find_suspects(pairs))
         again = [*usual, *own]
         passes(pairs, *({pair: draw.choice((1000, 2000)) for pair in again} for _ in range(PASSES)))
         suspected += 1
-        accused += any(one.stands for one in suspects(pairs))
+        accused += any(one.confirmed for one in find_suspects(pairs))
     # Alone slow in a pass: 1 / 2 ** 4; in all four: 1 / 65536.
     assert suspected == 400 and accused == 0
 
@@ -221,10 +221,10 @@ def test_a_cleared_rank_hides_no_link_of_its_own():
     pairs = made(["h"] * 6, lambda a, b: 2000 if 1 in (a, b) else 1000)
     one_way = made(["h"] * 6, lambda *p: 2000 if {*p} == {1, 5} else 1000, key=ONE_WAY)
     pairs.times |= one_way.times
-    assert named(suspects(pairs)) == [(1,)]
-    found = suspects(pairs, with_hidden=True)
+    assert named(find_suspects(pairs)) == [(1,)]
+    found = find_suspects(pairs, with_hidden=True)
     assert named(found) == [(1,), (1, 5)]
-    usual, own = again_alone(pairs, found)
+    usual, own = pairs_to_repeat(pairs, found)
     assert (1, 5) in own
     pairs.alone = [
         {
@@ -233,22 +233,25 @@ def test_a_cleared_rank_hides_no_link_of_its_own():
             | {p: one_way.times[ONE_WAY][p] for p in usual},
         }
     ]
-    assert [(one.units, one.stands) for one in suspects(pairs)] == [((1,), False), ((1, 5), True)]
+    assert [(one.units, one.confirmed) for one in find_suspects(pairs)] == [
+        ((1,), False),
+        ((1, 5), True),
+    ]
 
 
 def test_scatter_too_large_for_the_threshold_is_said():
     """A pair 30 % slower than the others. Calls spread by 35 %: 1 - exp(-3.5 x 0.35) = 71 %."""
     pairs = made(["h"] * 6, lambda a, b: 1000 / 0.7 if (a, b) == (1, 4) else 1000, key=SMALL)
     timings = pairs.times[SMALL]
-    assert named(suspects(pairs)) == [(1, 4)] and noise(pairs, suspects(pairs)) == []
+    assert named(find_suspects(pairs)) == [(1, 4)] and find_noise(pairs, find_suspects(pairs)) == []
     pairs.times[SMALL] = {pair: t._replace(spread=0.35, calls=5) for pair, t in timings.items()}
-    assert suspects(pairs) == []
-    (one,) = noise(pairs, [])
+    assert find_suspects(pairs) == []
+    (one,) = find_noise(pairs, [])
     assert noise_text(pairs, [one]) == (
         "too noisy to accuse at 20 %: both ways 128K x 5 calls spread by 35 % (seen from 71 % on); "
         "use --sizes 8M -n 10"
     )
-    assert noise(pairs, [], threshold=0.75) == []
+    assert find_noise(pairs, [], threshold=0.75) == []
 
 
 def test_pairs_that_differ_are_noise_however_steady_their_calls():
@@ -258,7 +261,7 @@ def test_pairs_that_differ_are_noise_however_steady_their_calls():
         pair: Timing(ns := 1000.0 * (1 + place % 2), ns, 0.0, 10)
         for place, pair in enumerate(sorted(pairs.times[BW]))
     }
-    (one,) = noise(pairs, [])
+    (one,) = find_noise(pairs, [])
     assert one.between == pytest.approx(math.log(2) / 2 / 0.6745)
     # 1 - exp(-3.5 x 0.5139) = 83.4 %
     assert noise_text(pairs, [one]) == (
@@ -272,7 +275,7 @@ def test_noise_is_one_line_of_what_was_asked_for():
     pairs = made(["h"] * 6, lambda a, b: 1000)
     noisy = {pair: t._replace(spread=0.3, calls=10) for pair, t in pairs.times[BW].items()}
     pairs.times = {LAT: noisy, (SEND, 8 << 20): noisy, (EXCHANGE, 8 << 20): noisy}
-    several = noise(pairs, [])
+    several = find_noise(pairs, [])
     assert len(several) == 3
     # 1 - exp(-3.5 x 0.3) = 65.01 %
     assert noise_text(pairs, several) == (
@@ -280,7 +283,7 @@ def test_noise_is_one_line_of_what_was_asked_for():
         "both ways 8M x 10 calls spread by 30 % (seen from 66 % on); use --threshold 66%"
     )
     pairs.times = {LAT: noisy}
-    assert noise_text(pairs, noise(pairs, [])) == (
+    assert noise_text(pairs, find_noise(pairs, [])) == (
         "too noisy to accuse at 50 %: latency 8 x 10 calls spread by 30 % (seen from 66 % on)"
     )
     assert noise_text(pairs, []) == ""
@@ -288,21 +291,21 @@ def test_noise_is_one_line_of_what_was_asked_for():
 
 def test_a_fault_is_no_noise():
     pairs = made(["h"] * 4, lambda a, b: 3000 if 1 in (a, b) else 1000)
-    found = suspects(pairs)
+    found = find_suspects(pairs)
     assert named(found) == [(1,)]
-    assert len(noise(pairs, [])) == 1 and noise(pairs, found) == []
+    assert len(find_noise(pairs, [])) == 1 and find_noise(pairs, found) == []
 
 
 def test_nothing_runs_again_without_a_suspect():
-    assert again_alone(made(["h"] * 6, lambda a, b: 1000), []) == ([], {})
+    assert pairs_to_repeat(made(["h"] * 6, lambda a, b: 1000), []) == ([], {})
 
 
 def test_the_largest_group_without_them():
     pairs = made(["h"] * 6, lambda a, b: 2000 if (a, b) in ((0, 2), (2, 5)) else 1000)
-    found = suspects(pairs)
+    found = find_suspects(pairs)
     assert named(found) == [(0, 2), (2, 5)]
-    assert without(pairs, found) == [0, 1, 3, 4, 5]  # 2 is an end of both
-    links = events(pairs, found)
+    assert largest_sound_group(pairs, found) == [0, 1, 3, 4, 5]  # 2 is an end of both
+    links = suspect_events(pairs, found)
     assert [(e["link"], e["ranks"]) for e in links] == [(["h", "h"], [0, 2]), (["h", "h"], [2, 5])]
     assert all("host" not in e for e in links)
 
@@ -310,7 +313,7 @@ def test_the_largest_group_without_them():
 def test_the_text_of_a_suspect():
     hosts = ["x", "y", "z", "u"]
     pairs = made(hosts, lambda a, b: 2000 if 1 in (a, b) else 1000, noise=0)
-    (one,) = suspects(pairs)
+    (one,) = find_suspects(pairs)
     text = "rank 1 (y): 50 % of the others' speed both ways (3 of 3 pairs slow, not measured alone)"
     assert suspect_text(pairs, one) == text
 
@@ -365,10 +368,10 @@ def test_ranks_that_wait_for_a_core_accuse_nobody(affinity, found):
     ]
     pairs = read_pairs(run)
     assert pairs.crowded == (frozenset() if found else {"a"})
-    assert named(suspects(pairs)) == found
+    assert named(find_suspects(pairs)) == found
     for result in run.results:  # a GPU does not wait for the host's cores
         result.case = Case.from_json(result.case.to_json() | {"device": "cuda"})
-    assert named(suspects(read_pairs(run))) == [(2,)]
+    assert named(find_suspects(read_pairs(run))) == [(2,)]
 
 
 def test_a_host_is_that_of_its_rank_where_others_are_missing():
@@ -389,6 +392,6 @@ def test_a_pair_is_measured_when_all_of_its_calls_are():
 
 def test_512_ranks_are_read_in_seconds():
     start = time.process_time()
-    found = suspects(made(["h"] * 512, lambda a, b: 2000 if 9 in (a, b) else 1000))
+    found = find_suspects(made(["h"] * 512, lambda a, b: 2000 if 9 in (a, b) else 1000))
     assert named(found) == [(9,)]
     assert time.process_time() - start < 20

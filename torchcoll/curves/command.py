@@ -36,11 +36,11 @@ def run_scaling(options: argparse.Namespace) -> ExitCode:
         check_path(options.plot, options.force)
     sizes = [parse_size(text, "sizes") for text in (options.sizes or "").split(",") if text]
     link = _number(options.link_gbps)
-    found = scaling(options.files, sizes=sizes, link_gbps=link)
-    show_scaling([found], options.format)
-    print_notes(found, options.format)
+    curves = scaling(options.files, sizes=sizes, link_gbps=link)
+    show_scaling([curves], options.format)
+    print_notes(curves, options.format)
     if options.plot:
-        plot(found, options.plot)
+        plot(curves, options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK
 
@@ -78,11 +78,11 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
     if options.plot:
         check_path(options.plot, options.force)
-    found = transitions(options.files, over_ranks=options.over_ranks)
-    show_transitions([found], options.format, refine=options.refine)
-    print_notes(found, options.format)
+    curves = transitions(options.files, over_ranks=options.over_ranks)
+    show_transitions([curves], options.format, refine=options.refine)
+    print_notes(curves, options.format)
     if options.plot:
-        plot(found, options.plot)
+        plot(curves, options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK
 
@@ -147,10 +147,10 @@ def _fit(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.destination import check_new, write_file
 
     check_new(options.output, "output", options.force)
-    found = fit_model(options.files, options.concurrent)
-    write_file(options.output, model_text(found.model), "output", options.force)
+    fitted = fit_model(options.files, options.concurrent)
+    write_file(options.output, model_text(fitted.model), "output", options.force)
     if options.output != "-":
-        show_fit(found)
+        show_fit(fitted)
         tell(f"torchcoll: model: {options.output}")
     return ExitCode.OK
 
@@ -186,23 +186,23 @@ def _validate(options: argparse.Namespace) -> ExitCode:
     choice(options.format, "format", FORMATS)
     if options.plot:
         check_path(options.plot, options.force)
-    found: Validation | CheckedModel | Simulated
+    validation: Validation | CheckedModel | Simulated
     missing: list[str] = []
     if options.predicted and is_model(options.predicted):
         checked = check_model(load_model(options.predicted), options.files)
         show_checked(checked, options.format)
-        found = checked
+        validation = checked
     elif options.predicted:
         simulated = validate_predicted(options.predicted, options.files)
         show_simulated(simulated, options.format)
-        found, missing = simulated, simulated.missing
+        validation, missing = simulated, simulated.missing
     else:
-        left = validate(options.files)
-        show_validation(left, options.format)
-        found = left
-    print_notes(found, options.format)
+        left_out = validate(options.files)
+        show_validation(left_out, options.format)
+        validation = left_out
+    print_notes(validation, options.format)
     if options.plot:
-        write_figure(errors_figure(found), options.plot)
+        write_figure(errors_figure(validation), options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     for text in missing:
         tell(f"torchcoll: {options.predicted} is not complete: {text}")
@@ -221,13 +221,15 @@ def _export(options: argparse.Namespace) -> ExitCode:
 
     model, folder = load_model(options.model), Path(options.astra_sim)
     if os.path.isdir(options.what) or is_traffic(options.what):
-        done = export_step(model, Traffic.load(options.what), folder)
+        written = export_step(model, Traffic.load(options.what), folder)
     else:
-        done = export_run(model, load_one(options.what), folder)
+        written = export_run(model, load_one(options.what), folder)
     print(
-        printable(f"{counted(len(done.cases), 'simulation')}, {done.files} files: {folder}/run.sh")
+        printable(
+            f"{counted(len(written.cases), 'simulation')}, {written.files} files: {folder}/run.sh"
+        )
     )
-    for note in done.notes:
+    for note in written.notes:
         print(printable(note))
     return ExitCode.OK
 

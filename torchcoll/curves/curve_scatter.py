@@ -1,7 +1,7 @@
-"""How uncertain the times of a curve are, as its runs or their calls tell it: the only witness
-that scatter about a law is noise. Pure numbers.
+"""Estimate how uncertain the times of a curve are, from its runs or from the calls of a single run.
 
-By medians: a run that was slow at one size only tells nothing of the other sizes.
+Only this can show that scatter about a law is noise. The estimates use medians, so that a run that
+was slow at a single size does not change those of the other sizes. Pure numbers.
 """
 
 from __future__ import annotations
@@ -14,76 +14,90 @@ import numpy
 from scipy import stats
 
 _90 = 3.29  # standard deviations from the 5th to the 95th percentile of normal noise
-_MEDIAN = 1.25  # the error of a median over that of a mean
+_MEDIAN = 1.25  # the standard error of a median over that of a mean
 _DEVIATION = 1.4826  # a standard deviation over the median absolute deviation, of normal noise
-_ENOUGH = 6  # sizes of which a median is taken
+_ENOUGH = 6  # sizes: from so many on the median is used, below it the mean square
 
 
 @dataclass(frozen=True)
-class Known:
-    """Relative standard errors: of one run, and of a point, the middle of several.
+class CurveScatter:
+    """Relative standard errors of the times of a curve.
 
-    runs: False where one run alone tells it, by its calls: what another would take is not
-    in it, so it is the least. errors: that of each size's point, as its own runs tell it, and
-    at least that of all.
+    run_error: of the time of one run at one size.
+    point_error: of a point, the median of several runs at one size.
+    from_runs: whether several runs were compared. If False, the errors come from the calls of one
+        run; they are a lower bound, because another run may take another time.
+    errors: of the point of each size, from its own runs; never below point_error.
     """
 
-    one: float
-    point: float
-    runs: bool
+    run_error: float
+    point_error: float
+    from_runs: bool
     errors: tuple[float, ...]
 
 
-def known_scatter(
+def estimate_scatter(
     figures: Sequence[Mapping[int, float]], calls: Sequence[tuple[float, float, int]]
-) -> Known | None:
-    """figures: of each size run -> time. calls: (5th, 95th percentile, how many) of each case.
+) -> CurveScatter | None:
+    """Estimate the standard errors of a curve; None if neither runs nor calls allow it.
 
-    What makes a run slower at all sizes alike moves no point against the others: each run's
-    median deviation is taken off. None where nothing tells it.
+    A run that is slower at all sizes by the same factor does not move any point relative to the
+    others, so the median deviation of each run is subtracted first.
+
+    figures: for each size, the time of each run.
+    calls: (5th percentile, 95th percentile, number of calls) of each case.
     """
-    every = [{k: math.log(ns) for k, ns in own.items() if ns > 0} for own in figures]
-    logs = [own for own in every if len(own) > 1]
-    runs = {k for own in logs for k in own}
-    free = sum(len(own) - 1 for own in logs) - (len(runs) - 1)
+    all_logs = [{k: math.log(ns) for k, ns in by_run.items() if ns > 0} for by_run in figures]
+    logs = [by_run for by_run in all_logs if len(by_run) > 1]
+    runs = {k for by_run in logs for k in by_run}
+    free = sum(len(by_run) - 1 for by_run in logs) - (len(runs) - 1)
     if logs and free > 0:
-        middles = [float(numpy.median(list(own.values()))) for own in logs]
+        middles = [float(numpy.median(list(by_run.values()))) for by_run in logs]
         slower = {
-            k: numpy.median([own[k] - m for own, m in zip(logs, middles, strict=True) if k in own])
+            k: numpy.median(
+                [by_run[k] - m for by_run, m in zip(logs, middles, strict=True) if k in by_run]
+            )
             for k in runs
         }
-        rest = [[y - slower[k] for k, y in own.items()] for own in logs]
-        squares = [(len(own) - 1) * float(numpy.var(own, ddof=1)) for own in rest]
-        if len(rest) < _ENOUGH:
-            one = math.sqrt(sum(squares) / free)
+        deviations = [[y - slower[k] for k, y in by_run.items()] for by_run in logs]
+        squares = [(len(by_run) - 1) * float(numpy.var(by_run, ddof=1)) for by_run in deviations]
+        if len(deviations) < _ENOUGH:
+            run_error = math.sqrt(sum(squares) / free)
         else:
-            share = free / sum(len(own) - 1 for own in rest)  # of the freedom the runs left
-            one = math.sqrt(
+            share = free / sum(
+                len(values) - 1 for values in deviations
+            )  # the share of the degrees of freedom that remains
+            run_error = math.sqrt(
                 numpy.median(
                     [
-                        s / stats.chi2.median(len(own) - 1)
-                        for s, own in zip(squares, rest, strict=True)
+                        s / stats.chi2.median(len(values) - 1)
+                        for s, values in zip(squares, deviations, strict=True)
                     ]
                 )
                 / share
             )
-        point = one / math.sqrt(numpy.mean([len(own) for own in logs]))
-        errors = [_own([y - slower[k] for k, y in own.items() if k in slower]) for own in every]
-        return Known(one, point, True, tuple(max(point, error) for error in errors))
-    known = [
+        point_error = run_error / math.sqrt(numpy.mean([len(by_run) for by_run in logs]))
+        errors = [
+            _median_error([y - slower[k] for k, y in by_run.items() if k in slower])
+            for by_run in all_logs
+        ]
+        return CurveScatter(
+            run_error, point_error, True, tuple(max(point_error, error) for error in errors)
+        )
+    variances = [
         (math.log(high / low) / _90 * _MEDIAN) ** 2 / count
         for low, high, count in calls
         if low > 0 and high >= low and count > 1
     ]
-    if not known:
+    if not variances:
         return None
-    error = math.sqrt(float(numpy.mean(known)))
-    return Known(error, error, False, (error,) * len(figures))
+    error = math.sqrt(float(numpy.mean(variances)))
+    return CurveScatter(error, error, False, (error,) * len(figures))
 
 
-def _own(logs: Sequence[float]) -> float:
-    """The standard error of the middle, of what its runs show; 0 where there is only one."""
+def _median_error(logs: Sequence[float]) -> float:
+    """The standard error of the median of some runs, given as logarithms; 0 for a single run."""
     if len(logs) < 2:
         return 0.0
-    away = numpy.abs(numpy.asarray(logs) - numpy.median(logs))
-    return _DEVIATION * float(numpy.median(away)) / math.sqrt(len(logs))
+    deviations = numpy.abs(numpy.asarray(logs) - numpy.median(logs))
+    return _DEVIATION * float(numpy.median(deviations)) / math.sqrt(len(logs))

@@ -1,17 +1,17 @@
-"""How a duration grows with a number of ranks: not at all, or by a law that the data do not reject.
+"""Decide how a duration grows with the number of ranks n: not at all, or by which law.
 
-t = a, and t = a + b f(n) with an f of the table of terms in rank_laws.py. Each is fitted by least
-squares of the logarithms of the durations, for noise is a share of the duration; the replicates are
-runs.
+The laws are t = a, and t = a + b f(n) with an f from the table of terms in rank_laws.py. Each law
+is fitted by least squares of the logarithms of the durations, because noise is proportional to the
+duration. Runs are the replicates.
 
-A law is named only where the data do not reject it, and reject every other one, alone and with
-half of the growth: choosing the best one and rejecting the next called a ring's
-10 us + 3 us (n-1) + 1.45 ms (n-1)/n a log2 n in 2400 of 2400 simulations. What n and (n-1)/n make
-together (a ring's latency and bandwidth) may look like log2 n, on three numbers of ranks exactly:
-log2 n is named only where the data reject that as well. Where they reject every law alone, these
-two together, log2 n and (n-1)/n (a tree's) and a power law a n^p are tried. A law that is off by no
-more than compare's threshold is accepted also where noise is so small that the data reject it. Pure
-numbers.
+A law is named only if the data do not reject it and do reject every other law, both alone and with
+half of the growth. It is not enough to choose the best law and reject the second best: this took
+10 us + 3 us (n-1) + 1.45 ms (n-1)/n of a ring for log2 n in 2400 of 2400 simulations. The sum of
+n and (n-1)/n, the latency and bandwidth of a ring, may look like log2 n, and on three numbers of
+ranks it is exactly the same; log2 n is therefore named only if the data reject this sum as well.
+If the data reject every single law, three more are tried: n and (n-1)/n together, log2 n and
+(n-1)/n together (a tree), and a power law a n^p. A law with an error below compare's threshold is
+accepted even if noise is so small that the data reject it. Pure numbers.
 """
 
 from __future__ import annotations
@@ -29,26 +29,32 @@ from torchcoll.curves.rank_laws import ALONE, CONSTANT, MIXTURES, TERMS, RankLaw
 from torchcoll.stats.line import Floats
 from torchcoll.stats.ratios import LEVEL, holm
 
-FEWEST = 3  # numbers of ranks: two are a line whatever the law
+FEWEST = 3  # numbers of ranks: every law fits two of them exactly
 TOO_FEW = "too few points"  # a result
-FLAT = 0.1  # growth over the whole range below it is none that anyone would act on
-# Relative deviation from a law that is none: clocks and rounding reach it (as in ranges.py).
+FLAT = 0.1  # growth over the whole range: nobody would act on less
+# Clocks and rounding alone cause relative deviations of this size (as in ranges.py).
 _FLOOR = 0.005
-_TINY = 1e-20  # squares below are rounding
-MARGIN = 0.02  # a law that is off by no more is accepted: what compare calls the same by default
-_POOR = 0.25  # a law that is off by more at some number of ranks is not named
-_POOR_ALONE = 0.1  # two together, where no replicates tell the noise: three figures bend to much
+_TINY = 1e-20  # sums of squares below this are rounding errors
+MARGIN = 0.02  # a law with a smaller error is accepted; compare's default threshold
+_POOR = 0.25  # a law with a larger error at some number of ranks is not named
+# The same limit for two laws together without replicates: three parameters fit almost anything.
+_POOR_ALONE = 0.1
 
 
 @dataclass(frozen=True)
 class Law:
-    """One law of growth, fitted: base_ns + slope_ns x f(n); low and high bound slope with 95 %.
+    """One fitted law of growth: base_ns + slope_ns x f(n).
 
-    ratio: the duration at the most ranks over that at the fewest. misfit: the largest relative
-    deviation of the runs' geometric mean at one number of ranks, and at which. criterion: BIC
-    (G. Schwarz, Annals of Statistics 6 (1978) 461); AICc has none for four runs. p_value: of no
-    growth. p_lacking: of this law, against what the runs on each number of ranks took; where
-    few were repeated, against this law and another one together; None for fewer than 4 runs.
+    slope_low, slope_high: 95 % interval of slope_ns.
+    ratio: duration on the most ranks over duration on the fewest, as the law has them.
+    ratio_low, ratio_high: its 95 % interval; low_90 and high_90: its 90 % interval.
+    misfit: largest relative deviation of the law from the geometric mean of the runs on one number
+        of ranks; misfit_at: this number.
+    criterion: BIC (G. Schwarz, Annals of Statistics 6 (1978) 461); AICc does not exist for 4 runs.
+    p_value: of the hypothesis of no growth.
+    p_lacking: of the hypothesis that this law holds: tested against the scatter of the runs on the
+        same number of ranks or, if too few were repeated, against this law with another term.
+        None for fewer than 4 runs.
     """
 
     name: str
@@ -69,12 +75,12 @@ class Law:
 
     @property
     def rejected(self) -> bool:
-        """The data contradict it, by more than nothing."""
+        """Whether the data contradict the law, by more than clocks and rounding explain."""
         return self.p_lacking is not None and self.p_lacking < LEVEL and self.misfit > _FLOOR
 
     @property
     def near(self) -> bool:
-        """Whether it is off by no more than anyone would act on, whatever the noise is."""
+        """Whether the error of the law is too small for anyone to act on, whatever the noise."""
         return self.misfit <= MARGIN
 
     @property
@@ -84,11 +90,11 @@ class Law:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Two laws together, both in the direction of the growth: a + b f(n) + c g(n); or, in place of
-    them, a power law: a n^p.
+    """A fit with two terms, a + b f(n) + c g(n), or a power law a n^p.
 
-    p_lacking: as that of a Law; None where there are too few points. misfit: as that of a Law,
-    infinite where it takes one of the two in the other direction, or none of it.
+    p_lacking: as in Law; None if there are too few points.
+    misfit: as in Law; infinite if a term has the opposite direction of the growth, or is 0.
+    limit: a larger misfit counts as no fit.
     """
 
     name: str
@@ -103,13 +109,21 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Growth:
-    """result: ``constant``, a name of TERMS or of the power law, ``falls with`` one, ``grows``,
-    ``falls``, ``inconclusive``, ``too few points``; reason: why. law: the best law of growth;
-    None where there are too few points; others: the others, the better ones first. mixtures: those
-    of MIXTURES. power: the power law. constant: the criterion of no growth. p_value: of no growth,
-    Holm's where several are judged together; by the order of the durations alone (Kendall's tau)
-    where the best law does not fit, for what it is
-    off by is no noise.
+    """How one duration grows with the number of ranks.
+
+    runs: how many durations there are.
+    numbers: the numbers of ranks, ascending.
+    result: ``constant``, the name of a law, ``falls with`` a law, ``grows`` or ``falls`` (by no law
+        that can be named), ``inconclusive`` or ``too few points``.
+    reason: why, in a few words.
+    law: the best law of growth; None if there are too few points.
+    other_laws: the other laws, best first.
+    mixtures: the fits of MIXTURES; power: the fit of the power law.
+    constant: the criterion (BIC) of no growth.
+    p_value: of no growth, corrected by Holm for the curves that are judged together. If the best
+        law does not fit, its deviations are not noise; then only the order of the durations is
+        tested (Kendall's tau).
+    points: (ranks, ns) of each run.
     """
 
     runs: int
@@ -117,7 +131,7 @@ class Growth:
     result: str
     reason: str
     law: Law | None = None
-    others: tuple[Law, ...] = ()
+    other_laws: tuple[Law, ...] = ()
     mixtures: tuple[Mixture, ...] = ()
     power: Mixture | None = None
     constant: float | None = None
@@ -132,21 +146,22 @@ class Growth:
 
 
 def growths(curves: Sequence[Sequence[tuple[int, float]]]) -> list[Growth]:
-    """The growth of each curve, given as (ranks, ns) of each run; Holm is over all of them."""
+    """The growth of each curve, given as (ranks, ns) of each run; Holm's correction is over all."""
     results = []
     for points in curves:
         numbers = tuple(sorted({n for n, _ in points}))
         if len(numbers) < FEWEST:
-            words = f"{len(numbers)} numbers of ranks" if len(numbers) != 1 else "1 number of ranks"
-            reason = f"{words}, {FEWEST} are needed"
+            numbers_text = (
+                f"{len(numbers)} numbers of ranks" if len(numbers) != 1 else "1 number of ranks"
+            )
+            reason = f"{numbers_text}, {FEWEST} are needed"
             results.append(Growth(len(points), numbers, TOO_FEW, reason))
             continue
         ranks = numpy.array([float(n) for n, _ in points])
         logs = numpy.log(numpy.array([ns for _, ns in points]))
         laws = [_law(law.name, law.columns(ranks)[1], ranks, logs) for law in ALONE]
         laws.sort(key=lambda law: law.criterion)
-        # The best of several laws is chosen by the same data: all have had their chance to find
-        # growth.
+        # The same data chose the best of several laws: correct for the number of laws tried.
         p = min(1.0, len(laws) * min(law.p_value for law in laws))
         if not laws[0].fits:
             p = float(stats.kendalltau(ranks, logs).pvalue)
@@ -156,7 +171,7 @@ def growths(curves: Sequence[Sequence[tuple[int, float]]]) -> list[Growth]:
             result="inconclusive",
             reason="",
             law=laws[0],
-            others=tuple(laws[1:]),
+            other_laws=tuple(laws[1:]),
             mixtures=tuple(_mixture(law, ranks, logs, laws[0].ratio > 1) for law in MIXTURES),
             power=_power(ranks, logs),
             constant=_criterion(
@@ -168,7 +183,7 @@ def growths(curves: Sequence[Sequence[tuple[int, float]]]) -> list[Growth]:
         results.append(growth)
     tested = [i for i, growth in enumerate(results) if growth.p_value is not None]
     for i, p in zip(tested, holm([results[i].p_value or 0.0 for i in tested]), strict=True):
-        results[i] = _judged(replace(results[i], p_value=p))
+        results[i] = _judge(replace(results[i], p_value=p))
     return results
 
 
@@ -177,8 +192,8 @@ def _criterion(squares: float, n: int, parameters: int) -> float:
 
 
 def _law(name: str, scale: Floats, ranks: Floats, logs: Floats) -> Law:
-    """By the durations at both ends, whose logarithms are the figures that are fitted: so no
-    duration between is below 0, and no growth is equality of the two.
+    """Fit one law, with the logarithms of the durations at both ends as its two parameters: then no
+    duration in between is below 0, and no growth means that the two parameters are equal.
     """
     low, high = float(scale.min()), float(scale.max())
     weight = (scale - low) / (high - low)
@@ -223,19 +238,23 @@ def _law(name: str, scale: Floats, ranks: Floats, logs: Floats) -> Law:
 
 
 def _p_lacking(name: str, scale: Floats, ranks: Floats, logs: Floats, law: Floats) -> float | None:
-    """p of a law, given by its logarithms: Fisher's F against the scatter of the runs on each
-    number of ranks; where too few were repeated, for one law more, least squares relative to it.
+    """p of the hypothesis that a law, given by its logarithms, holds; None for fewer than 4 runs.
+
+    Fisher's F against the scatter of the runs on each number of ranks. If too few numbers were
+    repeated: F of adding the term of another law, by least squares relative to this law.
     """
     if len(logs) < 4:
         return None
     if _repeated(ranks):
         return _p_scatter(ranks, logs, float(((logs - law) ** 2).sum()), 2)
-    others = [of(ranks) for other, of in TERMS.items() if other != name]
+    other_terms = [f(ranks) for term, f in TERMS.items() if term != name]
     alone = [numpy.ones(len(ranks)), scale]
-    rests = [_squares([*alone, other], logs, law) for other in others]
+    squares_left = [_squares([*alone, term], logs, law) for term in other_terms]
     squares, degrees = float((numpy.expm1(logs - law) ** 2).sum()), len(logs) - 3
-    # Each of the others has had its chance.
-    return min(1.0, len(others) * min(_p_gained(squares - r, 1, r, degrees) for r in rests))
+    # Correct for the number of terms tried.
+    return min(
+        1.0, len(other_terms) * min(_p_gained(squares - r, 1, r, degrees) for r in squares_left)
+    )
 
 
 def _mixture(law: RankLaw, ranks: Floats, logs: Floats, grows: bool) -> Mixture:
@@ -254,9 +273,9 @@ def _mixture(law: RankLaw, ranks: Floats, logs: Floats, grows: bool) -> Mixture:
         if repeated:
             p = _p_scatter(ranks, times, squares, law.parameters)
         else:
-            (other,) = (of(ranks) for name, of in TERMS.items() if name not in law.terms)
-            rest = _squares([constant, *terms, other], logs, near)
-            p = _p_gained(squares - rest, 1, rest, len(logs) - law.parameters - 1)
+            (other_term,) = (f(ranks) for term, f in TERMS.items() if term not in law.terms)
+            squares_left = _squares([constant, *terms, other_term], logs, near)
+            p = _p_gained(squares - squares_left, 1, squares_left, len(logs) - law.parameters - 1)
     return Mixture(law.name, p, misfit, _POOR if repeated else _POOR_ALONE)
 
 
@@ -271,29 +290,33 @@ def _power(ranks: Floats, logs: Floats) -> Mixture:
 
 
 def _repeated(ranks: Floats) -> bool:
-    """Whether runs on equal numbers of ranks tell the noise. On three numbers of ranks it makes
-    no difference.
+    """Whether enough numbers of ranks were repeated to know the noise. On three numbers of ranks
+    the answer makes no difference.
     """
     return len(ranks) - len(numpy.unique(ranks)) >= 2
 
 
 def _p_scatter(ranks: Floats, values: Floats, squares: float, figures: int) -> float:
-    """p of a fit that leaves ``squares``, against what the runs' own scatter leaves."""
+    """p of a fit with this residual sum of squares, against the scatter of repeated runs."""
     numbers = numpy.unique(ranks)
-    rest = sum(
-        float(((own - own.mean()) ** 2).sum()) for n in numbers for own in [values[ranks == n]]
+    squares_within = sum(
+        float(((values_at_n - values_at_n.mean()) ** 2).sum())
+        for n in numbers
+        for values_at_n in [values[ranks == n]]
     )
-    return _p_gained(squares - rest, len(numbers) - figures, rest, len(values) - len(numbers))
+    return _p_gained(
+        squares - squares_within, len(numbers) - figures, squares_within, len(values) - len(numbers)
+    )
 
 
-def _p_gained(gained: float, figures: int, rest: float, degrees: int) -> float:
-    """p of what so many figures more gained, with what is left by the others."""
-    rest += (degrees + figures) * _TINY
-    return float(stats.f.sf(max(gained, 0.0) / figures * degrees / rest, figures, degrees))
+def _p_gained(gained: float, figures: int, squares_left: float, degrees: int) -> float:
+    """p of an F test: what additional parameters gained, against the squares that remain."""
+    squares_left += (degrees + figures) * _TINY
+    return float(stats.f.sf(max(gained, 0.0) / figures * degrees / squares_left, figures, degrees))
 
 
 def _squares(terms: Sequence[Floats], logs: Floats, near: Floats) -> float:
-    """What the best sum of the terms leaves, relative to ``near`` (logarithms)."""
+    """Residual sum of squares of the best sum of the terms, relative to ``near`` (logarithms)."""
     columns = numpy.column_stack(terms) / numpy.exp(near)[:, None]
     columns /= abs(columns).max(axis=0)
     times = numpy.exp(logs - near)
@@ -302,7 +325,7 @@ def _squares(terms: Sequence[Floats], logs: Floats, near: Floats) -> float:
 
 
 def _exp(power: float) -> float:
-    """With one degree of freedom an interval may reach beyond what a float holds."""
+    """exp without overflow: with one degree of freedom an interval may exceed a float's range."""
     return math.exp(max(-700.0, min(700.0, power)))
 
 
@@ -314,54 +337,65 @@ def _misfit(ranks: Floats, deviations: Floats) -> tuple[float, int]:
     return worst[at], at
 
 
-def _judged(growth: Growth) -> Growth:
-    """Start at inconclusive, and move only on evidence, as results.py does."""
+def _judge(growth: Growth) -> Growth:
+    """Set result and reason: start at inconclusive, move only on evidence."""
     law, p = growth.law, growth.p_value
     assert law is not None and p is not None and growth.constant is not None
     limit = 1 + FLAT
     beyond = abs(math.log(law.ratio)) > math.log(limit)
     if p < LEVEL and beyond and law.criterion < growth.constant:
-        return _named(growth, law, p)
-    if all(1 / limit < one.low_90 and one.high_90 < limit for one in (law, *growth.others)):
+        return _name_law(growth, law, p)
+    if all(
+        1 / limit < candidate.low_90 and candidate.high_90 < limit
+        for candidate in (law, *growth.other_laws)
+    ):
         return replace(growth, result="constant", reason=f"90 % within {format_percent(FLAT)}")
     if not law.fits:
         return replace(growth, reason=f"no law fits; {p_text(p)} by order: more runs tell")
     return replace(growth, reason=p_text(p))
 
 
-def _named(growth: Growth, law: Law, p: float) -> Growth:
+def _name_law(growth: Growth, law: Law, p: float) -> Growth:
     which = "grows" if law.ratio > 1 else "falls"
-    fitting = [one.name for one in (law, *growth.others) if not one.rejected]
+    fitting = [candidate.name for candidate in (law, *growth.other_laws) if not candidate.rejected]
     falls = "falls with " * (law.ratio < 1)
     power = growth.power
     assert power is not None
     if not law.fits:
-        near = [one for one in (law, *growth.others) if one.near]
+        near = [candidate for candidate in (law, *growth.other_laws) if candidate.near]
         if len(near) == 1:
-            off = f"maximum error {_off(near[0].misfit)}, which is more than the noise"
-            rest = tuple(one for one in (law, *growth.others) if one is not near[0])
+            off = f"maximum error {_percent(near[0].misfit)}, which is more than the noise"
+            alternatives = tuple(
+                candidate for candidate in (law, *growth.other_laws) if candidate is not near[0]
+            )
             result = f"{falls}{near[0].name}"
-            return replace(growth, result=result, reason=off, law=near[0], others=rest)
+            return replace(growth, result=result, reason=off, law=near[0], other_laws=alternatives)
         if near:
-            names = ", ".join(one.name for one in near)
-            reason = f"these fit within {_off(MARGIN)}: {names}"
+            names = ", ".join(candidate.name for candidate in near)
+            reason = f"these fit within {_percent(MARGIN)}: {names}"
             return replace(growth, result=which, reason=reason)
-        # On three numbers of ranks two together fit whatever is measured.
-        both = [one.name for one in growth.mixtures if one.fits and one.p_lacking is not None]
+        # On three numbers of ranks two laws together fit any measurement.
+        mixtures = [
+            candidate.name
+            for candidate in growth.mixtures
+            if candidate.fits and candidate.p_lacking is not None
+        ]
         if power.misfit <= MARGIN or (power.fits and power.p_lacking is not None):
-            if not both:
+            if not mixtures:
                 reason = f"{' and '.join(TERMS)} do not fit; {p_text(p)}"
                 return replace(growth, result=f"{falls}{power.name}", reason=reason)
-            both.append(power.name)
-        error = f"{law.name} has an error of {_off(law.misfit)} on {law.misfit_at}"
+            mixtures.append(power.name)
+        error = f"{law.name} has an error of {_percent(law.misfit)} on {law.misfit_at}"
         reason = f"by none of these laws; {error}"
-        if both:
-            reason = f"by none of these alone; {' and '.join(both)} fit{'s' * (len(both) < 2)}"
+        if mixtures:
+            reason = (
+                f"by none of these alone; {' and '.join(mixtures)} fit{'s' * (len(mixtures) < 2)}"
+            )
         return replace(growth, result=which, reason=reason)
     if fitting == ["log2 n"] and growth.mixtures[0].fits:
         fitting.append(growth.mixtures[0].name)
     elif fitting == [law.name]:
-        fitting += _shared(law.name, growth.points)
+        fitting += _accepted_mixtures(law.name, growth.points)
     if fitting == [law.name] and power.fits and not (law.name == "n" and power.name in _LINEAR):
         fitting.append(power.name)
     if len(fitting) > 1:
@@ -375,8 +409,8 @@ def _named(growth: Growth, law: Law, p: float) -> Growth:
 _LINEAR = tuple(f"n^{p / 100:.2f}" for p in range(95, 106))  # the law n by another name
 
 
-def _shared(name: str, points: Sequence[tuple[int, float]]) -> list[str]:
-    """The mixtures that the data do not reject: half of the growth by this law, half by another."""
+def _accepted_mixtures(name: str, points: Sequence[tuple[int, float]]) -> list[str]:
+    """Mixtures that the data do not reject: half of the growth by this law, half by another."""
     ranks = numpy.array([float(n) for n, _ in points])
     logs = numpy.log(numpy.array([ns for _, ns in points]))
 
@@ -384,9 +418,9 @@ def _shared(name: str, points: Sequence[tuple[int, float]]) -> list[str]:
     for law, of in TERMS.items():
         scale = of(ranks)
         halves[law] = (scale - scale.min()) / (scale.max() - scale.min())
-    mixed = {f"{name} + {other}": halves[name] + halves[other] for other in TERMS if other != name}
+    mixed = {f"{name} + {term}": halves[name] + halves[term] for term in TERMS if term != name}
     return [text for text, scale in mixed.items() if not _law(text, scale, ranks, logs).rejected]
 
 
-def _off(misfit: float) -> str:
+def _percent(misfit: float) -> str:
     return f"{100 * misfit:.{int(misfit < 0.1)}f} %"

@@ -1,7 +1,6 @@
-"""The model of a machine: what collectives take by size and by ranks, and how wrong it is.
+"""The model of a machine: predicts times of collectives from size and ranks, with intervals.
 
-``load_model(path).predict(collective, size_bytes, ranks)`` is what other packages call
-(model_file.py).
+Other packages call ``load_model(path).predict(collective, size_bytes, ranks)`` (model_file.py).
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from torchcoll.core.collectives import COLLECTIVES, find_collective
 from torchcoll.core.errors import UsageError, brief
 from torchcoll.core.units import counted, format_size
 from torchcoll.curves.rank_laws import StepLaw, step_laws
-from torchcoll.curves.size_law import SizeLaw, factors
+from torchcoll.curves.size_law import SizeLaw, log_factors
 
-CONCURRENT = "concurrent"  # of a kind: the work beside which its calls were measured
-TOO_SHORT = "too_short"  # of the facts: what is wrong with that
+CONCURRENT = "concurrent"  # key of a kind: the work that ran at the same time as its calls
+TOO_SHORT = "too_short"  # key of the facts: a warning that this work ended before the calls
 
-# Value, and the ends of its 90 % interval. None in its place: too small to be told from nothing,
-# and nothing in the law.
+# A value and the ends of its 90 % interval. A parameter that cannot be told from 0 is None, and
+# counts as 0 in the law.
 Figure = tuple[float, float, float]
 
 
-# Of a step in ns, and GB/s.
+# Latency of a step in ns, and bandwidth in GB/s.
 Link = tuple[Figure | None, Figure | None]
 
 
 class Prediction(NamedTuple):
-    """Nanoseconds with their 90 % interval. beyond: how far outside of the data, '' within."""
+    """A time in ns with its 90 % interval. beyond: how far it is extrapolated; '' if it is not."""
 
     time_ns: float
     low_ns: float
@@ -43,9 +42,12 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class Spread:
-    """The 90 % interval around a prediction, as factors: low and high within the data; for each
-    doubling below or above them (of the size, or of the ranks) it is wider by these. points: left
-    out to find it.
+    """The 90 % interval around a prediction, as factors.
+
+    low, high: the ends within the data.
+    below, above: by what factor both ends widen for each doubling (of the size or of the ranks)
+        below or above the data.
+    points: the number of left-out points that the interval is based on.
     """
 
     low: float
@@ -55,16 +57,21 @@ class Spread:
     points: int
 
     def logs(self, below: float, above: float) -> tuple[float, float]:
-        """Logarithms of both ends, so many doublings outside."""
+        """Logarithms of both ends, at this many doublings below or above the data."""
         wider = below * math.log(self.below) + above * math.log(self.above)
         return math.log(self.low) - wider, math.log(self.high) + wider
 
 
 @dataclass(frozen=True)
 class OverSizes:
-    """One number of ranks that was measured: its law over sizes. figures: of each piece its latency
-    (ns) and bandwidth (GB/s, size over time) with their intervals; of each correction its factor;
-    beyond: the bandwidth from the largest size on; beyond_of: the collectives that tell it.
+    """The law over sizes on one measured number of ranks.
+
+    low_bytes, high_bytes, sizes: the smallest and largest size, and how many there are.
+    latencies, bandwidths: of each piece of the law in ns and GB/s (size over time).
+    factors: of each correction of the law.
+    beyond: the bandwidth above the largest size in GB/s.
+    beyond_of: how many collectives this bandwidth was estimated from.
+    spread: the interval of a prediction.
     """
 
     ranks: int
@@ -83,11 +90,15 @@ class OverSizes:
 
 @dataclass(frozen=True)
 class OverRanks:
-    """The law over ranks: launch_ns + steps x a step's latency + share x size / bandwidth.
+    """The law over ranks: launch_ns + steps x latency of a step + share x size / bandwidth.
 
-    remaining: the laws that leaving out cannot tell from it. within, between: of links in a host
-    and between hosts (step_ns, bandwidth_gbps); None where only the others were measured. Where
-    hosts are not known, all is ``within``.
+    law: the name of the law (rank_laws.py).
+    remaining: this law and those that leaving out numbers of ranks cannot tell from it.
+    ranks, hosts: the measured numbers.
+    within, between: latency and bandwidth of links within a host and between hosts; None if no
+        such link was measured. If the hosts are not known, all links count as ``within``.
+    corrections: (size in bytes, factor).
+    spread: the interval of a prediction on numbers of ranks that were not measured.
     """
 
     law: str
@@ -110,15 +121,17 @@ class OverRanks:
             figures += [step[0] if step else 0.0, 1 / bandwidth[0] if bandwidth else 0.0]
         time = sum(a * b for a, b in zip(row, figures, strict=True))
         logs = tuple((size, math.log(factor[0])) for size, factor in self.corrections)
-        return math.log(max(time, 1e-3)) + float(factors(logs, numpy.array([size_bytes]))[0])
+        return math.log(max(time, 1e-3)) + float(log_factors(logs, numpy.array([size_bytes]))[0])
 
 
 def terms(
     steps: StepLaw, size_bytes: float, ranks: int, hosts: int, only_between: bool = False
 ) -> tuple[float, float, float, float, float]:
-    """How often each parameter counts: launch overhead, step and byte within a host, step and
-    byte between hosts. Steps between hosts are those of the law over hosts; the bytes of several
-    hosts are taken for those that the links between them carry, the slower ones.
+    """How often each parameter counts: launch overhead, steps and bytes within a host, steps and
+    bytes between hosts.
+
+    The number of steps between hosts is that of the law over hosts. With several hosts all bytes
+    count for the links between hosts, which are the slower ones.
     """
     share = steps.share(ranks) * size_bytes
     if only_between:
@@ -131,8 +144,11 @@ def terms(
 
 @dataclass(frozen=True)
 class KindModel:
-    """One kind of case: its laws over sizes, and over ranks where enough were measured; why_not:
-    why there is none.
+    """The laws of one kind of case.
+
+    over_sizes: a law over sizes for each measured number of ranks.
+    over_ranks: the law over ranks; None if too few numbers of ranks were measured.
+    why_not: the reason for the latter.
     """
 
     kind: Mapping[str, Any]
@@ -146,49 +162,52 @@ class KindModel:
 
     @property
     def concurrent(self) -> str:
-        """The work beside which its calls were; '' alone."""
+        """The work that ran at the same time as the calls; '' if they ran alone."""
         return str(self.kind.get(CONCURRENT) or "")
 
     @property
     def ranks_per_host(self) -> float | None:
-        """Of the fullest host that was measured; None where no hosts are known."""
-        return max((one.ranks / one.hosts for one in self.over_sizes if one.hosts), default=None)
+        """The most ranks per host that were measured; None if the hosts are not known."""
+        return max(
+            (curve.ranks / curve.hosts for curve in self.over_sizes if curve.hosts), default=None
+        )
 
     def predict(self, size_bytes: int, ranks: int, hosts: int | None = None) -> Prediction:
-        """hosts: None is as many as the ranks need on hosts as full as the measured ones.
+        """The predicted time of a call of this size on this many ranks.
 
-        Raises UsageError for a number of ranks that no law reaches.
+        hosts: None for as many hosts as the ranks need if hosts are as full as the measured ones.
+        Raises UsageError for a number of ranks or hosts that no law covers.
         """
         if size_bytes < 1 or ranks < 2:
-            got = f"{size_bytes} B on {ranks} ranks"
-            raise UsageError("prediction", got, "at least 1 byte and 2 ranks")
-        for one in self.over_sizes:
-            if one.ranks == ranks and (hosts is None or one.hosts in (0, hosts)):
-                log = float(one.law.logs(numpy.array([float(size_bytes)]))[0])
-                below, above = doublings(size_bytes, one.low_bytes, one.high_bytes)
-                text = _beyond(size_bytes, one.low_bytes, one.high_bytes)
-                if above and one.beyond_of > 1:
-                    text += f", where {one.beyond_of} collectives tell the slope together"
-                return _prediction(log, one.spread.logs(below, above), [text])
+            requested = f"{size_bytes} B on {ranks} ranks"
+            raise UsageError("prediction", requested, "at least 1 byte and 2 ranks")
+        for curve in self.over_sizes:
+            if curve.ranks == ranks and (hosts is None or curve.hosts in (0, hosts)):
+                log = float(curve.law.logs(numpy.array([float(size_bytes)]))[0])
+                below, above = doublings(size_bytes, curve.low_bytes, curve.high_bytes)
+                text = _beyond(size_bytes, curve.low_bytes, curve.high_bytes)
+                if above and curve.beyond_of > 1:
+                    text += f", where {curve.beyond_of} collectives tell the slope together"
+                return _prediction(log, curve.spread.logs(below, above), [text])
         if self.over_ranks is None:
             measured = self.over_sizes[-1]
-            got, known = str(ranks), str(measured.ranks)
+            requested, measured_ranks = str(ranks), str(measured.ranks)
             if hosts and measured.ranks == ranks:
-                got = f"{got} on {counted(hosts, 'host')}"
-                known = f"{known} on {measured.hosts}"
+                requested = f"{requested} on {counted(hosts, 'host')}"
+                measured_ranks = f"{measured_ranks} on {measured.hosts}"
             # Half as many; of 2 ranks it is 3, of 3 it is 2.
-            other = measured.ranks // 2 if measured.ranks > 3 else 5 - measured.ranks
+            next_ranks = measured.ranks // 2 if measured.ranks > 3 else 5 - measured.ranks
             sizes = f"-b {format_size(measured.low_bytes)} -e {format_size(measured.high_bytes)}"
             raise UsageError(
                 "ranks",
-                got,
-                f"{known}, no other number was measured",
-                f"Measure another: {_run(self.collective, other)} {sizes} -J FILE; then "
+                requested,
+                f"{measured_ranks}, no other number was measured",
+                f"Measure another: {_run(self.collective, next_ranks)} {sizes} -J FILE; then "
                 "torchcoll model fit with both files.",
             )
-        return self._on_others(self.over_ranks, size_bytes, ranks, hosts)
+        return self._from_law_over_ranks(self.over_ranks, size_bytes, ranks, hosts)
 
-    def _on_others(
+    def _from_law_over_ranks(
         self, law: OverRanks, size_bytes: int, ranks: int, hosts: int | None
     ) -> Prediction:
         texts = []
@@ -201,20 +220,22 @@ class KindModel:
                 raise UsageError("hosts", hosts, expected, action)
             hosts = 1
             if ranks > law.ranks[-1]:
-                where = "on one host" if any(law.hosts) else "on hosts like those, not known"
-                texts.append(f"as if {where}: links between hosts were not measured")
+                hosts_text = "on one host" if any(law.hosts) else "on hosts like those, not known"
+                texts.append(f"as if {hosts_text}: links between hosts were not measured")
         hosts = hosts or max(1, math.ceil(ranks / (self.ranks_per_host or ranks) - 1e-9))
-        steps = next(one for one in step_laws(self.collective) if one.name == law.law)
+        steps = next(
+            law_steps for law_steps in step_laws(self.collective) if law_steps.name == law.law
+        )
         if hosts > 1 and (law.between is None or law.between[1] is None):
             texts.append("no bandwidth between hosts was found in the data")
         log = law.log_time(steps, size_bytes, ranks, hosts)
         low, high = law.spread.logs(*doublings(ranks, law.ranks[0], law.ranks[-1]))
-        inner = [one.spread.logs(0, 0) for one in self.over_sizes]
-        # Numbers of ranks that were not measured are known no better than those that were.
+        inner = [curve.spread.logs(0, 0) for curve in self.over_sizes]
+        # A prediction for ranks that were not measured is no better than one for measured ranks.
         low, high = min(low, *(a for a, _ in inner)), max(high, *(b for _, b in inner))
         below, above = doublings(size_bytes, law.low_bytes, law.high_bytes)
-        if below or above:  # as the laws over sizes were wrong there
-            widths = [one.spread.logs(below, above) for one in self.over_sizes]
+        if below or above:  # widen as the laws over sizes do beyond their data
+            widths = [curve.spread.logs(below, above) for curve in self.over_sizes]
             low += min(a[0] - b[0] for a, b in zip(widths, inner, strict=True))
             high += max(a[1] - b[1] for a, b in zip(widths, inner, strict=True))
             texts.append(_beyond(size_bytes, law.low_bytes, law.high_bytes))
@@ -225,7 +246,7 @@ class KindModel:
         return _prediction(log, (low, high), texts)
 
 
-_AS_LARGE = 1.01  # 64K are 65532 bytes where three ranks have a block each
+_AS_LARGE = 1.01  # sizes this close count as equal: 64K in three equal blocks are 65532 bytes
 
 
 def _run(collective: str, ranks: int) -> str:
@@ -233,7 +254,7 @@ def _run(collective: str, ranks: int) -> str:
 
 
 def doublings(value: float, low: float, high: float) -> tuple[float, float]:
-    """How far below ``low`` and above ``high``; 0 within."""
+    """How many doublings a value lies below ``low`` and above ``high``; 0 if it is between them."""
     below, above = (ratio if ratio > _AS_LARGE else 1 for ratio in (low / value, value / high))
     return math.log2(below), math.log2(above)
 
@@ -258,54 +279,61 @@ def _prediction(log: float, ends: tuple[float, float], texts: Sequence[str]) -> 
 
 @dataclass(frozen=True)
 class MachineModel:
-    """What ``model fit`` found, or its file. facts: what is known of the machine."""
+    """The model that ``model fit`` writes. facts: the machine and runs that it was fitted to."""
 
     entries: tuple[KindModel, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = None
 
     def entry(self, collective: str, **kind: Any) -> KindModel:
-        """The one of this collective whose kind has these values (dtype, in_place, ...); of
-        several the one that was measured on the most numbers of ranks, then at the most sizes.
+        """The entry of this collective whose kind has these values (dtype, in_place, ...).
 
-        Raises UsageError where there is none.
+        If there are several: the one with the most numbers of ranks, then with the most sizes.
+        Raises UsageError if there is none.
         """
         name = find_collective(collective).name
-        own = [
-            one
-            for one in self.entries
-            if one.collective == name and all(one.kind.get(k) == v for k, v in kind.items())
+        entries = [
+            entry
+            for entry in self.entries
+            if entry.collective == name and all(entry.kind.get(k) == v for k, v in kind.items())
         ]
-        if not own:
-            got = " ".join([name, *(f"{k}={v}" for k, v in kind.items())])
-            raise self.lacks(name, got)
-        return max(own, key=lambda one: (len(one.over_sizes), sum(o.sizes for o in one.over_sizes)))
+        if not entries:
+            requested = " ".join([name, *(f"{k}={v}" for k, v in kind.items())])
+            raise self.missing_collective(name, requested)
+        return max(
+            entries,
+            key=lambda entry: (len(entry.over_sizes), sum(o.sizes for o in entry.over_sizes)),
+        )
 
-    def lacks(self, collective: str, got: str) -> UsageError:
-        """What refuses a collective that was not measured, and how to have it measured."""
-        known = ", ".join(dict.fromkeys(one.collective for one in self.entries))
-        ranks = sorted({over.ranks for one in self.entries for over in one.over_sizes})
+    def missing_collective(self, collective: str, requested: str) -> UsageError:
+        """The error for a collective that was not measured, with the command that measures it."""
+        measured = ", ".join(dict.fromkeys(entry.collective for entry in self.entries))
+        ranks = sorted({over.ranks for entry in self.entries for over in entry.over_sizes})
         each = ", ".join(map(str, ranks)) if ranks else "2 or more"
         action = f"Measure it, on {each} ranks: {_run(collective, ranks[-1] if ranks else 2)} "
         action += "-b 1K -e 64M -J FILE; then torchcoll model fit with this file too."
-        return UsageError("collective", got, f"what the model has: {known}", action)
+        return UsageError("collective", requested, f"what the model has: {measured}", action)
 
     def predict(
         self, collective: str, size_bytes: int, ranks: int, hosts: int | None = None, **kind: Any
     ) -> Prediction:
-        """Nanoseconds with their 90 % interval, and how far beyond the data; see ``entry`` and
-        ``KindModel.predict``. size_bytes: the size S of nccl-tests.
+        """The predicted time in ns with its 90 % interval, and how far it is extrapolated.
+
+        size_bytes: the size S of nccl-tests. kind: selects among several entries, see ``entry``.
+        hosts and errors: see ``KindModel.predict``.
         """
         return self.entry(collective, **kind).predict(size_bytes, ranks, hosts)
 
 
-WIDEST = 100.0  # the ends of an interval: where they differ by more, nothing is predicted
+WIDEST = 100.0  # ratio of the ends of an interval: a wider interval counts as no prediction
 
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """One size on one number of ranks; prediction: None where it would be no more than a guess, or
-    no law reaches so far; reason: which; action: what to do about it.
+    """The prediction for one size on one number of ranks.
+
+    prediction: None if its interval would be wider than WIDEST, or if no law covers these ranks.
+    reason: why there is no prediction; action: what to do about it.
     """
 
     kind: Mapping[str, Any]
@@ -319,34 +347,34 @@ class PredictedRow:
 def predict_all(
     model: MachineModel, ranks: Sequence[int], sizes: Sequence[int], collective: str | None = None
 ) -> list[PredictedRow]:
-    """Every kind of case of the model, or of one collective.
+    """Predict every kind of case of the model, or of one collective, for all sizes and ranks.
 
-    Raises UsageError where nothing can be predicted, with the first reason.
+    Raises UsageError with the first reason if nothing can be predicted.
     """
     name = find_collective(collective).name if collective else None
-    entries = [one for one in model.entries if name in (None, one.collective)]
+    entries = [entry for entry in model.entries if name in (None, entry.collective)]
     if name and not entries:
-        raise model.lacks(name, name)
+        raise model.missing_collective(name, name)
     rows, first = [], None
     for entry in entries:
         for n in ranks:
             for size in sizes:
                 try:
-                    found, reason, action = entry.predict(size, n), "", ""
+                    prediction, reason, action = entry.predict(size, n), "", ""
                 except UsageError as error:
-                    found, reason, first = None, brief(error), first or error
+                    prediction, reason, first = None, brief(error), first or error
                     action = error.action
-                if found and (reason := only_a_guess(found)):
-                    found, action = None, MORE_DATA
-                rows.append(PredictedRow(entry.kind, n, size, found, reason, action))
+                if prediction and (reason := only_a_guess(prediction)):
+                    prediction, action = None, MORE_DATA
+                rows.append(PredictedRow(entry.kind, n, size, prediction, reason, action))
     if all(row.prediction is None for row in rows):
-        measured = [one for entry in entries for one in entry.over_sizes]
-        numbers = ", ".join(map(str, sorted({one.ranks for one in measured})))
-        low = format_size(min(one.low_bytes for one in measured))
-        high = format_size(max(one.high_bytes for one in measured))
-        got = f"none: each 90 % interval is wider than {WIDEST:g}x"
+        measured = [curve for entry in entries for curve in entry.over_sizes]
+        numbers = ", ".join(map(str, sorted({curve.ranks for curve in measured})))
+        low = format_size(min(curve.low_bytes for curve in measured))
+        high = format_size(max(curve.high_bytes for curve in measured))
+        refused = f"none: each 90 % interval is wider than {WIDEST:g}x"
         expected = f"what is nearer to the data ({numbers} ranks, {low} to {high})"
-        raise first or UsageError("prediction", got, expected, MORE_DATA)
+        raise first or UsageError("prediction", refused, expected, MORE_DATA)
     return rows
 
 
@@ -354,13 +382,13 @@ MORE_DATA = "Measure nearer sizes, or more numbers of ranks, and fit again."
 
 
 def too_wide(low_ns: float, high_ns: float) -> bool:
-    """Whether an interval with these ends says nothing."""
+    """Whether an interval with these ends is too wide to be a prediction."""
     return high_ns > WIDEST * low_ns
 
 
-def only_a_guess(found: Prediction) -> str:
-    """Why it says nothing; '' where it is a prediction."""
-    if not too_wide(found.low_ns, found.high_ns):
+def only_a_guess(prediction: Prediction) -> str:
+    """Why the interval of a prediction is too wide to be useful; '' if it is not."""
+    if not too_wide(prediction.low_ns, prediction.high_ns):
         return ""
-    where = f"{found.beyond}: " if found.beyond else ""
-    return f"{where}its 90 % interval is wider than {WIDEST:g}x"
+    extrapolated = f"{prediction.beyond}: " if prediction.beyond else ""
+    return f"{extrapolated}its 90 % interval is wider than {WIDEST:g}x"

@@ -1,8 +1,8 @@
-"""A fitted model against a run that it has not seen: how wrong it is about each case.
+"""Check a fitted model against runs that it was not fitted to: the error of each case.
 
-A case is predicted by the entry of the model that is of its kind: collective, dtype, op, backend,
-mode and so on. What only one of the two tells keeps nothing apart, as in a comparison; what both
-tell and differ in does: a model of one backend says nothing of another.
+The model's entry of the same kind (collective, dtype, op, backend, mode and so on) predicts a case.
+As in a comparison, a field that only the model or only the run records does not matter; a field
+that both record has to be the same: a model of one backend does not predict another one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torchcoll.core.errors import UsageError, brief
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.units import counted
 from torchcoll.curves.model import CONCURRENT, KindModel, MachineModel, only_a_guess
-from torchcoll.curves.model_fit import facts_of, measured_times, run_ids
+from torchcoll.curves.model_fit import machine_facts, measured_times, run_ids
 from torchcoll.curves.transitions import size_points
-from torchcoll.curves.validation import NEW_RUN, HeldOut, ValidationRow, row_of
+from torchcoll.curves.validation import NEW_RUN, HeldOut, ValidationRow, validation_row
 from torchcoll.inputs import Source
 from torchcoll.stats.matching import NAMES, value_of
 from torchcoll.stats.sides import NOT_KNOWN, Measured, Side, side, value_of_fact
@@ -26,8 +26,13 @@ from torchcoll.stats.sides import NOT_KNOWN, Measured, Side, side, value_of_fact
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """rows: of each kind of case and number of ranks; totals: of all, and where some lie beyond the
-    data of the model, of those within and of those beyond. unknown: cases that it does not predict.
+    """The errors of a model about some runs.
+
+    rows: one for each kind of case and number of ranks.
+    totals: of all cases; if some are extrapolated, also of those within the data of the model and
+        of the extrapolated ones.
+    points: each predicted case.
+    unknown: how many cases the model does not predict.
     """
 
     runs: list[Run]
@@ -39,29 +44,29 @@ class CheckedModel:
     notes: list[str] = field(default_factory=list)
 
 
-Unknown = Counter[tuple[str, str]]  # by collective and reason
-Group = tuple[KindModel, int, int, list[Measured]]  # with ranks and hosts
+Unknown = Counter[tuple[str, str]]  # cases that are not predicted, by collective and reason
+Group = tuple[KindModel, int, int, list[Measured]]  # entry, ranks, hosts and their cases
 
 
 def check_model(model: MachineModel, sources: Source | Sequence[Source]) -> CheckedModel:
     """The errors of a model about the cases of these runs, which are pooled.
 
-    Raises UsageError where it predicts none of them, with the first reason; UnreadableError for a
-    file.
+    Raises UsageError with the first reason if the model predicts none of the cases;
+    UnreadableError for a file that cannot be read.
     """
     measured = side("measured", sources)
     items, out = measured_times(measured, any(entry.concurrent for entry in model.entries))
     groups, unknown, notes = _groups(model, measured, items)
     name = str(model.path or "the model")
     points, first = [], None
-    for entry, ranks, hosts, own in groups:
+    for entry, ranks, hosts, cases in groups:
         try:
-            found, guesses = _points(entry, ranks, hosts, own)
+            predicted, guesses = _points(entry, ranks, hosts, cases)
         except UsageError as error:
             first = first or error
-            unknown[entry.collective, brief(error)] += len(own)
+            unknown[entry.collective, brief(error)] += len(cases)
             continue
-        points += found
+        points += predicted
         unknown.update(guesses)
     if not points:
         if first:
@@ -73,16 +78,19 @@ def check_model(model: MachineModel, sources: Source | Sequence[Source]) -> Chec
     by_row: dict[str, list[HeldOut]] = {}
     for point in points:
         by_row.setdefault(repr((point.kind, point.ranks)), []).append(point)
-    parts = [[p for p in points if not p.beyond], [p for p in points if p.beyond]]
-    totals = [points, *(parts if all(parts) else [])]
+    subsets = [[p for p in points if not p.beyond], [p for p in points if p.beyond]]
+    totals = [points, *(subsets if all(subsets) else [])]
     notes += [f"in no error: {counted(count, 'case')} {why}" for why, count in out.items()]
     notes += [f"not predicted: {text}" for text in _reasons(unknown)]
     notes += _differences(model, measured)
     return CheckedModel(
         measured.runs,
         name,
-        [row_of(own, own[0].kind, own[0].ranks) for own in by_row.values()],
-        [row_of(own) for own in totals],
+        [
+            validation_row(row_points, row_points[0].kind, row_points[0].ranks)
+            for row_points in by_row.values()
+        ],
+        [validation_row(total_points) for total_points in totals],
         points,
         unknown.total(),
         notes,
@@ -90,30 +98,35 @@ def check_model(model: MachineModel, sources: Source | Sequence[Source]) -> Chec
 
 
 def _reasons(unknown: Unknown) -> list[str]:
-    """``20 cases of all_reduce, all_gather: WHY``."""
-    found = []
+    """Texts such as ``20 cases of all_reduce, all_gather: REASON``, one for each reason."""
+    texts = []
     for why in dict.fromkeys(why for _, why in unknown):
-        own = {name: count for (name, other), count in unknown.items() if other == why}
-        found.append(f"{counted(sum(own.values()), 'case')} of {', '.join(own)}: {why}")
-    return found
+        counts = {
+            name: count for (name, why_of_case), count in unknown.items() if why_of_case == why
+        }
+        texts.append(f"{counted(sum(counts.values()), 'case')} of {', '.join(counts)}: {why}")
+    return texts
 
 
 def _groups(
     model: MachineModel, measured: Side, items: Sequence[Measured]
 ) -> tuple[list[Group], Unknown, list[str]]:
-    """The cases by entry, ranks and hosts; how many have none, and why; what was taken for what."""
+    """Group the cases by entry, ranks and hosts.
+
+    Also returns the cases without an entry, and notes on fields that the run does not record.
+    """
     hosts = list(map(hosts_of, measured.parts))
     groups: dict[tuple[int, int, int], Group] = {}
     unknown: Unknown = Counter()
     taken: dict[str, None] = {}
     for item in items:
-        found, reason = _entry_of(model, item)
-        if found is None:
+        entry, reason = _match_entry(model, item)
+        if entry is None:
             unknown[item.row.collective, reason] += 1
             continue
         taken |= {reason: None} if reason else {}
         ranks, count = item.row.ranks, hosts[item.part]
-        group = groups.setdefault((id(found), ranks, count), (found, ranks, count, []))
+        group = groups.setdefault((id(entry), ranks, count), (entry, ranks, count, []))
         group[-1].append(item)
     return list(groups.values()), unknown, list(taken)
 
@@ -121,76 +134,81 @@ def _groups(
 def _points(
     entry: KindModel, ranks: int, hosts: int, items: Sequence[Measured]
 ) -> tuple[list[HeldOut], Unknown]:
-    """Of each size; and how many are only a guess."""
+    """A point for each size of some cases, and the sizes whose prediction would be too vague."""
     points: list[HeldOut] = []
     guesses: Unknown = Counter()
     for point in size_points(items):
         size = point.size_bytes
-        found = entry.predict(size, ranks, hosts or None)
-        if reason := only_a_guess(found):
+        prediction = entry.predict(size, ranks, hosts or None)
+        if reason := only_a_guess(prediction):
             guesses[entry.collective, f"on {ranks} ranks: {reason}"] += 1
             continue
-        ends = found.low_ns, found.high_ns
+        ends = prediction.low_ns, prediction.high_ns
         points.append(
             HeldOut(
-                *(entry.kind, NEW_RUN, ranks, size, point.time_ns, found.time_ns, *ends),
-                beyond=found.beyond,
+                *(entry.kind, NEW_RUN, ranks, size, point.time_ns, prediction.time_ns, *ends),
+                beyond=prediction.beyond,
             )
         )
     return points, guesses
 
 
-def _entry_of(model: MachineModel, item: Measured) -> tuple[KindModel | None, str]:
-    """The entry of its kind, and a note where several are; None, and why."""
+def _match_entry(model: MachineModel, item: Measured) -> tuple[KindModel | None, str]:
+    """The entry that predicts a case, and a note if several could; None and the reason if none."""
     name = item.row.collective
-    own = [entry for entry in model.entries if entry.collective == name]
-    if not own:
+    entries = [entry for entry in model.entries if entry.collective == name]
+    if not entries:
         has = ", ".join(dict.fromkeys(entry.collective for entry in model.entries))
         return None, f"not in the model, which has {has}"
-    differ = [(differing(entry.kind, item), entry) for entry in own]
-    fitting = [entry for other, entry in differ if not other]
+    differ = [(kind_differences(entry.kind, item), entry) for entry in entries]
+    fitting = [entry for differences, entry in differ if not differences]
     if not fitting:
-        other, entry = min(differ, key=lambda one: len(one[0]))
-        here = ", ".join(f"{n} {value}" for n, value in other.items())
-        return None, f"{here}; the model has {', '.join(str(entry.kind[n]) for n in other)}"
-    known = [sum(_value(item, n) is not None for n in entry.kind) for entry in fitting]
-    best = [entry for entry, n in zip(fitting, known, strict=True) if n == max(known)]
+        differences, entry = min(differ, key=lambda candidate: len(candidate[0]))
+        found_text = ", ".join(f"{n} {value}" for n, value in differences.items())
+        return (
+            None,
+            f"{found_text}; the model has {', '.join(str(entry.kind[n]) for n in differences)}",
+        )
+    recorded = [sum(_value(item, n) is not None for n in entry.kind) for entry in fitting]
+    best = [entry for entry, n in zip(fitting, recorded, strict=True) if n == max(recorded)]
     chosen = max(best, key=lambda e: (len(e.over_sizes), sum(o.sizes for o in e.over_sizes)))
     if len(best) < 2:
         return chosen, ""
-    untold = [n for n in chosen.kind if len({repr(e.kind.get(n)) for e in best}) > 1]
-    texts = [f"{n} {chosen.kind[n]}" for n in untold]
+    unrecorded = [n for n in chosen.kind if len({repr(e.kind.get(n)) for e in best}) > 1]
+    texts = [f"{n} {chosen.kind[n]}" for n in unrecorded]
     return (
         chosen,
-        f"{name}: the run does not tell {', '.join(untold)}: taken for {', '.join(texts)}",
+        f"{name}: the run does not tell {', '.join(unrecorded)}: taken for {', '.join(texts)}",
     )
 
 
 def _value(item: Measured, name: str) -> Any:
-    """As the model's file has it; None is not known."""
+    """A field of a case, in the form of the model's file; None if it is not recorded."""
     if name == CONCURRENT:
         return item.result.concurrent.work if item.result.concurrent else None
     value = value_of(item, name) if name in NAMES else value_of_fact(item.facts, name)
     return None if value == NOT_KNOWN else value
 
 
-def differing(kind: Mapping[str, Any], item: Measured) -> dict[str, Any]:
-    """What a case has that is not as in this kind of a model; what one does not tell is alike."""
-    known = {name: _value(item, name) for name, ours in kind.items() if ours is not None}
-    return {name: v for name, v in known.items() if v is not None and v != kind[name]}
+def kind_differences(kind: Mapping[str, Any], item: Measured) -> dict[str, Any]:
+    """The fields of a case that differ from this kind of a model; only fields that both record."""
+    recorded = {name: _value(item, name) for name, ours in kind.items() if ours is not None}
+    return {name: v for name, v in recorded.items() if v is not None and v != kind[name]}
 
 
 def _differences(model: MachineModel, measured: Side) -> list[str]:
-    """What of the machine is not as it was, and a run that the model knows."""
+    """Notes on differences of the machine, and on runs that the model was fitted to."""
     notes = [measured.rehearsal_note] * bool(measured.rehearsal_note)
-    ours, known = facts_of(measured), model.facts
+    facts, fitted_facts = machine_facts(measured), model.facts
     for name in ("device_name", "source", "torch"):
-        if name in known and name in ours and known[name] != ours[name]:
+        if name in fitted_facts and name in facts and fitted_facts[name] != facts[name]:
             title = name.replace("_", " ")
-            notes.append(f"{title}: {ours[name]} here, {known[name]} where the model was fitted")
-    if again := set(run_ids(measured)) & set(known.get("runs") or ()):
+            notes.append(
+                f"{title}: {facts[name]} here, {fitted_facts[name]} where the model was fitted"
+            )
+    if seen_runs := set(run_ids(measured)) & set(fitted_facts.get("runs") or ()):
         notes.append(
-            f"{counted(len(again), 'run')} of these are among those that the model "
+            f"{counted(len(seen_runs), 'run')} of these are among those that the model "
             "was fitted to: its errors there are no test of it"
         )
     return notes

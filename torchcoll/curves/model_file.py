@@ -1,4 +1,4 @@
-"""The file of a model, ``machine.json``: parameters and intervals, no measured points."""
+"""Read and write the file of a model, ``machine.json``: parameters and intervals, not the data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PLAIN = ("ranks", "hosts", "low_bytes", "high_bytes", "sizes")
 
 
 def load_model(path: str | os.PathLike[str]) -> MachineModel:
-    """Raises UnreadableError for what is no model, or one of another schema."""
+    """Read a model. Raises UnreadableError for a file that is no model or has another schema."""
     path = Path(path)
     action = "torchcoll model fit RUN... -o machine.json makes one."
     try:
@@ -44,21 +44,21 @@ def load_model(path: str | os.PathLike[str]) -> MachineModel:
         ) from None
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != MODEL_SCHEMA:
-        got = "none" if schema is None else schema
-        raise UnreadableError(f"schema of {path}", got, MODEL_SCHEMA, action)
+        schema_text = "none" if schema is None else schema
+        raise UnreadableError(f"schema of {path}", schema_text, MODEL_SCHEMA, action)
     try:
-        entries = tuple(map(_entry_of, data["entries"]))
+        entries = tuple(map(_read_entry, data["entries"]))
         return MachineModel(entries, dict(data.get("machine") or {}), path)
     except (
         *(KeyError, TypeError, ValueError, IndexError, AttributeError),
         *(ArithmeticError, UsageError),
     ) as error:
-        got = f"{type(error).__name__} {error}"
-        raise UnreadableError(f"model {path}", got, "all parameters", action) from None
+        problem = f"{type(error).__name__} {error}"
+        raise UnreadableError(f"model {path}", problem, "all parameters", action) from None
 
 
 def model_text(model: MachineModel) -> str:
-    """The file: JSON, a figure and its interval on one line."""
+    """The text of a model's file: JSON with each value and its interval on one line."""
     text = json.dumps(model_object(model), indent=1)
     figures = re.compile(r"\[\s+([^\[\]{}]*?)\s+\]")
     return figures.sub(lambda figure: f"[{' '.join(figure[1].split())}]", text) + "\n"
@@ -69,7 +69,7 @@ def model_object(model: MachineModel) -> dict[str, Any]:
     for entry in model.entries:
         record: dict[str, Any] = {
             "kind": {k: v for k, v in entry.kind.items() if v is not None},
-            "over_sizes": [_sizes_object(one) for one in entry.over_sizes],
+            "over_sizes": [_sizes_object(sizes) for sizes in entry.over_sizes],
         }
         if entry.over_ranks:
             record["over_ranks"] = _ranks_object(entry.over_ranks)
@@ -84,10 +84,10 @@ def model_object(model: MachineModel) -> dict[str, Any]:
     }
 
 
-def _sizes_object(one: OverSizes) -> dict[str, Any]:
-    pieces = zip(one.law.pieces, one.latencies, one.bandwidths, strict=True)
+def _sizes_object(curve: OverSizes) -> dict[str, Any]:
+    pieces = zip(curve.law.pieces, curve.latencies, curve.bandwidths, strict=True)
     return {
-        **{name: getattr(one, name) for name in _PLAIN},
+        **{name: getattr(curve, name) for name in _PLAIN},
         "ranges": [
             {
                 "low_bytes": round(piece.low_bytes),
@@ -99,36 +99,36 @@ def _sizes_object(one: OverSizes) -> dict[str, Any]:
         ],
         "corrections": [
             {"size_bytes": round(size), "factor": _digits(figure)}
-            for (size, _), figure in zip(one.law.corrections, one.factors, strict=True)
+            for (size, _), figure in zip(curve.law.corrections, curve.factors, strict=True)
         ],
-        "smooth": one.law.smooth,
-        "bandwidth_beyond_gbps": _digits(one.beyond),
-        "bandwidth_beyond_of": one.beyond_of,
-        "interval": _spread_object(one.spread),
+        "smooth": curve.law.smooth,
+        "bandwidth_beyond_gbps": _digits(curve.beyond),
+        "bandwidth_beyond_of": curve.beyond_of,
+        "interval": _spread_object(curve.spread),
     }
 
 
-def _ranks_object(one: OverRanks) -> dict[str, Any]:
+def _ranks_object(law: OverRanks) -> dict[str, Any]:
     def link(figures: Link | None) -> Any:
         if figures is None:
             return None
         return {"step_ns": _digits(figures[0]), "bandwidth_gbps": _digits(figures[1])}
 
     return {
-        "law": one.law,
-        "remaining": list(one.remaining),
-        "ranks": list(one.ranks),
-        "hosts": list(one.hosts),
-        "low_bytes": one.low_bytes,
-        "high_bytes": one.high_bytes,
-        "launch_ns": _digits(one.launch_ns),
-        "within_host": link(one.within),
-        "between_hosts": link(one.between),
+        "law": law.law,
+        "remaining": list(law.remaining),
+        "ranks": list(law.ranks),
+        "hosts": list(law.hosts),
+        "low_bytes": law.low_bytes,
+        "high_bytes": law.high_bytes,
+        "launch_ns": _digits(law.launch_ns),
+        "within_host": link(law.within),
+        "between_hosts": link(law.between),
         "corrections": [
             {"size_bytes": round(size), "factor": _digits(figure)}
-            for size, figure in one.corrections
+            for size, figure in law.corrections
         ],
-        "interval": _spread_object(one.spread),
+        "interval": _spread_object(law.spread),
     }
 
 
@@ -143,11 +143,11 @@ def _spread_object(spread: Spread) -> dict[str, Any]:
 
 
 def _digits(figure: Figure | None) -> list[float] | None:
-    """Six digits: more are none of a measurement."""
+    """Round to six digits, which is more than any measurement resolves."""
     return None if figure is None else [float(f"{value:.6g}") for value in figure]
 
 
-def _known(data: Any) -> Figure | None:
+def _optional_figure(data: Any) -> Figure | None:
     return None if data is None else _figure(data)
 
 
@@ -158,7 +158,7 @@ def _figure(data: Any) -> Figure:
     return value, low, high
 
 
-def _spread_of(data: Mapping[str, Any]) -> Spread:
+def _read_spread(data: Mapping[str, Any]) -> Spread:
     names = ("low", "high", "wider_each_doubling_below", "wider_each_doubling_above")
     low, high, below, above = (float(data[name]) for name in names)
     if not (0 < low <= 1 <= high and below >= 1 and above >= 1):
@@ -166,54 +166,67 @@ def _spread_of(data: Mapping[str, Any]) -> Spread:
     return Spread(low, high, below, above, int(data["left_out"]))
 
 
-def _entry_of(data: Mapping[str, Any]) -> KindModel:
+def _read_entry(data: Mapping[str, Any]) -> KindModel:
     kind = dict(data["kind"])
     rename_old_keys(kind)
     if kind["collective"] not in COLLECTIVES:
         raise ValueError(f"collective {kind['collective']}")
     ranks = data.get("over_ranks")
-    if ranks and ranks["law"] not in [one.name for one in step_laws(kind["collective"])]:
+    if ranks and ranks["law"] not in [law.name for law in step_laws(kind["collective"])]:
         raise ValueError(f"law {ranks['law']} of {kind['collective']}")
     return KindModel(
         kind,
-        tuple(map(_sizes_of, data["over_sizes"])),
-        _ranks_of(ranks) if ranks else None,
+        tuple(map(_read_sizes, data["over_sizes"])),
+        _read_ranks(ranks) if ranks else None,
         str(data.get("no_law_over_ranks") or ""),
     )
 
 
-def _sizes_of(data: Mapping[str, Any]) -> OverSizes:
-    latencies = tuple(_known(one["latency_ns"]) for one in data["ranges"])
-    bandwidths = tuple(_known(one["bandwidth_gbps"]) for one in data["ranges"])
+def _read_sizes(data: Mapping[str, Any]) -> OverSizes:
+    latencies = tuple(_optional_figure(size_range["latency_ns"]) for size_range in data["ranges"])
+    bandwidths = tuple(
+        _optional_figure(size_range["bandwidth_gbps"]) for size_range in data["ranges"]
+    )
     pieces = tuple(
         Piece(
-            float(one["low_bytes"]),
-            float(one["high_bytes"]),
+            float(size_range["low_bytes"]),
+            float(size_range["high_bytes"]),
             a[0] if a else 0.0,
             1 / b[0] if b else 0.0,
         )
-        for one, a, b in zip(data["ranges"], latencies, bandwidths, strict=True)
+        for size_range, a, b in zip(data["ranges"], latencies, bandwidths, strict=True)
     )
-    own = [(float(one["size_bytes"]), _figure(one["factor"])) for one in data["corrections"]]
+    corrections = [
+        (float(correction["size_bytes"]), _figure(correction["factor"]))
+        for correction in data["corrections"]
+    ]
     if not pieces:
         raise ValueError("no range")
-    beyond = _known(data["bandwidth_beyond_gbps"])
-    logs = tuple((size, math.log(figure[0])) for size, figure in own)
+    beyond = _optional_figure(data["bandwidth_beyond_gbps"])
+    logs = tuple((size, math.log(figure[0])) for size, figure in corrections)
     law = SizeLaw(pieces, logs, 1 / beyond[0] if beyond else 0.0, data["smooth"] is True)
     ranks, hosts, low, high, sizes = (int(data[name]) for name in _PLAIN)
     if low < 1:
         raise ValueError("sizes below one byte")
-    told_by = int(data.get("bandwidth_beyond_of", 1))  # files of before do not have it
+    collectives = int(data.get("bandwidth_beyond_of", 1))  # older files lack this field
     return OverSizes(
         *(ranks, hosts, low, high, sizes, law, latencies, bandwidths),
-        *(tuple(figure for _, figure in own), beyond, told_by, _spread_of(data["interval"])),
+        *(
+            tuple(figure for _, figure in corrections),
+            beyond,
+            collectives,
+            _read_spread(data["interval"]),
+        ),
     )
 
 
-def _ranks_of(data: Mapping[str, Any]) -> OverRanks:
+def _read_ranks(data: Mapping[str, Any]) -> OverRanks:
     def link(name: str) -> Link | None:
-        one = data[name]
-        return one and (_known(one["step_ns"]), _known(one["bandwidth_gbps"]))
+        link_data = data[name]
+        return link_data and (
+            _optional_figure(link_data["step_ns"]),
+            _optional_figure(link_data["bandwidth_gbps"]),
+        )
 
     ranks, hosts = tuple(map(int, data["ranks"])), tuple(map(int, data["hosts"]))
     if not (ranks and hosts and int(data["low_bytes"]) > 0):
@@ -225,9 +238,9 @@ def _ranks_of(data: Mapping[str, Any]) -> OverRanks:
         hosts,
         int(data["low_bytes"]),
         int(data["high_bytes"]),
-        _known(data["launch_ns"]),
+        _optional_figure(data["launch_ns"]),
         link("within_host"),
         link("between_hosts"),
         tuple((float(c["size_bytes"]), _figure(c["factor"])) for c in data["corrections"]),
-        _spread_of(data["interval"]),
+        _read_spread(data["interval"]),
     )

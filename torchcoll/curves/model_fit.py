@@ -1,4 +1,4 @@
-"""A model of a machine from its runs: the curves that were measured, and a law to each."""
+"""Fit the model of a machine: collect the measured curves of its runs and fit a law to each."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from torchcoll.curves.model_ranks import over_ranks
 from torchcoll.curves.model_sizes import (
     Curve,
     Kinds,
-    left_out,
+    leave_one_out,
     over_sizes,
     shared_slopes,
     size_spreads,
 )
-from torchcoll.curves.scaling import unusable, why_out
+from torchcoll.curves.scaling import describe_unusable, exclusion_reason
 from torchcoll.curves.size_law import (
     FEWEST_SIZES,
     fit_size_law,
@@ -41,7 +41,7 @@ from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
 @dataclass(frozen=True)
 class FittedModel:
-    """What ``fit_model`` found, and from which runs. notes: what was left out, and why."""
+    """A fitted model and its runs. notes: which cases were left out, and why."""
 
     model: MachineModel
     runs: list[Run]
@@ -49,14 +49,16 @@ class FittedModel:
 
 
 def fit_model(sources: Source | Sequence[Source], concurrent: bool = False) -> FittedModel:
-    """The model of the runs of a folder, files or Runs. beside: of their calls beside work
-    (--concurrent), in place of those alone.
+    """Fit a model to the runs of a folder, of files, or to Runs.
 
-    Raises UsageError where no kind of case has FEWEST_SIZES sizes; UnreadableError for a file.
+    concurrent: fit the calls that ran together with background work (--concurrent) instead of
+        those that ran alone.
+    Raises UsageError if no kind of case has FEWEST_SIZES sizes; UnreadableError for a file that
+    cannot be read.
     """
     files = side("files", sources)
-    kinds, notes = curves_of(files, concurrent)
-    facts = facts_of(files)
+    kinds, notes = read_curves(files, concurrent)
+    facts = machine_facts(files)
     works = [r.concurrent for r in files.results if r.concurrent and r.concurrent.blocks]
     short = sum(not work.covered for work in works)
     if concurrent and short:
@@ -69,48 +71,52 @@ def fit_model(sources: Source | Sequence[Source], concurrent: bool = False) -> F
     return FittedModel(MachineModel(fit_entries(kinds), facts), files.runs, notes)
 
 
-def facts_of(files: Side) -> dict[str, Any]:
-    """What is known of the machine and its runs."""
-    known = [known_of(part) for part in files.parts]
+def machine_facts(files: Side) -> dict[str, Any]:
+    """The facts about the machine and its runs that the model's file records."""
+    facts_by_run = [known_of(run) for run in files.parts]
     facts: dict[str, Any] = {"number_of_runs": len(files.parts)}
     for name in ("device_name", "source", "torch"):
-        values = list(dict.fromkeys(str(one[name]) for one in known if one.get(name)))
+        values = list(
+            dict.fromkeys(str(run_facts[name]) for run_facts in facts_by_run if run_facts.get(name))
+        )
         if values:
             facts[name] = ", ".join(values[:4])
     if ids := run_ids(files):
-        facts["runs"] = ids  # so that no run is taken for one that the model has not seen
+        facts["runs"] = ids  # model_check.py warns if a model is checked against its own runs
     return facts
 
 
 def run_ids(files: Side) -> list[str]:
-    """Of runs of ours: another tool's have a name alone."""
+    """The identifiers of the runs that torchcoll measured; other tools' runs have none."""
     every = (str(p.header.get("run_id") or "") for p in files.parts if not p.source)
     return list(dict.fromkeys(filter(None, every)))
 
 
 def measured_times(files: Side, concurrent: bool = False) -> tuple[list[Measured], Counter[str]]:
-    """The cases that a model can be of, and how many others there are, by reason. beside: their
-    figures are of one call beside the work.
+    """The cases that a model can be fitted to, and the number of excluded cases by reason.
 
-    Raises UsageError where there is none.
+    concurrent: take the time of a call that ran together with background work.
+    Raises UsageError if there is no such case.
     """
-    found: list[Measured] = []
-    out: Counter[str] = Counter()
+    items: list[Measured] = []
+    excluded: Counter[str] = Counter()
     for item in files.measured("time", Reading()):
-        reason = _why_not(item)
+        reason = _exclusion_reason(item)
         if concurrent and not (item.result.concurrent and item.result.concurrent.blocks):
             reason = reason or "without work beside it"
         if reason:
-            out[reason] += 1
+            excluded[reason] += 1
         else:
-            found.append(replace(item, figure=_concurrent(item).call_ns) if concurrent else item)
-    if not found and concurrent:
-        got = "; ".join(f"{counted(n, 'case')} {why}" for why, n in out.items()) or "none"
-        raise UsageError("cases", got, "some beside work", "Measure them with --concurrent matmul.")
-    if not found:
-        got, why = unusable(files)
-        raise UsageError("cases", got, "some with ranks, a size and a time, and right", why)
-    return found, out
+            items.append(replace(item, figure=_concurrent(item).call_ns) if concurrent else item)
+    if not items and concurrent:
+        rejected = "; ".join(f"{counted(n, 'case')} {why}" for why, n in excluded.items()) or "none"
+        raise UsageError(
+            "cases", rejected, "some beside work", "Measure them with --concurrent matmul."
+        )
+    if not items:
+        rejected, why = describe_unusable(files)
+        raise UsageError("cases", rejected, "some with ranks, a size and a time, and right", why)
+    return items, excluded
 
 
 def _concurrent(item: Measured) -> ConcurrentBlocks:
@@ -118,49 +124,51 @@ def _concurrent(item: Measured) -> ConcurrentBlocks:
     return item.result.concurrent
 
 
-def curves_of(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]]:
-    """Each kind of case with its curves, by ranks and hosts; and what is in none of them.
+def read_curves(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]]:
+    """Each kind of case with its curves by ranks and hosts, and notes on cases in no curve.
 
-    Raises UsageError where no curve has FEWEST_SIZES sizes.
+    Raises UsageError if no curve has FEWEST_SIZES sizes.
     """
-    separate = kept_separate((part.ranks, known_of(part)) for part in files.parts)
+    separate = kept_separate((run.ranks, known_of(run)) for run in files.parts)
     hosts = list(map(hosts_of, files.parts))
     groups: dict[str, tuple[dict[str, Any], dict[tuple[int, int], list[Measured]]]] = {}
-    items, out = measured_times(files, concurrent)
+    items, excluded = measured_times(files, concurrent)
     for item in items:
         kind = kind_of(item, separate) | (
             {CONCURRENT: _concurrent(item).work} if concurrent else {}
         )
-        place = (item.row.ranks, hosts[item.part])
-        groups.setdefault(repr(kind), (kind, {}))[1].setdefault(place, []).append(item)
-    found: Kinds = []
+        ranks_and_hosts = (item.row.ranks, hosts[item.part])
+        groups.setdefault(repr(kind), (kind, {}))[1].setdefault(ranks_and_hosts, []).append(item)
+    kinds: Kinds = []
     most = 0
-    for kind, places in groups.values():
+    for kind, by_ranks in groups.values():
         curves = []
-        for (ranks, count), items in sorted(places.items()):
+        for (ranks, count), items in sorted(by_ranks.items()):
             points = size_points(items)
             most = max(most, len(points))
             if len(points) < FEWEST_SIZES:
-                out[f"of {counted(len(points), 'size')}, {FEWEST_SIZES} are needed"] += len(points)
+                excluded[f"of {counted(len(points), 'size')}, {FEWEST_SIZES} are needed"] += len(
+                    points
+                )
                 continue
             sizes = numpy.array([float(p.size_bytes) for p in points])
             times = numpy.array([p.time_ns for p in points])
             curves.append(Curve(ranks, count, sizes, times, tuple(p.error for p in points)))
         if curves:
-            found.append((kind, curves))
-    if not found:
+            kinds.append((kind, curves))
+    if not kinds:
         raise UsageError(
             "sizes", f"{most} at most in a kind of case", f"at least {FEWEST_SIZES}",
             "Measure more, such as -b 1K -e 64M -f 4.",
         )  # fmt: skip
-    notes = [f"in no law: {counted(count, 'case')} {why}" for why, count in out.items()]
-    return found, [*notes, *filter(None, [files.rehearsal_note])]
+    notes = [f"in no law: {counted(count, 'case')} {why}" for why, count in excluded.items()]
+    return kinds, [*notes, *filter(None, [files.rehearsal_note])]
 
 
-def _why_not(item: Measured) -> str:
+def _exclusion_reason(item: Measured) -> str:
     row = item.row
     if row.status != "ok" or row.verified == "wrong" or not row.ranks or not item.figure:
-        return why_out(item)
+        return exclusion_reason(item)
     if row.ranks < 2:
         return "of 1 rank, which communicates nothing"
     if not row.size_bytes:
@@ -169,20 +177,20 @@ def _why_not(item: Measured) -> str:
 
 
 def fit_entries(kinds: Kinds) -> tuple[KindModel, ...]:
-    """The laws of every kind; the errors of all curves tell the intervals of each."""
+    """Fit the laws of every kind; the intervals of a curve use the errors of all curves."""
     fits = [[fit_size_law(c.sizes, c.times, c.errors) for c in curves] for _, curves in kinds]
     flat = [
         (curve, fit)
-        for (_, curves), own in zip(kinds, fits, strict=True)
-        for curve, fit in zip(curves, own, strict=True)
+        for (_, curves), curve_fits in zip(kinds, fits, strict=True)
+        for curve, fit in zip(curves, curve_fits, strict=True)
     ]
-    spreads = iter(size_spreads([left_out(*one) for one in flat]))
+    spreads = iter(size_spreads([leave_one_out(*curve_and_fit) for curve_and_fit in flat]))
     shared = iter(shared_slopes(kinds))
     entries = []
-    for (kind, curves), own in zip(kinds, fits, strict=True):
+    for (kind, curves), curve_fits in zip(kinds, fits, strict=True):
         over = [
             over_sizes(c, fit, next(spreads), next(shared))
-            for c, fit in zip(curves, own, strict=True)
+            for c, fit in zip(curves, curve_fits, strict=True)
         ]
         ranks, why = over_ranks(str(kind["collective"]), curves)
         entries.append(KindModel(kind, tuple(over), ranks, why))

@@ -1,5 +1,7 @@
-"""The law of a model over ranks: its steps, the links it goes over, and its intervals, all of them
-found by leaving numbers of ranks out (see model_sizes.py).
+"""Fit the law of a model over ranks: its steps, its links within and between hosts, its intervals.
+
+The law and its intervals are chosen by leaving out one number of ranks at a time (see
+model_sizes.py).
 """
 
 from __future__ import annotations
@@ -23,24 +25,29 @@ from torchcoll.curves.model_sizes import (
     LEAST,
     LEVEL,
     Curve,
-    bandwidth_of,
+    bandwidth_figure,
     jackknife,
     quantile,
     resolved,
 )
 from torchcoll.curves.rank_laws import StepLaw, fit_positive, step_laws
-from torchcoll.curves.size_law import factors, fit_corrections
+from torchcoll.curves.size_law import fit_corrections, log_factors
 from torchcoll.stats.line import Floats
 
 FEWEST_RANKS = 2
-_INNER = 3  # numbers of ranks: of more the errors of those between the ends are taken
-_TWO = 2  # numbers of ranks: leaving one out leaves no law
-_AHEAD = 3  # doublings of the ranks, at which the laws that remain are asked how far they disagree
+_INNER = 3  # numbers of ranks: with more, only the errors of those between the ends count
+_TWO = 2  # numbers of ranks: if one of two is left out, no law can be fitted to the other
+_AHEAD = 3  # doublings of the ranks over which the remaining laws are compared
 
 
 @dataclass(frozen=True)
 class RanksFit:
-    """Launch overhead; step and byte within a host and between hosts; factors at some sizes."""
+    """A fitted law over ranks.
+
+    figures: launch overhead, then step and byte within a host, then step and byte between hosts.
+    corrections: (size, logarithm of the factor).
+    only_between: whether every curve has several hosts, so that all links are between hosts.
+    """
 
     steps: StepLaw
     figures: Floats
@@ -48,20 +55,20 @@ class RanksFit:
     only_between: bool
 
     def factor(self, size: float) -> float:
-        return math.exp(float(factors(self.corrections, numpy.array([size]))[0]))
+        return math.exp(float(log_factors(self.corrections, numpy.array([size]))[0]))
 
     def logs(self, curve: Curve) -> Floats:
         return self.at(curve.sizes, curve.ranks, curve.hosts)
 
     def at(self, sizes: Floats, ranks: int, hosts: int) -> Floats:
         rows = numpy.array([terms(self.steps, s, ranks, hosts, self.only_between) for s in sizes])
-        return numpy.log(numpy.maximum(rows @ self.figures, 1e-3)) + factors(
+        return numpy.log(numpy.maximum(rows @ self.figures, 1e-3)) + log_factors(
             self.corrections, sizes
         )
 
 
 def fit_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> RanksFit:
-    """Least squares of the relative deviations, no figure below 0."""
+    """Fit a law by least squares of the relative deviations; no parameter is below 0."""
     between = all(curve.hosts > 1 for curve in curves)
     rows = numpy.array(
         [
@@ -73,15 +80,20 @@ def fit_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> RanksFit
     sizes = numpy.concatenate([curve.sizes for curve in curves])
     times = numpy.concatenate([curve.times for curve in curves])
     parameters, _ = fit_positive(rows / times[:, None], numpy.ones(len(times)))
-    found = RanksFit(steps, parameters, (), between)
-    rest = numpy.concatenate([numpy.log(curve.times) - found.logs(curve) for curve in curves])
-    return replace(found, corrections=fit_corrections(sizes, rest, share))
+    uncorrected = RanksFit(steps, parameters, (), between)
+    residuals = numpy.concatenate(
+        [numpy.log(curve.times) - uncorrected.logs(curve) for curve in curves]
+    )
+    return replace(uncorrected, corrections=fit_corrections(sizes, residuals, share))
 
 
 @dataclass(frozen=True)
 class LeftRanks:
-    """A law, the laws without one number of ranks in turn, by how much they missed it (logarithms),
-    and what the law itself leaves.
+    """A law, and what happens if one number of ranks at a time is left out.
+
+    without: the laws fitted without each number of ranks.
+    missed: the errors of these laws on the number of ranks that was left out, in logarithms.
+    within: the residuals of the law itself, in logarithms.
     """
 
     fit: RanksFit
@@ -91,22 +103,26 @@ class LeftRanks:
 
     @property
     def square(self) -> float:
-        """Mean over the numbers of ranks of the mean square error where it was left out. Of two one
-        would be left, which tells no run from its steps: then what the law leaves of both.
+        """The mean, over the numbers of ranks, of the mean square error when it was left out.
+
+        With two numbers of ranks only one would remain, which cannot separate the launch overhead
+        from the steps; then the residuals of the law count.
         """
         errors = self.missed if len(self.missed) > _TWO else self.within
-        return float(numpy.mean([(own**2).mean() for own in errors])) + LEAST**2
+        return float(numpy.mean([(residuals**2).mean() for residuals in errors])) + LEAST**2
 
 
 def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, list[str]]:
-    """The law that predicts left-out numbers of ranks best, and those that leaving out cannot tell
-    from it: F of the mean squares, 95 %. The errors of one number of ranks go together, so that
-    each number is one degree of freedom, however many sizes it has.
+    """The law that predicts left-out numbers of ranks best, and the names of all remaining laws.
+
+    A law remains if an F test of the mean squares (95 %) does not tell it from the best one. The
+    errors of all sizes on one number of ranks are correlated, so each number of ranks is one degree
+    of freedom, however many sizes it has.
     """
     tried = []
     shares = (0.0, 0.25, 0.5) if len(curves) > _TWO else (0.0,)
     for steps in step_laws(collective):
-        of_law = []
+        candidates = []
         for share in shares:
             without = []
             missed = []
@@ -116,38 +132,46 @@ def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, l
                 missed.append(numpy.log(left.times) - fit.logs(left))
             fit = fit_ranks(steps, curves, share)
             within = tuple(numpy.log(curve.times) - fit.logs(curve) for curve in curves)
-            of_law.append(LeftRanks(fit, tuple(without), tuple(missed), within))
-        tried.append(min(of_law, key=lambda one: one.square))
-    tried.sort(key=lambda one: one.square)
+            candidates.append(LeftRanks(fit, tuple(without), tuple(missed), within))
+        tried.append(min(candidates, key=lambda candidate: candidate.square))
+    tried.sort(key=lambda candidate: candidate.square)
     limit = float(stats.f.ppf(0.95, len(curves), len(curves))) * tried[0].square
-    return tried[0], [one.fit.steps.name for one in tried if one.square <= limit]
+    return tried[0], [candidate.fit.steps.name for candidate in tried if candidate.square <= limit]
 
 
 def over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | None, str]:
-    """The law of one kind of case; None, and why, where the numbers of ranks are too few."""
+    """The law over ranks of one kind of case; None and the reason if there are too few numbers."""
     numbers = sorted({curve.ranks for curve in curves})
     if len(numbers) < FEWEST_RANKS:
-        words = counted(len(numbers), "number") + " of ranks"
-        return None, f"{words}, {FEWEST_RANKS} are needed for a law over ranks: measure another"
+        numbers_text = counted(len(numbers), "number") + " of ranks"
+        return (
+            None,
+            f"{numbers_text}, {FEWEST_RANKS} are needed for a law over ranks: measure another",
+        )
     best, remaining = choose_ranks(collective, curves)
     spread = ranks_spread(collective, curves, best, remaining)
     fit = best.fit
 
     def figure(number: int) -> Figure | None:
-        own = [float(one.figures[number]) for one in best.without]
-        return resolved(float(fit.figures[number]), own)
+        values = [float(left_out_fit.figures[number]) for left_out_fit in best.without]
+        return resolved(float(fit.figures[number]), values)
 
     def link(first: int) -> Link | None:
-        own = [float(one.figures[first + 1]) for one in best.without]
+        values = [float(left_out_fit.figures[first + 1]) for left_out_fit in best.without]
         if not any(fit.figures[first : first + 2]):
             return None
-        return figure(first), bandwidth_of(float(fit.figures[first + 1]), own)
+        return figure(first), bandwidth_figure(float(fit.figures[first + 1]), values)
 
     corrections = tuple(
-        (size, jackknife(fit.factor(size), [one.factor(size) for one in best.without], True))
+        (
+            size,
+            jackknife(
+                fit.factor(size), [left_out_fit.factor(size) for left_out_fit in best.without], True
+            ),
+        )
         for size, _ in fit.corrections
     )
-    found = OverRanks(
+    law = OverRanks(
         fit.steps.name,
         tuple(remaining),
         tuple(numbers),
@@ -160,35 +184,45 @@ def over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | No
         corrections,
         spread,
     )
-    return found, ""
+    return law, ""
 
 
 def ranks_spread(
     collective: str, curves: Sequence[Curve], best: LeftRanks, remaining: Sequence[str]
 ) -> Spread:
-    """Within the numbers of ranks: the jackknife+ over the numbers left out. Beyond them: as the
-    laws without the outermost numbers were wrong there, or as far as the laws that remain disagree.
-    Of two numbers, as ``LeftRanks.square`` has it: what the law leaves, and the disagreement.
+    """The interval of a prediction over ranks.
+
+    Within the measured numbers of ranks: the jackknife+ over the left-out numbers. Beyond them it
+    widens by the error of the laws without the outermost number, or by the disagreement of the
+    remaining laws, whichever is larger. With two numbers of ranks: the residuals of the law, and
+    the disagreement (see ``LeftRanks.square``).
     """
     up, down = [], []
     errors = best.missed if len(curves) > _TWO else best.within
     inner = slice(1, -1) if len(curves) > _INNER else slice(None)
-    for one, missed in zip(best.without[inner], errors[inner], strict=True):
+    for left_out_fit, missed in zip(best.without[inner], errors[inner], strict=True):
         error = numpy.abs(missed)
         for curve in curves:
-            moved = (one.logs(curve) - best.fit.logs(curve)).mean() if len(curves) > _TWO else 0.0
-            up.append(error + moved)
-            down.append(error - moved)
+            shift = (
+                (left_out_fit.logs(curve) - best.fit.logs(curve)).mean()
+                if len(curves) > _TWO
+                else 0.0
+            )
+            up.append(error + shift)
+            down.append(error - shift)
     points = sum(len(missed) for missed in errors[inner])
-    # The errors of one number of ranks go together: there are as many as numbers of ranks. Within
-    # them the errors of those left out at the ends, which are extrapolated, make up for that.
-    few = float(stats.t.ppf((1 + LEVEL) / 2, len(curves)) / stats.norm.ppf((1 + LEVEL) / 2))
-    scale = few if len(curves) == _TWO else 1.0
+    # The errors on one number of ranks are correlated, so there are only as many independent errors
+    # as numbers of ranks: Student's t instead of the normal quantile. Within the data no correction
+    # is needed, because errors of left-out ends, which are extrapolated, are larger anyway.
+    small_sample = float(
+        stats.t.ppf((1 + LEVEL) / 2, len(curves)) / stats.norm.ppf((1 + LEVEL) / 2)
+    )
+    scale = small_sample if len(curves) == _TWO else 1.0
     high, low = (scale * max(LEAST, quantile(numpy.concatenate(v), points)) for v in (up, down))
     half = min(high, low)
     below, above = (
         max(
-            few * _ranks_widening(best, curves, end),
+            small_sample * _ranks_widening(best, curves, end),
             _disagreement(collective, curves, best, remaining, half, factor),
         )
         for end, factor in ((0, 0.5), (-1, 2.0))
@@ -197,9 +231,11 @@ def ranks_spread(
 
 
 def _ranks_widening(best: LeftRanks, curves: Sequence[Curve], end: int) -> float:
-    """A doubling: by how much the error of the outermost number, where it was left out, is larger
-    than what that law leaves of the others, by its distance. Fewer doublings were tried than
-    predictions go: what grew there is taken to grow on.
+    """How much the error grows with each doubling of the ranks beyond one end of the data.
+
+    The error of the law without the outermost number on that number, less the residuals of the same
+    law on the others, over the distance in doublings. Predictions reach further than the data: the
+    error is assumed to keep growing at this rate.
     """
     if len(curves) == _TWO:
         return 0.0
@@ -209,10 +245,15 @@ def _ranks_widening(best: LeftRanks, curves: Sequence[Curve], end: int) -> float
     distance = abs(math.log2(outer.ranks / inner.ranks))
     if not distance:
         return 0.0
-    away = numpy.abs(best.missed[last])
-    law, others = best.without[last], [curve for curve in curves if curve is not curves[last]]
-    rest = numpy.abs(numpy.concatenate([numpy.log(one.times) - law.logs(one) for one in others]))
-    return max(0.0, quantile(away, len(away)) - quantile(rest, len(rest))) / distance
+    outer_errors = numpy.abs(best.missed[last])
+    law, inner_curves = best.without[last], [curve for curve in curves if curve is not curves[last]]
+    residuals = numpy.abs(
+        numpy.concatenate([numpy.log(curve.times) - law.logs(curve) for curve in inner_curves])
+    )
+    return (
+        max(0.0, quantile(outer_errors, len(outer_errors)) - quantile(residuals, len(residuals)))
+        / distance
+    )
 
 
 def _disagreement(
@@ -223,14 +264,17 @@ def _disagreement(
     half: float,
     factor: float,
 ) -> float:
-    """A doubling: what laws that remain, and the best one without one number of ranks, differ."""
+    """How much laws that fit equally well diverge with each doubling of the ranks.
+
+    Compares the best law with the remaining laws and with the best law without one number of ranks.
+    """
     ends = sorted(curves, key=lambda curve: curve.ranks)
     outer = ends[-1] if factor > 1 else ends[0]
-    others = list(best.without) if len(curves) > _TWO else []
+    other_laws = list(best.without) if len(curves) > _TWO else []
     for steps in step_laws(collective):
         if steps.name in remaining and steps.name != best.fit.steps.name:
             share = 0.5 if best.fit.corrections else 0.0
-            others.append(fit_ranks(steps, curves, share))
+            other_laws.append(fit_ranks(steps, curves, share))
     rates = [0.0]
     for doublings in range(1, _AHEAD + 1):
         ranks = round(outer.ranks * factor**doublings)
@@ -238,9 +282,9 @@ def _disagreement(
             break
         hosts = max(1, round(outer.hosts * ranks / outer.ranks)) if outer.hosts else 0
         law = best.fit.at(outer.sizes, ranks, hosts)
-        for one in others:
-            away = numpy.abs(one.at(outer.sizes, ranks, hosts) - law)
-            # Together with the errors that the interval holds already, as independent ones add up.
-            wider = numpy.sqrt(half**2 + away**2) - half
+        for other_law in other_laws:
+            differences = numpy.abs(other_law.at(outer.sizes, ranks, hosts) - law)
+            # The interval already covers ``half``; independent errors add up as squares.
+            wider = numpy.sqrt(half**2 + differences**2) - half
             rates.append(float(numpy.median(wider)) / doublings)
     return max(rates)

@@ -24,21 +24,21 @@ PREDICTIONS_SCHEMA = "torchcoll-predictions/1"
 _JACKKNIFE = "90 % intervals: jackknife+ (Barber et al. 2021), wider where extrapolated"
 
 
-def show_fit(found: FittedModel, file: TextIO | None = None) -> None:
-    """Print what was fitted, one line a law; why there is none over ranks once for all kinds."""
-    entries = found.model.entries
+def show_fit(fitted: FittedModel, file: TextIO | None = None) -> None:
+    """Print one line for each law, and once for all kinds why there is no law over ranks."""
+    entries = fitted.model.entries
     lines, missing = [], Counter(entry.why_not for entry in entries if not entry.over_ranks)
     for entry, title in zip(entries, kind_texts([e.kind for e in entries]), strict=True):
         lines.append(title)
         lines += [f"  {text}" for text in _entry_lines(entry)]
     below = [f"{n} of {counted(len(entries), 'kind')}: {why}" for why, n in missing.items()]
-    below += found_lines(found.notes, found.runs)
-    spreads = [one.spread for entry in entries for one in entry.over_sizes]
+    below += found_lines(fitted.notes, fitted.runs)
+    spreads = [curve.spread for entry in entries for curve in entry.over_sizes]
     over = sum(entry.over_ranks is not None for entry in entries)
-    ranks = sorted({one.ranks for entry in entries for one in entry.over_sizes})
+    ranks = sorted({curve.ranks for entry in entries for curve in entry.over_sizes})
     text = f"fitted {counted(len(entries), 'kind')} of cases on {', '.join(map(str, ranks))} ranks"
     if spreads:
-        low, high = min(one.low for one in spreads), max(one.high for one in spreads)
+        low, high = min(spread.low for spread in spreads), max(spread.high for spread in spreads)
         text += f"; errors of left-out sizes {_percent(low - 1)} to {_percent(high - 1)} (90 %)"
     if over < len(entries):
         text += f"; {'none' if not over else f'only {over}'} can predict other numbers of ranks"
@@ -51,23 +51,27 @@ def show_fit(found: FittedModel, file: TextIO | None = None) -> None:
 
 def _entry_lines(entry: KindModel) -> list[str]:
     lines = []
-    for one in entry.over_sizes:
-        parts = counted(len(one.law.pieces), "range")
-        if one.factors:
-            parts += f", {counted(len(one.factors), 'size')} off its law"
-        hosts = f" on {counted(one.hosts, 'host')}" if one.hosts else ""
+    for curve in entry.over_sizes:
+        law_text = counted(len(curve.law.pieces), "range")
+        if curve.factors:
+            law_text += f", {counted(len(curve.factors), 'size')} off its law"
+        hosts = f" on {counted(curve.hosts, 'host')}" if curve.hosts else ""
         lines.append(
-            f"{one.ranks} ranks{hosts}: {one.sizes} sizes, {format_size(one.low_bytes)} to "
-            f"{format_size(one.high_bytes)}: {parts}; errors "
-            f"{_percent(one.spread.low - 1)} to {_percent(one.spread.high - 1)}"
+            f"{curve.ranks} ranks{hosts}: {curve.sizes} sizes, {format_size(curve.low_bytes)} to "
+            f"{format_size(curve.high_bytes)}: {law_text}; errors "
+            f"{_percent(curve.spread.low - 1)} to {_percent(curve.spread.high - 1)}"
         )
     law = entry.over_ranks
     if law is None:
         return lines
     numbers = ", ".join(map(str, law.ranks))
-    others = [name for name in law.remaining if name != law.law]
+    other_laws = [name for name in law.remaining if name != law.law]
     text = f"over ranks ({numbers}): {law.law}"
-    text += f"; {', '.join(others)} cannot be told from it" if others else "; no other law remains"
+    text += (
+        f"; {', '.join(other_laws)} cannot be told from it"
+        if other_laws
+        else "; no other law remains"
+    )
     lines += [text, f"  launch overhead {_times(law.launch_ns)}"]
     for name, link in (("within a host", law.within), ("between hosts", law.between)):
         if link:
@@ -76,8 +80,8 @@ def _entry_lines(entry: KindModel) -> list[str]:
             if bandwidth:
                 value, low, high = (format_ratio(gbps) for gbps in bandwidth)
                 speed = f"{value} GB/s ({low} to {high})"
-            place = name if any(law.hosts) else "hosts not known"
-            lines.append(f"  {place}: a step {_times(step)}, bandwidth of a rank {speed}")
+            link_name = name if any(law.hosts) else "hosts not known"
+            lines.append(f"  {link_name}: a step {_times(step)}, bandwidth of a rank {speed}")
     return lines
 
 
@@ -95,15 +99,18 @@ def _percent(share: float) -> str:
 def show_predictions(
     path: str, rows: Sequence[PredictedRow], format: str = "table", file: TextIO | None = None
 ) -> None:
-    """Print them. Raises UsageError for an unknown format."""
+    """Print the predictions of a model. Raises UsageError for an unknown format."""
     kinds: dict[str, list[PredictedRow]] = {}
     for row in rows:
         kinds.setdefault(repr(row.kind), []).append(row)
-    titles = kind_texts([own[0].kind for own in kinds.values()])
-    grids = [_predictions(own, title) for own, title in zip(kinds.values(), titles, strict=True)]
+    titles = kind_texts([kind_rows[0].kind for kind_rows in kinds.values()])
+    grids = [
+        _predictions(kind_rows, title)
+        for kind_rows, title in zip(kinds.values(), titles, strict=True)
+    ]
     actions = list(dict.fromkeys(row.action for row in rows if row.action))
     last = Grid([], [], below=actions, answer=_predictions_answer(path, rows, titles))
-    thing = {
+    document = {
         "schema": PREDICTIONS_SCHEMA,
         "model": str(path),
         "level": 0.9,
@@ -121,30 +128,33 @@ def show_predictions(
             for row in rows
         ],
     }
-    show_found([Forms([Grid([], [], above=[_JACKKNIFE]), *grids, last], thing)], format, file)
+    show_found([Forms([Grid([], [], above=[_JACKKNIFE]), *grids, last], document)], format, file)
 
 
 def _predictions_answer(path: str, rows: Sequence[PredictedRow], titles: Sequence[str]) -> Answer:
-    """The most that was asked for, of the first kind, within the data where there is any (what is
-    extrapolated is a guess); and how many are extrapolated.
+    """One prediction in a sentence, and how many of all predictions are extrapolated.
+
+    Takes the first kind of case with a prediction; of this kind the most ranks and the largest
+    size, within the data if possible, because an extrapolation is a guess.
     """
-    known = [row for row in rows if row.prediction]
-    if not known:
+    predicted = [row for row in rows if row.prediction]
+    if not predicted:
         return Answer(f"nothing can be predicted by {path}: {rows[0].reason}", "doubt")
-    of_kind = [row for row in known if row.kind == known[0].kind]
+    of_kind = [row for row in predicted if row.kind == predicted[0].kind]
     inside = [row for row in of_kind if row.prediction and not row.prediction.beyond]
     most = max(inside or of_kind, key=lambda row: (row.ranks, row.size_bytes))
-    found = most.prediction
-    assert found
+    prediction = most.prediction
+    assert prediction
     kinds = list(dict.fromkeys(repr(row.kind) for row in rows))
     title = titles[kinds.index(repr(most.kind))]
+    time = _times((prediction.time_ns, prediction.low_ns, prediction.high_ns))
     text = (
         f"predicted by {path}, not measured: {title}: {format_size(most.size_bytes)} on "
-        f"{most.ranks} ranks takes {_times((found.time_ns, found.low_ns, found.high_ns))}"
+        f"{most.ranks} ranks takes {time}"
     )
     beyond = sum(bool(row.prediction and row.prediction.beyond) for row in rows)
     text += f"; {beyond} of {counted(len(rows), 'prediction')} extrapolated" * bool(beyond)
-    out = len(rows) - len(known)
+    out = len(rows) - len(predicted)
     text += f"; {out} not predicted, see the table" * bool(out)
     return Answer(text, "doubt" if beyond or out else "")
 
@@ -167,18 +177,19 @@ def _predictions(rows: Sequence[PredictedRow], title: str) -> Grid:
     ]
     lines = []
     for row in rows:
-        found = row.prediction
+        prediction = row.prediction
         line = [str(row.ranks), format_size(row.size_bytes)]
-        if found:
+        if prediction:
             busbw, low, high = (
-                _busbw(row, ns) for ns in (found.time_ns, found.high_ns, found.low_ns)
+                _busbw(row, ns)
+                for ns in (prediction.time_ns, prediction.high_ns, prediction.low_ns)
             )
             line += [
-                format_time(found.time_ns),
-                f"{format_time(found.low_ns)} to {time_text(found.high_ns)}",
+                format_time(prediction.time_ns),
+                f"{format_time(prediction.low_ns)} to {time_text(prediction.high_ns)}",
                 format_ratio(busbw),
                 "-" if low is None else f"{format_ratio(low)} to {format_ratio(high)}",
-                found.beyond or "within",
+                prediction.beyond or "within",
             ]
         else:
             line += ["-", "-", "-", "-", row.reason]

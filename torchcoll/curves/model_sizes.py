@@ -1,10 +1,11 @@
-"""The laws of a model over sizes, one for each kind of case and number of ranks, and intervals.
+"""Fit the laws of a model over sizes, for each kind of case and number of ranks, with intervals.
 
-Every interval comes from leaving out. Of a parameter it is the jackknife's (R. G. Miller,
-Biometrika 61 (1974) 1): how far it moves where one size, or one number of ranks, is left out. Of a
-prediction it is the jackknife+ (see size_law.py), reduced to two factors a curve: what laws without
-one size say at the sizes, each with its own left-out error. A curve of 8 sizes has too few of these
-for a 90th percentile: the errors of all curves are pooled, each over the mean error of its own.
+All intervals come from leaving data out. The interval of a parameter is the jackknife's (R. G.
+Miller, Biometrika 61 (1974) 1): how far the parameter moves if one size, or one number of ranks, is
+left out. The interval of a prediction is the jackknife+ (see size_law.py), reduced to two factors
+for each curve: the predictions of the laws without one size, each with its own left-out error. A
+curve of 8 sizes has too few errors for a 90th percentile, so the errors of all curves are pooled,
+each divided by the mean error of its curve.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from torchcoll.curves.size_law import FEWEST_SIZES, TAIL, Fit, fit_form, fit_pie
 from torchcoll.stats.line import Floats
 
 LEVEL = 0.9
-LEAST = 0.002  # nothing is known better: clocks and rounding reach it
-_OWN = 4  # left-out errors, by which a curve's own mean counts as much as that of all curves
+LEAST = 0.002  # the smallest half-width of an interval: clocks and rounding reach it
+_PRIOR_POINTS = (
+    4  # left-out errors, by which a curve's own mean counts as much as that of all curves
+)
 
 
 @dataclass(frozen=True)
@@ -42,16 +45,19 @@ class Curve:
     errors: tuple[float, ...]
 
     def without(self, index: int) -> Curve:
-        rest = numpy.arange(len(self.sizes)) != index
+        kept = numpy.arange(len(self.sizes)) != index
         errors = tuple(e for i, e in enumerate(self.errors) if i != index)
-        return replace(self, sizes=self.sizes[rest], times=self.times[rest], errors=errors)
+        return replace(self, sizes=self.sizes[kept], times=self.times[kept], errors=errors)
 
 
 Kinds = list[tuple[dict[str, Any], list[Curve]]]
 
 
 def jackknife(value: float, without: Sequence[float], logs: bool = False) -> Figure:
-    """The value with its 90 % interval; in logarithms where it cannot be below 0."""
+    """A value with its 90 % interval, from the values without each point in turn.
+
+    logs: compute in logarithms, for a value that cannot be below 0.
+    """
     n = len(without)
     if n < 3 or (logs and min(value, *without) <= 0):
         return value, min(value, *without), max(value, *without)
@@ -65,17 +71,23 @@ def jackknife(value: float, without: Sequence[float], logs: bool = False) -> Fig
 
 
 def over_sizes(curve: Curve, fit: Fit, spread: Spread, shared: SharedSlope | None) -> OverSizes:
-    """The law of one curve with the intervals of its figures."""
+    """The law of one curve with the intervals of its parameters."""
     latencies, bandwidths = [], []
     for number, piece in enumerate(fit.law.pieces):
-        others = [law.pieces[number] for law in fit.without if number < len(law.pieces)]
-        latencies.append(resolved(piece.latency_ns, [one.latency_ns for one in others]))
-        bandwidths.append(bandwidth_of(piece.ns_per_byte, [one.ns_per_byte for one in others]))
+        other_pieces = [law.pieces[number] for law in fit.without if number < len(law.pieces)]
+        latencies.append(
+            resolved(piece.latency_ns, [other_piece.latency_ns for other_piece in other_pieces])
+        )
+        bandwidths.append(
+            bandwidth_figure(
+                piece.ns_per_byte, [other_piece.ns_per_byte for other_piece in other_pieces]
+            )
+        )
     knots = [
         jackknife(fit.law.factor(size), [law.factor(size) for law in fit.without], logs=True)
         for size, _ in fit.law.corrections
     ]
-    law, without = fit.law, [one.beyond_ns_per_byte for one in fit.without]
+    law, without = fit.law, [left_out_law.beyond_ns_per_byte for left_out_law in fit.without]
     if shared:
         law, without = replace(law, beyond_ns_per_byte=shared.ns_per_byte), [*shared.without]
     return OverSizes(
@@ -88,34 +100,39 @@ def over_sizes(curve: Curve, fit: Fit, spread: Spread, shared: SharedSlope | Non
         tuple(latencies),
         tuple(bandwidths),
         tuple(knots),
-        bandwidth_of(law.beyond_ns_per_byte, without),
+        bandwidth_figure(law.beyond_ns_per_byte, without),
         shared.collectives if shared else 1,
         spread,
     )
 
 
 def resolved(value: float, without: Sequence[float]) -> Figure | None:
-    """None where it is 0: too small to be told from nothing."""
+    """A parameter with its interval; None if it is 0, which means too small to be resolved."""
     return jackknife(value, without) if value > 0 else None
 
 
-def bandwidth_of(ns_per_byte: float, without: Sequence[float]) -> Figure | None:
-    """GB/s; None where time does not grow. Where it does not without some size, no upper end is
-    known: it is that of the others.
+def bandwidth_figure(ns_per_byte: float, without: Sequence[float]) -> Figure | None:
+    """A bandwidth in GB/s with its interval; None if the time does not grow with the size.
+
+    If the time does not grow once some size is left out, that value has no finite bandwidth; the
+    interval then comes from the other values.
     """
-    own = [1 / one for one in without if one > 0]
-    return jackknife(1 / ns_per_byte, own, logs=True) if ns_per_byte > 0 and own else None
+    rates = [1 / slope for slope in without if slope > 0]
+    return jackknife(1 / ns_per_byte, rates, logs=True) if ns_per_byte > 0 and rates else None
 
 
-_FEWEST_TOGETHER = 3  # collectives, of which one can stand apart from the others
+_FEWEST_TOGETHER = 3  # collectives: of so many, one can be told as an outlier
 _APART = 3.5  # modified z-score: B. Iglewicz and D. C. Hoaglin, How to Detect ... Outliers (1993)
 _BY_COLLECTIVE = ("collective", "op", "root", "dtype", "in_place")
 
 
 @dataclass(frozen=True)
 class SharedSlope:
-    """Of a curve: ns for a byte of its size beyond the largest one, as so many collectives tell it
-    together; without: what they tell without each curve of another.
+    """The slope of a curve beyond its largest size, estimated from several collectives together.
+
+    ns_per_byte: per byte of the size of this curve.
+    without: the same, estimated without each curve in turn.
+    collectives: how many collectives were used.
     """
 
     ns_per_byte: float
@@ -124,21 +141,22 @@ class SharedSlope:
 
 
 def shared_slopes(kinds: Kinds) -> list[SharedSlope | None]:
-    """For every curve in order; None where its own last sizes tell more.
+    """The shared slope of each curve, in order; None where the curve's own last sizes are better.
 
-    Once no protocol changes any more, the wire carries the bytes of all collectives alike: as many
-    as a rank sends in a ring. A curve that ends before has a slope of its own there, too steep or
-    too flat, and the median of several is nearer. It is taken where it predicts better than the
-    curves' own slopes what is left out of all of them: the largest third of the sizes, and the
-    largest size. A collective that stands apart from the others keeps its own.
+    Above the sizes where protocols change, the wire carries the bytes of all collectives at the
+    same rate: as many bytes as a rank sends in a ring. A curve that ends below these sizes has a
+    slope that is too steep or too flat, and the median of several collectives is closer. The shared
+    slope is used only if it predicts the left-out sizes of all curves better than their own slopes
+    do, both for the largest third of the sizes and for the largest size. An outlier among the
+    collectives keeps its own slope.
     """
     flat = [(kind, curve) for kind, curves in kinds for curve in curves]
-    places: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for index, (kind, curve) in enumerate(flat):
-        other = {name: value for name, value in kind.items() if name not in _BY_COLLECTIVE}
-        places.setdefault(repr((curve.ranks, curve.hosts, other)), []).append(index)
-    found: list[SharedSlope | None] = [None] * len(flat)
-    for indices in places.values():
+        conditions = {name: value for name, value in kind.items() if name not in _BY_COLLECTIVE}
+        groups.setdefault(repr((curve.ranks, curve.hosts, conditions)), []).append(index)
+    slopes: list[SharedSlope | None] = [None] * len(flat)
+    for indices in groups.values():
         names = {flat[index][0]["collective"] for index in indices}
         if len(names) < _FEWEST_TOGETHER:
             continue
@@ -147,16 +165,20 @@ def shared_slopes(kinds: Kinds) -> list[SharedSlope | None]:
             for index in indices
         ]
         curves = [flat[index][1] for index in indices]
-        if not _together_is_better(curves, shares):
+        if not _shared_predicts_better(curves, shares):
             continue
-        own = [_slope(curve, len(curve.sizes)) / s for curve, s in zip(curves, shares, strict=True)]
-        wire, alike = _wire(own)
-        without = [_wire([*own[:i], *own[i + 1 :]])[0] for i in range(len(own))]
-        for index, share, same in zip(indices, shares, alike, strict=True):
-            if same:
-                each = tuple(one * share for one in without)
-                found[index] = SharedSlope(wire * share, each, len(names))
-    return found
+        curve_slopes = [
+            _slope(curve, len(curve.sizes)) / s for curve, s in zip(curves, shares, strict=True)
+        ]
+        wire, alike = _wire(curve_slopes)
+        without = [
+            _wire([*curve_slopes[:i], *curve_slopes[i + 1 :]])[0] for i in range(len(curve_slopes))
+        ]
+        for index, share, agrees in zip(indices, shares, alike, strict=True):
+            if agrees:
+                each = tuple(slope * share for slope in without)
+                slopes[index] = SharedSlope(wire * share, each, len(names))
+    return slopes
 
 
 def _slope(curve: Curve, number: int) -> float:
@@ -166,28 +188,30 @@ def _slope(curve: Curve, number: int) -> float:
 
 
 def _wire(slopes: Sequence[float]) -> tuple[float, list[bool]]:
-    """The median in logarithms, and which do not stand apart from it."""
+    """The median slope in logarithms, and for each slope whether it is no outlier."""
     logs = numpy.log(numpy.maximum(slopes, 1e-12))
     middle = float(numpy.median(logs))
-    away = numpy.abs(logs - middle)
-    limit = _APART * max(float(numpy.median(away)), LEAST) / stats.norm.ppf(0.75)
-    return math.exp(middle), (away <= limit).tolist()
+    deviations = numpy.abs(logs - middle)
+    limit = _APART * max(float(numpy.median(deviations)), LEAST) / stats.norm.ppf(0.75)
+    return math.exp(middle), (deviations <= limit).tolist()
 
 
-def _together_is_better(curves: Sequence[Curve], shares: Sequence[float]) -> bool:
-    """Where the largest third is left out of every curve, and where the largest size is."""
+def _shared_predicts_better(curves: Sequence[Curve], shares: Sequence[float]) -> bool:
+    """Whether the shared slope predicts left-out sizes better than the curves' own slopes do, both
+    for the largest third of the sizes and for the largest size.
+    """
     numbers = [len(curve.sizes) for curve in curves]
     for kept in ([n - max(1, n // 3) for n in numbers], [n - 1 for n in numbers]):
         used = [i for i, number in enumerate(kept) if number >= FEWEST_SIZES]
         if not used:
             return False
-        own = [_slope(curves[i], kept[i]) / shares[i] for i in used]
-        wire, alike = _wire(own)
+        slopes = [_slope(curves[i], kept[i]) / shares[i] for i in used]
+        wire, alike = _wire(slopes)
         errors = numpy.zeros(2)
-        for i, slope, same in zip(used, own, alike, strict=True):
+        for i, slope, agrees in zip(used, slopes, alike, strict=True):
             curve, last = curves[i], kept[i] - 1
             beyond = shares[i] * (curve.sizes[last + 1 :] - curve.sizes[last])
-            for column, each in enumerate((slope, wire if same else slope)):
+            for column, each in enumerate((slope, wire if agrees else slope)):
                 predicted = numpy.log(curve.times[last] + each * beyond)
                 errors[column] += numpy.abs(predicted - numpy.log(curve.times[last + 1 :])).sum()
         if errors[1] >= errors[0]:
@@ -196,8 +220,9 @@ def _together_is_better(curves: Sequence[Curve], shares: Sequence[float]) -> boo
 
 
 def quantile(values: Floats, points: int) -> float:
-    """The (1 - a)(points + 1)-th of ``points``, as the jackknife+ has it; below 9 the largest one,
-    stretched as if the next ones were as much larger.
+    """The (1 - a)(points + 1)-th of ``points`` values, as in the jackknife+.
+
+    Fewer than 9 points have no such value; then the largest one is scaled up in proportion.
     """
     rank = math.ceil(LEVEL * (points + 1)) / points
     if rank <= 1:
@@ -207,9 +232,12 @@ def quantile(values: Floats, points: int) -> float:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What leaving out told of one curve, in logarithms. inner: the errors between the ends. up,
-    down: how far the ends of the jackknife+ lie from the law. below, above: of what was left out at
-    an end the errors, and how many doublings outside it was.
+    """The errors of one curve when its sizes are left out, in logarithms.
+
+    inner: the errors of sizes between the ends.
+    up, down: the distances of the ends of the jackknife+ from the law.
+    below, above: the errors of sizes left out at this end, and how many doublings they were
+        outside of the rest.
     """
 
     inner: Floats
@@ -219,9 +247,9 @@ class LeftOut:
     above: tuple[Floats, Floats]
 
 
-def left_out(curve: Curve, fit: Fit) -> LeftOut:
+def leave_one_out(curve: Curve, fit: Fit) -> LeftOut:
     n = len(fit.missed)
-    places = range(1, n - 1) if n > _OWN else range(n)
+    places = range(1, n - 1) if n > _PRIOR_POINTS else range(n)
     law = fit.law.logs(curve.sizes)
     up, down = [], []
     for index in places:
@@ -239,7 +267,7 @@ def left_out(curve: Curve, fit: Fit) -> LeftOut:
 
 
 def _beyond_end(curve: Curve, fit: Fit, end: int) -> tuple[Floats, Floats]:
-    """A third of the sizes is left out at this end, one more at a time."""
+    """Errors and distances (in doublings) when up to a third of the sizes is left out at an end."""
     errors, distances = [numpy.zeros(0)], [numpy.zeros(0)]
     for sizes, times, left, taken in _ends(curve, end):
         law = fit_form(sizes, times, fit.form).logs(left)
@@ -248,21 +276,32 @@ def _beyond_end(curve: Curve, fit: Fit, end: int) -> tuple[Floats, Floats]:
     return numpy.concatenate(errors), numpy.concatenate(distances)
 
 
-def size_spreads(left: Sequence[LeftOut]) -> list[Spread]:
-    """Of each curve. The errors of all, each over its curve's mean error, tell how far out 90 % of
-    errors lie; the mean error of a curve with few sizes leans to that of all.
+def size_spreads(left_out_curves: Sequence[LeftOut]) -> list[Spread]:
+    """The interval of each curve.
+
+    The 90th percentile comes from the errors of all curves, each divided by the mean error of its
+    curve. The mean error of a curve with few sizes is shrunk towards that of all curves.
     """
-    count = sum(len(one.inner) for one in left)
-    usual = float(numpy.median([one.inner.mean() for one in left]))
+    count = sum(len(curve.inner) for curve in left_out_curves)
+    usual = float(numpy.median([curve.inner.mean() for curve in left_out_curves]))
     scales = [
-        (float(one.inner.sum()) + _OWN * usual) / (len(one.inner) + _OWN) + 1e-9 for one in left
+        (float(curve.inner.sum()) + _PRIOR_POINTS * usual) / (len(curve.inner) + _PRIOR_POINTS)
+        + 1e-9
+        for curve in left_out_curves
     ]
-    both = list(zip(left, scales, strict=True))
-    high = max(0.0, quantile(numpy.concatenate([one.up / s for one, s in both]), count))
-    low = max(0.0, quantile(numpy.concatenate([one.down / s for one, s in both]), count))
-    # By how much the error of 90 % of what was left out at an end grew with each doubling.
+    scaled_curves = list(zip(left_out_curves, scales, strict=True))
+    high = max(
+        0.0, quantile(numpy.concatenate([curve.up / s for curve, s in scaled_curves]), count)
+    )
+    low = max(
+        0.0, quantile(numpy.concatenate([curve.down / s for curve, s in scaled_curves]), count)
+    )
+    # The 90th percentile of the error growth per doubling, for sizes left out at each end.
     widening = []
-    for ends in ([one.below for one in left], [one.above for one in left]):
+    for ends in (
+        [curve.below for curve in left_out_curves],
+        [curve.above for curve in left_out_curves],
+    ):
         rates = numpy.concatenate([errors / distances for errors, distances in ends])
         widening.append(quantile(rates, len(rates)) if len(rates) else 0.0)
     below, above = widening
@@ -279,7 +318,7 @@ def size_spreads(left: Sequence[LeftOut]) -> list[Spread]:
 
 
 def _ends(curve: Curve, end: int) -> Iterable[tuple[Floats, Floats, Floats, Floats]]:
-    """What is kept and what is left out: (sizes, times, sizes, times)."""
+    """Yields (kept sizes, kept times, left-out sizes, left-out times)."""
     n = len(curve.sizes)
     for count in range(1, min(n - 2, max(1, n // 3)) + 1):
         keep = slice(count, None) if end == 0 else slice(None, n - count)

@@ -1,8 +1,8 @@
-"""Ranges of a curve of time over size: where the law latency + size / bandwidth changes.
+"""Find the ranges of a curve of time over size: where the law latency + size / bandwidth changes.
 
-Dynamic programming over all ways of cutting the curve (R. Bellman, Comm. ACM 4 (1961) 284), the
-number of cuts by a Bayesian information criterion, and for each cut the set of places that the
-data cannot tell from the best one. Pure numbers: sizes in bytes, times in nanoseconds.
+Dynamic programming over all segmentations of the curve (R. Bellman, Comm. ACM 4 (1961) 284). A
+Bayesian information criterion chooses the number of cuts; for each cut all positions are kept that
+the data cannot tell from the best one. Pure numbers: sizes in bytes, times in nanoseconds.
 """
 
 from __future__ import annotations
@@ -14,36 +14,37 @@ from dataclasses import dataclass, replace
 
 import numpy
 
-from torchcoll.curves.slow_sizes import LEAST, LawFit, Places, find_slow_sizes
+from torchcoll.curves.slow_sizes import LEAST, Indexes, LawFit, find_slow_sizes
 from torchcoll.stats.line import Floats
 
-FEWEST = 4  # points of a range that has a law: two figures and two to contradict them
+FEWEST = 4  # points of a range with a law: two parameters and two degrees of freedom
 MOST_RANGES = 8
-# Relative deviation from a line that is no range of its own: clocks and rounding reach it.
+# Clocks and rounding alone cause relative deviations of this size.
 FLOOR = 0.005
-# In units of log(points), what a boundary must gain beside the two figures of its range. A place
-# is not an ordinary parameter: it is chosen among all. Set so that at most 2 % of curves with one
-# range show a boundary, see tests/benchmarks/transitions.py.
+# The penalty of a boundary in units of log(points), in addition to the two parameters of its range.
+# The position of a boundary is no ordinary parameter, as it is the best of all positions. With this
+# value at most 2 % of curves with one range show a boundary, see tests/benchmarks/transitions.py.
 BOUNDARY_COST = 3.0
-# Times the usual standard error: a point whose own runs disagree by more weighs less.
+# A point weighs less if its runs disagree by more than so many times the usual standard error.
 DISAGREEING = 4
-# Of the measured time, what a law has to leave at the first size of its range: a steep line may
-# meet zero at a size, but not among its own.
+# The least time of a law at the first size of its range, as a share of the measured time: a steep
+# line may reach zero below its range, but not inside.
 POSITIVE = 0.1
-# A place belongs to the transition when its likelihood ratio is not beyond this: for a jump
-# P = 1 - (1 - exp(-c / 2))^2 of missing the true place (D. Siegmund, Confidence sets in
-# change-point problems, Int. Stat. Rev. 56 (1988) 31), 5 % at 7.35. The ratio counts points less
-# figures, not points: of 10 points with two laws the transitions missed in up to 6 % otherwise.
+# A position belongs to the transition if its likelihood ratio is at most this. The probability to
+# miss the true position of a jump is P = 1 - (1 - exp(-c / 2))^2, 5 % at 7.35 (D. Siegmund,
+# Confidence sets in change-point problems, Int. Stat. Rev. 56 (1988) 31). The ratio uses degrees of
+# freedom instead of points: with points, transitions among 10 points missed in up to 6 %.
 TRANSITION_RATIO = 7.35
 
 
 @dataclass(frozen=True)
 class SizeRange:
-    """Sizes first to last (indexes, inclusive) follow latency_ns + size / bandwidth_gbps.
+    """Sizes first to last (indexes, inclusive) that follow latency_ns + size / bandwidth_gbps.
 
-    bandwidth_gbps: bytes of the size a nanosecond; None where time does not grow. misfit: the
-    largest relative deviation of a point, misfit_at: its index. latency_ns: below 0 where a steeper
-    slope goes on from another (beyond a cache): no latency, only where its line meets size 0.
+    latency_ns: the intercept of the line. It is below 0, and then no latency, if the slope is
+        steeper than in the range before (beyond a cache).
+    bandwidth_gbps: bytes of the size per nanosecond; None if the time does not grow.
+    misfit: the largest relative deviation of a point; misfit_at: the index of this point.
     """
 
     first: int
@@ -59,12 +60,13 @@ class SizeRange:
 
 @dataclass(frozen=True)
 class Boundary:
-    """The law changes between two sizes, by index: after ``low``, at the latest at ``high``.
+    """A change of the law between two sizes: after ``low``, at the latest at ``high`` (indexes).
 
-    last_before: index of the last size of the range before, the best single place. jump: time
-    after over time before, both laws at that place; 1 where they meet inside the transition; None
-    where a side has no law. before, after: the ranges on its sides, by index in the curve; None
-    where there may be fewer than FEWEST points, which have no law.
+    last_before: the best position: the index of the last size before the change.
+    jump: time of the law after the change over the law before it, at this position; 1 if the two
+        laws meet inside the transition; None if a side has no law.
+    before, after: the indexes of the ranges on both sides; None for a side that may have fewer than
+        FEWEST points, and so has no law.
     """
 
     low: int
@@ -77,12 +79,11 @@ class Boundary:
 
 @dataclass(frozen=True)
 class FittedCurve:
-    """The ranges of one curve in order, the boundaries between them, and single sizes that
-    contradict them.
+    """The ranges of one curve, the boundaries between them, and single slow sizes.
 
-    ranges: those that have a law; none where every one may have fewer than FEWEST points.
-    slow sizes: index -> how many times the law's time it took; these are in no fit. noise: the
-    relative standard deviation of the points about their laws.
+    ranges: those that have a law, in order. Empty if each may have fewer than FEWEST points.
+    slow_sizes: index -> time over the law's time; these sizes are in no fit.
+    noise: relative standard deviation of the points about their laws.
     """
 
     ranges: tuple[SizeRange, ...]
@@ -94,13 +95,15 @@ class FittedCurve:
 def find_ranges(
     sizes: Sequence[float], times: Sequence[float], noise: float | Sequence[float] = 0.0
 ) -> FittedCurve:
-    """The ranges of a curve; ``sizes`` ascend. Fewer than 2 x FEWEST points are one range.
+    """Find the ranges of a curve. With fewer than 2 x FEWEST points there is one range.
 
-    noise: what is known of the times' relative standard errors from elsewhere, of all or of each:
-    no point that is nearer is a slow size, and where one is far more uncertain than most, it weighs
-    less. A stretch of 1 to 3 points between boundaries has no law, but is looked for like any
-    other: where it was not, the boundaries were found where 4 points were left, and their
-    transitions held none.
+    sizes: ascending.
+    noise: relative standard error of all times or of each one. A point that deviates by less is no
+        slow size, and a point that is far more uncertain than most weighs less.
+
+    A stretch of 1 to 3 points between boundaries has no law, but is searched for like any other.
+    Otherwise the boundaries would be placed such that 4 points remain, and their transitions would
+    not contain the true position.
     """
     size, time = numpy.asarray(sizes, dtype=float), numpy.asarray(times, dtype=float)
     error = numpy.maximum(numpy.broadcast_to(numpy.asarray(noise, dtype=float), size.shape), FLOOR)
@@ -108,34 +111,34 @@ def find_ranges(
     weight = numpy.where(error > DISAGREEING * usual, usual / error, 1.0)
     points = _Points(size, time, weight)
     slow_sizes = find_slow_sizes(size, time, points.fit, error)
-    found = _curve(points, slow_sizes)
-    # Within a transition it may belong to a law beside it, or to a third between the two, of which
-    # there are too few: then a fit with it shows so. Otherwise it would hide in a law that it is
-    # far off.
-    between = [i for i in slow_sizes if any(b.low < i < b.high for b in found.boundaries)]
+    fitted = _curve(points, slow_sizes)
+    # A slow size within a transition may belong to a neighbouring law, or to a third law in between
+    # that has too few points: then a fit that includes it shows this. If it is still far from its
+    # law in this fit, it remains a slow size.
+    between = [i for i in slow_sizes if any(b.low < i < b.high for b in fitted.boundaries)]
     while between:
-        found = _curve(points, [i for i in slow_sizes if i not in between])
+        fitted = _curve(points, [i for i in slow_sizes if i not in between])
         hidden = []
         for i in between:
-            laws = [r for r in found.ranges if r.first <= i <= r.last]
-            away = [abs(math.log(float(time[i]) / r.time_ns(float(size[i])))) for r in laws]
-            if any(distance > math.log1p(LEAST) for distance in away):
+            laws = [r for r in fitted.ranges if r.first <= i <= r.last]
+            distances = [abs(math.log(float(time[i]) / r.time_ns(float(size[i])))) for r in laws]
+            if any(distance > math.log1p(LEAST) for distance in distances):
                 hidden.append(i)
         if not hidden:
-            return found
+            return fitted
         between = [i for i in between if i not in hidden]
     return _curve(points, slow_sizes)
 
 
 @dataclass(frozen=True)
 class _Points:
-    """weight: of the relative deviation, 1 for most."""
+    """The points of a curve. weight: of the relative deviation, 1 for most points."""
 
     size: Floats
     time: Floats
     weight: Floats
 
-    def fit(self, kept: Places) -> LawFit:
+    def fit(self, kept: Indexes) -> LawFit:
         fits, forward, cuts = _segmented(self, kept, FEWEST)
         ranges = [fits.size_range(a, b) for a, b in itertools.pairwise([0, *cuts, len(kept)])]
         laws = [
@@ -159,7 +162,7 @@ def _curve(points: _Points, slow_sizes: Sequence[int]) -> FittedCurve:
     free = max(1, n - 2 * chosen)
     spans = []
     for number in range(1, chosen):
-        # Cost with this boundary held at each place and all others at their best.
+        # The cost for each position of this boundary, with all other boundaries at their best.
         profile = forward[number - 1] + backward[chosen - number - 1]
         ratio = numpy.array([free * math.log(_deviance(c, n) / best) for c in profile])
         inside = numpy.flatnonzero(ratio <= TRANSITION_RATIO)
@@ -171,16 +174,20 @@ def _curve(points: _Points, slow_sizes: Sequence[int]) -> FittedCurve:
         jump = None
         if before is not None and after is not None:
             ends = float(fits.size[low]), float(fits.size[high])
-            place = math.sqrt(fits.size[cut - 1] * fits.size[cut])
-            if ranges[number + 1].time_ns(place) <= 0:  # steep: it begins at its first size
-                place = float(fits.size[cut])
+            boundary_bytes = math.sqrt(fits.size[cut - 1] * fits.size[cut])
+            if (
+                ranges[number + 1].time_ns(boundary_bytes) <= 0
+            ):  # steep: it begins at its first size
+                boundary_bytes = float(fits.size[cut])
             first, second = ranges[number], ranges[number + 1]
             differences = [second.time_ns(end) - first.time_ns(end) for end in ends]
             # 1 where the two laws meet inside the transition.
             meet = differences[0] * differences[1] <= 0
-            jump = 1.0 if meet else second.time_ns(place) / first.time_ns(place)
-        one = Boundary(int(kept[low]), int(kept[high]), int(kept[cut - 1]), jump, before, after)
-        boundaries.append(one)
+            jump = 1.0 if meet else second.time_ns(boundary_bytes) / first.time_ns(boundary_bytes)
+        boundary = Boundary(
+            int(kept[low]), int(kept[high]), int(kept[cut - 1]), jump, before, after
+        )
+        boundaries.append(boundary)
     original = [
         replace(
             r, first=int(kept[r.first]), last=int(kept[r.last]), misfit_at=int(kept[r.misfit_at])
@@ -194,10 +201,12 @@ def _curve(points: _Points, slow_sizes: Sequence[int]) -> FittedCurve:
 
 
 def _segmented(
-    points: _Points, kept: Places, fewest: int
+    points: _Points, kept: Indexes, fewest: int
 ) -> tuple[_Segments, list[Floats], list[int]]:
-    """All stretches; the least costs, [k - 1][b] of points 0 to b - 1 in k ranges; the chosen
-    cuts.
+    """Choose the segmentation of the kept points into ranges of at least ``fewest`` points.
+
+    Returns the fits of all stretches, the least costs ([k - 1][b]: points 0 to b - 1 in k ranges),
+    and the chosen cuts.
     """
     fits = _Segments(points.size[kept], points.time[kept], points.weight[kept], fewest)
     n = len(kept)
@@ -215,8 +224,10 @@ def _segmented(
 
 
 def _named(cuts: Sequence[int], spans: Sequence[tuple[int, int]], n: int) -> list[int | None]:
-    """For each range its number among those that have a law, or None. A law has FEWEST points
-    wherever in its transition one of its boundaries is, the other at its best place.
+    """For each range its number among those with a law, or None.
+
+    A range has a law if it has FEWEST points wherever one of its boundaries lies in its transition,
+    with the other boundary at its best position.
     """
     starts, ends = [0, *cuts], [*cuts, n]
     latest = [0, *(high for _, high in spans)]
@@ -231,7 +242,7 @@ def _named(cuts: Sequence[int], spans: Sequence[tuple[int, int]], n: int) -> lis
 
 
 def _deviance(cost: float, n: int) -> float:
-    """Mean square of the relative deviations, not below what is no difference."""
+    """Mean square of the relative deviations, at least that of clocks and rounding."""
     return max(float(cost), 0.0) / n + FLOOR**2
 
 
@@ -242,8 +253,8 @@ def _criterion(cost: float, n: int, ranges: int) -> float:
     free = n - 2 * ranges - 1
     if free < 1:  # only the first choice is left: the fewest ranges
         return math.inf if ranges > 1 else 0.0
-    # Few points are fitted better than they deserve: AIC's small-sample factor n / free (Hurvich
-    # and Tsai, Biometrika 76 (1989) 297), applied to this penalty.
+    # Few points are overfitted: AIC's small-sample factor n / free (Hurvich and Tsai, Biometrika 76
+    # (1989) 297), applied to this penalty.
     return n * math.log(_deviance(cost, n)) + figures * math.log(n) * n / free
 
 
@@ -271,15 +282,16 @@ class _Segments:
         long = b - a >= FEWEST
         sums = numpy.vstack((numpy.zeros(6), numpy.cumsum(self._columns, axis=0)))
         self.cost[long] = self._solve(sums[b[long]] - sums[a[long]], a[long])[2]
-        # Of fewer points a difference of two long sums would be rounding only.
-        for few in range(fewest, min(FEWEST, n + 1)):
-            starts = numpy.arange(n + 1 - few)
-            own = numpy.add.reduce([self._columns[starts + k] for k in range(few)])
-            self.cost[starts, starts + few] = self._solve(own, starts)[2]
+        # For fewer points, a difference of two long sums would be mostly rounding error.
+        for length in range(fewest, min(FEWEST, n + 1)):
+            starts = numpy.arange(n + 1 - length)
+            stretch_sums = numpy.add.reduce([self._columns[starts + k] for k in range(length)])
+            self.cost[starts, starts + length] = self._solve(stretch_sums, starts)[2]
 
-    def _solve(self, sums: Floats, starts: Places) -> tuple[Floats, ...]:
-        """latency, slope (scaled) and sum of squares of stretches that begin at ``starts``; no
-        slope is below 0, and no law at the stretch's first size.
+    def _solve(self, sums: Floats, starts: Indexes) -> tuple[Floats, ...]:
+        """Latency, slope (both scaled) and sum of squares of stretches that begin at ``starts``.
+
+        The slope is at least 0, and the law is positive at the first size of the stretch.
         """
         ww, wv, vv, w, v, n = sums.T
         with numpy.errstate(divide="ignore", invalid="ignore"):
@@ -317,8 +329,8 @@ class _Segments:
 
 
 def _expected(ranges: Sequence[SizeRange], index: int, size: Floats) -> float:
-    """The time of the law at a size in no fit."""
+    """The time of the law at a size that is in no fit."""
     law = next((r for r in ranges if index <= r.last), ranges[-1])
     time = law.time_ns(float(size[index]))
-    # A steep law does not reach far before its first size.
+    # A steep law may be negative below its first size: then its time there counts.
     return time if time > 0 else law.time_ns(float(size[law.first]))

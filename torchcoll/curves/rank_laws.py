@@ -1,22 +1,22 @@
-"""How a duration depends on the number of ranks: the one table of laws, and how they are fitted.
+"""The laws of a duration over the number of ranks, and how they are fitted.
 
 A law is a constant and terms of the number of ranks n:
 
 * ``log2 n``: the steps of a tree
 * ``n``: the steps of a ring
-* ``(n-1)/n``: the share of the data that each rank sends, which is what a ring takes where
-  bandwidth decides (nccl-tests doc/PERFORMANCE.md, the bus factors)
+* ``(n-1)/n``: the share of the data that each rank sends, which determines the time of a ring that
+  is limited by bandwidth (nccl-tests doc/PERFORMANCE.md, the bus factors)
 
-``growth.py`` asks which law the durations of a case follow when n grows, and assumes nothing of the
-collective. A model (``model_ranks.py``) knows the collective and fits all sizes together:
+``growth.py`` finds the law that the durations of a case follow when n grows, and assumes nothing
+about the collective. A model (``model_ranks.py``) uses the collective and fits all sizes together:
 
-    time = run + steps(n) x latency of a step + share(n) x size / bandwidth
+    time = launch + steps(n) x latency of a step + share(n) x size / bandwidth
 
-with steps and shares as the textbook counts them (R. Thakur, R. Rabenseifner and W. Gropp, Int. J.
-High Performance Computing Applications 19 (2005) 49; of NCCL graph/tuning.cc: 2 (n - 1) steps of a
-ring, 2 log2 n of a tree, which is pipelined and sends the size twice whatever n is). They follow
-from the entry of the collective: what a ring sends is its bus factor. Two laws may be the same for
-a collective, or hardly differ on the numbers of ranks that were measured: then both remain.
+Steps and shares are counted as in textbooks (R. Thakur, R. Rabenseifner and W. Gropp, Int. J. High
+Performance Computing Applications 19 (2005) 49) and in NCCL's graph/tuning.cc: a ring takes
+2 (n - 1) steps; a tree takes 2 log2 n, is pipelined, and sends the size twice for any n. They are
+derived from the collective's entry: a ring sends its bus factor. For some collectives two laws are
+the same, or hardly differ on the measured numbers of ranks; then both remain.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TERMS: dict[str, Callable[[Floats], Floats]] = {
     "n": lambda n: n,
     "(n-1)/n": lambda n: (n - 1) / n,
 }
-_MANY = 1 << 20  # ranks, at which a bus factor is its limit
+_MANY = 1 << 20  # ranks: the bus factor is close to its limit for so many
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RankLaw:
         return 1 + len(self.terms)
 
     def columns(self, ranks: Floats) -> list[Floats]:
-        """What each parameter is multiplied by, at each number of ranks."""
+        """The factor of each parameter, at each number of ranks."""
         return [numpy.ones(len(ranks)), *(TERMS[name](ranks) for name in self.terms)]
 
 
@@ -64,10 +64,10 @@ MIXTURES = (RankLaw(("n", "(n-1)/n")), RankLaw(("log2 n", "(n-1)/n")))
 
 
 def fit_positive(columns: Floats, times: Floats) -> tuple[Floats, Floats]:
-    """The parameters, none below 0, of least squares, and the times that they give.
+    """Least squares with parameters that are not negative; returns them and the fitted times.
 
-    columns: one for each parameter, a row for each time. Noise is a share of a duration: rows and
-    times are to be divided by the time that is expected there, so that all deviations count alike.
+    columns: a column for each parameter, a row for each time. Noise is proportional to the
+        duration, so callers divide rows and times by the expected time.
     """
     scale = numpy.maximum(abs(columns).max(axis=0), 1e-300)
     parameters, _ = optimize.nnls(columns / scale, times)
@@ -76,10 +76,11 @@ def fit_positive(columns: Floats, times: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class StepLaw:
-    """How an algorithm sends: messages one after the other, and what a rank sends of the size.
+    """How an algorithm communicates: its steps one after another, and the data that a rank sends.
 
-    term: of TERMS, by which the steps grow; None where they do not. passes: how often it is gone
-    through. share: of the size, what a rank sends, as a function of the ranks.
+    term: the name in TERMS of the law by which the steps grow; None for one step on any ranks.
+    passes: how often the steps are repeated.
+    share: the data that a rank sends over the size, as a function of the ranks.
     """
 
     name: str
@@ -88,7 +89,7 @@ class StepLaw:
     share: Callable[[int], float]
 
     def steps(self, ranks: int) -> float:
-        """Counted from one rank, which sends nothing."""
+        """The number of steps; a single rank needs none, unless ``term`` is None."""
         if self.term is None:
             return 1.0
         of_ranks, of_one = TERMS[self.term](numpy.array([ranks, 1.0]))
@@ -96,13 +97,15 @@ class StepLaw:
 
 
 def step_laws(collective: str) -> Sequence[StepLaw]:
-    """Ring, tree, recursive doubling and linear; one law alone where each rank talks to its
-    neighbours only: a collective without a root that carries as much on any number of ranks.
+    """The laws of a collective: ring, tree, recursive doubling and linear.
+
+    A collective in which each rank communicates with its neighbours only has a single law. It is
+    recognised as one without a root that carries the same data on any number of ranks.
     """
     entry = COLLECTIVES[collective]
 
     def in_ring(ranks: int) -> float:
-        """What a rank sends in a ring, over the size: busbw x time / size."""
+        """The data that a rank sends in a ring over the size: busbw x time / size."""
         return entry.moved(ranks) * entry.bus_factor(ranks)
 
     if entry.has_data and not entry.has_root and in_ring(_MANY) == in_ring(2):
@@ -113,7 +116,7 @@ def step_laws(collective: str) -> Sequence[StepLaw]:
     doubling = StepLaw("recursive doubling", "log2 n", 1, in_ring)
     linear = StepLaw("linear", "n", 1, in_ring)
     if entry.parts(2) == 1 and not entry.has_splits:
-        # Each step sends all; blocks of each rank are sent once however they go.
+        # These algorithms send all data in each step; blocks of ranks would be sent only once.
         doubling = StepLaw(doubling.name, doubling.term, 1, doubling.steps)
         linear = StepLaw(linear.name, linear.term, 1, linear.steps)
     return (ring, tree, doubling, linear)

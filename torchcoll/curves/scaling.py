@@ -1,7 +1,7 @@
-"""Time, bandwidth and first calls against the number of ranks, and by which law they grow.
+"""Time, bandwidth and first calls over the number of ranks, and the law by which they grow.
 
-A bandwidth is shown as busbw, which is comparable between numbers of ranks, and as a share of a
-limit that the user states; divided by the ranks it would be no efficiency.
+Bandwidth is shown as busbw, which is comparable between numbers of ranks, and as a share of the
+limit of --link-gbps. Bandwidth divided by ranks would not be an efficiency.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
 
-def unusable(files: Side) -> tuple[str, str]:
-    """How many cases there are, and why each of them is in no curve."""
+def describe_unusable(files: Side) -> tuple[str, str]:
+    """The number of cases, and the reasons why none of them is in a curve, as texts."""
     items = files.measured("time", Reading())
-    reasons = Counter(map(why_out, items))
-    words = "; ".join(f"{number} {why}" for why, number in reasons.items())
-    return f"none of {counted(len(items), 'case')}", f"{words}." if words else ""
+    reasons = Counter(map(exclusion_reason, items))
+    reasons_text = "; ".join(f"{number} {why}" for why, number in reasons.items())
+    return f"none of {counted(len(items), 'case')}", f"{reasons_text}." if reasons_text else ""
 
 
-def why_out(item: Measured) -> str:
+def exclusion_reason(item: Measured) -> str:
+    """Why a case is in no curve."""
     row, reported = item.row, item.result.reported
     if row.status != "ok":
         reason = row.reason.partition(LIKELY)[0]
@@ -48,12 +49,13 @@ def why_out(item: Measured) -> str:
 
 
 def later_runs(files: Side, started: Cold | None) -> set[int]:
-    """Numbers of those ``parts`` that were not the first of their kind in their job, where it
-    matters.
+    """Indexes in ``files.parts`` of runs that were not the first of their kind in their job.
+
+    Their first calls are not comparable. Empty if the position in the job makes no difference.
     """
     rows = started.rows if started else []
     later = [row.run for row in rows if row.in_job not in ("", "-", "1", FIRST_TWO)]
-    return {n for n, part in enumerate(files.parts) if any(part is one for one in later)}
+    return {n for n, run in enumerate(files.parts) if any(run is later_run for later_run in later)}
 
 
 _ONE, _SEVERAL = "one host", "several hosts"
@@ -61,10 +63,11 @@ _ONE, _SEVERAL = "one host", "several hosts"
 
 @dataclass(frozen=True)
 class RanksPoint:
-    """One number of ranks: geometric means over its runs; durations in ns, None is unknown.
+    """The geometric means over the runs on one number of ranks; None if unknown.
 
-    hosts: how many the runs had. low_ns, high_ns: the fastest and the slowest run. share:
-    busbw over the limit that was stated.
+    hosts: the numbers of hosts that the runs had.
+    low_ns, high_ns: the fastest and the slowest run.
+    share: busbw over --link-gbps.
     """
 
     ranks: int
@@ -80,18 +83,19 @@ class RanksPoint:
 
 @dataclass(frozen=True)
 class GrowthFit:
-    """The growth of one figure (time, first call, ...) of one curve. part: on one host or several,
-    and at which place in their jobs, where that tells it from others.
+    """The growth of one figure (time, first call, ...) of one curve.
+
+    subset: the runs that it is about, if not all: on one host or several, position in the job.
     """
 
     figure: str
-    part: str
+    subset: str
     growth: Growth
 
 
 @dataclass(frozen=True)
 class RanksCurve:
-    """One kind of case at one size, or what is before it: the start of the run."""
+    """The points of one kind of case at one size, or of the start of the run."""
 
     kind: Mapping[str, Any]
     size_bytes: int
@@ -102,8 +106,11 @@ class RanksCurve:
 
 @dataclass(frozen=True, repr=False)
 class Scaling(Displayed):
-    """curves: cases; starts: the first call of the run, or its time to first result. left_out:
-    sizes that are measured and not shown.
+    """The result of ``scaling``.
+
+    curves: one for each kind of case and size.
+    starts: curves of the first call of the run, or of its time to first result.
+    left_out: measured sizes that are not shown.
     """
 
     runs: list[Run]
@@ -116,7 +123,7 @@ class Scaling(Displayed):
 
 @dataclass(frozen=True)
 class _Run:
-    """One run of one case."""
+    """The figures of one run of one case."""
 
     ranks: int
     hosts: int
@@ -128,15 +135,17 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Draft:
-    """A curve before its fits; ``figures``: what is fitted, by the field of a _Run. place: in
-    their jobs, of all its runs, where it matters.
+    """A curve before its fits.
+
+    figures: the name of each figure to fit -> the field of a _Run.
+    position: the position of its runs in their jobs, if it makes a difference.
     """
 
     kind: Mapping[str, Any]
     size_bytes: int
     runs: list[_Run]
     figures: Mapping[str, str]
-    place: str = ""
+    position: str = ""
 
 
 def scaling(
@@ -145,18 +154,18 @@ def scaling(
     sizes: Sequence[int] = (),
     link_gbps: float | None = None,
 ) -> Scaling:
-    """The curves over ranks of every kind of case of a folder, files or Runs, at ``sizes`` (bytes
-    as they were asked for) or at the smallest, the middle and the largest that most numbers of
-    ranks have. ``show`` prints it.
+    """The curves over ranks of every kind of case of a folder, files or Runs. ``show`` prints it.
 
+    sizes: the requested sizes in bytes; default: the smallest, the middle and the largest of those
+        that the most numbers of ranks have.
     link_gbps: the limit of busbw in GB/s.
-    Raises UsageError for a size that no case has, and where no case tells its ranks and a time;
-    UnreadableError for a file.
+    Raises UsageError for a size that no case has, and if no case has ranks and a time;
+    UnreadableError for a file that cannot be read.
     """
     if link_gbps is not None and not 0 < link_gbps < float("inf"):
         raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
     files = side("files", sources)
-    separate = kept_separate((part.ranks, known_of(part)) for part in files.parts)
+    separate = kept_separate((run.ranks, known_of(run)) for run in files.parts)
     try:
         started = cold(files.runs)
     except UsageError:  # no first call is known
@@ -164,18 +173,18 @@ def scaling(
     cases, left_out = _cases(files, separate, sizes, started)
     drafts = [*cases, *_starts(started)]
     if not drafts:
-        got, why = unusable(files)
-        raise UsageError("cases", got, "at least one with ranks and a time, and right", why)
+        excluded, why = describe_unusable(files)
+        raise UsageError("cases", excluded, "at least one with ranks and a time, and right", why)
     fits = _fits(drafts)
     curves = [
         RanksCurve(
             draft.kind,
             draft.size_bytes,
             _points(draft.runs, link_gbps),
-            own,
-            hidden_among([one.facts for one in draft.runs], separate),
+            curve_fits,
+            hidden_among([run.facts for run in draft.runs], separate),
         )
-        for draft, own in zip(drafts, fits, strict=True)
+        for draft, curve_fits in zip(drafts, fits, strict=True)
     ]
     notes = _notes(files, curves)
     if later := later_runs(files, started):
@@ -191,11 +200,11 @@ def scaling(
 def _cases(
     files: Side, separate: Sequence[str], sizes: Sequence[int], started: Cold | None
 ) -> tuple[list[_Draft], list[int]]:
-    """A draft for each kind of case and size, and the sizes that none shows."""
+    """A draft for each kind of case and size, and the measured sizes that are not shown."""
     hosts, later = list(map(hosts_of, files.parts)), later_runs(files, started)
     groups: dict[str, dict[int, list[Measured]]] = {}
     for item in files.measured("time", Reading()):
-        # A row that is one first call is no time of a call that has settled.
+        # A row with a single first call has no time of steady calls.
         single = item.result.reported and item.result.reported.first_call_ns
         if item.row.ranks and not single and runs_of([item]):
             by_size = groups.setdefault(repr(kind_of(item, separate)), {})
@@ -203,27 +212,30 @@ def _cases(
     measured = {size_bytes for by_size in groups.values() for size_bytes in by_size}
     missing = [size_bytes for size_bytes in sizes if size_bytes not in measured]
     if missing and measured:
-        known = ", ".join(map(format_size, sorted(measured)))
-        raise UsageError("sizes", format_size(missing[0]), f"sizes that were measured: {known}")
+        measured_text = ", ".join(map(format_size, sorted(measured)))
+        raise UsageError(
+            "sizes", format_size(missing[0]), f"sizes that were measured: {measured_text}"
+        )
     drafts = []
     for by_size in groups.values():
         wanted = sorted(sizes)
         if not wanted:
             # The smallest, middle and largest of the sizes that most numbers of ranks have.
-            numbers = {size: len({m.row.ranks for m in own}) for size, own in by_size.items()}
+            numbers = {size: len({m.row.ranks for m in items}) for size, items in by_size.items()}
             common = sorted(size for size, n in numbers.items() if n == max(numbers.values()))
             wanted = sorted({common[0], common[(len(common) - 1) // 2], common[-1]})
         for size_bytes in wanted:
-            if own := by_size.get(size_bytes):
-                runs = _runs(own, hosts, later)
+            if items := by_size.get(size_bytes):
+                runs = _runs(items, hosts, later)
                 figures = {"time": "time_ns", "1st call of the case": "first_ns"}
-                drafts.append(_Draft(kind_of(own[0], separate), size_bytes, runs, figures))
+                drafts.append(_Draft(kind_of(items[0], separate), size_bytes, runs, figures))
     return drafts, sorted(measured - {draft.size_bytes for draft in drafts})
 
 
 def _runs(items: Sequence[Measured], hosts: Sequence[int], later: set[int]) -> list[_Run]:
-    """A run may have run a case twice: then its figures are their geometric means. hosts: of
-    each part. later: parts whose first calls are not those of a first run.
+    """The figures of each run; geometric means if a run has the same case twice.
+
+    hosts: the number of hosts of each part. later: parts whose first calls do not count.
     """
     by_ranks: dict[int, list[Measured]] = {}
     for item in items:
@@ -231,30 +243,32 @@ def _runs(items: Sequence[Measured], hosts: Sequence[int], later: set[int]) -> l
     return [
         _Run(
             ranks,
-            hosts[same[0].part],
-            same[0].facts,
+            hosts[items_of_run[0].part],
+            items_of_run[0].facts,
             time,
-            geometric(m.row.busbw_gbps for m in same),
+            geometric(m.row.busbw_gbps for m in items_of_run),
             geometric(
-                ns for m in same if m.part not in later and (ns := m.row.first_call_ns) and ns > 0
+                ns
+                for m in items_of_run
+                if m.part not in later and (ns := m.row.first_call_ns) and ns > 0
             ),
         )
-        for ranks, own in sorted(by_ranks.items())
-        for time, same in runs_of(own)
+        for ranks, items_on_ranks in sorted(by_ranks.items())
+        for time, items_of_run in runs_of(items_on_ranks)
     ]
 
 
 def _starts(started: Cold | None) -> list[_Draft]:
-    """The start of each run by kind: its time to first result where all of a kind tell it, else
-    its first call.
+    """The start of each run by kind: its time to first result if all runs of a kind recorded it,
+    otherwise its first call.
     """
     kinds: dict[tuple[str, str], list[ColdRow]] = {}
     for row in started.rows if started else []:
         if row.status == "ok" and row.ranks and row.call_ns(1):
             kinds.setdefault((repr(row.kind), row.in_job), []).append(row)
     drafts = []
-    for (_, place), own in sorted(kinds.items(), key=lambda item: item[0][1]):
-        whole = all(row.first_result_ns for row in own)
+    for (_, position), kind_rows in sorted(kinds.items(), key=lambda item: item[0][1]):
+        whole = all(row.first_result_ns for row in kind_rows)
         runs = [
             _Run(
                 row.ranks,
@@ -262,67 +276,71 @@ def _starts(started: Cold | None) -> list[_Draft]:
                 row.facts,
                 first_ns=row.first_result_ns if whole else row.call_ns(1),
             )
-            for row in sorted(own, key=lambda row: row.ranks)
+            for row in sorted(kind_rows, key=lambda row: row.ranks)
         ]
-        kind: dict[str, Any] = {**own[0].kind, **({"in job": place} if place else {})}
+        kind: dict[str, Any] = {**kind_rows[0].kind, **({"in job": position} if position else {})}
         name = "time to first result" if whole else "1st call of the run"
-        drafts.append(_Draft(kind, kind.pop("size_bytes"), runs, {name: "first_ns"}, place))
+        drafts.append(_Draft(kind, kind.pop("size_bytes"), runs, {name: "first_ns"}, position))
     return drafts
 
 
 def _points(runs: Sequence[_Run], link_gbps: float | None) -> list[RanksPoint]:
     points = []
-    for ranks in dict.fromkeys(one.ranks for one in runs):
-        own = [one for one in runs if one.ranks == ranks]
-        times = [one.time_ns or one.first_ns or 0.0 for one in own]
-        busbw = geometric(one.busbw_gbps for one in own)
+    for ranks in dict.fromkeys(run.ranks for run in runs):
+        runs_on_ranks = [run for run in runs if run.ranks == ranks]
+        times = [run.time_ns or run.first_ns or 0.0 for run in runs_on_ranks]
+        busbw = geometric(run.busbw_gbps for run in runs_on_ranks)
         points.append(
             RanksPoint(
                 ranks,
-                tuple(sorted({one.hosts for one in own if one.hosts})),
-                len(own),
-                geometric(one.time_ns for one in own),
+                tuple(sorted({run.hosts for run in runs_on_ranks if run.hosts})),
+                len(runs_on_ranks),
+                geometric(run.time_ns for run in runs_on_ranks),
                 min(times),
                 max(times),
                 busbw,
                 busbw / link_gbps if busbw and link_gbps else None,
-                geometric(one.first_ns for one in own),
+                geometric(run.first_ns for run in runs_on_ranks),
             )
         )
     return points
 
 
 def _fits(drafts: Sequence[_Draft]) -> list[list[GrowthFit]]:
-    """Of every curve each figure; where runs have one host and others several, each part by
-    itself: they use other links. One rank communicates nothing and is in no fit.
+    """The growth of each figure of every curve.
+
+    If some runs have one host and others several, each subset is fitted separately, because they
+    use other links. Runs on one rank are in no fit, because they do not communicate.
     """
-    asked: list[tuple[int, str, str, list[tuple[int, float]]]] = []
+    candidates: list[tuple[int, str, str, list[tuple[int, float]]]] = []
     for number, draft in enumerate(drafts):
-        real = [one for one in draft.runs if one.ranks > 1]
-        mixed = {one.hosts > 1 for one in real if one.hosts} == {False, True}
-        for part in (_ONE, _SEVERAL) if mixed else ("",):
-            own = [one for one in real if not part or (one.hosts > 1) == (part == _SEVERAL)]
+        real = [run for run in draft.runs if run.ranks > 1]
+        mixed = {run.hosts > 1 for run in real if run.hosts} == {False, True}
+        for subset in (_ONE, _SEVERAL) if mixed else ("",):
+            subset_runs = [
+                run for run in real if not subset or (run.hosts > 1) == (subset == _SEVERAL)
+            ]
             for figure, name in draft.figures.items():
-                points = [(one.ranks, ns) for one in own if (ns := getattr(one, name))]
+                points = [(run.ranks, ns) for run in subset_runs if (ns := getattr(run, name))]
                 if points:
-                    asked.append((number, figure, part, points))
-    found: list[list[GrowthFit]] = [[] for _ in drafts]
-    judged = growths([points for *_, points in asked])
-    for (number, figure, part, _), growth in zip(asked, judged, strict=True):
-        place = f"{drafts[number].place} in job" if drafts[number].place else ""
-        found[number].append(GrowthFit(figure, ", ".join(filter(None, (part, place))), growth))
-    return found
+                    candidates.append((number, figure, subset, points))
+    fits: list[list[GrowthFit]] = [[] for _ in drafts]
+    judged = growths([points for *_, points in candidates])
+    for (number, figure, subset, _), growth in zip(candidates, judged, strict=True):
+        position = f"{drafts[number].position} in job" if drafts[number].position else ""
+        fits[number].append(GrowthFit(figure, ", ".join(filter(None, (subset, position))), growth))
+    return fits
 
 
 def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
     notes = []
-    bad = Counter(why_out(m) for m in files.measured("time", Reading()) if not is_right(m))
+    bad = Counter(exclusion_reason(m) for m in files.measured("time", Reading()) if not is_right(m))
     notes += [f"in no curve: {counted(number, 'case')} {why}" for why, number in bad.items()]
     if any(point.ranks == 1 for curve in curves for point in curve.points):
         notes.append("1 rank communicates nothing: it is in no fit")
-    if any(fit.part.startswith((_ONE, _SEVERAL)) for curve in curves for fit in curve.fits):
+    if any(fit.subset.startswith((_ONE, _SEVERAL)) for curve in curves for fit in curve.fits):
         notes.append("one host and several hosts use other links: each part is fitted by itself")
-    if any(one.reported and one.reported.first_call_ns for one in files.results):
+    if any(result.reported and result.reported.first_call_ns for result in files.results):
         notes.append("rows of -i 1 -w 0 are first calls, and in no time")
-    hidden = dict.fromkeys(hidden_note(one.hidden, "the runs of a curve") for one in curves)
+    hidden = dict.fromkeys(hidden_note(curve.hidden, "the runs of a curve") for curve in curves)
     return [*notes, *filter(None, (*hidden, files.rehearsal_note))]

@@ -1,4 +1,4 @@
-"""Curves over the number of ranks as tables, markdown, CSV and JSON, and as a picture."""
+"""Show curves over the number of ranks as tables, markdown, CSV and JSON, and as a picture."""
 
 from __future__ import annotations
 
@@ -56,45 +56,49 @@ _VERDICTS = (
 
 
 def show_scaling(
-    found: Sequence[Scaling], format: str = "table", file: TextIO | None = None
+    results: Sequence[Scaling], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Print what ``scaling`` found. Raises UsageError for an unknown format."""
-    show_found([Forms(scaling_grids(one), scaling_object(one)) for one in found], format, file)
+    show_found(
+        [Forms(scaling_grids(result), scaling_object(result)) for result in results], format, file
+    )
 
 
-def scaling_object(found: Scaling) -> dict[str, Any]:
-    curves = [*found.curves, *found.starts]
+def scaling_object(result: Scaling) -> dict[str, Any]:
+    curves = [*result.curves, *result.starts]
     return {
         "schema": SCALING_SCHEMA,
-        "link_gbps": found.link_gbps,
+        "link_gbps": result.link_gbps,
         "rows": [record for curve in curves for record in _rows(curve)],
         "fits": [
             {
                 **known(curve.kind),
                 "size_bytes": curve.size_bytes,
-                **picked(fit, "figure part?"),
+                **picked(fit, "figure part=subset?"),
                 **picked(fit.growth, "result reason numbers_of_ranks=numbers runs p_value"),
                 "constant_criterion": fit.growth.constant,
                 "mixtures": [
                     {
-                        **picked(one, "name fits p_lacking"),
-                        "misfit": one.misfit if math.isfinite(one.misfit) else None,
+                        **picked(mixture, "name fits p_lacking"),
+                        "misfit": mixture.misfit if math.isfinite(mixture.misfit) else None,
                     }
-                    for one in (*fit.growth.mixtures, *filter(None, (fit.growth.power,)))
+                    for mixture in (*fit.growth.mixtures, *filter(None, (fit.growth.power,)))
                 ],
                 "laws": [
-                    dataclasses.asdict(law) for law in (fit.growth.law, *fit.growth.others) if law
+                    dataclasses.asdict(law)
+                    for law in (fit.growth.law, *fit.growth.other_laws)
+                    if law
                 ],
             }
             for curve in curves
             for fit in curve.fits
         ],
-        "notes": found_lines(found.notes, found.runs),
+        "notes": found_lines(result.notes, result.runs),
     }
 
 
 def _rows(curve: RanksCurve) -> list[dict[str, Any]]:
-    """One object a number of ranks."""
+    """One object for each number of ranks of a curve."""
     name = "first_call_ns"
     if not _timed(curve):
         result = any(fit.figure == "time to first result" for fit in curve.fits)
@@ -112,48 +116,50 @@ def _rows(curve: RanksCurve) -> list[dict[str, Any]]:
 
 
 def _timed(curve: RanksCurve) -> bool:
-    """False for the start of runs."""
+    """Whether a curve has times of calls; a curve of the start of runs has none."""
     return any(point.time_ns for point in curve.points)
 
 
-def scaling_grids(found: Scaling) -> list[Grid]:
+def scaling_grids(result: Scaling) -> list[Grid]:
     groups: dict[str, list[RanksCurve]] = {}
-    for curve in found.curves:
+    for curve in result.curves:
         groups.setdefault(repr(curve.kind), []).append(curve)
     titles = kind_texts([curves[0].kind for curves in groups.values()])
-    link = found.link_gbps
+    link = result.link_gbps
     grids = []
     for title, curves in zip(titles, groups.values(), strict=True):
-        above = [title, f"{_reading(found)}; geometric means over the runs"]
+        above = [title, f"{_reading(result)}; geometric means over the runs"]
         above += [f"share: busbw of the {link:g} GB/s of --link-gbps"] if link else []
         grids.append(_curves(curves, above, "first"))
-    starts = kind_texts([{**curve.kind, "size_bytes": curve.size_bytes} for curve in found.starts])
-    for title, curve in zip(starts, found.starts, strict=True):
+    starts = kind_texts([{**curve.kind, "size_bytes": curve.size_bytes} for curve in result.starts])
+    for title, curve in zip(starts, result.starts, strict=True):
         figure = next((fit.figure for fit in curve.fits), "1st call of the run")
         grids.append(_curves([curve], [f"start of the run: {title}"], figure))
-    every = [*found.curves, *found.starts]
+    all_curves = [*result.curves, *result.starts]
     names = dict(zip(groups, titles, strict=True))
-    grids.append(_fits(every, names))
+    grids.append(_fits(all_curves, names))
     below = []
-    fits = [fit for curve in every for fit in curve.fits]
+    fits = [fit for curve in all_curves for fit in curve.fits]
     short = sum(fit.growth.result == TOO_FEW for fit in fits)
     if 0 < short < len(fits):
         below.append(
             f"too few points for {short} of {len(fits)} figures, which are not listed: {FEWEST} "
             "numbers of ranks are needed"
         )
-    if found.left_out:
-        below.append(f"not shown (--sizes): {', '.join(map(format_size, found.left_out))}")
-    below += found_lines(found.notes, found.runs)
-    answer = scaling_answer(every)
+    if result.left_out:
+        below.append(f"not shown (--sizes): {', '.join(map(format_size, result.left_out))}")
+    below += found_lines(result.notes, result.runs)
+    answer = scaling_answer(all_curves)
     grids.append(Grid([], [], below=below, answer=answer))
     return grids
 
 
-def _reading(found: Scaling) -> str:
-    """What one duration is, of our own files and of others."""
-    ways = (given_text(run) or reading([r.case for r in run.results], "max") for run in found.runs)
-    return " or ".join(dict.fromkeys(ways))
+def _reading(result: Scaling) -> str:
+    """How a time is computed from calls and ranks, in torchcoll's files and in imported ones."""
+    readings = (
+        given_text(run) or reading([r.case for r in run.results], "max") for run in result.runs
+    )
+    return " or ".join(dict.fromkeys(readings))
 
 
 def _size(curve: RanksCurve) -> str:
@@ -161,8 +167,10 @@ def _size(curve: RanksCurve) -> str:
 
 
 def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
-    """One line for each size and number of ranks; sizes one below the other. The spread stands
-    behind the figure that it is of: the time, or of a start the first call.
+    """One line for each size and number of ranks.
+
+    The spread of the runs follows the figure that it belongs to: the time, or for the start of runs
+    the first call.
     """
 
     def spread(item: tuple[RanksCurve, RanksPoint], of_time: bool) -> str:
@@ -196,33 +204,33 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
     several = len(titles) > 1
 
     def law(item: tuple[RanksCurve, GrowthFit]) -> str:
-        found = item[1].growth.law
+        law = item[1].growth.law
         if power := item[1].growth.named_power:
             return power.name
-        if found is None:
+        if law is None:
             return "-"  # else: 2.00 us + 1.00 us (0.90 to 1.10 us) x log2 n
         base, slope, low, high = (
             f"{'-' if round(ns) < 0 else ''}{time_text(abs(ns), 3)}"
-            for ns in (found.base_ns, found.slope_ns, found.slope_low, found.slope_high)
+            for ns in (law.base_ns, law.slope_ns, law.slope_low, law.slope_high)
         )
-        return f"{base} + {slope} ({low} to {high}) x {found.name}"
+        return f"{base} + {slope} ({low} to {high}) x {law.name}"
 
     def ratio(item: tuple[RanksCurve, GrowthFit]) -> str:
-        found = item[1].growth.law
-        if found is None:
+        law = item[1].growth.law
+        if law is None:
             return "-"
-        interval = f"{format_ratio(found.ratio_low)} to {format_ratio(found.ratio_high)}"
-        return f"{format_ratio(found.ratio)} ({interval})"
+        interval = f"{format_ratio(law.ratio_low)} to {format_ratio(law.ratio_high)}"
+        return f"{format_ratio(law.ratio)} ({interval})"
 
     def span(item: tuple[RanksCurve, GrowthFit]) -> str:
         numbers = item[1].growth.numbers
         return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
 
     def off(item: tuple[RanksCurve, GrowthFit]) -> str:
-        found = item[1].growth.law
+        law = item[1].growth.law
         if power := item[1].growth.named_power:
             return f"{100 * power.misfit:.0f} %"
-        return "-" if found is None else f"{100 * found.misfit:.0f} % on {found.misfit_at}"
+        return "-" if law is None else f"{100 * law.misfit:.0f} % on {law.misfit_at}"
 
     return filled(
         [
@@ -232,7 +240,7 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
             ),
             (Head("size", repeat=True), lambda i: _size(i[0])),
             (Head("figure", left=True, repeat=True), lambda i: i[1].figure),
-            (Head("on", left=True), lambda i: i[1].part or "-"),
+            (Head("on", left=True), lambda i: i[1].subset or "-"),
             (Head("ranks", left=True), span),
             (Head("result", left=True), lambda i: i[1].growth.result),
             (Head("why", left=True, drop=3), lambda i: i[1].growth.reason),
@@ -254,9 +262,9 @@ def scaling_answer(curves: Sequence[RanksCurve]) -> Answer:
     for curve in curves:
         for fit in curve.fits:
             growths.setdefault(fit.figure, []).append(fit.growth)
-    every = [growth for of_figure in growths.values() for growth in of_figure]
-    numbers = sorted({number for growth in every for number in growth.numbers})
-    if all(growth.result == TOO_FEW for growth in every):
+    all_growths = [growth for of_figure in growths.values() for growth in of_figure]
+    numbers = sorted({number for growth in all_growths for number in growth.numbers})
+    if all(growth.result == TOO_FEW for growth in all_growths):
         measured = f"{', '.join(map(str, numbers))} ranks" if numbers else "nothing"
         return Answer(
             f"cannot say how times grow with the ranks: measured on {measured}, and {FEWEST} "
@@ -272,10 +280,10 @@ def scaling_answer(curves: Sequence[RanksCurve]) -> Answer:
             texts.append(f"{figure} {next(iter(counts))}{every_one}{_extent(judged)}")
         elif counts:
             of = f"of {len(judged)} curves"
-            parts = [f"{verb} in {count} {of}" for verb, count in counts.items()]
-            texts.append(f"{figure} {', '.join(parts)}")
-    known = {growth.result for growth in every} - {"inconclusive", TOO_FEW}
-    return Answer("; ".join(texts), "" if known else "doubt")
+            counts_texts = [f"{verb} in {count} {of}" for verb, count in counts.items()]
+            texts.append(f"{figure} {', '.join(counts_texts)}")
+    results = {growth.result for growth in all_growths} - {"inconclusive", TOO_FEW}
+    return Answer("; ".join(texts), "" if results else "doubt")
 
 
 _MEASURE_MORE = (
@@ -295,7 +303,7 @@ def _verb_text(growth: Growth) -> str:
 
 
 def _extent(growths: Sequence[Growth]) -> str:
-    """`` (1.58x from 12 to 768 ranks)``: what the best laws make of the whole range."""
+    """A text such as `` (1.58x from 12 to 768 ranks)``: the growth by the best laws, or ''."""
     ratios = sorted(growth.law.ratio for growth in growths if growth.law)
     ranges = {(growth.numbers[0], growth.numbers[-1]) for growth in growths}
     if growths[0].result == "inconclusive" or len(ratios) < len(growths) or len(ranges) > 1:
@@ -308,14 +316,14 @@ def _extent(growths: Sequence[Growth]) -> str:
 _KINDS = 8  # rows of a picture; more are too small to read
 
 
-def scaling_figure(found: Scaling) -> Figure:
-    """A row for each kind of case: time over the ranks on the left, on the right the speed-up, the
-    time with the fewest ranks over that with n; a line for each size.
+def scaling_figure(result: Scaling) -> Figure:
+    """A figure with a row for each kind of case and a line for each size.
 
-    Raises UnavailableError without matplotlib, UsageError where no case ran with several numbers.
+    Left: time over ranks. Right: speed-up, the time with the fewest ranks over that with n ranks.
+    Raises UnavailableError without matplotlib, UsageError if no case has several numbers of ranks.
     """
     groups: dict[str, list[RanksCurve]] = {}
-    for curve in found.curves:
+    for curve in result.curves:
         if len([p for p in curve.points if p.time_ns]) > 1:
             groups.setdefault(repr(curve.kind), []).append(curve)
     if not groups:
@@ -345,9 +353,9 @@ def scaling_figure(found: Scaling) -> Figure:
         right.set_ylim(bottom=0)
         legend(left, len(curves))
     several = any(p.runs > 1 for curves in drawn for c in curves for p in c.points)
-    caption = [f"{_reading(found)}; geometric means over the runs; 1: more ranks cost no time"]
+    caption = [f"{_reading(result)}; geometric means over the runs; 1: more ranks cost no time"]
     caption += ["band: the fastest and the slowest run"] * several
-    rest = len(groups) - len(drawn)
-    caption += [f"{counted(rest, 'kind')} of cases more are not drawn"] * bool(rest)
-    write_caption(figure, [*caption, *found_lines(found.notes, found.runs)])
+    not_drawn = len(groups) - len(drawn)
+    caption += [f"{counted(not_drawn, 'kind')} of cases more are not drawn"] * bool(not_drawn)
+    write_caption(figure, [*caption, *found_lines(result.notes, result.runs)])
     return figure

@@ -1,14 +1,14 @@
-"""A law of time over size, and how wrong it is: found by leaving sizes out.
+"""Fit a law of time over size, and estimate its error by leaving sizes out.
 
-time = (latency + size / bandwidth) x factor(size): one such law for all sizes, or one for each of
-the ranges that ``ranges.py`` finds, and a correction where the data bend otherwise: factors at half
-as many sizes, between them straight lines in the logarithms or a spline. Which of these, and
-whether any, is chosen by leaving each size out in turn.
+time = (latency + size / bandwidth) x factor(size), either one such law for all sizes or one for
+each of the ranges that ``ranges.py`` finds. Where the data bend otherwise, a correction is added:
+factors at half as many sizes, with straight lines in the logarithms or a spline between them. The
+form of the law is chosen by leaving out each size in turn.
 
 The interval is the jackknife+ (R. F. Barber, E. J. Candes, A. Ramdas and R. J. Tibshirani, Annals
-of Statistics 49 (2021) 486), in logarithms: what the laws without one size say, each with its own
-left-out error. Beyond the data it widens with the distance, by as much as laws without the sizes of
-one end were wrong there. Pure numbers: sizes in bytes, times in nanoseconds.
+of Statistics 49 (2021) 486), in logarithms: the predictions of the laws without one size, each with
+its own left-out error. Beyond the data the interval widens with the distance, by the errors of laws
+that were fitted without the sizes at one end. Pure numbers: sizes in bytes, times in nanoseconds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torchcoll.curves.ranges import find_ranges
 from torchcoll.stats.line import Floats, fit_line
 
 FEWEST_SIZES = 3
-TAIL = 3  # sizes that tell the slope beyond the largest one
-_SHARE = 0.5  # corrections, of the number of sizes
+TAIL = 3  # the number of largest sizes that the slope beyond the data is fitted to
+_SHARE = 0.5  # the number of corrections over the number of sizes
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,20 @@ class Piece:
     ns_per_byte: float
 
     def at(self, sizes: Floats) -> Floats:
-        """Not below a thousandth of its time at its own first size: a steep line meets zero."""
+        """Times in ns, at least 1/1000 of the time at low_bytes: a steep line goes below 0."""
         least = 1e-3 * abs(self.latency_ns + self.ns_per_byte * self.low_bytes)
         return numpy.maximum(self.latency_ns + self.ns_per_byte * sizes, max(least, 1e-3))
 
 
 @dataclass(frozen=True)
 class SizeLaw:
-    """pieces in order of size; corrections: (size in bytes, logarithm of the factor there).
+    """A law of time over size.
 
-    beyond_ns_per_byte: above the largest size the time goes on from there with this slope, that of
-    the last TAIL sizes: a law of many sizes that bends cannot be right at its end.
+    pieces: in order of size.
+    corrections: (size in bytes, logarithm of the factor there).
+    beyond_ns_per_byte: the slope above the largest size, fitted to the last TAIL sizes, because a
+        law that was fitted to many sizes is often off at its end.
+    smooth: whether a spline connects the corrections, instead of straight lines.
     """
 
     pieces: tuple[Piece, ...]
@@ -58,56 +61,61 @@ class SizeLaw:
     smooth: bool = False
 
     def logs(self, sizes: Floats) -> Floats:
-        """Logarithms of the times in ns. Below the data the first law and factor go on."""
+        """Logarithms of the times in ns. Below the data the first piece and factor are extended."""
         last = self.pieces[-1].high_bytes
         within = numpy.minimum(sizes, last)
-        found = lines(self.pieces, within) + factors(self.corrections, within, self.smooth)
-        return numpy.log(numpy.exp(found) + self.beyond_ns_per_byte * (sizes - within))
+        logs = piecewise_logs(self.pieces, within) + log_factors(
+            self.corrections, within, self.smooth
+        )
+        return numpy.log(numpy.exp(logs) + self.beyond_ns_per_byte * (sizes - within))
 
     def factor(self, size: float) -> float:
-        return math.exp(float(factors(self.corrections, numpy.array([size]), self.smooth)[0]))
+        return math.exp(float(log_factors(self.corrections, numpy.array([size]), self.smooth)[0]))
 
 
-def lines(pieces: Sequence[Piece], sizes: Floats) -> Floats:
-    """Logarithms of the times of the pieces; between two of them a mean of both by distance."""
-    found = numpy.log(pieces[0].at(sizes))
-    for one, other in itertools.pairwise(pieces):
-        span = math.log(other.low_bytes / one.high_bytes)
-        share = numpy.clip(numpy.log(sizes / one.high_bytes) / span, 0, 1)
-        found = numpy.where(
-            sizes > one.high_bytes,
-            (1 - share) * numpy.log(one.at(sizes)) + share * numpy.log(other.at(sizes)),
-            found,
+def piecewise_logs(pieces: Sequence[Piece], sizes: Floats) -> Floats:
+    """Logarithms of the times of the pieces; between two pieces they are interpolated."""
+    logs = numpy.log(pieces[0].at(sizes))
+    for lower, upper in itertools.pairwise(pieces):
+        span = math.log(upper.low_bytes / lower.high_bytes)
+        share = numpy.clip(numpy.log(sizes / lower.high_bytes) / span, 0, 1)
+        logs = numpy.where(
+            sizes > lower.high_bytes,
+            (1 - share) * numpy.log(lower.at(sizes)) + share * numpy.log(upper.at(sizes)),
+            logs,
         )
-    return found
+    return logs
 
 
-def factors(
+def log_factors(
     corrections: Sequence[tuple[float, float]], sizes: Floats, smooth: bool = False
 ) -> Floats:
-    """Logarithms of the factors at these sizes; outside of their sizes the outer one goes on."""
+    """Logarithms of the factors at these sizes; beyond the corrections the outermost one holds."""
     if not corrections:
         return numpy.zeros(len(sizes))
     knots, logs = zip(*corrections, strict=True)
-    found: Floats = _between(numpy.log(knots), smooth, sizes) @ numpy.array(logs)
-    return found
+    values: Floats = _between(numpy.log(knots), smooth, sizes) @ numpy.array(logs)
+    return values
 
 
-def _between(places: Floats, smooth: bool, sizes: Floats) -> Floats:
-    """Of each size (rows) how much the factor at each place (columns) counts: straight lines, or a
-    natural cubic spline.
+def _between(knots: Floats, smooth: bool, sizes: Floats) -> Floats:
+    """The weight of the factor at each knot (columns) for each size (rows), by straight lines or a
+    natural cubic spline. knots: logarithms of sizes.
     """
-    x, columns = numpy.clip(numpy.log(sizes), places[0], places[-1]), numpy.eye(len(places))
+    x, columns = numpy.clip(numpy.log(sizes), knots[0], knots[-1]), numpy.eye(len(knots))
     if smooth:
-        found: Floats = interpolate.CubicSpline(places, columns, bc_type="natural")(x)
-        return found
-    return numpy.column_stack([numpy.interp(x, places, own) for own in columns])
+        weights: Floats = interpolate.CubicSpline(knots, columns, bc_type="natural")(x)
+        return weights
+    return numpy.column_stack([numpy.interp(x, knots, unit_vector) for unit_vector in columns])
 
 
 @dataclass(frozen=True)
 class Form:
-    """What is chosen by leaving out: a law for each of the ranges or one; corrections as a share of
-    the number of sizes, and whether a spline is between them.
+    """The form of a law, which is chosen by leaving sizes out.
+
+    ranges: (first size, last size) of each piece.
+    share: the number of corrections over the number of sizes; 0 for none.
+    smooth: whether a spline connects the corrections.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -120,39 +128,41 @@ def fit_piece(sizes: Floats, times: Floats) -> Piece:
 
 
 def fit_corrections(
-    sizes: Floats, rest: Floats, share: float, smooth: bool = False
+    sizes: Floats, residuals: Floats, share: float, smooth: bool = False
 ) -> tuple[tuple[float, float], ...]:
-    """Factors for what a law leaves of the logarithms, at sizes of which each has as many."""
+    """Fit factors to the residuals (logarithms) of a law, at quantiles of the sizes."""
     distinct = numpy.unique(sizes)
     count = math.ceil(len(distinct) * share)
     if count < 2:
         return ()
-    places = numpy.quantile(numpy.log(distinct), numpy.linspace(0, 1, count))
-    columns = _between(places, smooth, sizes)
-    # A trace of ridge: where two knots share one size.
-    figures = numpy.linalg.solve(columns.T @ columns + 1e-3 * numpy.eye(count), columns.T @ rest)
-    return tuple(zip(numpy.exp(places).tolist(), figures.tolist(), strict=True))
+    knots = numpy.quantile(numpy.log(distinct), numpy.linspace(0, 1, count))
+    columns = _between(knots, smooth, sizes)
+    # A little ridge regularization, for two knots that share one size.
+    figures = numpy.linalg.solve(
+        columns.T @ columns + 1e-3 * numpy.eye(count), columns.T @ residuals
+    )
+    return tuple(zip(numpy.exp(knots).tolist(), figures.tolist(), strict=True))
 
 
 def fit_form(sizes: Floats, times: Floats, form: Form) -> SizeLaw:
-    """The law of this form. A range keeps its sizes where one of them was left out."""
+    """Fit a law of this form. A range keeps its limits if one of its sizes was left out."""
     pieces = []
     for low, high in form.ranges:
-        own = (sizes >= low) & (sizes <= high)
-        if own.sum() > 1:
-            pieces.append(fit_piece(sizes[own], times[own]))
+        inside = (sizes >= low) & (sizes <= high)
+        if inside.sum() > 1:
+            pieces.append(fit_piece(sizes[inside], times[inside]))
     pieces = pieces or [fit_piece(sizes, times)]
-    # The last range may have lost its last size: the law reaches as far as the data do.
+    # The largest size may have been left out: the last piece ends where the data end.
     pieces[-1] = replace(pieces[-1], high_bytes=float(sizes[-1]))
-    rest = numpy.log(times) - lines(pieces, sizes)
+    residuals = numpy.log(times) - piecewise_logs(pieces, sizes)
     slope = fit_piece(sizes[-TAIL:], times[-TAIL:]).ns_per_byte
-    corrections = fit_corrections(sizes, rest, form.share, form.smooth)
+    corrections = fit_corrections(sizes, residuals, form.share, form.smooth)
     return SizeLaw(tuple(pieces), corrections, slope, form.smooth)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A law, the laws without each size in turn, and by how much they missed it (logarithms)."""
+    """A law, the laws fitted without each size in turn, and their errors there (logarithms)."""
 
     law: SizeLaw
     form: Form
@@ -161,19 +171,22 @@ class Fit:
 
 
 def fit_size_law(sizes: Floats, times: Floats, errors: Sequence[float] = ()) -> Fit:
-    """The law whose form predicts left-out sizes best; sizes ascend, at least FEWEST_SIZES."""
-    one = ((int(sizes[0]), int(sizes[-1])),)
+    """Fit the law whose form predicts left-out sizes best.
+
+    sizes: ascending, at least FEWEST_SIZES. errors: relative standard errors of the times.
+    """
+    whole = ((int(sizes[0]), int(sizes[-1])),)
     laws = find_ranges(sizes.tolist(), times.tolist(), list(errors) or 0.0).ranges
     several = tuple((int(sizes[r.first]), int(sizes[r.last])) for r in laws)
-    ranges = [one] if len(several) < 2 else [one, several]
-    # The forms to choose from, the ones with fewer figures first.
-    forms = [Form(own, 0.0) for own in ranges]
+    ranges = [whole] if len(several) < 2 else [whole, several]
+    # The forms to choose from, those with fewer parameters first.
+    forms = [Form(form_ranges, 0.0) for form_ranges in ranges]
     if len(sizes) > FEWEST_SIZES:
-        forms += [Form(one, _SHARE), Form(one, _SHARE, True), Form(ranges[-1], _SHARE)]
+        forms += [Form(whole, _SHARE), Form(whole, _SHARE, True), Form(ranges[-1], _SHARE)]
 
     def score(fit: Fit) -> float:
-        """Mean square error of the sizes between the ends: an end that is left out is extrapolated.
-        The mean error forgives a form that misses a jump altogether.
+        """Mean square error of the sizes between the ends; a left-out end would be extrapolated.
+        Squares, because the mean error would accept a form that misses a jump.
         """
         inner = fit.missed[1:-1] if len(fit.missed) > FEWEST_SIZES else fit.missed
         return float((inner**2).mean())
@@ -184,8 +197,8 @@ def fit_size_law(sizes: Floats, times: Floats, errors: Sequence[float] = ()) -> 
 def _left_out(sizes: Floats, times: Floats, form: Form) -> Fit:
     logs, without, missed = numpy.log(times), [], []
     for i in range(len(sizes)):
-        rest = numpy.arange(len(sizes)) != i
-        law = fit_form(sizes[rest], times[rest], form)
+        kept = numpy.arange(len(sizes)) != i
+        law = fit_form(sizes[kept], times[kept], form)
         without.append(law)
         missed.append(float(logs[i] - law.logs(sizes[i : i + 1])[0]))
     return Fit(fit_form(sizes, times, form), form, tuple(without), numpy.array(missed))

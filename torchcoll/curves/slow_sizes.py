@@ -1,10 +1,10 @@
-"""Single sizes that contradict the law of all others, as an outlier test tells them.
+"""Find single sizes that contradict the law of all other sizes, by an outlier test.
 
-The law is fitted without the size, and its distance is measured by the scatter of the others: the
-externally studentized residual, which is Student's t (R. D. Cook and S. Weisberg, Residuals and
-Influence in Regression (1982), section 2.2), with Bonferroni's correction for looking at every
-size. A spread that holds the size itself, or its neighbours on lines through it, is inflated by
-the very thing that is looked for. Pure numbers.
+The law is fitted without the size, and the distance of the size from this law is divided by the
+scatter of the other sizes. This is the externally studentized residual, which is distributed as
+Student's t (R. D. Cook and S. Weisberg, Residuals and Influence in Regression (1982), section 2.2).
+Bonferroni's correction accounts for testing every size. The size under test must not contribute to
+the scatter: an outlier would inflate it and hide itself. Pure numbers.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from scipy import stats
 
 from torchcoll.stats.line import Floats
 
-Places = NDArray[numpy.int64]
+Indexes = NDArray[numpy.int64]
 
-LEAST = 0.15  # so much slower (or faster) than the law, or nobody would act on it
+LEAST = 0.15  # relative deviation from the law; nobody would act on less
 _LEVEL = 0.01  # for all sizes of a curve: see tests/benchmarks/transitions.py
-_FEWEST = 6  # sizes: the law of five others has three to contradict it
-_LOOKED_AT = 3  # the furthest from the law, and as many of those furthest from their neighbours
-_MANY = 64  # sizes, of which one moves the law of the others by nothing worth a new fit
-# One in so many may be left out: beyond, the others are no law.
+_FEWEST = 6  # sizes: a law through the five others leaves three degrees of freedom
+_LOOKED_AT = 3  # candidates: the sizes furthest from the law, and those furthest from neighbours
+_MANY = 64  # sizes: of so many a single one hardly moves the law of the others
+# At most one size in so many may be slow: with more, the others do not follow a law.
 _SHARE = 4
-_ENOUGH = 10  # sizes of which a median is taken
+_ENOUGH = 10  # sizes: from so many on the scatter is a median
 
 
 @dataclass(frozen=True)
 class LawFit:
-    """Laws of points: of each (first, last, latency_ns, ns a byte), by index, inclusive; the sum of
-    squares of the relative deviations.
+    """The laws of some points.
+
+    laws: (first index, last index (inclusive), latency_ns, ns per byte) of each law.
+    squares: sum of squares of the relative deviations of all points.
     """
 
     laws: tuple[tuple[int, int, float, float], ...]
@@ -42,19 +44,21 @@ class LawFit:
 
 
 def find_slow_sizes(
-    size: Floats, time: Floats, fit: Callable[[Places], LawFit], noise: Floats
+    size: Floats, time: Floats, fit: Callable[[Indexes], LawFit], noise: Floats
 ) -> list[int]:
-    """Indexes of the sizes that contradict, in order.
+    """Indexes of the sizes that contradict the law of the others, ascending.
 
-    fit: the laws of the points with these indexes. noise: of each a deviation that is none.
+    The most significant size is removed first, then the rest is tested again: two slow sizes make
+    each other less significant. A size between others can only be slow, not fast: a size below the
+    law is also what a law that bends sharply leaves.
 
-    One after the other, the clearest first: of two, each makes the other one less clear. Between
-    others a size is slow; faster than its law is what is left where a law bends more sharply.
+    fit: returns the laws of the points with the given indexes.
+    noise: for each size, a relative deviation that noise alone explains.
     """
     kept = numpy.arange(len(size))
-    found: list[int] = []
-    while len(kept) >= _FEWEST and len(found) < max(1, len(size) // _SHARE):
-        clearest, place = 1.0, None
+    slow: list[int] = []
+    while len(kept) >= _FEWEST and len(slow) < max(1, len(size) // _SHARE):
+        clearest, clearest_index = 1.0, None
         for candidate in _candidates(size[kept], time[kept], fit(kept)):
             # At an end, next to a size that was left out, the law of the others does not reach so
             # far.
@@ -62,102 +66,109 @@ def find_slow_sizes(
             at_end = candidate in (0, len(kept) - 1)
             if at_end and abs(int(kept[candidate] - kept[inner])) > 1:
                 continue
-            clear = _clear(size, time, kept, candidate, fit, noise)
-            if clear > clearest:
-                clearest, place = clear, candidate
-        if place is None:
+            significance = _significance(size, time, kept, candidate, fit, noise)
+            if significance > clearest:
+                clearest, clearest_index = significance, candidate
+        if clearest_index is None:
             break
-        found.append(int(kept[place]))
-        kept = numpy.delete(kept, place)
-    return sorted(found)
+        slow.append(int(kept[clearest_index]))
+        kept = numpy.delete(kept, clearest_index)
+    return sorted(slow)
 
 
 def _candidates(size: Floats, time: Floats, fitted: LawFit) -> list[int]:
-    """Where to look: a new fit without each of them is what the test costs."""
+    """Indexes of the sizes to test. Each test costs a new fit, so only a few sizes are tested."""
     y = numpy.log(time)
     law = numpy.empty(len(size))
     for first, last, latency, per_byte in fitted.laws:
-        own = slice(first, last + 1)
-        law[own] = numpy.log(latency + per_byte * size[own])
-    # The law leans toward a point, at the end of few by more than half of its distance.
+        law_sizes = slice(first, last + 1)
+        law[law_sizes] = numpy.log(latency + per_byte * size[law_sizes])
+    # A point pulls its law towards itself; the end of a short curve does by over half its distance.
     least = math.log1p(LEAST) * (0.8 if len(size) > _MANY else 0.3)
     x = numpy.log(size)
-    places = numpy.arange(len(size))
-    a, b = numpy.maximum(places - 1, 0), numpy.minimum(places + 1, len(size) - 1)
+    indexes = numpy.arange(len(size))
+    a, b = numpy.maximum(indexes - 1, 0), numpy.minimum(indexes + 1, len(size) - 1)
     a[0], b[-1] = 2, len(size) - 3
     between = y[a] + (y[b] - y[a]) * (x - x[a]) / (x[b] - x[a])
     chosen: list[int] = []
-    for away, limit in ((abs(y - law), least), (abs(y - between), math.log1p(LEAST))):
-        if len(size) > _MANY:  # then what is not beyond the others' scatter is not worth a look
-            limit = max(limit, 5 * float(numpy.median(away)))
-        chosen += [int(i) for i in numpy.argsort(-away)[:_LOOKED_AT] if away[i] > limit]
+    for distances, limit in ((abs(y - law), least), (abs(y - between), math.log1p(LEAST))):
+        if len(size) > _MANY:  # among many sizes, test only those beyond the usual scatter
+            limit = max(limit, 5 * float(numpy.median(distances)))
+        chosen += [int(i) for i in numpy.argsort(-distances)[:_LOOKED_AT] if distances[i] > limit]
     return list(dict.fromkeys(chosen))
 
 
-def _clear(
+def _significance(
     size: Floats,
     time: Floats,
-    kept: Places,
-    place: int,
-    fit: Callable[[Places], LawFit],
+    kept: Indexes,
+    index: int,
+    fit: Callable[[Indexes], LawFit],
     noise: Floats,
 ) -> float:
-    """How many times the t that is asked for; 0 where the law is nearer than anybody would act on.
+    """t of a size over the critical t: above 1 is significant; 0 for a deviation below LEAST.
 
-    Between two laws it may belong to either.
+    index: the position of the size in ``kept``. A size between two laws may belong to either of
+    them; the law that it deviates less from counts.
     """
-    rest, own = numpy.delete(kept, place), kept[place]
-    others, ours = size[rest], time[rest]
-    fitted = fit(rest)
-    free = len(others) - 2 * len(fitted.laws)
+    remaining, candidate = numpy.delete(kept, index), kept[index]
+    other_sizes, other_times = size[remaining], time[remaining]
+    fitted = fit(remaining)
+    free = len(other_sizes) - 2 * len(fitted.laws)
     if free < 1:
         return 0.0
-    spread = max(_spread(fitted, others, ours, place), float(noise[own]))
-    asked = float(stats.t.isf(_LEVEL / 2 / len(kept), free))
+    spread = max(_spread(fitted, other_sizes, other_times, index), float(noise[candidate]))
+    critical_t = float(stats.t.isf(_LEVEL / 2 / len(kept), free))
     # The law of the point before, and that of the point after.
     end = fitted.laws[-1][1]
-    near = {min(max(place - 1, 0), end), min(place, end)}
-    unit = float(others.max())
-    away = []
+    near = {min(max(index - 1, 0), end), min(index, end)}
+    unit = float(other_sizes.max())
+    scores = []
     for first, last, latency, per_byte in fitted.laws:
-        expected = latency + per_byte * float(size[own])
-        # A law with a negative intercept does not reach far before its own sizes.
-        if expected <= 0 or not any(first <= index <= last for index in near):
+        expected = latency + per_byte * float(size[candidate])
+        # A law with a negative intercept has no positive time far below its own sizes.
+        if expected <= 0 or not any(first <= i <= last for i in near):
             continue
-        distance = math.log(float(time[own]) / expected)
+        distance = math.log(float(time[candidate]) / expected)
         if abs(distance) < math.log1p(LEAST):
-            away.append(0.0)
+            scores.append(0.0)
             continue
         of_law = slice(first, last + 1)
-        rows = numpy.column_stack((1 / ours[of_law], others[of_law] / unit / ours[of_law]))
-        point = numpy.array([1.0, float(size[own]) / unit]) / expected
-        # How uncertain the law is there: much, where it is extrapolated.
+        rows = numpy.column_stack(
+            (1 / other_times[of_law], other_sizes[of_law] / unit / other_times[of_law])
+        )
+        point = numpy.array([1.0, float(size[candidate]) / unit]) / expected
+        # The variance of the law at this size, which is large if the law is extrapolated.
         leverage = float(point @ numpy.linalg.pinv(rows.T @ rows) @ point)
-        away.append(distance / spread / math.sqrt(1 + leverage))
-    if not away:
+        scores.append(distance / spread / math.sqrt(1 + leverage))
+    if not scores:
         return 0.0
-    if 0 < place < len(kept) - 1 and min(away) < 0:
+    if 0 < index < len(kept) - 1 and min(scores) < 0:
         return 0.0
-    return min(map(abs, away)) / asked
+    return min(map(abs, scores)) / critical_t
 
 
-def _spread(fitted: LawFit, size: Floats, time: Floats, place: int) -> float:
-    """Of the others about their laws; of enough of them by a median: another slow size among them
-    would inflate a mean square, and two would hide each other. Neighbours that are far off
-    together are a stretch, and none of them is alone.
+def _spread(fitted: LawFit, size: Floats, time: Floats, index: int) -> float:
+    """Relative scatter of some sizes about their laws.
+
+    With at least _ENOUGH sizes it is based on the median deviation, because another slow size would
+    inflate the mean square, and two slow sizes would hide each other. If the neighbours of
+    ``index`` deviate as well, they are a stretch of slow sizes rather than a single one, and the
+    mean square is used.
     """
     free = len(size) - 2 * len(fitted.laws)
     square = math.sqrt(fitted.squares / free)
     if len(size) < _ENOUGH:
         return square
-    parts = [
+    deviations_by_law = [
         abs(time[first : last + 1] / (latency + per_byte * size[first : last + 1]) - 1)
         for first, last, latency, per_byte in fitted.laws
     ]
-    away = numpy.concatenate(parts)
-    if away[max(place - 1, 0) : place + 1].max() > LEAST:
+    deviations = numpy.concatenate(deviations_by_law)
+    if deviations[max(index - 1, 0) : index + 1].max() > LEAST:
         return square
-    middle = 1.4826 * float(numpy.median(away))
-    # Two standard errors above, for normal noise: too little finds slow sizes in noise.
+    middle = 1.4826 * float(numpy.median(deviations))
+    # Two standard errors above the estimate, for normal noise: a scatter that is too small would
+    # make noise look like slow sizes.
     middle *= math.sqrt(len(size) / free) * (1 + 2 * 1.17 / math.sqrt(len(size)))
     return min(square, middle)

@@ -1,12 +1,12 @@
-"""Where the behaviour of a collective changes with size: from its times, and from the algorithm.
+"""Find the sizes at which the behaviour of a collective changes, from times, logs and forced cells.
 
-Independent witnesses. The times alone give transitions between ranges (curves/ranges.py). The
-library's own log, where one was kept, gives the hand-over between two sizes; forced cells give the
-size from which another one is the best. They stand side by side; none corrects another.
+The three sources are independent, and none corrects another. The times give transitions between
+ranges (curves/ranges.py). The library's log, if it was kept, gives hand-overs: another algorithm
+between two sizes. Forced cells give the sizes from which another cell is the best.
 
-Where the times of a curve contradict its ranges, that may be noise. Noise is said only where
-runs, or the calls of the only one, show it: a size that is slow in every run scatters about
-a law as well.
+If the times of a curve contradict its ranges, this may be noise. It is called noise only if several
+runs, or the calls of a single run, show it; a size that is slow in every run scatters about its law
+too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_size
-from torchcoll.curves.curve_scatter import Known, known_scatter
+from torchcoll.curves.curve_scatter import CurveScatter, estimate_scatter
 from torchcoll.curves.ranges import (
     DISAGREEING,
     FEWEST,
@@ -48,17 +48,17 @@ from torchcoll.stats.sides import (
     value_of_fact,
 )
 
-NOISY = 0.2  # scatter about the law beyond which no boundary can be told
-POOR = 0.15  # a point further from its law than that, and than noise goes: the law does not fit
-FEW = 16  # sizes, below which scatter about a law may be its misfit as well as noise
-FALL = 0.1  # time that falls by less from one size to the next is nothing to act on
-_UNKNOWN = 0.04  # of few sizes, where nothing tells the noise: a fall has to be 1.25x
-_FAR = 4  # standard errors, as far as noise hardly goes
+NOISY = 0.2  # scatter about the law; with more, no boundary can be found
+POOR = 0.15  # deviation of a point; if it is larger, and larger than noise, the law does not fit
+FEW = 16  # sizes: with fewer, scatter about a law may be misfit rather than noise
+FALL = 0.1  # a fall of the time from one size to the next; nobody would act on less
+_UNKNOWN = 0.04  # noise assumed for few sizes if it is unknown: a fall has to be at least 1.25x
+_FAR = 4  # standard errors: noise rarely deviates by so many
 
 
 @dataclass(frozen=True)
 class Fall:
-    """More bytes in less time: ratio is the time at low_bytes over that at high_bytes."""
+    """A larger size that takes less time. ratio: time at low_bytes over time at high_bytes."""
 
     low_bytes: int
     high_bytes: int
@@ -70,16 +70,16 @@ class Fall:
         return self.low_ns / self.high_ns
 
 
-def falls_of(found: CurveRanges) -> list[Fall]:
-    """Where time falls by more than noise, and no slow size and no transition says it already."""
-    stated = found.known and found.known.runs
-    noise = found.curve.noise if len(found.points) >= FEW else _UNKNOWN
+def find_falls(curve_ranges: CurveRanges) -> list[Fall]:
+    """Falls of the time that exceed the noise and are not explained by a slow size or a drop."""
+    from_runs = curve_ranges.scatter and curve_ranges.scatter.from_runs
+    noise = curve_ranges.curve.noise if len(curve_ranges.points) >= FEW else _UNKNOWN
 
-    kept = [p for i, p in enumerate(found.points) if i not in found.curve.slow_sizes]
-    spans = [(t.low_bytes, t.high_bytes) for t in found.transitions if t.kind == "drop"]
+    kept = [p for i, p in enumerate(curve_ranges.points) if i not in curve_ranges.curve.slow_sizes]
+    spans = [(t.low_bytes, t.high_bytes) for t in curve_ranges.transitions if t.kind == "drop"]
     falls = []
     for a, b in itertools.pairwise(kept):
-        errors = (a.error, b.error) if stated else (noise, noise)
+        errors = (a.error, b.error) if from_runs else (noise, noise)
         least = max(math.log1p(FALL), _FAR * math.hypot(*errors))
         seen = any(low <= a.size_bytes and b.size_bytes <= high for low, high in spans)
         if math.log(a.time_ns / b.time_ns) > least and not seen:
@@ -87,47 +87,52 @@ def falls_of(found: CurveRanges) -> list[Fall]:
     return falls
 
 
-def disagreeing(found: CurveRanges) -> list[SizePoint]:
-    """The sizes at which runs differ so much more than at most sizes that they weigh less."""
-    if not (found.known and found.known.runs):
+def disagreeing_sizes(curve_ranges: CurveRanges) -> list[SizePoint]:
+    """Sizes that weigh less because their runs differ much more than at most other sizes."""
+    if not (curve_ranges.scatter and curve_ranges.scatter.from_runs):
         return []
-    usual = statistics.median(point.error for point in found.points)
-    return [p for p in found.points if p.error > max(POOR, DISAGREEING * usual)]
+    usual = statistics.median(point.error for point in curve_ranges.points)
+    return [p for p in curve_ranges.points if p.error > max(POOR, DISAGREEING * usual)]
 
 
-def note_of(found: CurveRanges) -> str:
-    """What speaks against the ranges that were found, or why none could be."""
-    points, curve = found.points, found.curve
-    few = len(points) < 2 * FEWEST
-    known, runs = found.known, bool(found.known and found.known.runs)
+def fit_note(curve_ranges: CurveRanges) -> str:
+    """What contradicts the ranges of a curve, or why none could be found; '' if nothing does."""
+    points, curve = curve_ranges.points, curve_ranges.curve
+    too_few = len(points) < 2 * FEWEST
+    scatter, from_runs = (
+        curve_ranges.scatter,
+        bool(curve_ranges.scatter and curve_ranges.scatter.from_runs),
+    )
     if curve.noise > NOISY:
-        # Whether runs, or the calls of the only one, scatter as the points do.
-        about = f"times scatter by {100 * curve.noise:.0f} % about any law of this kind"
-        if known and known.point > curve.noise / 2:
-            who = "runs" if runs else "calls"
-            return f"too noisy: {about}, and {who} of one size as much; repeat the runs"
-        if len(points) >= FEW and not runs:
-            return f"{about}; one run cannot tell noise from what each size takes: repeat it"
+        # Compare with the scatter of the runs at one size, or of the calls of a single run.
+        scatter_text = f"times scatter by {100 * curve.noise:.0f} % about any law of this kind"
+        if scatter and scatter.point_error > curve.noise / 2:
+            replicates = "runs" if from_runs else "calls"
+            return (
+                f"too noisy: {scatter_text}, and {replicates} of one size as much; repeat the runs"
+            )
+        if len(points) >= FEW and not from_runs:
+            return f"{scatter_text}; one run cannot tell noise from what each size takes: repeat it"
     if not curve.ranges:  # each has too few sizes
         return ""
     worst = max(curve.ranges, key=lambda r: r.misfit)
-    at = points[worst.misfit_at]
-    # Of many sizes the scatter about the law, of which the furthest is no news.
-    of_points = curve.noise if len(points) >= FEW else 0.0
-    noise = at.error if runs else of_points
-    text = f"one law fits all within {100 * worst.misfit:.1f} % ({format_size(at.size_bytes)})"
+    point = points[worst.misfit_at]
+    # Among many sizes the furthest from the law is expected to be far: compare with their scatter.
+    scatter_noise = curve.noise if len(points) >= FEW else 0.0
+    noise = point.error if from_runs else scatter_noise
+    text = f"one law fits all within {100 * worst.misfit:.1f} % ({format_size(point.size_bytes)})"
     poor = worst.misfit > max(POOR, _FAR * noise)
-    ratio = at.time_ns / worst.time_ns(at.size_bytes)
+    ratio = point.time_ns / worst.time_ns(point.size_bytes)
     if poor and curve.boundaries:
         number = curve.ranges.index(worst) + 1
-        text = f"the law of range {number} does not fit: {format_size(at.size_bytes)} takes"
-        return f"{text} {ratio:.2f}x its time{_agreement(found)}"
+        text = f"the law of range {number} does not fit: {format_size(point.size_bytes)} takes"
+        return f"{text} {ratio:.2f}x its time{_agreement(curve_ranges)}"
     if poor:
-        text = f"one law does not fit: {format_size(at.size_bytes)} takes {ratio:.2f}x its time"
-        text += "; too few sizes to say more" if len(points) < FEW and not few else ""
+        text = f"one law does not fit: {format_size(point.size_bytes)} takes {ratio:.2f}x its time"
+        text += "; too few sizes to say more" if len(points) < FEW and not too_few else ""
         if len(points) >= 2 * FEWEST:
-            return text + _agreement(found)
-    if few:
+            return text + _agreement(curve_ranges)
+    if too_few:
         return (
             f"too few sizes to find a boundary: {len(points)}, and {FEWEST} on each side are "
             f"needed; {text}"
@@ -135,29 +140,31 @@ def note_of(found: CurveRanges) -> str:
     return ""
 
 
-def _agreement(found: CurveRanges) -> str:
-    """Whether it may be noise after all."""
-    known = found.known
-    if known and known.runs:
-        return f" (runs of one size scatter by {100 * known.one:.1f} %)"
+def _agreement(curve_ranges: CurveRanges) -> str:
+    """A text on how much the runs of one size scatter, for a law that does not fit."""
+    scatter = curve_ranges.scatter
+    if scatter and scatter.from_runs:
+        return f" (runs of one size scatter by {100 * scatter.run_error:.1f} %)"
     return " (1 run: whether that is noise is not known)"
 
 
-CLIFF = 1.1  # time that grows by so much from one size to the next, at once
+CLIFF = 1.1  # ratio of the times of both laws at a transition: a jump
 REFINING = 6  # sizes proposed inside a transition
-REACH = (
-    4  # times a transition's end: at least so far sizes are proposed where too few are beside it
-)
-MOST_POINTS = 1000  # of a curve: time and memory grow with their square
-_ALIGN = 256  # bytes: proposed sizes divide among ranks and types
-_STEP = 4  # where sizes are too small for that
+# If there are too few sizes beyond a transition, sizes up to so many times its end are proposed.
+REACH = 4
+MOST_POINTS = 1000  # of a curve: run time and memory grow with their square
+_ALIGN = 256  # bytes: proposed sizes can be divided among ranks and types
+_STEP = 4  # the same for small sizes
 
 
 @dataclass(frozen=True)
 class SizePoint:
-    """One size: of the runs' medians the median (of two their geometric mean; a run that was
-    slow once moves a mean, and the law with it). algorithm: as the log names it. error: relative,
-    standard, as the runs or their calls tell it; 0 where nothing does.
+    """One size of a curve.
+
+    time_ns: the median over the runs (of two runs the geometric mean). Not the mean, because a
+        single slow run would move it, and the law with it.
+    algorithm: as the library's log names it.
+    error: relative standard error from the runs or their calls; 0 if unknown.
     """
 
     size_bytes: int
@@ -169,7 +176,7 @@ class SizePoint:
 
 @dataclass(frozen=True)
 class Handover:
-    """Another algorithm between two neighbouring sizes: of the log, or the best forced cell."""
+    """A change of the algorithm in the log, or of the best forced cell, between two sizes."""
 
     low_bytes: int
     high_bytes: int
@@ -181,10 +188,10 @@ class Handover:
 class Transition:
     """A change of range between low_bytes and high_bytes, as the times show it.
 
-    kind: ``cliff`` (time jumps up at once), ``drop`` (down: the library switched late), ``kink``
-    (only the slope changes), ``inconclusive`` (too few sizes before or after it for a
-    law or a jump). jump: time after over before, both laws at the best place.
-    handover: what the log says there; agreement: whether the two agree, in words.
+    kind: ``cliff`` (the time jumps up), ``drop`` (it jumps down: the library switched too late),
+        ``kink`` (only the slope changes) or ``inconclusive`` (too few sizes on a side for a law).
+    jump: time of the law after it over the law before it, at the best position.
+    handover: the change of algorithm in the log there; agreement: a text on whether they agree.
     """
 
     low_bytes: int
@@ -199,12 +206,18 @@ class Transition:
 
 @dataclass
 class CurveRanges:
-    """One curve: what is constant over it, its points, ranges, transitions and what the log says.
+    """One curve with its ranges and transitions.
 
-    note: why there is no more to say ('too few sizes'), or ''. sizes: how many were measured; of
-    more than MOST_POINTS each k-th is a point. doubt: why its figures are not possible, or ''.
-    share: of the size, what algbw counts, None where that is not known. known: of the noise, None
-    where nothing tells it.
+    common: the fields that are the same for all its cases.
+    points: its sizes; if more than MOST_POINTS were measured, every k-th.
+    handovers: changes of the algorithm in the library's log.
+    forced: changes of the best forced cell; only for the curve of AUTO.
+    note: what contradicts the ranges, or why there are none; or ''.
+    doubt: why its times are not plausible, or ''.
+    sizes: how many were measured.
+    share: the share of the size that algbw counts; None if unknown.
+    scatter: the noise of the points; None if unknown.
+    disagreeing_sizes: sizes that weigh little because their runs disagree.
     """
 
     common: dict[str, Any]
@@ -212,55 +225,58 @@ class CurveRanges:
     curve: FittedCurve
     transitions: list[Transition] = field(default_factory=list)
     handovers: list[Handover] = field(default_factory=list)
-    forced: list[Handover] = field(default_factory=list)  # of AUTO's curve: the best cells
+    forced: list[Handover] = field(default_factory=list)
     note: str = ""
     doubt: str = ""
     sizes: int = 0
     share: float | None = 1.0
-    known: Known | None = None
+    scatter: CurveScatter | None = None
     falls: list[Fall] = field(default_factory=list)
-    disagreeing: list[SizePoint] = field(default_factory=list)  # runs of these weigh little
+    disagreeing_sizes: list[SizePoint] = field(default_factory=list)
 
     def algbw_gbps(self, size_range: SizeRange) -> float | None:
-        """As ``show`` counts it, which is not S over time for every collective."""
+        """The algorithm bandwidth as in ``show``; for some collectives it is not size / time."""
         gbps = size_range.bandwidth_gbps
         return None if gbps is None or self.share is None else self.share * gbps
 
     @property
     def refining(self) -> list[int]:
-        """Sizes that narrow the transitions, or give too few sizes a law; none measured yet."""
+        """Sizes not measured yet that would narrow the transitions, or complete a law."""
         measured = [point.size_bytes for point in self.points]
-        spans = [(one.low_bytes, one.high_bytes) for one in self.transitions]
-        few = [one.before is None for one in self.transitions]
-        few.append(bool(spans) and self.transitions[-1].after is None)
-        # Sizes apart at an end may be the first of a law of their own.
+        spans = [(transition.low_bytes, transition.high_bytes) for transition in self.transitions]
+        lacks_law = [transition.before is None for transition in self.transitions]
+        lacks_law.append(bool(spans) and self.transitions[-1].after is None)
+        # Slow sizes at an end may be the first of another law: propose sizes there too.
         slow_sizes, last_one = self.curve.slow_sizes, len(measured) - 1
         after = next(i for i in range(last_one, -2, -1) if i not in slow_sizes)
         before = next(i for i in range(last_one + 2) if i not in slow_sizes)
         if 0 <= after < last_one:
-            spans, few = [*spans, (measured[after], measured[after + 1])], [*few, True]
+            spans, lacks_law = [*spans, (measured[after], measured[after + 1])], [*lacks_law, True]
         if 0 < before <= last_one:
-            spans, few = [(measured[before - 1], measured[before]), *spans], [True, *few]
+            spans, lacks_law = (
+                [(measured[before - 1], measured[before]), *spans],
+                [True, *lacks_law],
+            )
         if not spans:
             return []
         lows, highs = [low for low, _ in spans], [high for _, high in spans]
-        # Beyond what was measured, where a change is at its very end.
+        # Propose sizes beyond the measured ones if a transition is at their end.
         first, last = measured[0], measured[-1]
-        if few[0]:
+        if lacks_law[0]:
             first = min(first, max(_STEP, _whole(lows[0] / REACH)))
-        if few[-1]:
+        if lacks_law[-1]:
             last = max(last, _whole(highs[-1] * REACH))
         sizes = {first, last}
         for low, high in zip(lows, highs, strict=True):
             sizes.update(_between(low, high, REFINING))
-        for lacking, low, high in zip(few, [first, *highs], [*lows, last], strict=True):
+        for lacking, low, high in zip(lacks_law, [first, *highs], [*lows, last], strict=True):
             sizes.update(_between(low, high, FEWEST - 1) if lacking else ())
         return sorted(sizes - set(measured))
 
 
 @dataclass(repr=False)
 class Transitions(Displayed):
-    """What ``transitions`` found: the curves of some runs."""
+    """The result of ``transitions``: the curves of some runs."""
 
     runs: list[Run]
     curves: list[CurveRanges]
@@ -272,38 +288,44 @@ def transitions(
     *,
     over_ranks: str = "max",
 ) -> Transitions:
-    """The ranges of every curve of a folder, files or Runs: cases that differ in nothing but the
-    size; of runs the median counts (see Point). ``show`` prints it.
+    """The ranges of every curve of a folder, files or Runs. ``show`` prints it.
 
-    Raises UsageError where no case has a time and a size, UnreadableError for a file.
+    A curve consists of cases that differ only in their size; the time of a size is the median over
+    the runs (see SizePoint).
+    Raises UsageError if no case has a time and a size; UnreadableError for a file that cannot be
+    read.
     """
     files = side("files", sources)
-    separate = kept_separate((part.ranks, known_of(part)) for part in files.parts)
+    separate = kept_separate((run.ranks, known_of(run)) for run in files.parts)
     curves = _curves(files, over_ranks, separate)
     try:
         tables = algorithms(files.runs, over_ranks=over_ranks).tables
     except UsageError:  # no forced cells, or none that was right
         tables = []
-    # Where the best forced cell changes stands on the curves of AUTO.
+    # The changes of the best forced cell are shown with the curves of AUTO.
     for table in tables:
         changes = [
-            Handover(one.high_bytes, other.low_bytes, one.winner.name, other.winner.name)
-            for one, other in itertools.pairwise(table.ranges)
+            Handover(lower.high_bytes, upper.low_bytes, lower.winner.name, upper.winner.name)
+            for lower, upper in itertools.pairwise(table.ranges)
         ]
         for curve in curves:
             auto = all(curve.common.get(name, "unset") in ("unset", NOT_KNOWN) for name in FORCING)
-            same = (curve.common.get(name) == table.common.get(name) for name in NAMES)
-            if auto and all(same):
+            equal = (curve.common.get(name) == table.common.get(name) for name in NAMES)
+            if auto and all(equal):
                 curve.forced = changes
     return Transitions(files.runs, curves, _notes(files, separate))
 
 
 def _notes(files: Side, separate: Sequence[str]) -> list[str]:
-    """What the pooled runs differ in: a step may be theirs."""
-    alike: dict[int, list[dict[str, str]]] = {}  # each number of ranks is a curve of its own
-    for part in files.parts:
-        alike.setdefault(part.ranks, []).append(known_of(part))
-    texts = dict.fromkeys(hidden_note(hidden_among(facts, separate)) for facts in alike.values())
+    """Notes on how the pooled runs differ, because this may explain a step in a curve."""
+    facts_by_ranks: dict[
+        int, list[dict[str, str]]
+    ] = {}  # each number of ranks is a curve of its own
+    for run in files.parts:
+        facts_by_ranks.setdefault(run.ranks, []).append(known_of(run))
+    texts = dict.fromkeys(
+        hidden_note(hidden_among(facts, separate)) for facts in facts_by_ranks.values()
+    )
     return list(filter(None, (*texts, files.rehearsal_note)))
 
 
@@ -311,7 +333,7 @@ def _curves(side: Side, over_ranks: str, separate: Sequence[str]) -> list[CurveR
     groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
     for item in side.measured("time", Reading(over_ranks)):
         row = item.row
-        # Of figures that are not possible the shape is still of interest: it may be a copy's.
+        # Implausible times are kept: the shape of their curve is useful, it may be that of a copy.
         timed = row.status in ("ok", IMPLAUSIBLE) and item.figure and row.size_bytes
         if not timed or row.verified == "wrong":
             continue
@@ -325,8 +347,8 @@ def _curves(side: Side, over_ranks: str, separate: Sequence[str]) -> list[CurveR
 
 
 def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:
-    known = _known(items)
-    points = _points(items, known)
+    scatter = _scatter(items)
+    points = _points(items, scatter)
     measured = len(points)
     points = points[:: -(-measured // MOST_POINTS)]
     curve = find_ranges(
@@ -339,9 +361,9 @@ def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:
         for (low, before), (high, after) in itertools.pairwise(named)
         if before != after
     ]
-    found = CurveRanges(common, points, curve, handovers=handovers, known=known)
-    found.sizes, found.doubt = measured, "; ".join(doubts)
-    found.share = counted_share(common["collective"], common.get("ranks") or 0)
+    curve_ranges = CurveRanges(common, points, curve, handovers=handovers, scatter=scatter)
+    curve_ranges.sizes, curve_ranges.doubt = measured, "; ".join(doubts)
+    curve_ranges.share = counted_share(common["collective"], common.get("ranks") or 0)
     for boundary in curve.boundaries:
         low, high = points[boundary.low].size_bytes, points[boundary.high].size_bytes
         jump = boundary.jump
@@ -361,25 +383,28 @@ def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:
             inside[0] if inside else None,
             agreement,
         )
-        found.transitions.append(transition)
-    found.falls, found.disagreeing = falls_of(found), disagreeing(found)
-    found.note = note_of(found)
-    return found
+        curve_ranges.transitions.append(transition)
+    curve_ranges.falls, curve_ranges.disagreeing_sizes = (
+        find_falls(curve_ranges),
+        disagreeing_sizes(curve_ranges),
+    )
+    curve_ranges.note = fit_note(curve_ranges)
+    return curve_ranges
 
 
-def _known(items: Sequence[Measured]) -> Known | None:
-    by_size = [_by_run(own) for _, own in _by_size(items)]
+def _scatter(items: Sequence[Measured]) -> CurveScatter | None:
+    by_size = [_by_run(cases) for _, cases in _by_size(items)]
     calls = [
         (row.low_ns, row.high_ns, row.calls)
         for row in (item.row for item in items)
         if row.low_ns and row.high_ns
     ]
-    return known_scatter(by_size, calls)
+    return estimate_scatter(by_size, calls)
 
 
 def size_points(items: Sequence[Measured]) -> list[SizePoint]:
-    """The points of one curve, of any runs; its cases have a time and a size."""
-    return _points(items, _known(items))
+    """The points of one curve. items: its cases of any runs, each with a time and a size."""
+    return _points(items, _scatter(items))
 
 
 def _by_size(items: Sequence[Measured]) -> list[tuple[int, list[Measured]]]:
@@ -390,28 +415,28 @@ def _by_size(items: Sequence[Measured]) -> list[tuple[int, list[Measured]]]:
 
 
 def _by_run(items: Sequence[Measured]) -> dict[int, float]:
-    """A run may have run a case twice."""
+    """The time of each run; the geometric mean if it has the same case twice."""
     runs: dict[int, list[float]] = {}
     for item in items:
         runs.setdefault(item.run, []).append(item.figure or 0.0)
-    return {run: geometric(own) or 0.0 for run, own in runs.items()}
+    return {run: geometric(times) or 0.0 for run, times in runs.items()}
 
 
-def _points(items: Sequence[Measured], known: Known | None) -> list[SizePoint]:
+def _points(items: Sequence[Measured], scatter: CurveScatter | None) -> list[SizePoint]:
     points = []
-    for index, (size_bytes, own) in enumerate(_by_size(items)):
-        names = list(dict.fromkeys(m.row.algorithm for m in own if m.row.algorithm))
-        figures = _by_run(own)
-        every = sorted(figures.values())
-        # An even number has two in its middle. No logarithm of one: a figure stays what it is.
-        time = geometric(every[(len(every) - 1) // 2 : len(every) // 2 + 1]) or 0.0
-        error = known.errors[index] if known else 0.0
+    for index, (size_bytes, cases) in enumerate(_by_size(items)):
+        names = list(dict.fromkeys(m.row.algorithm for m in cases if m.row.algorithm))
+        figures = _by_run(cases)
+        times = sorted(figures.values())
+        # The middle one, or the geometric mean of the middle two; of a single one it is exact.
+        time = geometric(times[(len(times) - 1) // 2 : len(times) // 2 + 1]) or 0.0
+        error = scatter.errors[index] if scatter else 0.0
         points.append(SizePoint(size_bytes, time, len(figures), ", ".join(names) or None, error))
     return points
 
 
 def _between(low: int, high: int, count: int) -> list[int]:
-    """Sizes at even ratios between two; fewer where the step cannot be cut so often."""
+    """``count`` sizes at equal ratios between two; fewer if they are too close."""
     ratio = (high / low) ** (1 / (count + 1))
     sizes = [_whole(low * ratio**k) for k in range(1, count + 1)]
     return [size for size in sizes if low < size < high]

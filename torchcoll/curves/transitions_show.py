@@ -1,4 +1,4 @@
-"""Ranges and transitions as tables, markdown, CSV and JSON, and as a picture."""
+"""Show ranges and transitions as tables, markdown, CSV and JSON, and as a picture."""
 
 from __future__ import annotations
 
@@ -53,29 +53,32 @@ LEGEND = (
 
 
 def show_transitions(
-    found: Sequence[Transitions],
+    results: Sequence[Transitions],
     format: str = "table",
     file: TextIO | None = None,
     refine: bool = False,
 ) -> None:
-    """Print what ``transitions`` found; refine: also the sizes that would narrow each transition.
-    Raises UsageError for an unknown format.
+    """Print the results of ``transitions``. Raises UsageError for an unknown format.
+
+    refine: also print the sizes that would narrow each transition.
     """
-    curves = [curve for one in found for curve in one.curves]
+    curves = [curve for result in results for curve in result.curves]
     curve_objects = []
-    flat: list[dict[str, Any]] = []  # the rows of csv: of each curve its ranges, then transitions
+    flat: list[
+        dict[str, Any]
+    ] = []  # the rows of CSV: the ranges of each curve, then its transitions
     for curve in curves:
         sizes = [point.size_bytes for point in curve.points]
         ranges = [
             {
-                "low_bytes": sizes[one.first],
-                "high_bytes": sizes[one.last],
-                "latency_ns": one.latency_ns,
-                "algbw_gbps": curve.algbw_gbps(one),
-                "misfit": one.misfit,
-                "misfit_bytes": sizes[one.misfit_at],
+                "low_bytes": sizes[size_range.first],
+                "high_bytes": sizes[size_range.last],
+                "latency_ns": size_range.latency_ns,
+                "algbw_gbps": curve.algbw_gbps(size_range),
+                "misfit": size_range.misfit,
+                "misfit_bytes": sizes[size_range.misfit_at],
             }
-            for one in curve.curve.ranges
+            for size_range in curve.curve.ranges
         ]
         slow_sizes = curve.curve.slow_sizes.items()
         curve_object = {
@@ -83,30 +86,32 @@ def show_transitions(
             "sizes": len(sizes),
             **picked(curve, "noise=curve.noise note? doubt?"),
             "ranges": ranges,
-            "known_scatter": picked(curve.known, "one point runs") if curve.known else None,
+            "known_scatter": picked(curve.scatter, "one=run_error point=point_error runs=from_runs")
+            if curve.scatter
+            else None,
             "slow_sizes": [{"size_bytes": sizes[i], "ratio": ratio} for i, ratio in slow_sizes],
-            "falls": [{**vars(one), "ratio": one.ratio} for one in curve.falls],
-            "handovers": [vars(one) for one in curve.handovers],
-            "forced": [vars(one) for one in curve.forced],
+            "falls": [{**vars(fall), "ratio": fall.ratio} for fall in curve.falls],
+            "handovers": [vars(handover) for handover in curve.handovers],
+            "forced": [vars(handover) for handover in curve.forced],
         }
         curve_objects.append(curve_object)
         common = {"row": "range", **known(curve.common)}
-        flat += [{**common, **one} for one in ranges]
-        flat += [{"row": "transition", **one} for one in records(curve)]
-    thing = {
+        flat += [{**common, **range_record} for range_record in ranges]
+        flat += [{"row": "transition", **record} for record in transition_records(curve)]
+    document = {
         "schema": TRANSITIONS_SCHEMA,
-        "rows": [record for curve in curves for record in records(curve)],
+        "rows": [record for curve in curves for record in transition_records(curve)],
         "curves": curve_objects,
-        "notes": notes_of(found),
+        "notes": note_lines(results),
     }
-    show_found([Forms(transitions_grids(found, refine), thing, flat)], format, file)
+    show_found([Forms(transitions_grids(results, refine), document, flat)], format, file)
 
 
-def transitions_grids(found: Sequence[Transitions], refine: bool = False) -> list[Grid]:
-    curves = [curve for one in found for curve in one.curves]
-    titles = kind_texts([one.common for one in curves])
-    grids = [_grid(one, title, refine) for one, title in zip(curves, titles, strict=True)]
-    last = Grid([], [], below=notes_of(found), answer=transitions_answer(curves, titles))
+def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> list[Grid]:
+    curves = [curve for result in results for curve in result.curves]
+    titles = kind_texts([curve.common for curve in curves])
+    grids = [_grid(curve, title, refine) for curve, title in zip(curves, titles, strict=True)]
+    last = Grid([], [], below=note_lines(results), answer=transitions_answer(curves, titles))
     return [Grid([], [], above=[LEGEND]), *grids, last]
 
 
@@ -130,12 +135,14 @@ def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[st
 
 
 def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> Answer:
-    """How many transitions, and where; of figures that cannot be, why."""
+    """The transitions and slow sizes in a sentence; if times are implausible, the reason."""
     if doubts := [curve.doubt for curve in curves if curve.doubt]:
         return Answer(Caveat(doubts[0], f"{IMPLAUSIBLE}: "), "bad")
-    words = [title.split(", ") for title in titles]
-    common = set(words[0]).intersection(*words) if words else set()
-    titles = [" ".join(word for word in own if word not in common) for own in words]
+    title_phrases = [title.split(", ") for title in titles]
+    common = set(title_phrases[0]).intersection(*title_phrases) if title_phrases else set()
+    titles = [
+        " ".join(phrase for phrase in phrases if phrase not in common) for phrases in title_phrases
+    ]
     texts = _slow_texts(curves, titles)
     slow = bool(texts)
     changes: list[str] = []
@@ -143,20 +150,22 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
     vague_curves: dict[str, None] = {}
     for curve, title in zip(curves, titles, strict=True):
         which = f"{title}: " if len(curves) > 1 else ""
-        for one in curve.transitions:
-            if one.kind == "inconclusive":
-                vague.append((one.low_bytes, one.high_bytes))
+        for transition in curve.transitions:
+            if transition.kind == "inconclusive":
+                vague.append((transition.low_bytes, transition.high_bytes))
                 vague_curves[title] = None
                 continue
-            what = _WORDS[one.kind].format(one.jump, "")
-            changes.append(f"{which}{what} between {_span(one.low_bytes, one.high_bytes)}")
+            what = _WORDS[transition.kind].format(transition.jump, "")
+            changes.append(
+                f"{which}{what} between {_span(transition.low_bytes, transition.high_bytes)}"
+            )
     texts += changes[:_MOST_TOLD]
     if len(changes) > _MOST_TOLD:
         texts.append(f"{len(changes) - _MOST_TOLD} more transitions")
     if vague:
         span = _span(min(low for low, _ in vague), max(high for _, high in vague))
-        where = f" in {len(vague_curves)} of {len(curves)} curves" if len(curves) > 1 else ""
-        texts.append(f"the law changes between {span}{where}, with too few sizes to say how")
+        where_text = f" in {len(vague_curves)} of {len(curves)} curves" if len(curves) > 1 else ""
+        texts.append(f"the law changes between {span}{where_text}, with too few sizes to say how")
     if changes or vague:
         return Answer("; ".join(texts), "doubt")
     aside = "".join(f"; {text}" for text in texts)
@@ -167,131 +176,145 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
     return Answer(f"no change of behaviour found{unread}{aside}", "doubt" if slow else "good")
 
 
-def notes_of(found: Sequence[Transitions]) -> list[str]:
-    lines = [line for one in found for line in found_lines(one.notes, one.runs)]
+def note_lines(results: Sequence[Transitions]) -> list[str]:
+    lines = [line for result in results for line in found_lines(result.notes, result.runs)]
     return list(dict.fromkeys(lines))
 
 
-def records(found: CurveRanges) -> list[dict[str, Any]]:
-    """One object a transition: low_bytes, high_bytes, before and after. A latency below 0 is the
-    intercept of a law that goes on steeper from another, not a latency.
+def transition_records(curve: CurveRanges) -> list[dict[str, Any]]:
+    """One object for each transition of a curve.
+
+    A latency below 0 is the intercept of a law that is steeper than the one before, not a latency.
     """
     return [
         {
-            **known(found.common),
-            **picked(one, "low_bytes high_bytes before=handover.before after=handover.after"),
-            **picked(one, "kind jump before_latency_ns=before.latency_ns"),
-            "before_algbw_gbps": found.algbw_gbps(one.before) if one.before else None,
-            "after_latency_ns": one.after.latency_ns if one.after else None,
-            "after_algbw_gbps": found.algbw_gbps(one.after) if one.after else None,
-            **picked(one, "agreement?"),
+            **known(curve.common),
+            **picked(
+                transition, "low_bytes high_bytes before=handover.before after=handover.after"
+            ),
+            **picked(transition, "kind jump before_latency_ns=before.latency_ns"),
+            "before_algbw_gbps": curve.algbw_gbps(transition.before) if transition.before else None,
+            "after_latency_ns": transition.after.latency_ns if transition.after else None,
+            "after_algbw_gbps": curve.algbw_gbps(transition.after) if transition.after else None,
+            **picked(transition, "agreement?"),
         }
-        for one in found.transitions
+        for transition in curve.transitions
     ]
 
 
-def _grid(found: CurveRanges, title: str, refine: bool) -> Grid:
-    points, curve = found.points, found.curve
+def _grid(curve_ranges: CurveRanges, title: str, refine: bool) -> Grid:
+    points, curve = curve_ranges.points, curve_ranges.curve
     runs = max(point.runs for point in points)
-    words = f"{len(points)} size{'s' * (len(points) > 1)}, "
-    if found.sizes > len(points):
-        words = f"{len(points)} of {found.sizes} sizes (more are too many), "
-    words += f"{runs} run{'s' * (runs > 1)}{' (their median)' * (runs > 2)}"
-    above = [f"{title}: {words}, points scatter by {100 * curve.noise:.1f} % about their law"]
+    sizes_text = f"{len(points)} size{'s' * (len(points) > 1)}, "
+    if curve_ranges.sizes > len(points):
+        sizes_text = f"{len(points)} of {curve_ranges.sizes} sizes (more are too many), "
+    sizes_text += f"{runs} run{'s' * (runs > 1)}{' (their median)' * (runs > 2)}"
+    above = [f"{title}: {sizes_text}, points scatter by {100 * curve.noise:.1f} % about their law"]
     heads = [Head("range", repeat=True), Head("sizes", left=True), Head("latency")]
     heads += [Head("algbw", "(GB/s)"), Head("maximum", "error", left=True)]
     labelled = any(point.algorithm for point in points)
     if labelled:
         heads.append(Head("log", left=True))
     rows = []
-    for number, one in enumerate(curve.ranges, 1):
-        first, last = (format_size(points[i].size_bytes) for i in (one.first, one.last))
+    for number, size_range in enumerate(curve.ranges, 1):
+        first, last = (
+            format_size(points[i].size_bytes) for i in (size_range.first, size_range.last)
+        )
         row = [
             str(number),
             f"{first} to {last}",
-            format_time(one.latency_ns if one.latency_ns >= 0 else None),
+            format_time(size_range.latency_ns if size_range.latency_ns >= 0 else None),
         ]
-        off = f"{100 * one.misfit:.1f} % at {format_size(points[one.misfit_at].size_bytes)}"
-        row += [format_bandwidth(found.algbw_gbps(one)), off]
+        worst_size = format_size(points[size_range.misfit_at].size_bytes)
+        error = f"{100 * size_range.misfit:.1f} % at {worst_size}"
+        row += [format_bandwidth(curve_ranges.algbw_gbps(size_range)), error]
         if labelled:
-            inside = [p.algorithm for p in points[one.first : one.last + 1] if p.algorithm]
+            inside = [
+                p.algorithm for p in points[size_range.first : size_range.last + 1] if p.algorithm
+            ]
             row.append(", ".join(map(one_line, dict.fromkeys(inside))) or "-")
         rows.append(row)
-    return Grid(heads, rows, above, lines_below(found, refine))
+    return Grid(heads, rows, above, lines_below(curve_ranges, refine))
 
 
-def lines_below(found: CurveRanges, refine: bool = False) -> list[str]:
-    lines = [_transition_line(one, found.curve.ranges) for one in found.transitions]
-    if uneven := _uneven(found.points):
+def lines_below(curve_ranges: CurveRanges, refine: bool = False) -> list[str]:
+    lines = [
+        _transition_line(transition, curve_ranges.curve.ranges)
+        for transition in curve_ranges.transitions
+    ]
+    if uneven := _uneven(curve_ranges.points):
         lines.append(uneven)
-    if found.disagreeing:
-        sizes = ", ".join(format_size(point.size_bytes) for point in found.disagreeing)
+    if curve_ranges.disagreeing_sizes:
+        sizes = ", ".join(format_size(point.size_bytes) for point in curve_ranges.disagreeing_sizes)
         lines.append(f"runs disagree at {sizes}: repeat them; in the fit it weighs little")
-    lines += _separate_lines(found)
-    if found.note:
-        lines.append(found.note)
-    elif not found.transitions:
-        which = "the other sizes are one range" if found.curve.slow_sizes else "one range"
-        separate = " apart from that" if found.falls else ""
+    lines += _separate_lines(curve_ranges)
+    if curve_ranges.note:
+        lines.append(curve_ranges.note)
+    elif not curve_ranges.transitions:
+        which = "the other sizes are one range" if curve_ranges.curve.slow_sizes else "one range"
+        separate = " apart from that" if curve_ranges.falls else ""
         lines.append(f"{which}: no change of behaviour is shown{separate}")
-    lines += [Caveat(one_line(found.doubt), f"{IMPLAUSIBLE}: ")] if found.doubt else []
-    seen = [one.handover for one in found.transitions]
-    for one in found.handovers:
-        if one not in seen:
+    lines += (
+        [Caveat(one_line(curve_ranges.doubt), f"{IMPLAUSIBLE}: ")] if curve_ranges.doubt else []
+    )
+    seen = [transition.handover for transition in curve_ranges.transitions]
+    for handover in curve_ranges.handovers:
+        if handover not in seen:
             lines.append(
-                f"the log: {one_line(one.before)} to {one_line(one.after)} between "
-                f"{_span(one.low_bytes, one.high_bytes)}; the times show no change there"
+                f"the log: {one_line(handover.before)} to {one_line(handover.after)} between "
+                f"{_span(handover.low_bytes, handover.high_bytes)}; the times show no change there"
             )
-    for one in found.forced:
-        spans = ((t.low_bytes, t.high_bytes) for t in found.transitions)
-        meets = any(low <= one.high_bytes and one.low_bytes <= high for low, high in spans)
+    for handover in curve_ranges.forced:
+        spans = ((t.low_bytes, t.high_bytes) for t in curve_ranges.transitions)
+        meets = any(
+            low <= handover.high_bytes and handover.low_bytes <= high for low, high in spans
+        )
         lines.append(
-            f"forced cells: the best goes from {one_line(one.before)} to {one_line(one.after)} "
-            f"between {_span(one.low_bytes, one.high_bytes)}; these times "
+            f"forced cells: the best goes from {one_line(handover.before)} to "
+            f"{one_line(handover.after)} between "
+            f"{_span(handover.low_bytes, handover.high_bytes)}; these times "
             + ("change there too" if meets else "show no change there")
         )
     if refine:
-        sizes = ",".join(map(str, found.refining))
+        sizes = ",".join(map(str, curve_ranges.refining))
         lines.append(f"to narrow: --sizes {sizes}" if sizes else "nothing to narrow")
     return lines
 
 
-def _separate_lines(found: CurveRanges) -> list[str]:
+def _separate_lines(curve_ranges: CurveRanges) -> list[str]:
     """Sizes that contradict the law of the others, and where time falls as the size grows."""
-    points, slow_sizes = found.points, found.curve.slow_sizes
+    points, slow_sizes = curve_ranges.points, curve_ranges.curve.slow_sizes
     lines = []
     for index, ratio in slow_sizes.items():
         size, ns = format_size(points[index].size_bytes), points[index].time_ns
-        words = (
-            f"{'slow size' if ratio > 1 else 'fast'} at {size}: {ratio:.2f}x the time of its law"
-        )
+        text = f"{'slow size' if ratio > 1 else 'fast'} at {size}: {ratio:.2f}x the time of its law"
         after = points[index + 1] if index + 1 < len(points) else None
         if after and after.time_ns < ns:
             more = format_size(after.size_bytes)
-            words += f" ({time_text(ns)}; {more} takes less, {time_text(after.time_ns)})"
-        words += "; in no fit"
-        # Up to an end of the sizes all are apart: a law of their own may begin there.
+            text += f" ({time_text(ns)}; {more} takes less, {time_text(after.time_ns)})"
+        text += "; in no fit"
+        # If all sizes up to an end are slow (or fast), another law may begin there.
         to_start = all(i in slow_sizes for i in range(index))
         if to_start or all(i in slow_sizes for i in range(index, len(points))):
-            words += "; at the end of the sizes another law may begin"
-        lines.append(words)
-    for one in found.falls:
-        low, high = format_size(one.low_bytes), format_size(one.high_bytes)
+            text += "; at the end of the sizes another law may begin"
+        lines.append(text)
+    for fall in curve_ranges.falls:
+        low, high = format_size(fall.low_bytes), format_size(fall.high_bytes)
         lines.append(
-            f"time falls from {time_text(one.low_ns)} at {low} to {time_text(one.high_ns)} at "
+            f"time falls from {time_text(fall.low_ns)} at {low} to {time_text(fall.high_ns)} at "
             f"{high}"
         )
-    if lines and not found.note and max(point.runs for point in points) == 1:
+    if lines and not curve_ranges.note and max(point.runs for point in points) == 1:
         lines.append("1 run: only others show whether these times stay")
     return lines
 
 
 def _uneven(points: Sequence[SizePoint]) -> str:
-    """Where the number of runs changes, so may the time: ``1 from 1K, 2 from 64K``."""
-    spans = [list(own) for _, own in itertools.groupby(points, key=lambda p: p.runs)]
+    """A warning if the number of runs changes with the size (``1 from 1K, 2 from 64K``), or ''."""
+    spans = [list(span) for _, span in itertools.groupby(points, key=lambda p: p.runs)]
     if len(spans) < 2:
         return ""
-    texts = [f"{own[0].runs} from {format_size(own[0].size_bytes)}" for own in spans]
+    texts = [f"{span[0].runs} from {format_size(span[0].size_bytes)}" for span in spans]
     shown = texts if len(texts) < 5 else [*texts[:3], "..."]
     return (
         f"the runs disagree in their sizes ({', '.join(shown)}): a step there may be that of "
@@ -303,45 +326,45 @@ def _span(low: int, high: int) -> str:
     return f"{format_size(low)} and {format_size(high)}"
 
 
-def _transition_line(one: Transition, ranges: Sequence[SizeRange]) -> str:
-    before = ranges.index(one.before) + 1 if one.before else None
-    after = ranges.index(one.after) + 1 if one.after else None
+def _transition_line(transition: Transition, ranges: Sequence[SizeRange]) -> str:
+    before = ranges.index(transition.before) + 1 if transition.before else None
+    after = ranges.index(transition.after) + 1 if transition.after else None
     if before and after:
-        where, few = f"{before} to {after} ", ""
+        position, missing_side = f"{before} to {after} ", ""
     elif before:
-        where, few = f"after {before}, ", "after"
+        position, missing_side = f"after {before}, ", "after"
     elif after:
-        where, few = f"before {after}, ", "before"
+        position, missing_side = f"before {after}, ", "before"
     else:
-        where, few = "", "before or after"
-    words = _WORDS[one.kind].format(one.jump, few)
-    line = f"{where}between {_span(one.low_bytes, one.high_bytes)}: {words}"
-    if one.handover:
-        hand = one.handover
+        position, missing_side = "", "before or after"
+    change = _WORDS[transition.kind].format(transition.jump, missing_side)
+    line = f"{position}between {_span(transition.low_bytes, transition.high_bytes)}: {change}"
+    if transition.handover:
+        handover = transition.handover
         line += (
-            f"; the log: {one_line(hand.before)} to {one_line(hand.after)} between "
-            f"{_span(hand.low_bytes, hand.high_bytes)}"
+            f"; the log: {one_line(handover.before)} to {one_line(handover.after)} between "
+            f"{_span(handover.low_bytes, handover.high_bytes)}"
         )
-    return line + (f"; {one.agreement}" if one.agreement else "")
+    return line + (f"; {transition.agreement}" if transition.agreement else "")
 
 
-_STEPS = 32  # of a law between its ends: a straight line is a curve on logarithmic axes
+_STEPS = 32  # points to draw a law: a straight line is a curve on logarithmic axes
 
 
-def ranges_figure(found: Transitions) -> Figure:
+def ranges_figure(result: Transitions) -> Figure:
     """A row for each curve: time on the left, algorithm bandwidth on the right.
 
     Raises UnavailableError without matplotlib.
     """
-    titles = kind_texts([curve.common for curve in found.curves])
-    figure, axes = new_figure(len(found.curves), 2)
+    titles = kind_texts([curve.common for curve in result.curves])
+    figure, axes = new_figure(len(result.curves), 2)
     caption = [LEGEND]
-    for curve, title, (left, right) in zip(found.curves, titles, axes, strict=True):
+    for curve, title, (left, right) in zip(result.curves, titles, axes, strict=True):
         _draw(left, right, curve)
         left.set_title(literal(title), loc="left", fontsize="small")
-        which = f"{title}: " if len(found.curves) > 1 else ""
+        which = f"{title}: " if len(result.curves) > 1 else ""
         caption += [f"{which}{line}" for line in lines_below(curve)]
-    write_caption(figure, [*caption, *notes_of([found])])
+    write_caption(figure, [*caption, *note_lines([result])])
     return figure
 
 
@@ -361,10 +384,10 @@ def _draw(left: Axes, right: Axes, curve: CurveRanges) -> None:
         algbw = [share * n / t for n, t in zip(steps, law, strict=True)]
         right.plot(steps, algbw, **style_of(number))
     for axis in (left, right):
-        for one in curve.transitions:
-            axis.axvspan(one.low_bytes, one.high_bytes, color="0.85", linewidth=0)
-        for number, stated in enumerate((*curve.handovers, *curve.forced)):
-            middle = math.sqrt(stated.low_bytes * stated.high_bytes)
+        for transition in curve.transitions:
+            axis.axvspan(transition.low_bytes, transition.high_bytes, color="0.85", linewidth=0)
+        for number, handover in enumerate((*curve.handovers, *curve.forced)):
+            middle = math.sqrt(handover.low_bytes * handover.high_bytes)
             label = "hand-over (log, forced cells)" if number == 0 else None
             axis.axvline(middle, color="red", linestyle=":", linewidth=1, label=label)
         size_axis(axis, sizes)

@@ -1,10 +1,10 @@
-"""How wrong a model is: on sizes and numbers of ranks that it has not seen; and how wrong the
-output of a simulator is.
+"""The errors of a model on left-out sizes and numbers of ranks, and the errors of a simulator.
 
-Each is left out in turn, and everything, the choice of the form included, is done again without it.
-Beside it stands the baseline, which is no model: a monotone cubic through the other points, in
-logarithms of size (or ranks) and time (F. N. Fritsch and R. E. Carlson, SIAM J. Numerical Analysis
-17 (1980) 238). It needs points on both sides; so the ends are in neither.
+Each size (or number of ranks) is left out in turn, and the whole fit, including the choice of the
+form, is repeated without it. The baseline is no model but a monotone cubic through the other
+points, in logarithms of size (or ranks) and time (F. N. Fritsch and R. E. Carlson, SIAM J.
+Numerical Analysis 17 (1980) 238). It needs points on both sides; both are therefore compared
+without the ends.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torchcoll.comparison.prediction import MODEL, ErrorSummary, error_summary, 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
-from torchcoll.curves.model_fit import curves_of, fit_entries
+from torchcoll.curves.model_fit import fit_entries, read_curves
 from torchcoll.curves.model_ranks import FEWEST_RANKS
-from torchcoll.curves.model_sizes import Curve, left_out, size_spreads
+from torchcoll.curves.model_sizes import Curve, leave_one_out, size_spreads
 from torchcoll.curves.size_law import FEWEST_SIZES, fit_size_law
 from torchcoll.inputs import Source
 from torchcoll.stats.sides import side
@@ -35,9 +35,12 @@ OVER_SIZES, OVER_RANKS, NEW_RUN = "sizes", "ranks", "new run"
 
 @dataclass(frozen=True)
 class HeldOut:
-    """One time and what a model says of it that was fitted without it. over: what was left out, or
-    NEW_RUN. baseline_ns: None where it has no neighbours on both sides. beyond: how far outside of
-    the data of the model, '' within.
+    """A measured time and the prediction of a model that was fitted without it.
+
+    over: what was left out (OVER_SIZES, OVER_RANKS), or NEW_RUN.
+    low_ns, high_ns: the 90 % interval of the prediction.
+    baseline_ns: None if there are no points on both sides.
+    beyond: how far the model extrapolates; '' if it does not.
     """
 
     kind: Mapping[str, Any]
@@ -66,9 +69,14 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class ValidationRow:
-    """Points of one curve, or of all (kind None). ratio: geometric mean of predicted / measured;
-    worst: the point of the largest error; covered: how many intervals hold the time; beyond: how
-    many lie outside of the data; both: errors of those that the baseline has too, as its own are.
+    """The errors of the points of one curve, or of all curves (kind None).
+
+    ratio: geometric mean of predicted / measured.
+    worst: the point with the largest error.
+    covered: how many intervals contain the measured time.
+    beyond: how many points are extrapolated.
+    with_baseline: the model's errors of those points that have a baseline.
+    baseline: the baseline's errors of the same points.
     """
 
     over: str
@@ -79,13 +87,16 @@ class ValidationRow:
     worst: HeldOut
     covered: int
     beyond: int
-    both: ErrorSummary | None
+    with_baseline: ErrorSummary | None
     baseline: ErrorSummary | None
 
 
 @dataclass(frozen=True)
 class Validation:
-    """The rows of each curve, then of all curves over sizes, and over ranks."""
+    """The result of ``validate``.
+
+    rows: one for each curve and kind of left-out points; totals: the same over all curves.
+    """
 
     runs: list[Run]
     rows: list[ValidationRow]
@@ -95,11 +106,13 @@ class Validation:
 
 
 def validate(sources: Source | Sequence[Source]) -> Validation:
-    """Raises UsageError where nothing can be left out: fewer than FEWEST_SIZES + 1 sizes, and fewer
-    than FEWEST_RANKS + 1 numbers of ranks; UnreadableError for a file.
+    """The errors of models that are fitted to these runs without some of their points.
+
+    Raises UsageError if nothing can be left out, which takes FEWEST_SIZES + 1 sizes or
+    FEWEST_RANKS + 1 numbers of ranks; UnreadableError for a file that cannot be read.
     """
     files = side("files", sources)
-    kinds, notes = curves_of(files)
+    kinds, notes = read_curves(files)
     points = [*_over_sizes(kinds), *_over_ranks(kinds, notes)]
     if not points:
         most = max(len(curve.sizes) for _, curves in kinds for curve in curves)
@@ -114,16 +127,19 @@ def validate(sources: Source | Sequence[Source]) -> Validation:
     groups: dict[str, list[HeldOut]] = {}
     for point in points:
         groups.setdefault(repr((point.over, point.kind, point.ranks)), []).append(point)
-    rows = [row_of(own, own[0].kind, own[0].ranks) for own in groups.values()]
+    rows = [
+        validation_row(row_points, row_points[0].kind, row_points[0].ranks)
+        for row_points in groups.values()
+    ]
     totals = [
-        row_of(own)
+        validation_row(row_points)
         for over in (OVER_SIZES, OVER_RANKS)
-        if (own := [point for point in points if point.over == over])
+        if (row_points := [point for point in points if point.over == over])
     ]
     return Validation(files.runs, rows, totals, points, notes)
 
 
-def row_of(
+def validation_row(
     points: Sequence[HeldOut], kind: Mapping[str, Any] | None = None, ranks: int | None = None
 ) -> ValidationRow:
     """The row of these points, at least one."""
@@ -144,16 +160,16 @@ def row_of(
 
 
 def _over_sizes(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable[HeldOut]:
-    every = [(kind, curve) for kind, curves in kinds for curve in curves]
-    whole = [left_out(c, fit_size_law(c.sizes, c.times, c.errors)) for _, c in every]
-    for number, (kind, curve) in enumerate(every):
+    all_curves = [(kind, curve) for kind, curves in kinds for curve in curves]
+    whole = [leave_one_out(c, fit_size_law(c.sizes, c.times, c.errors)) for _, c in all_curves]
+    for number, (kind, curve) in enumerate(all_curves):
         if len(curve.sizes) <= FEWEST_SIZES:
             continue
         for index in range(1, len(curve.sizes) - 1):
-            rest = curve.without(index)
-            fit = fit_size_law(rest.sizes, rest.times, rest.errors)
-            own = [*whole[:number], left_out(rest, fit), *whole[number + 1 :]]
-            spread = size_spreads(own)[number]
+            remaining = curve.without(index)
+            fit = fit_size_law(remaining.sizes, remaining.times, remaining.errors)
+            left_out_curves = [*whole[:number], leave_one_out(remaining, fit), *whole[number + 1 :]]
+            spread = size_spreads(left_out_curves)[number]
             size, time = float(curve.sizes[index]), float(curve.times[index])
             predicted = math.exp(float(fit.law.logs(curve.sizes[index : index + 1])[0]))
             yield HeldOut(
@@ -165,34 +181,43 @@ def _over_sizes(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable
                 predicted,
                 predicted * spread.low,
                 predicted * spread.high,
-                cubic(rest.sizes, rest.times, size),
+                cubic(remaining.sizes, remaining.times, size),
             )
 
 
 def _over_ranks(
     kinds: Sequence[tuple[dict[str, Any], list[Curve]]], notes: list[str]
 ) -> Iterable[HeldOut]:
-    """notes: gets what cannot be predicted without what is left out."""
+    """Yields the points of each left-out number of ranks.
+
+    notes: gets a sentence on each number of ranks that the other ones cannot predict.
+    """
     for kind, curves in kinds:
         for curve in curves:
-            others = [one for one in curves if one.ranks != curve.ranks]
-            if len({one.ranks for one in others}) < FEWEST_RANKS:
+            other_curves = [
+                other_curve for other_curve in curves if other_curve.ranks != curve.ranks
+            ]
+            if len({other_curve.ranks for other_curve in other_curves}) < FEWEST_RANKS:
                 continue
-            (entry,) = fit_entries([(kind, others)])
+            (entry,) = fit_entries([(kind, other_curves)])
             sizes = curve.sizes.tolist()
             try:
                 predictions = [
                     entry.predict(round(size), curve.ranks, curve.hosts or None) for size in sizes
                 ]
-            except UsageError as error:  # the only ones on several hosts
+            except UsageError as error:  # it may be the only one on several hosts
                 notes.append(f"{kind['collective']} on {curve.ranks} ranks left out: {error}")
                 continue
-            for size, time, found in zip(sizes, curve.times.tolist(), predictions, strict=True):
-                # A collective of blocks has a little less than was asked on some numbers of ranks.
+            for size, time, prediction in zip(
+                sizes, curve.times.tolist(), predictions, strict=True
+            ):
+                # Collectives with blocks round the size down on some numbers of ranks.
                 near = {
-                    one.ranks: float(one.times[numpy.argmin(abs(one.sizes - size))])
-                    for one in others
-                    if abs(one.sizes / size - 1).min() < 0.01
+                    other_curve.ranks: float(
+                        other_curve.times[numpy.argmin(abs(other_curve.sizes - size))]
+                    )
+                    for other_curve in other_curves
+                    if abs(other_curve.sizes / size - 1).min() < 0.01
                 }
                 ranks = numpy.array(sorted(near), dtype=float)
                 times = numpy.array([near[round(n)] for n in ranks])
@@ -202,24 +227,27 @@ def _over_ranks(
                     curve.ranks,
                     round(size),
                     time,
-                    found.time_ns,
-                    found.low_ns,
-                    found.high_ns,
+                    prediction.time_ns,
+                    prediction.low_ns,
+                    prediction.high_ns,
                     cubic(ranks, times, curve.ranks),
                 )
 
 
-def cubic(places: Any, times: Any, place: float) -> float | None:
-    """The baseline; None where the place is not between two others."""
-    if len(places) < 2 or not places[0] < place < places[-1]:
+def cubic(positions: Any, times: Any, position: float) -> float | None:
+    """The baseline at a position; None if it does not lie between two of the others."""
+    if len(positions) < 2 or not positions[0] < position < positions[-1]:
         return None
-    law = interpolate.PchipInterpolator(numpy.log(places), numpy.log(times))
-    return math.exp(float(law(math.log(place))))
+    law = interpolate.PchipInterpolator(numpy.log(positions), numpy.log(times))
+    return math.exp(float(law(math.log(position))))
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One number of ranks, or all (None): the cases that were predicted, of those measured."""
+    """The errors on one number of ranks, or on all (None).
+
+    measured: how many cases were measured, predicted or not. worst: the case of the largest error.
+    """
 
     ranks: int | None
     errors: ErrorSummary | None
@@ -229,8 +257,10 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulator predicted against what was measured. predicted: the files of its times;
-    missing: what it lacks, by ranks.
+    """The errors of a simulator.
+
+    predicted: the names of the files with its times.
+    missing: a sentence for each number of ranks with cases that it does not predict.
     """
 
     runs: list[Run]
@@ -247,13 +277,14 @@ def validate_predicted(
 ) -> Simulated:
     """The errors of a simulator's times, by ranks and overall.
 
-    predicted: any file that torchcoll reads; a CSV with collective, ranks, size and time needs no
-    more. Raises UsageError where it has no case that was measured.
+    predicted: any file that torchcoll reads; a CSV file with collective, ranks, size and time is
+        enough.
+    Raises UsageError if none of its cases was measured.
     """
     measured, model = side("measured", sources), side(MODEL, predicted)
-    found = compare(measured, model)
-    errors = model_errors(measured, model, found.rows)
-    own = [row for row in found.rows if row.pair.base and row.row.ranks]
+    comparison = compare(measured, model)
+    errors = model_errors(measured, model, comparison.rows)
+    predicted_rows = [row for row in comparison.rows if row.pair.base and row.row.ranks]
     cases: list[dict[str, Any]] = [
         {
             "collective": row.row.collective,
@@ -262,9 +293,11 @@ def validate_predicted(
             "measured_ns": row.base,
             "predicted_ns": row.new,
             "ratio": row.ratio,
-            "error": next((error for error, other in errors if other is row), None),
+            "error": next(
+                (error for error, row_with_error in errors if row_with_error is row), None
+            ),
         }
-        for row in own
+        for row in predicted_rows
     ]
     numbers = sorted({case["ranks"] for case in cases})
     scenarios = [_scenario(n, [c for c in cases if c["ranks"] == n]) for n in numbers]
@@ -297,7 +330,9 @@ def _scenario(ranks: int | None, cases: Sequence[Mapping[str, Any]]) -> Scenario
 
 
 def _missing(ranks: int, cases: Sequence[Mapping[str, Any]]) -> str:
-    """A simulation that stopped midway has the small sizes: its error is not that of the whole."""
+    """A sentence on missing cases, or ''. A simulation that was aborted has only small sizes, so
+    its error is not that of all cases.
+    """
     lost = [case for case in cases if case["error"] is None]
     if not lost:
         return ""

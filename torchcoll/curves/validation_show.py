@@ -1,4 +1,4 @@
-"""How wrong a model or a simulator is, as tables, markdown, CSV, JSON and a picture."""
+"""Show the errors of a model or a simulator as tables, markdown, CSV, JSON and a picture."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ if TYPE_CHECKING:
 VALIDATION_SCHEMA = "torchcoll-validation/1"
 
 
-def show_validation(found: Validation, format: str = "table", file: TextIO | None = None) -> None:
+def show_validation(
+    validation: Validation, format: str = "table", file: TextIO | None = None
+) -> None:
     """Print what ``validate`` found. Raises UsageError for an unknown format."""
-    rows = [*found.rows, *found.totals]
+    rows = [*validation.rows, *validation.totals]
     titles = _titles(rows)
 
-    def both(row: ValidationRow) -> str:
-        if not (row.both and row.baseline):
+    def both_means(row: ValidationRow) -> str:
+        if not (row.with_baseline and row.baseline):
             return "-"
-        return f"{_percent(row.both.mean)} : {_percent(row.baseline.mean)}"
+        return f"{_percent(row.with_baseline.mean)} : {_percent(row.baseline.mean)}"
 
     grid = filled(
         [
@@ -55,32 +57,34 @@ def show_validation(found: Validation, format: str = "table", file: TextIO | Non
             (Head("mean"), lambda row: _percent(row.errors.mean)),
             (Head("worst", left=True), _worst),
             (Head("in 90 %", "interval"), lambda row: f"{row.covered} of {row.errors.count}"),
-            (Head("mean of model :", "of the cubic", left=True), both),
+            (Head("mean of model :", "of the cubic", left=True), both_means),
         ],
         rows,
     )
-    below = found_lines(found.notes, found.runs)
-    thing = {
+    below = found_lines(validation.notes, validation.runs)
+    document = {
         "schema": VALIDATION_SCHEMA,
         "rows": [
             {
                 "left_out": row.over,
                 **_row_record(row),
-                **picked(row, "mean_beside_baseline=both.mean baseline_points=baseline.count"),
+                **picked(
+                    row, "mean_beside_baseline=with_baseline.mean baseline_points=baseline.count"
+                ),
                 **picked(row, "baseline_geomean=baseline.geomean baseline_mean=baseline.mean"),
                 **picked(row, "baseline_worst=baseline.worst"),
             }
             for row in rows
         ],
-        "points": [_point_record(point, "over baseline_ns") for point in found.points],
+        "points": [_point_record(point, "over baseline_ns") for point in validation.points],
         "notes": below,
     }
-    # In doubt where the intervals hold less than they say.
-    narrow = any(total.covered < _LEAST_HELD * total.errors.count for total in found.totals)
+    # In doubt if the intervals contain clearly fewer times than 90 %.
+    narrow = any(total.covered < _LEAST_HELD * total.errors.count for total in validation.totals)
     kind = "doubt" if narrow else ""
-    answer = Answer("; ".join(map(_sentence, found.totals)), kind)
+    answer = Answer("; ".join(map(_sentence, validation.totals)), kind)
     last = Grid([], [], below=below, answer=answer)
-    show_found([Forms([Grid([], [], above=[_ERRORS, _CUBIC]), grid, last], thing)], format, file)
+    show_found([Forms([Grid([], [], above=[_ERRORS, _CUBIC]), grid, last], document)], format, file)
 
 
 def _titles(rows: Sequence[ValidationRow]) -> dict[str, str]:
@@ -108,7 +112,7 @@ _CUBIC = (
 )
 
 
-_LEAST_HELD = 0.8  # of the 90 % that an interval is to hold: below it is no chance of few points
+_LEAST_HELD = 0.8  # share of times in their 90 % interval: few points do not explain less than this
 
 
 def _sentence(total: ValidationRow) -> str:
@@ -117,10 +121,10 @@ def _sentence(total: ValidationRow) -> str:
         f"left-out {total.over}: mean error {100 * total.errors.mean:.1f} %; "
         f"{share:.0f} % of {total.errors.count} times lie in their 90 % interval"
     )
-    if total.both and total.baseline:
+    if total.with_baseline and total.baseline:
         text += (
             f"; interpolating the other points (a cubic) has {100 * total.baseline.mean:.1f} %, "
-            f"where the model has {100 * total.both.mean:.1f} %"
+            f"where the model has {100 * total.with_baseline.mean:.1f} %"
         )
     return text
 
@@ -145,133 +149,156 @@ def _point_record(point: HeldOut, more: str) -> dict[str, Any]:
     }
 
 
-def show_checked(found: CheckedModel, format: str = "table", file: TextIO | None = None) -> None:
+def show_checked(check: CheckedModel, format: str = "table", file: TextIO | None = None) -> None:
     """Print what ``check_model`` found. Raises UsageError for an unknown format."""
-    titles = _titles(found.rows)
-    names = _PARTS if len(found.totals) > 1 else _PARTS[:1]
-    rows = [*((row, titles[repr(row.kind)]) for row in found.rows)]
-    rows += zip(found.totals, names, strict=True)
+    titles = _titles(check.rows)
+    names = _SUBSETS if len(check.totals) > 1 else _SUBSETS[:1]
+    rows = [*((row, titles[repr(row.kind)]) for row in check.rows)]
+    rows += zip(check.totals, names, strict=True)
 
     grid = filled(
         [
-            (Head("case", left=True, repeat=True), lambda one: one[1]),
-            (Head("ranks"), lambda one: str(one[0].ranks or "-")),
-            (Head("sizes"), lambda one: str(one[0].errors.count)),
-            (Head("predicted :", "measured", drop=1), lambda one: f"{one[0].ratio:.3f}"),
-            (Head("geomean", "error"), lambda one: _percent(one[0].errors.geomean)),
-            (Head("mean", "error"), lambda one: _percent(one[0].errors.mean)),
-            (Head("worst", "error", left=True), lambda one: _worst(one[0])),
-            (Head("in 90 %", "interval"), lambda one: f"{one[0].covered} of {one[0].errors.count}"),
+            (Head("case", left=True, repeat=True), lambda titled: titled[1]),
+            (Head("ranks"), lambda titled: str(titled[0].ranks or "-")),
+            (Head("sizes"), lambda titled: str(titled[0].errors.count)),
+            (
+                Head("predicted :", "measured", drop=1),
+                lambda titled: f"{titled[0].ratio:.3f}",
+            ),
+            (Head("geomean", "error"), lambda titled: _percent(titled[0].errors.geomean)),
+            (Head("mean", "error"), lambda titled: _percent(titled[0].errors.mean)),
+            (Head("worst", "error", left=True), lambda titled: _worst(titled[0])),
+            (
+                Head("in 90 %", "interval"),
+                lambda titled: f"{titled[0].covered} of {titled[0].errors.count}",
+            ),
             (
                 Head("beyond", "the data"),
-                lambda one: f"{one[0].beyond} of {one[0].errors.count}" if one[0].beyond else "-",
+                lambda titled: (
+                    f"{titled[0].beyond} of {titled[0].errors.count}" if titled[0].beyond else "-"
+                ),
             ),
         ],
         rows,
     )
-    below = found_lines(found.notes, found.runs)
-    thing = {
+    below = found_lines(check.notes, check.runs)
+    document = {
         "schema": VALIDATION_SCHEMA,
-        "model": found.model,
+        "model": check.model,
         "rows": [
-            {**_row_record(row), "beyond": row.beyond, "part": None if row.kind else part}
-            for row, part in rows
+            {**_row_record(row), "beyond": row.beyond, "part": None if row.kind else subset}
+            for row, subset in rows
         ],
-        "points": [_point_record(point, "beyond?") for point in found.points],
-        "not_predicted": found.unknown,
+        "points": [_point_record(point, "beyond?") for point in check.points],
+        "not_predicted": check.unknown,
         "notes": below,
     }
     beyond_data: dict[str, dict[str, None]] = {}  # cases, by the way in which they lie beyond it
-    for point in found.points:
+    for point in check.points:
         if point.beyond:
             name = f"{point.kind['collective']} on {point.ranks} ranks"
             beyond_data.setdefault(point.beyond, {})[name] = None
-    above = [f"extrapolated: {', '.join(own)}: {how}" for how, own in beyond_data.items()]
-    last = Grid([], [], above=above, below=below, answer=_checked_answer(found))
-    show_found([Forms([Grid([], [], above=[_ERRORS]), grid, last], thing)], format, file)
+    above = [f"extrapolated: {', '.join(cases)}: {how}" for how, cases in beyond_data.items()]
+    last = Grid([], [], above=above, below=below, answer=_checked_answer(check))
+    show_found([Forms([Grid([], [], above=[_ERRORS]), grid, last], document)], format, file)
 
 
-_PARTS = ("all", "within the data", "extrapolated")
+_SUBSETS = ("all", "within the data", "extrapolated")
 
 
-def _checked_answer(found: CheckedModel) -> Answer:
-    total, *parts = found.totals
+def _checked_answer(check: CheckedModel) -> Answer:
+    total, *subsets = check.totals
     errors, worst = total.errors, total.worst
     share = 100 * total.covered / errors.count
     text = (
-        f"{one_line(found.model)}: mean error {_percent(errors.mean)} (geometric mean "
+        f"{one_line(check.model)}: mean error {_percent(errors.mean)} (geometric mean "
         f"{_percent(errors.geomean)}, worst {_percent(errors.worst)}: {worst.kind['collective']} "
         f"{format_size(worst.size_bytes)} on {worst.ranks} ranks); "
         f"{share:.0f} % of {counted(errors.count, 'time')} lie in their 90 % interval"
     )
-    if parts:
-        within, beyond = parts
+    if subsets:
+        within, beyond = subsets
         text += (
             f"; {_percent(within.errors.mean)} within its data, {_percent(beyond.errors.mean)} "
             f"extrapolated ({counted(beyond.errors.count, 'time')})"
         )
     elif total.beyond:
         text += "; all are extrapolated"
-    text += f"; {counted(found.unknown, 'case')} it does not predict" * bool(found.unknown)
+    text += f"; {counted(check.unknown, 'case')} it does not predict" * bool(check.unknown)
     narrow = total.covered < _LEAST_HELD * errors.count
-    return Answer(text, "doubt" if narrow or found.unknown else "")
+    return Answer(text, "doubt" if narrow or check.unknown else "")
 
 
-def show_simulated(found: Simulated, format: str = "table", file: TextIO | None = None) -> None:
+def show_simulated(
+    simulation: Simulated, format: str = "table", file: TextIO | None = None
+) -> None:
     """Print what ``validate_predicted`` found. Raises UsageError for an unknown format."""
-    scenarios = [*found.scenarios, found.overall]
+    scenarios = [*simulation.scenarios, simulation.overall]
 
-    def of(name: str) -> Callable[[Scenario], str]:
-        return lambda one: f"{100 * getattr(one.errors, name):.2f} %" if one.errors else "-"
+    def error_text(name: str) -> Callable[[Scenario], str]:
+        return lambda scenario: (
+            f"{100 * getattr(scenario.errors, name):.2f} %" if scenario.errors else "-"
+        )
 
     grid = filled(
         [
-            (Head("ranks"), lambda one: "all" if one.ranks is None else str(one.ranks)),
+            (
+                Head("ranks"),
+                lambda scenario: "all" if scenario.ranks is None else str(scenario.ranks),
+            ),
             (
                 Head("cases", left=True),
-                lambda one: f"{one.errors.count if one.errors else 0} of {one.measured}",
+                lambda scenario: (
+                    f"{scenario.errors.count if scenario.errors else 0} of {scenario.measured}"
+                ),
             ),
-            (Head("geomean", "error"), of("geomean")),
-            (Head("mean", "error"), of("mean")),
+            (Head("geomean", "error"), error_text("geomean")),
+            (Head("mean", "error"), error_text("mean")),
             (
                 Head("worst", "error", left=True),
-                lambda one: f"{of('worst')(one)} ({one.worst})" if one.errors else "-",
+                lambda scenario: (
+                    f"{error_text('worst')(scenario)} ({scenario.worst})"
+                    if scenario.errors
+                    else "-"
+                ),
             ),
         ],
         scenarios,
     )
-    errors = found.overall.errors
+    errors = simulation.overall.errors
     assert errors is not None
-    below = found_lines([*found.notes, *found.missing], found.runs)
+    below = found_lines([*simulation.notes, *simulation.missing], simulation.runs)
     answer = Answer(
-        f"{found.predicted}: geometric mean of the errors {100 * errors.geomean:.2f} %, mean "
+        f"{simulation.predicted}: geometric mean of the errors {100 * errors.geomean:.2f} %, mean "
         f"{100 * errors.mean:.2f} %, worst {100 * errors.worst:.2f} %, over {errors.count} of "
-        f"{counted(found.overall.measured, 'measured case')}",
-        "doubt" if found.missing else "",
+        f"{counted(simulation.overall.measured, 'measured case')}",
+        "doubt" if simulation.missing else "",
     )
-    thing = {
+    document = {
         "schema": VALIDATION_SCHEMA,
-        "predicted": found.predicted,
+        "predicted": simulation.predicted,
         "rows": [
             {
-                "ranks": one.ranks,
-                "measured": one.measured,
-                **picked(one.errors, _SUMMARY),
-                "worst_case": one.worst or None,
+                "ranks": scenario.ranks,
+                "measured": scenario.measured,
+                **picked(scenario.errors, _SUMMARY),
+                "worst_case": scenario.worst or None,
             }
-            for one in scenarios
+            for scenario in scenarios
         ],
-        "cases": found.cases,
+        "cases": simulation.cases,
         "notes": below,
     }
     last = Grid([], [], below=below, answer=answer)
-    show_found([Forms([Grid([], [], above=[_ERRORS]), grid, last], thing)], format, file)
+    show_found([Forms([Grid([], [], above=[_ERRORS]), grid, last], document)], format, file)
 
 
 @dataclass(frozen=True)
 class ErrorPoint:
-    """One time that was predicted and measured. low_ns, high_ns: the 90 % interval; baseline_ns:
-    what the cubic says; None where there is none.
+    """A measured time and its prediction.
+
+    low_ns, high_ns: the 90 % interval; baseline_ns: the prediction of the cubic. None if there is
+    none.
     """
 
     ranks: int
@@ -283,25 +310,26 @@ class ErrorPoint:
     baseline_ns: float | None = None
 
 
-def errors_figure(found: Validation | CheckedModel | Simulated) -> Figure:
-    """Predicted against measured on the left, the error of each size on the right; of left-out
-    sizes, left-out ranks, a new run and a simulator a row each, and of each kind of case.
+def errors_figure(result: Validation | CheckedModel | Simulated) -> Figure:
+    """A figure with predicted over measured times on the left, and the error of each size on the
+    right.
 
+    There is a row for each kind of case, and for left-out sizes and left-out ranks separately.
     Raises UnavailableError without matplotlib.
     """
     panels: dict[str, list[ErrorPoint]] = {}
-    fields = [one.name for one in dataclasses.fields(ErrorPoint)]
-    if hasattr(found, "cases"):  # of a simulator
-        for case in found.cases:
+    fields = [field.name for field in dataclasses.fields(ErrorPoint)]
+    if hasattr(result, "cases"):  # of a simulator
+        for case in result.cases:
             if case["error"] is not None and case["measured_ns"] and case["predicted_ns"]:
-                own = {name: case[name] for name in fields if name in case}
-                panels.setdefault(case["collective"], []).append(ErrorPoint(**own))
+                values = {name: case[name] for name in fields if name in case}
+                panels.setdefault(case["collective"], []).append(ErrorPoint(**values))
     else:
-        kinds = kind_texts([point.kind for point in found.points])
-        for held, title in zip(found.points, kinds, strict=True):
-            own = {name: getattr(held, name) for name in fields}
+        kinds = kind_texts([point.kind for point in result.points])
+        for held, title in zip(result.points, kinds, strict=True):
+            values = {name: getattr(held, name) for name in fields}
             what = "" if held.over == NEW_RUN else f", left-out {held.over}"
-            panels.setdefault(title + what, []).append(ErrorPoint(**own))
+            panels.setdefault(title + what, []).append(ErrorPoint(**values))
     drawn = list(panels.items())[:_PANELS]
     figure, axes = new_figure(len(drawn), 2)
     for (title, points), (left, right) in zip(drawn, axes, strict=True):
@@ -309,14 +337,14 @@ def errors_figure(found: Validation | CheckedModel | Simulated) -> Figure:
         right.set_title("error: predicted / measured - 1", loc="left", fontsize="small")
         _draw_errors(left, right, points)
     caption = ["dashed: predicted as measured"]
-    points = [point for _, own in drawn for point in own]
+    points = [point for _, panel_points in drawn for point in panel_points]
     if any(point.low_ns for point in points):
         caption[0] += "; bars: 90 % intervals of the prediction"
     if any(point.baseline_ns for point in points):
         caption[0] += "; grey crosses: the cubic through the other points, no model"
-    rest = len(panels) - len(drawn)
-    caption += [f"{counted(rest, 'kind')} of cases more are not drawn"] * bool(rest)
-    write_caption(figure, [*caption, *found_lines(found.notes, found.runs)])
+    not_drawn = len(panels) - len(drawn)
+    caption += [f"{counted(not_drawn, 'kind')} of cases more are not drawn"] * bool(not_drawn)
+    write_caption(figure, [*caption, *found_lines(result.notes, result.runs)])
     return figure
 
 
@@ -326,22 +354,31 @@ _PANELS = 8  # rows of a picture; more are too small to read
 def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:
     numbers = sorted({point.ranks for point in points})
     for number, ranks in enumerate(numbers):
-        own = sorted((p for p in points if p.ranks == ranks), key=lambda p: p.size_bytes)
+        points_on_ranks = sorted(
+            (p for p in points if p.ranks == ranks), key=lambda p: p.size_bytes
+        )
         style = {"color": style_of(number)["color"], "marker": _MARKERS[number % len(_MARKERS)]}
         dots: dict[str, Any] = {"linestyle": "", "markersize": 4.5, **style}
         name = f"{ranks} ranks"
-        left.plot([p.measured_ns for p in own], [p.predicted_ns for p in own], label=name, **dots)
-        sizes = [p.size_bytes for p in own]
-        errors = [100 * (p.predicted_ns / p.measured_ns - 1) for p in own]
+        left.plot(
+            [p.measured_ns for p in points_on_ranks],
+            [p.predicted_ns for p in points_on_ranks],
+            label=name,
+            **dots,
+        )
+        sizes = [p.size_bytes for p in points_on_ranks]
+        errors = [100 * (p.predicted_ns / p.measured_ns - 1) for p in points_on_ranks]
         right.plot(sizes, errors, linewidth=0.8, **{**dots, "linestyle": "-"})
-        for p in own:
+        for p in points_on_ranks:
             if p.low_ns and p.high_ns:
                 low, high = (100 * (ns / p.measured_ns - 1) for ns in (p.low_ns, p.high_ns))
                 right.vlines(p.size_bytes, low, high, color=style["color"], linewidth=1, alpha=0.5)
-    known = [(p.size_bytes, 100 * (p.baseline_ns / p.measured_ns - 1))
+    baseline_errors = [(p.size_bytes, 100 * (p.baseline_ns / p.measured_ns - 1))
              for p in points if p.baseline_ns]  # fmt: skip
-    if known:
-        right.plot(*zip(*known, strict=True), linestyle="", marker="x", color="0.5", markersize=4)
+    if baseline_errors:
+        right.plot(
+            *zip(*baseline_errors, strict=True), linestyle="", marker="x", color="0.5", markersize=4
+        )
     ends = [pick(p.measured_ns for p in points) for pick in (min, max)]
     left.plot(ends, ends, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
     left.set_xscale("log")
@@ -357,4 +394,4 @@ def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:
     legend(left, len(numbers))
 
 
-_MARKERS = ("o", "s", "^", "D", "v", "P")  # beside the colours, which grey does not show
+_MARKERS = ("o", "s", "^", "D", "v", "P")  # in addition to colours, for prints in grey

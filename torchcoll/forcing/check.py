@@ -1,5 +1,5 @@
-"""Whether an exported setting does what it says: the small matrix that checks it (AUTO against it,
-launched as the matrix that it was learned from), and what ran there by the library's log.
+"""Check an exported setting: plan a small matrix that compares it with AUTO, launched like the
+matrix that it came from, and read from the library's log what ran there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.result import Choice, Run
-from torchcoll.forcing.forced_cells import others_than, requested
+from torchcoll.forcing.forced_cells import find_mismatches, requested
 from torchcoll.inputs import MANIFEST
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
@@ -28,25 +28,27 @@ from torchcoll.matrix.obeyed import OF_RANKS, Recorded, unverified
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A case. asked: as in ``Choice.label``. others: what the log names beside it; () where it is
-    as asked.
+class LoggedCase:
+    """A case of which the log names the algorithm.
+
+    requested: the algorithm and protocol of the setting, as in ``Choice.label``.
+    mismatches: the labels in the log that differ from it; () if none do.
     """
 
     collective: str
     size_bytes: int
-    asked: str
-    others: tuple[str, ...]
+    requested: str
+    mismatches: tuple[str, ...]
 
 
-def what_ran(
+def logged_cases(
     runs: Iterable[Run], values: Mapping[str, str], rules: Sequence[TunerRule]
-) -> list[Ran]:
-    """The cases of which the setting says what runs, and a log says what ran.
+) -> list[LoggedCase]:
+    """The cases for which the setting requests an algorithm and the log names one.
 
-    values: the variables of the setting. rules: of the tuner file that they name, else none.
+    values: the variables of the setting. rules: those of the tuner file that they name, if any.
     """
-    found = []
+    cases = []
     for result in (result for run in runs for result in run.results):
         collective = result.case.collective
         function = FUNCTIONS.get(collective, "")
@@ -59,11 +61,11 @@ def what_ran(
                 break
         logged = [choice for choice in result.choices if choice.source == "log"]
         if logged and (algorithm or protocol):
-            others = others_than(algorithm, protocol, logged)
+            mismatches = find_mismatches(algorithm, protocol, logged)
             asked = Choice(algorithm or "any", protocol or "").label
-            labels = tuple(dict.fromkeys(choice.label for choice in others))
-            found.append(Ran(collective, result.size_bytes, asked, labels))
-    return found
+            labels = tuple(dict.fromkeys(choice.label for choice in mismatches))
+            cases.append(LoggedCase(collective, result.size_bytes, asked, labels))
+    return cases
 
 
 EXPORTED = "exported"
@@ -71,13 +73,13 @@ EXPORTED = "exported"
 
 @dataclass(frozen=True)
 class Recheck:
-    """by: what tells its runs apart beside the setting, as ``compare`` names it."""
+    """The plan of a check. by: the other fields in which its runs differ, for ``compare``."""
 
     plan: RunPlan
     by: tuple[str, ...]
 
     def files(self, folder: Path) -> tuple[list[Path], list[Path]]:
-        """(of AUTO, of the setting): the result files that count."""
+        """The existing result files: (those of AUTO, those of the setting)."""
         paths: tuple[list[Path], list[Path]] = ([], [])
         for job in self.plan.jobs():
             path = folder / f"{job.stem}.jsonl"
@@ -86,9 +88,9 @@ class Recheck:
         return paths
 
     def folder(self, matrix: Path, content: str) -> Path:
-        """Inside that of the matrix, whose readers look into no folder; each setting has its own.
+        """The folder of the check: inside that of the matrix, whose readers skip subfolders.
 
-        content: of the file that the setting names, or ''.
+        Each setting has a folder of its own. content: the file that the setting names, or ''.
         """
         asked = {name: value for name, value in self.plan.to_json().items() if name != "runs"}
         text = json.dumps([asked, content], sort_keys=True)
@@ -100,46 +102,49 @@ def recheck(
     spec: Mapping[str, Any],
     values: Mapping[str, str],
     forced: Collection[str],
-    learned: Collection[str],
+    source_cells: Collection[str],
     collectives: Sequence[str],
     recorded: Recorded,
 ) -> Recheck:
-    """AUTO and the setting, for all that the cells of the matrix differ in beside what they force.
+    """The plan that runs AUTO and the setting, for each combination of the matrix's other settings.
 
-    spec: of its manifest. values: the setting. forced: the variables by which cells force, unset
-    here. learned: names of the cells that the setting is from. collectives: a suite is narrowed to
-    them. recorded: what result files keep of variables. Raises UsageError for a command that cannot
-    be launched here, UnreadableError for a broken spec.
+    matrix, spec: the folder of the matrix, and the plan in its manifest.
+    values: the variables of the setting.
+    forced: the variables by which cells of the matrix force; they are unset here.
+    source_cells: the names of the cells that the setting came from.
+    collectives: a suite is limited to these.
+    recorded: selects the variables that result files record.
+    Raises UsageError for a command that cannot be launched here, UnreadableError for a broken spec.
     """
     if not is_plan(spec):
         raise UnreadableError("manifest", matrix / MANIFEST, "one that torchcoll matrix wrote")
     command = command_of(spec["command"])
     unset = {*forced, *values, *FORCING}
-    places: dict[str, Cell] = {}
+    cell_by_text: dict[str, Cell] = {}
     for cell in spec["cells"]:
-        if cell["name"] not in learned:
+        if cell["name"] not in source_cells:
             continue
         axes, variables = cell.get("axes") or {}, cell.get("variables") or {}
-        rest = {name: value for name, value in variables.items() if name not in unset}
+        remaining = {name: value for name, value in variables.items() if name not in unset}
         narrowed = ("--collectives", ",".join(collectives))
-        words = narrowed if command.module == SUITE else tuple(cell.get("arguments") or ())
-        place = Cell("", axes, rest, words)
-        places.setdefault(json.dumps(place.to_json(), sort_keys=True), place)
-    if not places:
+        arguments = narrowed if command.module == SUITE else tuple(cell.get("arguments") or ())
+        plain_cell = Cell("", axes, remaining, arguments)
+        cell_by_text.setdefault(json.dumps(plain_cell.to_json(), sort_keys=True), plain_cell)
+    if not cell_by_text:
         raise UnreadableError("manifest", matrix / MANIFEST, "one that has the cells of its files")
-    several = list(places.values())
-    names = dict.fromkeys(n for one in several for n in (*one.axes, *one.variables))
-    by_axes = {n for one in several for axis in one.axes for n in AXES_OF_LIBRARIES.get(axis, ())}
+    cells = list(cell_by_text.values())
+    names = dict.fromkeys(n for cell in cells for n in (*cell.axes, *cell.variables))
+    by_axes = {n for cell in cells for axis in cell.axes for n in AXES_OF_LIBRARIES.get(axis, ())}
     differ = [
         name
         for name in names
-        if name not in by_axes and len({_value(one, name) for one in several}) > 1
+        if name not in by_axes and len({_value(cell, name) for cell in cells}) > 1
     ]
     dimension = []
-    for one in several:  # nproc2; what cells do not differ in is in no name
-        of_cell = {name: str(_value(one, name) or "unset").rstrip("/") for name in differ}
-        texts = [file_safe(joined(n, os.path.basename(v))) for n, v in of_cell.items()]
-        dimension.append(replace(one, name="-".join(texts)))
+    for cell in cells:  # names such as nproc2: only the settings in which the cells differ
+        values_by_name = {name: str(_value(cell, name) or "unset").rstrip("/") for name in differ}
+        texts = [file_safe(joined(n, os.path.basename(v))) for n, v in values_by_name.items()]
+        dimension.append(replace(cell, name="-".join(texts)))
     in_cells = {name for cell in spec["cells"] for name in cell.get("variables") or {}}
     free: dict[str, str | None] = dict.fromkeys(sorted(unset & {*in_cells, *values}))
     setting = [Cell(AUTO, {}, free), Cell(EXPORTED, {}, {**free, **values})]
@@ -149,7 +154,7 @@ def recheck(
     for each in plan.cells:
         environ = plan.environment(each, os.environ)
         check_program(command.filled(each.axes), environ.get("PATH"))
-    labels = {n for one in plan.cells for n in (*one.axes, *unverified(one, recorded))}
+    labels = {n for cell in plan.cells for n in (*cell.axes, *unverified(cell, recorded))}
     separate = [name for name in differ if name not in OF_RANKS]  # ranks keep cases apart anyway
     return Recheck(plan, tuple(f"label={name}" if name in labels else name for name in separate))
 

@@ -83,50 +83,50 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
     choice(options.format, "format", ("table", "markdown") if options.check else FORMATS)
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
     sources = sources_of(options.files, options.collective, options.ranks)
-    for one in sources:
-        if isinstance(one, Run) and one.source:
-            _read_label(one)
-    found = algorithms(
+    for source in sources:
+        if isinstance(source, Run) and source.source:
+            _read_label(source)
+    result = algorithms(
         sources,
         threshold=parse_share(options.threshold, "threshold"),
         filter=options.filter,
         over_ranks=options.over_ranks,
     )
     if not chosen:
-        show_algorithms([found], options.format)
-        print_notes(found, options.format)
+        show_algorithms([result], options.format)
+        print_notes(result, options.format)
         return ExitCode.OK
     if options.export_tuner:
-        exported = _export_tuner(found, options)
+        exported = _export_tuner(result, options)
     else:
-        values = variables(found) if options.export_env else selections(found)
-        lines = export_lines(found, values, by_size=options.export_oneccl)
+        values = variables(result) if options.export_env else selections(result)
+        lines = export_lines(result, values, by_size=options.export_oneccl)
         print("\n".join(map(printable, lines)), flush=True)
         exported = Exported(values)
-    return check(found, exported, options) if options.check else ExitCode.OK
+    return check(result, exported, options) if options.check else ExitCode.OK
 
 
 def _read_label(run: Run) -> None:
-    """``auto=PATH``, ``Ring=PATH``, ``tree-ll=PATH``: words of NCCL as labels of its variables."""
+    """Turn the name in ``Ring=PATH`` or ``tree-ll=PATH`` into labels of NCCL's variables."""
     from torchcoll.libraries.nccl.algorithms import ALGORITHMS, canonical
     from torchcoll.libraries.nccl.forced import VARIABLES
 
-    words = run.labels.get("cell", "").split("-")
-    names = [word if word == "auto" else canonical(word) for word in map(str.lower, words)]
+    tokens = run.labels.get("cell", "").split("-")
+    names = [token if token == "auto" else canonical(token) for token in map(str.lower, tokens)]
     if all(names):
         kinds = (VARIABLES[n not in ALGORITHMS and n != "auto"] for n in names)
         labels = run.header["spec"]["labels"]
         run.header["spec"]["labels"] = {**dict(zip(kinds, map(str, names), strict=True)), **labels}
 
 
-def _export_tuner(found: Algorithms, options: argparse.Namespace) -> Exported:
+def _export_tuner(result: Algorithms, options: argparse.Namespace) -> Exported:
     from torchcoll.forcing.exports import tuner
     from torchcoll.report.destination import write_file
 
     path, channels = options.export_tuner, options.channels
     if channels is not None and not (channels.isdecimal() and len(channels) < 9):
         raise UsageError("channels", channels, "a whole number")
-    exported = tuner(found, path, None if channels is None else int(channels), os.environ)
+    exported = tuner(result, path, None if channels is None else int(channels), os.environ)
     if not _holds(path, exported.text):
         write_file(path, exported.text, "export-tuner", options.force)
         tell(f"torchcoll: wrote {os.path.abspath(path)}")
@@ -134,7 +134,7 @@ def _export_tuner(found: Algorithms, options: argparse.Namespace) -> Exported:
 
 
 def _holds(path: str, text: str) -> bool:
-    """Whether this very file was written before: then a check of it can be started again."""
+    """Whether the file already has this text, so that a check can be repeated without --force."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read() == text
@@ -142,16 +142,16 @@ def _holds(path: str, text: str) -> bool:
         return False
 
 
-def check(found: Algorithms, exported: Exported, options: argparse.Namespace) -> ExitCode | int:
-    """Run what is missing of the check, then say what it shows.
+def check(result: Algorithms, exported: Exported, options: argparse.Namespace) -> ExitCode | int:
+    """Run the missing runs of the check, then print its result.
 
-    Behind variables it is comments: the output stays what a shell can read. FAILED where a run
-    failed, or a case is slower, wrong, or was run by another algorithm. Raises UsageError where
-    nothing can be launched.
+    After exported variables the result is printed as comments, so that a shell can read the output.
+    Returns FAILED if a run failed, or if a case is slower, wrong, or ran another algorithm. Raises
+    UsageError if nothing can be launched.
     """
     from torchcoll.comparison.compare import compare
     from torchcoll.comparison.show import show_comparisons
-    from torchcoll.forcing.check import recheck, what_ran
+    from torchcoll.forcing.check import logged_cases, recheck
     from torchcoll.forcing.exports import TUNER_PLUGIN, check_command
     from torchcoll.forcing.show import ran_lines
     from torchcoll.machine.environment import variables
@@ -160,7 +160,7 @@ def check(found: Algorithms, exported: Exported, options: argparse.Namespace) ->
 
     before = "" if exported.rules else "# "
     matrix = Path(options.files[0])
-    if not (len(options.files) == len(found.matrices) == 1 and matrix.is_dir()):
+    if not (len(options.files) == len(result.matrices) == 1 and matrix.is_dir()):
         print(f"{before}check: {check_command(exported.values)}", flush=True)
         raise UsageError(
             "check", " ".join(options.files), "the folder of one torchcoll matrix",
@@ -171,35 +171,35 @@ def check(found: Algorithms, exported: Exported, options: argparse.Namespace) ->
             "check", f"no {TUNER_PLUGIN} in the environment",
             "the path of the plugin that reads the file", "Set it and start the same again.",
         )  # fmt: skip
-    collectives = [str(table.common["collective"]) for table in found.tables if table.ranges]
-    again = recheck(
+    collectives = [str(table.common["collective"]) for table in result.tables if table.ranges]
+    check_run = recheck(
         matrix,
-        found.matrices[0],
+        result.matrices[0],
         exported.values,
-        forced={n for table in found.tables for cell in table.cells for n in cell.settings},
-        learned=found.learned,
+        forced={n for table in result.tables for cell in table.cells for n in cell.settings},
+        source_cells=result.source_cells,
         collectives=list(dict.fromkeys(collectives)),
         recorded=variables,
     )
-    folder = again.folder(matrix, exported.text)
-    code = launch(again.plan, folder, table=False)
+    folder = check_run.folder(matrix, exported.text)
+    code = launch(check_run.plan, folder, table=False)
     if code not in (ExitCode.OK, ExitCode.FAILED):
         tell(f"torchcoll: {folder}: the same command again goes on")
         return code
-    paths = again.files(folder)
-    for name, own in zip(("auto", "exported"), paths, strict=True):
-        if not own:
+    paths = check_run.files(folder)
+    for name, side_paths in zip(("auto", "exported"), paths, strict=True):
+        if not side_paths:
             raise TorchcollError("check", f"no result of {name}", "runs", f"See {folder}/logs.")
     sides = [side(n, p) for n, p in zip(("auto", "exported"), paths, strict=True)]
     compared = compare(
-        *sides, threshold=found.threshold, over_ranks=options.over_ranks, by=again.by
+        *sides, threshold=result.threshold, over_ranks=options.over_ranks, by=check_run.by
     )
-    ran = what_ran(sides[1].runs, exported.values, exported.rules)
+    ran = logged_cases(sides[1].runs, exported.values, exported.rules)
     out = io.StringIO()
     show_comparisons([compared], options.format, out, every=True)
     lines = [*out.getvalue().splitlines(), *ran_lines(ran, len(sides[1].results))]
     print("\n".join(printable(f"{before}{line}".rstrip()) for line in lines))
-    bad = compared.tally.get("slower") or any(one.others for one in ran)
+    bad = compared.tally.get("slower") or any(case.mismatches for case in ran)
     return ExitCode.FAILED if bad else code
 
 

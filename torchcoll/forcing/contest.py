@@ -1,18 +1,19 @@
-"""Which forced algorithm wins at each size, and what AUTO loses to it.
+"""Decide which forced algorithm wins at each size, and how much AUTO loses to it.
 
-Runs are the replicates, and AUTO against a cell is judged as ``compare`` judges two sides
-(stats/statistics.py): drift over the runs is in the model, runs that are outliers over
-all of these comparisons are left out of all cases. Three questions with three answers:
+Runs are the replicates. AUTO is compared with a cell as ``compare`` compares two sides
+(stats/statistics.py): the model includes drift over the runs, and runs that are outliers over all
+comparisons are left out of all cases. There are three questions:
 
-* Is AUTO beaten? The model's t of AUTO against every forced cell at every size, Holm over all of
-  them: no cell is picked first, so no winner's curse. Beaten: p below 0.05, beyond the threshold.
-* Is AUTO near-optimal? Where the 95 % interval of its regret ends below the
-  threshold. It is said of a table only if it holds at every size; such an 'all of them' needs no
-  correction (R. L. Berger, Technometrics 24 (1982) 295).
-* Which cell wins? Those that may be the best are ties; neighbouring sizes with a winner in common
-  are one range.
+* Is AUTO beaten? The model's t tests AUTO against every forced cell at every size, corrected by
+  Holm over all of them. No cell is selected first, so there is no winner's curse. AUTO is beaten if
+  p is below 0.05 and the difference is above the threshold.
+* Is AUTO near-optimal? It is if the 95 % interval of its regret ends below the threshold. A table
+  is called near-optimal only if every size is; such a statement about all sizes needs no correction
+  (R. L. Berger, Technometrics 24 (1982) 295).
+* Which cell wins? The cells that may be the best are ties. Neighbouring sizes with a common winner
+  form one range.
 
-A cell that was wrong at one size wins at none: its other results were luck.
+A cell with a wrong result at one size cannot win at any size: its other results are not reliable.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torchcoll.comparison.results import p_text
 from torchcoll.core.result import Choice
 from torchcoll.core.units import format_percent, format_size
 from torchcoll.forcing.forced_cells import Forced
-from torchcoll.forcing.regret import drift_of, may_be_best, regret, regret_interval, runs_of_winners
+from torchcoll.forcing.regret import fit_drift, may_be_best, regret, regret_interval, winner_spans
 from torchcoll.stats.needed import asked, runs_needed, runs_to_bound
 from torchcoll.stats.ratios import LEVEL, Ratio, geometric, holm
 from torchcoll.stats.statistics import Figures, Outlier, common_share, outliers, side_ratio
@@ -34,8 +35,14 @@ from torchcoll.stats.statistics import Figures, Outlier, common_share, outliers,
 
 @dataclass
 class CellAt:
-    """One cell at one size. values: ns, one a run. state: ok, or why it has no time (wrong,
-    oom, ...). ratio: AUTO / cell, with Holm's p over the whole command.
+    """One cell at one size.
+
+    values: the time of each run in ns.
+    state: ok, or why there is no time (wrong, oom, ...).
+    choices: what the log names; disobeyed: those of them that differ from the request.
+    ratio: AUTO / cell.
+    p_value: of this ratio, corrected by Holm over the whole command.
+    runs, starts: the number and start time (in seconds; None if unknown) of each value's run.
     """
 
     cell: Forced
@@ -45,11 +52,11 @@ class CellAt:
     disobeyed: tuple[Choice, ...]
     ratio: Ratio | None = None
     p_value: float | None = None
-    runs: tuple[int, ...] = ()  # the number of each value's run
-    starts: tuple[float | None, ...] = ()  # of these, in seconds; None is unknown
+    runs: tuple[int, ...] = ()
+    starts: tuple[float | None, ...] = ()
 
     def numbers(self, order: Mapping[float, float]) -> tuple[float, ...]:
-        """The number of each run in order of time. order: by start."""
+        """The position of each run in time. order: start time -> position."""
         return tuple(order[start] for start in self.starts if start is not None)
 
     def leave_out(self, runs: Collection[int]) -> None:
@@ -64,13 +71,19 @@ class CellAt:
 
     @property
     def shown(self) -> bool:
-        """Whether it is shown to differ from AUTO."""
+        """Whether the cell is shown to differ from AUTO."""
         return self.p_value is not None and self.p_value < LEVEL
 
 
 @dataclass
-class SizeFound:
-    """One size. best: of the forced cells that were right. tied: names of those that may be it."""
+class SizeContest:
+    """The cells at one size.
+
+    best: the fastest forced cell with right results. tied: the names of cells that may be the best.
+    regret, low, high: AUTO's time over that of the best cell, with its 95 % interval.
+    result, reason: beaten, near-optimal or inconclusive, and why.
+    needed: the runs of each cell that would decide an inconclusive result.
+    """
 
     size_bytes: int
     auto: CellAt | None
@@ -82,33 +95,33 @@ class SizeFound:
     high: float | None = None
     result: str = ""
     reason: str = ""
-    needed: int | None = None  # runs a cell that would decide what is inconclusive
+    needed: int | None = None
 
     @property
     def auto_ahead(self) -> bool:
-        """AUTO is shown to be faster than every forced cell that was right."""
+        """Whether AUTO is shown to be faster than every forced cell with right results."""
         rivals = [cell for cell in self.cells if cell.values]
         return bool(rivals) and all(c.shown and c.ratio and c.ratio.ratio < 1 for c in rivals)
 
 
 @dataclass(frozen=True)
 class WinnerRange:
-    """Measured sizes next to each other with one winner; others: cells that tie in all of it."""
+    """Neighbouring measured sizes with one winner. ties: cells that tie with it at all of them."""
 
     low_bytes: int
     high_bytes: int
     winner: Forced
-    others: tuple[str, ...] = ()
+    ties: tuple[str, ...] = ()
 
 
 @dataclass
 class Table:
-    """Cases that differ in the size and in what was forced alone. hosts: 0 where unknown."""
+    """Cases that differ only in the size and in the forced variables. hosts: 0 if unknown."""
 
     common: dict[str, Any]
     hosts: int
     library: str | None
-    sizes: list[SizeFound]
+    sizes: list[SizeContest]
     ranges: list[WinnerRange]
     wrong: dict[str, list[int]]  # forced cell -> sizes
     unchecked: list[str]  # cells whose results nobody verified
@@ -119,13 +132,13 @@ class Table:
         return list({at.cell.name: at.cell for size in self.sizes for at in size.cells}.values())
 
     def statement(self, threshold: float) -> str:
-        """What is shown of AUTO in this table, in a sentence; '' without AUTO."""
+        """How AUTO compares with the forced cells, in a sentence; '' if the table has no AUTO."""
         judged = [size for size in self.sizes if size.result]
         if not judged:
             return ""
         right = len(self.cells) - len(self.wrong)
         among = f"the best of {right} forced cells" if right > 1 else "the one forced cell"
-        # By Holm's p, as "beaten" is: a bound at each size apart would name one in many by chance.
+        # By Holm's p, as for "beaten": separate bounds at many sizes would name some by chance.
         faster = [size for size in judged if size.auto_ahead]
         ahead = [f"faster than every forced cell at {self._spans(faster)}"] if faster else []
         if all(size.result == "near-optimal" for size in self.sizes):
@@ -134,45 +147,50 @@ class Table:
             return "; ".join(
                 [f"AUTO is near-optimal at every size measured: {extent} (95 %)", *ahead]
             )
-        words = []
+        texts = []
         beaten = [size for size in judged if size.result == "beaten"]
         if beaten:
             most = max(size.regret or 0.0 for size in beaten)
-            words.append(f"AUTO is beaten at {self._spans(beaten)} (regret up to {most:.2f})")
+            texts.append(f"AUTO is beaten at {self._spans(beaten)} (regret up to {most:.2f})")
         inconclusive = [size for size in judged if size.result == "inconclusive"]
         if inconclusive:
             needed = [size.needed for size in inconclusive]
-            known = [number for number in needed if number]
-            decided = f" ({max(known)} runs a cell would decide it)" if len(
-                known) == len(needed) else ""  # fmt: skip
-            words.append(f"inconclusive at {self._spans(inconclusive)}{decided}")
+            run_counts = [number for number in needed if number]
+            decided = f" ({max(run_counts)} runs a cell would decide it)" if len(
+                run_counts) == len(needed) else ""  # fmt: skip
+            texts.append(f"inconclusive at {self._spans(inconclusive)}{decided}")
         near = [size for size in judged if size.result == "near-optimal"]
         if near:
-            words.append(
+            texts.append(
                 f"near-optimal (within {format_percent(threshold)}) at {self._spans(near)}"
             )
-        if rest := [size for size in self.sizes if not size.result]:
-            words.append(f"not judged at {self._spans(rest)}")
-        text = "; ".join([*words, *ahead])
+        if not_judged := [size for size in self.sizes if not size.result]:
+            texts.append(f"not judged at {self._spans(not_judged)}")
+        text = "; ".join([*texts, *ahead])
         return text if beaten else f"AUTO: {text}"
 
-    def _spans(self, sizes: Sequence[SizeFound]) -> str:
-        """``1K to 4K, 1M``: neighbours among the measured sizes as one span."""
-        places = [i for i, size in enumerate(self.sizes) if any(size is one for one in sizes)]
+    def _spans(self, sizes: Sequence[SizeContest]) -> str:
+        """Sizes such as ``1K to 4K, 1M``, with neighbouring measured sizes as one span."""
+        indexes = [
+            i for i, size in enumerate(self.sizes) if any(size is member for member in sizes)
+        ]
         spans: list[list[int]] = []
-        for place in places:
-            if spans and place == spans[-1][1] + 1:
-                spans[-1][1] = place
+        for index in indexes:
+            if spans and index == spans[-1][1] + 1:
+                spans[-1][1] = index
             else:
-                spans.append([place, place])
+                spans.append([index, index])
         ends = [[format_size(self.sizes[i].size_bytes) for i in span] for span in spans]
         return ", ".join(a if a == b else f"{a} to {b}" for a, b in ends)
 
 
 @dataclass(frozen=True)
 class Tests:
-    """Of AUTO against every cell. left_out: of all cases. in_order: the runs' starts are known;
-    interleaved: of no cell all runs were before or after those of AUTO.
+    """The tests of AUTO against every cell.
+
+    left_out: runs that are left out of all cases.
+    in_order: whether the start times of all runs are known.
+    interleaved: whether no cell ran entirely before or after AUTO.
     """
 
     comparisons: int
@@ -182,23 +200,23 @@ class Tests:
 
 
 def judge(tables: Sequence[Table], threshold: float) -> Tests:
-    """Fills in what is found of each size. comparisons: those with AUTO that Holm went over."""
-    every = [c for t in tables for s in t.sizes for c in (s.auto, *s.cells) if c is not None]
-    starts = {start for one in every for start in one.starts}
-    # The number of each run in order of time; runs of one second have one number.
-    known = sorted(start for start in starts if start is not None)
-    order = {start: float(number) for number, start in enumerate(known)}
+    """Judge the tables: sets the winners and results of each size, and the ranges of each table."""
+    all_cells = [c for t in tables for s in t.sizes for c in (s.auto, *s.cells) if c is not None]
+    starts = {start for cell in all_cells for start in cell.starts}
+    # The position of each run in time; runs that start in the same second share a position.
+    known_starts = sorted(start for start in starts if start is not None)
+    order = {start: float(number) for number, start in enumerate(known_starts)}
     in_order = None not in starts
     pairs = [pair for table in tables for pair in _pairs(table, order, in_order).values()]
-    left_out = outliers([figures for own in pairs for figures, _ in own])
-    for one in every:
-        one.leave_out([outlier.run[1] for outlier in left_out])
+    left_out = outliers([figures for cell_pairs in pairs for figures, _ in cell_pairs])
+    for cell in all_cells:
+        cell.leave_out([outlier.run[1] for outlier in left_out])
     tested, interleaved = [], True
     right: dict[int, list[CellAt]] = {}  # by id of the size
     for table in tables:
-        for own in _pairs(table, order, in_order).values():
-            share = common_share([figures for figures, _ in own])
-            for figures, cell in own:
+        for cell_pairs in _pairs(table, order, in_order).values():
+            share = common_share([figures for figures, _ in cell_pairs])
+            for figures, cell in cell_pairs:
                 cell.ratio = side_ratio(figures, share)
                 interleaved = interleaved and figures.interleaved
                 if cell.ratio.p_value is not None and cell.cell.name not in table.wrong:
@@ -207,8 +225,8 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
             right[id(size)] = [c for c in size.cells if c.values and c.cell.name not in table.wrong]
             _winners(size, right[id(size)], order if in_order else None, threshold)
     adjusted = holm([c.ratio.p_value or 0.0 for c in tested if c.ratio])
-    for one, p in zip(tested, adjusted, strict=True):
-        one.p_value = p
+    for cell, p in zip(tested, adjusted, strict=True):
+        cell.p_value = p
     for table in tables:
         for size in table.sizes:
             if size.regret is not None:
@@ -220,8 +238,8 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
 def _pairs(
     table: Table, order: Mapping[float, float], in_order: bool
 ) -> dict[str, list[tuple[Figures, CellAt]]]:
-    """Each cell against AUTO, which is the second side, at every size that both have."""
-    found: dict[str, list[tuple[Figures, CellAt]]] = {}
+    """The values of each cell and of AUTO (the second side) at every size that both have."""
+    pairs: dict[str, list[tuple[Figures, CellAt]]] = {}
     for size in table.sizes:
         auto = size.auto
         for cell in size.cells:
@@ -231,35 +249,42 @@ def _pairs(
                     (*((0, n) for n in cell.runs), *((1, n) for n in auto.runs)),
                     (*cell.numbers(order), *auto.numbers(order)) if in_order else None,
                 )
-                found.setdefault(cell.cell.name, []).append((figures, cell))
-    return found
+                pairs.setdefault(cell.cell.name, []).append((figures, cell))
+    return pairs
 
 
 def _winners(
-    size: SizeFound, right: Sequence[CellAt], order: Mapping[float, float] | None, threshold: float
+    size: SizeContest,
+    right: Sequence[CellAt],
+    order: Mapping[float, float] | None,
+    threshold: float,
 ) -> None:
-    """The best cell, its ties, and the regret, of figures from which the drift is taken."""
+    """Set the best cell, its ties and the regret of a size, from values without the drift."""
     if not right:
         return
     auto = size.auto if size.auto and size.auto.values else None
-    own = {one.cell.name: one for one in (*right, *([auto] if auto else []))}
-    values = {name: one.values for name, one in own.items()}
-    numbers = {name: one.numbers(order) for name, one in own.items()} if order is not None else None
-    drift = drift_of(values, numbers)
-    level = drift.levelled(values, numbers or {})
-    names = [one.cell.name for one in right]
-    size.best = min(right, key=lambda one: geometric(level[one.cell.name]) or math.inf)
+    cells_by_name = {cell.cell.name: cell for cell in (*right, *([auto] if auto else []))}
+    values = {name: cell.values for name, cell in cells_by_name.items()}
+    numbers = (
+        {name: cell.numbers(order) for name, cell in cells_by_name.items()}
+        if order is not None
+        else None
+    )
+    drift = fit_drift(values, numbers)
+    level = drift.without_drift(values, numbers or {})
+    names = [cell.cell.name for cell in right]
+    size.best = min(right, key=lambda cell: geometric(level[cell.cell.name]) or math.inf)
     size.tied = may_be_best({name: level[name] for name in names}, threshold, drift)
     if auto is None:
         return
     size.regret = regret(level[auto.cell.name], {name: level[name] for name in names})
-    low, high = regret_interval([one.ratio for one in right if one.ratio])
-    # Two estimators: one in a hundred times the one lies just outside the other's interval.
+    low, high = regret_interval([cell.ratio for cell in right if cell.ratio])
+    # Estimate and interval come from two methods: in 1 % of cases the estimate is just outside.
     size.low = None if low is None else min(low, size.regret)
     size.high = None if high is None else max(high, size.regret)
 
 
-def _result(size: SizeFound, cells: Sequence[CellAt], tested: int, threshold: float) -> None:
+def _result(size: SizeContest, cells: Sequence[CellAt], tested: int, threshold: float) -> None:
     limit = 1 + threshold
     beating = [c for c in cells if c.shown and c.ratio and c.ratio.ratio > limit]
     if beating:
@@ -278,17 +303,17 @@ def _result(size: SizeFound, cells: Sequence[CellAt], tested: int, threshold: fl
     if any(ratio.p_value is None for ratio in undecided):
         size.reason = "runs are equal: no spread to judge by"
         return
-    # One cell shown to be faster decides it; else all must be shown not to be.
-    what = asked(threshold, tested)
+    # AUTO is beaten if one cell is shown to be faster; it is near-optimal only if none can be.
+    test = asked(threshold, tested)
     faster = [
-        runs_needed(what, r.design, math.log(r.ratio), r.spread or 0.0)
+        runs_needed(test, r.design, math.log(r.ratio), r.spread or 0.0)
         for r in undecided
         if r.ratio > limit
     ]
     slower = [runs_to_bound(r, threshold) for r in undecided if r.ratio <= limit]
-    known = [n for n in faster if n] if faster else slower
-    numbers = [n for n in known if n]
-    if not numbers or (not faster and None in known):
+    run_counts = [n for n in faster if n] if faster else slower
+    numbers = [n for n in run_counts if n]
+    if not numbers or (not faster and None in run_counts):
         size.reason = f"too near {format_percent(threshold)} to decide"
         return
     needed = min(numbers) if faster else max(numbers)
@@ -297,21 +322,22 @@ def _result(size: SizeFound, cells: Sequence[CellAt], tested: int, threshold: fl
 
 
 def _ranges(table: Table) -> list[WinnerRange]:
-    """Ties take what leaves the fewest ranges; of several common winners the one that did what its
-    name says, then the fastest over the range.
+    """The winner of each range of sizes, with ties resolved such that there are few ranges.
+
+    Among several common winners, one that obeyed the request wins, then the fastest over the range.
     """
     cells = {cell.name: cell for cell in table.cells}
-    found = []
-    for first, last, names in runs_of_winners([size.tied for size in table.sizes]):
+    ranges = []
+    for first, last, names in winner_spans([size.tied for size in table.sizes]):
         inside = table.sizes[first : last + 1]
 
-        def rank(name: str, inside: Sequence[SizeFound] = inside) -> tuple[bool, float]:
-            own = [c for size in inside for c in size.cells if c.cell.name == name]
-            times = [math.log(c.time_ns) for c in own if c.time_ns]
-            return any(c.disobeyed for c in own), sum(times)
+        def rank(name: str, inside: Sequence[SizeContest] = inside) -> tuple[bool, float]:
+            cells_of_name = [c for size in inside for c in size.cells if c.cell.name == name]
+            times = [math.log(c.time_ns) for c in cells_of_name if c.time_ns]
+            return any(c.disobeyed for c in cells_of_name), sum(times)
 
         winner = min(names, key=rank)
-        others = tuple(name for name in names if name != winner)
+        ties = tuple(name for name in names if name != winner)
         sizes = inside[0].size_bytes, inside[-1].size_bytes
-        found.append(WinnerRange(*sizes, cells[winner], others))
-    return found
+        ranges.append(WinnerRange(*sizes, cells[winner], ties))
+    return ranges

@@ -1,8 +1,8 @@
-"""What ``algorithms`` found, as settings: variables, a tuner file of NCCL, selections of oneCCL.
+"""Export the winners of ``algorithms``: variables, a tuner file of NCCL or selections of oneCCL.
 
-Between two measured sizes with different winners the setting changes at their geometric middle:
-what is there was not measured, and in ratio it is as near to the one as to the other. Below the
-first and above the last size their winners go on.
+Between two measured sizes with different winners the setting changes at their geometric mean:
+nothing was measured in between, and this size has the same ratio to both. The winner of the
+smallest size also applies below it, and the winner of the largest size above it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torchcoll.forcing.contest import CellAt, Table, WinnerRange
 
 
-_WHAT_IS_LOST = (
+_LOSSES = (
     "lost by it: the library's own choice, also for sizes, types and communicators (other groups, "
     "numbers of ranks) that were not measured"
 )
@@ -40,7 +40,10 @@ _NARROW = "Narrow it: --filter dtype=float32,in_place=yes,ranks=8."
 
 @dataclass(frozen=True)
 class Exported:
-    """A setting. rules, text: of the tuner file that its variables name, else none."""
+    """An exported setting.
+
+    values: its variables. rules, text: the tuner file that they name, if there is one.
+    """
 
     values: Mapping[str, str]
     rules: Sequence[TunerRule] = ()
@@ -48,21 +51,21 @@ class Exported:
 
 
 def limits(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int | None]]:
-    """(first, last byte) of each setting, from the first and last size measured of each.
+    """(first, last byte) of each setting, from the smallest and largest size where it won.
 
-    They leave no gap: the first begins at 0, the last has no end.
+    There are no gaps: the first setting begins at 0, and the last has no end (None).
     """
     middles = [math.isqrt(a[1] * b[0]) for a, b in itertools.pairwise(spans)]
     return list(zip([0, *(m + 1 for m in middles)], [*middles, None], strict=True))
 
 
-def variables(found: Algorithms) -> dict[str, str]:
-    """The variables of the cell that wins at all sizes, of each collective.
+def variables(result: Algorithms) -> dict[str, str]:
+    """The variables of the cell that wins at all sizes, for each collective.
 
-    Raises UsageError where the winner changes with the size: one value is for all of them.
+    Raises UsageError if the winner changes with the size, because a variable has one value.
     """
     merged: dict[str, list[str]] = {}
-    for table in _one_each(found, ("collective",)):
+    for table in _unambiguous_tables(result, ("collective",)):
         collective, ranges = table.common["collective"], table.ranges
         if len(ranges) > 1:
             of_oneccl = any(n.startswith("CCL_") for r in ranges for n in r.winner.settings)
@@ -71,9 +74,9 @@ def variables(found: Algorithms) -> dict[str, str]:
                 f"export-env of {collective}", _ranges_text(ranges),
                 "one winner at all sizes", f"By size: {option}.",
             )  # fmt: skip
-        mine = {*nccl_forced.VARIABLES, *oneccl.variables_of(collective)}
+        own_variables = {*nccl_forced.VARIABLES, *oneccl.variables_of(collective)}
         for name, value in ranges[0].winner.settings.items():
-            if name in FORCING and name not in mine:
+            if name in FORCING and name not in own_variables:
                 continue  # it forces another collective of oneCCL
             if name in nccl_forced.VARIABLES:
                 value = _nccl_value(value, table)
@@ -91,77 +94,91 @@ def variables(found: Algorithms) -> dict[str, str]:
 
 
 def _nccl_value(value: str, table: Table) -> str:
-    """With the function in front from 2.24 on: else the barrier of torch would obey it too."""
+    """The value for this collective: from NCCL 2.24 on prefixed by the function, because without
+    the prefix the setting would also apply to PyTorch's barrier.
+    """
     function = FUNCTIONS.get(table.common["collective"], "").lower()
-    for part in value.split(";"):
-        name, colon, words = part.rpartition(":")
+    for clause in value.split(";"):
+        name, colon, value_text = clause.rpartition(":")
         if name.lower() == function or not colon:
-            known = bool(colon) or nccl_forced.version_key(table.library or "") >= (2, 24)
-            return f"{function}:{words.lower()}" if known and function else words
+            with_function = bool(colon) or nccl_forced.version_key(table.library or "") >= (2, 24)
+            return f"{function}:{value_text.lower()}" if with_function and function else value_text
     return value
 
 
-def selections(found: Algorithms) -> dict[str, str]:
-    """``CCL_<COLLECTIVE>`` by size. Raises UsageError for winners that are no such thing."""
+def selections(result: Algorithms) -> dict[str, str]:
+    """``CCL_<COLLECTIVE>`` by size. Raises UsageError for winners that it cannot express."""
     merged: dict[str, str] = {}
-    for table in _one_each(found, ("collective",)):
+    for table in _unambiguous_tables(result, ("collective",)):
         collective, ranges = table.common["collective"], table.ranges
         names = oneccl.variables_of(collective)
-        spans = [(one.low_bytes, one.high_bytes) for one in ranges]
-        parts = []
-        for one, (low, high) in zip(ranges, limits(spans), strict=True):
-            word = requested(one.winner.settings, collective)[0]
-            if not names or word is None or set(one.winner.settings) & set(nccl_forced.VARIABLES):
+        spans = [(winner_range.low_bytes, winner_range.high_bytes) for winner_range in ranges]
+        clauses = []
+        for winner_range, (low, high) in zip(ranges, limits(spans), strict=True):
+            algorithm = requested(winner_range.winner.settings, collective)[0]
+            if (
+                not names
+                or algorithm is None
+                or set(winner_range.winner.settings) & set(nccl_forced.VARIABLES)
+            ):
+                one_algorithm = f"cells that set {names[0]} to one algorithm"
                 raise UsageError(
-                    "export-oneccl", one.winner.name, f"cells that set {names[0]} to one algorithm"
-                    if names else "a collective of oneCCL",
+                    "export-oneccl", winner_range.winner.name,
+                    one_algorithm if names else "a collective of oneCCL",
                 )  # fmt: skip
-            parts.append((word, low, high))
-        if len(parts) > 1 and collective not in oneccl.SIZED:
+            clauses.append((algorithm, low, high))
+        if len(clauses) > 1 and collective not in oneccl.SIZED:
             raise UsageError(
                 f"export-oneccl of {collective}", _ranges_text(ranges),
                 f"one winner at all sizes, or one of {', '.join(oneccl.SIZED)}",
                 "Which size oneCCL goes by there is not documented.",
             )  # fmt: skip
-        others = [
-            {n: v for n, v in one.winner.settings.items() if n not in FORCING} for one in ranges
+        settings_by_range = [
+            {n: v for n, v in winner_range.winner.settings.items() if n not in FORCING}
+            for winner_range in ranges
         ]
-        if any(own != others[0] or merged.get(n, v) != v for own in others for n, v in own.items()):
+        if any(
+            other_settings != settings_by_range[0] or merged.get(n, v) != v
+            for other_settings in settings_by_range
+            for n, v in other_settings.items()
+        ):
             raise UsageError(
                 "export-oneccl", _ranges_text(ranges), "winners that agree in all other variables"
             )
-        merged |= others[0] | dict.fromkeys(names, selection(parts))
+        merged |= settings_by_range[0] | dict.fromkeys(names, selection(clauses))
     return merged
 
 
-def export_lines(found: Algorithms, values: Mapping[str, str], by_size: bool) -> list[str]:
-    """A shell snippet: what it is from, what is lost by it, and the variables."""
-    lines = [f"# {text}" for text in _origin(found)]
-    lines.append(f"# {_WHAT_IS_LOST}")
+def export_lines(result: Algorithms, values: Mapping[str, str], by_size: bool) -> list[str]:
+    """A shell snippet: the variables, with comments on their origin and on what they cost."""
+    lines = [f"# {text}" for text in _origin(result)]
+    lines.append(f"# {_LOSSES}")
     if by_size:
         lines.append("# between two measured sizes: changed at their geometric middle")
     return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in values.items())]
 
 
 def tuner(
-    found: Algorithms, path: str, channels: int | None, environ: Mapping[str, str]
+    result: Algorithms, path: str, channels: int | None, environ: Mapping[str, str]
 ) -> Exported:
-    """The tuner file to be written to ``path``, and the variables that name it. channels: in place
-    of those of the log. The plugin is the user's; a stand-in where ``environ`` names none.
+    """The tuner file to be written to ``path``, and the variables that name it.
 
-    Raises UsageError where algorithm, protocol or the number of channels is not known.
+    channels: used instead of the number of channels in the log.
+    environ: names the user's tuner plugin; a placeholder is used if it does not.
+    Raises UsageError if the algorithm, the protocol or the number of channels is not known.
     """
     if channels is not None and not 1 <= channels <= MOST_CHANNELS:
         raise UsageError("channels", channels, f"1 to {MOST_CHANNELS}")
     rules: list[TunerRule] = []
-    for table in _one_each(found, ("collective", "ranks")):
+    for table in _unambiguous_tables(result, ("collective", "ranks")):
         name = table.common["collective"]
         if name not in FUNCTIONS:
             raise UsageError("export-tuner", name, f"one of {', '.join(FUNCTIONS)}")
         settings = [
-            (at, _setting(table, at, size_bytes, channels)) for size_bytes, at in _winning(table)
+            (at, _setting(table, at, size_bytes, channels))
+            for size_bytes, at in _winning_cells(table)
         ]
-        sizes = [size_bytes for size_bytes, _ in _winning(table)]
+        sizes = [size_bytes for size_bytes, _ in _winning_cells(table)]
         spans: list[tuple[int, int]] = []
         chosen: list[tuple[str, str, int]] = []
         for size_bytes, (_, setting) in zip(sizes, settings, strict=True):
@@ -170,9 +187,9 @@ def tuner(
             else:
                 spans.append((size_bytes, size_bytes))
                 chosen.append(setting)
-        where = (table.hosts or None, table.common.get("ranks"))
+        scope = (table.hosts or None, table.common.get("ranks"))
         rules += [
-            TunerRule(FUNCTIONS[name], low, high, *setting, *where)
+            TunerRule(FUNCTIONS[name], low, high, *setting, *scope)
             for (low, high), setting in zip(limits(spans), chosen, strict=True)
         ]
     between = "Between two measured sizes the line changes at their geometric middle."
@@ -180,70 +197,80 @@ def tuner(
         _TUNER_FILE: os.path.abspath(path),
         TUNER_PLUGIN: environ.get(TUNER_PLUGIN) or "/path/of/libnccl-tuner-example.so",
     }
-    return Exported(values, rules, tuner_csv(rules, [*_origin(found), between]))
+    return Exported(values, rules, tuner_csv(rules, [*_origin(result), between]))
 
 
-def _winning(table: Table) -> Iterator[tuple[int, CellAt]]:
-    """(size, the winner of its range there)"""
-    for one in table.ranges:
+def _winning_cells(table: Table) -> Iterator[tuple[int, CellAt]]:
+    """Yields each measured size with the winner of its range."""
+    for winner_range in table.ranges:
         for size in table.sizes:
-            if one.low_bytes <= size.size_bytes <= one.high_bytes:
+            if winner_range.low_bytes <= size.size_bytes <= winner_range.high_bytes:
                 for at in size.cells:
-                    if at.cell == one.winner and at.values:
+                    if at.cell == winner_range.winner and at.values:
                         yield size.size_bytes, at
 
 
 def _setting(
     table: Table, at: CellAt, size_bytes: int, channels: int | None
 ) -> tuple[str, str, int]:
-    """(algorithm, protocol, channels): what ran, by the log; without one what was asked."""
+    """(algorithm, protocol, channels) that ran according to the log, or as requested without a log.
+
+    Raises UsageError if one of them is not known.
+    """
     logged = [choice for choice in at.choices if choice.source == "log"]
     labels = {(choice.algorithm, choice.protocol) for choice in logged}
-    asked = requested(at.cell.settings, table.common["collective"])
-    algorithm, protocol = labels.pop() if len(labels) == 1 else asked
-    where = f"export-tuner: {at.cell.name} at {format_size(size_bytes)}"
+    requested_names = requested(at.cell.settings, table.common["collective"])
+    algorithm, protocol = labels.pop() if len(labels) == 1 else requested_names
+    subject = f"export-tuner: {at.cell.name} at {format_size(size_bytes)}"
     if algorithm is None or not protocol:
-        part = "algorithm" if algorithm is None else "protocol"
+        missing = "algorithm" if algorithm is None else "protocol"
         raise UsageError(
-            where, f"no known {part}", "both algorithm and protocol",
+            subject, f"no known {missing}", "both algorithm and protocol",
             "Force both, or keep the log: --library-log.",
         )  # fmt: skip
     if algorithm not in ALGORITHMS:
-        raise UsageError(where, algorithm, f"what a tuner can choose: {', '.join(ALGORITHMS)}")
-    known = [choice.channels for choice in logged if choice.channels]
-    if channels is None and not known:
+        raise UsageError(subject, algorithm, f"what a tuner can choose: {', '.join(ALGORITHMS)}")
+    channel_counts = [choice.channels for choice in logged if choice.channels]
+    if channels is None and not channel_counts:
         raise UsageError(
-            where, "no known number of channels", "one in the log",
+            subject, "no known number of channels", "one in the log",
             "Measure with --library-log (NCCL 2.24 or later), or give --channels N.",
         )  # fmt: skip
-    return algorithm, protocol, channels or max(known)
+    return algorithm, protocol, channels or max(channel_counts)
 
 
 def check_command(values: Mapping[str, str]) -> str:
-    """``torchcoll matrix`` with AUTO and the setting, for a run that is not known.
+    """A ``torchcoll matrix`` command that compares AUTO with the setting; the launcher is a blank.
 
-    Two variables also make the cells that have one of them alone; the tuner's file is in all of
-    them, for without a plugin nothing reads it.
+    With two variables the matrix also has cells with only one of them. The tuner file is set in all
+    cells, because it has no effect without the plugin.
     """
-    words = ["torchcoll", "matrix"]
+    arguments = ["torchcoll", "matrix"]
     for name, value in values.items():
         text = value.replace(",", "\\,")
-        words += ["--env", f"{name}={text}" if name == _TUNER_FILE else f"{name}=,{text}"]
-    words += ["--runs", "6", "-o", "check", "--"]
-    return f"{shlex.join(words)} LAUNCHER ... -m MODULE ..."
+        arguments += ["--env", f"{name}={text}" if name == _TUNER_FILE else f"{name}=,{text}"]
+    arguments += ["--runs", "6", "-o", "check", "--"]
+    return f"{shlex.join(arguments)} LAUNCHER ... -m MODULE ..."
 
 
-def _one_each(found: Algorithms, names: Sequence[str]) -> list[Table]:
-    """The tables that have winners. Raises UsageError where two answer for the same calls."""
-    tables = [table for table in found.tables if table.ranges]
+def _unambiguous_tables(result: Algorithms, names: Sequence[str]) -> list[Table]:
+    """The tables with winners. Raises UsageError if the setting cannot tell two of them apart.
+
+    names: the fields of a case that the setting can distinguish.
+    """
+    tables = [table for table in result.tables if table.ranges]
     for table in tables:
-        alike = [t for t in tables if all(t.common[n] == table.common[n] for n in names)]
-        if len(alike) > 1:
-            values = {n: dict.fromkeys(str(t.common[n]) for t in alike) for n in table.common}
-            differ = [f"{n} ({', '.join(own)})" for n, own in values.items() if len(own) > 1]
+        matching = [t for t in tables if all(t.common[n] == table.common[n] for n in names)]
+        if len(matching) > 1:
+            values = {n: dict.fromkeys(str(t.common[n]) for t in matching) for n in table.common}
+            differ = [
+                f"{n} ({', '.join(value_list)})"
+                for n, value_list in values.items()
+                if len(value_list) > 1
+            ]
             raise UsageError(
                 f"export of {table.common['collective']}",
-                f"{len(alike)} tables that differ in {' and '.join(differ)}",
+                f"{len(matching)} tables that differ in {' and '.join(differ)}",
                 "one: the setting cannot tell them apart",
                 _NARROW,
             )
@@ -252,27 +279,37 @@ def _one_each(found: Algorithms, names: Sequence[str]) -> list[Table]:
 
 def _ranges_text(ranges: Sequence[WinnerRange]) -> str:
     return ", ".join(
-        f"{one.winner.name} at {format_size(one.low_bytes)}"
-        + (f" to {format_size(one.high_bytes)}" if one.high_bytes > one.low_bytes else "")
-        for one in ranges
+        f"{winner_range.winner.name} at {format_size(winner_range.low_bytes)}"
+        + (
+            f" to {format_size(winner_range.high_bytes)}"
+            if winner_range.high_bytes > winner_range.low_bytes
+            else ""
+        )
+        for winner_range in ranges
     )
 
 
-def _origin(found: Algorithms) -> list[str]:
-    """What each setting is from, and what is shown of AUTO there."""
+def _origin(result: Algorithms) -> list[str]:
+    """Lines on where each setting comes from, and how AUTO compares there."""
     lines = ["By torchcoll algorithms."]
-    for table in found.tables:
+    for table in result.tables:
         if not table.ranges:
             continue
         names = ("collective", "dtype", "op", "ranks", "backend")
-        known = [f"{table.common[n]}{' ranks' * (n == 'ranks')}" for n in names if table.common[n]]
-        lines.append(f"{', '.join(known)}, {table.library or 'library unknown'}: "
+        facts = [f"{table.common[n]}{' ranks' * (n == 'ranks')}" for n in names if table.common[n]]
+        lines.append(f"{', '.join(facts)}, {table.library or 'library unknown'}: "
                      f"{_ranges_text(table.ranges)}")  # fmt: skip
-        if statement := table.statement(found.threshold):
+        if statement := table.statement(result.threshold):
             lines.append(statement)
-        bad = [one.winner.name for one in table.ranges if one.winner.name in table.unchecked]
+        bad = [
+            winner_range.winner.name
+            for winner_range in table.ranges
+            if winner_range.winner.name in table.unchecked
+        ]
         if bad:
             lines.append(f"NOT VERIFIED: {', '.join(dict.fromkeys(bad))}")
-        other = {at.cell.name: at.disobeyed[0].label for _, at in _winning(table) if at.disobeyed}
-        lines += [f"NOT AS ASKED: {name} ran {label}" for name, label in other.items()]
+        disobeying = {
+            at.cell.name: at.disobeyed[0].label for _, at in _winning_cells(table) if at.disobeyed
+        }
+        lines += [f"NOT AS ASKED: {name} ran {label}" for name, label in disobeying.items()]
     return lines

@@ -1,4 +1,4 @@
-"""What each run forced: its cell, and whether the library did as it was told."""
+"""Find what each run forced (its cell), and whether the library obeyed, according to its log."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torchcoll.libraries.oneccl.algorithms import variables_of
 AUTO = "auto"
 _LIBRARY = ("NCCL_", "RCCL_", "CCL_")
 _OF_LOGS = ("NCCL_DEBUG", "CCL_LOG")
-_NONE = ("", "-", "auto", "default", "none", "unset")  # labels that say: nothing is forced
+_NONE = ("", "-", "auto", "default", "none", "unset")  # labels which mean that nothing is forced
 
 
 @dataclass(frozen=True)
 class Forced:
-    """A cell: what was set in it and unset in others. Nothing set is AUTO."""
+    """A cell: the variables that were set in it. A cell without settings is AUTO."""
 
     name: str
     settings: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -31,11 +31,13 @@ class Forced:
         return not self.settings
 
 
-def settings_of(facts: Mapping[str, str], varied: Sequence[str], backend: str) -> dict[str, str]:
-    """The variables of a run that force, or that some run sets and another does not.
+def forced_settings(
+    facts: Mapping[str, str], varied: Sequence[str], backend: str
+) -> dict[str, str]:
+    """The variables of a run that force a choice, or that only some of the runs set.
 
-    A label named like a variable that forces (``--label NCCL_ALGO=Ring``) counts where the file
-    does not tell the variable. {} for a backend that reads none: what differs between its cells is
+    If the file does not record a forcing variable, a label of its name (``--label NCCL_ALGO=Ring``)
+    counts instead. {} for a backend that reads no such variable, because its cells differ only by
     noise.
     """
     if not backend_of(backend).forced:
@@ -51,65 +53,66 @@ def settings_of(facts: Mapping[str, str], varied: Sequence[str], backend: str) -
     return settings
 
 
-def tells_variables(facts: Mapping[str, str]) -> bool:
-    """False for an imported file that names no variable of a library: some may have been set."""
+def records_variables(facts: Mapping[str, str]) -> bool:
+    """Whether a file records variables; imported files without any may have had some set."""
     return "torch" in facts or any(name.startswith(_LIBRARY) for name in facts)
 
 
-def varied_of(runs: Iterable[Mapping[str, str]]) -> list[str]:
-    """Variables of the libraries that some runs set and others leave alone.
+def varied_variables(runs: Iterable[Mapping[str, str]]) -> list[str]:
+    """The library variables that some runs set and others leave unset.
 
-    One that all set, to several values, is an axis: it keeps tables apart. A file that tells no
-    variable leaves none alone.
+    A variable that all runs set, to several values, is an axis that separates tables. Files that
+    record no variables do not count.
     """
-    facts = [own for own in runs if tells_variables(own)]
-    names = dict.fromkeys(n for own in facts for n in own if n.startswith(_LIBRARY))
+    facts = [run_facts for run_facts in runs if records_variables(run_facts)]
+    names = dict.fromkeys(n for run_facts in facts for n in run_facts if n.startswith(_LIBRARY))
     wanted = [n for n in names if not n.startswith(_OF_LOGS)]
-    return [n for n in wanted if any(n not in own for own in facts)]
+    return [n for n in wanted if any(n not in run_facts for run_facts in facts)]
 
 
-def name_of(settings: Mapping[str, str], labels: Iterable[str | None]) -> str:
-    """``auto``; the label ``cell`` where all runs agree on it; else the words: ``ring-ll``.
+def cell_name(settings: Mapping[str, str], labels: Iterable[str | None]) -> str:
+    """The name of a cell: ``auto``, the label ``cell`` if all runs agree on it, or as ``ring-ll``.
 
-    A label that says ``auto`` of runs that force something (by the shell's environment) lies.
+    A label ``auto`` is ignored if the runs force something, as by variables of the shell.
     """
     if not settings:
         return AUTO
     names = set(labels)
     if len(names) == 1 and (name := names.pop()) and name.split("-")[0] != AUTO:
         return name
-    words = [
-        "+".join(dict.fromkeys(part.rpartition(":")[2].lower() for part in value.split(";")))
+    texts = [
+        "+".join(dict.fromkeys(clause.rpartition(":")[2].lower() for clause in value.split(";")))
         if name in FORCING
         else f"{name}={value}"
         for name, value in settings.items()
     ]
-    return "-".join(dict.fromkeys(words))
+    return "-".join(dict.fromkeys(texts))
 
 
-def word_of(value: str, collective: str) -> str | None:
-    """What NCCL_ALGO or NCCL_PROTO = ``value`` says for a collective: one word; None: it does not
-    say one (a list, an exclusion, another function).
+def requested_name(value: str, collective: str) -> str | None:
+    """The algorithm or protocol that NCCL_ALGO or NCCL_PROTO = ``value`` names for a collective.
+
+    None if it is not a single name (a list, an exclusion, or for another function).
     """
     function = FUNCTIONS.get(collective, "").lower()
-    found = None
-    for part in value.lower().split(";"):
-        name, colon, word = part.rpartition(":")
+    match = None
+    for clause in value.lower().split(";"):
+        name, colon, text = clause.rpartition(":")
         if not colon or name == function:
-            found = word
-    return found if found and re.fullmatch(r"\w+", found) else None
+            match = text
+    return match if match and re.fullmatch(r"\w+", match) else None
 
 
 def requested(settings: Mapping[str, str], collective: str) -> tuple[str | None, str | None]:
-    """(algorithm, protocol) as the library's log would name them; None where not said."""
+    """(algorithm, protocol) in the words of the library's log; None for one that is not forced."""
     algorithm, protocol = (
-        canonical(word_of(settings.get(name, ""), collective) or "")
+        canonical(requested_name(settings.get(name, ""), collective) or "")
         for name in nccl_forced.VARIABLES
     )
     if algorithm is None:
-        own = variables_of(collective)
-        words = {value for name, value in settings.items() if name in own}
-        algorithm = words.pop() if len(words) == 1 else None
+        collective_variables = variables_of(collective)
+        values = {value for name, value in settings.items() if name in collective_variables}
+        algorithm = values.pop() if len(values) == 1 else None
         algorithm = algorithm if algorithm and re.fullmatch(r"\w+", algorithm) else None
     return algorithm, protocol
 
@@ -117,22 +120,22 @@ def requested(settings: Mapping[str, str], collective: str) -> tuple[str | None,
 def disobeyed(
     settings: Mapping[str, str], collective: str, choices: Iterable[Choice]
 ) -> list[Choice]:
-    """Choices in the log that are not what was asked; [] where all are, or nothing is known.
+    """The choices in the log that differ from the request; [] if none do, or without a log.
 
-    NCCL up to 2.23 runs Ring in silence where a forced algorithm does not exist for the function;
-    oneCCL's ``direct`` becomes recursive_doubling over other transports than MPI.
+    NCCL up to 2.23 silently runs Ring if a forced algorithm does not exist for the function. oneCCL
+    runs recursive_doubling instead of ``direct`` on transports other than MPI.
     """
     logged = [choice for choice in choices if choice.source == "log"]
-    return others_than(*requested(settings, collective), logged)
+    return find_mismatches(*requested(settings, collective), logged)
 
 
-def others_than(
+def find_mismatches(
     algorithm: str | None, protocol: str | None, choices: Iterable[Choice]
 ) -> list[Choice]:
-    """Those that are not of this algorithm and protocol; None is any."""
+    """The choices with another algorithm or protocol; None matches any."""
     return [
-        one
-        for one in choices
-        if (algorithm and one.algorithm.lower() != algorithm.lower())
-        or (protocol and one.protocol and one.protocol.lower() != protocol.lower())
+        choice
+        for choice in choices
+        if (algorithm and choice.algorithm.lower() != algorithm.lower())
+        or (protocol and choice.protocol and choice.protocol.lower() != protocol.lower())
     ]

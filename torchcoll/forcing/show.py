@@ -1,4 +1,4 @@
-"""Which algorithm wins, as tables, markdown, CSV and JSON; and what ran of an exported setting."""
+"""Show the winning algorithms as tables, markdown, CSV and JSON, and what a checked setting ran."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torchcoll.report.notes import found_lines
 
 if TYPE_CHECKING:
     from torchcoll.forcing.algorithms import Algorithms
-    from torchcoll.forcing.check import Ran
-    from torchcoll.forcing.contest import CellAt, SizeFound, Table
+    from torchcoll.forcing.check import LoggedCase
+    from torchcoll.forcing.contest import CellAt, SizeContest, Table
 
 
 SCHEMA = "torchcoll-algorithms/1"
@@ -30,35 +30,38 @@ _LEGEND = (
 
 
 def show_algorithms(
-    found: Sequence[Algorithms], format: str = "table", file: TextIO | None = None
+    results: Sequence[Algorithms], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Print what ``algorithms`` found. Raises UsageError for an unknown format."""
     show_found(
-        [Forms(algorithms_grids(one), algorithms_object(one), _records(one)) for one in found],
+        [
+            Forms(algorithms_grids(result), algorithms_object(result), _records(result))
+            for result in results
+        ],
         format,
         file,
     )
 
 
-def algorithms_grids(found: Algorithms) -> list[Grid]:
-    titles = kind_texts([table.common for table in found.tables])
+def algorithms_grids(result: Algorithms) -> list[Grid]:
+    titles = kind_texts([table.common for table in result.tables])
     grids = [
-        Grid([], [], above=[f"times: {found.reading}, geometric mean over the runs", *_LEGEND])
+        Grid([], [], above=[f"times: {result.reading}, geometric mean over the runs", *_LEGEND])
     ]
-    for table, title in zip(found.tables, titles, strict=True):
+    for table, title in zip(result.tables, titles, strict=True):
         sizes = _sizes_grid(table, title)
-        # Of one table its statement is the answer.
-        told = table.statement(found.threshold) if len(found.tables) > 1 else ""
-        sizes.below = _conclusions(table, told)
+        # With a single table, its statement is the answer.
+        statement = table.statement(result.threshold) if len(result.tables) > 1 else ""
+        sizes.below = _conclusions(table, statement)
         grids += [sizes, _cells_grid(table)]
-    return [*grids, Grid([], [], below=_below(found), answer=answer_of(found, titles))]
+    return [*grids, Grid([], [], below=_below(result), answer=algorithms_answer(result, titles))]
 
 
-def answer_of(found: Algorithms, titles: Sequence[str]) -> Answer:
-    """What is shown of AUTO in each table; without AUTO the winners."""
-    words, results = [], set()
-    for table, title in zip(found.tables, titles, strict=True):
-        text = table.statement(found.threshold)
+def algorithms_answer(result: Algorithms, titles: Sequence[str]) -> Answer:
+    """How AUTO compares in each table; the winners if a table has no AUTO."""
+    texts, results = [], set()
+    for table, title in zip(result.tables, titles, strict=True):
+        text = table.statement(result.threshold)
         results |= {size.result for size in table.sizes}
         if not text:
             spans = [f"{_span(o.low_bytes, o.high_bytes)} {o.winner.name}" for o in table.ranges]
@@ -66,9 +69,9 @@ def answer_of(found: Algorithms, titles: Sequence[str]) -> Answer:
         if table.wrong:
             text += f"; WRONG RESULTS of {', '.join(table.wrong)}"
             results.add("beaten")
-        words.append(one_line(f"{title}: {text}" if len(titles) > 1 else text))
+        texts.append(one_line(f"{title}: {text}" if len(titles) > 1 else text))
     kinds = (("beaten", "bad"), ("inconclusive", "doubt"), ("near-optimal", "good"))
-    return Answer("; ".join(words), next((kind for name, kind in kinds if name in results), ""))
+    return Answer("; ".join(texts), next((kind for name, kind in kinds if name in results), ""))
 
 
 def _sizes_grid(table: Table, title: str) -> Grid:
@@ -109,23 +112,23 @@ def _sizes_grid(table: Table, title: str) -> Grid:
 def _conclusions(table: Table, statement: str) -> list[str]:
     lines = []
     for span in table.ranges:
-        others = f" (or {', '.join(map(one_line, span.others))})" if span.others else ""
+        ties = f" (or {', '.join(map(one_line, span.ties))})" if span.ties else ""
         sizes_of_it = _span(span.low_bytes, span.high_bytes)
-        lines.append(f"{sizes_of_it}: {one_line(span.winner.name)}{others}")
+        lines.append(f"{sizes_of_it}: {one_line(span.winner.name)}{ties}")
     if statement:
         lines.append(one_line(statement))
     for name, sizes in table.wrong.items():
-        where = ", ".join(map(format_size, sizes))
-        lines.append(f"WRONG RESULTS: {one_line(name)} at {where}; it wins at no size")
-    # Cells in which the log names something else than was asked for.
+        sizes_list = ", ".join(map(format_size, sizes))
+        lines.append(f"WRONG RESULTS: {one_line(name)} at {sizes_list}; it wins at no size")
+    # Cells for which the log names another algorithm than requested.
     ran: dict[tuple[str, str], list[int]] = {}
     for size in table.sizes:
         for at in size.cells:
-            for one in at.disobeyed:
-                ran.setdefault((at.cell.name, one.label), []).append(size.size_bytes)
+            for choice in at.disobeyed:
+                ran.setdefault((at.cell.name, choice.label), []).append(size.size_bytes)
     for (name, label), sizes in ran.items():
-        asked = f"{one_line(name)} ran {one_line(label)}, not what was asked"
-        lines.append(f"{asked}, at {sizes_text(sizes)}")
+        ran_text = f"{one_line(name)} ran {one_line(label)}, not what was asked"
+        lines.append(f"{ran_text}, at {sizes_text(sizes)}")
     return lines
 
 
@@ -133,16 +136,16 @@ def _span(low: int, high: int) -> str:
     return " to ".join(dict.fromkeys((format_size(low), format_size(high))))
 
 
-def _best_text(size: SizeFound) -> str:
+def _best_text(size: SizeContest) -> str:
     if size.best is None:
         return "none was right" if size.cells else "none was run"
     name = size.best.cell.name
-    others = [other for other in size.tied if other != name]
-    if not others:
+    ties = [name_of_tie for name_of_tie in size.tied if name_of_tie != name]
+    if not ties:
         return one_line(name)
-    more = len(others) - _MOST_TIED
-    words = [*map(one_line, others[:_MOST_TIED]), *([f"{more} more"] if more > 0 else [])]
-    return f"{one_line(name)} (or {', '.join(words)})"
+    more = len(ties) - _MOST_TIED
+    tie_names = [*map(one_line, ties[:_MOST_TIED]), *([f"{more} more"] if more > 0 else [])]
+    return f"{one_line(name)} (or {', '.join(tie_names)})"
 
 
 def _choices_text(choices: Iterable[Any]) -> str:
@@ -150,13 +153,13 @@ def _choices_text(choices: Iterable[Any]) -> str:
 
 
 def _cells_grid(table: Table) -> Grid:
-    """Each cell's time as a multiple of AUTO's; without AUTO, of the best one's."""
+    """The time of each cell over AUTO's; without AUTO, over that of the best cell."""
     cells = [cell.name for cell in table.cells]
     auto = any(size.auto and size.auto.values for size in table.sizes)
     heads = [Head("size", repeat=True), *(Head(one_line(name)) for name in cells)]
     rows = []
     for size in table.sizes:
-        at = {one.cell.name: one for one in size.cells}
+        at = {cell.cell.name: cell for cell in size.cells}
         base = size.auto if auto else size.best
         row = [format_size(size.size_bytes)]
         for name in cells:
@@ -175,14 +178,14 @@ def _cells_grid(table: Table) -> Grid:
     above = ["; ".join([f"time as a multiple of {what}", *marks])]
     below = []
     for name in cells if auto else ():
-        here = [at for size in table.sizes for at in size.cells if at.cell.name == name]
-        shown = [1 / at.ratio.ratio for at in here if at.shown and at.ratio]
+        cells_of_name = [at for size in table.sizes for at in size.cells if at.cell.name == name]
+        shown = [1 / at.ratio.ratio for at in cells_of_name if at.shown and at.ratio]
         if not shown:
             continue
         low, high = f"{min(shown):.2f}", f"{max(shown):.2f}"
         span = low if low == high else f"{low} to {high}"
-        where = f"shown at {len(shown)} of {len(here)} sizes"
-        below.append(f"{one_line(name)}: {span} x AUTO's time ({where})")
+        shown_text = f"shown at {len(shown)} of {len(cells_of_name)} sizes"
+        below.append(f"{one_line(name)}: {span} x AUTO's time ({shown_text})")
     return Grid(heads, rows, above, below)
 
 
@@ -191,56 +194,56 @@ def sizes_text(sizes: Sequence[int]) -> str:
     return ", ".join(texts if len(texts) < 6 else [*texts[:2], "...", texts[-1]])
 
 
-def _below(found: Algorithms) -> list[str]:
+def _below(result: Algorithms) -> list[str]:
     lines = [
-        f"no result: {one_line(cell)} ({one_line(why)})" for cell, why in found.missing.items()
+        f"no result: {one_line(cell)} ({one_line(why)})" for cell, why in result.missing.items()
     ]
-    lines += found_lines(found.notes, found.runs)
-    if found.comparisons:
-        word = "comparison" if found.comparisons == 1 else "comparisons"
+    lines += found_lines(result.notes, result.runs)
+    if result.comparisons:
+        noun = "comparison" if result.comparisons == 1 else "comparisons"
         lines.append(
             "p: t of AUTO against each cell in log figure ~ cell + run number by start time, "
-            f"Holm over {found.comparisons} {word}; below 0.05 counts"
+            f"Holm over {result.comparisons} {noun}; below 0.05 counts"
         )
     return lines
 
 
-def algorithms_object(found: Algorithms) -> dict[str, Any]:
+def algorithms_object(result: Algorithms) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        **picked(found, "threshold comparisons missing"),
-        "notes": found_lines(found.notes, found.runs),
+        **picked(result, "threshold comparisons missing"),
+        "notes": found_lines(result.notes, result.runs),
         "tables": [
             {
                 "case": known(table.common),
                 **picked(table, "hosts? library"),
-                "statement": table.statement(found.threshold) or None,
+                "statement": table.statement(result.threshold) or None,
                 **picked(table, "wrong unchecked"),
                 "cells": {cell.name: dict(cell.settings) for cell in table.cells},
                 "ranges": [
-                    picked(one, "low_bytes high_bytes winner=winner.name others")
-                    for one in table.ranges
+                    picked(winner_range, "low_bytes high_bytes winner=winner.name others=ties")
+                    for winner_range in table.ranges
                 ],
                 "rows": [
-                    {**_found_record(size), "cells": list(map(_cell_record, size.cells))}
+                    {**_size_record(size), "cells": list(map(_cell_record, size.cells))}
                     for size in table.sizes
                 ],
             }
-            for table in found.tables
+            for table in result.tables
         ],
     }
 
 
-def _records(found: Algorithms) -> list[dict[str, Any]]:
-    """One object a size of each table."""
+def _records(result: Algorithms) -> list[dict[str, Any]]:
+    """One object for each size of each table."""
     return [
-        {**known(table.common), **_found_record(size)}
-        for table in found.tables
+        {**known(table.common), **_size_record(size)}
+        for table in result.tables
         for size in table.sizes
     ]
 
 
-def _found_record(size: SizeFound) -> dict[str, Any]:
+def _size_record(size: SizeContest) -> dict[str, Any]:
     names = "best_ns=best.time_ns auto_ns=auto.time_ns regret regret_low=low regret_high=high"
     return {
         **picked(size, "size_bytes best=best.cell.name"),
@@ -264,19 +267,19 @@ def _cell_record(at: CellAt) -> dict[str, Any]:
     }
 
 
-def ran_lines(ran: Sequence[Ran], cases: int) -> list[str]:
-    """ran: the cases of which the log tells what ran; cases: all that were launched."""
+def ran_lines(ran: Sequence[LoggedCase], cases: int) -> list[str]:
+    """Lines on what ran. ran: the cases that the log covers; cases: how many were launched."""
     if not ran:
         return ["what ran is not known: the runs kept no log of the library (--library-log)"]
-    other: dict[tuple[str, str, str], dict[int, None]] = {}
-    for one in ran:
-        if one.others:
-            key = one.collective, ", ".join(one.others), one.asked
-            other.setdefault(key, {})[one.size_bytes] = None
-    right = sum(not one.others for one in ran)
+    mismatched: dict[tuple[str, str, str], dict[int, None]] = {}
+    for case in ran:
+        if case.mismatches:
+            key = case.collective, ", ".join(case.mismatches), case.requested
+            mismatched.setdefault(key, {})[case.size_bytes] = None
+    right = sum(not case.mismatches for case in ran)
     of = f"{len(ran)} cases" + (f" that the log tells of, of {cases}" if len(ran) < cases else "")
     lines = [f"the library's log: as exported in {right} of {of}"]
-    for (collective, names, asked), sizes in other.items():
+    for (collective, names, asked), sizes in mismatched.items():
         text = f"{collective} ran {names}, not {asked}, at {sizes_text(list(sizes))}"
         lines.append(f"NOT AS EXPORTED: {one_line(text)}")
     return lines

@@ -551,12 +551,12 @@ def _calls(document: _Document) -> None:
 def _pairs(document: _Document, run: Run) -> None:
     from torchcoll.overview.figures import pairs_figure
     from torchcoll.pairs.show import pairs_grids
-    from torchcoll.pairs.suspects import suspects
+    from torchcoll.pairs.suspects import find_suspects
     from torchcoll.report.destination import Destination
 
     pairs = read_pairs(run)
     assert pairs is not None
-    slow = suspects(pairs, pairs.threshold)
+    slow = find_suspects(pairs, pairs.threshold)
     out = Destination(io.StringIO())
     grids = pairs_grids(run, pairs, out, slow, pairs.threshold, "markdown")
     figure = [("Each pair: row and column are its two ends", lambda: pairs_figure(pairs))]

@@ -1,9 +1,9 @@
-"""--bisect: which half of the ranks (nodes) is slow, and which half of that, until it is small.
+"""--bisect: find the slow half of the ranks (or nodes), then its slow half, until it is small.
 
-For faults that pairs do not show: what only many ranks at once load (a switch, a rail), or what
-only the library's own algorithms use.
+This finds faults that pairs do not show: in parts that only many ranks load at once (a switch, a
+rail), or that only the library's algorithms use.
 
-``halve`` is pure: what a step costs is told by a function, ``bisect`` or a test's own."""
+``halve`` is pure: it gets the measurement as a function, from ``bisect`` or from a test."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from torchcoll.core.units import format_ranges
 from torchcoll.pairs.schedule import Units
 
 Group = tuple[int, ...]
-# Of both halves at once, in order: how fast each is. The rest of the units do as they like.
+# Measures both halves at the same time and returns the speed of each. Other units are ignored.
 Speeds = Callable[[Group, Group], tuple[float, float]]
 
 Comparable = Callable[[Group, Group], bool]
 
-LEAST = 2  # units of a group that has anything to communicate
+LEAST = 2  # units of a half: a single one has nobody to communicate with
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Halving:
-    """``group``: the smallest one that is slower than its other half; () where there is none.
+    """The result of halving.
 
-    ``ratio``: its speed over that of the other half.
+    group: the smallest group that is slower than its other half; () if there is none.
+    ratio: its speed over the speed of the other half.
     """
 
     group: Group
@@ -53,16 +54,17 @@ def halve(
     threshold: float,
     comparable: Comparable = lambda first, second: True,
 ) -> Halving:
-    """Go on with the slower half while it is slower by ``threshold`` (a share) and has two halves
-    that can communicate. Where both halves are alike, the fault is in both, between them, or
-    nowhere: halving ends. So it does where the halves are not ``comparable``.
+    """Continue with the slower half while it is slower by ``threshold`` and can be halved again.
 
-    Both halves have the same number of units, for busbw depends on it where latency counts (a ring
-    of three takes twice the steps of one of two): of an odd number the last is left out first, and
-    where the others are alike, the first.
+    Halving ends if both halves are alike, because then the fault is in both, between them, or
+    nowhere. It also ends if the halves are not ``comparable``.
+
+    Both halves have the same number of units, because busbw depends on this number if latency
+    matters (a ring of three takes twice the steps of a ring of two). With an odd number the last
+    unit is left out first; if the halves are alike then, the first one is left out instead.
     """
     group: Group = tuple(units)
-    found: Group = ()
+    slow_group: Group = ()
     ratio, steps = 1.0, []
     while len(group) >= 2 * LEAST:
         middle = len(group) // 2
@@ -71,25 +73,28 @@ def halve(
             halves = group[start : start + middle], group[start + middle : start + 2 * middle]
             if not comparable(*halves):
                 continue
-            stated = speeds(*halves)
-            steps.append(Step(halves, stated))
-            slow = 0 if stated[0] < stated[1] else 1
-            if stated[slow] < (1 - threshold) * stated[1 - slow]:
-                slower, ratio = halves[slow], stated[slow] / stated[1 - slow]
+            busbw = speeds(*halves)
+            steps.append(Step(halves, busbw))
+            slower_half = 0 if busbw[0] < busbw[1] else 1
+            if busbw[slower_half] < (1 - threshold) * busbw[1 - slower_half]:
+                slower, ratio = halves[slower_half], busbw[slower_half] / busbw[1 - slower_half]
                 break
         if not slower:
             break
-        group = found = slower
-    return Halving(found, ratio, tuple(steps))
+        group = slow_group = slower
+    return Halving(slow_group, ratio, tuple(steps))
 
 
-_TIMES = 2  # each step; the better one counts, for what slows a half for a moment is no fault of it
+_TIMES = 2  # measurements of each step: the better one counts, to ignore a short disturbance
 
 
 def bisect(
-    session: Session, units: Units, threshold: float, stated: Callable[[str], None]
+    session: Session, units: Units, threshold: float, on_progress: Callable[[str], None]
 ) -> Halving:
-    """Halve the units; rank 0 records what it came to. Collective."""
+    """Halve the units with all_reduce; rank 0 records the result. Collective.
+
+    on_progress: called with a short description of each step.
+    """
     spec = replace(session.spec, fresh_group=True)
     case, span = session.sizings[-1].case, session.sizings[-1].span_bytes
     step = 0
@@ -97,76 +102,88 @@ def bisect(
     def speeds(first: Group, second: Group) -> tuple[float, float]:
         nonlocal step
         step += 1
-        parts = [ranks_of(units, first), ranks_of(units, second)]
-        rest = {*range(session.local.ranks)} - {rank for part in parts for rank in part}
-        parts += [tuple(sorted(rest))] if rest else []
-        sweep = Sweep(session, spec, tuple(parts))
-        own = replace(case, group=f"bisect {step}")
-        sizing = size_case(own, max(map(len, parts)), span_bytes=span)
-        seen: list[tuple[float, float]] = []
+        subgroups = [unit_ranks(units, first), unit_ranks(units, second)]
+        remaining_ranks = {*range(session.local.ranks)} - {
+            rank for subgroup in subgroups for rank in subgroup
+        }
+        subgroups += [tuple(sorted(remaining_ranks))] if remaining_ranks else []
+        sweep = Sweep(session, spec, tuple(subgroups))
+        step_case = replace(case, group=f"bisect {step}")
+        sizing = size_case(step_case, max(map(len, subgroups)), span_bytes=span)
+        attempts: list[tuple[float, float]] = []
         for _ in range(_TIMES):
-            stated(f"bisect, step {step}")
+            on_progress(f"bisect, step {step}")
             try:
                 sweep.one_case(sizing)
             except RuntimeError as error:
-                sizes = " and ".join(str(len(part)) for part in parts)
+                sizes = " and ".join(str(len(subgroup)) for subgroup in subgroups)
                 session.local.abort(f"groups of {sizes} ranks: {brief(error)}")
-            seen.append(session.local.control.decide(_speeds(session, len(parts))))
-        return max(one[0] for one in seen), max(one[1] for one in seen)
+            attempts.append(session.local.control.decide(_speeds(session, len(subgroups))))
+        return max(attempt[0] for attempt in attempts), max(attempt[1] for attempt in attempts)
 
     hosts = [member["host"] for member in session.local.control.members]
 
     def comparable(first: Group, second: Group) -> bool:
-        """As many ranks on as many nodes: else one half has slower ways, and no fault."""
-        shapes = [Counter(hosts[rank] for rank in ranks_of(units, g)) for g in (first, second)]
+        """Whether both halves spread their ranks over nodes alike; if not, one may be slower
+        without a fault.
+        """
+        shapes = [Counter(hosts[rank] for rank in unit_ranks(units, g)) for g in (first, second)]
         return sorted(shapes[0].values()) == sorted(shapes[1].values())
 
-    found = halve(range(len(units)), speeds, threshold, comparable)
+    halving = halve(range(len(units)), speeds, threshold, comparable)
     if session.recorder:
-        # The group's own members know no affinity, those of the run do.
+        # The members of the run record the CPU affinity; those of the group do not.
         members = session.recorder.run.members
-        record_halving(session.recorder, members, case.device == "cpu", units, found)
-    return found
+        record_halving(session.recorder, members, case.device == "cpu", units, halving)
+    return halving
 
 
-def ranks_of(units: Units, group: Sequence[int]) -> tuple[int, ...]:
+def unit_ranks(units: Units, group: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(rank for unit in group for rank in units[unit]))
 
 
-def _speeds(session: Session, parts: int) -> list[float] | None:
-    """busbw of the first two of the sub-groups that ran last; 0 where one failed."""
+def _speeds(session: Session, subgroups: int) -> list[float] | None:
+    """busbw of the two halves in the latest step; 0 for one that failed; None on other ranks.
+
+    subgroups: how many sub-groups ran in this step: the halves, and one of the other ranks.
+    """
     if session.run is None:
         return None
     from torchcoll.core.summary import summarise
 
-    rows = [summarise(result) for result in session.run.results[-parts:]]
+    rows = [summarise(result) for result in session.run.results[-subgroups:]]
     return [row.busbw_gbps or 0.0 if row.status == "ok" else 0.0 for row in rows[:2]]
 
 
 def record_halving(
-    recorder: Any, members: list[dict[str, Any]], on_cpu: bool, units: Units, found: Halving
+    recorder: Any, members: list[dict[str, Any]], on_cpu: bool, units: Units, halving: Halving
 ) -> None:
-    if not found.steps:
-        why = f"{len(units)} are too few to halve, {2 * LEAST} needed"
+    """Record the result as an event: a suspect if a slow half was found."""
+    if not halving.steps:
+        reason = f"{len(units)} are too few to halve, {2 * LEAST} needed"
         if len(units) >= 2 * LEAST:
-            why = "no two halves have as many ranks on as many nodes, so none are comparable"
-        recorder.event("bisect", f"bisect: {why}")
+            reason = "no two halves have as many ranks on as many nodes, so none are comparable"
+        recorder.event("bisect", f"bisect: {reason}")
         return
-    # That with the slow half: later ones may have found both of its halves alike.
-    last = next((step for step in found.steps if found.group in step.halves), found.steps[-1])
-    halves = " and ".join(
-        f"{speed:.3f} GB/s on ranks {format_ranges(ranks_of(units, half))}"
-        for half, speed in zip(last.halves, last.speeds, strict=True)
+    # The step that found the slow half: in later steps its own halves were alike.
+    last_step = next(
+        (step for step in halving.steps if halving.group in step.halves), halving.steps[-1]
     )
-    if not found.group:
+    halves = " and ".join(
+        f"{speed:.3f} GB/s on ranks {format_ranges(unit_ranks(units, half))}"
+        for half, speed in zip(last_step.halves, last_step.speeds, strict=True)
+    )
+    if not halving.group:
         recorder.event("bisect", f"bisect: both halves are alike, {halves} (all_reduce busbw)")
         return
-    ranks = ranks_of(units, found.group)
+    ranks = unit_ranks(units, halving.group)
     hosts = list(dict.fromkeys(members[rank]["host"] for rank in ranks))
-    waiting = {host for host, _ in crowded(members)} if on_cpu else set()
-    stated = {members[rank]["host"] for half in last.halves for rank in ranks_of(units, half)}
-    if stated & waiting:
-        names = ", ".join(sorted(stated & waiting)[:8])
+    waiting_hosts = {host for host, _ in crowded(members)} if on_cpu else set()
+    compared_hosts = {
+        members[rank]["host"] for half in last_step.halves for rank in unit_ranks(units, half)
+    }
+    if compared_hosts & waiting_hosts:
+        names = ", ".join(sorted(compared_hosts & waiting_hosts)[:8])
         recorder.event(
             "bisect",
             f"bisect: {halves}, but ranks wait for a core on {names}: no fault is sought there",
@@ -174,7 +191,7 @@ def record_halving(
         return
     message = (
         f"bisect: ranks {format_ranges(ranks)} ({', '.join(hosts[:8])}) do all_reduce at "
-        f"{100 * found.ratio:.0f} % of the busbw of the other half ({halves})"
+        f"{100 * halving.ratio:.0f} % of the busbw of the other half ({halves})"
     )
-    where = {"host": hosts[0]} if len(hosts) == 1 else {"hosts": hosts}
-    recorder.event("suspect", message, ranks=list(ranks), **where)
+    location = {"host": hosts[0]} if len(hosts) == 1 else {"hosts": hosts}
+    recorder.event("suspect", message, ranks=list(ranks), **location)

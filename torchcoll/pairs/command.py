@@ -23,7 +23,7 @@ def pairs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_pairs(options: argparse.Namespace) -> ExitCode:
-    """Exit code 1 where a suspect stands or a case failed, as when it was measured."""
+    """Print the pairs of a file; exit code 1 for a suspect or a failed case, as in the run."""
     from torchcoll.core.file import uncollected
     from torchcoll.inputs import load_one
     from torchcoll.pairs.show import show_pairs

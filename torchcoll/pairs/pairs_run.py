@@ -1,10 +1,11 @@
-"""Every pair of ranks or nodes: in rounds of disjoint pairs, the slow ones again alone, then all;
-and the command line of ``torchrun -m torchcoll.pairs``, with options of its own and some of the
-others'.
+"""Measure every pair of ranks or nodes: ``torchrun -m torchcoll.pairs`` and its command line.
 
-No groups of two are made: 512 ranks have 130816 of them, each of which every rank would have to
-take part in making, and each rank would keep 511 communicators. Ranks send and receive over the
-group of all ranks, whose connections the library makes where they are needed.
+The pairs run in rounds of disjoint pairs; then the slow pairs run again alone, and finally all
+ranks run all_reduce together.
+
+The pairs do not get process groups of their own: 512 ranks have 130816 pairs, every rank would have
+to take part in creating each of the groups, and each rank would keep 511 communicators. Ranks send
+and receive over the group of all ranks, in which the library connects peers when needed.
 """
 
 from __future__ import annotations
@@ -51,20 +52,20 @@ from torchcoll.pairs.schedule import (
     Pair,
     PairOptions,
     check_units,
-    members_of,
+    group_ranks,
     pair_cases,
     plan_lines,
+    rank_pairs,
+    round_count,
     rounds,
-    rounds_of,
-    units_of,
 )
 
 if TYPE_CHECKING:
     from torchcoll.bench.output import Output
 
 
-# Fields of Spec that mean something here; the others are refused.
-_OWN = (
+# The fields of Spec that torchcoll.pairs supports; it refuses the others.
+_SUPPORTED = (
     *("collectives", "sizes", "dtypes", "backend", "device", "iters", "check", "timeout_s"),
     *("labels", "rehearse"),
 )
@@ -110,13 +111,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
-    """What a command line asks for. Raises UsageError."""
-    own, rest = _parser().parse_known_args(list(argv))
-    options = parse(rest, DEFAULT_COLLECTIVE, "torchcoll.pairs")
+    """Parse a command line. Raises UsageError."""
+    arguments, remaining = _parser().parse_known_args(list(argv))
+    options = parse(remaining, DEFAULT_COLLECTIVE, "torchcoll.pairs")
     spec, plain = options.spec, Spec()
     for field in fields(Spec):
         given = getattr(spec, field.name)
-        if field.name not in _OWN and given != getattr(plain, field.name):
+        if field.name not in _SUPPORTED and given != getattr(plain, field.name):
             flag = field.name.replace("_", "-")
             raise UsageError(flag, given, "none: torchcoll.pairs has no such choice")
     if options.resume:
@@ -127,80 +128,93 @@ def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
         expected = f"more than {LATENCY_BYTES} bytes"
         raise UsageError("sizes", min(sizes), expected, "The latency is measured in any case.")
     for size_bytes in sizes:
-        if size_bytes % LATENCY_BYTES:  # of every type a whole number of elements
+        if size_bytes % LATENCY_BYTES:  # a whole number of elements of every type
             raise UsageError("sizes", size_bytes, f"a multiple of {LATENCY_BYTES} bytes")
     if len(spec.dtypes) > 1:
         raise UsageError("dtype", ",".join(spec.dtypes), "one type")
     iters = ITERS if spec.iters is None else spec.iters
     whole_number(iters, "iters", 1)
-    threshold = parse_share(own.threshold, "threshold")
-    per_node = own.ranks_per_node
+    threshold = parse_share(arguments.threshold, "threshold")
+    per_node = arguments.ranks_per_node
     if per_node is not None:
         per_node = whole_number(number(per_node, int), "ranks-per-node", 1)
         if not options.dry_run:
             raise UsageError("ranks-per-node", per_node, "--dry-run with it")
-    pairs = PairOptions(own.by, own.bisect, threshold, per_node)
-    # A reading of the file judges as the run did.
-    other = Other("pairs", pairs, {"threshold": threshold})
-    return replace(options, spec=replace(spec, sizes=sizes, iters=iters), other=other), pairs
+    pairs = PairOptions(arguments.by, arguments.bisect, threshold, per_node)
+    # The threshold goes into the file, so that ``torchcoll pairs`` judges as the run did.
+    pairs_action = Other("pairs", pairs, {"threshold": threshold})
+    return replace(options, spec=replace(spec, sizes=sizes, iters=iters), other=pairs_action), pairs
 
 
-_NAMED = 8  # of a round's pairs, in messages
+_NAMED = 8  # pairs: messages name the pairs of a round up to so many
 
 
 @dataclass(frozen=True)
-class _Own:
-    """What this rank does in a round. place: 0 is the lower unit of the pair, 1 the higher."""
+class _Role:
+    """What this rank does in a round.
+
+    pair: the units that meet.
+    peer: the rank that this rank communicates with.
+    index: 0 if this rank is in the lower unit of the pair, 1 in the higher.
+    """
 
     pair: Pair
     peer: int
-    place: int
+    index: int
 
 
 class PairsRun:
-    """All pairs of one session. ``stated`` is called on rank 0 with how far it is."""
+    """The measurement of all pairs in one session.
+
+    on_progress: called with a short description of each step.
+    """
 
     def __init__(
-        self, session: Session, options: PairOptions, stated: Callable[[str], None]
+        self, session: Session, options: PairOptions, on_progress: Callable[[str], None]
     ) -> None:
         self.session, self.local = session, session.local
-        self.options, self._stated = options, stated
+        self.options, self._on_progress = options, on_progress
         self._all = Sweep(session)
-        self.units = units_of(options.by, [m["host"] for m in self.local.control.members])
+        self.units = group_ranks(options.by, [m["host"] for m in self.local.control.members])
         check_units(self.units, options.by)
         first = session.sizings[0].case
         rule = "pair" if options.by == "rank" else "node"
         self._rule = rule
         self._cases = pair_cases(session.spec, rule, first)
-        self._buffers: dict[int, Buffers] = {}  # by the bytes asked
+        self._buffers: dict[int, Buffers] = {}  # by the size of the case in bytes
         self._tried = False
-        self._began = (0, 0)  # the last kind of call, monotonic in ns, wall in us
+        self._began = (0, 0)  # start of the latest kind of call: monotonic in ns, wall clock in us
 
     def sweep(self) -> None:
-        """Rounds, the slow pairs alone, all ranks together; events of the suspects. Collective."""
+        """Run the rounds, the slow pairs alone, then all ranks together, and record the suspects.
+
+        Collective.
+        """
         session = self.session
         self._prepare()
         count = len(self.units)
-        for turn, met in enumerate(rounds(count), 1):
-            self._round(met, f"round {turn} of {rounds_of(count)}", self._rule, self._cases)
+        for turn, round_pairs in enumerate(rounds(count), 1):
+            self._round(
+                round_pairs, f"round {turn} of {round_count(count)}", self._rule, self._cases
+            )
         for turn in range(1, PASSES + 1):
-            again, places = self.local.control.decide(self._again())
-            cases = [self._cases[place] for place in places]
-            for pair in again:
+            repeated, indexes = self.local.control.decide(self._next_pass())
+            cases = [self._cases[index] for index in indexes]
+            for pair in repeated:
                 self._round(
                     [(pair[0], pair[1])], f"pass {turn} alone", f"{self._rule} alone", cases
                 )
         self._buffers.clear()
         self.local.device.release()
-        self._stated("all ranks together")
+        self._on_progress("all ranks together")
         self._all.run()
         if self.options.bisect:
-            bisect(session, self.units, self.options.threshold, self._stated)
+            bisect(session, self.units, self.options.threshold, self._on_progress)
         if self.local.rank == 0:
             self._events()
 
     def _prepare(self) -> None:
-        """Memory on every rank, and a connected group."""
+        """Allocate memory on every rank and connect the group of all ranks."""
         session, failure = self.session, ""
         for case in self._cases:
             sizing = size_case(case, self.local.ranks)
@@ -221,75 +235,83 @@ class PairsRun:
         if failed:
             raise TorchcollError("pairs: no memory on {}: {}".format(*failed))
         self.local.progress.step("connecting all ranks")
-        # torch: all ranks take part in the first call on a group, if it is a send or a receive.
-        self._or_trouble(session.communicators.align(self._cases[0].backend), "a barrier")
+        # PyTorch requires all ranks to take part in the first call on a group if it is a send or
+        # receive; a barrier first makes sure that they do.
+        self._or_abort(session.communicators.align(self._cases[0].backend), "a barrier")
 
-    def _or_trouble(self, call: Callable[[], object], what: str) -> None:
+    def _or_abort(self, call: Callable[[], object], what: str) -> None:
         try:
             call()
         except RuntimeError as error:
             self.local.abort(f"{what}: {brief(error)}")
 
-    def _own(self, met: Sequence[Pair]) -> _Own | None:
-        for pair in met:
-            for low, high in members_of(self.units, pair):
+    def _role(self, round_pairs: Sequence[Pair]) -> _Role | None:
+        for pair in round_pairs:
+            for low, high in rank_pairs(self.units, pair):
                 if self.local.rank in (low, high):
                     first = self.local.rank == low
-                    return _Own(pair, high if first else low, 0 if first else 1)
+                    return _Role(pair, high if first else low, 0 if first else 1)
         return None
 
-    def _round(self, met: Sequence[Pair], text: str, rule: str, cases: Sequence[Case]) -> None:
-        own = self._own(met)
-        if len(met) <= _NAMED:
-            text += f" ({' '.join(f'{low}-{high}' for low, high in met)})"
-        elif own:
-            text += f", pair {own.pair[0]}-{own.pair[1]}"
-        self._stated(text)
-        # In the file a round is in flight, not one of its pairs.
+    def _round(
+        self, round_pairs: Sequence[Pair], text: str, rule: str, cases: Sequence[Case]
+    ) -> None:
+        role = self._role(round_pairs)
+        if len(round_pairs) <= _NAMED:
+            text += f" ({' '.join(f'{low}-{high}' for low, high in round_pairs)})"
+        elif role:
+            text += f", pair {role.pair[0]}-{role.pair[1]}"
+        self._on_progress(text)
+        # If the run dies, the file names the round that was in flight, not one of its pairs.
         started = replace(self._cases[0], group=f"{rule}/{text}")
         if self.local.rank == 0:
             self._recorder.started(started)
         for case in cases:
-            gathered = self._one_kind(case, own, text)
+            gathered = self._measure_kind(case, role, text)
             if self.local.rank == 0:
-                self._keep(case, gathered, met, rule)
+                self._record(case, gathered, round_pairs, rule)
 
-    def _one_kind(self, case: Case, own: _Own | None, text: str) -> list[Any]:
-        """This kind of call on all pairs of the round; [rank] of samples on rank 0."""
+    def _measure_kind(self, case: Case, role: _Role | None, text: str) -> list[Any]:
+        """Run one kind of call on all pairs of the round; rank 0 gets the samples of each rank."""
         session, iters = self.session, self.session.spec.iters or 0
         if case.size_bytes == LATENCY_BYTES:
             iters = max(iters, LATENCY_ITERS)
         kind = f"{text}: {case.describe()}"
         cold: list[int] = []
         steady: list[int] = []
-        self.local.progress.step(kind, steady if own else range(iters))
+        self.local.progress.step(kind, steady if role else range(iters))
         self._began = (time.perf_counter_ns(), time.time_ns() // 1000)
         self.local.control.align()
         checked: tuple[int, int] | None = None
-        if own is None:
+        if role is None:
             self._first(None, case)
         else:
             sizing = size_case(case, 2)
             buffers = self._buffers[case.size_bytes]
             small = self._buffers[self._cases[0].size_bytes]
-            call = self._call(own, buffers, case.root)
-            align = self._call(own, small, None)
-            self._first(lambda: self._timed(call, nothing, 1, cold), case, own)
-            who = f"pair {own.pair[0]}-{own.pair[1]}"
-            self._or_trouble(lambda: self._timed(call, align, iters, steady), who)
+            call = self._call(role, buffers, case.root)
+            align = self._call(role, small, None)
+            self._first(lambda: self._timed(call, nothing, 1, cold), case, role)
+            who = f"pair {role.pair[0]}-{role.pair[1]}"
+            self._or_abort(lambda: self._timed(call, align, iters, steady), who)
             if session.spec.check and case.root is None:
-                self._or_trouble(align, who)
-                checked = self._verified(sizing, own, buffers, call)
+                self._or_abort(align, who)
+                checked = self._verified(sizing, role, buffers, call)
         return self.local.control.gather([cold, steady, checked])
 
     def _timed(self, call: Any, align: Any, calls: int, durations: list[int]) -> None:
         self.local.device.synchronized(call, align, calls, {"host": durations, "issue": []})
 
-    def _first(self, call: Callable[[], None] | None, case: Case, own: _Own | None = None) -> None:
-        """The first call of all: a backend that cannot send says so here, on all ranks alike."""
+    def _first(
+        self, call: Callable[[], None] | None, case: Case, role: _Role | None = None
+    ) -> None:
+        """The first call of the run, on all ranks: shows whether the backend supports sending.
+
+        Raises UnavailableError on all ranks if it does not.
+        """
         if self._tried:
-            if call and own:
-                self._or_trouble(call, f"pair {own.pair[0]}-{own.pair[1]}")
+            if call and role:
+                self._or_abort(call, f"pair {role.pair[0]}-{role.pair[1]}")
             return
         self._tried = True
         refused = first_call(self.local, "pairs: sending", call)
@@ -302,17 +324,19 @@ class PairsRun:
                 "Choose another with --backend.",
             )
 
-    def _call(self, own: _Own, buffers: Buffers, root: int | None) -> Callable[[], None]:
-        """Send and receive (root None), or one of them: the unit in place ``root`` sends."""
+    def _call(self, role: _Role, buffers: Buffers, root: int | None) -> Callable[[], None]:
+        """A call of this rank: send and receive if root is None, else only the unit with index
+        ``root`` sends.
+        """
         dist = self.local.dist
         group = self.session.communicators.whole(self._cases[0].backend)
         steps = []
-        if root is None or root == own.place:
-            steps.append(dist.P2POp(dist.isend, buffers.send, own.peer, group))
-        if root is None or root != own.place:
-            steps.append(dist.P2POp(dist.irecv, buffers.recv, own.peer, group))
-        if own.place == 1:
-            steps.reverse()  # xccl can deadlock where both peers send first
+        if root is None or root == role.index:
+            steps.append(dist.P2POp(dist.isend, buffers.send, role.peer, group))
+        if root is None or root != role.index:
+            steps.append(dist.P2POp(dist.irecv, buffers.recv, role.peer, group))
+        if role.index == 1:
+            steps.reverse()  # xccl can deadlock if both peers send first
 
         def call() -> None:
             for work in dist.batch_isend_irecv(steps):
@@ -321,12 +345,12 @@ class PairsRun:
         return call
 
     def _verified(
-        self, sizing: SizedCase, own: _Own, buffers: Buffers, call: Callable[[], None]
+        self, sizing: SizedCase, role: _Role, buffers: Buffers, call: Callable[[], None]
     ) -> tuple[int, int]:
-        """(elements checked, elements wrong) of one more exchange."""
-        checker = Checker(self.local.torch, sizing, own.place, buffers, self.local.progress.beat)
+        """(elements checked, elements wrong) of an additional exchange."""
+        checker = Checker(self.local.torch, sizing, role.index, buffers, self.local.progress.beat)
         checker.prepare()
-        self._or_trouble(call, f"pair {own.pair[0]}-{own.pair[1]}")
+        self._or_abort(call, f"pair {role.pair[0]}-{role.pair[1]}")
         self.local.device.synchronize()
         return checker.count_wrong()
 
@@ -334,49 +358,57 @@ class PairsRun:
     def _recorder(self) -> Any:
         return self.session.recorder
 
-    def _keep(self, case: Case, gathered: list[Any], met: Sequence[Pair], rule: str) -> None:
+    def _record(
+        self, case: Case, gathered: list[Any], round_pairs: Sequence[Pair], rule: str
+    ) -> None:
         from torchcoll.bench.recorder import result_of_pair
 
-        for pair in met:
-            members = members_of(self.units, pair)
+        for pair in round_pairs:
+            members = rank_pairs(self.units, pair)
             ranks = [low for low, _ in members] + [high for _, high in members]
-            own = replace(case, group=f"{rule}/{pair[0]}-{pair[1]}")
-            result = result_of_pair(own, ranks, [gathered[rank] for rank in ranks])
+            pair_case = replace(case, group=f"{rule}/{pair[0]}-{pair[1]}")
+            result = result_of_pair(pair_case, ranks, [gathered[rank] for rank in ranks])
             result.start_ns, result.start_wall_us = self._began
             self._recorder.case(result)
 
-    def _again(self) -> tuple[list[Pair], list[int]] | None:
-        """The pairs of the next pass alone, and the places of the cases in which they were slow:
-        of the suspects that no pass so far has cleared, between usual ones.
+    def _next_pass(self) -> tuple[list[Pair], list[int]] | None:
+        """The pairs of the next pass alone, and the indexes of the cases in which they were slow.
+
+        These are the pairs of suspects that no pass has cleared yet, between usual pairs. Only rank
+        0 decides; the others get None.
         """
         if self.local.rank:
             return None
-        from torchcoll.pairs.matches import key_of, read_pairs
-        from torchcoll.pairs.suspects import again_alone, kinds_of, suspects
+        from torchcoll.pairs.matches import case_key, read_pairs
+        from torchcoll.pairs.suspects import find_suspects, pairs_to_repeat, suspected_kinds
 
         pairs = read_pairs(self._recorder.run)
-        found = suspects(pairs, self.options.threshold, with_hidden=True) if pairs else []
-        left = {place for place, one in enumerate(found) if one.stands}
-        if pairs is None or not left:
+        suspected = find_suspects(pairs, self.options.threshold, with_hidden=True) if pairs else []
+        uncleared = {index for index, suspect in enumerate(suspected) if suspect.confirmed}
+        if pairs is None or not uncleared:
             return [], []
-        usual, chosen = again_alone(pairs, found)  # the same in each pass
-        own = [pair for pair, whose in chosen.items() if left & {*whose} and pair not in usual]
-        mixed = [pair for both in zip_longest(usual, own) for pair in both if pair]
-        kinds = kinds_of(found[place] for place in sorted(left))
-        return mixed, [i for i, case in enumerate(self._cases) if key_of(case) in kinds]
+        usual, chosen = pairs_to_repeat(pairs, suspected)  # the same in each pass
+        suspect_pairs = [
+            pair for pair, indexes in chosen.items() if uncleared & {*indexes} and pair not in usual
+        ]
+        mixed = [
+            pair for neighbours in zip_longest(usual, suspect_pairs) for pair in neighbours if pair
+        ]
+        kinds = suspected_kinds(suspected[index] for index in sorted(uncleared))
+        return mixed, [i for i, case in enumerate(self._cases) if case_key(case) in kinds]
 
     def _events(self) -> None:
         from torchcoll.pairs.matches import read_pairs
-        from torchcoll.pairs.suspects import events, suspects
+        from torchcoll.pairs.suspects import find_suspects, suspect_events
 
-        found = read_pairs(self._recorder.run)
-        if found:
-            for event in events(found, suspects(found, self.options.threshold)):
+        pairs = read_pairs(self._recorder.run)
+        if pairs:
+            for event in suspect_events(pairs, find_suspects(pairs, self.options.threshold)):
                 self._recorder.event(**event)
 
 
 def refuse_lone(backend: str | None, ranks: int) -> None:
-    """Raises UsageError for what has no pairs, before anything starts."""
+    """Raises UsageError if there can be no pairs, before anything starts."""
     check_units(tuple((rank,) for rank in range(ranks)), "rank")
     if backend and not communicates(backend):
         raise UsageError(
@@ -387,7 +419,7 @@ def refuse_lone(backend: str | None, ranks: int) -> None:
 
 
 def run_pairs(launch: Launch, arguments: list[str]) -> int:
-    """What ``torchrun -m torchcoll.pairs`` does: every pair of ranks is measured, or planned."""
+    """Run ``torchrun -m torchcoll.pairs``: measure every pair of ranks, or print the plan."""
     options, pairs = parse_pairs(arguments)
     if options.dry_run:
         lines = plan_lines(options.spec, pairs, options.ranks or launch.ranks)
@@ -401,18 +433,18 @@ def run_pairs(launch: Launch, arguments: list[str]) -> int:
 def _sweep(
     options: Options, pairs: PairOptions, session: Session, output: Output | None
 ) -> str | None:
-    """Measure the pairs and print what they say on rank 0.
+    """Measure the pairs and print the result on rank 0.
 
-    The text of what makes the exit code 1: a case that failed, a suspect.
+    Returns why the exit code is 1 (a case that failed, or a suspect), or None.
     """
-    stated: Callable[[str], None] = nothing_stated
+    on_progress: Callable[[str], None] = no_progress
     line = None
     if session.local.rank == 0 and not options.quiet:
         from torchcoll.report.destination import ProgressLine
 
         line = ProgressLine(sys.stderr, 80)
-        stated = line.show
-    PairsRun(session, pairs, stated).sweep()
+        on_progress = line.show
+    PairsRun(session, pairs, on_progress).sweep()
     failure = None
     if output:
         finished = output.run
@@ -434,5 +466,5 @@ def _sweep(
     return agreed
 
 
-def nothing_stated(text: str) -> None:
+def no_progress(text: str) -> None:
     pass

@@ -1,7 +1,7 @@
-"""Who meets whom when every unit (a rank or a node) is to be paired with every other once.
+"""The schedule of ``torchcoll.pairs``: pair every unit (a rank or a node) with every other once.
 
-Pure. The rounds are those of a round-robin tournament by the circle method: one unit stays, the
-others move round it by one place a round (R. Lucas, Recreations mathematiques II, 1883).
+Pure. The rounds are those of a round-robin tournament by the circle method: one unit stays, and the
+others rotate around it by one position each round (R. Lucas, Recreations mathematiques II, 1883).
 """
 
 from __future__ import annotations
@@ -21,57 +21,65 @@ Units = tuple[tuple[int, ...], ...]  # the ranks of each unit, units in ascendin
 BY = ("rank", "node")
 LATENCY_BYTES = 8
 ITERS = 10
-LATENCY_ITERS = 20  # at least: they cost nothing, and their good calls are to be found
+LATENCY_ITERS = 20  # at least: these calls are cheap, and the fastest of them is what counts
 SIZES = (8 << 20,)
-PASSES = 4  # alone, see pairs/suspects.py
-# A slower rank, link or node is one below 1 - 0.2 of the others: torchcoll's own choice. Healthy
-# pairs of one kind scatter by some percent; what people lose is more: one of four lanes 25 %, one
-# of two rails 50 %, a link at the speed of the generation before 50 %.
+PASSES = 4  # repetitions of suspect pairs alone, see pairs/suspects.py
+# A rank, link or node counts as slow below 1 - 0.2 of the others. This is torchcoll's choice:
+# healthy pairs of one kind scatter by a few percent, and real faults cost more: one of four lanes
+# 25 %, one of two rails 50 %, a link at the speed of the previous generation 50 %.
 THRESHOLD = 0.2
-_FILE_BYTES = 950  # of a record beside its samples, as measured
+_FILE_BYTES = 950  # measured size of a record without its samples
 _SAMPLE_BYTES = 9
 _HELD_BYTES, _HELD_SAMPLE_BYTES = 1800, 40  # the same in rank 0's memory (CPython 3.11)
-_MUCH_BYTES = 1 << 30  # of rank 0's memory: --dry-run then names the other way
-_USUAL_RANKS = 8  # a node, where nobody said
-# What --dry-run reckons with, for nobody knows the network before.
+_MUCH_BYTES = 1 << 30  # of rank 0's memory: above it, --dry-run suggests --by node
+_USUAL_RANKS = 8  # ranks of a node, if --ranks-per-node is not given
+# The assumptions of --dry-run, because the network is not known in advance.
 _ASSUMED_GBPS, _AGREEMENT_US = 10.0, 40.0
 
 
 @dataclass(frozen=True)
 class PairOptions:
-    """What ``torchcoll.pairs`` asks beside the Spec. threshold: a share of the speed, 0 to 1."""
+    """The options of ``torchcoll.pairs`` that are not part of the Spec.
+
+    by: ``rank`` or ``node``.
+    bisect: whether to halve the units with all_reduce afterwards.
+    threshold: the share of the others' speed, 0 to 1, by which a suspect is slower.
+    ranks_per_node: what --dry-run assumes.
+    """
 
     by: str = "rank"
     bisect: bool = False
     threshold: float = THRESHOLD
-    ranks_per_node: int | None = None  # what --dry-run assumes
+    ranks_per_node: int | None = None
 
     def __post_init__(self) -> None:
         choice(self.by, "by", BY)
 
 
-def rounds_of(units: int) -> int:
-    """How many rounds until each of ``units`` has met every other: units - 1; with an odd number
-    units, one idle in each.
+def round_count(units: int) -> int:
+    """The number of rounds until each of ``units`` has met every other.
+
+    It is units - 1; with an odd number it is units, and one unit is idle in each round.
     """
     return units - 1 + units % 2 if units > 1 else 0
 
 
 def rounds(units: int) -> Iterator[list[Pair]]:
-    """Every pair of ``units`` once: rounds of disjoint pairs (low, high), each round in ascending
-    order. One round at a time, for all pairs of 16384 ranks would take 15 GB.
+    """Yields every pair of ``units`` once, as rounds of disjoint pairs (low, high).
+
+    The pairs of a round are sorted. A generator, because all pairs of 16384 ranks take 15 GB.
     """
     even = units + units % 2
     circle = even - 1
-    for turn in range(rounds_of(units)):
+    for turn in range(round_count(units)):
         met = [(turn, circle)]
         met += [((turn + k) % circle, (turn - k) % circle) for k in range(1, even // 2)]
-        # With an odd number the last place is empty: who meets it is idle.
+        # With an odd number the last position is empty: the unit that meets it is idle.
         yield sorted((min(p), max(p)) for p in met if max(p) < units)
 
 
-def units_of(by: str, hosts: Sequence[str]) -> Units:
-    """The ranks of each unit; ``hosts``: that of each rank. Nodes in the order of their ranks."""
+def group_ranks(by: str, hosts: Sequence[str]) -> Units:
+    """The ranks of each unit. hosts: the host of each rank. Nodes are ordered by rank."""
     if by == "rank":
         return tuple((rank,) for rank in range(len(hosts)))
     nodes: dict[str, list[int]] = {}
@@ -80,15 +88,17 @@ def units_of(by: str, hosts: Sequence[str]) -> Units:
     return tuple(map(tuple, nodes.values()))
 
 
-def members_of(units: Units, pair: Pair) -> tuple[tuple[int, int], ...]:
-    """The pairs of ranks that communicate in a pair of units: first with first, second with second,
-    all at once. Where a node has more ranks than the other, the rest of them is idle.
+def rank_pairs(units: Units, pair: Pair) -> tuple[tuple[int, int], ...]:
+    """The pairs of ranks that communicate at the same time when two units meet.
+
+    The first rank of one node meets the first rank of the other, and so on; if one node has more
+    ranks, its remaining ranks are idle.
     """
     return tuple(zip(units[pair[0]], units[pair[1]], strict=False))
 
 
 def check_units(units: Units, by: str) -> None:
-    """Raises UsageError where there is no pair."""
+    """Raises UsageError if there are too few units for a pair."""
     if len(units) > 1:
         return
     if by == "node" and len(units[0]) > 1:
@@ -98,9 +108,11 @@ def check_units(units: Units, by: str) -> None:
 
 
 def pair_cases(spec: Spec, group: str, first: Case) -> tuple[Case, ...]:
-    """What each pair measures, in order. ``first`` tells backend, device and rehearsal.
+    """The cases that each pair measures, in order.
 
-    No root: both send and receive at once. Root 0: the lower unit alone sends; root 1: the higher.
+    first: a case with the backend, device and rehearsal of the run.
+    Without a root both units send and receive at once. With root 0 only the lower unit sends, with
+    root 1 only the higher one.
     """
     (dtype,) = spec.dtypes
 
@@ -114,16 +126,16 @@ def pair_cases(spec: Spec, group: str, first: Case) -> tuple[Case, ...]:
 
 
 def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
-    """What would run: rounds, pairs, time and memory, as text."""
+    """The lines of --dry-run: rounds, pairs, time and memory."""
     each = 1
     hosts = ["node"] * ranks
     if options.by == "node":
         each = options.ranks_per_node or 1
         hosts = [f"node{rank // each}" for rank in range(ranks)]
-    units = units_of(options.by, hosts)
+    units = group_ranks(options.by, hosts)
     check_units(units, options.by)
     count = len(units)
-    pairs, schedule = count * (count - 1) // 2, rounds_of(count)
+    pairs, schedule = count * (count - 1) // 2, round_count(count)
     calls = (spec.iters or 0) + 1
     (dtype,) = spec.dtypes
     largest = Case(PAIR, max(spec.sizes), dtype, None, None, False, "synchronized", "", "")
@@ -158,10 +170,11 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
         each = options.ranks_per_node or _USUAL_RANKS
         nodes = -(-ranks // each)
         pairs = nodes * (nodes - 1) // 2
+        kept = format_bytes(_kept(spec, pairs, each)[1])
         lines.append(
             f"Pairs grow with the square of the ranks: --by node would measure {pairs} pairs of "
-            f"{nodes} nodes in {rounds_of(nodes)} rounds, with {each} ranks a node, and keep about "
-            f"{format_bytes(_kept(spec, pairs, each)[1])} on rank 0."
+            f"{nodes} nodes in {round_count(nodes)} rounds, with {each} ranks a node, and keep "
+            f"about {kept} on rank 0."
         )
     total = (
         f"Total: {pairs} pairs, about {time} and the start; result file about {format_bytes(file)}."
@@ -170,8 +183,9 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
 
 
 def _kept(spec: Spec, pairs: int, at_once: int) -> tuple[int, int]:
-    """Bytes of all results in the file, and in rank 0's memory. ``at_once``: pairs of ranks in a
-    pair.
+    """The size of all results in bytes: in the file, and in rank 0's memory.
+
+    at_once: how many pairs of ranks communicate in a pair of units.
     """
     kinds = 1 + 3 * len(spec.sizes)
     cases = pairs * kinds

@@ -1,5 +1,7 @@
-"""What the pairs of a run say: a matrix (figures where units are few, else shades of how fast each
-is), a line a unit, suspects; text, markdown, CSV, JSON.
+"""Show the pairs of a run: a matrix, a line for each unit, and the suspects.
+
+The matrix has numbers if there are few units, and shades of speed otherwise. Formats: text,
+markdown, CSV, JSON.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from torchcoll.pairs.matches import (
     LATENCY,
     SEND,
     Pairs,
+    case_key,
     is_pair,
-    key_of,
     read_pairs,
 )
 from torchcoll.pairs.schedule import Pair
@@ -31,30 +33,34 @@ from torchcoll.pairs.suspects import (
     Z_LIMIT,
     Suspect,
     evidence_text,
-    noise,
+    find_noise,
+    find_suspects,
+    largest_sound_group,
+    noise_summary,
     noise_text,
-    noise_words,
     suspect_name,
     suspect_text,
-    suspects,
-    without,
 )
 from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head
 
-_NUMBERS = 12  # units up to which the cells are figures; beyond, shades
-_WORST = 16  # rows of a table that would be longer than
-MOST_ROWS = 64
-# A shade for each tenth of the median that is missing: fast is blank.
+_NUMBERS = 12  # units: up to so many the cells are numbers, above shades
+MOST_ROWS = 64  # units: of more, only the slowest are shown
+_WORST = 16  # how many
+# The slower a pair, the darker its cell; a fast pair is blank.
 _SHADES, _ASCII = " ░▒▓█", " .:x#"
-_LIMITS = (0.9, 0.8, 0.6, 0.4)  # below: the next shade
+_LIMITS = (0.9, 0.8, 0.6, 0.4)  # shares of the median: below each the next shade
 _NONE, _SELF = "?", "\\"
 
 
 def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
-    """A row and a column a unit; cells are GB/s (latency: us), or shades of the kind's median."""
+    """The matrix of one kind of call, with a row and a column for each unit.
+
+    The cells are GB/s (us for latency), or shades relative to the median within a node or between
+    nodes.
+    """
     kind, size_bytes = key
     if kind == EXCHANGE:
         per = "node" if pairs.by == "node" else "rank"
@@ -78,9 +84,9 @@ def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
     rows = []
     for unit in slowest_units(pairs, key):
         cells = []
-        for other in range(count):
-            speed = relative.get((unit, other)) or relative.get((other, unit))
-            if other == unit:
+        for peer in range(count):
+            speed = relative.get((unit, peer)) or relative.get((peer, unit))
+            if peer == unit:
                 cells.append(_SELF)
             elif speed is None:
                 cells.append(_NONE)
@@ -125,16 +131,16 @@ def _relative(pairs: Pairs, key: tuple[str, int]) -> dict[Pair, float]:
 
 
 def slowest_units(pairs: Pairs, key: tuple[str, int]) -> list[int]:
-    """All units, or the slowest where they are many."""
+    """All units, or the _WORST slowest if there are more than MOST_ROWS, ascending."""
     count = len(pairs.units)
     if count <= MOST_ROWS:
         return list(range(count))
     relative = _relative(pairs, key)
-    own: dict[int, list[float]] = {unit: [] for unit in range(count)}
+    speeds: dict[int, list[float]] = {unit: [] for unit in range(count)}
     for pair, value in relative.items():
         for unit in pair:
-            own[unit].append(value)
-    order = sorted(own, key=lambda unit: (median(own[unit]) if own[unit] else 0.0, unit))
+            speeds[unit].append(value)
+    order = sorted(speeds, key=lambda unit: (median(speeds[unit]) if speeds[unit] else 0.0, unit))
     return sorted(order[:_WORST])
 
 
@@ -144,9 +150,10 @@ SCHEMA = "torchcoll-pairs/1"
 def show_pairs(
     run: Run, format: str = "table", threshold: float | None = None, file: TextIO | None = None
 ) -> bool:
-    """Print what the pairs of a run say; whether there is a suspect, or a pair without a time.
+    """Print the pairs of a run; returns whether there is a suspect, or a pair without a time.
 
-    Raises UsageError for an unknown format and a run without pairs.
+    threshold: None for that of the run.
+    Raises UsageError for an unknown format and for a run without pairs.
     """
     pairs = read_pairs(run)
     if pairs is None:
@@ -154,30 +161,32 @@ def show_pairs(
         refused = one_line(run.problems[0]) if run.problems else ""
         raise UsageError("pairs", one_line(what), "a result file of torchcoll.pairs", refused)
     threshold = threshold or pairs.threshold
-    found = suspects(pairs, threshold)
-    thing = _object(run, pairs, found, threshold)
-    grids = pairs_grids(run, pairs, Destination(file), found, threshold, format)
-    show_found([Forms(grids, thing)], format, file)
-    return any(one.stands for one in found) or bool(_halved(run) or pairs.failed)
+    suspected = find_suspects(pairs, threshold)
+    document = _object(run, pairs, suspected, threshold)
+    grids = pairs_grids(run, pairs, Destination(file), suspected, threshold, format)
+    show_found([Forms(grids, document)], format, file)
+    return any(suspect.confirmed for suspect in suspected) or bool(
+        _bisect_texts(run) or pairs.failed
+    )
 
 
 def pairs_grids(
     run: Run,
     pairs: Pairs,
     out: Destination,
-    found: Sequence[Suspect],
+    suspected: Sequence[Suspect],
     threshold: float,
     format: str = "table",
 ) -> list[Grid]:
-    """The matrix, a line a unit, and whom it accuses."""
+    """The tables: the matrix, then a line for each unit with the suspects below it."""
     grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == EXCHANGE]
     if not grids:
         grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == LATENCY]
     units = _units(pairs, format)
     first = [*grids, units][0]
     first.above = [*_title(run, pairs), *first.above]
-    units.below += _below(run, pairs, found, threshold)
-    units.answer = _answer(pairs, found, _halved(run))
+    units.below += _below(run, pairs, suspected, threshold)
+    units.answer = _answer(pairs, suspected, _bisect_texts(run))
     return [*grids, units]
 
 
@@ -185,15 +194,15 @@ def _title(run: Run, pairs: Pairs) -> list[str]:
     what = f"{len(pairs.units)} {pairs.by}s"
     if pairs.by == "node":
         what += f" of {run.ranks} ranks, first with first, second with second, all at once"
-    own = [result for result in run.results if is_pair(result)]
-    case = own[0].case
-    large = [result for result in own if key_of(result.case)[0] != LATENCY]
+    results = [result for result in run.results if is_pair(result)]
+    case = results[0].case
+    large = [result for result in results if case_key(result.case)[0] != LATENCY]
     calls = max((len(c) for result in large for c in result.time_ns.get("host", [])), default=0)
     done = len(pairs.pairs)
     lines = [
         f"torchcoll pairs: {one_line(run.path or run.header.get('run_id') or '')}".rstrip(": "),
-        f"{what}, {case.backend} on {case.device}, {case.dtype}: {done} of {pairs.asked} pairs, "
-        "in rounds of disjoint pairs at the same time",
+        f"{what}, {case.backend} on {case.device}, {case.dtype}: {done} of {pairs.pair_count} "
+        "pairs, in rounds of disjoint pairs at the same time",
         f"median of {calls} calls after a first one, each until the later of the two ranks is done "
         "(host clock)",
     ]
@@ -203,7 +212,7 @@ def _title(run: Run, pairs: Pairs) -> list[str]:
 
 
 def _units(pairs: Pairs, format: str) -> Grid:
-    """A line a unit: the medians over its pairs."""
+    """A line for each unit: the medians over its pairs."""
     keys = list(pairs.times)
     heads = [Head(pairs.by), Head("host", left=True)]
     for kind, size_bytes in keys:
@@ -211,8 +220,8 @@ def _units(pairs: Pairs, format: str) -> Grid:
             heads.append(Head("latency", repeat=True))
             continue
         size = format_size(size_bytes)
-        words = ("both ways",) if kind == EXCHANGE else ("sends", "receives")
-        heads += [Head(word, f"{size} (GB/s)") for word in words]
+        directions = ("both ways",) if kind == EXCHANGE else ("sends", "receives")
+        heads += [Head(direction, f"{size} (GB/s)") for direction in directions]
     shown: Sequence[int] = range(len(pairs.units))
     if format == "table" and len(pairs.units) > MOST_ROWS:
         shown = slowest_units(pairs, next((k for k in keys if k[0] == EXCHANGE), keys[0]))
@@ -220,7 +229,7 @@ def _units(pairs: Pairs, format: str) -> Grid:
     for key in keys:
         text = format_time if key[0] == LATENCY else format_bandwidth
         for ends in ((0,), (1,)) if key[0] == SEND else ((0, 1),):
-            # Of each unit over the pairs in which it stands at one of these ends.
+            # The values of each unit, over the pairs that have it at one of these ends.
             values: dict[int, list[float]] = {}
             for pair, timing in pairs.times[key].items():
                 ns = timing.median_ns
@@ -239,10 +248,10 @@ def _units(pairs: Pairs, format: str) -> Grid:
     return Grid(heads, rows, [f"each {pairs.by}: median over its pairs"])
 
 
-def _below(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -> list[str]:
+def _below(run: Run, pairs: Pairs, suspected: Sequence[Suspect], threshold: float) -> list[str]:
     lines = []
-    if len(pairs.pairs) < pairs.asked:
-        lines.append(f"not complete: {len(pairs.pairs)} of {pairs.asked} pairs")
+    if len(pairs.pairs) < pairs.pair_count:
+        lines.append(f"not complete: {len(pairs.pairs)} of {pairs.pair_count} pairs")
     if run.ending:
         lines.append(one_line(run.ending))
     lines += [one_line(problem) for problem in run.problems]
@@ -253,17 +262,17 @@ def _below(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -
     for result in run.results:
         if not is_pair(result):
             lines.append(_together(result))
-    lines += _conclusion(pairs, found, _halved(run), threshold)
+    lines += _conclusion(pairs, suspected, _bisect_texts(run), threshold)
     return lines
 
 
-def _answer(pairs: Pairs, found: Sequence[Suspect], halved: Sequence[str]) -> Answer:
-    """Who is slow."""
+def _answer(pairs: Pairs, suspected: Sequence[Suspect], bisect_texts: Sequence[str]) -> Answer:
+    """Which unit or link is slow, in one sentence."""
     accused = [
-        f"{suspect_name(pairs, one)} is slow: {evidence_text(pairs, one)}"
-        for one in found
-        if one.stands
-    ] + list(halved)
+        f"{suspect_name(pairs, suspect)} is slow: {evidence_text(pairs, suspect)}"
+        for suspect in suspected
+        if suspect.confirmed
+    ] + list(bisect_texts)
     if accused:
         more = f"; and {len(accused) - 1} more" if len(accused) > 1 else ""
         return Answer(one_line(f"{accused[0]}{more}"), "bad")
@@ -272,16 +281,17 @@ def _answer(pairs: Pairs, found: Sequence[Suspect], halved: Sequence[str]) -> An
     judged = sum(map(pairs.judged, pairs.pairs))
     if pairs.rehearsal or not judged or len(pairs.units) == 2:
         return Answer(f"no {pairs.by} can be judged here", "doubt")
-    kind = "good" if judged == pairs.asked else "doubt"
+    kind = "good" if judged == pairs.pair_count else "doubt"
     return Answer(
-        f"no suspect: no {pairs.by} or link is slow, {judged} of {pairs.asked} pairs judged", kind
+        f"no suspect: no {pairs.by} or link is slow, {judged} of {pairs.pair_count} pairs judged",
+        kind,
     )
 
 
-def _halved(run: Run) -> list[str]:
-    """What --bisect accuses, as it was decided on the ranks: pairs say nothing of it."""
-    stated = [e for e in run.events if e.get("kind") == "suspect"]
-    texts = [one_line(event.get("message")) for event in stated]
+def _bisect_texts(run: Run) -> list[str]:
+    """The suspects of --bisect, which were recorded during the run: pairs do not show them."""
+    suspect_events = [e for e in run.events if e.get("kind") == "suspect"]
+    texts = [one_line(event.get("message")) for event in suspect_events]
     return [text for text in texts if text.startswith("bisect: ")]
 
 
@@ -296,9 +306,9 @@ def _together(result: Any) -> str:
 
 
 def _conclusion(
-    pairs: Pairs, found: Sequence[Suspect], halved: Sequence[str], threshold: float
+    pairs: Pairs, suspected: Sequence[Suspect], bisect_texts: Sequence[str], threshold: float
 ) -> list[str]:
-    standing = [one for one in found if one.stands]
+    confirmed = [suspect for suspect in suspected if suspect.confirmed]
     if pairs.rehearsal:
         return ["no suspects are sought among ranks that share one GPU"]
     if not pairs.times:
@@ -320,40 +330,41 @@ def _conclusion(
             "(start no more ranks than cores to judge them)"
         ]
     if not judged:
-        return [*aside, *(f"SUSPECT {text}" for text in halved), "no pair is judged"]
+        return [*aside, *(f"SUSPECT {text}" for text in bisect_texts), "no pair is judged"]
     rule = (
         f"slow: {100 * threshold:g} % below the pairs without it (latency: twice their time) and a "
         f"modified z-score (Iglewicz and Hoaglin 1993) beyond -{Z_LIMIT}, by the lower quartile of "
         f"the calls; a {pairs.by} is slow where more than half of its pairs are"
     )
     lines = [*aside, rule]
-    lines += [f"SUSPECT {one_line(suspect_text(pairs, one))}" for one in standing]
-    lines += [f"SUSPECT {text}" for text in halved]
+    lines += [f"SUSPECT {one_line(suspect_text(pairs, suspect))}" for suspect in confirmed]
+    lines += [f"SUSPECT {text}" for text in bisect_texts]
     lines += [
-        f"not alone: {one_line(suspect_text(pairs, one))}: not slow in every pass alone"
-        for one in found
-        if not one.stands
+        f"not alone: {one_line(suspect_text(pairs, suspect))}: not slow in every pass alone"
+        for suspect in suspected
+        if not suspect.confirmed
     ]
-    if standing:
-        rest = without(pairs, standing)
-        names = format_ranges(rank for unit in rest for rank in pairs.units[unit])
+    if confirmed:
+        sound_units = largest_sound_group(pairs, confirmed)
+        names = format_ranges(rank for unit in sound_units for rank in pairs.units[unit])
         lines.append(
-            f"largest group without them: {len(rest)} {pairs.by}s, ranks {names or 'none'}"
+            f"largest group without them: {len(sound_units)} {pairs.by}s, ranks {names or 'none'}"
         )
-    elif not halved:
+    elif not bisect_texts:
         whole = sum(map(pairs.judged, pairs.pairs))
-        some = "" if whole == pairs.asked else f" among the {whole} pairs that were judged"
+        some = "" if whole == pairs.pair_count else f" among the {whole} pairs that were judged"
         lines.append(f"no suspect{some}")
-    if text := noise_text(pairs, noise(pairs, standing, threshold)):
+    if text := noise_text(pairs, find_noise(pairs, confirmed, threshold)):
         lines.append(text)
-    if len(pairs.units) == 3 and not standing:
+    if len(pairs.units) == 3 and not confirmed:
         lines.append("with three there are two other pairs to compare each with: little evidence")
     return lines
 
 
 def _records(pairs: Pairs) -> list[dict[str, Any]]:
-    """One object a pair, kind of call and pass (0: in the rounds, then 1, 2, ... alone). One way,
-    ``first`` is the one that sends.
+    """One object for each pair, kind of call and pass (0: in the rounds; 1, 2, ...: alone).
+
+    For one-way calls ``first`` is the sender.
     """
     rows = []
     for number, tables in enumerate([pairs.times, *pairs.alone]):
@@ -379,8 +390,10 @@ def _records(pairs: Pairs) -> list[dict[str, Any]]:
     return rows
 
 
-def _object(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -> dict[str, Any]:
-    standing = [one for one in found if one.stands]
+def _object(
+    run: Run, pairs: Pairs, suspected: Sequence[Suspect], threshold: float
+) -> dict[str, Any]:
+    confirmed = [suspect for suspect in suspected if suspect.confirmed]
     return {
         "schema": SCHEMA,
         "file": str(run.path) if run.path else None,
@@ -392,29 +405,31 @@ def _object(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) 
         "threshold": threshold,
         "z_limit": Z_LIMIT,
         "rows": _records(pairs),
-        "suspects": [_suspect_object(pairs, one) for one in found],
-        "too_noisy": [noise_words(pairs, one) for one in noise(pairs, standing, threshold)],
-        "bisected": _halved(run),
-        "largest_group": without(pairs, found),
+        "suspects": [_suspect_object(pairs, suspect) for suspect in suspected],
+        "too_noisy": [
+            noise_summary(pairs, noise) for noise in find_noise(pairs, confirmed, threshold)
+        ],
+        "bisected": _bisect_texts(run),
+        "largest_group": largest_sound_group(pairs, suspected),
         "failed": pairs.failed,
         "not_judged_hosts": sorted(pairs.crowded),
     }
 
 
-def _suspect_object(pairs: Pairs, one: Suspect) -> dict[str, Any]:
+def _suspect_object(pairs: Pairs, suspect: Suspect) -> dict[str, Any]:
     evidence = [
         {
             **picked(e, "kind=what size_bytes within_node=within ratio"),
             "z": e.z if abs(e.z) != float("inf") else None,
-            **picked(e, "slow_pairs=slow pairs alone_ratio stands"),
+            **picked(e, "slow_pairs=slow pairs alone_ratio stands=confirmed"),
         }
-        for e in one.evidence
+        for e in suspect.evidence
     ]
     return {
-        "what": "link" if one.is_link else pairs.by,
-        "units": list(one.units),
-        "hosts": [pairs.hosts[unit] for unit in one.units],
-        "stands": one.stands,
-        "message": suspect_text(pairs, one),
+        "what": "link" if suspect.is_link else pairs.by,
+        "units": list(suspect.units),
+        "hosts": [pairs.hosts[unit] for unit in suspect.units],
+        "stands": suspect.confirmed,
+        "message": suspect_text(pairs, suspect),
         "evidence": evidence,
     }

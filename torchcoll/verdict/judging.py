@@ -167,7 +167,7 @@ def _fabric(
 
 def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
     from torchcoll.pairs.matches import read_pairs
-    from torchcoll.pairs.suspects import suspect_text, suspects
+    from torchcoll.pairs.suspects import find_suspects, suspect_text
 
     if run.ending:
         yield Phrase(FAIL, run.ending)
@@ -195,7 +195,7 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
     accusations = _messages(run, "suspect")
     if not accusations and (pairs := read_pairs(run)):
         accusations = [
-            suspect_text(pairs, suspect) for suspect in suspects(pairs) if suspect.stands
+            suspect_text(pairs, suspect) for suspect in find_suspects(pairs) if suspect.confirmed
         ]
     for text in _first(accusations, "suspect"):
         yield Phrase(FAIL, text)
