@@ -102,8 +102,6 @@ NAMES = {
     *("found", "got", "made", "one", "own", "both", "known", "stated", "told", "tells", "said"),
     *("word", "words", "way", "ways", "beside", "trouble", "thing", "things"),
 }
-# Packages whose local names are not yet those of the field: to be renamed when they are touched.
-OLD_NAMES = {"comparison"}
 # (file, name) -> why it stays.
 KEPT_NAMES = {("torchcoll/verdict/limits.py", "word"): "the key of a verdict's JSON"}
 
@@ -126,7 +124,4 @@ def test_names_say_what_a_value_is(package):
         for line, name in bound_names(path)
         if name in NAMES and (str(path.relative_to(ROOT)), name) not in KEPT_NAMES
     ]
-    if package in OLD_NAMES:
-        assert offences, "take it out of OLD_NAMES"
-    else:
-        assert offences == []
+    assert offences == []

@@ -565,7 +565,7 @@ def test_a_model_that_is_exact_somewhere_has_no_geometric_mean_to_boast_of():
         side("model", make_runs([{8: 100, 64: 150}])),
     )
     every, _ = compare(exact, model).errors
-    assert (every.found.geomean, every.found.mean) == (0.0, pytest.approx(0.25))
+    assert (every.summary.geomean, every.summary.mean) == (0.0, pytest.approx(0.25))
 
 
 def test_a_pattern_takes_folders_of_folders(folder, capsys):

@@ -99,11 +99,11 @@ def half_text(profile: Profile) -> str:
 
 def _floors_text(profiles: Sequence[Profile]) -> str:
     """The times and the sizes that they are of."""
-    known = [(p.floor_ns, p.floor_bytes) for p in profiles if p.floor_ns and p.floor_bytes]
-    if not known:
+    floors = [(p.floor_ns, p.floor_bytes) for p in profiles if p.floor_ns and p.floor_bytes]
+    if not floors:
         return ""
-    times = _range_text(time_text(ns) for ns, _ in sorted(known))
-    return f"{times} at {_range_text(bytes_text(size) for size in sorted(s for _, s in known))}"
+    times = _range_text(time_text(ns) for ns, _ in sorted(floors))
+    return f"{times} at {_range_text(bytes_text(size) for size in sorted(s for _, s in floors))}"
 
 
 def bytes_text(size_bytes: int) -> str:
@@ -131,8 +131,8 @@ def _shares_texts(comparison: Comparison) -> list[str]:
             sizes.add(row.pair.size_bytes)
             shares[0].append(of_base)
             shares[1].append(of_new)
-            for profile, known in zip((base, new), largest, strict=True):
-                known.append(profile.best_bytes == profile.largest_bytes == row.pair.size_bytes)
+            for profile, at_best in zip((base, new), largest, strict=True):
+                at_best.append(profile.best_bytes == profile.largest_bytes == row.pair.size_bytes)
     if not sizes:
         return []
     where = f"at {format_size(sizes.pop())}" if len(sizes) == 1 else "at the largest common sizes"

@@ -30,8 +30,8 @@ def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
         action = "Files of one name are runs of one side: before='a/*.jsonl' after='b/*.jsonl'."
         cells = _cells(Path(paths[0])) if paths else []
         if len(cells) > 1:
-            own = as_sides(paths[0], cells[:2])
-            action = f"Name two of its {len(cells)} cells: torchcoll compare {own}."
+            suggestion = as_sides(paths[0], cells[:2])
+            action = f"Name two of its {len(cells)} cells: torchcoll compare {suggestion}."
         raise UsageError(
             "compare", f"the side {name} alone{several}", "BASE and NEW, of two names", action
         )
@@ -49,8 +49,8 @@ def _cells(folder: Path) -> list[str]:
     from torchcoll.matrix.folder import stored
 
     with contextlib.suppress(TorchcollError, OSError):
-        if (found := stored(folder)) is not None:
-            return sorted({cell for cell, _ in found[1]})
+        if (plan := stored(folder)) is not None:
+            return sorted({cell for cell, _ in plan[1]})
     return []
 
 

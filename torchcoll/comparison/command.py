@@ -101,19 +101,19 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
         choice(options.only, "only", ONLY)
         if options.every or options.fit or options.format in ("csv", "json"):
             chosen = "--all" if options.every else "--fit" if options.fit else ""
-            got = f"{options.only} with {chosen or f'--format {options.format}'}"
-            raise UsageError("only", got, "a table of cases", "csv and json have every case.")
-    one = Path(options.sides[0]) if len(options.sides) == 1 else None
-    if one and one.is_dir() and (state := read(one)):
+            value = f"{options.only} with {chosen or f'--format {options.format}'}"
+            raise UsageError("only", value, "a table of cases", "csv and json have every case.")
+    folder = Path(options.sides[0]) if len(options.sides) == 1 else None
+    if folder and folder.is_dir() and (state := read(folder)):
         return _compare_versus(state, options, gate)
     arguments = with_results(options.sides, least=2)
-    told = options.collective, options.ranks
-    base, *others = [side(name, paths, *told) for name, paths in sides_of(arguments)]
-    check_told([run for each in (base, *others) for run in each.runs], *told)
+    hints = options.collective, options.ranks
+    base, *others = [side(name, paths, *hints) for name, paths in sides_of(arguments)]
+    check_told([run for each in (base, *others) for run in each.runs], *hints)
     unnamed = list(map(os.path.isfile, arguments))
     if unnamed[0] and sum(unnamed) > 2 and not options.by:  # what --by names is kept apart
         check_unmixed(base, next(each for each in others if each.name == "new"))
-    found = [
+    comparisons = [
         compare(
             base,
             new,
@@ -127,21 +127,24 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
         for new in others
     ]
     show_comparisons(
-        found, options.format, only=options.only, every=options.every, verbose=options.verbose
+        comparisons, options.format, only=options.only, every=options.every, verbose=options.verbose
     )
-    for text in notes_of_sides(found, options.format):
+    for text in notes_of_sides(comparisons, options.format):
         tell(f"torchcoll: {text}")
-    return _gated(gate, found, options.fail_on)
+    return _gated(gate, comparisons, options.fail_on)
 
 
-def _gated(gate: dict[str, float], found: Sequence[Comparison], text: str) -> ExitCode:
-    failed = tripped(gate, [one.judged for each in found for one in each.fitted or each.rows])
+def _gated(gate: dict[str, float], comparisons: Sequence[Comparison], text: str) -> ExitCode:
+    failed = tripped(
+        gate,
+        [judged_item.judged for each in comparisons for judged_item in each.fitted or each.rows],
+    )
     if not failed:
-        if unseen := untested(gate, found):
+        if unseen := untested(gate, comparisons):
             tell(f"torchcoll: warning: --fail-on {text}: {unseen}")
         return ExitCode.OK
-    words = ", ".join(f"{count} {result}" for result, count in failed.items())
-    tell(f"torchcoll: --fail-on {text}: {words}")
+    counts_text = ", ".join(f"{count} {result}" for result, count in failed.items())
+    tell(f"torchcoll: --fail-on {text}: {counts_text}")
     return ExitCode.FAILED
 
 
@@ -168,16 +171,16 @@ def _compare_versus(state: Versus, options: argparse.Namespace, gate: dict[str, 
             "its two sides by name, to be taken as they are",
             f"Such as: torchcoll compare {as_sides(folder, state.cells)}.",
         )
-    found = state.comparisons()
-    if not found:
+    comparisons = state.comparisons()
+    if not comparisons:
         raise UsageError(
             "compare",
             f"{folder}, without {FIRST_LOOK} runs of each side",
             "the folder of a versus that has judged",
             f"torchcoll versus --resume {shlex.quote(folder)} goes on.",
         )
-    show_versus(state, found, folder, state.stopped, options.format)
-    return _gated(gate, found, options.fail_on)
+    show_versus(state, comparisons, folder, state.stopped, options.format)
+    return _gated(gate, comparisons, options.fail_on)
 
 
 def versus_arguments(parser: argparse.ArgumentParser) -> None:
@@ -264,10 +267,10 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     choice(options.format, "format", FORMATS)
     budget_s = None if options.budget is None else parse_duration(options.budget, "budget")
     timeout_s = number_of("cell-timeout", options.cell_timeout, float, 0.1)
-    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    argv = options.words[1:] if options.words[:1] == ["--"] else options.words
     asked = asked_of(
         Sides(
-            words,
+            argv,
             options.env,
             options.axis,
             options.backend,

@@ -94,8 +94,8 @@ class Comparison(Displayed):
     @property
     def ranked(self) -> list[Compared]:
         """The cases that have a ratio, the slowest in comparison first."""
-        known = [row for row in self.rows if row.ratio is not None]
-        return sorted(known, key=lambda row: row.ratio or 0, reverse=not self.more_is_faster)
+        with_ratio = [row for row in self.rows if row.ratio is not None]
+        return sorted(with_ratio, key=lambda row: row.ratio or 0, reverse=not self.more_is_faster)
 
     @property
     def beyond(self) -> int:
@@ -132,10 +132,10 @@ def compare(
         side_of(base, "base")  # says what is wrong with it
         action = "The folder of a versus: torchcoll compare FOLDER."
         raise UsageError("compare", "one side", "two: base and new", action)
-    both = matched(base, new, metric, over_ranks, filter, by)
-    cases, separate = measured_cases(both.pairs, both.base, both.new, metric)
+    sides = matched(base, new, metric, over_ranks, filter, by)
+    cases, separate = measured_cases(sides.pairs, sides.base, sides.new, metric)
     judged = judge(cases, threshold, metric != "time")
-    return comparison_of(both, judged, separate, threshold, fit)
+    return comparison_of(sides, judged, separate, threshold, fit)
 
 
 def side_of(sources: Source | Side | Sequence[Source], name: str) -> Side:
@@ -169,12 +169,12 @@ def matched(
     ours, theirs = side_of(base, "base"), side_of(new, "new")
     check_together(ours, theirs)
     names = tuple(n.strip() for n in by.split(",")) if isinstance(by, str) and by else tuple(by)
-    known = {*NAMES, *values_by_name(ours), *values_by_name(theirs)}
+    available = {*NAMES, *values_by_name(ours), *values_by_name(theirs)}
     for name in names:
-        if name not in known:
-            facts = sorted(known - set(NAMES))
+        if name not in available:
+            facts = sorted(available - set(NAMES))
             expected = f"one of {', '.join(NAMES)}, or {', '.join(facts)}"
-            raise UsageError("by", name, expected, did_you_mean(name, known))
+            raise UsageError("by", name, expected, did_you_mean(name, available))
     if not names and has_model(ours, theirs):
         names = scenarios(ours, theirs)
     pairs, reading = _pairs_of(ours, theirs, metric, over_ranks, conditions(filter), names)
@@ -182,34 +182,39 @@ def matched(
 
 
 def comparison_of(
-    both: Matched,
+    sides: Matched,
     judged: Sequence[Judged],
     separate: Sequence[Outlier],
     threshold: float,
     fit: bool = False,
 ) -> Comparison:
     """With the results of the cases: those of ``compare``, or of ``versus``."""
-    ours, theirs, pairs = both.base, both.new, both.pairs
+    ours, theirs, pairs = sides.base, sides.new, sides.pairs
     rows = compared_rows(pairs, judged, separate)
     differences = [*differences_of(ours, theirs), *ways_of(pairs)]
-    found = Comparison(
-        ours, theirs, both.metric, threshold, both.reading, rows, differences, by=both.by
+    comparison = Comparison(
+        ours, theirs, sides.metric, threshold, sides.reading, rows, differences, by=sides.by
     )
-    found.left_out = [_run_name(found, one) for one in separate]
+    comparison.left_out = [_run_name(comparison, outlier) for outlier in separate]
     if fit:
         decided = [row.pair for row in rows if row.reason != FIRST_CALLS]
-        out = [one.run for one in separate]
-        found.fitted = fit_pairs(decided, ours, theirs, threshold, both.metric, out)
+        out = [outlier.run for outlier in separate]
+        comparison.fitted = fit_pairs(decided, ours, theirs, threshold, sides.metric, out)
     if any(row.reason.startswith("different ") for row in rows):
-        found.profiles = _profiles(rows, ours, theirs)
-        if not found.ranked:
-            found.settings = settings_of(ours, theirs, pairs)
-    found.errors = scenario_errors(ours, theirs, rows)
-    found.starts = _starts(pairs, ours, theirs)
-    named = zip(found.left_out, separate, strict=True)
-    found.notes = [*(outlier_text(name, one) for name, one in named), *_notes(found, pairs)]
-    found.statistics = mann_whitney_notes([one.judged for one in found.fitted or found.rows])
-    return found
+        comparison.profiles = _profiles(rows, ours, theirs)
+        if not comparison.ranked:
+            comparison.settings = settings_of(ours, theirs, pairs)
+    comparison.errors = scenario_errors(ours, theirs, rows)
+    comparison.starts = _starts(pairs, ours, theirs)
+    named = zip(comparison.left_out, separate, strict=True)
+    comparison.notes = [
+        *(outlier_text(name, outlier) for name, outlier in named),
+        *_notes(comparison, pairs),
+    ]
+    comparison.statistics = mann_whitney_notes(
+        [outlier.judged for outlier in comparison.fitted or comparison.rows]
+    )
+    return comparison
 
 
 def _pairs_of(
@@ -223,10 +228,14 @@ def _pairs_of(
     reading = reading_of(base, new, over_ranks)
     only = [conditions([f"{s.only[0]}={s.only[1]}"] if s.only else []) for s in (base, new)]
     ours, theirs = (
-        [m for m in s.measured(metric, reading) if all(c.holds(m) for c in [*wanted, *own])]
-        for s, own in zip((base, new), only, strict=True)
+        [
+            m
+            for m in s.measured(metric, reading)
+            if all(c.holds(m) for c in [*wanted, *side_filters])
+        ]
+        for s, side_filters in zip((base, new), only, strict=True)
     )
-    asked = [one.name for own in only for one in own]
+    asked = [term.name for side_filters in only for term in side_filters]
     if wanted and not (ours or theirs):
         texts = ",".join(c.text for c in wanted)
         raise UsageError("filter", texts, "conditions that some case fulfils")
@@ -244,12 +253,12 @@ def _profiles(
     rows: Sequence[Compared], base: Side, new: Side
 ) -> list[tuple[Pair, Profile, Profile]]:
     """Each side's own limits in each table, from all of its sizes: the other's do not matter."""
-    found = []
+    profiles = []
     for table in tables_of([row for row in rows if row.pair.base and row.pair.new]):
         pair = table[0].pair
         ours, theirs = sizes_of_sides(pair, [row.pair for row in rows])
-        found.append((pair, profile(base, ours), profile(new, theirs)))
-    return found
+        profiles.append((pair, profile(base, ours), profile(new, theirs)))
+    return profiles
 
 
 def _starts(pairs: Sequence[Pair], base: Side, new: Side) -> tuple[Start, ...]:
@@ -259,47 +268,51 @@ def _starts(pairs: Sequence[Pair], base: Side, new: Side) -> tuple[Start, ...]:
     return (ours, theirs) if ours and theirs and ours.backend != theirs.backend else ()
 
 
-def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
-    ratios = any(one.judged.ratio for one in found.fitted or found.rows)
+def _notes(comparison: Comparison, pairs: Sequence[Pair]) -> list[str]:
+    ratios = any(item.judged.ratio for item in comparison.fitted or comparison.rows)
     notes = taken_of(pairs)
-    if not found.settings:  # else they are a table
-        notes = [*separate_of(pairs, ratios), *notes, *unknown_of(found.base, found.new)]
-    both = (found.base, found.new)
-    alone = [r.reported for s in both for r in s.results if r.reported and not r.time_ns]
+    if not comparison.settings:  # else they are a table
+        notes = [*separate_of(pairs, ratios), *notes, *unknown_of(comparison.base, comparison.new)]
+    sides = (comparison.base, comparison.new)
+    alone = [r.reported for s in sides for r in s.results if r.reported and not r.time_ns]
     if any(reported.statistic == "mean" and not reported.one_cold_call for reported in alone):
-        samples = any(s.keeps_samples for s in both)
+        samples = any(s.keeps_samples for s in sides)
         like = "; samples are read as means too" if samples else ""
         notes.append(f"some figures are means, and no single calls are known{like}")
-    notes += hidden_of(found.base, found.new, found.by)
-    if found.base.rehearsals:
+    notes += hidden_of(comparison.base, comparison.new, comparison.by)
+    if comparison.base.rehearsals:
         notes.append("all runs are rehearsals: ranks shared a GPU, and no time means anything")
-    notes += _nothing_sent(found)
-    notes += _order_notes(found)
+    notes += _nothing_sent(comparison)
+    notes += _order_notes(comparison)
     return notes
 
 
-def _run_name(found: Comparison, one: Outlier) -> str:
-    side, number = one.run
-    run = (found.base, found.new)[side].runs[number]
-    return str(run.path or f"run {number + 1} of {(found.base, found.new)[side].name}")
+def _run_name(comparison: Comparison, outlier: Outlier) -> str:
+    side, number = outlier.run
+    run = (comparison.base, comparison.new)[side].runs[number]
+    return str(run.path or f"run {number + 1} of {(comparison.base, comparison.new)[side].name}")
 
 
-def _order_notes(found: Comparison) -> list[str]:
+def _order_notes(comparison: Comparison) -> list[str]:
     """What the order of the runs in time leaves open."""
-    tested = [one.judged for one in found.fitted or found.rows if one.judged.p_value is not None]
+    tested = [
+        item.judged
+        for item in comparison.fitted or comparison.rows
+        if item.judged.p_value is not None
+    ]
     if not tested:
         return []
-    if found.fitted and not all(judged.interleaved for judged in tested):
+    if comparison.fitted and not all(judged.interleaved for judged in tested):
         return [ONE_AFTER_THE_OTHER]  # rows have it as a footnote
-    starts = {start_of(part) for s in (found.base, found.new) for part in s.parts}
+    starts = {start_of(part) for s in (comparison.base, comparison.new) for part in s.parts}
     if None in starts:
         return [NO_STARTS]
     return []
 
 
-def _nothing_sent(found: Comparison) -> list[str]:
+def _nothing_sent(comparison: Comparison) -> list[str]:
     """Ratios of what communicates nothing: they are of the cost of a call."""
-    rows = [row.row for row in found.rows if row.judged.ratio]
+    rows = [row.row for row in comparison.rows if row.judged.ratio]
     lines = []
     if any(row.ranks == 1 for row in rows):
         lines.append("one rank, no communication: the times are of the calls alone")

@@ -106,7 +106,7 @@ def fit_pairs(
     for pair in pairs:
         if pair.base and pair.new:
             tables.setdefault(repr((pair.common, pair.side_values)), []).append(pair)
-    found = []
+    fits = []
     orders = Orders(pairs)
     for table in tables.values():
         apart = different or unlike_ranks(table[0])
@@ -115,19 +115,19 @@ def fit_pairs(
         if apart:  # no ratio: each side has a line through all of its own sizes
             sizes = sizes_of_sides(table[0], pairs)
         ours, theirs = (_lines(several, metric) for several in sizes)
-        both = [misfit_of(several) for several in sizes]
-        worst = max(filter(None, both), key=lambda one: one.share, default=None)
+        misfits = [misfit_of(several) for several in sizes]
+        worst = max(filter(None, misfits), key=lambda item: item.share, default=None)
         for figure in ("latency", "bandwidth"):
-            own = [
+            lines_of_side = [
                 (value, (side, run), start)
                 for side, lines in enumerate((ours, theirs))
                 for (run, start), line in lines.items()
                 if (value := getattr(line, figure)) and (side, run) not in left_out
             ]
             figures = Figures(
-                tuple(value for value, *_ in own),
-                tuple(run for _, run, _ in own),
-                orders.of(start for *_, start in own),
+                tuple(value for value, *_ in lines_of_side),
+                tuple(run for _, run, _ in lines_of_side),
+                orders.of(start for *_, start in lines_of_side),
             )
             base, new = figures.of(0), figures.of(1)
             reason = apart or other_clock(table[0])
@@ -147,14 +147,14 @@ def fit_pairs(
                     text = f"the line is off by {_off(worst.share)}, more than this ratio"
                     case = ratio_alone(figures, text)
             misfit = (worst.share, worst.size_bytes) if worst else (None, None)
-            found.append(Fitted(table[0], figure, case, metric, *misfit))
-    more = [one.figure == "bandwidth" for one in found]
+            fits.append(Fitted(table[0], figure, case, metric, *misfit))
+    more = [item.figure == "bandwidth" for item in fits]
     # Holm counts all; which direction is the faster one differs.
-    up = judge([one.judged for one in found], threshold, more_is_faster=True)
-    down = judge([one.judged for one in found], threshold, more_is_faster=False)
+    up = judge([item.judged for item in fits], threshold, more_is_faster=True)
+    down = judge([item.judged for item in fits], threshold, more_is_faster=False)
     return [
-        replace(one, judged=a if is_more else b)
-        for one, is_more, a, b in zip(found, more, up, down, strict=True)
+        replace(item, judged=a if is_more else b)
+        for item, is_more, a, b in zip(fits, more, up, down, strict=True)
     ]
 
 
@@ -193,9 +193,9 @@ def _uncounted(figure: str, pair: Pair, metric: str) -> str:
     for name, items in (("base", pair.base), ("new", pair.new)):
         row = items[0].row
         if _share(row, metric) is None:
-            known = "1 rank" if row.ranks == 1 else "the number of ranks is not known"
-            known = "what each rank sends is not known" if row.ranks > 1 else known
-            return f"no {metric} in {name}: {known}"
+            reason = "1 rank" if row.ranks == 1 else "the number of ranks is not known"
+            reason = "what each rank sends is not known" if row.ranks > 1 else reason
+            return f"no {metric} in {name}: {reason}"
     return ""
 
 
@@ -203,9 +203,9 @@ def _unresolved(figure: str, base: tuple[int, int], new: tuple[int, int]) -> str
     """Where the fit has a figure at 0 in some runs: the others alone would be a selection, and
     the figure too high. (runs with the figure, runs with a line) of each side.
     """
-    for name, (known, lines) in (("base", base), ("new", new)):
-        if known < lines:
-            return f"{figure} not resolved in {lines - known} of {lines} runs of {name}"
+    for name, (resolved, lines) in (("base", base), ("new", new)):
+        if resolved < lines:
+            return f"{figure} not resolved in {lines - resolved} of {lines} runs of {name}"
     return ""
 
 
@@ -239,8 +239,8 @@ def _lines(
         (run, starts[run]): replace(
             line, bandwidth=line.bandwidth * share if line.bandwidth and share else None
         )
-        for run, own in points.items()
-        if (line := line_of(own)) is not None
+        for run, points_of_run in points.items()
+        if (line := line_of(points_of_run)) is not None
     }
 
 
@@ -265,27 +265,29 @@ def misfit_of(sizes: Sequence[Sequence[Measured]]) -> Misfit | None:
         for m in items:
             if is_right(m) and m.row.median_ns and m.row.size_bytes:
                 times.setdefault(m.row.size_bytes, []).append(m.row.median_ns)
-    line = line_of([(size_bytes, median(own)) for size_bytes, own in times.items()])
+    line = line_of([(size_bytes, median(values)) for size_bytes, values in times.items()])
     if line is None:
         return None
     off = {}
-    for size_bytes, own in times.items():
+    for size_bytes, values in times.items():
         law = (line.latency or 0.0) + (size_bytes / line.bandwidth if line.bandwidth else 0.0)
-        known = len(own) > 1
-        error = 1.25 * float(numpy.std(own, ddof=1)) / math.sqrt(len(own)) if known else 0.0
-        off[size_bytes] = max(0.0, abs(median(own) - law) - 2 * error) / law
+        repeated = len(values) > 1
+        error = (
+            1.25 * float(numpy.std(values, ddof=1)) / math.sqrt(len(values)) if repeated else 0.0
+        )
+        off[size_bytes] = max(0.0, abs(median(values) - law) - 2 * error) / law
     worst = max(off, key=lambda size_bytes: off[size_bytes])
     return Misfit(off[worst], worst)
 
 
 def misfit_note(fitted: Sequence[Fitted]) -> list[str]:
     """How badly the lines fit, where they do."""
-    poor = [one for one in fitted if one.misfit is not None and one.misfit > POOR]
+    poor = [fit for fit in fitted if fit.misfit is not None and fit.misfit > POOR]
     if not poor:
         return []
-    worst = max(poor, key=lambda one: one.misfit or 0)
+    worst = max(poor, key=lambda fit: fit.misfit or 0)
     return [
-        f"{len({id(one.pair) for one in poor})} of {len({id(one.pair) for one in fitted})} fits "
+        f"{len({id(fit.pair) for fit in poor})} of {len({id(fit.pair) for fit in fitted})} fits "
         f"are poor: sizes there follow no line latency + size / bandwidth, and get no ratio; the "
         f"worst is off by {_off(worst.misfit or 0)} ({worst.pair.common.get('collective')}, "
         f"{format_size(worst.misfit_bytes or 0)})"

@@ -66,7 +66,7 @@ class ScenarioError:
     """
 
     pair: Pair | None
-    found: ErrorSummary
+    summary: ErrorSummary
     worst: Compared
 
 
@@ -74,10 +74,16 @@ def scenario_errors(base: Side, new: Side, rows: Sequence[Compared]) -> list[Sce
     """Those of all cases with a ratio, then of each scenario; [] where there is no model."""
     tables = tables_of([row for _, row in model_errors(base, new, rows)])
     groups = [(None, rows), *((table[0].pair, table) for table in tables)]
-    found = [(pair, model_errors(base, new, own)) for pair, own in groups if tables]
+    errors = [
+        (pair, model_errors(base, new, errors_of_pair)) for pair, errors_of_pair in groups if tables
+    ]
     return [
-        ScenarioError(pair, error_summary([e for e, _ in own]), max(own, key=lambda one: one[0])[1])
-        for pair, own in found
+        ScenarioError(
+            pair,
+            error_summary([e for e, _ in errors_of_pair]),
+            max(errors_of_pair, key=lambda error: error[0])[1],
+        )
+        for pair, errors_of_pair in errors
     ]
 
 

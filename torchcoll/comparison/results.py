@@ -80,13 +80,13 @@ def measure(figures: Figures, single: str = "", share: float | None = None) -> J
     """
     base, new = figures.of(0), figures.of(1)
     ratio = side_ratio(figures, share)
-    found = Judged(base, new, "inconclusive", "", ratio, interleaved=figures.interleaved)
+    judged = Judged(base, new, "inconclusive", "", ratio, interleaved=figures.interleaved)
     if min(len(base), len(new)) == 1:
         where = "a side" if len(base) == len(new) else "in base" if len(base) == 1 else "in new"
-        return replace(found, reason=f"{single}1 run {where}")
+        return replace(judged, reason=f"{single}1 run {where}")
     if ratio.p_value is None:
-        return replace(found, reason="the runs of each side are equal: no spread to judge by")
-    return found
+        return replace(judged, reason="the runs of each side are equal: no spread to judge by")
+    return judged
 
 
 def ratio_alone(figures: Figures, reason: str) -> Judged:
@@ -114,15 +114,15 @@ def with_needs(judged: Sequence[Judged], threshold: float, looks: bool = False) 
     rule of ``versus``, as ``asked`` has it; judged: all cases that Holm counts.
     """
     tested = [case for case in judged if not case.decided]
-    found = sum((case.p_value or 0.0) < LEVEL for case in tested)
+    decided = sum((case.p_value or 0.0) < LEVEL for case in tested)
 
     def needing(case: Judged) -> Judged:
         if case.decided or case.result != "inconclusive":
             return case
         assert case.ratio is not None
         # What is significant by itself does not need to take its turn again.
-        own = found - 1 if (case.p_value or 0) < LEVEL else found
-        what = asked(threshold, len(tested), own, looks)
+        others = decided - 1 if (case.p_value or 0) < LEVEL else decided
+        what = asked(threshold, len(tested), others, looks)
         needed = runs_range(what, case.ratio, max(len(case.base), len(case.new)))
         resolution = smallest_difference(what, case.ratio)
         text = f"{case.reason}, {_needs_text(needed, threshold, resolution)}"
@@ -202,8 +202,8 @@ def mann_whitney_notes(cases: Sequence[Judged]) -> list[str]:
                 f"{least:.2g}, and Holm over {counted(len(tested), 'case')} asks for "
                 f"{LEVEL / len(tested):.2g}"
             )
-    found = [c for c in tested if c.result in ("faster", "slower")]
-    able = [c for c in found if least_mann_whitney(len(c.base), len(c.new)) * len(tested) < LEVEL]
+    decided = [c for c in tested if c.result in ("faster", "slower")]
+    able = [c for c in decided if least_mann_whitney(len(c.base), len(c.new)) * len(tested) < LEVEL]
     confirmed = sum((c.mann_whitney or 0) < LEVEL for c in able)
     if able:
         notes.append(f"Mann-Whitney with Holm confirms {confirmed} of {len(able)} differences")
@@ -222,11 +222,12 @@ def p_note(cases: Sequence[Judged]) -> list[str]:
     return [f"p: t of the side in log figure ~ {model}, {what}; below 0.05 counts"]
 
 
-def outlier_text(name: str, one: Outlier) -> str:
+def outlier_text(name: str, outlier: Outlier) -> str:
     """A run that is left out, and why."""
     return (
-        f"left out of all cases: {name}, {format_ratio(one.factor)} times what the other runs "
-        f"give (median over the cases; deleted residual {abs(one.t):.1f}, limit {one.limit:.1f})"
+        f"left out of all cases: {name}, {format_ratio(outlier.factor)} times what the other runs "
+        f"give (median over the cases; deleted residual {abs(outlier.t):.1f}, "
+        f"limit {outlier.limit:.1f})"
     )
 
 
@@ -312,8 +313,8 @@ def measured_cases(
         _why_not(pair, figures, metric) or different or unlike_ranks(pair)
         for pair, figures in zip(pairs, every, strict=True)
     ]
-    found = outliers([figures for figures, why in zip(every, reasons, strict=True) if not why])
-    out = [one.run for one in found]
+    left_out = outliers([figures for figures, why in zip(every, reasons, strict=True) if not why])
+    out = [outlier.run for outlier in left_out]
     remaining = [figures.without(out) for figures in every]
     reasons = [why or _gone(kept) for why, kept in zip(reasons, remaining, strict=True)]
     share = common_share([kept for kept, why in zip(remaining, reasons, strict=True) if not why])
@@ -323,14 +324,14 @@ def measured_cases(
             cases.append(not_comparable(figures.of(0), figures.of(1), reason))
         else:
             cases.append(case_of(pair, kept, base, new, share))
-    return cases, found
+    return cases, left_out
 
 
 def compared_rows(
     pairs: Sequence[Pair], judged: Sequence[Judged], left_out: Sequence[Outlier]
 ) -> list[Compared]:
     """The cases as they are shown."""
-    out = [one.run for one in left_out]
+    out = [outlier.run for outlier in left_out]
     return [_compared(pair, case, out) for pair, case in zip(pairs, judged, strict=True)]
 
 
@@ -343,9 +344,9 @@ class Orders:
     def __init__(self, pairs: Sequence[Pair]) -> None:
         matched = [pair for pair in pairs if pair.base and pair.new]
         starts = {m.start for pair in matched for m in (*pair.base, *pair.new) if is_right(m)}
-        known = sorted(start for start in starts if start is not None)
+        recorded = sorted(start for start in starts if start is not None)
         # One that is unknown may be any: the others alone are no order.
-        self._numbers = {start: float(n) for n, start in enumerate(known)}
+        self._numbers = {start: float(n) for n, start in enumerate(recorded)}
         self.known = None not in starts
 
     def of(self, starts: Iterable[float | None]) -> tuple[float, ...] | None:
@@ -356,13 +357,13 @@ class Orders:
 
 def figures_of(pair: Pair, orders: Orders) -> Figures:
     """The runs of both sides that have a right result."""
-    both = [(side, runs_of(items)) for side, items in enumerate((pair.base, pair.new))]
-    own = [(value, (side, items[0])) for side, several in both for value, items in several]
+    sides = [(side, runs_of(items)) for side, items in enumerate((pair.base, pair.new))]
+    values = [(value, (side, items[0])) for side, several in sides for value, items in several]
     matched = bool(pair.base and pair.new)
     return Figures(
-        tuple(value for value, _ in own),
-        tuple((side, first.run) for _, (side, first) in own),
-        orders.of(first.start for _, (_, first) in own) if matched else None,
+        tuple(value for value, _ in values),
+        tuple((side, first.run) for _, (side, first) in values),
+        orders.of(first.start for _, (_, first) in values) if matched else None,
     )
 
 
@@ -396,7 +397,10 @@ def runs_of(items: Sequence[Measured]) -> list[tuple[float, list[Measured]]]:
     for item in items:
         if _enters(item):
             by_run.setdefault(item.run, []).append(item)
-    return [(geometric([m.figure for m in own]) or 0.0, own) for own in by_run.values()]
+    return [
+        (geometric([m.figure for m in items_of_run]) or 0.0, items_of_run)
+        for items_of_run in by_run.values()
+    ]
 
 
 def _why_not(pair: Pair, figures: Figures, metric: str) -> str:
@@ -441,12 +445,13 @@ def _measured_separately(pair: Pair, base: Side, new: Side) -> str:
     barrier, a device's clock against a host's. '' where the sides are named after it.
     """
     asked = {side.only[0] for side in (base, new) if side.only}
-    both = [
-        (name, [own[name] for own in pair.side_values])
+    pairs_of_values = [
+        (name, [values_of_side[name] for values_of_side in pair.side_values])
         for name in ("mode", "clock")
-        if name not in asked and all(own.get(name) for own in pair.side_values)
+        if name not in asked
+        and all(values_of_side.get(name) for values_of_side in pair.side_values)
     ]
-    texts = [f"{name} {a} / {b}" for name, (a, b) in both if a != b]
+    texts = [f"{name} {a} / {b}" for name, (a, b) in pairs_of_values if a != b]
     return f"measured in different ways: {', '.join(texts)}" if texts else ""
 
 
@@ -454,15 +459,15 @@ def _compared(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]) -
     items = pair.new or pair.base
     side = int(bool(pair.new))
     kept = [m for m in items if (side, m.run) not in left_out] if judged.ratio else items
-    good = [m.row for _, own in runs_of(kept) for m in own]
+    good = [m.row for _, items_of_run in runs_of(kept) for m in items_of_run]
     notes = []
     if judged.p_value is not None and not judged.interleaved:
         notes.append(ONE_AFTER_THE_OTHER)
     for name, side_items in (("base", pair.base), ("new", pair.new)):
         out = [m for m in side_items if not _enters(m)]
         if out and len(out) < len(side_items):
-            words = ", ".join(dict.fromkeys(map(_why_out, out)))
-            notes.append(f"{len(out)} of {len(side_items)} runs of {name} left out: {words}")
+            reasons = ", ".join(dict.fromkeys(map(_why_out, out)))
+            notes.append(f"{len(out)} of {len(side_items)} runs of {name} left out: {reasons}")
         remarks = dict.fromkeys(text for m in side_items for text in m.result.warnings)
         notes += [f"{name}: {text}" for text in remarks]
     sizes = {m.row.size_bytes for m in [*pair.base, *pair.new] if m.row.size_bytes}
@@ -491,8 +496,8 @@ def _one_row(rows: Sequence[Row]) -> Row:
     """One row of several runs."""
 
     def over(name: str) -> float | None:
-        known = [value for row in rows if (value := getattr(row, name)) is not None]
-        return median(known) if known else None
+        values = [value for row in rows if (value := getattr(row, name)) is not None]
+        return median(values) if values else None
 
     names = ("first_call_ns", "second_call_ns", "low_ns", "high_ns", "p99_ns")
     changed: dict[str, Any] = {name: over(name) for name in names}

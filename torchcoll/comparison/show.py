@@ -68,7 +68,7 @@ ONLY = ("slower", "changed", "inconclusive")
 
 
 def comparison_grids(
-    found: Comparison, only: str = "", every: bool = False, verbose: bool = False
+    comparison: Comparison, only: str = "", every: bool = False, verbose: bool = False
 ) -> list[Grid]:
     """The answer, a table of cases or of fits, and what one must know to read it.
 
@@ -77,61 +77,68 @@ def comparison_grids(
     """
     from torchcoll.comparison.results import FIRST_CALLS, tables_of
 
-    tables = tables_of([r for r in found.rows if r.matched and r.reason != FIRST_CALLS])
-    first = Grid([], [], above=_above(found, verbose))
-    last = Grid([], [], below=_below(found, verbose), answer=answer_of(found))
-    across = is_across_hardware(found)
-    settings = [settings_grid(found)] if across else []
-    if found.fitted:
-        return [first, *settings, _fit_grid(found), last]
+    tables = tables_of([r for r in comparison.rows if r.matched and r.reason != FIRST_CALLS])
+    first = Grid([], [], above=_above(comparison, verbose))
+    last = Grid([], [], below=_below(comparison, verbose), answer=answer_of(comparison))
+    across = is_across_hardware(comparison)
+    settings = [settings_grid(comparison)] if across else []
+    if comparison.fitted:
+        return [first, *settings, _fit_grid(comparison), last]
     titles = titles_of([table[0].pair for table in tables])
-    every = every or bool(found.errors and len(found.rows) <= _MOST_CASES and not only)
-    grids = [_errors_grid(found)] if found.errors else settings
+    every = every or bool(comparison.errors and len(comparison.rows) <= _MOST_CASES and not only)
+    grids = [_errors_grid(comparison)] if comparison.errors else settings
     notes: dict[str, int] = {}
     changed: list[tuple[str, Compared]] = []
     folded: list[tuple[str, list[Compared]]] = []
     for table, title in zip(tables, titles, strict=True):
-        known = next((both for pair, *both in found.profiles if pair is table[0].pair), None)
-        if known and not any(row.ratio for row in table):  # other ranks, or another machine
-            grids.append(profile_grid(found, known[0], known[1], title))
-            grids.append(shares_grid(found, table, known[0], known[1]))
+        profiles = next(
+            (
+                sides_profiles
+                for pair, *sides_profiles in comparison.profiles
+                if pair is table[0].pair
+            ),
+            None,
+        )
+        if profiles and not any(row.ratio for row in table):  # other ranks, or another machine
+            grids.append(profile_grid(comparison, profiles[0], profiles[1], title))
+            grids.append(shares_grid(comparison, table, profiles[0], profiles[1]))
         elif every or not any(row.ratio for row in table):
-            grids.append(case_grid(found, table, title, notes))
+            grids.append(case_grid(comparison, table, title, notes))
         else:
-            shown = [row for row in table if _is_shown(found, row, only)]
+            shown = [row for row in table if _is_shown(comparison, row, only)]
             changed += [(title, row) for row in shown]
             if hidden := [row for row in table if row not in shown]:
                 folded.append((title or hidden[0].row.collective, hidden))
     if changed:
         names = _short_titles(changed)
-        grids.append(case_grid(found, [row for _, row in changed], "", notes, names))
+        grids.append(case_grid(comparison, [row for _, row in changed], "", notes, names))
     if folded:
-        grids.append(Grid([], [], above=_folded_lines(found, folded)))
+        grids.append(Grid([], [], above=_folded_lines(comparison, folded)))
     last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
-    last.below += _unmatched(found, every)
+    last.below += _unmatched(comparison, every)
     return [first, *grids, last]
 
 
 _MOST_CASES = 40  # of a model, of which the scenarios are the answer
 
 
-def _errors_grid(found: Comparison) -> Grid:
+def _errors_grid(comparison: Comparison) -> Grid:
     """A line a scenario: how far the model is off."""
-    titles = titles_of([one.pair for one in found.errors if one.pair])
+    titles = titles_of([error.pair for error in comparison.errors if error.pair])
     heads = [Head("scenario", left=True, repeat=True), Head("cases"), Head("geometric", "mean")]
     heads += [Head("mean"), Head("worst"), Head("at", left=True)]
-    scenarios = found.errors[1:]
+    scenarios = comparison.errors[1:]
     names = [title or scenarios[0].worst.row.collective for title in titles]
     rows = [
         [
             name,
-            str(one.found.count),
-            *map(_off, (one.found.geomean, one.found.mean, one.found.worst)),
-            size_cell(one.worst),
+            str(error.summary.count),
+            *map(_off, (error.summary.geomean, error.summary.mean, error.summary.worst)),
+            size_cell(error.worst),
         ]
-        for name, one in zip(names, scenarios, strict=True)
+        for name, error in zip(names, scenarios, strict=True)
     ]
-    above = [f"error of the model by scenario, |{found.metric} predicted / measured - 1|"]
+    above = [f"error of the model by scenario, |{comparison.metric} predicted / measured - 1|"]
     below = ["geometric mean: sizes that are nearly exact pull it down"]
     return Grid(heads, rows, above, below)
 
@@ -140,14 +147,14 @@ def _off(error: float) -> str:
     return f"{100 * error:.1f} %"
 
 
-def _model_answer(found: Comparison) -> Answer | None:
+def _model_answer(comparison: Comparison) -> Answer | None:
     """How far predictions are off, where one side is a model."""
-    if not found.errors:
+    if not comparison.errors:
         return None
-    (where,) = _names(found, [found.errors[0].worst])
-    every = found.errors[0].found
+    (where,) = _names(comparison, [comparison.errors[0].worst])
+    every = comparison.errors[0].summary
     return Answer(
-        f"the model's {found.metric} has a mean error of {_off(every.mean)} "
+        f"the model's {comparison.metric} has a mean error of {_off(every.mean)} "
         f"({_off(every.geomean)} geometric mean) over {counted(every.count, 'case')}; worst "
         f"{_off(every.worst)} ({where})"
     )
@@ -157,44 +164,46 @@ _CHANGED = ("slower", "faster")
 _FAULTS = ("wrong in new", "failed in new", "timeout in new", "oom in new")
 
 
-def answer_of(found: Comparison) -> Answer:
+def answer_of(comparison: Comparison) -> Answer:
     """What changed; where nothing could be judged, what differs, and why that is no evidence.
 
     The first calls of two backends are added. A setting that slows one side, or a side that was
     called without torch, is named: the difference may be that setting's, or torch's.
     """
-    answer = _judged_answer(found)
-    across = is_across_hardware(found)  # its sentence has the first calls
-    first_calls = [] if across else first_calls_notes(found)
-    notes = [*settings_notes(found), *direct_notes(found)]
+    answer = _judged_answer(comparison)
+    across = is_across_hardware(comparison)  # its sentence has the first calls
+    first_calls = [] if across else first_calls_notes(comparison)
+    notes = [*settings_notes(comparison), *direct_notes(comparison)]
     return dataclasses.replace(
         answer,
         level="doubt" if notes else answer.level,
-        counts=counts_of([found]),
+        counts=counts_of([comparison]),
         caveats=(*answer.caveats, *first_calls, *notes),
     )
 
 
-def counts_of(found: Sequence[Comparison]) -> dict[str, int]:
+def counts_of(comparisons: Sequence[Comparison]) -> dict[str, int]:
     """Count the cases that both sides have by result."""
-    return dict(Counter(row.result for one in found for row in one.rows if row.matched))
+    return dict(
+        Counter(row.result for comparison in comparisons for row in comparison.rows if row.matched)
+    )
 
 
-def first_calls_notes(found: Comparison) -> list[str]:
+def first_calls_notes(comparison: Comparison) -> list[str]:
     """``first call: gloo 1.97 ms, ccl 705 ms`` of two backends; with connecting, where both sides
     tell that: one backend connects in its first call, another before it.
     """
-    known = all(side.first_result_ns is not None for side in found.starts)
+    complete = all(side.first_result_ns is not None for side in comparison.starts)
     what, name = ("first call", "first_call_ns")
-    if known:
+    if complete:
         what, name = ("time to first result (connecting and first call)", "first_result_ns")
-    times = [f"{one_line(s.backend)} {time_text(getattr(s, name), 3)}" for s in found.starts]
+    times = [f"{one_line(s.backend)} {time_text(getattr(s, name), 3)}" for s in comparison.starts]
     return [f"{what}: {', '.join(times)}"] if times else []
 
 
-def direct_notes(found: Comparison) -> list[str]:
+def direct_notes(comparison: Comparison) -> list[str]:
     """Where a program of the library's own called it, and torch on the other side."""
-    sides = (found.base, found.new)
+    sides = (comparison.base, comparison.new)
     for direct, through_torch in (sides, sides[::-1]):
         if direct.from_library_benchmark and through_torch.through_torch:
             return [
@@ -204,69 +213,73 @@ def direct_notes(found: Comparison) -> list[str]:
     return []
 
 
-def settings_notes(found: Comparison) -> list[str]:
+def settings_notes(comparison: Comparison) -> list[str]:
     """The settings that slow a side, with its name."""
-    both = [text for text in found.new.slowing_settings if text in found.base.slowing_settings]
-    notes = [f"on both sides, {one_line(text)}" for text in both]
-    for side in (found.base, found.new):
-        own = [text for text in side.slowing_settings if text not in both]
-        notes += [f"in {one_line(side.name)}, {one_line(text)}" for text in own]
+    shared = [
+        text for text in comparison.new.slowing_settings if text in comparison.base.slowing_settings
+    ]
+    notes = [f"on both sides, {one_line(text)}" for text in shared]
+    for side in (comparison.base, comparison.new):
+        side_settings = [text for text in side.slowing_settings if text not in shared]
+        notes += [f"in {one_line(side.name)}, {one_line(text)}" for text in side_settings]
     return notes
 
 
-def _judged_answer(found: Comparison) -> Answer:
-    items: Sequence[Compared | Fitted] = found.fitted or [r for r in found.rows if r.matched]
-    if is_across_hardware(found):
-        return across_answer(found)
+def _judged_answer(comparison: Comparison) -> Answer:
+    items: Sequence[Compared | Fitted] = comparison.fitted or [
+        r for r in comparison.rows if r.matched
+    ]
+    if is_across_hardware(comparison):
+        return across_answer(comparison)
     if not items:
         return Answer(
-            f"no case is on both sides: {counted(len(found.rows), 'case')} on one", "doubt"
+            f"no case is on both sides: {counted(len(comparison.rows), 'case')} on one", "doubt"
         )
-    if error := _model_answer(found):
+    if error := _model_answer(comparison):
         return error
-    ratios = [one for one in items if one.judged.ratio]
-    what = metric_words(found)
-    out = [one.judged.reason for one in items if one.judged.result == "not comparable"]
+    ratios = [item for item in items if item.judged.ratio]
+    what = metric_words(comparison)
+    out = [item.judged.reason for item in items if item.judged.result == "not comparable"]
     aside = f"; {len(out)} cannot be compared ({one_line(out[0])})" if out and ratios else ""
     if not ratios:
         kind = "bad" if any(text.startswith(_FAULTS) for text in out) else "doubt"
         more = ", ..." if len(set(out)) > 1 else ""
         of = f"none of {counted(len(items), 'case')} can be compared"
         return Answer(f"{of}: {one_line(out[0])}{more}", kind)
-    tested = [one for one in ratios if one.judged.p_value is not None]
+    tested = [item for item in ratios if item.judged.p_value is not None]
     if not tested:
-        return Answer(_untested_text(found, ratios, what) + aside, "doubt")
-    results = {one.judged.result for one in ratios}
-    slower = [one for one in tested if one.judged.result == "slower"]
+        return Answer(_untested_text(comparison, ratios, what) + aside, "doubt")
+    results = {item.judged.result for item in ratios}
+    slower = [item for item in tested if item.judged.result == "slower"]
     level = "bad" if slower else "good" if "faster" in results or results == {"same"} else "doubt"
-    text = judged_sentence(found, ratios, _names(found, ratios)) + aside
-    return Answer(text, level, worst=tuple(_furthest(found, slower)))
+    text = judged_sentence(comparison, ratios, _names(comparison, ratios)) + aside
+    return Answer(text, level, worst=tuple(_furthest(comparison, slower)))
 
 
-def _untested_text(found: Comparison, ratios: Sequence[Compared | Fitted], what: str) -> str:
+def _untested_text(comparison: Comparison, ratios: Sequence[Compared | Fitted], what: str) -> str:
     """``not judged (only 1 run of each side; at least 3 are needed to judge a difference): 18 of 80
     cases differ by more than 2 %: broadcast 4M 3.2x slower, ...``.
     """
     from torchcoll.comparison.results import beyond
 
-    apart = [r for r in ratios if r.judged.ratio and beyond(r.judged.ratio, found.threshold)]
-    limit = format_percent(found.threshold)
-    reasons = list(dict.fromkeys(one.judged.reason for one in ratios))
-    why = "no case could be tested" if len(reasons) > 1 else _why_untested(found, reasons[0])
+    apart = [r for r in ratios if r.judged.ratio and beyond(r.judged.ratio, comparison.threshold)]
+    limit = format_percent(comparison.threshold)
+    reasons = list(dict.fromkeys(item.judged.reason for item in ratios))
+    why = "no case could be tested" if len(reasons) > 1 else _why_untested(comparison, reasons[0])
     of = counted(len(ratios), "case")
     if not apart:
         every = "the case does not differ" if len(ratios) == 1 else f"none of {of} differs"
         return f"not judged ({why}): {every} by more than {limit}{what}"
     verb = "differs" if len(apart) == 1 else "differ"
-    names = ", ".join(_furthest(found, apart))
+    names = ", ".join(_furthest(comparison, apart))
     return f"not judged ({why}): {len(apart)} of {of} {verb} by more than {limit}{what}: {names}"
 
 
 _NEEDED = "at least 3 are needed to judge a difference"
 
 
-def _why_untested(found: Comparison, reason: str) -> str:
-    base, new = side_names(found)
+def _why_untested(comparison: Comparison, reason: str) -> str:
+    base, new = side_names(comparison)
     where = {
         "1 run a side": "of each side",
         "1 run in base": f"in {base}",
@@ -278,162 +291,182 @@ def _why_untested(found: Comparison, reason: str) -> str:
 _NAMED = 5  # cases in the sentence
 
 
-def _furthest(found: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
+def _furthest(comparison: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
     """``broadcast 4M 3.2x slower``: those that changed most, of the new side."""
-    ranked = sorted(items, key=lambda one: -abs(math.log(speed_of(found, one))))
-    names = _names(found, ranked[:_NAMED])
-    words = [
-        f"{name} {change_text(speed_of(found, one))}{_least_text(found, one.judged)}".strip()
-        for name, one in zip(names, ranked, strict=False)
+    ranked = sorted(items, key=lambda item: -abs(math.log(speed_of(comparison, item))))
+    names = _names(comparison, ranked[:_NAMED])
+    texts = [
+        f"{name} {change_text(speed_of(comparison, item))}"
+        f"{_least_text(comparison, item.judged)}".strip()
+        for name, item in zip(names, ranked, strict=False)
     ]
-    return [*words, "..."] if len(ranked) > _NAMED else words
+    return [*texts, "..."] if len(ranked) > _NAMED else texts
 
 
-def _least_text(found: Comparison, judged: Judged) -> str:
-    return f" ({least_text(judged, found.more_is_faster)})" if judged.result in _CHANGED else ""
+def _least_text(comparison: Comparison, judged: Judged) -> str:
+    return (
+        f" ({least_text(judged, comparison.more_is_faster)})" if judged.result in _CHANGED else ""
+    )
 
 
-def _names(found: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
+def _names(comparison: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
     """What tells each from the others: collective, size, what else varies in the comparison."""
     from torchcoll.stats.matching import NAMES
 
-    every = [one.pair for one in (found.fitted or found.rows)]
+    every = [item.pair for item in (comparison.fitted or comparison.rows)]
     varying = [n for n in NAMES if len({_stated(pair, n) for pair in every}) > 1]
     names = []
-    for one in items:
-        words = [str(one.pair.common.get("collective"))] if "collective" in varying else []
-        if one.pair.size_bytes and not found.fitted:
-            words.append(format_size(one.pair.size_bytes))
-        words += [
+    for item in items:
+        parts = [str(item.pair.common.get("collective"))] if "collective" in varying else []
+        if item.pair.size_bytes and not comparison.fitted:
+            parts.append(format_size(item.pair.size_bytes))
+        parts += [
             text
             for n in varying
-            if n not in ("collective", "size") and (text := _stated(one.pair, n))
+            if n not in ("collective", "size") and (text := _stated(item.pair, n))
         ]
-        words += [figure] if (figure := getattr(one, "figure", "")) else []
-        names.append(" ".join(words))
-    if found.fitted:
+        parts += [figure] if (figure := getattr(item, "figure", "")) else []
+        names.append(" ".join(parts))
+    if comparison.fitted:
         return names
-    several = len({row.row.collective for row in found.rows}) > 1
+    several = len({row.row.collective for row in comparison.rows}) > 1
     short = {
         id(row): " ".join(
             [row.row.collective] * several + [size_cell(row)] * bool(row.pair.size_bytes)
         )
-        for row in found.rows
+        for row in comparison.rows
     }
     unique = Counter(short.values())
     return [
-        short[id(one)] if unique[short.get(id(one), "")] == 1 else name
-        for one, name in zip(items, names, strict=True)
+        short[id(item)] if unique[short.get(id(item), "")] == 1 else name
+        for item, name in zip(items, names, strict=True)
     ]
 
 
 def _stated(pair: Pair, name: str) -> str:
     from torchcoll.stats.differences import value_text
 
-    values = [pair.common.get(name), *(own.get(name) for own in pair.side_values)]
+    values = [
+        pair.common.get(name),
+        *(values_of_side.get(name) for values_of_side in pair.side_values),
+    ]
     texts = [value_text(name, value) for value in values if value is not None]
-    said = {"ranks": "{} ranks", "root": "root {}"}.get(name, "{}")  # no number without its name
-    return " -> ".join(said.format(text) for text in texts)
+    form = {"ranks": "{} ranks", "root": "root {}"}.get(name, "{}")  # no number without its name
+    return " -> ".join(form.format(text) for text in texts)
 
 
-def _is_shown(found: Comparison, row: Compared, only: str) -> bool:
+def _is_shown(comparison: Comparison, row: Compared, only: str) -> bool:
     """``only``: one of ONLY, or '' for what has changed and what could not be compared."""
     from torchcoll.comparison.results import beyond
 
     ratio = row.judged.ratio
     untested = ratio is not None and row.judged.p_value is None
-    changed = row.result in _CHANGED or bool(untested and ratio and beyond(ratio, found.threshold))
+    changed = row.result in _CHANGED or bool(
+        untested and ratio and beyond(ratio, comparison.threshold)
+    )
     if only == "slower":
-        slower = ratio is not None and (ratio.ratio > 1) != found.more_is_faster
+        slower = ratio is not None and (ratio.ratio > 1) != comparison.more_is_faster
         return changed and slower
     if only == "inconclusive":
         return row.result == "inconclusive"
     return changed or (not only and row.result == "not comparable")
 
 
-def _folded_lines(found: Comparison, tables: Sequence[tuple[str, list[Compared]]]) -> list[str]:
+def _folded_lines(
+    comparison: Comparison, tables: Sequence[tuple[str, list[Compared]]]
+) -> list[str]:
     """A line a table; a reason that all have is told once."""
     reasons = {one_line(r.reason) for _, rows in tables for r in rows if r.result == "inconclusive"}
     once = reasons.pop() if len(reasons) == 1 else ""
     first = "not shown (--all shows every case)" + (f"; inconclusive: {once}" if once else "")
-    return [f"{first}:", *(_folded(found, title, rows, once) for title, rows in tables)]
+    return [f"{first}:", *(_folded(comparison, title, rows, once) for title, rows in tables)]
 
 
-def _folded(found: Comparison, title: str, rows: Sequence[Compared], told: str) -> str:
+def _folded(comparison: Comparison, title: str, rows: Sequence[Compared], said_above: str) -> str:
     """``all_reduce: 9 same, speed-up 0.991 to 1.012; 3 inconclusive (8M, 32M, 128M)``."""
-    words = []
+    texts = []
     for result in dict.fromkeys(row.result for row in rows):
-        own = [row for row in rows if row.result == result]
-        speeds = sorted(speed_of(found, row) for row in own if row.ratio)
-        ends = dict.fromkeys(speed_cell(one) for one in (speeds[:1] + speeds[-1:]))
-        reasons = {one_line(row.reason) for row in own}
-        text = f"{len(own)} {result}"
+        rows_of_result = [row for row in rows if row.result == result]
+        speeds = sorted(speed_of(comparison, row) for row in rows_of_result if row.ratio)
+        ends = dict.fromkeys(speed_cell(speed) for speed in (speeds[:1] + speeds[-1:]))
+        reasons = {one_line(row.reason) for row in rows_of_result}
+        text = f"{len(rows_of_result)} {result}"
         if (
             len(reasons) == 1
             and result in ("inconclusive", "not comparable")
-            and told not in reasons
+            and said_above not in reasons
         ):
             text += f" ({reasons.pop()})"
         text += f", speed-up {' to '.join(ends)}" if ends else ""
-        words.append(text)
+        texts.append(text)
     sizes = [size_cell(row) for row in rows if size_cell(row) != "-"]
     several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1]]
     where = f" at {', '.join(several)}" if sizes else ""
-    return f"  {title}{where}: {'; '.join(words)}"
+    return f"  {title}{where}: {'; '.join(texts)}"
 
 
 _MOST_ALONE = 2  # tables of one side that have a line each
 
 
-def _unmatched(found: Comparison, every: bool) -> list[str]:
+def _unmatched(comparison: Comparison, every: bool) -> list[str]:
     """What only one side has, in short: rows of it would hide the others."""
     from torchcoll.comparison.results import tables_of
 
-    alone = [row for row in found.rows if not row.matched]
+    alone = [row for row in comparison.rows if not row.matched]
     tables = [
         t for has in ("base", "new") for t in tables_of([r for r in alone if getattr(r.pair, has)])
     ]
     if len(tables) > _MOST_ALONE and not every:
-        return [alone_line(found)]
+        return [alone_line(comparison)]
     lines = []
     # What tells them from the cases that both have is a part of the answer.
-    pairs = [*(table[0].pair for table in tables), *(r.pair for r in found.rows if r.matched)]
+    pairs = [*(table[0].pair for table in tables), *(r.pair for r in comparison.rows if r.matched)]
     for table, title in zip(tables, titles_of(pairs), strict=False):
         sizes = [size_cell(row) for row in table]
         several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1], f"({len(sizes)})"]
-        side = found.base if table[0].pair.base else found.new
+        side = comparison.base if table[0].pair.base else comparison.new
         what = title or table[0].row.collective
         lines.append(f"only in {one_line(side.name)}: {what}: {', '.join(several)}")
     return lines
 
 
-def _above(found: Comparison, verbose: bool = False) -> list[str]:
-    base, new = side_names(found)
-    sides = (("base", base, found.base), ("new", new, found.new))
+def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
+    base, new = side_names(comparison)
+    sides = (("base", base, comparison.base), ("new", new, comparison.new))
     lines = ["; ".join(_side_text(*each) for each in sides)]
-    lines.append("; ".join([what_text(_shared(found)), *_in_common(found)]))
-    differences = [one for one in found.differences if verbose or one.name not in _OF_THE_LOOP]
-    if is_across_hardware(found):
+    lines.append("; ".join([what_text(_shared(comparison)), *_in_common(comparison)]))
+    differences = [
+        difference
+        for difference in comparison.differences
+        if verbose or difference.name not in _OF_THE_LOOP
+    ]
+    if is_across_hardware(comparison):
         lines += [
             f"{text}: time and busbw change with the number of ranks, whatever the library"
-            for text in ranks_texts(found)
+            for text in ranks_texts(comparison)
         ]
     elif differences:
         lines += ["differences:", *(f"  {one_line(str(d))}" for d in differences)]
     elif verbose:
         lines.append("differences: none recorded between the environments")
-    for side in (found.base, found.new):
+    for side in (comparison.base, comparison.new):
         for run in side.runs:
             where = one_line(run.path or run.header.get("run_id") or side.name)
             lines += [p if where in p else f"{where}: {p}" for p in problems_of(run)]
-    figures = {"time": "time", "algbw": "algbw in GB/s", "busbw": "busbw in GB/s"}[found.metric]
-    figures = f"latency and bandwidth ({found.fitted[0].metric})" if found.fitted else figures
-    many = len(found.base.runs) + len(found.new.runs) > 2
+    figures = {"time": "time", "algbw": "algbw in GB/s", "busbw": "busbw in GB/s"}[
+        comparison.metric
+    ]
+    figures = (
+        f"latency and bandwidth ({comparison.fitted[0].metric})" if comparison.fitted else figures
+    )
+    many = len(comparison.base.runs) + len(comparison.new.runs) > 2
     several = "; geometric mean over the runs" if many else ""
-    ratios = (found.ranked or found.fitted) and not found.errors  # of a model: errors
+    ratios = (
+        comparison.ranked or comparison.fitted
+    ) and not comparison.errors  # of a model: errors
     speed = "; speed-up: how many times as fast the new side is" if ratios else ""
-    lines.append(f"{figures}: {found.reading}{several}{speed}")
-    if verbose and any(r.judged.ratio and r.judged.ratio.design.in_order for r in found.rows):
+    lines.append(f"{figures}: {comparison.reading}{several}{speed}")
+    if verbose and any(r.judged.ratio and r.judged.ratio.design.in_order for r in comparison.rows):
         lines.append("steady drift from run to run is taken out of the speed-up")
     return lines
 
@@ -442,9 +475,9 @@ def _above(found: Comparison, verbose: bool = False) -> list[str]:
 _OF_THE_LOOP = ("stopped by",)
 
 
-def _shared(found: Comparison) -> list[Row]:
+def _shared(comparison: Comparison) -> list[Row]:
     """Cases that both sides have, with what both tell of them alike."""
-    matched = [row for row in found.rows if row.matched] or found.rows
+    matched = [row for row in comparison.rows if row.matched] or comparison.rows
     return [dataclasses.replace(row.row, **_unstated(row)) for row in matched]
 
 
@@ -452,13 +485,13 @@ def _unstated(row: Compared) -> dict[str, Any]:
     return {name: None for name in _WHAT if name in row.pair.side_values[0]}
 
 
-def _in_common(found: Comparison) -> list[str]:
+def _in_common(comparison: Comparison) -> list[str]:
     """Where all cases that both sides have ran, and how, as far as it is the same."""
-    commons = [row.pair.common for row in found.rows if row.matched]
+    commons = [row.pair.common for row in comparison.rows if row.matched]
     values = {n: {common.get(n) for common in commons} - {None} for n in _RAN}
-    known = {n: next(iter(several)) for n, several in values.items() if len(several) == 1}
-    words = [form.format(known[n]) for n, form in _RAN.items() if n in known]
-    return [", ".join(words).replace(" 1 ranks", " 1 rank")] * bool(known)
+    constants = {n: next(iter(several)) for n, several in values.items() if len(several) == 1}
+    texts = [form.format(constants[n]) for n, form in _RAN.items() if n in constants]
+    return [", ".join(texts).replace(" 1 ranks", " 1 rank")] * bool(constants)
 
 
 def _side_text(role: str, name: str, side: Side) -> str:
@@ -479,11 +512,15 @@ def titles_of(pairs: Sequence[Pair]) -> list[str]:
     ]
     titles = []
     for pair in pairs:
-        words = [_word(n, v) for n in varying if (v := pair.common.get(n)) is not None]
+        parts = [_word(n, v) for n in varying if (v := pair.common.get(n)) is not None]
         for name in owns:
-            both = [_word(name, own[name]) for own in pair.side_values if own.get(name) is not None]
-            words += [" -> ".join(both)] if both else []
-        titles.append(", ".join(words))
+            side_texts = [
+                _word(name, values_of_side[name])
+                for values_of_side in pair.side_values
+                if values_of_side.get(name) is not None
+            ]
+            parts += [" -> ".join(side_texts)] if side_texts else []
+        titles.append(", ".join(parts))
     return titles
 
 
@@ -501,17 +538,17 @@ def _word(name: str, value: Any) -> str:
     return one_line(value) if isinstance(value, str) else f"{name} {value}"
 
 
-def interval_text(found: Comparison, one: Compared | Fitted) -> str:
+def interval_text(comparison: Comparison, item: Compared | Fitted) -> str:
     """The 95 % interval of the speed-up."""
-    ratio = one.judged.ratio
+    ratio = item.judged.ratio
     if ratio is None or ratio.low is None or ratio.high is None:
         return "-"
-    ends = (ratio.low, ratio.high) if rises(found, one) else (1 / ratio.high, 1 / ratio.low)
+    ends = (ratio.low, ratio.high) if rises(comparison, item) else (1 / ratio.high, 1 / ratio.low)
     return " to ".join(map(speed_cell, ends))
 
 
-def _speed_cell(found: Comparison, one: Compared | Fitted) -> str:
-    return speed_cell(speed_of(found, one) if one.judged.ratio else None)
+def _speed_cell(comparison: Comparison, item: Compared | Fitted) -> str:
+    return speed_cell(speed_of(comparison, item) if item.judged.ratio else None)
 
 
 def _short_titles(changed: Sequence[tuple[str, Compared]]) -> list[str]:
@@ -528,28 +565,30 @@ def _short_titles(changed: Sequence[tuple[str, Compared]]) -> list[str]:
 def _points_aligned(cells: list[list[str]], column: int) -> None:
     """Blanks behind numbers of fewer decimals than others of their column have."""
     behind = [len(cell[column].partition(".")[2]) + ("." in cell[column]) for cell in cells]
-    for cell, own in zip(cells, behind, strict=True):
+    for cell, length in zip(cells, behind, strict=True):
         if cell[column] != "-":
-            cell[column] += " " * (max(behind) - own)
+            cell[column] += " " * (max(behind) - length)
 
 
 def case_grid(
-    found: Comparison,
+    comparison: Comparison,
     cases: Sequence[Compared],
     title: str,
     notes: dict[str, int],
     names: Sequence[str] = (),
 ) -> Grid:
     """names: what tells each case from those of other tables."""
-    sides = side_names(found)
+    sides = side_names(comparison)
     above = [title] if title else []
     heads = [Head("size", repeat=True), Head(sides[0]), Head(sides[1])]
-    cells = [[size_cell(row), *_figures(found, row)] for row in cases]
+    cells = [[size_cell(row), *_figures(comparison, row)] for row in cases]
     if any(names):
         heads.insert(0, Head("case", left=True, repeat=True))
         cells = [[name, *line] for name, line in zip(names, cells, strict=True)]
-    if found.errors:
-        lines = [[*line, _error_cell(found, row)] for line, row in zip(cells, cases, strict=True)]
+    if comparison.errors:
+        lines = [
+            [*line, _error_cell(comparison, row)] for line, row in zip(cells, cases, strict=True)
+        ]
         return Grid([*heads, Head("error")], lines, above=above)
     results = {_result_text(row, notes) for row in cases}
     untested = all(row.judged.p_value is None for row in cases)
@@ -558,27 +597,27 @@ def case_grid(
     if any(row.ratio for row in cases):
         column = len(heads)
         heads.append(Head("speed-up"))
-        cells = [[*c, _speed_cell(found, row)] for c, row in zip(cells, cases, strict=True)]
+        cells = [[*c, _speed_cell(comparison, row)] for c, row in zip(cells, cases, strict=True)]
         _points_aligned(cells, column)
     if not said_once:
         heads.append(Head("result", left=True))
         cells = [[*c, _result_text(row, notes)] for c, row in zip(cells, cases, strict=True)]
     if any(row.judged.ratio and row.judged.ratio.low for row in cases):
         heads.append(Head("95 % interval"))
-        cells = [[*c, interval_text(found, row)] for c, row in zip(cells, cases, strict=True)]
+        cells = [[*c, interval_text(comparison, row)] for c, row in zip(cells, cases, strict=True)]
     styles = [_STYLES.get(row.result, "") for row in cases]
     return Grid(heads, cells, above=above, styles=styles)
 
 
-def _error_cell(found: Comparison, row: Compared) -> str:
+def _error_cell(comparison: Comparison, row: Compared) -> str:
     from torchcoll.comparison.prediction import error_of
 
-    error = error_of(row, found.new)
+    error = error_of(row, comparison.new)
     return f"{row.result}" if error is None else f"{100 * error:+.1f} %"
 
 
-def _figures(found: Comparison, row: Compared) -> list[str]:
-    return [figure_cell(value, found.metric) for value in (row.base, row.new)]
+def _figures(comparison: Comparison, row: Compared) -> list[str]:
+    return [figure_cell(value, comparison.metric) for value in (row.base, row.new)]
 
 
 def _result_text(row: Compared, notes: dict[str, int]) -> str:
@@ -587,73 +626,75 @@ def _result_text(row: Compared, notes: dict[str, int]) -> str:
     return f"{row.result} ({one_line(row.reason)}){marks}"
 
 
-def _fit_grid(found: Comparison) -> Grid:
-    names = side_names(found)
-    titles = titles_of([one.pair for one in found.fitted])
+def _fit_grid(comparison: Comparison) -> Grid:
+    names = side_names(comparison)
+    titles = titles_of([fit.pair for fit in comparison.fitted])
     heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
     heads += [Head(names[0]), Head(names[1])]
-    across = is_across_hardware(found)
+    across = is_across_hardware(comparison)
     heads += [Head("maximum", "error")] if across else [Head("speed-up"), Head("95 % interval")]
     heads.append(Head("result", left=True))
     rows = [
         [
-            title or str(one.pair.common.get("collective")),
-            one.figure,
-            *(_fit_figure(one, value) for value in (one.base, one.new)),
+            title or str(fit.pair.common.get("collective")),
+            fit.figure,
+            *(_fit_figure(fit, value) for value in (fit.base, fit.new)),
             *(
-                ["-" if one.misfit is None else f"{100 * one.misfit:.0f} %"]
+                ["-" if fit.misfit is None else f"{100 * fit.misfit:.0f} %"]
                 if across
                 else [
-                    _speed_cell(found, one),
-                    interval_text(found, one),
+                    _speed_cell(comparison, fit),
+                    interval_text(comparison, fit),
                 ]
             ),
-            f"{one.judged.result} ({one_line(one.judged.reason)})",
+            f"{fit.judged.result} ({one_line(fit.judged.reason)})",
         ]
-        for one, title in zip(found.fitted, titles, strict=True)
+        for fit, title in zip(comparison.fitted, titles, strict=True)
     ]
     if not across:
         _points_aligned(rows, 4)
-    return Grid(heads, rows, styles=[_STYLES.get(one.judged.result, "") for one in found.fitted])
+    return Grid(
+        heads, rows, styles=[_STYLES.get(fit.judged.result, "") for fit in comparison.fitted]
+    )
 
 
-def _fit_figure(one: Fitted, value: float | None) -> str:
-    if one.figure == "latency":
+def _fit_figure(fit: Fitted, value: float | None) -> str:
+    if fit.figure == "latency":
         return format_time(value)
     return "-" if value is None else f"{format_bandwidth(value)} GB/s"
 
 
-def start_lines(found: Comparison) -> list[str]:
+def start_lines(comparison: Comparison) -> list[str]:
     """``first call: gloo 14.9 ms, ccl 963 ms; time to first result: ... (geometric means ...)``"""
-    words = []
+    lines = []
     for what, name in (
         ("first call", "first_call_ns"),
         ("time to first result", "first_result_ns"),
     ):
-        known = [(one.backend, getattr(one, name)) for one in found.starts]
-        texts = [f"{one_line(b)} {time_text(ns, 3)}" for b, ns in known if ns is not None]
-        words += [f"{what}: {', '.join(texts)}"] if texts else []
-    return [f"{'; '.join(words)} (geometric means over the runs)"] if words else []
+        durations = [(start.backend, getattr(start, name)) for start in comparison.starts]
+        texts = [f"{one_line(b)} {time_text(ns, 3)}" for b, ns in durations if ns is not None]
+        lines += [f"{what}: {', '.join(texts)}"] if texts else []
+    return [f"{'; '.join(lines)} (geometric means over the runs)"] if lines else []
 
 
-def _below(found: Comparison, verbose: bool = False) -> list[str]:
+def _below(comparison: Comparison, verbose: bool = False) -> list[str]:
     from torchcoll.comparison.fits import misfit_note
     from torchcoll.comparison.results import FIRST_CALLS, NEEDS, p_note
 
-    judged = [one.judged for one in (found.fitted or found.rows)]
+    judged = [item.judged for item in (comparison.fitted or comparison.rows)]
     lines = []
-    if cold := sum(row.reason == FIRST_CALLS for row in found.rows):
+    if cold := sum(row.reason == FIRST_CALLS for row in comparison.rows):
         lines.append(f"{counted(cold, 'case')} not shown: {FIRST_CALLS}")
-    lines += start_lines(found)
-    if found.fitted:
-        metric = found.fitted[0].metric
+    lines += start_lines(comparison)
+    if comparison.fitted:
+        metric = comparison.fitted[0].metric
         factor = " (algbw x the bus factor of nccl-tests)" if metric == "busbw" else ""
         lines.append(f"time = latency + size / bandwidth, as {metric}{factor}")
-        lines += misfit_note(found.fitted)
-    lines += [one_line(note) for note in found.notes]
+        lines += misfit_note(comparison.fitted)
+    lines += [one_line(note) for note in comparison.notes]
     if verbose:
-        lines += [NEEDS] if any("needs" in one.reason for one in judged) else []
-        lines += [*p_note(judged), *found.statistics]
+        lines += [NEEDS] if any("needs" in item.reason for item in judged) else []
+        lines += [*p_note(judged), *comparison.statistics]
     return lines
 
 
@@ -668,7 +709,7 @@ CASE_NAMES = (*(name for name in ROW_FIELDS if name != "reason"), *_FOUND)
 
 
 def show_comparisons(
-    found: Sequence[Comparison],
+    comparisons: Sequence[Comparison],
     format: str = "table",
     file: TextIO | None = None,
     only: str = "",
@@ -679,60 +720,69 @@ def show_comparisons(
     Raises UsageError for an unknown format.
     """
     parts = [
-        Forms(comparison_grids(one, only, every, verbose), comparison_object(one), _records(one))
-        for one in found
+        Forms(
+            comparison_grids(comparison, only, every, verbose),
+            comparison_object(comparison),
+            _records(comparison),
+        )
+        for comparison in comparisons
     ]
     show_found(parts, format, file)
 
 
-def notes_of_sides(found: Sequence[Comparison], format: str) -> list[str]:
+def notes_of_sides(comparisons: Sequence[Comparison], format: str) -> list[str]:
     """As ``note_lines`` of all sides."""
     lines = []
-    for one in found:
-        differences = one.settings if is_across_hardware(one) else one.differences
+    for comparison in comparisons:
+        differences = (
+            comparison.settings if is_across_hardware(comparison) else comparison.differences
+        )
         notes = [f"differs: {each}" for each in differences]
-        notes += [f"note: {text}" for text in one.notes] + [answer_of(one).text]
-        lines += note_lines(format, [*one.base.runs, *one.new.runs], notes)
+        notes += [f"note: {text}" for text in comparison.notes] + [answer_of(comparison).text]
+        lines += note_lines(format, [*comparison.base.runs, *comparison.new.runs], notes)
     return list(dict.fromkeys(lines))
 
 
 _OF_ERRORS = (
-    "cases=found.count geometric=found.geomean mean=found.mean worst=found.worst "
+    "cases=summary.count geometric=summary.geomean mean=summary.mean worst=summary.worst "
     "worst_bytes=worst.pair.size_bytes"
 )
 
 
-def comparison_object(found: Comparison) -> dict[str, Any]:
+def comparison_object(comparison: Comparison) -> dict[str, Any]:
     """What differs first, then the cases or the fits."""
     from torchcoll.comparison.prediction import error_of
 
-    fits = {"fits": [one.record for one in found.fitted]} if found.fitted else {}
-    own = [{"error": error_of(row, found.new)} if found.errors else {} for row in found.rows]
-    if found.errors:
+    fits = {"fits": [item.record for item in comparison.fitted]} if comparison.fitted else {}
+    errors = [
+        {"error": error_of(row, comparison.new)} if comparison.errors else {}
+        for row in comparison.rows
+    ]
+    if comparison.errors:
         fits["errors"] = [
             {
-                **(one.pair.common if one.pair else {"scenario": "all"}),
-                **picked(one, _OF_ERRORS),
+                **(item.pair.common if item.pair else {"scenario": "all"}),
+                **picked(item, _OF_ERRORS),
             }
-            for one in found.errors
+            for item in comparison.errors
         ]
     return {
         "schema": SCHEMA,
-        "base": _side_object(found.base),
-        "new": _side_object(found.new),
-        **picked(found, "metric threshold reading"),
-        "differences": [vars(one) for one in found.differences],
-        "settings": [vars(one) for one in found.settings],
-        **picked(found, "left_out tally notes statistics"),
-        "answer": answer_of(found).to_json(),
+        "base": _side_object(comparison.base),
+        "new": _side_object(comparison.new),
+        **picked(comparison, "metric threshold reading"),
+        "differences": [vars(item) for item in comparison.differences],
+        "settings": [vars(item) for item in comparison.settings],
+        **picked(comparison, "left_out tally notes statistics"),
+        "answer": answer_of(comparison).to_json(),
         "profiles": [
             {**pair.common, "base": vars(ours), "new": vars(theirs)}
-            for pair, ours, theirs in found.profiles
+            for pair, ours, theirs in comparison.profiles
         ],
-        "starts": [vars(one) for one in found.starts],
+        "starts": [vars(item) for item in comparison.starts],
         "rows": [
             {**{name: row.record[name] for name in CASE_NAMES}, **error, "notes": list(row.notes)}
-            for row, error in zip(found.rows, own, strict=True)
+            for row, error in zip(comparison.rows, errors, strict=True)
         ],
         **fits,
     }
@@ -743,12 +793,12 @@ def _side_object(side: Side) -> dict[str, Any]:
     return {"name": side.name, "runs": len(side.runs), "paths": paths}
 
 
-def _records(found: Comparison) -> list[dict[str, Any]]:
+def _records(comparison: Comparison) -> list[dict[str, Any]]:
     """One object a case or fit, of csv; the first columns name the sides."""
-    names = {"base_name": found.base.name, "new_name": found.new.name}
-    if found.fitted:
-        return [{**names, **one.record} for one in found.fitted]
+    names = {"base_name": comparison.base.name, "new_name": comparison.new.name}
+    if comparison.fitted:
+        return [{**names, **fit.record} for fit in comparison.fitted]
     return [
         {**names, **{name: row.record[name] for name in CASE_NAMES}, "notes": "; ".join(row.notes)}
-        for row in found.rows
+        for row in comparison.rows
     ]

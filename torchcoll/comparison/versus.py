@@ -56,9 +56,9 @@ class Launched:
 
     def add(self, run: Run) -> None:
         number = len(self.runs)
-        own = Side("", [run]).measured(_METRIC, _READING)
+        rows = Side("", [run]).measured(_METRIC, _READING)
         self.runs.append(run)
-        self.measured.append([dataclasses.replace(one, run=number) for one in own])
+        self.measured.append([dataclasses.replace(row, run=number) for row in rows])
 
 
 @dataclass
@@ -194,26 +194,26 @@ class Versus:
     def _measure(self) -> list[Standing]:
         """Every cell against the first, without results."""
         base, *others = self._names
-        found = []
+        standings = []
         for name in others:
             ours, theirs = (
-                [m for own in self.cells[n].measured for m in own] for n in (base, name)
+                [m for rows in self.cells[n].measured for m in rows] for n in (base, name)
             )
             pairs = pairs_of(ours, theirs)
             sides = Side(base, self.cells[base].runs), Side(name, self.cells[name].runs)
-            found.append(Standing(pairs, *measured_cases(pairs, sides[0], sides[1], _METRIC)))
-        return found
+            standings.append(Standing(pairs, *measured_cases(pairs, sides[0], sides[1], _METRIC)))
+        return standings
 
     def _find_outliers(self) -> None:
         """Who is left out now; what was left out earlier may count again."""
         base, *others = self._names
-        found: dict[str, dict[int, float]] = {name: {} for name in self._names}
+        outliers: dict[str, dict[int, float]] = {name: {} for name in self._names}
         self._now = self._measure()
         for other, standing in zip(others, self._now, strict=True):
-            for one in standing.left_out:
-                side, number = one.run
-                found[other if side else base][number] = one.factor
-        for name, out in found.items():
+            for outlier in standing.left_out:
+                side, number = outlier.run
+                outliers[other if side else base][number] = outlier.factor
+        for name, out in outliers.items():
             for number in sorted(out.keys() - self.cells[name].out.keys()):
                 job = PlannedRun(self._by_name[name], number + 1)
                 self._news.append(Repeat(job, out[number]))
@@ -253,16 +253,16 @@ class Versus:
             return
         numbers = numpy.array([self._place(which, s.pairs[n]) for which, s, n in every])
         seen = _seen([s.cases[n] for _, s, n in every])
-        found = self._looks.look(numbers, seen, self.round, self.most)
+        decided = self._looks.look(numbers, seen, self.round, self.most)
         widths = half_width(seen)
         for place, (_, standing, n) in enumerate(every):
-            standing.cases[n] = self._judged(standing.cases[n], found, place, widths[place])
-        self._decided = bool(found.decided.all())
+            standing.cases[n] = self._judged(standing.cases[n], decided, place, widths[place])
+        self._decided = bool(decided.decided.all())
         if self._decided:
             self.stopped = "every case is decided"
-        elif found.futile and self.round < self.most:
+        elif decided.futile and self.round < self.most:
             self.futile = True
-            best = 100 * found.chance[~found.decided].max()
+            best = 100 * decided.chance[~decided.decided].max()
             self.stopped = (
                 f"no open case has a chance of 20 % to be decided by {self.most} runs a side: "
                 f"{best:.0f} % at best"
@@ -272,22 +272,22 @@ class Versus:
         key = which, repr((pair.common, pair.side_values, pair.size_bytes))
         return self._places.setdefault(key, len(self._places))
 
-    def _judged(self, case: Judged, found: Decided, place: int, width: float) -> Judged:
-        ratio, p = case.ratio, float(found.p[place])
+    def _judged(self, case: Judged, decided: Decided, place: int, width: float) -> Judged:
+        ratio, p = case.ratio, float(decided.p[place])
         assert ratio is not None
         bounds: list[float | None] = [None, None]
         if math.isfinite(width):
             bounds = [exp(math.log(ratio.ratio) + end) for end in (-width, width)]
-        known = dataclasses.replace(ratio, low=bounds[0], high=bounds[1])
+        bounded = dataclasses.replace(ratio, low=bounds[0], high=bounds[1])
         result, reason = "inconclusive", p_text(p)
-        if found.differs[place]:
-            result = "slower" if found.differs[place] > 0 else "faster"
-        elif found.same[place]:
+        if decided.differs[place]:
+            result = "slower" if decided.differs[place] > 0 else "faster"
+        elif decided.same[place]:
             result, reason = "same", f"within {format_percent(self.threshold)}"
-        elif found.futile and self.round < self.most:
-            reason += f", {100 * found.chance[place]:.0f} % to decide"
-        judged = dataclasses.replace(case, ratio=known, p_value=p, result=result, reason=reason)
-        return with_bound(judged, Target(self.threshold, float(found.level[place]), looks=True))
+        elif decided.futile and self.round < self.most:
+            reason += f", {100 * decided.chance[place]:.0f} % to decide"
+        judged = dataclasses.replace(case, ratio=bounded, p_value=p, result=result, reason=reason)
+        return with_bound(judged, Target(self.threshold, float(decided.level[place]), looks=True))
 
     def comparisons(self) -> list[Comparison]:
         """What the last look has left, as ``compare`` gives it; [] where there was none."""
@@ -296,7 +296,7 @@ class Versus:
         sides = [Side(n, self.cells[n].runs[: self._looked[n]]) for n in self._names]
         every = [case for standing in self.standing for case in standing.cases]
         cases = iter(with_needs(every, self.threshold, looks=True))
-        found = [
+        comparisons = [
             comparison_of(
                 matched(sides[0], side),
                 [next(cases) for _ in standing.cases],
@@ -306,16 +306,21 @@ class Versus:
             for side, standing in zip(sides[1:], self.standing, strict=True)
         ]
         base, *others = [cell.title for cell in self.plan.cells]
-        for one, other in zip(found, others, strict=True):
-            one.names = (base, other)
-        return found
+        for comparison, other in zip(comparisons, others, strict=True):
+            comparison.names = (base, other)
+        return comparisons
 
-    def runs_on(self, found: Sequence[Comparison]) -> tuple[int | None, bool]:
+    def runs_on(self, comparisons: Sequence[Comparison]) -> tuple[int | None, bool]:
         """Runs a side to go on with where ``found`` leaves cases inconclusive, and whether they
         decide all of those: else some may need any number, and these are the least. None where no
         number helps.
         """
-        rows = [row for one in found for row in one.rows if row.result == "inconclusive"]
+        rows = [
+            row
+            for comparison in comparisons
+            for row in comparison.rows
+            if row.result == "inconclusive"
+        ]
         needed = [row.judged.needed for row in rows if row.judged.needed]
         most = max((high or low or 0 for low, high in needed), default=0)
         ended = self.futile or self.round >= self.most
@@ -340,8 +345,8 @@ def read(folder: Path) -> Versus | None:
 def _seen(cases: Sequence[Judged]) -> Seen:
     ratios = [case.ratio for case in cases if case.ratio]
     return Seen(
-        numpy.array([math.log(one.ratio) for one in ratios]),
-        numpy.array([one.error for one in ratios], dtype=float),
-        numpy.array([one.degrees for one in ratios]),
-        numpy.array([one.spread for one in ratios], dtype=float),
+        numpy.array([math.log(ratio.ratio) for ratio in ratios]),
+        numpy.array([ratio.error for ratio in ratios], dtype=float),
+        numpy.array([ratio.degrees for ratio in ratios]),
+        numpy.array([ratio.spread for ratio in ratios], dtype=float),
     )

@@ -29,7 +29,7 @@ MOST = 30  # runs a side: 3 % are found at 2 % noise with 18 in the mean
 class Sides:
     """What is launched: one command and what it varies in, or ``two`` whole ones (behind --a)."""
 
-    words: Sequence[str] = ()
+    argv: Sequence[str] = ()
     env: Sequence[str] = ()
     axes: Sequence[str] = ()
     backends: str | None = None
@@ -39,7 +39,7 @@ class Sides:
 
     @property
     def given(self) -> bool:
-        return bool(self.words or self.two or self.varied)
+        return bool(self.argv or self.two or self.varied)
 
     @property
     def varied(self) -> bool:
@@ -63,8 +63,8 @@ class Asked:
     @property
     def run_s(self) -> float | None:
         """What a run took in the mean, as far as the folder knows."""
-        known = [seconds for seconds in self.there.values() if seconds is not None]
-        return sum(known) / len(known) if known else None
+        recorded = [seconds for seconds in self.there.values() if seconds is not None]
+        return sum(recorded) / len(recorded) if recorded else None
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -93,11 +93,11 @@ def asked_of(
             f"The same command goes on with -o {resume} too.",
         )
     folder = Path(resume or output or _new_folder())
-    found = stored(folder)
-    if resume and found is None:
+    earlier = stored(folder)
+    if resume and earlier is None:
         raise UsageError("resume", resume, "the folder of a torchcoll versus")
-    header, there = found or ({}, {})
-    limits = _limits(folder, header.get("spec") or {}) if found else {}
+    header, there = earlier or ({}, {})
+    limits = _limits(folder, header.get("spec") or {}) if earlier else {}
     if threshold is not None and threshold != limits.get("threshold", threshold):
         raise UsageError(
             f"threshold of {folder}",
@@ -120,7 +120,7 @@ def asked_of(
         there,
         notes,
     )
-    if found:
+    if earlier:
         check_same(folder, header, asked.spec)
     return asked
 
@@ -149,10 +149,10 @@ def begun(folder: Path) -> Begun | None:
     """For reading what is in a folder: nothing of it can be launched. None where it is none of a
     versus. Raises UnreadableError for a broken manifest.
     """
-    found = stored(folder)
-    if found is None or "versus" not in (found[0].get("spec") or {}):
+    earlier = stored(folder)
+    if earlier is None or "versus" not in (earlier[0].get("spec") or {}):
         return None
-    header, there = found
+    header, there = earlier
     spec = header["spec"]
     limits = _limits(folder, spec)
     try:
@@ -204,12 +204,12 @@ def _stored(
 
 def _planned(sides: Sides, most: int, environ: Mapping[str, str]) -> tuple[RunPlan, Sequence[str]]:
     if sides.two is not None:
-        if sides.words or sides.varied:
-            got = "--env, --axis, --backend, --implementation or --load too"
-            raise UsageError("a", got, "two whole commands alone")
+        if sides.argv or sides.varied:
+            extra = "--env, --axis, --backend, --implementation or --load too"
+            raise UsageError("a", extra, "two whole commands alone")
         return plan_of_commands(_two(sides.two), _numbers(most, 2), environ), []
     plan, notes = make_plan(
-        sides.words,
+        sides.argv,
         sides.env,
         sides.axes,
         environ=environ,
@@ -234,19 +234,21 @@ def _numbers(most: int, cells: int) -> int:
     return most + MOST_OUTLIERS * (cells - 1)
 
 
-def _two(words: Sequence[str]) -> dict[str, Sequence[str]]:
+def _two(argv: Sequence[str]) -> dict[str, Sequence[str]]:
     """``COMMAND --b COMMAND``, each as words or quoted as one."""
-    if words.count("--b") != 1:
+    if argv.count("--b") != 1:
         raise UsageError(
             "b",
-            "none" if "--b" not in words else "--b twice",
+            "none" if "--b" not in argv else "--b twice",
             "one command behind --a and one behind --b",
         )
-    place = words.index("--b")
-    found: dict[str, Sequence[str]] = {}
-    for name, own in (("a", words[:place]), ("b", words[place + 1 :])):
+    place = argv.index("--b")
+    commands: dict[str, Sequence[str]] = {}
+    for name, argv_of_side in (("a", argv[:place]), ("b", argv[place + 1 :])):
         try:
-            found[name] = shlex.split(own[0]) if len(own) == 1 else list(own)
+            commands[name] = (
+                shlex.split(argv_of_side[0]) if len(argv_of_side) == 1 else list(argv_of_side)
+            )
         except ValueError as error:
-            raise UsageError(name, own[0], f"a command ({error})") from None
-    return found
+            raise UsageError(name, argv_of_side[0], f"a command ({error})") from None
+    return commands

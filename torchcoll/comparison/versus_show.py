@@ -49,11 +49,11 @@ def round_text(state: Versus) -> str:
     """
     names = [cell.name for cell in state.plan.cells][1:]
     several = len(names) > 1
-    words = [
+    texts = [
         f"{f'{one_line(name)}: ' if several else ''}{_standing_text(standing)}"
         for name, standing in zip(names, state.standing, strict=True)
     ]
-    return f"round {state.round}: {'. '.join(words)}"
+    return f"round {state.round}: {'. '.join(texts)}"
 
 
 def decided_text(state: Versus) -> str:
@@ -65,17 +65,17 @@ def decided_text(state: Versus) -> str:
 
 def _standing_text(standing: Standing) -> str:
     rows = list(zip(_case_names(standing.pairs), standing.cases, strict=True))
-    known = [(name, case) for name, case in rows if case.ratio]
+    with_ratio = [(name, case) for name, case in rows if case.ratio]
     groups = []
     for result in ("same", "slower", "faster"):
-        if own := [name for name, case in known if case.result == result]:
-            groups.append(f"{_listed(own, ' ')} {result}")
+        if names := [name for name, case in with_ratio if case.result == result]:
+            groups.append(f"{_listed(names, ' ')} {result}")
     still_open = [
         f"{name} {speed_cell(speed_up(case.ratio.ratio, False))}"
-        for name, case in known
+        for name, case in with_ratio
         if case.result == "inconclusive" and case.ratio
     ]
-    text = f"{len(known) - len(still_open)} of {len(known)} decided"
+    text = f"{len(with_ratio) - len(still_open)} of {len(with_ratio)} decided"
     text += f": {', '.join(groups)}" if groups else ""
     return text + (f"; open: {_listed(still_open, ', ')}" if still_open else "")
 
@@ -95,8 +95,8 @@ def _case_names(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _size_text(pair: Pair) -> str:
-    known = COLLECTIVES[str(pair.common["collective"])].has_data
-    return format_size(pair.size_bytes) if known else ""
+    has_data = COLLECTIVES[str(pair.common["collective"])].has_data
+    return format_size(pair.size_bytes) if has_data else ""
 
 
 class Live:
@@ -128,8 +128,8 @@ class Live:
         self.tick()
 
     def tick(self) -> None:
-        words = [f"elapsed {clock_text(time.monotonic() - self._began)}", self._doing]
-        self._line.show("  ".join(filter(None, [*words, decided_text(self._state)])))
+        parts = [f"elapsed {clock_text(time.monotonic() - self._began)}", self._doing]
+        self._line.show("  ".join(filter(None, [*parts, decided_text(self._state)])))
 
     def ended(self, job: PlannedRun, record: Mapping[str, Any]) -> None:
         if record["status"] != "ok":
@@ -143,84 +143,102 @@ class Live:
         self._line.clear()
 
     def _tell_news(self) -> None:
-        for one in self._state.news():
-            text = one if isinstance(one, str) else repeat_text(one) if one else None
+        for event in self._state.news():
+            text = event if isinstance(event, str) else repeat_text(event) if event else None
             self.note(text or round_text(self._state))
 
 
-def repeat_text(one: Repeat) -> str:
+def repeat_text(repeat: Repeat) -> str:
     return (
-        f"{one.job.stem} is an outlier, {format_ratio(one.factor)} times what the others give: "
-        f"it is kept, counts no more, and {one.job.cell.name} is launched once more"
+        f"{repeat.job.stem} is an outlier, {format_ratio(repeat.factor)} times what the others "
+        f"give: it is kept, counts no more, and {repeat.job.cell.name} is launched once more"
     )
 
 
-def answer(state: Versus, found: Sequence[Comparison], folder: str) -> Answer:
+def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Answer:
     """Who is faster, by how much and at which sizes; of what is inconclusive how to go on."""
-    results = {row.result for one in found for row in one.rows if row.matched}
+    results = {row.result for comparison in comparisons for row in comparison.rows if row.matched}
     worst = next((name for name in _ORDER if name in results), "")
     if worst == "same" and "inconclusive" in results:
         worst = "inconclusive"
-    text = f"{'. '.join(_against(one) for one in found)} ({counted(state.round, 'run')} of each)"
-    inconclusive = [row.judged for one in found for row in one.rows if row.result == "inconclusive"]
+    sentences = ". ".join(map(_against, comparisons))
+    text = f"{sentences} ({counted(state.round, 'run')} of each)"
+    inconclusive = [
+        row.judged
+        for comparison in comparisons
+        for row in comparison.rows
+        if row.result == "inconclusive"
+    ]
     if any(case.needed for case in inconclusive):
-        text += f". {_way_on(state, found, folder)}"
-    first_calls = dict.fromkeys(note for one in found for note in first_calls_notes(one))
-    notes = dict.fromkeys(note for one in found for note in settings_notes(one))
+        text += f". {_way_on(state, comparisons, folder)}"
+    first_calls = dict.fromkeys(
+        note for comparison in comparisons for note in first_calls_notes(comparison)
+    )
+    notes = dict.fromkeys(note for comparison in comparisons for note in settings_notes(comparison))
     level = "doubt" if notes else _LEVELS.get(worst, "doubt")
-    return Answer(text, level, counts_of(found), caveats=(*first_calls, *notes))
+    return Answer(text, level, counts_of(comparisons), caveats=(*first_calls, *notes))
 
 
-def _way_on(state: Versus, found: Sequence[Comparison], folder: str) -> str:
+def _way_on(state: Versus, comparisons: Sequence[Comparison], folder: str) -> str:
     from torchcoll.comparison.results import resolution_text
 
-    number, decides = state.runs_on(found)
-    inconclusive = [row.judged for one in found for row in one.rows if row.result == "inconclusive"]
+    number, decides = state.runs_on(comparisons)
+    inconclusive = [
+        row.judged
+        for comparison in comparisons
+        for row in comparison.rows
+        if row.result == "inconclusive"
+    ]
     change = max((case.resolution or 0.0 for case in inconclusive), default=0.0)
-    threshold = found[0].threshold
+    threshold = comparisons[0].threshold
     doubt = f"The difference is too near the threshold of {format_percent(threshold)} to decide"
     if change > threshold:
         doubt = f"At this noise {resolution_text(change)}"
     if number is None:
         return f"{doubt}; longer runs (-n, --max-time) or a larger --threshold help"
     begin = "" if decides else f"{doubt}. "
-    if number > state.same_most and _may_be_same(found):  # which --resume would never find
+    if number > state.same_most and _may_be_same(comparisons):  # which --resume would never find
         return f"{begin}To decide it, start again in a new folder with --runs {number}"
     more = f" --runs {number}" if number > state.most else ""
     return f"{begin}To continue: torchcoll versus --resume {shlex.quote(folder)}{more}"
 
 
-def _may_be_same(found: Sequence[Comparison]) -> bool:
+def _may_be_same(comparisons: Sequence[Comparison]) -> bool:
     """Whether some ratio of what is inconclusive lies within the threshold."""
-    limit = math.log1p(found[0].threshold)
-    rows = [row for one in found for row in one.rows if row.result == "inconclusive"]
+    limit = math.log1p(comparisons[0].threshold)
+    rows = [
+        row for comparison in comparisons for row in comparison.rows if row.result == "inconclusive"
+    ]
     return any(row.ratio and abs(math.log(row.ratio)) <= limit for row in rows)
 
 
-def _against(found: Comparison) -> str:
+def _against(comparison: Comparison) -> str:
     from torchcoll.comparison.results import tables_of
 
-    base, new = side_names(found)
-    rows = [row for row in found.rows if row.matched]
+    base, new = side_names(comparison)
+    rows = [row for row in comparison.rows if row.matched]
     tables = tables_of(rows)
-    within = format_percent(found.threshold)
+    within = format_percent(comparison.threshold)
     if not tables:
         return f"{new} and {base} have no case in common"
     if len(tables) > _MOST_TABLES:
-        parts = [(r, f"in {n} of {len(rows)} cases", own) for r, n, own in _counts(rows)]
-        return _sentence(found, within, parts)
+        parts = [
+            (r, f"in {n} of {len(rows)} cases", rows_of_result)
+            for r, n, rows_of_result in _counts(rows)
+        ]
+        return _sentence(comparison, within, parts)
     titles = titles_of([table[0].pair for table in tables])
     texts = []
     for table, title in zip(tables, titles, strict=True):
-        text = _sentence(found, within, list(_stretches(table)))
+        text = _sentence(comparison, within, list(_stretches(table)))
         texts.append(f"{title}: {text}" if title else text)
     return "; ".join(texts)
 
 
 def _counts(rows: Sequence[Compared]) -> Iterable[tuple[str, int, list[Compared]]]:
     for result in _ORDER:
-        if own := [row for row in rows if row.result == result]:
-            yield result, len(own), own
+        if rows_of_result := [row for row in rows if row.result == result]:
+            yield result, len(rows_of_result), rows_of_result
 
 
 def _stretches(table: Sequence[Compared]) -> Iterable[tuple[str, str, list[Compared]]]:
@@ -232,7 +250,7 @@ def _stretches(table: Sequence[Compared]) -> Iterable[tuple[str, str, list[Compa
         else:
             groups.append([place])
     sizes = [_size_text(row.pair) for row in table]
-    for result, number, own in _counts(table):
+    for result, number, rows_of_result in _counts(table):
         mine = [g for g in groups if table[g[0]].result == result]
         if len(groups) > _MOST_STRETCHES:
             where = f"at {number} of {len(table)} sizes"
@@ -240,7 +258,7 @@ def _stretches(table: Sequence[Compared]) -> Iterable[tuple[str, str, list[Compa
             where = "below" if mine[0][0] == 0 else "above"
         else:
             where = " and ".join(_where(sizes, g) for g in mine)
-        yield result, where, own
+        yield result, where, rows_of_result
 
 
 def _where(sizes: Sequence[str], group: Sequence[int]) -> str:
@@ -257,12 +275,16 @@ def _where(sizes: Sequence[str], group: Sequence[int]) -> str:
 
 
 def _sentence(
-    found: Comparison, within: str, parts: Sequence[tuple[str, str, list[Compared]]]
+    comparison: Comparison, within: str, parts: Sequence[tuple[str, str, list[Compared]]]
 ) -> str:
-    base, new = side_names(found)
-    words = []
-    for number, (result, where, own) in enumerate(parts):
-        size = _size_of_difference(found, own) if result in ("slower", "faster") else ""
+    base, new = side_names(comparison)
+    texts = []
+    for number, (result, where, rows_of_result) in enumerate(parts):
+        size = (
+            _size_of_difference(comparison, rows_of_result)
+            if result in ("slower", "faster")
+            else ""
+        )
         what = {"same": f"the same within {within}"}.get(result, result)
         if number == 0 and result in ("slower", "faster"):
             what = f"{new} is {result} than {base}"
@@ -272,8 +294,8 @@ def _sentence(
             what = f"No difference found between {_both(base, new)}: {what}"
         elif number == 0:
             what = f"{new} and {base} are {what}"
-        words.append(f"{what} {where}".rstrip() + size)
-    return "; ".join(words)
+        texts.append(f"{what} {where}".rstrip() + size)
+    return "; ".join(texts)
 
 
 def _both(base: str, new: str) -> str:
@@ -284,7 +306,7 @@ def _both(base: str, new: str) -> str:
     return f"{base} and {new}"
 
 
-def _size_of_difference(found: Comparison, rows: Sequence[Compared]) -> str:
+def _size_of_difference(comparison: Comparison, rows: Sequence[Compared]) -> str:
     """``: at least 1.08x at each (estimates 1.12x to 1.31x)``. Estimates alone are too large on
     average, for they are those of cases that were found to differ.
     """
@@ -307,7 +329,7 @@ def _size_of_difference(found: Comparison, rows: Sequence[Compared]) -> str:
 
 def show_versus(
     state: Versus,
-    found: Sequence[Comparison],
+    comparisons: Sequence[Comparison],
     folder: str,
     ended: str,
     format: str = "table",
@@ -316,49 +338,60 @@ def show_versus(
     """What the last look has left; ended: why there is no other, '' for not yet. Raises UsageError
     for an unknown format.
     """
-    grids = versus_grids(state, found, folder, ended)
-    grids[-1].answer = answer(state, found, folder)
-    show_found([Forms(grids, _object(state, found, folder, ended), _records(found))], format, file)
+    grids = versus_grids(state, comparisons, folder, ended)
+    grids[-1].answer = answer(state, comparisons, folder)
+    show_found(
+        [Forms(grids, _object(state, comparisons, folder, ended), _records(comparisons))],
+        format,
+        file,
+    )
 
 
-def versus_grids(state: Versus, found: Sequence[Comparison], folder: str, ended: str) -> list[Grid]:
-    grids = [grid for one in found for grid in _grids(one)]
-    return [*grids, Grid([], [], below=_below(state, found, folder, ended))]
+def versus_grids(
+    state: Versus, comparisons: Sequence[Comparison], folder: str, ended: str
+) -> list[Grid]:
+    grids = [grid for comparison in comparisons for grid in _grids(comparison)]
+    return [*grids, Grid([], [], below=_below(state, comparisons, folder, ended))]
 
 
-def _grids(found: Comparison) -> list[Grid]:
+def _grids(comparison: Comparison) -> list[Grid]:
     from torchcoll.comparison.results import tables_of
 
-    rows = [row for row in found.rows if row.matched]
+    rows = [row for row in comparison.rows if row.matched]
     tables = tables_of(rows)
     titles = titles_of([table[0].pair for table in tables])
     notes: dict[str, int] = {}
     grids = [
-        case_grid(found, table, title, notes) for table, title in zip(tables, titles, strict=True)
+        case_grid(comparison, table, title, notes)
+        for table, title in zip(tables, titles, strict=True)
     ]
-    base, new = side_names(found)
+    base, new = side_names(comparison)
     above = [
-        f"base: {base}; new: {new}; time: {found.reading}",
+        f"base: {base}; new: {new}; time: {comparison.reading}",
         "speed-up: how many times as fast the new side is",
     ]
-    differ = [one_line(str(one)) for one in found.differences if one.name not in _TOLD]
+    differ = [
+        one_line(str(difference))
+        for difference in comparison.differences
+        if difference.name not in _TOLD
+    ]
     above += [f"differences: {'; '.join(differ)}"] if differ else []
     below = [f"[{number}] {text}" for text, number in notes.items()]
-    alone = sum(not row.matched for row in found.rows)
+    alone = sum(not row.matched for row in comparison.rows)
     below += [f"{counted(alone, 'case')} on one side only"] if alone else []
-    below += start_lines(found)
-    below += [one_line(note) for note in found.notes]
+    below += start_lines(comparison)
+    below += [one_line(note) for note in comparison.notes]
     return [Grid([], [], above=above), *grids, Grid([], [], below=below)]
 
 
-def _below(state: Versus, found: Sequence[Comparison], folder: str, ended: str) -> list[str]:
+def _below(state: Versus, comparisons: Sequence[Comparison], folder: str, ended: str) -> list[str]:
     from torchcoll.comparison.results import NEEDS
 
     rounds = f"{counted(state.round, 'round')} ({_runs_text(state)})"
-    judged = [row.judged for one in found for row in one.rows]
+    judged = [row.judged for comparison in comparisons for row in comparison.rows]
     tested = sum(case.p_value is not None for case in judged)
     needs = [NEEDS] if any(case.needed for case in judged) else []
-    number, _ = state.runs_on(found)
+    number, _ = state.runs_on(comparisons)
     if number and number > state.same_most:
         needs.append(
             f"--resume beyond the {state.same_most} runs a side that it was begun with finds "
@@ -378,21 +411,23 @@ def _runs_text(state: Versus) -> str:
     return ", ".join(f"{n} of {one_line(name)}" for name, n in state.runs.items())
 
 
-def _object(state: Versus, found: Sequence[Comparison], folder: str, ended: str) -> dict[str, Any]:
+def _object(
+    state: Versus, comparisons: Sequence[Comparison], folder: str, ended: str
+) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "ended": ended,
         "rounds": state.round,
         "runs": state.runs,
         "folder": folder,
-        "comparisons": [comparison_object(one) for one in found],
+        "comparisons": [comparison_object(comparison) for comparison in comparisons],
     }
 
 
-def _records(found: Sequence[Comparison]) -> list[dict[str, Any]]:
+def _records(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     return [
-        {"base_name": one.base.name, "new_name": one.new.name, **row}
+        {"base_name": comparison.base.name, "new_name": comparison.new.name, **row}
         | {"notes": "; ".join(row["notes"])}
-        for one in found
-        for row in comparison_object(one)["rows"]
+        for comparison in comparisons
+        for row in comparison_object(comparison)["rows"]
     ]

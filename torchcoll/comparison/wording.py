@@ -22,18 +22,21 @@ _LONGEST_NAME = 40
 _MOST_CHANGED = 2 / 3
 
 
-def side_names(found: Comparison) -> tuple[str, str]:
+def side_names(comparison: Comparison) -> tuple[str, str]:
     """What the sides are called in sentences and heads: ``gloo`` of ``backend:gloo``; of sides
     without a name of their own that of their file or folder, where it tells them apart.
     """
-    if found.names:
-        return found.names
-    names = [one_line(side.only[1] if side.only else side.name) for side in (found.base, found.new)]
-    files = [_file_name(side) for side in (found.base, found.new)]
+    if comparison.names:
+        return comparison.names
+    names = [
+        one_line(side.only[1] if side.only else side.name)
+        for side in (comparison.base, comparison.new)
+    ]
+    files = [_file_name(side) for side in (comparison.base, comparison.new)]
     if names == ["base", "new"] and all(files) and files[0] != files[1]:
         names = files
     if names[0] == names[1]:
-        names = [one_line(side.name) for side in (found.base, found.new)]
+        names = [one_line(side.name) for side in (comparison.base, comparison.new)]
     return names[0], names[1]
 
 
@@ -89,23 +92,23 @@ def rounded_down(factor: float) -> float:
 
 
 def judged_sentence(
-    found: Comparison, ratios: Sequence[Compared | Fitted], names: Sequence[str]
+    comparison: Comparison, ratios: Sequence[Compared | Fitted], names: Sequence[str]
 ) -> str:
     """Who is faster, by how much, over what, and in how many cases; names: of the cases."""
-    base, new = side_names(found)
-    results = [one.judged.result for one in ratios]
+    base, new = side_names(comparison)
+    results = [item.judged.result for item in ratios]
     changed = [result for result in ("slower", "faster") if result in results]
-    what = metric_words(found)
+    what = metric_words(comparison)
     count = len(ratios)
     if not changed:
-        return _no_difference(found, ratios, names)
+        return _no_difference(comparison, ratios, names)
     if count == 1:
-        (one,) = ratios
-        bound = least_text(one.judged, found.more_is_faster)
+        (item,) = ratios
+        bound = least_text(item.judged, comparison.more_is_faster)
         runs = _runs_text(ratios)
         where = ", ".join(filter(None, [names[0], bound]))  # a barrier has no size
-        return f"{new} is {_change(found, one)} than {base}{what} ({where}{runs})"
-    speeds = sorted(speed_of(found, one) for one in ratios)
+        return f"{new} is {_change(comparison, item)} than {base}{what} ({where}{runs})"
+    speeds = sorted(speed_of(comparison, item) for item in ratios)
     mean = math.exp(sum(map(math.log, speeds)) / count)
     most = len(changed) == 1 and results.count(changed[0]) >= _MOST_CHANGED * count
     # Inconclusive cases may pull the mean to the other side of 1: then it is no summary.
@@ -118,50 +121,52 @@ def judged_sentence(
         text = f"{new} is {change_text(mean)} than {base}{what}"
         text += f" (geometric mean of {count} cases, from {low} to {high}{_runs_text(ratios)})"
         return f"{text}; {_counts(results, ratios, names, (changed[0],))}"
-    words = []
+    texts = []
     for number, result in enumerate(changed):
-        own = sorted(
+        places = sorted(
             (place for place, each in enumerate(results) if each == result),
-            key=lambda place: -abs(math.log(speed_of(found, ratios[place]))),
+            key=lambda place: -abs(math.log(speed_of(comparison, ratios[place]))),
         )
         named = [
-            f"{names[place]} {factor_text(max(s := speed_of(found, ratios[place]), 1 / s))} "
-            f"({least_text(ratios[place].judged, found.more_is_faster)})"
-            for place in own[:_MOST_NAMED]
+            f"{names[place]} {factor_text(max(s := speed_of(comparison, ratios[place]), 1 / s))} "
+            f"({least_text(ratios[place].judged, comparison.more_is_faster)})"
+            for place in places[:_MOST_NAMED]
         ]
-        named += ["..."] * (len(own) > _MOST_NAMED)
-        where = f"in {len(own)} of {counted(count, 'case')}" if not number else f"in {len(own)}"
+        named += ["..."] * (len(places) > _MOST_NAMED)
+        where = (
+            f"in {len(places)} of {counted(count, 'case')}" if not number else f"in {len(places)}"
+        )
         begin = f"{new} is {result} than {base}{what} " if not number else f"{result} "
-        words.append(f"{begin}{where}: {', '.join(named)}")
+        texts.append(f"{begin}{where}: {', '.join(named)}")
     rest = _counts(results, ratios, names, ())
-    return "; ".join([*words, *([rest] if rest else [])])
+    return "; ".join([*texts, *([rest] if rest else [])])
 
 
-def metric_words(found: Comparison) -> str:
+def metric_words(comparison: Comparison) -> str:
     """The figures that were compared, where they are not times."""
-    if found.fitted:
+    if comparison.fitted:
         return " in latency or bandwidth"
-    return "" if found.metric == "time" else f" in {found.metric}"
+    return "" if comparison.metric == "time" else f" in {comparison.metric}"
 
 
-def _change(found: Comparison, one: Compared | Fitted) -> str:
-    return change_text(speed_of(found, one))
+def _change(comparison: Comparison, item: Compared | Fitted) -> str:
+    return change_text(speed_of(comparison, item))
 
 
-def rises(found: Comparison, one: Compared | Fitted) -> bool:
+def rises(comparison: Comparison, item: Compared | Fitted) -> bool:
     """Whether a larger figure is a faster one: of a bandwidth, not of a time or a latency."""
-    figure = getattr(one, "figure", "")
-    return figure == "bandwidth" if figure else found.more_is_faster
+    figure = getattr(item, "figure", "")
+    return figure == "bandwidth" if figure else comparison.more_is_faster
 
 
-def speed_of(found: Comparison, one: Compared | Fitted) -> float:
+def speed_of(comparison: Comparison, item: Compared | Fitted) -> float:
     """How many times as fast the new side is in this case."""
-    assert one.judged.ratio is not None
-    return speed_up(one.judged.ratio.ratio, rises(found, one))
+    assert item.judged.ratio is not None
+    return speed_up(item.judged.ratio.ratio, rises(comparison, item))
 
 
 def _runs_text(ratios: Sequence[Compared | Fitted]) -> str:
-    counts = {(len(one.judged.base), len(one.judged.new)) for one in ratios}
+    counts = {(len(item.judged.base), len(item.judged.new)) for item in ratios}
     if len(counts) > 1:
         return ""
     (base, new) = counts.pop()
@@ -175,28 +180,36 @@ def _counts(
     first: Sequence[str],
 ) -> str:
     """``31 faster, 1 inconclusive (broadcast 16M)``: the fewest are named."""
-    words = [
+    texts = [
         f"all {len(results)} {result}" if results.count(result) == len(results) > 1
         else f"{results.count(result)} {result}"
         for result in first
     ]  # fmt: skip
     for result in ("same", "inconclusive"):
-        own = [name for name, each in zip(names, results, strict=True) if each == result]
-        if own:
-            named = f" ({', '.join(own)})" if len(own) <= _MOST_NAMED and any(own) else ""
-            words.append(f"{len(own)} {'the same' if result == 'same' else result}{named}")
-    return ", ".join(words)
+        names_of_result = [
+            name for name, each in zip(names, results, strict=True) if each == result
+        ]
+        if names_of_result:
+            named = (
+                f" ({', '.join(names_of_result)})"
+                if len(names_of_result) <= _MOST_NAMED and any(names_of_result)
+                else ""
+            )
+            texts.append(
+                f"{len(names_of_result)} {'the same' if result == 'same' else result}{named}"
+            )
+    return ", ".join(texts)
 
 
 def _no_difference(
-    found: Comparison, ratios: Sequence[Compared | Fitted], names: Sequence[str]
+    comparison: Comparison, ratios: Sequence[Compared | Fitted], names: Sequence[str]
 ) -> str:
     from torchcoll.comparison.results import resolution_text
 
-    base, new = side_names(found)
-    results = [one.judged.result for one in ratios]
-    limit = format_percent(found.threshold)
-    what = metric_words(found)
+    base, new = side_names(comparison)
+    results = [item.judged.result for item in ratios]
+    limit = format_percent(comparison.threshold)
+    what = metric_words(comparison)
     if "inconclusive" not in results:
         every = f"all {len(results)} cases are"
         if len(results) == 1:
@@ -211,7 +224,7 @@ def _no_difference(
         every = "the one case is" if len(results) == 1 else f"all {len(results)} cases are"
         text += f": {every} inconclusive"
     notes = [_runs_text(ratios).removeprefix(", ")]
-    least = max((one.judged.resolution or 0.0 for one in ratios), default=0.0)
-    notes += [resolution_text(least)] if least > found.threshold else []
+    least = max((item.judged.resolution or 0.0 for item in ratios), default=0.0)
+    notes += [resolution_text(least)] if least > comparison.threshold else []
     aside = "; ".join(filter(None, notes))
     return f"{text} ({aside})" if aside else text

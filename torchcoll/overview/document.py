@@ -52,7 +52,7 @@ class _Document:
     """Sections and sentences as they are found."""
 
     def __init__(self, material: Material, fabric: str | None, inline: bool) -> None:
-        self.found = material
+        self.material = material
         self.fabric = fabric
         self.inline = inline
         self.sections: list[Section] = []
@@ -64,7 +64,7 @@ class _Document:
         self.plain = [run for run in material.runs if not has_pairs(run)]
 
     def command(self, name: str, kind: str = "runs") -> str:
-        return f"torchcoll {name} {shlex.join(self.found.arguments.get(kind, []))}"
+        return f"torchcoll {name} {shlex.join(self.material.arguments.get(kind, []))}"
 
     def add(
         self,
@@ -146,9 +146,9 @@ def page_of(
         from torchcoll.training.traffic_show import traffic_grids
         from torchcoll.training.traffic_table import summarise_traffic
 
-        for traffic in document.found.traffic:
+        for traffic in document.material.traffic:
             grids = traffic_grids(traffic, summarise_traffic(traffic))
-            several = len(document.found.traffic) > 1
+            several = len(document.material.traffic) > 1
             name = f": {one_line(traffic.path or 'traffic')}" if several else ""
             document.add(f"What a training sends{name}", grids, document.command("show", "traffic"))
     if material.dumps or material.logs:
@@ -181,7 +181,7 @@ def _title(material: Material) -> str:
 
 
 def _about_runs(document: _Document) -> None:
-    runs = document.found.runs
+    runs = document.material.runs
     verdicts = [
         judge(run, document.fabric, rows=rows)
         for run, rows in zip(runs, document.rows, strict=True)
@@ -226,7 +226,7 @@ def _peak_answer(document: _Document) -> None:
     # What a model predicts was reached by nobody.
     measured = [
         (run.labels.get("cell", ""), rows)
-        for run, rows in zip(document.found.runs, document.rows, strict=True)
+        for run, rows in zip(document.material.runs, document.rows, strict=True)
         if run.labels.get("cell") != "model"
     ]
     sides = {side for side, _ in measured}
@@ -300,7 +300,7 @@ def _sides(runs: Sequence[Run]) -> list[Side]:
 
 def _comparisons(document: _Document) -> list[Comparison]:
     """The sides against the first, whatever made them: a versus, forced algorithms, labels."""
-    for folder in document.found.folders:
+    for folder in document.material.folders:
         if compared := _versus(document, folder):
             return compared
     if _algorithms(document):
@@ -328,7 +328,7 @@ def _comparisons(document: _Document) -> list[Comparison]:
         named += " ..." * (max(len(sides[0].runs), len(other.runs)) > _FEW)
         given = [
             argument
-            for argument in document.found.arguments.get("runs", [])
+            for argument in document.material.arguments.get("runs", [])
             if named_path(argument)[0] in (sides[0].name, other.name)
         ]
         if {named_path(argument)[0] for argument in given} == {sides[0].name, other.name}:
@@ -406,10 +406,10 @@ def _algorithms(document: _Document) -> bool:
     from torchcoll.forcing.algorithms import algorithms
     from torchcoll.forcing.show import algorithms_grids
 
-    if not any(run.labels.get("cell") for run in document.found.runs):
+    if not any(run.labels.get("cell") for run in document.material.runs):
         return False
     try:
-        finding = algorithms(document.found.folders or document.found.runs)
+        finding = algorithms(document.material.folders or document.material.runs)
     except UsageError:  # nothing was forced
         return False
     document.add("Which algorithm wins", algorithms_grids(finding), document.command("algorithms"))
@@ -418,7 +418,7 @@ def _algorithms(document: _Document) -> bool:
 
 def _runs(document: _Document, verdicts: Sequence[Verdict]) -> None:
     """A line a run."""
-    runs = document.found.runs
+    runs = document.material.runs
     items = list(zip(runs, document.rows, verdicts, _short_names(runs), strict=True))
     Item = tuple[Run, Sequence[Row], Any, str]
 
@@ -604,7 +604,7 @@ def _further(document: _Document, run: Run) -> None:
             document.answers.append(Answer(soak_answer(soak), "bad" if soak.faults else ""))
             figures.append(("Hours of the same cases", lambda: soak_figure(soak, run)))
     title = "Hours of it" if run.windows else "Beside other work"
-    several = f": {title_of(run)}" if len(document.found.runs) > 1 else ""
+    several = f": {title_of(run)}" if len(document.material.runs) > 1 else ""
     document.add(f"{title}{several}", grids, document.command("show"), figures)
 
 
@@ -626,7 +626,7 @@ def _published(document: _Document) -> None:
 
 def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
     """Every case of every run; of many runs each case over all of them."""
-    judged = zip(document.found.runs, document.rows, verdicts, strict=True)
+    judged = zip(document.material.runs, document.rows, verdicts, strict=True)
     plain = [(run, rows, verdict) for run, rows, verdict in judged if not has_pairs(run)]
     section = Section("Every case", commands=[document.command("show")], folded=len(plain) > _OPEN)
     if len(plain) > MOST_RUNS:
@@ -646,7 +646,7 @@ def _about_logs(document: _Document) -> None:
     from torchcoll.libraries.log_files import group_jobs
     from torchcoll.libraries.show import titled_logs
 
-    material = document.found
+    material = document.material
     jobs = [job_log(job) for job in group_jobs(material.logs)]
     section = Section("What the libraries say", commands=[document.command("log", "logs")])
     for title, grids in titled_logs(jobs, file_rows(material.logs), material.dumps):
@@ -657,14 +657,14 @@ def _about_logs(document: _Document) -> None:
 
 def _ending(document: _Document, command: str) -> None:
     """The environment, what the page leaves out, and the commands that made it."""
-    environment = _environment(document.found.runs)
+    environment = _environment(document.material.runs)
     if environment.rows:
         document.sections.append(Section("Environment", parts=[Titled("", [environment])]))
     notes = [one_line(note) for note in dict.fromkeys(document.notes)]
     if notes:
         grid = Grid([], [], below=notes)
         document.sections.append(Section("Not included", parts=[Titled("", [grid])]))
-    commands_of_runs = [" ".join(map(shlex.quote, map(str, argv))) for run in document.found.runs
+    commands_of_runs = [" ".join(map(shlex.quote, map(str, argv))) for run in document.material.runs
             if isinstance(argv := run.header.get("argv"), list) and argv]  # fmt: skip
     commands = [*([command] if command else []), *dict.fromkeys(map(one_line, commands_of_runs))]
     if commands:
