@@ -397,7 +397,7 @@ def test_examples_of_the_help_are_understood(example):
     program, *words = shlex.split(example)
     if program == "torchrun":
         words = words[words.index("torchcoll") + 1 :]
-    assert cli._parsed(words).command == words[0]
+    assert cli._parse(words).command == words[0]
 
 
 def test_the_help_lists_commands_by_what_they_are_for(capsys):

@@ -98,7 +98,10 @@ _EXAMPLES = "examples:"
 
 
 class Formatter(argparse.HelpFormatter):
-    """argparse's own, but examples stay a line each, and the commands are in the groups alone."""
+    """argparse's HelpFormatter, except that it does not wrap examples or groups of commands.
+
+    The commands are listed only in their groups, not in argparse's own list.
+    """
 
     def _iter_indented_subactions(
         self, action: argparse.Action
@@ -122,14 +125,14 @@ def examples_text(command: str) -> str | None:
 
 
 def groups_text(helps: dict[str, str]) -> str:
-    """All commands with their help, a group after the other. helps: command -> one line."""
+    """List all commands with their help by group. helps: command -> its line of help."""
     groups = {group: [*commands] for group, commands in GROUPS.items()}
     grouped = {name for names in groups.values() for name in names}
     groups["other"] = sorted(set(helps) - grouped)
     lines: list[str] = []
     for group, names in groups.items():
-        known = [name for name in names if name in helps]
-        if known:
+        available = [name for name in names if name in helps]
+        if available:
             lines += ["", f"{group}:"] if lines else [f"{group}:"]
-            lines += [f"  {name:12} {helps[name]}" for name in known]
+            lines += [f"  {name:12} {helps[name]}" for name in available]
     return "\n".join(lines)
