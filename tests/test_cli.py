@@ -25,7 +25,8 @@ from torchcoll.importers.registry import importers
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 NAMES = (
-    "algorithms, check, cold, compare, doctor, explain, export, gradients, import, limits, log, "
+    "algorithms, check, cold, compare, doctor, explain, export, fleet, "
+    "gradients, history, import, limits, log, "
     "matrix, model, pairs, plan, plot, replay, report, run, scaling, show, trace, transitions, "
     "versus"
 )
@@ -397,7 +398,7 @@ def test_examples_of_the_help_are_understood(example):
     program, *words = shlex.split(example)
     if program == "torchrun":
         words = words[words.index("torchcoll") + 1 :]
-    assert cli._parsed(words).command == words[0]
+    assert cli._parse(words).command == words[0]
 
 
 def test_the_help_lists_commands_by_what_they_are_for(capsys):

@@ -1,7 +1,7 @@
 """The console command ``torchcoll``. The command.py of each package adds its sub-commands.
 
-Errors are one line on stderr and the exit code of the exception. What a
-sub-command needs is imported inside it: ``--help`` and errors cost nothing.
+An error is one line on stderr and the exit code of its exception. A sub-command imports what it
+needs when it runs, so that ``--help`` and errors stay fast.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from torchcoll.help import Formatter, examples_text, groups_text
 
 # A command that a launcher starts on every rank: rank 0 alone prints, and one package is loaded.
 _ON_RANKS = {"replay": "training"}
-# An image that brings its own torch may lack some (NO_INSTALL=1).
+# A container with its own torch may lack some of these (launch/ with NO_INSTALL=1).
 _LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "shtab", "torch")
 _INTERRUPTED = 128 + 2  # SIGINT
 _TO_MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce"
-_BROKEN_PIPE = 128 + 13  # SIGPIPE: what other commands end with when `head` has read enough
+_BROKEN_PIPE = 128 + 13  # SIGPIPE: the exit code of other commands when `head` closes the pipe
 
 
 _OUTPUT = re.compile("^unrecognized arguments:.* (-o|--output)(=| |$)")
@@ -46,7 +46,7 @@ _WRITERS = (
 )
 
 
-# Options that ``show`` had, and what has them now.
+# Former options of ``show`` -> what to write instead.
 _JUDGING = ("--baseline", "--fabric", "--gate", "--health", "--junit", "--rules")
 _MOVED = {
     **{option: f"check FILE {option}" for option in _JUDGING},
@@ -58,18 +58,18 @@ _MOVED = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse whose errors are UsageErrors: one line, no usage text before it."""
+    """An ArgumentParser that raises UsageError, which prints one line and no usage text."""
 
     def error(self, message: str) -> NoReturn:
-        known = list(self._option_string_actions)
-        for each in self._actions:  # argparse reports the options of an action of `model` here
-            if isinstance(each, argparse._SubParsersAction):
-                for parser in each.choices.values():
-                    known += parser._option_string_actions
-        action = nearest_option(message, known, f"{self.prog} --help")
-        if _OUTPUT.search(message):  # of a command that has none
+        options = list(self._option_string_actions)
+        for option in self._actions:  # argparse reports the options of an action of `model` here
+            if isinstance(option, argparse._SubParsersAction):
+                for parser in option.choices.values():
+                    options += parser._option_string_actions
+        action = nearest_option(message, options, f"{self.prog} --help")
+        if _OUTPUT.search(message):  # --output of a command that only prints
             action = f"{self.prog} prints. {_WRITERS}"
-        moved = [_MOVED[word] for word in re.split("[ =]", message) if word in _MOVED]
+        moved = [_MOVED[argument] for argument in re.split("[ =]", message) if argument in _MOVED]
         if moved and self.prog == "torchcoll show":
             action = f"Write torchcoll {moved[0]}."
         raise UsageError(f"{message[:1].lower()}{message[1:]}", action=action)
@@ -80,46 +80,49 @@ Commands = dict[str, tuple[str, Callable[..., None], Callable[..., int]]]
 
 
 def commands(*packages: str) -> Commands:
-    """The commands of these packages, or of all: ``COMMANDS`` of their command.py."""
+    """Collect ``COMMANDS`` of the command.py of these packages, or of all packages."""
     added: Commands = {}
-    for name in packages or [each.name for each in pkgutil.iter_modules(torchcoll.__path__)]:
+    for name in packages or [module.name for module in pkgutil.iter_modules(torchcoll.__path__)]:
         if (Path(torchcoll.__path__[0]) / name / "command.py").exists():
             added |= importlib.import_module(f"torchcoll.{name}.command").COMMANDS
     return dict(sorted(added.items()))
 
 
-_SHELLS = ("bash", "zsh", "tcsh")  # shtab's others have not been tried
+_SHELLS = ("bash", "zsh", "tcsh")  # the other shells of shtab have not been tested
 _PATHS = dict.fromkeys(("FILE", "RUN", "SIDE", "PATH", "CASE|METRIC|FILE"), "FILE")
 _PATHS["DIR"] = "DIRECTORY"
 
 
 class _PrintCompletion(argparse.Action):
-    """``--print-completion SHELL``: the script by which a shell completes, then the end."""
+    """``--print-completion SHELL``: print the completion script of this shell and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, __: Any = None) -> None:
         choice(shell, "print-completion", _SHELLS)
         import shtab
 
-        known = commands()
-        whole = _parser("", known)
-        (subparsers,) = (a for a in whole._actions if isinstance(a, argparse._SubParsersAction))
-        for name, (_text, add_arguments, _run) in known.items():
+        available = commands()
+        main_parser = _parser("", available)
+        (subparsers,) = (
+            a for a in main_parser._actions if isinstance(a, argparse._SubParsersAction)
+        )
+        for name, (_text, add_arguments, _run) in available.items():
             add_arguments(subparsers.choices[name])
             for action in subparsers.choices[name]._actions:
-                if action.metavar in _PATHS:  # without it shtab completes no file names
+                if action.metavar in _PATHS:  # shtab completes file names only where told to
                     action.complete = getattr(shtab, _PATHS[action.metavar])
-        print(shtab.complete(whole, shell))
+        print(shtab.complete(main_parser, shell))
         parser.exit()
 
 
-def _parser(chosen: str, known: Commands) -> _Parser:
+def _parser(chosen: str, available: Commands) -> _Parser:
+    """The parser of all available commands. Only the chosen one gets its options (faster)."""
     parser = _Parser(
         prog="torchcoll",
         allow_abbrev=False,
         formatter_class=Formatter,
         description="Benchmark the collectives of torch.distributed, and read, compare and explain "
         f"what was measured. {_TO_MEASURE} (one rank: python -m torchcoll.allreduce).",
-        epilog=f"{groups_text({name: text for name, (text, *_) in known.items()})}\n\n"
+        epilog=f"{groups_text({name: text for name, (text, *_) in available.items()})}\n\n"
         "torchcoll COMMAND --help prints the options and examples of a command",
     )
     parser.add_argument("--version", action="version", version=f"torchcoll {__version__}")
@@ -127,13 +130,13 @@ def _parser(chosen: str, known: Commands) -> _Parser:
         "--print-completion",
         action=_PrintCompletion,
         metavar="SHELL",
-        default=argparse.SUPPRESS,  # the names that are left are those of the command
+        default=argparse.SUPPRESS,  # keep it out of the Namespace that the command gets
         help="print what makes bash, zsh or tcsh complete commands, options and file names",
     )
     subparsers = parser.add_subparsers(
         metavar="COMMAND", required=True, dest="command", help="one of those below"
     )
-    for name, (text, add_arguments, run) in known.items():
+    for name, (text, add_arguments, run) in available.items():
         command = subparsers.add_parser(
             name,
             help=text,
@@ -148,18 +151,21 @@ def _parser(chosen: str, known: Commands) -> _Parser:
     return parser
 
 
-def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. Raises UsageError for what is not valid."""
     first = argv[0] if argv else ""
-    known = commands(_ON_RANKS[first]) if first in _ON_RANKS else commands()
+    available = commands(_ON_RANKS[first]) if first in _ON_RANKS else commands()
     if not argv:
         argv = ["--help"]
-    elif first not in known and not first.startswith("-"):
-        raise unknown("command", first, known, action=f"{_TO_MEASURE}.")
-    parser = _parser(first, known)
-    options, rest = parser.parse_known_args(argv)
-    if rest:  # argparse would point to the help of the whole
-        own = (a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-        next(own)[first].error(f"unrecognized arguments: {' '.join(rest)}")
+    elif first not in available and not first.startswith("-"):
+        raise unknown("command", first, available, action=f"{_TO_MEASURE}.")
+    parser = _parser(first, available)
+    options, unrecognized = parser.parse_known_args(argv)
+    if unrecognized:  # by default argparse would refer to `torchcoll --help`
+        command_parsers = (
+            a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)
+        )
+        next(command_parsers)[first].error(f"unrecognized arguments: {' '.join(unrecognized)}")
     return options
 
 
@@ -172,8 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             rank = likely_rank()
         if rank and not {"-h", "--help"}.isdisjoint(arguments):
-            return int(ExitCode.OK)  # rank 0 prints it
-        options = _parsed(arguments)
+            return int(ExitCode.OK)  # rank 0 prints the help
+        options = _parse(arguments)
         name = options.command
         del options.command
         if name in _ON_RANKS:
@@ -183,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             with waiting(f"torchcoll {name}"):
                 code = options.run(options)
-        if sys.stdout:  # None where it was closed before the start (`>&-`)
+        if sys.stdout:  # None if it was closed before the start (`>&-`)
             sys.stdout.flush()
         return int(code)
     except TorchcollError as error:
@@ -213,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             refused = UnreadableError("file", error.filename, expected)
             tell(refused.line())
             return int(refused.exit_code)
-        # Python flushes stdout at exit and would complain there: give it somewhere to write.
+        # Python flushes stdout at exit, which would fail again: let it write to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return _BROKEN_PIPE

@@ -80,6 +80,14 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll matrix --preset scaling --up-to 8 --dry-run -o m -- torchrun "
             "--nproc-per-node {ranks} -m torchcoll.allreduce",
         ),
+        "fleet": (
+            "torchcoll fleet nightly/",
+            "torchcoll fleet nightly/ --expected-nodes nodes.txt --junit fleet.xml",
+        ),
+        "history": (
+            "torchcoll history nightly/",
+            "torchcoll history nightly/ --accept 2026-11-01",
+        ),
     },
     "training": {
         "trace": ("torchcoll trace traffic/", "torchcoll trace profile.json --step typical"),
@@ -98,7 +106,10 @@ _EXAMPLES = "examples:"
 
 
 class Formatter(argparse.HelpFormatter):
-    """argparse's own, but examples stay a line each, and the commands are in the groups alone."""
+    """argparse's HelpFormatter, except that it does not wrap examples or groups of commands.
+
+    The commands are listed only in their groups, not in argparse's own list.
+    """
 
     def _iter_indented_subactions(
         self, action: argparse.Action
@@ -122,14 +133,14 @@ def examples_text(command: str) -> str | None:
 
 
 def groups_text(helps: dict[str, str]) -> str:
-    """All commands with their help, a group after the other. helps: command -> one line."""
+    """List all commands with their help by group. helps: command -> its line of help."""
     groups = {group: [*commands] for group, commands in GROUPS.items()}
     grouped = {name for names in groups.values() for name in names}
     groups["other"] = sorted(set(helps) - grouped)
     lines: list[str] = []
     for group, names in groups.items():
-        known = [name for name in names if name in helps]
-        if known:
+        available = [name for name in names if name in helps]
+        if available:
             lines += ["", f"{group}:"] if lines else [f"{group}:"]
-            lines += [f"  {name:12} {helps[name]}" for name in known]
+            lines += [f"  {name:12} {helps[name]}" for name in available]
     return "\n".join(lines)

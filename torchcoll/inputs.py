@@ -1,8 +1,8 @@
-"""What the arguments of a command stand for: a file, a folder, a pattern, ``label=PATH``, stdin.
+"""Resolves the arguments of commands: a file, a folder, a pattern, ``label=PATH`` or stdin.
 
 A file is a result of torchcoll, output of another tool (which becomes runs), captured traffic, the
-manifest of a matrix, a library's log or its topology. Every command asks here which of these an
-argument is.
+manifest of a matrix, or a library's log or topology. All commands use this module to find out which
+of these an argument is.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
     from torchcoll.libraries.log_files import LogReader
 
-# What `torchcoll matrix` keeps beside the result files of its runs.
+# `torchcoll matrix` keeps its manifest in the folder of its result files.
 MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
 Source = Run | str | os.PathLike[str]
-# What output of another tool may not tell, as options of the commands that read it.
-TOLD = ("collective", "ranks")
+# The options that supply what output of another tool may lack.
+IMPORT_OPTIONS = ("collective", "ranks")
 _DISPLAYED = (".md", ".html", ".svg", ".png", ".pdf")
-_NAMED = 5  # files of a folder that are no results
-_LOOKED_AT = 1000  # folders below one without files
+_NAMED = 5  # at most so many skipped files are named
+_LOOKED_AT = 1000  # at most so many subfolders of a folder without files are searched
 
 
 def load(
     path: str | os.PathLike[str], *, collective: str | None = None, ranks: int | None = None
 ) -> Run | Any:
-    """The run in a result file, together with its continuations FILE.2, FILE.3, ... (--resume); or
-    in the output of another tool, packed or not, of whatever format an importer knows. Of a folder,
-    or a glob, the list of all runs in it.
+    """Load a result file, or the output of another tool, as a Run; a folder or pattern as a list.
 
-    A file without an ``end`` loads with what it has; ``run.problems`` says so. collective, ranks:
-    of another tool's output that does not tell them. Raises UnreadableError when the file is
-    missing, of no known format, holds nothing usable or several runs, or has another major schema;
-    UsageError for a collective or ranks that cannot be, or of a result file, which tells its own.
+    path: a result file, which is read together with its continuations FILE.2, FILE.3, ...
+    (--resume), or output of another tool in a format that an importer reads, compressed or not. For
+    a folder or a glob pattern all runs in it are returned.
+    collective, ranks: what the output of another tool does not state.
+
+    A file without an ``end`` record is loaded as far as it goes, and ``run.problems`` says so.
+    Raises UnreadableError if the file is missing, has an unknown format or another major schema, or
+    holds several runs or nothing usable. Raises UsageError for an impossible collective or ranks,
+    and for either with a result file, which states its own.
     """
     if os.path.isdir(path) or (not os.path.exists(path) and glob.has_magic(os.fspath(path))):
-        runs = load_all(expanded(path), collective=collective, ranks=ranks)
-        check_told(runs, collective, ranks)
+        runs = load_all(expand(path), collective=collective, ranks=ranks)
+        check_import_options(runs, collective, ranks)
         return runs
     return load_one(path, collective, ranks)
 
@@ -60,7 +63,7 @@ def load(
 def load_one(
     path: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
 ) -> Run:
-    """As ``load``, of a file alone."""
+    """Load one file, as ``load`` does."""
     read = os.fspath(from_stdin(path))
     if is_ours(read):
         for name, value in (("collective", collective), ("ranks", ranks)):
@@ -69,8 +72,8 @@ def load_one(
         return _unnamed(load_own(read))
     runs = _imported(read, collective, ranks)
     if len(runs) > 1:
-        way = f"torchcoll import {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
-        action = f"{way}; compare, show, ... take all."
+        hint = f"torchcoll import {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
+        action = f"{hint}; compare, show, ... take all."
         raise UnreadableError("file", f"{len(runs)} runs in {path}", "a file of one run", action)
     return runs[0]
 
@@ -78,13 +81,16 @@ def load_one(
 def load_all(
     sources: Iterable[Source], *, collective: str | None = None, ranks: int | None = None
 ) -> list[Run]:
-    """The runs in these files, none twice: FILE.2 is read with FILE, and is no run beside it.
+    """Load the runs in these files, each file once. FILE.2 belongs to the run of FILE.
 
-    Output of other tools is read too, with all of its runs; collective, ranks: of what does not
-    tell them. What was left out is a problem of the run that has it; traffic files, which a replay
-    puts beside the results, and files of a folder that no importer knows, are named on stderr. A
-    Run stays as it is. Raises UnreadableError for a file that cannot be read, for another tool's
-    of which nothing could be, and for traffic alone.
+    sources: files, or Runs, which are returned unchanged.
+    collective, ranks: what the output of other tools does not state.
+
+    All runs in the output of another tool are returned. Records that were skipped are listed in the
+    ``problems`` of their run. Skipped files are named on stderr: traffic (a replay writes it next
+    to its results), and files of a folder that no importer reads. Raises UnreadableError for a file
+    that cannot be read, for output of another tool without a usable row, and if all files are
+    traffic.
     """
     runs: dict[str | int, Run] = {}
     for number, source in enumerate(_without_traffic(sources, collective, ranks)):
@@ -99,47 +105,54 @@ def load_all(
         else:
             runs[real] = load_own(source)
     for run in list(runs.values()):
-        for part in run.continuations:
-            if part.path and runs.pop(os.path.realpath(part.path), None):
-                run.problems.append(f"{part.path} is a part of {run.path}: it is shown once")
+        for continuation in run.continuations:
+            if continuation.path and runs.pop(os.path.realpath(continuation.path), None):
+                run.problems.append(
+                    f"{continuation.path} is a part of {run.path}: it is shown once"
+                )
     return [_unnamed(run) for run in runs.values()]
 
 
-def sources_of(
+def resolve_sources(
     arguments: Iterable[str], collective: str | None = None, ranks: int | None = None
 ) -> list[Source]:
-    """What these arguments of a command stand for: paths, and the Runs of those that ``label=PATH``
-    names or that collective and ranks are told of. The label becomes that of the run, ``cell``.
+    """Resolve the arguments of a command to sources that ``load_all`` accepts.
+
+    A path stays a path, unless it has to be loaded here: ``label=PATH`` becomes Runs with the label
+    ``cell``, and output of another tool becomes Runs if collective or ranks is given.
     """
-    found: list[Source] = []
-    told = collective is not None or ranks is not None
+    resolved: list[Source] = []
+    has_options = collective is not None or ranks is not None
     for argument in arguments:
-        label, path = named_path(argument)
-        files = expanded(path) if label or told else []
-        if not label and all(isinstance(one, Run) or is_ours(one) for one in files):
-            found.append(path)
+        label, path = split_label(argument)
+        files = expand(path) if label or has_options else []
+        if not label and all(isinstance(source, Run) or is_ours(source) for source in files):
+            resolved.append(path)
             continue
         runs = load_all(files, collective=collective, ranks=ranks)
         for run in runs if label else ():
-            # The name that was given counts more than what a matrix or versus called the run.
+            # The user's label replaces the one that matrix or versus gave the run.
             labels = {**_assigned(label), **run.labels, "cell": label}
             run.header["spec"] = {**(run.header.get("spec") or {}), "labels": labels}
-        found += runs
-    if told:
-        check_told([one for one in found if isinstance(one, Run)], collective, ranks)
-    return found
+        resolved += runs
+    if has_options:
+        check_import_options(
+            [source for source in resolved if isinstance(source, Run)], collective, ranks
+        )
+    return resolved
 
 
-def check_told(runs: Iterable[Run], collective: str | None, ranks: int | None) -> None:
-    """Raises UsageError where what was told is of no use to any of these."""
-    told = [("collective", collective), ("ranks", ranks)]
-    name, value = next(((n, v) for n, v in told if v is not None), ("", None))
-    # What was imported and saved has a file of its own.
+def check_import_options(runs: Iterable[Run], collective: str | None, ranks: int | None) -> None:
+    """Raise UsageError if collective or ranks is given and no run comes from another tool."""
+    options = [("collective", collective), ("ranks", ranks)]
+    name, value = next(((n, v) for n, v in options if v is not None), ("", None))
+    # A run that was imported and saved has a path: it is a result file now.
     if name and not any(run.source and run.path is None for run in runs):
         raise UsageError(name, value, "output of another tool: a result file tells its own")
 
 
-def add_told(parser: argparse.ArgumentParser) -> None:
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``IMPORT_OPTIONS`` to the options of a command."""
     add = parser.add_argument
     add(
         "--collective",
@@ -154,29 +167,31 @@ def add_told(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def with_results(arguments: Sequence[str], least: int = 1) -> list[str]:
-    """Where each argument is a side: without those of ``DIR/*.jsonl`` that are traffic, named on
-    stderr, or a manifest. Fewer than ``least`` left: all, so that reading them says what they are.
+def drop_non_results(arguments: Sequence[str], least: int = 1) -> list[str]:
+    """Drop traffic and manifests, which ``DIR/*.jsonl`` matches too; traffic is named on stderr.
+
+    For commands in which each argument is a side. If fewer than ``least`` are left, all arguments
+    are returned, so that the error of reading them says what they are.
     """
     traffic = [path for path in arguments if os.path.isfile(path) and is_traffic(path)]
-    found = [path for path in arguments if not (path in traffic or is_manifest(path))]
-    if len(found) < least:
+    results = [path for path in arguments if not (path in traffic or is_manifest(path))]
+    if len(results) < least:
         return list(arguments)
-    leave_out(traffic)
-    return found
+    note_traffic(traffic)
+    return results
 
 
-def results_and_traffic(paths: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The result files (or output of other tools) of these paths, and the captured traffic.
+def split_results_and_traffic(paths: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Split paths into files of results (or of other tools' output) and captured traffic.
 
-    A folder that holds traffic alone stays one path, since its ranks are joined.
+    A folder that holds only traffic stays one path, since the files of its ranks are joined.
     """
     from torchcoll.core.traffic import RANK_FILE
 
     results: list[str] = []
     traffic: list[str] = []
     for path in paths:
-        files = [os.fspath(file) for file in expanded(path) if not isinstance(file, Run)]
+        files = [os.fspath(file) for file in expand(path) if not isinstance(file, Run)]
         captured = [f for f in files if os.path.basename(f).startswith(RANK_FILE) or is_traffic(f)]
         results += [file for file in files if file not in captured]
         traffic += [path] if captured == files and os.path.isdir(path) else captured
@@ -187,8 +202,9 @@ def results_and_traffic(paths: Iterable[str]) -> tuple[list[str], list[str]]:
 class Material:
     """Everything that the arguments of a command hold.
 
-    folders: the arguments that are folders. notes: why files of folders were left out, and what was
-    wrong with others. arguments: those that hold ``runs``, ``traffic`` or ``logs``, by this name.
+    folders: the arguments that are folders.
+    notes: why files of folders were skipped, and the problems of files that were read.
+    arguments: kind of content (``runs``, ``traffic`` or ``logs``) -> the arguments that hold it.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -201,15 +217,17 @@ class Material:
 
 
 def read_material(arguments: Sequence[str]) -> Material:
-    """Result files, output of other tools, traffic, logs and topology files, folders of them,
-    ``label=PATH``. Raises UnreadableError for a file that is none of these, and where nothing is.
+    """Read result files, output of other tools, traffic, logs and topology files.
+
+    arguments: such files, folders of them, or ``label=PATH``. Raises UnreadableError for a file
+    that is none of these, and if there is nothing to read.
     """
     from torchcoll.core.traffic import join_folder
 
     material = Material()
     results: list[str] = []
     for argument in arguments:
-        label, named = named_path(argument)
+        label, named = split_label(argument)
         if label:
             results.append(argument)
             material.arguments.setdefault("runs", []).append(argument)
@@ -224,12 +242,12 @@ def read_material(arguments: Sequence[str]) -> Material:
                 except UnreadableError as error:
                     material.notes.append(f"left out: {error}")
         else:
-            kinds = {_read_file(str(file), material, results) for file in expanded(path)}
+            kinds = {_read_file(str(file), material, results) for file in expand(path)}
         for kind in sorted(kinds):
             material.arguments.setdefault(kind, []).append(argument)
 
-    # Files of one folder are the ranks of a capture, where they fit together: of several captures
-    # the last, as when the folder itself is loaded.
+    # The traffic files of a folder are the ranks of one capture, if they fit together. The last of
+    # several captures is taken, as when the folder itself is loaded.
     ranks_of: dict[Path, list[Traffic]] = {}
     for traffic in material.traffic:
         ranks_of.setdefault(Path(traffic.path or "").parent, []).append(traffic)
@@ -240,7 +258,7 @@ def read_material(arguments: Sequence[str]) -> Material:
         except UsageError:
             material.traffic += ranks
 
-    material.runs += load_all(sources_of(results))
+    material.runs += load_all(resolve_sources(results))
     if not (material.runs or material.traffic or material.dumps or material.logs):
         why = one_line(material.notes[0]) if material.notes else ""
         raise UnreadableError("report", "nothing to report", "results, traffic or logs", why)
@@ -248,19 +266,20 @@ def read_material(arguments: Sequence[str]) -> Material:
 
 
 def _results_and_logs_in(folder: str) -> list[str]:
-    """Its results, or all of its files, and the logs that lie beside results."""
+    """List the result files of a folder (all files if it has none), and its logs."""
     from torchcoll.libraries.log_files import list_log_files
 
-    files = [str(file) for file in expanded(folder)]
+    files = [str(file) for file in expand(folder)]
     with contextlib.suppress(UnreadableError):  # none
         files += list_log_files([folder])
-    # A report of the folder may be kept in it: its tables would be read as another tool's.
+    # A report may be saved in the folder that it reports on: its tables are not another tool's.
     return [file for file in dict.fromkeys(files) if not file.endswith(_DISPLAYED)]
 
 
 def _read_file(file: str, material: Material, results: list[str]) -> str:
-    """Adds a file to the material, or its path to the results, and returns its kind, as in
-    ``Material.arguments``. Raises UnreadableError for a file of no known kind.
+    """Add a file to the material, or its path to the results.
+
+    Returns its kind, as in ``Material.arguments``. Raises UnreadableError for an unknown kind.
     """
     from torchcoll.core.traffic import Traffic
     from torchcoll.libraries.dumps import read_dump
@@ -292,34 +311,34 @@ def _read_file(file: str, material: Material, results: list[str]) -> str:
     return "logs"
 
 
-def expanded(source: Source) -> list[Source]:
-    """The files of a folder or a pattern. Raises UnreadableError where there are none."""
+def expand(source: Source) -> list[Source]:
+    """List the files of a folder or a pattern. Raises UnreadableError if there are none."""
     if isinstance(source, Run):
         return [source]
     source = from_stdin(source)
     path = Path(source)
     if path.is_dir():
-        inside = _files_in(path)
-        if not inside:
+        files = _files_in(path)
+        if not files:
             raise _no_files(path)
-        own = [p for p in inside if p.name.endswith((".jsonl", ".jsonl.gz"))]
-        return [Inside(p) for p in own or inside]
+        jsonl_files = [p for p in files if p.name.endswith((".jsonl", ".jsonl.gz"))]
+        return [Inside(p) for p in jsonl_files or files]
     if not path.exists() and glob.has_magic(str(source)):
-        found = (Path(p) for p in sorted(glob.glob(str(source), recursive=True)))
-        matches = [p for p in found if p.is_file() and not is_manifest(p)]
+        paths = (Path(p) for p in sorted(glob.glob(str(source), recursive=True)))
+        matches = [p for p in paths if p.is_file() and not is_manifest(p)]
         if not matches:
             raise UnreadableError("result files", source, "a pattern that some file matches")
         return [Inside(p) for p in matches]
     return [source]
 
 
-def named_path(argument: str) -> tuple[str, str]:
-    """(label, path) of ``label=PATH``, where the label may be ``NAME=VALUE``; of a path ("", path).
+def split_label(argument: str) -> tuple[str, str]:
+    """Split ``label=PATH`` into (label, path), and a plain path into ("", path).
 
-    Raises UsageError where one of them is empty.
+    The label may be ``NAME=VALUE``. Raises UsageError if label or path is empty.
     """
-    label, found, path = argument.partition("=")
-    if not found or os.path.exists(argument) or glob.glob(argument):
+    label, equals, path = argument.partition("=")
+    if not equals or os.path.exists(argument) or glob.glob(argument):
         return "", argument
     while "=" in path and not os.path.exists(path) and not glob.glob(path):
         more, _, path = path.partition("=")
@@ -330,11 +349,11 @@ def named_path(argument: str) -> tuple[str, str]:
 
 
 class Inside(str):
-    """A file that a folder or a pattern stands for: nobody named it, so it may be of any kind."""
+    """A file of a folder or pattern: the user did not name it, so any kind of file is allowed."""
 
 
 def is_manifest(path: str | os.PathLike[str]) -> bool:
-    """Whether the file is the manifest of ``torchcoll matrix``, which is no result."""
+    """Whether the file is the manifest of ``torchcoll matrix``, which is not a result."""
     if os.path.basename(path) != MANIFEST or not os.path.isfile(path):
         return False
     with contextlib.suppress(OSError), open_to_read(path) as file:
@@ -342,63 +361,65 @@ def is_manifest(path: str | os.PathLike[str]) -> bool:
     return False
 
 
-def leave_out(traffic: Sequence[str]) -> None:
-    """One line on stderr that names these traffic files; none where there are none."""
+def note_traffic(traffic: Sequence[str]) -> None:
+    """Print one line on stderr that names these skipped traffic files, if there are any."""
     if traffic:
-        several = [*traffic[:3], f"... ({len(traffic)} files)"] if len(traffic) > 4 else traffic
-        text = f"{' '.join(', '.join(several).split())}; torchcoll show FILE shows what it holds"
+        names = [*traffic[:3], f"... ({len(traffic)} files)"] if len(traffic) > 4 else traffic
+        text = f"{' '.join(', '.join(names).split())}; torchcoll show FILE shows what it holds"
         tell(f"torchcoll: note: traffic is no result, left out: {text}")
 
 
 def _without_traffic(
     sources: Iterable[Source], collective: str | None = None, ranks: int | None = None
 ) -> list[Run | str]:
-    """Our own files stay paths, those of other tools become Runs, traffic is left out."""
-    found: list[Run | str] = []
+    """Drop traffic, import the output of other tools as Runs, and keep result files as paths."""
+    kept: list[Run | str] = []
     traffic: list[str] = []
     foreign: dict[str, UnreadableError] = {}
     for source in sources:
         if isinstance(source, Run):
-            found.append(source)
+            kept.append(source)
             continue
         source = from_stdin(source)
         if not is_ours(source):
             try:
-                found += _imported(source, collective, ranks)
+                kept += _imported(source, collective, ranks)
             except UnreadableError as error:
                 if not isinstance(source, Inside):
                     raise
                 foreign[source] = error
         else:
-            (traffic if is_traffic(source) else found).append(os.fspath(source))
-    others = [path for path, error in foreign.items() if isinstance(error, ForeignError)]
+            (traffic if is_traffic(source) else kept).append(os.fspath(source))
+    not_results = [path for path, error in foreign.items() if isinstance(error, ForeignError)]
     broken = [error for error in foreign.values() if not isinstance(error, ForeignError)]
-    if foreign and not found:
-        raise broken[0] if broken else _none_of(others, foreign)
-    for left in broken[:_NAMED]:
-        tell(f"torchcoll: note: left out: {left}")
+    if foreign and not kept:
+        raise broken[0] if broken else _none_of(not_results, foreign)
+    for refused in broken[:_NAMED]:
+        tell(f"torchcoll: note: left out: {refused}")
     if len(broken) > _NAMED:
         tell(f"torchcoll: note: left out: {len(broken) - _NAMED} files more that could not be read")
-    if others:
-        tell(f"torchcoll: note: left out, for they are no results: {_first_of(others)}")
-    if traffic and all(isinstance(one, str) and is_manifest(one) for one in found):
+    if not_results:
+        tell(f"torchcoll: note: left out, for they are no results: {_first_of(not_results)}")
+    if traffic and all(isinstance(source, str) and is_manifest(source) for source in kept):
         more = f" and {len(traffic) - 1} more" * (len(traffic) > 1)
-        got = f"traffic alone: {traffic[0]}{more}"
-        raise UnreadableError("result files", got, "results", "torchcoll show FILE shows traffic.")
-    leave_out(traffic)
-    return found
+        actual = f"traffic alone: {traffic[0]}{more}"
+        raise UnreadableError(
+            "result files", actual, "results", "torchcoll show FILE shows traffic."
+        )
+    note_traffic(traffic)
+    return kept
 
 
 def _none_of(paths: Sequence[str], errors: Mapping[str, UnreadableError]) -> UnreadableError:
-    """What refuses files of folders and patterns of which none is a result."""
+    """The error for folders and patterns without a single result."""
     if len(paths) == 1:
         return errors[paths[0]]
     folders = {os.path.dirname(path) or "." for path in paths}
-    inside = [p for folder in folders for p in glob.glob(f"{glob.escape(folder)}/*/*.jsonl")]
-    below = list(dict.fromkeys(os.path.dirname(path) for path in sorted(inside)))
+    nested = [p for folder in folders for p in glob.glob(f"{glob.escape(folder)}/*/*.jsonl")]
+    subfolders = list(dict.fromkeys(os.path.dirname(path) for path in sorted(nested)))
     return UnreadableError(
         "result files", _first_of(paths), "a torchcoll result file, or output of another tool",
-        f"Name a folder of them: {_first_of(below)}." if below else "",
+        f"Name a folder of them: {_first_of(subfolders)}." if subfolders else "",
     )  # fmt: skip
 
 
@@ -408,32 +429,37 @@ def _first_of(names: Sequence[str]) -> str:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    found = (p for p in sorted(folder.iterdir()) if p.is_file())
-    return [p for p in found if p.name[0] != "." and not is_manifest(p)]
+    files = (p for p in sorted(folder.iterdir()) if p.is_file())
+    return [p for p in files if p.name[0] != "." and not is_manifest(p)]
 
 
 def _no_files(folder: Path) -> UnreadableError:
-    """Names what may be meant, and takes none of it: folders may be before and after, or logs."""
-    below = []
-    # The folder of a matrix that has no result yet holds its logs.
-    own = any(is_manifest(p) for p in folder.iterdir() if p.is_file())
-    for place, (name, folders, _) in enumerate(() if own else os.walk(folder)):
-        folders[:] = sorted(one for one in folders if one[0] != ".")
-        if place >= _LOOKED_AT:
+    """The error for a folder without files. It lists the subfolders that have some.
+
+    None of them is read instead: they may be two sides of a comparison, or logs.
+    """
+    subfolders = []
+    # A matrix without a result yet has no result in its subfolders either, only logs.
+    is_matrix = any(is_manifest(p) for p in folder.iterdir() if p.is_file())
+    for visited, (name, folders, _) in enumerate(() if is_matrix else os.walk(folder)):
+        folders[:] = sorted(child for child in folders if child[0] != ".")
+        if visited >= _LOOKED_AT:
             break
         if count := len(_files_in(Path(name))):
-            below.append(f"{name} ({count} file{'s' if count > 1 else ''})")
-    several = ", ".join(below if len(below) < 5 else [*below[:3], f"... ({len(below)} folders)"])
+            subfolders.append(f"{name} ({count} file{'s' if count > 1 else ''})")
+    names = ", ".join(
+        subfolders if len(subfolders) < 5 else [*subfolders[:3], f"... ({len(subfolders)} folders)"]
+    )
     return UnreadableError(
         "folder",
         folder,
         "a folder with result files",
-        f"Below it are {several}: name what is meant, or '{folder}/**/*' for all." * bool(below),
+        f"Below it are {names}: name what is meant, or '{folder}/**/*' for all." * bool(subfolders),
     )
 
 
 def _unnamed(run: Run) -> Run:
-    """Without the path of what ``from_stdin`` wrote, which nobody can use again."""
+    """Remove the path of the temporary file of ``from_stdin``, which the user cannot open."""
     if run.path and is_stdin(run.path):
         run.problems = [text.replace(str(run.path), STDIN) for text in run.problems]
         run.path = None
@@ -441,7 +467,7 @@ def _unnamed(run: Run) -> Run:
 
 
 def _assigned(label: str) -> dict[str, str]:
-    """``NCCL_ALGO=Ring`` as a label of that name: what a run was told to use."""
+    """Turn a label such as ``NCCL_ALGO=Ring`` into a setting of the run; {} for other labels."""
     name, equals, value = label.partition("=")
     return {name: value} if equals else {}
 
@@ -449,7 +475,7 @@ def _assigned(label: str) -> dict[str, str]:
 def _imported(
     path: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
 ) -> list[Run]:
-    # Here alone: no rank and no result file pays for the importers.
+    # Imported here, so that neither ranks nor readers of result files load the importers.
     from torchcoll.importers.registry import runs_in
 
     return runs_in(os.fspath(path), collective, ranks)

@@ -15,7 +15,7 @@ from torchcoll.cli import main
 from torchcoll.core import stdin
 from torchcoll.core.file import save
 from torchcoll.importers.base import ImportOptions, make_run
-from torchcoll.inputs import load, named_path
+from torchcoll.inputs import load, split_label
 
 # 1048576 B in 24.31 us are 43.13 GB/s; of two ranks all_reduce and sendrecv look alike.
 UNNAMED = ROW
@@ -78,7 +78,7 @@ def test_labels_name_the_files(folder, capsys):
 )
 def test_label_and_path(folder, argument, expected):
     (folder / "a=b.txt").write_text(UNNAMED)
-    assert named_path(argument) == expected
+    assert split_label(argument) == expected
 
 
 def test_a_folder_with_another_file_shows_the_rest(folder, capsys):

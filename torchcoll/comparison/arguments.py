@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torchcoll.core.errors import TorchcollError, UsageError
-from torchcoll.inputs import named_path
+from torchcoll.inputs import split_label
 
 
 def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -22,7 +22,7 @@ def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     """
     named: dict[str, list[str]] = {}
     for number, argument in enumerate(arguments):
-        label, path = named_path(argument)
+        label, path = split_label(argument)
         named.setdefault(label or ("new" if number else "base"), []).append(path)
     if len(named) < 2:
         name, paths = next(iter(named.items()), ("none", []))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from torchcoll.comparison.fail_on import parse_gate, tripped, untested
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.core.units import parse_duration, parse_share
-from torchcoll.inputs import TOLD, add_told
+from torchcoll.inputs import IMPORT_OPTIONS, add_import_options
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
@@ -81,7 +81,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--verbose", action="store_true", help="show the statistics too")
     add("--format", default="table", help="table, markdown, csv or json")
-    add_told(parser)
+    add_import_options(parser)
 
 
 def run_compare(options: argparse.Namespace) -> ExitCode:
@@ -89,7 +89,7 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.comparison.compare import compare
     from torchcoll.comparison.show import ONLY, notes_of_sides, show_comparisons
     from torchcoll.comparison.versus import read
-    from torchcoll.inputs import check_told, with_results
+    from torchcoll.inputs import check_import_options, drop_non_results
     from torchcoll.report.formats import FORMATS
     from torchcoll.stats.differences import check_unmixed
     from torchcoll.stats.sides import side
@@ -106,10 +106,10 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     folder = Path(options.sides[0]) if len(options.sides) == 1 else None
     if folder and folder.is_dir() and (state := read(folder)):
         return _compare_versus(state, options, gate)
-    arguments = with_results(options.sides, least=2)
+    arguments = drop_non_results(options.sides, least=2)
     hints = options.collective, options.ranks
     base, *others = [side(name, paths, *hints) for name, paths in sides_of(arguments)]
-    check_told([run for each in (base, *others) for run in each.runs], *hints)
+    check_import_options([run for each in (base, *others) for run in each.runs], *hints)
     unnamed = list(map(os.path.isfile, arguments))
     if unnamed[0] and sum(unnamed) > 2 and not options.by:  # what --by names is kept apart
         check_unmixed(base, next(each for each in others if each.name == "new"))
@@ -150,7 +150,7 @@ def _gated(gate: dict[str, float], comparisons: Sequence[Comparison], text: str)
 
 # Options that would make another comparison of the folder of a versus, and what they are unasked.
 _OTHERWISE = {"threshold": _THRESHOLD, "metric": "time", "filter": "", "by": "", "fit": False}
-_OTHERWISE |= dict.fromkeys(("over_ranks", *TOLD)) | {"only": ""}
+_OTHERWISE |= dict.fromkeys(("over_ranks", *IMPORT_OPTIONS)) | {"only": ""}
 
 
 def _compare_versus(state: Versus, options: argparse.Namespace, gate: dict[str, float]) -> ExitCode:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, TorchcollError, UsageError, choice, printable, tell
 from torchcoll.core.units import parse_share
-from torchcoll.inputs import add_told
+from torchcoll.inputs import add_import_options
 
 if TYPE_CHECKING:
     from torchcoll.core.result import Run
@@ -47,7 +47,7 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
     add("--export-oneccl", action="store_true", help="print oneCCL's selection by size")
     add("--export-tuner", metavar="FILE", help="write NCCL's tuner CSV, by size")
     add("--force", action="store_true", help="replace the file of --export-tuner")
-    add_told(parser)
+    add_import_options(parser)
     add(
         "--channels",
         metavar="N",
@@ -69,7 +69,7 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.forcing.algorithms import algorithms
     from torchcoll.forcing.exports import Exported, export_lines, selections, variables
     from torchcoll.forcing.show import show_algorithms
-    from torchcoll.inputs import sources_of
+    from torchcoll.inputs import resolve_sources
     from torchcoll.report.formats import FORMATS, print_notes
 
     names = ("export_env", "export_oneccl", "export_tuner")
@@ -82,7 +82,7 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
         raise UsageError("channels", options.channels, "--export-tuner with it")
     choice(options.format, "format", ("table", "markdown") if options.check else FORMATS)
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
-    sources = sources_of(options.files, options.collective, options.ranks)
+    sources = resolve_sources(options.files, options.collective, options.ranks)
     for source in sources:
         if isinstance(source, Run) and source.source:
             _read_label(source)

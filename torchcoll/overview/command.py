@@ -11,7 +11,7 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
-from torchcoll.inputs import TOLD, add_told
+from torchcoll.inputs import IMPORT_OPTIONS, add_import_options
 
 if TYPE_CHECKING:
     pass
@@ -26,7 +26,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         help="result or traffic files, folders, quoted globs, output of other tools, or "
         "label=PATH; - is stdin",
     )
-    add_told(parser)
+    add_import_options(parser)
     add(
         "--reference",
         metavar="FILE",
@@ -109,19 +109,19 @@ def run_show(options: argparse.Namespace) -> ExitCode:
 
 def _shown(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.result import Run
-    from torchcoll.inputs import leave_out, load_all, results_and_traffic, sources_of
+    from torchcoll.inputs import load_all, note_traffic, resolve_sources, split_results_and_traffic
     from torchcoll.overview.show import show
     from torchcoll.report.notes import note_lines
 
-    sources = sources_of(options.files, options.collective, options.ranks)
+    sources = resolve_sources(options.files, options.collective, options.ranks)
     loaded = [source for source in sources if isinstance(source, Run)]
-    files, traffic = results_and_traffic(
+    files, traffic = split_results_and_traffic(
         os.fspath(source) for source in sources if not isinstance(source, Run)
     )
     if traffic and not files and not loaded:
         return _show_traffic(options, traffic)
     if traffic and not _fits_both(options):
-        leave_out(traffic)
+        note_traffic(traffic)
         traffic = []
     runs = load_all([*loaded, *files])
     for name in ("topology", "nccl_log"):
@@ -163,7 +163,7 @@ def _fits_both(options: argparse.Namespace) -> bool:
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
-    left_out = ("files", "run", "reference", "published", *TOLD)
+    left_out = ("files", "run", "reference", "published", *IMPORT_OPTIONS)
     return {k: v for k, v in vars(options).items() if k not in left_out}
 
 
@@ -208,7 +208,7 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plot(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.inputs import expanded, load_all, named_path, with_results
+    from torchcoll.inputs import drop_non_results, expand, load_all, split_label
     from torchcoll.overview.plot import plot
     from torchcoll.report.destination import free_name
     from torchcoll.report.pictures import check_path
@@ -216,11 +216,11 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
     path = options.output or ("torchcoll.png" if options.force else free_name("torchcoll.png"))
     check_path(path, options.force)
     named: dict[str, list[str]] = {}
-    for argument in with_results(options.sides):
-        label, path_of_side = named_path(argument)
+    for argument in drop_non_results(options.sides):
+        label, path_of_side = split_label(argument)
         named.setdefault(label or _name(argument, named), []).append(path_of_side)
     sides = {
-        name: load_all(file for path in paths for file in expanded(path))
+        name: load_all(file for path in paths for file in expand(path))
         for name, paths in named.items()
     }
     choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric", "rules")}

@@ -21,7 +21,7 @@ from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, facts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
-from torchcoll.inputs import Material, named_path, read_material
+from torchcoll.inputs import Material, read_material, split_label
 from torchcoll.overview.show import further_grids, has_pairs, table_grid, title_of
 from torchcoll.pairs.matches import read_pairs
 from torchcoll.report.answer import Answer, Caveat
@@ -329,9 +329,9 @@ def _comparisons(document: _Document) -> list[Comparison]:
         given = [
             argument
             for argument in document.material.arguments.get("runs", [])
-            if named_path(argument)[0] in (sides[0].name, other.name)
+            if split_label(argument)[0] in (sides[0].name, other.name)
         ]
-        if {named_path(argument)[0] for argument in given} == {sides[0].name, other.name}:
+        if {split_label(argument)[0] for argument in given} == {sides[0].name, other.name}:
             named = shlex.join(given)
         title = " against ".join(
             one_line(side.only[1] if side.only else side.name)

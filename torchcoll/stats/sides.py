@@ -27,7 +27,7 @@ from torchcoll.core.summary import (
     mean_time,
     summarise,
 )
-from torchcoll.inputs import Source, expanded, load_all, named_path
+from torchcoll.inputs import Source, expand, load_all, split_label
 from torchcoll.libraries.known_variables import NCCL_CHOICES
 
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
@@ -274,7 +274,7 @@ def side(
     anything else, and UnreadableError for a file.
     """
     several = _several(name, sources)
-    files: list[Source] = [each for source in several for each in expanded(source)]
+    files: list[Source] = [each for source in several for each in expand(source)]
     if not files:
         raise UsageError(name, "no file", "at least one result file")
     paths = [str(source) for source in several if not isinstance(source, Run)]
@@ -309,7 +309,7 @@ def named_side(name: str, sources: Source | Sequence[Source]) -> Side:
     two labels.
     """
     parts = [
-        named_path(source) if isinstance(source, str) else ("", source)
+        split_label(source) if isinstance(source, str) else ("", source)
         for source in _several(name, sources)
     ]
     labels = list(dict.fromkeys(label for label, _ in parts if label))

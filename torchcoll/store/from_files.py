@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.result import Run
-from torchcoll.inputs import expanded, load_all, sources_of
+from torchcoll.inputs import expand, load_all, resolve_sources
 from torchcoll.store.records import CaseSummary, RunSummary, summarise_run
 from torchcoll.store.series import Summaries, SummariesBuilder
 
@@ -18,8 +18,8 @@ def runs_of_files(arguments: Iterable[str]) -> Iterator[Run]:
     """
     seen: set[str] = set()
     for argument in arguments:
-        for source in sources_of([argument]):
-            for file in expanded(source):
+        for source in resolve_sources([argument]):
+            for file in expand(source):
                 if isinstance(file, Run):
                     yield file
                 elif str(file) not in seen:

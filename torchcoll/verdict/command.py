@@ -6,7 +6,7 @@ import argparse
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.core.units import counted
-from torchcoll.inputs import add_told
+from torchcoll.inputs import add_import_options
 
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="result files, folders, quoted globs, output of other tools, label=PATH; - is stdin",
     )
-    add_told(parser)
+    add_import_options(parser)
     add(
         "--fabric",
         metavar="NAME",
@@ -42,7 +42,7 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_check(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.inputs import expanded, load_all, sources_of
+    from torchcoll.inputs import expand, load_all, resolve_sources
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.verdict.gates import health_text, junit_text
     from torchcoll.verdict.judging import judge
@@ -60,8 +60,8 @@ def run_check(options: argparse.Namespace) -> ExitCode:
             count_text = f"{len(baselines)} runs in {options.baseline}"
             raise UsageError("baseline", count_text, "a file of one run")
         baseline = baselines[0]
-    sources = sources_of(options.files, options.collective, options.ranks)
-    runs = load_all(file for source in sources for file in expanded(source))
+    sources = resolve_sources(options.files, options.collective, options.ranks)
+    runs = load_all(file for source in sources for file in expand(source))
     verdicts = [judge(run, options.fabric, options.rules, baseline) for run in runs]
     show_verdicts(runs, verdicts, options.format)
     for what, path, text_of in (
