@@ -19,7 +19,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll show run.jsonl",
             "torchcoll show nccl-tests.log",
             "torchcoll show run.jsonl --view ranks",
-            "torchcoll show run.jsonl --columns size,median,busbw --format csv",
+            "torchcoll show run.jsonl --columns size_bytes,median_ns,busbw_gbps --format csv",
         ),
         "check": (
             "torchcoll check run.jsonl --fabric nvswitch-h200 --gate",

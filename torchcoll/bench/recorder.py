@@ -270,9 +270,7 @@ def _result(
             )
     warnings = [_UNVERIFIED] if first.get("unverified") else []
     if result.steady_after is None:
-        warnings.append(
-            f"the calls were not steady within {len(result.cold_ns[0])}, as rank 0 saw them"
-        )
+        warnings.append(f"rank 0 saw no steady state in the first {len(result.cold_ns[0])} calls")
     if result.calls_per_sample > 1:
         warnings.append(
             f"each sample is the mean of up to {result.calls_per_sample} calls: "

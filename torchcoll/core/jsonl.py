@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import math
+import re
 import shlex
 import zlib
 from collections.abc import Callable, Iterator
@@ -207,6 +208,7 @@ def _unsealed(data: Any) -> dict[str, Any]:
 
 
 # Keys of earlier files, and what they are called now.
+_OLD_COLD_WARNING = re.compile(r"cold calls did not settle within (\d+), as rank 0 saw them")
 _RENAMED = {
     "beside": "concurrent",
     "lead_ns": "ramp_up_ns",
@@ -230,6 +232,13 @@ def rename_old_keys(data: dict[str, Any]) -> None:
             data[new] = data.pop(old)
     if data.get("record") == "launch":
         data["record"] = "run"
+    if isinstance(warnings := data.get("warnings"), list):
+        data["warnings"] = [
+            _OLD_COLD_WARNING.sub(r"rank 0 saw no steady state in the first \1 calls", text)
+            if isinstance(text, str)
+            else text
+            for text in warnings
+        ]
     work = data.get("concurrent")
     if isinstance(work, str) and work.startswith("external:"):
         data["concurrent"] = "background:" + work.removeprefix("external:")
