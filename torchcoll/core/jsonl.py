@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.bounds import GZIP, MOST_LINE, ByteBudget, Problems, Unpacking
-from torchcoll.core.checksums import CheckSums, begins_another
+from torchcoll.core.bounds import GZIP, MOST_LINE, ByteBudget, Problems, UnpackBudget
+from torchcoll.core.checksums import CheckSums, starts_another_file
 from torchcoll.core.errors import UnreadableError, nearest_file
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.units import format_bytes
@@ -95,7 +95,7 @@ def _pieces(
         with open_to_read(path) as file:
             packed = file.peek(2).startswith(GZIP)
             source = gzip.GzipFile(fileobj=file) if packed else file
-            growth = Unpacking(what, path)
+            growth = UnpackBudget(what, path)
 
             def read() -> bytes:
                 # Not read(): where the file is cut off, what it had before that would be lost.
@@ -157,7 +157,7 @@ def read_records(
         try:
             if problem := sums.check(line):
                 problems.append(f"{path}:{number}: {problem}")
-            if unusable.many and line[0] not in b"{ \t\r":
+            if unusable.is_full and line[0] not in b"{ \t\r":
                 raise ValueError  # as its parser would, which takes five times as long to say where
             if long := len(line) > _PIECE:  # what is in it may be more than memory holds
                 held.add(line)
@@ -169,9 +169,9 @@ def read_records(
                 (held.add_call if record == "call" else held.add)(line)  # no other file has calls
             take(record, data, line)
         except UNUSABLE as error:
-            if begins_another(line):
+            if starts_another_file(line):
                 raise _two_in_one(what, path, number) from None
-            if unusable.told():
+            if unusable.count():
                 cut = "" if line.endswith(b"\n") else " (cut off)"
                 unusable.add(f"{path}:{number}: unusable record{cut}: {_brief(error)}")
     unusable.end(path)
