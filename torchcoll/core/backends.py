@@ -42,7 +42,7 @@ class Lack:
     grouped: bool = False
 
     def of(self, case: Case) -> str:
-        """Name what the case lacks (``avg``, ``send and receive on cpu``); '' if it lacks nothing."""
+        """What the case lacks (``avg``, ``send and receive on cpu``); '' if it lacks nothing."""
         value = getattr(case, self.field)
         if (
             value not in self.values

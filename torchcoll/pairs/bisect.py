@@ -16,7 +16,7 @@ from torchcoll.bench.session import Session
 from torchcoll.bench.sweep import Sweep
 from torchcoll.core.case import size_case
 from torchcoll.core.errors import brief
-from torchcoll.core.shared_cores import crowded
+from torchcoll.core.shared_cores import oversubscribed_hosts
 from torchcoll.core.units import format_ranges
 from torchcoll.pairs.schedule import Units
 
@@ -163,7 +163,7 @@ def record_halving(
         return
     ranks = ranks_of(units, found.group)
     hosts = list(dict.fromkeys(members[rank]["host"] for rank in ranks))
-    waiting = {host for host, _ in crowded(members)} if on_cpu else set()
+    waiting = {host for host, _ in oversubscribed_hosts(members)} if on_cpu else set()
     stated = {members[rank]["host"] for half in last.halves for rank in ranks_of(units, half)}
     if stated & waiting:
         names = ", ".join(sorted(stated & waiting)[:8])
