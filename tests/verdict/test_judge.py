@@ -308,7 +308,8 @@ def test_what_an_import_lacks_to_be_judged():
         "NAME or --baseline RUN; "
         f"{NOT_JUDGED} GPU unknown (torchcoll import FILE --label gpu=NAME -o RUN); the fabric is "
         # 300 of 370.8, and of eight rails of 50.
-        "not recorded; it could be 81 % of the ring limit of nvswitch-h100 or nvswitch-h20 or nvswitch-h200, 75 % "
+        "not recorded; it could be 81 % of the ring limit of nvswitch-h100 or nvswitch-h20 or "
+        "nvswitch-h200, 75 % "
         "of the ring limit of ib-ndr:8 (--fabric NAME judges by it)"
     )
     assert NOT_JUDGED not in imported(labels={"gpu": "H200"})

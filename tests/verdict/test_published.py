@@ -123,8 +123,8 @@ def test_a_run_of_a_known_kind_is_told_where_it_stands():
     # 8G on eight H200: Azure 479.98 in place, stas00 473.1 (results/published/figures.csv).
     text = line_of(a_launch("NVIDIA H200", 8, 1, 475.0))
     assert text == (
-        "published: 2 runs on 8 H200 reach 473.1 to 480 GB/s busbw in all_reduce 8G; this run's 475 "
-        "is below 1 of 2 (torchcoll show --published)"
+        "published: 2 runs on 8 H200 reach 473.1 to 480 GB/s busbw in all_reduce 8G; this "
+        "run's 475 is below 1 of 2 (torchcoll show --published)"
     )
     assert "this run's 490 is below none of 2" in line_of(a_launch("NVIDIA H200", 8, 1, 490.0))
 

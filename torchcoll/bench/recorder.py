@@ -140,7 +140,10 @@ def keep_members(
     recorder.members(gathered)
     for name in phases[0]:
         recorder.phase(name, [phase.get(name, 0) for phase in phases])
-    for host, text in (*shared_cores.crowded(gathered), *shared_cores.apart(gathered)):
+    for host, text in (
+        *shared_cores.oversubscribed_hosts(gathered),
+        *shared_cores.hosts_with_isolated_gpus(gathered),
+    ):
         recorder.event("warning", f"{host}: {text}")
     _keep_traps(session, recorder, gathered, variables)
     if states:

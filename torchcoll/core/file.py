@@ -65,7 +65,7 @@ class Writer:
                 self._file.seek(-1, os.SEEK_END)
                 if self._file.read(1) != b"\n":  # a record that was cut off
                     self._file.write(b"\n")
-            self._lines = LineWriter.going_on(path) if further else LineWriter()
+            self._lines = LineWriter.continuing(path) if further else LineWriter()
         except OSError as error:
             # A FileExistsError may also mean that the parent is a file.
             if isinstance(error, FileExistsError) and os.path.lexists(path):
