@@ -444,6 +444,43 @@ def test_a_full_table_fits_into_80_columns(on_terminal):
     )
 
 
+def several_collectives(**changed):
+    return run(
+        *(
+            result(case=case(collective=name, size_bytes=size), **changed)
+            for name in ("all_reduce", "broadcast")
+            for size in (1 << 20, 1 << 23, 1 << 26)
+        )
+    )
+
+
+def test_collectives_over_sizes_are_one_table_on_a_terminal(on_terminal):
+    # 1 MiB / 1 ms = 1.049 GB/s, for all_reduce x 2 x 7 / 8 = 1.835; 8 and 64 times as much below.
+    lines = on_terminal(several_collectives(), columns=100).splitlines()
+    rows = [line.split() for line in lines if line.strip().startswith(("1M", "8M", "64M"))]
+    assert rows == [
+        ["1M", "1.835", "1.049"],
+        ["8M", "14.680", "8.389"],
+        ["64M", "117.441", "67.109"],
+    ]
+    assert "times and first calls of each case: --view cases" in lines
+
+
+@pytest.mark.parametrize(
+    ("changed", "choices"),
+    [({}, {"view": "cases"}), ({"verification": Verification(wrong=3, checked=9)}, {})],
+)
+def test_the_list_of_cases_stays_where_it_is_asked_for_or_a_case_failed(
+    on_terminal, changed, choices
+):
+    text = on_terminal(several_collectives(**changed), columns=100, **choices)
+    assert sum(" 1.000 ms " in line for line in text.splitlines()) == 6
+
+
+def test_a_pipe_gets_the_list_of_cases(shown):
+    assert shown(several_collectives()).count(" 1.000 ms ") == 6
+
+
 def test_what_does_not_fit_is_named(on_terminal):
     rows = run(result(time_ns=HUNDRED), not_run("unsupported", "no avg"))
     text = on_terminal(rows, columns=80)

@@ -50,12 +50,12 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     add("--clock", help="host, device or issue (default: device where it was recorded)")
     add(
         "--view",
-        default="cases",
         metavar="VIEW",
         help=(
-            "cases (default); ranks: which rank is slow; calls: every call in "
-            "order; pivot:KEY: sizes down, a column for each collective, backend, "
-            "label=NAME, file, ..."
+            "cases: a row each (default; on a terminal several collectives over "
+            "sizes are one table of busbw); ranks: which rank is slow; calls: every "
+            "call in order; pivot:KEY: sizes down, a column for each collective, "
+            "backend, label=NAME, file, ..."
         ),
     )
     add("--metric", help="figure of --view pivot:KEY: busbw (default), algbw or time")
@@ -157,7 +157,12 @@ def _shown(options: argparse.Namespace) -> ExitCode:
 def _fits_both(options: argparse.Namespace) -> bool:
     """Whether tables of traffic can stand below those of results, under the same options."""
     choices = {**_choices(options), "over_ranks": options.over_ranks != "max"}
-    choices |= {"format": None, "every": None, "verbose": None, "view": options.view != "cases"}
+    choices |= {
+        "format": None,
+        "every": None,
+        "verbose": None,
+        "view": options.view not in (None, "cases"),
+    }
     asked = [*choices.values(), options.reference]
     return options.format in ("table", "markdown") and not any(asked)
 
