@@ -56,6 +56,7 @@ TABLE = {
     "pairs": ({"core", "libraries", "inputs"}, SCIENCE, set()),
     "contention": ({"core", "libraries", "stats"}, SCIENCE, set()),
     "training": ({"core", "libraries", "inputs", "stats", "curves"}, SCIENCE, set()),
+    "store": ({"core", "inputs", "stats"}, {"numpy", "sqlalchemy"}, {"psycopg", "pyarrow"}),
     "integrations": ({"core", "training"}, {"torch"}, set()),
     "overview": (
         {"core", "libraries", "inputs", "stats", "report", *QUESTIONS},
