@@ -89,7 +89,7 @@ class StoreWriter:
         again: replace runs that are there. Otherwise a run that is there is replaced if it has
         ended since, or has more cases, or its file at the same path has changed.
         """
-        batch = _Batch(runs, files, again)
+        batch = _Transaction(runs, files, again)
         ids, self._ids = self._ids, _Ids()  # no id is known to be there until the commit
 
         def work(connection: Connection) -> tuple[WriteCounts, _Ids]:
@@ -119,7 +119,7 @@ class StoreWriter:
             return connection.execute(query).scalar()
 
 
-class _Batch:
+class _Transaction:
     """What ``StoreWriter.write`` writes in one transaction."""
 
     def __init__(
