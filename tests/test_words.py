@@ -104,9 +104,11 @@ NAMES = {
 }
 # Packages whose local names are not yet those of the field: to be renamed when they are touched.
 OLD_NAMES = {
-    *("bench", "comparison", "contention", "core", "curves", "forcing", "matrix", "overview"),
-    *("pairs", "report", "startup", "stats", "verdict"),
+    *("bench", "comparison", "curves", "forcing", "matrix", "overview"),
+    *("pairs", "report"),
 }
+# (file, name) -> why it stays.
+KEPT_NAMES = {("torchcoll/verdict/limits.py", "word"): "the key of a verdict's JSON"}
 
 
 def bound_names(path: Path) -> Iterator[tuple[int, str]]:
@@ -125,7 +127,7 @@ def test_names_say_what_a_value_is(package):
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in sorted((PACKAGE / package).rglob("*.py"))
         for line, name in bound_names(path)
-        if name in NAMES
+        if name in NAMES and (str(path.relative_to(ROOT)), name) not in KEPT_NAMES
     ]
     if package in OLD_NAMES:
         assert offences, "take it out of OLD_NAMES"

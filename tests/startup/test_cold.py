@@ -26,7 +26,7 @@ def only(*runs):
 def test_the_calls_of_the_first_case_are_completions():
     row = only(start([40, 46, 0.5], ranks=4))
     assert [row.call_ns(n) for n in (1, 2, 3, 4)] == [40 * MS, 46 * MS, MS // 2, None]
-    assert (row.steady_ns, row.clock, row.status, row.own) == (1000, "host", "ok", True)
+    assert (row.steady_ns, row.clock, row.status, row.fresh) == (1000, "host", "ok", True)
     assert (row.ranks, row.hosts, row.placed.job) == (4, 1, None)
     # Rank 3 takes 40 ms, the others 20.
     assert row.first == Slowest(40 * MS, 3, "vm", 20 * MS)
@@ -82,7 +82,7 @@ def test_sub_groups_make_their_first_calls_together():
 def test_a_communicator_that_others_had_used():
     launch = run(measured(100, ordinal=None), header={"connects": "before"})
     found = cold(launch)
-    assert (found.rows[0].own, found.rows[0].first_result_ns) == (False, None)
+    assert (found.rows[0].fresh, found.rows[0].first_result_ns) == (False, None)
     assert "the communicator had been used before" in found.notes[0]
 
 

@@ -128,7 +128,7 @@ def test_two_kinds_of_one_side_are_compared_apart():
     new = run(measured(110, backend="ccl"), measured(130, backend="mpi"))
     found = compare(base, new)
     assert [round(row.ratio, 2) for row in found.rows] == [1.1, 1.3]
-    assert [row.pair.own[1]["backend"] for row in found.rows] == ["ccl", "mpi"]
+    assert [row.pair.side_values[1]["backend"] for row in found.rows] == ["ccl", "mpi"]
     float32, both = one(100), run(measured(110), measured(130, dtype="bfloat16"))
     rows = compare(float32, both).rows
     assert [(row.result, row.reason) for row in rows] == [
@@ -158,10 +158,10 @@ def test_a_clock_that_is_not_told_is_not_the_other_sides():
     ours = run(measured(100), measured(0, size_bytes=8, status="unsupported", time_ns={}))
     found = compare(ours, theirs)
     # Its clock is nobody's; a case that did not run is still one of its own side's.
-    assert [(row.matched, row.pair.own[1]["clock"]) for row in found.rows if row.matched] == [
+    assert [(row.matched, row.pair.side_values[1]["clock"]) for row in found.rows if row.matched] == [
         (True, None)
     ]
-    assert {row.pair.own[0]["clock"] for row in found.rows} == {"host"}
+    assert {row.pair.side_values[0]["clock"] for row in found.rows} == {"host"}
     (note,) = (note for note in found.notes if note.startswith("matched without"))
     assert "clock" in note
     assert not any("clock (" in note for note in found.notes)

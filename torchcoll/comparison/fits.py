@@ -105,7 +105,7 @@ def fit_pairs(
     tables: dict[str, list[Pair]] = {}
     for pair in pairs:
         if pair.base and pair.new:
-            tables.setdefault(repr((pair.common, pair.own)), []).append(pair)
+            tables.setdefault(repr((pair.common, pair.side_values)), []).append(pair)
     found = []
     orders = Orders(pairs)
     for table in tables.values():

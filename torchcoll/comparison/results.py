@@ -442,9 +442,9 @@ def _measured_separately(pair: Pair, base: Side, new: Side) -> str:
     """
     asked = {side.only[0] for side in (base, new) if side.only}
     both = [
-        (name, [own[name] for own in pair.own])
+        (name, [own[name] for own in pair.side_values])
         for name in ("mode", "clock")
-        if name not in asked and all(own.get(name) for own in pair.own)
+        if name not in asked and all(own.get(name) for own in pair.side_values)
     ]
     texts = [f"{name} {a} / {b}" for name, (a, b) in both if a != b]
     return f"measured in different ways: {', '.join(texts)}" if texts else ""
@@ -505,5 +505,5 @@ def tables_of(rows: Sequence[Compared]) -> list[list[Compared]]:
     """The cases in their tables: those that differ in nothing but the size."""
     tables: dict[str, list[Compared]] = {}
     for row in rows:
-        tables.setdefault(repr((row.pair.common, row.pair.own)), []).append(row)
+        tables.setdefault(repr((row.pair.common, row.pair.side_values)), []).append(row)
     return list(tables.values())

@@ -330,7 +330,7 @@ def _names(found: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
 def _stated(pair: Pair, name: str) -> str:
     from torchcoll.stats.differences import value_text
 
-    values = [pair.common.get(name), *(own.get(name) for own in pair.own)]
+    values = [pair.common.get(name), *(own.get(name) for own in pair.side_values)]
     texts = [value_text(name, value) for value in values if value is not None]
     said = {"ranks": "{} ranks", "root": "root {}"}.get(name, "{}")  # no number without its name
     return " -> ".join(said.format(text) for text in texts)
@@ -449,7 +449,7 @@ def _shared(found: Comparison) -> list[Row]:
 
 
 def _unstated(row: Compared) -> dict[str, Any]:
-    return {name: None for name in _WHAT if name in row.pair.own[0]}
+    return {name: None for name in _WHAT if name in row.pair.side_values[0]}
 
 
 def _in_common(found: Comparison) -> list[str]:
@@ -474,12 +474,14 @@ def titles_of(pairs: Sequence[Pair]) -> list[str]:
     """What tells each table from the others; one table needs no title."""
     names = list(dict.fromkeys(name for pair in pairs for name in pair.common))
     varying = [n for n in names if len({repr(pair.common.get(n)) for pair in pairs}) > 1]
-    owns = [n for n in DIMENSIONS if len({repr([o.get(n) for o in p.own]) for p in pairs}) > 1]
+    owns = [
+        n for n in DIMENSIONS if len({repr([o.get(n) for o in p.side_values]) for p in pairs}) > 1
+    ]
     titles = []
     for pair in pairs:
         words = [_word(n, v) for n in varying if (v := pair.common.get(n)) is not None]
         for name in owns:
-            both = [_word(name, own[name]) for own in pair.own if own.get(name) is not None]
+            both = [_word(name, own[name]) for own in pair.side_values if own.get(name) is not None]
             words += [" -> ".join(both)] if both else []
         titles.append(", ".join(words))
     return titles

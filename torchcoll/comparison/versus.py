@@ -269,7 +269,7 @@ class Versus:
             )
 
     def _place(self, which: int, pair: Pair) -> int:
-        key = which, repr((pair.common, pair.own, pair.size_bytes))
+        key = which, repr((pair.common, pair.side_values, pair.size_bytes))
         return self._places.setdefault(key, len(self._places))
 
     def _judged(self, case: Judged, found: Decided, place: int, width: float) -> Judged:

@@ -76,49 +76,49 @@ class Overlap:
 
 def overlaps(run: Run) -> list[Overlap]:
     """Of each case that was measured beside other work, with an offset two; [] where none was."""
-    found = []
+    rows = []
     for result in run.results:
         if result.concurrent and result.concurrent.blocks:
-            found.append(overlap(result))
+            rows.append(overlap(result))
             if result.concurrent.offset_ns is not None:
-                found.append(overlap(result, later=True))
-    return found
+                rows.append(overlap(result, later=True))
+    return rows
 
 
 def overlap(result: CaseResult, later: bool = False) -> Overlap:
     """later: with the offset. Raises AssertionError for a result without ``beside``."""
-    found = result.concurrent
-    assert found is not None
-    both = found.both_calls_ns, found.both_work_ns, found.both_ns
-    offset_ns, repeats = (None, 1) if found.offset_ns is None else (0.0, found.repeats)
+    blocks = result.concurrent
+    assert blocks is not None
+    together = blocks.both_calls_ns, blocks.both_work_ns, blocks.both_ns
+    offset_ns, repeats = (None, 1) if blocks.offset_ns is None else (0.0, blocks.repeats)
     if later:
-        both = found.later_calls_ns, found.later_work_ns, found.later_ns
-        offset_ns = _median([ns for of_rank in found.later_begins_ns for ns in of_rank])
-    alone, work = _last(found.alone_ns), _last(found.work_ns)
-    both_calls, both_work, whole = map(_last, both)
+        together = blocks.later_calls_ns, blocks.later_work_ns, blocks.later_ns
+        offset_ns = _median([ns for of_rank in blocks.later_begins_ns for ns in of_rank])
+    alone, work = _last(blocks.alone_ns), _last(blocks.work_ns)
+    both_calls, both_work, whole = map(_last, together)
     if offset_ns is None:
         triples = zip(work, both_work, both_calls, strict=True)
         work_slowdown = _mean_of_logs([math.log(_while_both(*block)) for block in triples])
     else:  # one of each: how much longer it took is all there is
         work_slowdown = _ratio(both_work, work)
     turns = zip(alone, work, whole, strict=True)
-    calls_ns = _median(alone) / found.calls
+    calls_ns = _median(alone) / blocks.calls
     return Overlap(
         result.case,
         result.ranks,
-        found.work,
-        found.threads,
-        found.calls,
-        found.repeats,
-        found.blocks,
+        blocks.work,
+        blocks.threads,
+        blocks.calls,
+        blocks.repeats,
+        blocks.blocks,
         calls_ns,
         _median(work) / repeats,
         _ratio(both_calls, alone),
         work_slowdown,
         None if later else _mean([(a + w - t) / min(a, w) for a, w, t in turns]),
-        found.uncovered,
-        found.covered,
-        found.work_bus_bytes,
+        blocks.uncovered,
+        blocks.covered,
+        blocks.work_bus_bytes,
         offset_ns,
         bandwidths(result, calls_ns)[1],
     )

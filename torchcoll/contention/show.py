@@ -23,14 +23,16 @@ _OVERLAP = (
 )
 
 
-def concurrent_grid(found: Sequence[Overlap], machine: Sequence[str] = ()) -> Grid:
+def concurrent_grid(overlaps: Sequence[Overlap], machine: Sequence[str] = ()) -> Grid:
     """A row a case, with an offset two; ``found`` is not empty. machine: warnings about the machine
     while it was measured.
     """
     begins: list[tuple[Head, Callable[[Overlap], str]]] = []
     alone: list[tuple[Head, Callable[[Overlap], str]]] = []
     of_work = _WORK
-    if any(one.offset_ns is not None for one in found):  # then all: it is of the whole sweep
+    if any(
+        overlap.offset_ns is not None for overlap in overlaps
+    ):  # then all: it is of the whole sweep
         begins.append((Head("work", "begins", legend=_BEGINS), _begins))
         of_work = _WORK_SINGLE
     else:
@@ -50,18 +52,20 @@ def concurrent_grid(found: Sequence[Overlap], machine: Sequence[str] = ()) -> Gr
             *alone,
             (Head("", left=True), lambda o: "" if o.covered else "too short"),
         ],
-        found,
-        above=[*_heads(found), _single_or_row(found)],
+        overlaps,
+        above=[*_heads(overlaps), _single_or_row(overlaps)],
         below=[
-            *_notes(found),
+            *_notes(overlaps),
             *(f"WARN {text}: every figure above contains it" for text in machine),
         ],
     )
 
 
-def _heads(found: Sequence[Overlap]) -> list[str]:
+def _heads(overlaps: Sequence[Overlap]) -> list[str]:
     lines = []
-    for work, threads, bus_bytes in Counter((o.work, o.threads, o.work_bus_bytes) for o in found):
+    for work, threads, bus_bytes in Counter(
+        (o.work, o.threads, o.work_bus_bytes) for o in overlaps
+    ):
         where = "on every rank, in a stream of its own"
         if bus_bytes is not None:
             where = "on groups of its own"
@@ -73,48 +77,48 @@ def _heads(found: Sequence[Overlap]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _single_or_row(found: Sequence[Overlap]) -> str:
+def _single_or_row(overlaps: Sequence[Overlap]) -> str:
     """Which of the two times of a case is which."""
-    mode = found[0].case.mode
+    mode = overlaps[0].case.mode
     how = "pairs of single calls, each after a pause and a barrier"
-    if found[0].offset_ns is None:
-        least, most = (pick(o.calls for o in found) for pick in (min, max))
+    if overlaps[0].offset_ns is None:
+        least, most = (pick(o.calls for o in overlaps) for pick in (min, max))
         calls = f"{least}" if least == most else f"{least} to {most}"
         how = f"runs of {calls} calls with no barrier between them"
     return (
-        f"call alone: time / calls of {how}, slowest rank, median of {found[0].blocks} blocks; the "
-        f"table above has the median of the {mode} calls, which is another time"
+        f"call alone: time / calls of {how}, slowest rank, median of {overlaps[0].blocks} blocks; "
+        f"the table above has the median of the {mode} calls, which is another time"
     )
 
 
-def _notes(found: Sequence[Overlap]) -> list[str]:
+def _notes(overlaps: Sequence[Overlap]) -> list[str]:
     below = []
-    short = [o for o in found if not o.covered]
+    short = [o for o in overlaps if not o.covered]
     if short:
         below.append(
             f"too short: in {counted(len(short), 'case')} the work of some rank ended before its "
             "calls, so they were alone for a part of the time: slowdown and overlap are too small"
         )
-    if any(o.threads is not None for o in found):
+    if any(o.threads is not None for o in overlaps):
         below.append("on a CPU both take the same cores: no overlap (0) is the usual answer")
     return below
 
 
-def _overlap_text(one: Overlap) -> str:
+def _overlap_text(overlap: Overlap) -> str:
     """-: the interval is wider than all that there is, or the work began later."""
-    value = one.efficiency
+    value = overlap.efficiency
     if value is None:
         return "-"
     wide = value.low is not None and value.high is not None and value.high - value.low > 1
     return "-" if wide else _text(value)
 
 
-def _busbw(one: Overlap, which: int) -> str:
-    return format_bandwidth(one.busbw_gbps[which]) if one.busbw_gbps else "-"
+def _busbw(overlap: Overlap, which: int) -> str:
+    return format_bandwidth(overlap.busbw_gbps[which]) if overlap.busbw_gbps else "-"
 
 
-def _begins(one: Overlap) -> str:
-    return f"+{format_time(one.offset_ns)}" if one.offset_ns else "at once"
+def _begins(overlap: Overlap) -> str:
+    return f"+{format_time(overlap.offset_ns)}" if overlap.offset_ns else "at once"
 
 
 def _text(value: Estimate, unit: str = "") -> str:
@@ -143,5 +147,5 @@ _FIELDS = (
 )
 
 
-def concurrent_records(found: Sequence[Overlap]) -> list[dict[str, Any]]:
-    return [picked(one, _FIELDS) for one in found]
+def concurrent_records(overlaps: Sequence[Overlap]) -> list[dict[str, Any]]:
+    return [picked(overlap, _FIELDS) for overlap in overlaps]

@@ -19,7 +19,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE = 24  # characters
 
 
-def soak_grid(found: Soaked) -> Grid:
+def soak_grid(soak: Soaked) -> Grid:
     """A row a case."""
     return filled(
         [
@@ -34,9 +34,9 @@ def soak_grid(found: Soaked) -> Grid:
             (Head("most often", "last"), _slowest_text),
             (Head("median over time", left=True, drop=1), lambda c: curve(c.over_time)),
         ],
-        found.cases,
-        above=[soak_answer(found), _ROUNDS, _SOAK],
-        below=[f"FAULT {text}" for text in found.faults],
+        soak.cases,
+        above=[soak_answer(soak), _ROUNDS, _SOAK],
+        below=[f"FAULT {text}" for text in soak.faults],
     )
 
 
@@ -51,24 +51,24 @@ _SOAK = (
 )
 
 
-def soak_answer(found: Soaked) -> str:
-    minutes = found.seconds / 60
+def soak_answer(soak: Soaked) -> str:
+    minutes = soak.seconds / 60
     long = f"{minutes / 60:.1f} h" if minutes >= 120 else f"{minutes:.1f} min"
-    long = f"{found.seconds:.0f} s" if minutes < 2 else long
+    long = f"{soak.seconds:.0f} s" if minutes < 2 else long
     checked = "not checked"
-    if found.faulty:
-        checked = counted(found.faulty, "fault")
-    elif found.checked:
-        checked = f"all of {counted(found.checked, 'check')} correct"
-    drifts = found.drifting
+    if soak.faulty:
+        checked = counted(soak.faulty, "fault")
+    elif soak.checked:
+        checked = f"all of {counted(soak.checked, 'check')} correct"
+    drifts = soak.drifting
     moved = "no drift shown"
     if drifts:
         most = max(drifts, key=lambda c: abs(c.drift.value) if c.drift else 0.0)
         moved = f"drift in {counted(len(drifts), 'case')}, most {drift_text(most.drift)} in "
         moved += f"{most.case.collective} {format_size(most.case.size_bytes)}"
-    elif not any(c.drift for c in found.cases):
+    elif not any(c.drift for c in soak.cases):
         moved = "too few windows to tell of drift"
-    rounds, windows = counted(found.rounds, "round"), counted(found.windows, "window")
+    rounds, windows = counted(soak.rounds, "round"), counted(soak.windows, "window")
     return f"soak: {rounds} in {long} ({windows}): {checked}; {moved}"
 
 
@@ -80,8 +80,8 @@ def _clock(us: int) -> str:
     return datetime.fromtimestamp(us / 1e6, timezone.utc).strftime("%H:%M:%SZ")
 
 
-def _slowest_text(one: SoakedCase) -> str:
-    return "-" if one.slowest is None else f"rank {one.slowest[0]} {one.slowest[1]:.0%}"
+def _slowest_text(case: SoakedCase) -> str:
+    return "-" if case.slowest is None else f"rank {case.slowest[0]} {case.slowest[1]:.0%}"
 
 
 def curve(values: Sequence[float | None]) -> str:
@@ -93,8 +93,8 @@ def curve(values: Sequence[float | None]) -> str:
         [v for v in values[i : i + step] if v is not None] for i in range(0, len(values), step)
     ]
     points = [max(part, default=None) for part in parts]
-    known = [point for point in points if point is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    numbers = [point for point in points if point is not None]
+    low, high = min(numbers, default=0.0), max(numbers, default=0.0)
     steps = 8 / (high - low) if high > low else 0.0
     return "".join(" " if p is None else _BLOCKS[min(7, int(steps * (p - low)))] for p in points)
 
@@ -106,14 +106,18 @@ _OF_CASE = (
 )
 
 
-def soak_object(found: Soaked) -> dict[str, Any]:
+def soak_object(soak: Soaked) -> dict[str, Any]:
     cases = []
-    for one in found.cases:
-        rank, share = one.slowest or (None, None)
-        own = {"medians_ns": list(one.medians_ns), "slowest_rank": rank, "slowest_share": share}
-        cases.append({**picked(one, _OF_CASE), **own})
+    for case in soak.cases:
+        rank, share = case.slowest or (None, None)
+        figures = {
+            "medians_ns": list(case.medians_ns),
+            "slowest_rank": rank,
+            "slowest_share": share,
+        }
+        cases.append({**picked(case, _OF_CASE), **figures})
     return {
-        **picked(found, "rounds windows seconds checked faulty"),
-        "faults": list(found.faults),
+        **picked(soak, "rounds windows seconds checked faulty"),
+        "faults": list(soak.faults),
         "cases": cases,
     }

@@ -60,16 +60,14 @@ class Soaked:
     @property
     def drifting(self) -> tuple[SoakedCase, ...]:
         """Cases that drift by 2 % at least, at 5 % over all of them (Holm)."""
-        known = sorted(
-            (c for c in self.cases if c.drift), key=lambda c: c.drift.p if c.drift else 1
-        )
-        found = []
-        for place, one in enumerate(known):
-            if not one.drift or one.drift.p > SURE / (len(known) - place):
+        by_p = sorted((c for c in self.cases if c.drift), key=lambda c: c.drift.p if c.drift else 1)
+        drifting = []
+        for place, case in enumerate(by_p):
+            if not case.drift or case.drift.p > SURE / (len(by_p) - place):
                 break
-            if abs(one.drift.value) >= LEAST:
-                found.append(one)
-        return tuple(found)
+            if abs(case.drift.value) >= LEAST:
+                drifting.append(case)
+        return tuple(drifting)
 
 
 def soaked(run: Run) -> Soaked | None:
@@ -78,7 +76,7 @@ def soaked(run: Run) -> Soaked | None:
     if not windows:
         return None
     faults = [str(e.get("message")) for e in run.events if e.get("kind") == "soak"]
-    order = dict.fromkeys(one.case for window in windows for one in window.cases)
+    order = dict.fromkeys(soaked_case.case for window in windows for soaked_case in window.cases)
     ranks = Counter[Case]()  # of all sub-groups that ran it
     for result in run.results:
         ranks[result.case] += result.ranks
@@ -94,14 +92,22 @@ def soaked(run: Run) -> Soaked | None:
 
 
 def _case(case: Case, windows: Sequence[SoakWindow], ranks: int) -> SoakedCase:
-    found = [(window, one) for window in windows for one in window.cases if one.case == case]
-    medians = tuple(one.median_ns for _, one in found)
-    by_window = {id(window): one.median_ns for window, one in found}
+    measured = [
+        (window, soaked_case)
+        for window in windows
+        for soaked_case in window.cases
+        if soaked_case.case == case
+    ]
+    medians = tuple(soaked_case.median_ns for _, soaked_case in measured)
+    by_window = {id(window): soaked_case.median_ns for window, soaked_case in measured}
     bins = Counter[int]()
-    for _, one in found:
-        bins.update({int(name): calls for name, calls in one.bins.items()})
-    worst, most = medians.index(max(medians)), max(one.max_ns for _, one in found)
-    calls = sum(one.calls for _, one in found)
+    for _, soaked_case in measured:
+        bins.update({int(name): calls for name, calls in soaked_case.bins.items()})
+    worst, most = (
+        medians.index(max(medians)),
+        max(soaked_case.max_ns for _, soaked_case in measured),
+    )
+    calls = sum(soaked_case.calls for _, soaked_case in measured)
     return SoakedCase(
         case,
         calls,
@@ -111,8 +117,8 @@ def _case(case: Case, windows: Sequence[SoakWindow], ranks: int) -> SoakedCase:
         most,
         drift_of(medians),
         worst,
-        found[worst][0].start_wall_us,
-        _slowest([one.slowest for _, one in found], ranks),
+        measured[worst][0].start_wall_us,
+        _slowest([soaked_case.slowest for _, soaked_case in measured], ranks),
     )
 
 
@@ -128,16 +134,16 @@ def _slowest(windows: Sequence[Mapping[str, int]], ranks: int) -> tuple[int, flo
     within a stretch the ranks can be exchanged: in each draw the ranks of every stretch are turned
     by a random number, and the largest sum over the stretches is compared with the one measured.
     """
-    names = sorted({int(rank) for one in windows for rank in one})
+    names = sorted({int(rank) for window in windows for rank in window})
     ranks = max(ranks, len(names))
     if ranks < 2 or not names:
         return None
     import numpy
 
     counts = numpy.zeros((min(STRETCHES, len(windows)), ranks))
-    for index, one in enumerate(windows):
+    for index, window in enumerate(windows):
         stretch = index * len(counts) // len(windows)
-        for rank, calls in one.items():
+        for rank, calls in window.items():
             counts[stretch, names.index(int(rank))] += calls
     sums = counts.sum(axis=0)
     share = float(sums.max() / sums.sum())

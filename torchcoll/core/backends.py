@@ -427,8 +427,8 @@ def found_backend(torch: Any, kind: str | None) -> str | None:
 
 def group_store(torch: Any, name: str, store: Any) -> Any:
     """The store that ``init_process_group`` is given for this backend."""
-    if own := backend_of(name).store:
-        module, kind = own
+    if module_and_kind := backend_of(name).store:
+        module, kind = module_and_kind
         return getattr(importlib.import_module(module), kind)()
     return torch.distributed.PrefixStore("group", store)
 

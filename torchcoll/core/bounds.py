@@ -156,8 +156,8 @@ class LoggedCommunicators:
 class Problems:
     """The list of what is wrong with a file, which says how many more there are in place of all."""
 
-    def __init__(self, stated: list[str]) -> None:
-        self._stated = stated
+    def __init__(self, problems: list[str]) -> None:
+        self._stated = problems
         self._count = 0
 
     @property

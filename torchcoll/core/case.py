@@ -39,11 +39,11 @@ class NotRun(NamedTuple):
     reason: str
 
 
-def fields_of(thing: Any) -> dict[str, Any]:
+def fields_of(record: Any) -> dict[str, Any]:
     """``dataclasses.asdict`` of what holds no dataclass and no list, ten times as fast: a file of
     another tool may have a million cases.
     """
-    return {name: getattr(thing, name) for name in thing.__dataclass_fields__}
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 # Slots: a large file of another tool has a million of them.
@@ -150,8 +150,8 @@ class Case:
         root = None if self.root is None else f"root {self.root}"
         where = f"on {self.backend}"
         where += f" by {self.implementation}" if self.implementation != OWN else ""
-        words = (self.collective, size, self.dtype, self.op, root, where)
-        return " ".join(w for w in words if w)
+        parts = (self.collective, size, self.dtype, self.op, root, where)
+        return " ".join(w for w in parts if w)
 
 
 @dataclass(frozen=True)
@@ -352,20 +352,22 @@ def partitions(
         if mesh:
             meshes.setdefault(mesh, []).append(group)
             continue
-        fitting = (way for way in loose if not any(set(group) & set(part) for part in way))
-        way = next(fitting, None)
-        if way is None:
+        fitting = (
+            division for division in loose if not any(set(group) & set(part) for part in division)
+        )
+        division = next(fitting, None)
+        if division is None:
             loose.append([group])
         else:
-            way.append(group)
-    for mesh, known in meshes.items():
-        known += [part for part in mesh if part not in known and not set(part) & set(seen)]
-    return [_filled(way, ranks) for way in (*meshes.values(), *loose)]
+            division.append(group)
+    for mesh, subgroups in meshes.items():
+        subgroups += [part for part in mesh if part not in subgroups and not set(part) & set(seen)]
+    return [_filled(division, ranks) for division in (*meshes.values(), *loose)]
 
 
-def _filled(way: list[Ranks], ranks: int) -> tuple[Ranks, ...]:
-    there = {rank for part in way for rank in part}
-    return tuple(sorted([*way, *((rank,) for rank in range(ranks) if rank not in there)]))
+def _filled(division: list[Ranks], ranks: int) -> tuple[Ranks, ...]:
+    there = {rank for part in division for rank in part}
+    return tuple(sorted([*division, *((rank,) for rank in range(ranks) if rank not in there)]))
 
 
 def mesh_of(group: Ranks, ranks: int) -> tuple[Ranks, ...]:

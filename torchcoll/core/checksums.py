@@ -59,10 +59,10 @@ class CheckSums:
         self.header_problem = ""
         self._crcs: set[int] = set()  # that may be the header's; none: the file has no check sums
         if tail := _tail(header):
-            cut, _, stated = tail
-            own = zlib.crc32(memoryview(header)[:cut])
-            self._crcs = {stated, own}
-            if stated != own:
+            cut, _, recorded = tail
+            computed = zlib.crc32(memoryview(header)[:cut])
+            self._crcs = {recorded, computed}
+            if recorded != computed:
                 self.header_problem = "changed or damaged: it does not match its check sum"
         self._next = 2
         self._unread = 0  # lines since the last one that could be read
@@ -82,9 +82,9 @@ class CheckSums:
         self._unread += 1
         if tail is None:
             raise ValueError("no check sum")
-        cut, number, stated = tail
+        cut, number, recorded = tail
         body = memoryview(line)[:cut]
-        if not any(zlib.crc32(body, crc) == stated for crc in self._crcs):
+        if not any(zlib.crc32(body, crc) == recorded for crc in self._crcs):
             raise ValueError("changed or damaged: it does not match its check sum")
         return self._place(number)
 
@@ -109,17 +109,17 @@ def begins_another(line: bytes) -> bool:
     """Whether a line that cannot be used is the header of another file, or ends with it, behind
     what was cut off of this one. Not by its check sum: a file of another program has none.
     """
-    found = _HEADER.search(line)
+    match = _HEADER.search(line)
     try:
-        return found is not None and isinstance(json.loads(line[found.start() :]), dict)
+        return match is not None and isinstance(json.loads(line[match.start() :]), dict)
     except (ValueError, RecursionError):
         return False
 
 
 def _tail(line: bytes) -> tuple[int, int, int] | None:
     """(bytes that the check sum is of, number, check sum) of a line; None where it has none."""
-    found = _TAIL.search(line[-_LONGEST_TAIL:])
-    if found is None:
+    match = _TAIL.search(line[-_LONGEST_TAIL:])
+    if match is None:
         return None
-    cut = max(0, len(line) - _LONGEST_TAIL) + found.end(1)
-    return cut, int(found[1]), int(found[2], 16)
+    cut = max(0, len(line) - _LONGEST_TAIL) + match.end(1)
+    return cut, int(match[1]), int(match[2], 16)

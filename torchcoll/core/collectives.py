@@ -286,7 +286,7 @@ def _sendrecv(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -
 def _hypercube(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     # Recursive doubling as in nccl-tests' hypercube.cu: step k exchanges the 2**k blocks gathered
     # so far. Out of place the own block is copied first, inside the stamps, as nccl-tests does.
-    own = recv.narrow(0, x.rank * x.count, x.count)
+    block = recv.narrow(0, x.rank * x.count, x.count)
     steps, width = [], 1
     while width < x.ranks:
         peer = x.rank ^ width
@@ -303,11 +303,11 @@ def _hypercube(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) 
             ]
         )
         width *= 2
-    copy = send.data_ptr() != own.data_ptr()
+    copy = send.data_ptr() != block.data_ptr()
 
     def call() -> None:
         if copy:
-            own.copy_(send)
+            block.copy_(send)
         for pair in steps:
             for work in dist.batch_isend_irecv(pair):
                 work.wait()
@@ -316,8 +316,8 @@ def _hypercube(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) 
 
 
 def _barrier(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
-    stated = backend_of(dist.get_backend(group)).guesses_device
-    ids = {"device_ids": [recv.device.index]} if stated else {}
+    guesses_device = backend_of(dist.get_backend(group)).guesses_device
+    ids = {"device_ids": [recv.device.index]} if guesses_device else {}
     return partial(dist.barrier, group, **ids)
 
 
@@ -325,7 +325,7 @@ def _barrier(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) ->
 # so each algorithm moves as much or more.
 
 
-def _once(hosts: Sequence[str], own: Counter[str], root: int) -> float:
+def _once(hosts: Sequence[str], per_host: Counter[str], root: int) -> float:
     """The sum of each host has to leave it, or the result to reach it: S. A ring of rings moves
     2 (h - 1) / h S of all_reduce, SHARP S (Graham et al., COMHPC 2016). broadcast: S leaves the
     root's host and reaches each other one.
@@ -333,24 +333,24 @@ def _once(hosts: Sequence[str], own: Counter[str], root: int) -> float:
     return 1.0
 
 
-def _of_others(hosts: Sequence[str], own: Counter[str], root: int) -> float:
+def _of_others(hosts: Sequence[str], per_host: Counter[str], root: int) -> float:
     """What belongs to the other hosts comes in, what belongs to this one goes out, or the other way
     round (Thakur, Rabenseifner, Gropp 2005, their lower bounds, with hosts for processes).
     """
-    return max(max(len(hosts) - n, n) for n in own.values()) / len(hosts)
+    return max(max(len(hosts) - n, n) for n in per_host.values()) / len(hosts)
 
 
-def _beyond_root(hosts: Sequence[str], own: Counter[str], root: int) -> float:
+def _beyond_root(hosts: Sequence[str], per_host: Counter[str], root: int) -> float:
     """All that is not on the root's host passes its interfaces."""
-    return (len(hosts) - own[hosts[root]]) / len(hosts)
+    return (len(hosts) - per_host[hosts[root]]) / len(hosts)
 
 
-def _to_all_others(hosts: Sequence[str], own: Counter[str], root: int) -> float:
+def _to_all_others(hosts: Sequence[str], per_host: Counter[str], root: int) -> float:
     """Each rank has a part for each rank of the other hosts."""
-    return max(n * (len(hosts) - n) for n in own.values()) / len(hosts)
+    return max(n * (len(hosts) - n) for n in per_host.values()) / len(hosts)
 
 
-def _to_neighbours(hosts: Sequence[str], own: Counter[str], root: int) -> float:
+def _to_neighbours(hosts: Sequence[str], per_host: Counter[str], root: int) -> float:
     """The ranks whose neighbour is on another host."""
     after = [*hosts[1:], hosts[0]]
     away = [pair for pair in zip(hosts, after, strict=True) if pair[0] != pair[1]]
@@ -577,10 +577,10 @@ _BY_ALIAS = {_plain(alias): c for c in COLLECTIVES.values() for alias in (c.name
 
 def find_collective(name: str) -> Collective:
     """The entry of that name; torch's, nccl-tests' and MPI's spellings. Raises UsageError."""
-    found = _BY_ALIAS.get(_plain(name))
-    if found is None:
+    collective = _BY_ALIAS.get(_plain(name))
+    if collective is None:
         raise unknown("collective", name, COLLECTIVES)
-    return found
+    return collective
 
 
 def find_op(name: str) -> str:

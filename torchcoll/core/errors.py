@@ -30,11 +30,13 @@ class TorchcollError(Exception):
 
     exit_code: ExitCode = ExitCode.FAILED
 
-    def __init__(self, what: str, got: object = None, expected: str = "", action: str = "") -> None:
+    def __init__(
+        self, what: str, value: object = None, expected: str = "", action: str = ""
+    ) -> None:
         self.what, self.action = what, action
         text = what
-        if got is not None:
-            text += f": got {_short(got)}"
+        if value is not None:
+            text += f": got {_short(value)}"
             if expected:
                 text += f", expected {expected}"
         elif expected:
@@ -62,22 +64,26 @@ def choice(value: object, what: str, allowed: Iterable[object]) -> None:
 
 
 def unknown(
-    what: str, got: object, known: Iterable[object], expected: str = "one of {}", action: str = ""
+    what: str,
+    value: object,
+    choices: Iterable[object],
+    expected: str = "one of {}",
+    action: str = "",
 ) -> UsageError:
     """What refuses a name that is none of ``known``. expected: {} stands for all of them."""
-    names = [str(each) for each in known]
-    hint = f"{did_you_mean(got, names)} {action}".strip()
-    return UsageError(what, got, expected.format(", ".join(names)), hint)
+    names = [str(each) for each in choices]
+    hint = f"{did_you_mean(value, names)} {action}".strip()
+    return UsageError(what, value, expected.format(", ".join(names)), hint)
 
 
-def did_you_mean(got: object, known: Iterable[str], least: float = 0.6) -> str:
+def did_you_mean(value: object, choices: Iterable[str], least: float = 0.6) -> str:
     """``Did you mean all_reduce?``, or '' where no name is alike; capitals do not count. least:
     difflib's ratio.
     """
     import difflib  # 6 ms, which only an error costs
 
-    names = {name.lower(): name for name in known}
-    alike = difflib.get_close_matches(str(got).lower(), names, n=1, cutoff=least)
+    names = {name.lower(): name for name in choices}
+    alike = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=least)
     return f"Did you mean {names[alike[0]]}?" if alike else ""
 
 
@@ -90,18 +96,18 @@ RENAMED_OPTIONS = {
 }
 
 
-def nearest_option(message: str, known: Collection[str], help: str) -> str:
+def nearest_option(message: str, options: Collection[str], help: str) -> str:
     """The next action for what argparse refuses: the nearest option where it knows no such one, and
     where the options are listed.
     """
-    words = message.partition("unrecognized arguments: ")[2].split()
-    old = words[0].partition("=")[0] if words else ""
-    if RENAMED_OPTIONS.get(old) in known:
+    arguments = message.partition("unrecognized arguments: ")[2].split()
+    old = arguments[0].partition("=")[0] if arguments else ""
+    if RENAMED_OPTIONS.get(old) in options:
         return f"{old} is now {RENAMED_OPTIONS[old]}."
     # Without the dashes, which make all of them alike.
-    names = [name[2:] for name in known if name.startswith("--")]
-    got = words[0].partition("=")[0].lstrip("-") if words else ""
-    hint = did_you_mean(got, names).replace("mean ", "mean --") if got else ""
+    names = [name[2:] for name in options if name.startswith("--")]
+    option = arguments[0].partition("=")[0].lstrip("-") if arguments else ""
+    hint = did_you_mean(option, names).replace("mean ", "mean --") if option else ""
     return f"{hint} See {help}.".strip()
 
 

@@ -213,7 +213,7 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
 
 
 def _is_of(event: dict[str, Any], runs: Iterable[Run]) -> bool:
-    return any(event is own for run in runs for own in run.events)
+    return any(event is recorded for run in runs for recorded in run.events)
 
 
 def load_own(path: str | os.PathLike[str]) -> Run:
@@ -327,10 +327,10 @@ def _backward_stamps(run: Run) -> Iterator[str]:
         last = None
         for result in run.results:
             began = getattr(result, start)
-            own = [one for one in (last, began) if one is not None]
+            stamps = [stamp for stamp in (last, began) if stamp is not None]
             # Sub-groups run their batches at the same time: only the starts are in order.
             within = [began, *getattr(result, batches)] if began is not None else []
-            if own != sorted(own) or within != sorted(within):
+            if stamps != sorted(stamps) or within != sorted(within):
                 case = result.case.describe()
                 yield f"{run.path}: {clock} stamps run backwards at {case}: {why}"
                 break
@@ -402,8 +402,8 @@ def _unusable_fields(header: dict[str, Any]) -> Iterator[str]:
     for name, types in _SPEC_TYPES.items():
         yield from _remove(spec, name, types)
     for name in list(environment):
-        own = (dict,) if name in ("libraries", "variables") else (str, int, float)
-        yield from _remove(environment, name, own)
+        allowed = (dict,) if name in ("libraries", "variables") else (str, int, float)
+        yield from _remove(environment, name, allowed)
     for texts in (spec.get("labels"), environment.get("libraries"), environment.get("variables")):
         texts = texts or {}
         for name in list(texts):

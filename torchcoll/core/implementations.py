@@ -97,7 +97,7 @@ def find_implementations(text: str, backend: str | None) -> tuple[tuple[str, ...
     """The names of ``nccl,one_shot``, where a backend's own name is ``own``; and the backend, which
     such a name says where nothing else does. Raises UsageError.
     """
-    found: list[str] = []
+    names: list[str] = []
     for name in (part.strip().lower() for part in text.split(",")):
         if name not in IMPLEMENTATIONS and name != OWN:
             if name not in BACKENDS and not is_nccl(name):
@@ -108,8 +108,8 @@ def find_implementations(text: str, backend: str | None) -> tuple[tuple[str, ...
                 expected = f"{OWN}, or a name of --backend {backend}"
                 raise UsageError("implementation", name, expected)
             backend, name = backend or name, OWN
-        found.append(name)
-    return tuple(dict.fromkeys(found)), backend
+        names.append(name)
+    return tuple(dict.fromkeys(names)), backend
 
 
 def kernel_of(case: Case) -> Kernel | None:
@@ -175,9 +175,9 @@ def lacking(torch: Any, case: Case, index: int | None) -> str:
 def multicast(torch: Any, kind: str, index: int | None) -> bool:
     """Whether torch says that memory of the device can be mapped on a switch that copies."""
     c10d = torch._C._distributed_c10d
-    known = getattr(c10d._SymmetricMemory, "has_multicast_support", None)
+    has_multicast = getattr(c10d._SymmetricMemory, "has_multicast_support", None)
     device = getattr(torch._C._autograd.DeviceType, kind.upper(), None)
-    return bool(known and device is not None and known(device, index or 0))
+    return bool(has_multicast and device is not None and has_multicast(device, index or 0))
 
 
 def call_of(torch: Any, kernel: Kernel, send: Any, recv: Any, group_name: str) -> Call:

@@ -10,13 +10,13 @@ Span = tuple[int, int]  # start, end
 
 def merged(spans: Iterable[Span]) -> list[Span]:
     """The union, as intervals that do not touch, ascending."""
-    found: list[Span] = []
+    union: list[Span] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end))
         elif end > start:
-            found.append((start, end))
-    return found
+            union.append((start, end))
+    return union
 
 
 class Union:
@@ -48,12 +48,12 @@ def exposed(spans: Sequence[Span], hiding: Union) -> list[int]:
 
     So the sum is the time in which some span and nothing else was running.
     """
-    found = [0] * len(spans)
+    exposed_ns = [0] * len(spans)
     reached: int | None = None
     for place in sorted(range(len(spans)), key=lambda i: spans[i]):
         start, end = spans[place]
         start = start if reached is None else max(start, reached)
         if end > start:
-            found[place] = end - start - hiding.within(start, end)
+            exposed_ns[place] = end - start - hiding.within(start, end)
             reached = end
-    return found
+    return exposed_ns

@@ -155,8 +155,8 @@ def read_records(
         if not line.strip():
             continue
         try:
-            if found := sums.check(line):
-                problems.append(f"{path}:{number}: {found}")
+            if problem := sums.check(line):
+                problems.append(f"{path}:{number}: {problem}")
             if unusable.many and line[0] not in b"{ \t\r":
                 raise ValueError  # as its parser would, which takes five times as long to say where
             if long := len(line) > _PIECE:  # what is in it may be more than memory holds
@@ -240,15 +240,15 @@ def _two_in_one(what: str, path: Path, number: int) -> UnreadableError:
     return UnreadableError(what, path, "one header, in the first line", action)
 
 
-def _check_schema(header: dict[str, Any], own: str, path: Path) -> None:
+def _check_schema(header: dict[str, Any], schema: str, path: Path) -> None:
     """``torchcoll/2.4`` is read, ``torchcoll/3`` is not."""
-    family, _, version = own.partition("/")
-    stated = header["schema"]
-    if header["record"] != "header" or not stated.startswith(f"{family}/"):
+    family, _, version = schema.partition("/")
+    recorded = header["schema"]
+    if header["record"] != "header" or not recorded.startswith(f"{family}/"):
         raise ValueError
-    if stated.split("/")[1].split(".")[0] != version:
+    if recorded.split("/")[1].split(".")[0] != version:
         action = "Install the torchcoll version that wrote it."
-        raise UnreadableError(f"schema of {path}", stated, own, action)
+        raise UnreadableError(f"schema of {path}", recorded, schema, action)
 
 
 def _brief(error: Exception) -> str:

@@ -47,17 +47,17 @@ def check_metrics(text: str | os.PathLike[str]) -> Path:
 def write_metrics(path: Path, metrics: Sequence[Metric]) -> None:
     """In one step: who reads meanwhile has the earlier figures, or these. Raises OSError."""
     lines = []
-    for one in metrics:
-        name = f"torchcoll_{one.name}"
-        lines += [f"# HELP {name} {one.help}", f"# TYPE {name} gauge"]
-        lines += [f"{name}{_labels(labels)} {value:.10g}" for labels, value in one.values]
+    for metric in metrics:
+        name = f"torchcoll_{metric.name}"
+        lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} gauge"]
+        lines += [f"{name}{_labels(labels)} {value:.10g}" for labels, value in metric.values]
     replace_file(path, "\n".join([*lines, ""]).encode())  # UTF-8, as the format has it
 
 
 def _labels(labels: Mapping[str, object]) -> str:
     """As https://prometheus.io/docs/instrumenting/exposition_formats/ has them."""
-    words = []
+    pairs = []
     for name, value in labels.items():
         text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        words.append(f'{name}="{text}"')
-    return f"{{{','.join(words)}}}" if words else ""
+        pairs.append(f'{name}="{text}"')
+    return f"{{{','.join(pairs)}}}" if pairs else ""

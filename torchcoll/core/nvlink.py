@@ -45,5 +45,7 @@ NEWER = 107  # from this compute capability on a GPU is newer than this table
 
 def generation_of(capability: int) -> NvlinkGeneration | None:
     """That of a GPU of this compute capability (90 for 9.0); None where it is not known."""
-    older = [one for one in GENERATIONS if one.capability <= capability < NEWER]
+    older = [
+        generation for generation in GENERATIONS if generation.capability <= capability < NEWER
+    ]
     return older[-1] if older else None

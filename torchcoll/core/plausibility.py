@@ -59,12 +59,12 @@ def device_named(name: str) -> DeviceLimits | None:
     """``NVIDIA A100-SXM4-80GB`` -> A100; None for a device whose bound is not known. A part with
     the bounds of another keeps its own name: what was measured on the other is not expected of it.
     """
-    words = set(re.split(r"[^A-Z0-9]+", name.upper()))
-    for word in words:
-        found = _ALIASES.get(word, word)
+    tokens = set(re.split(r"[^A-Z0-9]+", name.upper()))
+    for token in tokens:
+        alias = _ALIASES.get(token, token)
         for device in DEVICES:
-            if device.name == found:
-                return dataclasses.replace(device, name=word)
+            if device.name == alias:
+                return dataclasses.replace(device, name=token)
     return None
 
 
@@ -75,8 +75,8 @@ def device_of(run: Run) -> DeviceLimits | None:
     names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
     if not names and run.labels.get("gpu"):
         names = {run.labels["gpu"]}
-    found = {device_named(name) for name in names}
-    return found.pop() if len(found) == 1 else None
+    devices = {device_named(name) for name in names}
+    return devices.pop() if len(devices) == 1 else None
 
 
 IMPLAUSIBLE = "implausible"
@@ -148,22 +148,24 @@ def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> list[str]:
     for sweep in _sweeps(timed) if device else ():
         if device and (text := _copy_text([row for _, row in sweep], device)):
             reasons |= {key: text for key, _ in sweep}
-    words = ["the time of enqueueing alone"]
+    causes_text = ["the time of enqueueing alone"]
     if run.source:
-        words = [
+        causes_text = [
             "one rank only (no MPI in the build?)",
             "a wrong number of ranks",
-            *words,
+            *causes_text,
             "data that never left a cache",
         ]
-    words += [] if link_gbps is None else ["links that are faster than was stated"]
-    causes = ", ".join(words[:-1]) + (" or " if len(words) > 1 else "") + words[-1]
-    found = {key: f"{reason}{LIKELY}{causes}" for key, reason in reasons.items()}
+    causes_text += [] if link_gbps is None else ["links that are faster than was stated"]
+    causes = (
+        ", ".join(causes_text[:-1]) + (" or " if len(causes_text) > 1 else "") + causes_text[-1]
+    )
+    doubts = {key: f"{reason}{LIKELY}{causes}" for key, reason in reasons.items()}
     tool = run.source.get("tool")
     if tool in _NCCL_TESTS:
         alone = [n for n, r in enumerate(run.results) if r.ranks == 1 and r.status == "ok"]
-        found |= dict.fromkeys(alone, _MEETS_NOBODY.format(tool=tool))
-    return [found.get(number, "") for number, _ in enumerate(run.results)]
+        doubts |= dict.fromkeys(alone, _MEETS_NOBODY.format(tool=tool))
+    return [doubts.get(number, "") for number, _ in enumerate(run.results)]
 
 
 @lru_cache(maxsize=256)  # the rows of a run have few
@@ -206,8 +208,8 @@ def link_unused(run: Run) -> str:
 def _hosts(run: Run, result: CaseResult) -> list[str]:
     """The host of each rank of the case; [] where the case has other ranks than the run."""
     ranks = result.members or range(len(run.members))
-    known = all(rank < len(run.members) for rank in ranks)
-    hosts = [str(run.members[rank]["host"]) for rank in ranks] if known else []
+    complete = all(rank < len(run.members) for rank in ranks)
+    hosts = [str(run.members[rank]["host"]) for rank in ranks] if complete else []
     return hosts if len(hosts) == result.ranks else []
 
 
@@ -216,11 +218,11 @@ def crossing(collective: str, hosts: Sequence[str], root: int | None) -> float:
 
     hosts: of each rank. 0.0: nothing must pass an interface, or it is not known how much.
     """
-    own, entry = Counter(hosts), COLLECTIVES[collective]
-    if len(own) < 2 or entry.crossing is None:
+    per_host, entry = Counter(hosts), COLLECTIVES[collective]
+    if len(per_host) < 2 or entry.crossing is None:
         return 0.0
     # A host with fewer ranks may have all the interfaces of the others.
-    return entry.crossing(hosts, own, root or 0) / max(own.values())
+    return entry.crossing(hosts, per_host, root or 0) / max(per_host.values())
 
 
 def _beyond_interfaces(row: Row, hosts: Sequence[str], link_gbps: float | None) -> str:
@@ -266,8 +268,8 @@ def _sweeps(timed: Sequence[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
     """Cases of several ranks that differ in nothing but the size, from 1 MiB on."""
     sweeps: dict[tuple[object, ...], list[tuple[int, Row]]] = {}
     for key, row in timed:
-        one = row.coalesce == 1 and row.device != "cpu" and row.communicates
-        if one and row.median_ns and row.ranks > 1 and row.size_bytes >= _COPIED_BYTES:
+        single = row.coalesce == 1 and row.device != "cpu" and row.communicates
+        if single and row.median_ns and row.ranks > 1 and row.size_bytes >= _COPIED_BYTES:
             sweeps.setdefault(_sweep_of(row), []).append((key, row))
     return [s for s in sweeps.values() if len({row.size_bytes for _, row in s}) >= _SIZES_OF_LAW]
 

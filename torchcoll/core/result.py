@@ -214,8 +214,8 @@ class Choice:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Choice:
         """Unknown fields are ignored. Raises KeyError or TypeError on a broken one."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        choice = cls(**{k: v for k, v in data.items() if k in known})
+        names = {f.name for f in dataclasses.fields(cls)}
+        choice = cls(**{k: v for k, v in data.items() if k in names})
         if not all(isinstance(t, str) for t in (choice.algorithm, choice.protocol, choice.source)):
             raise TypeError("not a text")
         check_whole(*or_none(choice.channels))
@@ -284,22 +284,22 @@ class ConcurrentBlocks:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ConcurrentBlocks:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        found = cls(**{name: value for name, value in data.items() if name in known})
-        later = found.offset_ns is not None
+        fields = {f.name for f in dataclasses.fields(cls)}
+        blocks = cls(**{name: value for name, value in data.items() if name in fields})
+        later = blocks.offset_ns is not None
         names = CONCURRENT_BLOCKS + LATER_BLOCKS if later else CONCURRENT_BLOCKS
-        matrices = [getattr(found, name) for name in names]
+        matrices = [getattr(blocks, name) for name in names]
         for matrix in matrices:
             if not isinstance(matrix, list):
                 raise TypeError("blocks are not lists by rank")
             check_lists(*matrix, durations=True)
         if len({(len(m), *map(len, m)) for m in matrices}) > 1:
             raise ValueError("blocks of unlike number")
-        unknown = or_none(found.threads, found.work_bus_bytes, found.offset_ns)
-        check_whole(found.calls, found.repeats, *unknown)
-        if not isinstance(found.work, str) or min(found.calls, found.repeats) < 1:
+        unknown = or_none(blocks.threads, blocks.work_bus_bytes, blocks.offset_ns)
+        check_whole(blocks.calls, blocks.repeats, *unknown)
+        if not isinstance(blocks.work, str) or min(blocks.calls, blocks.repeats) < 1:
             raise ValueError("a block of nothing")
-        return found
+        return blocks
 
 
 _COVERED = 0.95  # of the time of the calls: so long the work has to be there
@@ -432,10 +432,10 @@ class CaseResult:
         values = {k: v for k, v in data.items() if k in _RESULT_NAMES}
         values["case"] = case_from_json(data["case"])
         if values.get("verification") is not None:
-            known = {f.name for f in dataclasses.fields(Verification)}
-            found = {k: v for k, v in data["verification"].items() if k in known}
-            found["wrong_ranks"] = tuple(found.get("wrong_ranks", ()))
-            values["verification"] = Verification(**found)
+            fields = {f.name for f in dataclasses.fields(Verification)}
+            verification = {k: v for k, v in data["verification"].items() if k in fields}
+            verification["wrong_ranks"] = tuple(verification.get("wrong_ranks", ()))
+            values["verification"] = Verification(**verification)
         if values.get("reported") is not None:
             values["reported"] = Reported.from_json(data["reported"])
         values["choices"] = [Choice.from_json(choice) for choice in data.get("choices") or ()]
@@ -493,17 +493,17 @@ def shortfall(results: Sequence[CaseResult]) -> tuple[str, CaseResult] | None:
     if not bad:
         return None
     counts = Counter(result.status for result in bad)
-    words = ", ".join(f"{count} {status}" for status, count in counts.items())
-    return f"{lead}{words} of {counted(len(results), 'case')}", bad[0]
+    statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return f"{lead}{statuses} of {counted(len(results), 'case')}", bad[0]
 
 
 def stated_shortfall(results: Sequence[CaseResult]) -> str:
     """``shortfall`` as one text with the reason of its first case; '' where nothing fails."""
-    found = shortfall(results)
-    if not found:
+    short = shortfall(results)
+    if not short:
         return ""
-    words, first = found
-    return f"{words}. First: {first.case.describe()}: {first.reason}"
+    statuses, first = short
+    return f"{statuses}. First: {first.case.describe()}: {first.reason}"
 
 
 @dataclass(frozen=True)
@@ -557,7 +557,7 @@ class SoakWindow:
     faults: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        cases = [{**vars(one), "case": one.case.to_json()} for one in self.cases]
+        cases = [{**vars(case), "case": case.case.to_json()} for case in self.cases]
         return {**vars(self), "cases": cases}
 
     @classmethod
@@ -660,10 +660,10 @@ class Run(Displayed):
 
     def all_runs(self) -> list[tuple[Run, list[CaseResult]]]:
         """This run and its continuations, each with those of ``results`` that it measured."""
-        found: list[tuple[Run, list[CaseResult]]] = [(r, []) for r in (self, *self.continuations)]
+        runs: list[tuple[Run, list[CaseResult]]] = [(r, []) for r in (self, *self.continuations)]
         for number, result in zip(run_numbers(self), self.results, strict=True):
-            found[number][1].append(result)
-        return found
+            runs[number][1].append(result)
+        return runs
 
     @property
     def labels(self) -> dict[str, str]:
@@ -708,9 +708,9 @@ def hosts_of(run: Run) -> int:
     """On how many hosts: of those that its ranks name, else the label ``hosts``, which tells it of
     an imported table; 0 where neither does.
     """
-    known = len({str(member["host"]) for member in run.members if member.get("host")})
-    stated = run.labels.get("hosts", "")
-    return known or (int(stated) if is_hosts(stated) else 0)
+    recorded = len({str(member["host"]) for member in run.members if member.get("host")})
+    label = run.labels.get("hosts", "")
+    return recorded or (int(label) if is_hosts(label) else 0)
 
 
 def is_hosts(text: str) -> bool:

@@ -14,15 +14,15 @@ def crowded(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     Then a call's time includes waiting for a core, which no network explains. ``members``: of a
     Run; where one does not tell its affinity (not Linux, other tools), nothing is known.
     """
-    found = []
+    crowds = []
     for host, here in by_host(members).items():
         cores = cores_of(here)
         if cores and len(here) > len(cores):
             plural = "s" if len(cores) > 1 else ""
             text = f"{len(here)} ranks share {len(cores)} core{plural}: "
             text += "times include waiting for a core"
-            found.append((host, text))
-    return found
+            crowds.append((host, text))
+    return crowds
 
 
 def by_host(members: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
@@ -46,7 +46,7 @@ def apart(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     --gpus-per-task) it goes over PCIe or the host's memory and says nothing (NVIDIA/nccl#1066).
     ``members``: of a Run.
     """
-    found = []
+    hosts_apart = []
     for host, here in by_host(members).items():
         several = len({m.get("pci_id") or m.get("uuid") for m in here}) == len(here) > 1
         amd = any(str(m.get("device_name")).startswith("AMD") for m in here)
@@ -54,8 +54,8 @@ def apart(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
             text = f"each of {len(here)} ranks sees its own GPU alone (srun --gpus-per-task does "
             text += "so): NCCL may find no NVLink between them (NVIDIA/nccl#1066). "
             text += "srun --gpus-per-node, or --gpu-bind=none, shows all to each"
-            found.append((host, text))
-    return found
+            hosts_apart.append((host, text))
+    return hosts_apart
 
 
 def _numbers(text: object) -> set[int]:
@@ -63,7 +63,7 @@ def _numbers(text: object) -> set[int]:
     if not isinstance(text, str):
         return set()
     spans = [part.split("-") for part in text.split(",") if part]
-    if not all(word.strip().isdecimal() for span in spans for word in span):
+    if not all(number.strip().isdecimal() for span in spans for number in span):
         return set()
     ends = [(int(span[0]), int(span[-1])) for span in spans]
     if any(last >= _MOST for _, last in ends):

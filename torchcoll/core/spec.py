@@ -217,8 +217,8 @@ class Spec:
         put("labels", dict(self.labels))
         if self.mesh is not None:
             _, columns = _read_mesh(self.mesh)
-            own = (f"mod:{columns}", f"{SAME}:div:{columns}")
-            for name, value in zip(("groups", "concurrent"), own, strict=True):
+            groupings = (f"mod:{columns}", f"{SAME}:div:{columns}")
+            for name, value in zip(("groups", "concurrent"), groupings, strict=True):
                 if getattr(self, name) not in (None, value):
                     raise UsageError("mesh", f"{self.mesh} with --{name}", "one of them")
                 put(name, value)
@@ -229,15 +229,17 @@ class Spec:
         if self.offset is not None:
             parse_duration(self.offset, "offset")
             if not self.concurrent_collective:
-                got = f"{self.offset} with {self.concurrent or 'nothing'} concurrent"
-                raise UsageError("offset", got, "--concurrent COLLECTIVE:GROUPS or --mesh with it")
+                offset_text = f"{self.offset} with {self.concurrent or 'nothing'} concurrent"
+                raise UsageError(
+                    "offset", offset_text, "--concurrent COLLECTIVE:GROUPS or --mesh with it"
+                )
         if isinstance(self.backend, str):
             put("backend", ",".join(_names(self.backend.lower())))
         if self.implementation != OWN:
             from torchcoll.core.implementations import find_implementations
 
-            found, backend = find_implementations(self.implementation, self.backend)
-            put("implementation", ",".join(found))
+            implementations, backend = find_implementations(self.implementation, self.backend)
+            put("implementation", ",".join(implementations))
             put("backend", backend)
         for name in ("collectives", "dtypes", "ops", "roots"):
             if not getattr(self, name):
@@ -334,12 +336,12 @@ class Spec:
             from torchcoll.core.splits import split_weights
 
             weights = split_weights(self.splits, ranks)
-        found: dict[tuple[Any, ...], Sizing] = {}
+        by_key: dict[tuple[Any, ...], Sizing] = {}
         for case in self._product():
             sizing = size_case(case, ranks, weights)
             key = (dataclasses.replace(case, size_bytes=sizing.size_bytes), sizing.count)
-            found.setdefault(key, sizing)
-        sizings = list(found.values())
+            by_key.setdefault(key, sizing)
+        sizings = list(by_key.values())
         if self.buffer_reuse == "rotate":
             span = max((max(s.bytes_in, s.bytes_out) for s in sizings), default=0)
             sizings = [dataclasses.replace(sizing, span_bytes=span) for sizing in sizings]
@@ -354,13 +356,13 @@ class Spec:
         if self.mesh is not None:
             rows, columns = _read_mesh(self.mesh)
             if rows * columns != ranks:
-                got = f"{self.mesh}, which is {rows * columns} ranks"
-                raise UsageError("mesh", got, f"one of {counted(ranks, 'rank')}")
+                value = f"{self.mesh}, which is {rows * columns} ranks"
+                raise UsageError("mesh", value, f"one of {counted(ranks, 'rank')}")
         elif self.concurrent_collective and ranks > 1:
             _, rule, _ = other_collective(str(self.concurrent)) or ("", "", None)
             if max(map(len, partition(rule, ranks))) == 1:
-                got = f"{self.concurrent}, where each of {ranks} ranks is alone"
-                raise UsageError("concurrent", got, "groups of several ranks")
+                value = f"{self.concurrent}, where each of {ranks} ranks is alone"
+                raise UsageError("concurrent", value, "groups of several ranks")
         return partition(self.groups, ranks) if self.groups else (tuple(range(ranks)),)
 
     @property
@@ -401,16 +403,18 @@ class Spec:
 
     def _product(self) -> Iterable[Case]:
         device = self.device or "cpu"
-        ways = [(one, by) for one in self.backends for by in _names(self.implementation)]
-        forth, back, turns = ways, ways[::-1], itertools.count()
+        variants = [
+            (backend, by) for backend in self.backends for by in _names(self.implementation)
+        ]
+        forth, back, turns = variants, variants[::-1], itertools.count()
         mode = self.mode or ("synchronized" if device == "cpu" else "back-to-back")
         for name, dtype, op, sizes, asynchronous in self._calls():
             entry = COLLECTIVES[name]
             if self.in_place is None or not entry.has_data:
                 placements: Sequence[bool | None] = (None,)
             else:
-                both = self.in_place == "both"
-                placements = entry.placements if both else (bool(self.in_place),)
+                both_placements = self.in_place == "both"
+                placements = entry.placements if both_placements else (bool(self.in_place),)
             for root in self.roots if entry.has_root else (None,):
                 for in_place in placements:
                     for size_bytes in sizes:
@@ -448,13 +452,13 @@ class Spec:
 
 def _placement(collective: str, implementation: str) -> bool:
     """Whether it is in place where nothing is asked for."""
-    own = COLLECTIVES[collective].placements[0]
+    default = COLLECTIVES[collective].placements[0]
     if implementation == OWN:
-        return own
+        return default
     from torchcoll.core.implementations import placement_of
 
     other = placement_of(implementation, collective)
-    return own if other is None else other
+    return default if other is None else other
 
 
 def read_work(text: str) -> str:
@@ -469,8 +473,8 @@ def read_work(text: str) -> str:
         if rest and (name == SAME or name in COLLECTIVES):
             other_collective(text)
             return text
-        words = f"{', '.join(WORKS)}, each with :SIZE, COLLECTIVE:GROUPS or {_BACKGROUND}LABEL"
-        raise UsageError("concurrent", text, words)
+        expected = f"{', '.join(WORKS)}, each with :SIZE, COLLECTIVE:GROUPS or {_BACKGROUND}LABEL"
+        raise UsageError("concurrent", text, expected)
     if colon and parse_size(rest, "concurrent") < LEAST_WORK:
         raise UsageError("concurrent", text, f"a size of at least {LEAST_WORK} bytes")
     return text
@@ -505,16 +509,16 @@ def _flag(name: str) -> str:
 
 
 def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:
-    words = "a whole number" if kind is int else "a number"
+    expected = "a whole number" if kind is int else "a number"
     if least is not None:
-        words += f" from {least} on"
+        expected += f" from {least} on"
     try:
         number = kind(value)
     except (TypeError, ValueError, OverflowError):
-        raise UsageError(what, value, words) from None
+        raise UsageError(what, value, expected) from None
     changed = not isinstance(value, str) and number != value  # 2.5 is no whole number; nor is nan
     if isinstance(value, bool) or changed or (least is not None and number < least):
-        raise UsageError(what, value, words)
+        raise UsageError(what, value, expected)
     return number
 
 
@@ -578,8 +582,8 @@ def fields_of(points: Iterable[ExactCall]) -> dict[str, tuple[Any, ...]]:
     """What the fields of a Spec that are a product hold then: the values that the points have."""
     columns = zip(*map(astuple, points), strict=True)
     collectives, sizes, dtypes, ops, _ = (dict.fromkeys(column) for column in columns)
-    found = {"collectives": collectives, "sizes": sorted(sizes), "dtypes": dtypes, "ops": ops}
-    kept = {name: tuple(value for value in values if value) for name, values in found.items()}
+    fields = {"collectives": collectives, "sizes": sorted(sizes), "dtypes": dtypes, "ops": ops}
+    kept = {name: tuple(value for value in values if value) for name, values in fields.items()}
     return {name: values for name, values in kept.items() if values}
 
 
@@ -595,8 +599,8 @@ def _size_of(entry: Collective, call: TrafficCall, ranks: int) -> int:
     whole = entry.parts(ranks)
     held = entry.elements(Layout(0, ranks, 1))  # of the root, which holds most
     sides = list(zip((call.bytes_in, call.bytes_out), held, strict=True))
-    known = max(size_bytes for size_bytes, parts in sides if parts == whole)
-    return known or max(size_bytes * whole // parts for size_bytes, parts in sides)
+    largest = max(size_bytes for size_bytes, parts in sides if parts == whole)
+    return largest or max(size_bytes * whole // parts for size_bytes, parts in sides)
 
 
 def point_of(call: TrafficCall, ranks: int) -> tuple[ExactCall | None, str]:
@@ -627,9 +631,9 @@ def point_of(call: TrafficCall, ranks: int) -> tuple[ExactCall | None, str]:
             remarks.append(f"measured as an even {name} of the larger of bytes in and out")
     dtype = (call.dtype or "").removeprefix("torch.")
     if dtype not in DTYPES:
-        known = dtype or "unknown"
+        recorded = dtype or "unknown"
         dtype = "float32" if entry.has_op and size_bytes % 4 == 0 else "uint8"
-        remarks.append(f"dtype {known}: measured as {dtype} of the same bytes")
+        remarks.append(f"dtype {recorded}: measured as {dtype} of the same bytes")
     op = None
     if entry.has_op:
         op = call.op if call.op in OPS else "sum"
@@ -644,8 +648,8 @@ def spec_of(traffic: Traffic, groups: str | None, changes: Mapping[str, Any]) ->
     """``Traffic.spec``."""
     taken = [name for name in _OF_POINTS if name in changes]
     if taken:
-        got = f"{taken[0]} with a traffic, which says what is sent"
-        raise UsageError("spec", got, "fields that say how to measure")
+        value = f"{taken[0]} with a traffic, which says what is sent"
+        raise UsageError("spec", value, "fields that say how to measure")
     chosen = _choose(traffic, groups)
     members = set(chosen or [tuple(range(traffic.ranks))])
     points: dict[ExactCall, None] = {}
@@ -666,8 +670,8 @@ def spec_of(traffic: Traffic, groups: str | None, changes: Mapping[str, Any]) ->
         if note not in traffic.notes:
             traffic.notes.append(note)
     if not points:
-        stated = "; ".join(remarks) or "none"
-        raise UsageError("traffic", f"no call that can be measured ({stated})", "at least one")
+        reasons = "; ".join(remarks) or "none"
+        raise UsageError("traffic", f"no call that can be measured ({reasons})", "at least one")
     first = {key: place for place, key in enumerate(dict.fromkeys(map(_kind, points)))}
     ordered = sorted(points, key=lambda point: (first[_kind(point)], point.size_bytes))
     text = partition_text(chosen) if chosen else None
@@ -696,11 +700,11 @@ def _choose(traffic: Traffic, groups: str | None) -> tuple[tuple[int, ...], ...]
     named = " or ".join(f"groups={partition_text(choice or (whole,))!r}" for choice in choices)
     if groups is None:
         if len(choices) > 1:
-            got = f"calls on {len(choices)} ways to divide the ranks"
-            raise UsageError("groups", got, f"one of them: {named}", _EACH)
+            value = f"calls on {len(choices)} ways to divide the ranks"
+            raise UsageError("groups", value, f"one of them: {named}", _EACH)
         return choices[0] if choices else ()
     asked = partition(groups, traffic.ranks)
-    for way in choices:
-        if set(way or (whole,)) == set(asked):
-            return way
+    for division in choices:
+        if set(division or (whole,)) == set(asked):
+            return division
     raise UsageError("groups", groups, named or "no groups: the traffic has no calls")

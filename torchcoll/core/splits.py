@@ -55,12 +55,12 @@ class Weights:
 
 def _histograms(rows: Iterable[Sequence[int]]) -> list[Mapping[int, int]]:
     # The rows of a list of weights are all alike: one is counted.
-    known: dict[Sequence[int], Mapping[int, int]] = {}
+    by_row: dict[Sequence[int], Mapping[int, int]] = {}
     histograms = []
     for row in rows:
-        histogram = known.get(row)
+        histogram = by_row.get(row)
         if histogram is None:
-            histogram = known[row] = Counter(row)
+            histogram = by_row[row] = Counter(row)
         histograms.append(histogram)
     return histograms
 

@@ -333,7 +333,7 @@ def summarise(
         algbw, busbw = bandwidths(result, middle or 0)
         p99 = quantile(steady, 0.99) if len(steady) >= P99_CALLS else None
         calls = sum(result.batches) if result.calls_per_sample > 1 else len(steady)
-    stated = (
+    statistic = (
         COLD_CALL
         if reported and reported.one_cold_call
         else reported.statistic
@@ -372,7 +372,7 @@ def summarise(
         bytes_out=result.bytes_out,
         first_call_ns=cold[0] if cold else reported.first_call_ns if reported else None,
         second_call_ns=cold[1] if len(cold) > 1 else None,
-        statistic=(PERIOD if has_period(result, clock) else "median") if steady else stated,
+        statistic=(PERIOD if has_period(result, clock) else "median") if steady else statistic,
         median_ns=middle,
         low_ns=quantile(steady, LOW) if steady else None,
         high_ns=quantile(steady, HIGH) if steady else None,
@@ -456,9 +456,9 @@ def library_of(case: Case, environment: Mapping[str, Any]) -> str | None:
 
 def libraries_of(run: Run) -> list[str | None]:
     """What communicated in each result, in its run (``library_of``)."""
-    known = [one.environment for one in (run, *run.continuations)]
+    environments = [part.environment for part in (run, *run.continuations)]
     each = zip(run_numbers(run), run.results, strict=True)
-    return [library_of(result.case, known[number]) for number, result in each]
+    return [library_of(result.case, environments[number]) for number, result in each]
 
 
 def backends_of(results: Sequence[CaseResult]) -> list[str]:
@@ -482,12 +482,12 @@ def first_results(results: Sequence[CaseResult], backend: str | None = None) -> 
 
 def cold_by_rank(results: Sequence[CaseResult]) -> dict[int, Sequence[int]]:
     """Rank of the run, ascending -> its cold calls, of one case in all of its sub-groups."""
-    found = {
+    by_rank = {
         result.members[place] if place < len(result.members) else place: row
         for result in results
         for place, row in enumerate(result.cold_ns)
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(by_rank.items()))
 
 
 def connects(run: Run, backend: str) -> str | None:
@@ -500,8 +500,8 @@ def connects(run: Run, backend: str) -> str | None:
     if backend in of_each:
         return str(of_each[backend])
     asked = str((run.header.get("spec") or {}).get("backend") or backend)
-    known = run.header.get("connects")
-    return known if backend == asked.split(",")[0] or known == "before" else "unknown"
+    recorded = run.header.get("connects")
+    return recorded if backend == asked.split(",")[0] or recorded == "before" else "unknown"
 
 
 def first_call_ns(firsts: Sequence[CaseResult], how: str = "max") -> float:
@@ -519,16 +519,16 @@ def connect_ns(run: Run, firsts: Sequence[CaseResult], how: str = "max") -> floa
     """
     backend = firsts[0].case.backend if firsts else ""
     where = connects(run, backend)
-    own = [ns for result in firsts for ns in result.connect_ns]
-    ways = [own]
+    of_results = [ns for result in firsts for ns in result.connect_ns]
+    sources = [of_results]
     if where == "init_process_group" and run.ranks != 1 and communicates(backend):
         names = (f"new_group_{backend}", "init_process_group")
-        ways.append(next((run.phases[n] for n in names if run.phases.get(n)), []))
+        sources.append(next((run.phases[n] for n in names if run.phases.get(n)), []))
     if where != "unknown":
-        ways.append(run.phases.get("communicator") or [])
+        sources.append(run.phases.get("communicator") or [])
     # 0 is what a rank has that took no part.
-    known = (over_ranks([[ns] for ns in way], how)[0] for way in ways if way)
-    return next((ns for ns in known if ns), 0)
+    durations = (over_ranks([[ns] for ns in source], how)[0] for source in sources if source)
+    return next((ns for ns in durations if ns), 0)
 
 
 def first_result_ns(

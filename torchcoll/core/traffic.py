@@ -253,12 +253,12 @@ def join(parts: Iterable[Traffic]) -> Traffic:
             )
             continue
         if part.ranks != joined.ranks or part.source != joined.source:
-            got = f"{part.source} of {part.ranks} ranks in {where}"
+            value = f"{part.source} of {part.ranks} ranks in {where}"
             expected = f"{joined.source} of {joined.ranks} ranks as in {joined.path or 'others'}"
-            raise UsageError("traffic", got, expected, _OF_ONE)
-        own, other = (traffic.environment.get("capture") for traffic in (part, joined))
-        if own and other and own != other:
-            raise UsageError(f"capture in {where}", own, f"{other} as in the others", _OF_ONE)
+            raise UsageError("traffic", value, expected, _OF_ONE)
+        capture, other = (traffic.environment.get("capture") for traffic in (part, joined))
+        if capture and other and capture != other:
+            raise UsageError(f"capture in {where}", capture, f"{other} as in the others", _OF_ONE)
         for rank in sorted(part.calls.keys() & joined.calls.keys()):
             raise UsageError("traffic", f"rank {rank} twice, again in {where}", "once", _OF_ONE)
         for name, group in part.groups.items():
@@ -266,8 +266,8 @@ def join(parts: Iterable[Traffic]) -> Traffic:
             if not there.ranks:
                 joined.groups[name] = group
             elif group.ranks and there.ranks != group.ranks:
-                got = f"group {name} of ranks {group.ranks} in {where}"
-                raise UsageError("traffic", got, f"ranks {there.ranks}", _OF_ONE)
+                value = f"group {name} of ranks {group.ranks} in {where}"
+                raise UsageError("traffic", value, f"ranks {there.ranks}", _OF_ONE)
         joined.calls.update(part.calls)
         joined.steps.update(part.steps)
         joined.computing.update(part.computing)
@@ -293,19 +293,19 @@ def _separate_groups(parts: list[Traffic]) -> list[Traffic]:
     NAME depends on those that it was in. As they are where some rank does not know a group that it
     is in: then the files are not of one run.
     """
-    known: dict[str, dict[tuple[int, ...], None]] = {}
+    ranks_by_name: dict[str, dict[tuple[int, ...], None]] = {}
     for part in parts:
         for name, group in part.groups.items():
             if group.ranks:
-                known.setdefault(_first_name(part, name), {})[group.ranks] = None
-    again = {name: list(found) for name, found in known.items() if len(found) > 1}
+                ranks_by_name.setdefault(_first_name(part, name), {})[group.ranks] = None
+    again = {name: list(several) for name, several in ranks_by_name.items() if len(several) > 1}
     if not again:
         return parts
     for part in parts:
-        own = {(_first_name(part, name), group.ranks) for name, group in part.groups.items()}
-        for name, found in again.items():
-            for ranks in found:
-                if not part.calls.keys().isdisjoint(ranks) and (name, ranks) not in own:
+        groups = {(_first_name(part, name), group.ranks) for name, group in part.groups.items()}
+        for name, several in again.items():
+            for ranks in several:
+                if not part.calls.keys().isdisjoint(ranks) and (name, ranks) not in groups:
                     return parts
     return [_renamed(part, again) for part in parts]
 
@@ -323,8 +323,8 @@ def _renamed(part: Traffic, again: Mapping[str, list[tuple[int, ...]]]) -> Traff
         names[name] = (first if place == 1 else f"{first}@{place}") if place else name
     groups = [dataclasses.replace(g, name=names[name]) for name, g in part.groups.items()]
     calls = {
-        rank: [dataclasses.replace(c, group=names.get(c.group, c.group)) for c in own]
-        for rank, own in part.calls.items()
+        rank: [dataclasses.replace(c, group=names.get(c.group, c.group)) for c in calls]
+        for rank, calls in part.calls.items()
     }
     return dataclasses.replace(part, groups={g.name: g for g in groups}, calls=calls)
 
@@ -336,9 +336,9 @@ def _summed(notes: Iterable[str]) -> list[str]:
     """Each note once. Those that count the calls of a rank (``3 calls ...``) add up."""
     counts: dict[str, int] = {}
     for note in notes:
-        found = _COUNT.match(note)
-        text = note[found.end() :] if found else note
-        counts[text] = counts.get(text, 0) + (int(found[0]) if found else 0)
+        match = _COUNT.match(note)
+        text = note[match.end() :] if match else note
+        counts[text] = counts.get(text, 0) + (int(match[0]) if match else 0)
     return [f"{count or ''}{text}" for text, count in counts.items()]
 
 
@@ -522,23 +522,25 @@ def latest(parts: Sequence[Traffic], folder: Path) -> list[Traffic]:
     if len(captures) < 2:
         return list(parts)
     last = max(captures)
-    own = list(captures.pop(last))
+    newest = list(captures.pop(last))
     names = [part.path.name for other in captures.values() for part in other if part.path]
     if len(names) > _NAMED:
         names[_NAMED:] = [f"{len(names) - _NAMED} more"]
     begun = f", begun {last[0].split(' ')[0]}" if last[0] else ""
     note = f"{folder} holds {len(captures) + 1} captures: this is the last{begun}; left out: "
-    own[0] = dataclasses.replace(own[0], notes=[f"{note}{', '.join(names)}", *own[0].notes])
-    return own
+    newest[0] = dataclasses.replace(
+        newest[0], notes=[f"{note}{', '.join(names)}", *newest[0].notes]
+    )
+    return newest
 
 
 def _capture_of(part: Traffic) -> tuple[str, int]:
     """When it began; where that is not known, the number in the name of its file."""
-    stated = part.environment.get("capture")
-    if isinstance(stated, str):
-        return stated, 0
-    found = _NUMBERED.match(part.path.name if part.path else "")
-    return "", int(found[1]) if found else 0
+    capture = part.environment.get("capture")
+    if isinstance(capture, str):
+        return capture, 0
+    match = _NUMBERED.match(part.path.name if part.path else "")
+    return "", int(match[1]) if match else 0
 
 
 _NUMBERED = re.compile(rf"{RANK_FILE}\d{{1,9}}-(\d{{1,9}})\.", re.ASCII)

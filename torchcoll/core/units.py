@@ -80,19 +80,19 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def _listed(text: str, what: str, read: Callable[[str], int], factor: int) -> list[int]:
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
-        first, dots, last = (word.strip() for word in part.partition(".."))
+        first, dots, last = (bound.strip() for bound in part.partition(".."))
         low = read(first)
         high = read(last) if dots else low
         if not 0 < low <= high:
             raise UsageError(what, part.strip(), "from above 0, and not down")
         while low <= high:
-            found.append(low)
+            numbers.append(low)
             low *= factor
-        if dots and found[-1] != high:
-            found.append(high)
-    return sorted(set(found))
+        if dots and numbers[-1] != high:
+            numbers.append(high)
+    return sorted(set(numbers))
 
 
 def whole_number(value: object, what: str, least: int) -> int:
@@ -231,6 +231,6 @@ def format_ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def counted(number: int, word: str) -> str:
+def counted(number: int, noun: str) -> str:
     """``1 case``, ``2 cases``, ``2 runs``."""
-    return f"{number} {word}{'' if number == 1 else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -41,7 +41,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 def name_words(name: str) -> set[str]:
     """``xAmzSignature`` and ``X-Amz-Signature``: {"X", "AMZ", "SIGNATURE"}."""
-    return {word.upper() for word in _WORD.findall(name)}
+    return {token.upper() for token in _WORD.findall(name)}
 
 
 def names_secret(name: str) -> bool:
@@ -61,10 +61,10 @@ def is_secret_setting(name: str, value: str) -> bool:
         if "TOKEN" in name.upper():
             return not _NUMBER.fullmatch(value)
         return not (name.upper().endswith("PWD") and value.startswith("/"))
-    words = name_words(name)
-    if words & _LOOSE_WORDS:
+    tokens = name_words(name)
+    if tokens & _LOOSE_WORDS:
         return len(value) >= 6 and bool(re.search(r"\d", value) and re.search(r"[A-Za-z]", value))
-    return bool(words & _WEAK_WORDS) and any(map(_is_mixed, _RUN.findall(value)))
+    return bool(tokens & _WEAK_WORDS) and any(map(_is_mixed, _RUN.findall(value)))
 
 
 def is_secret_option(option: str, value: str) -> bool:
@@ -366,16 +366,16 @@ def _user_of_address(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     return match.end(), match.end() + length
 
 
-def _without_password(word: str) -> str:
+def _without_password(token: str) -> str:
     """Masks ``user:password@host``; not ``10.0.0.1:80,b@c``, ``gpu:0@n1``, ``x:1@sha256:...``."""
-    at = word.rfind("@")
-    host = word[at + 1 :]
+    at = token.rfind("@")
+    host = token[at + 1 :]
     if at < 0 or not (host[:1].isalnum() or host[:1] == "[") or host.startswith("sha256:"):
-        return word
-    for user in _USER.finditer(word, 0, at):
-        if not (word.startswith("//", user.end()) or _PORT.match(word, user.end(), at + 1)):
-            return f"{word[: user.start()]}{MASK}{word[at:]}"
-    return word
+        return token
+    for user in _USER.finditer(token, 0, at):
+        if not (token.startswith("//", user.end()) or _PORT.match(token, user.end(), at + 1)):
+            return f"{token[: user.start()]}{MASK}{token[at:]}"
+    return token
 
 
 _VOWELS = re.compile(r"[a-z]{3,}")
@@ -390,9 +390,9 @@ def _is_random(run: str) -> bool:
     """
     if not (re.search("[a-z]", run) and re.search("[A-Z]", run) and re.search(r"\d", run)):
         return False
-    words = [word for word in _VOWELS.findall(run) if re.search("[aeiou]", word)]
+    tokens = [token for token in _VOWELS.findall(run) if re.search("[aeiou]", token)]
     return _class_changes(run) >= _LEAST_CHANGES * (len(run) - 1) and sum(
-        map(len, words)
+        map(len, tokens)
     ) < _MOST_WORDS * len(run)
 
 
@@ -420,11 +420,11 @@ _NO_SECRETS = re.compile(
 def is_secret(name: str) -> bool:
     """Whether a variable of that name may hold a secret, or whatever a person wrote."""
     upper = _NO_SECRETS.sub("", name.upper())
-    words = set(re.split(r"[^A-Z]+", upper))
+    tokens = set(re.split(r"[^A-Z]+", upper))
     return (
         names_secret(upper)
         or bool(_SECRET.search(upper))
-        or not words.isdisjoint(_SECRET_WORDS | _FREE_TEXT)
+        or not tokens.isdisjoint(_SECRET_WORDS | _FREE_TEXT)
     )
 
 
@@ -452,10 +452,10 @@ def masked_labels(labels: Mapping[str, str]) -> dict[str, str]:
     return {k: MASK if is_secret_setting(k, v) else masked(v) for k, v in labels.items()}
 
 
-def masked_words(words: Sequence[str]) -> list[str]:
+def masked_words(tokens: Sequence[str]) -> list[str]:
     """A command line as a file may keep it: ``--api-token x``, ``NAME_TOKEN=x``, ``user:pass@``."""
-    shown = [masked(word) for word in words]
-    for index, (option, value) in enumerate(pairwise(words), 1):
+    shown = [masked(token) for token in tokens]
+    for index, (option, value) in enumerate(pairwise(tokens), 1):
         if option.startswith("-") and "=" not in option and is_secret_option(option, value):
             shown[index] = MASK
     return shown

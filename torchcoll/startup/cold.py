@@ -66,9 +66,9 @@ def slowest(durations: Mapping[int, float], run: Run) -> Slowest | None:
     ns = max(durations.values())
     if len(durations) < 2:
         return Slowest(ns)
-    rank = next(rank for rank, own in durations.items() if own == ns)
+    rank = next(rank for rank, duration in durations.items() if duration == ns)
     member = run.members[rank] if rank < len(run.members) else {}
-    others = [own for other, own in durations.items() if other != rank]
+    others = [duration for other, duration in durations.items() if other != rank]
     return Slowest(ns, rank, member.get("host"), ns - median(others))
 
 
@@ -150,8 +150,8 @@ def _seen(items: Sequence[Measured]) -> Iterable[_Seen]:
     """The cases of one run whose first call can be judged."""
     starts: list[CaseResult] = []
     for backend in dict.fromkeys(item.result.case.backend for item in items):
-        own = [item.result for item in items if item.result.case.backend == backend]
-        starts += first_results(own)
+        results = [item.result for item in items if item.result.case.backend == backend]
+        starts += first_results(results)
     used: dict[str, set[str]] = {}
     for item in items:
         result = item.result
@@ -160,7 +160,7 @@ def _seen(items: Sequence[Measured]) -> Iterable[_Seen]:
         new = [label for label in dict.fromkeys(labels) if label not in before]
         before.update(labels)
         calls = over_ranks(result.cold_ns)
-        if any(result is one for one in starts) or not calls or result.status != "ok":
+        if any(result is start for start in starts) or not calls or result.status != "ok":
             continue
         if result.ranks == 1:
             continue  # it connects to nobody
@@ -174,10 +174,10 @@ def _seen(items: Sequence[Measured]) -> Iterable[_Seen]:
 
 
 def _late(kind: dict[str, Any], seen: Sequence[_Seen]) -> Late:
-    rows = [one.item.row for one in seen]
-    ordinals = [n for one in seen if (n := one.item.result.ordinal) is not None]
+    rows = [call.item.row for call in seen]
+    ordinals = [n for call in seen if (n := call.item.result.ordinal) is not None]
     names = dict.fromkeys(row.algorithm for row in rows if row.algorithm)
-    causes = dict.fromkeys(one.why for one in seen if one.why)
+    causes = dict.fromkeys(call.why for call in seen if call.why)
     return Late(
         kind=kind,
         ranks=rows[0].ranks,
@@ -185,9 +185,9 @@ def _late(kind: dict[str, Any], seen: Sequence[_Seen]) -> Late:
         ordinal=min(ordinals, default=None),
         algorithm=", ".join(names) or None,
         why="; ".join(causes),
-        first_ns=geometric(one.first_ns for one in seen) or 0.0,
-        steady_ns=geometric(one.steady_ns for one in seen) or 0.0,
-        cold=sum(one.first_ns > SLOW_FIRST * one.steady_ns for one in seen),
+        first_ns=geometric(call.first_ns for call in seen) or 0.0,
+        steady_ns=geometric(call.steady_ns for call in seen) or 0.0,
+        cold=sum(call.first_ns > SLOW_FIRST * call.steady_ns for call in seen),
         runs=len(seen),
     )
 
@@ -198,7 +198,7 @@ class ColdRow:
 
     kind: what its first case is, the number of ranks aside. placed: its scheduler's job, and its
     place there; in_job: its place among those of its kind, where it matters. calls_ns: its first
-    calls in order; sizes: S of each, in bytes. own: False where others had used the communicator
+    calls in order; sizes: S of each, in bytes. fresh: False where others had used the communicator
     before. steady_ns: the figure (median, or period) of the steady calls of the same case, on
     ``clock``. first: the first call by ranks. parts_ns: of NCCL's 'Init timings', of the rank that
     took longest.
@@ -212,7 +212,7 @@ class ColdRow:
     placed: Placed
     calls_ns: tuple[float | None, ...]
     sizes: tuple[int, ...]
-    own: bool
+    fresh: bool
     steady_ns: float | None
     clock: str | None
     status: str
@@ -238,7 +238,7 @@ class ColdRow:
         ranks alone.
         """
         first = self.first_result_ns or self.call_ns(1)
-        if not (self.own and first and self.steady_ns) or self.ranks == 1:
+        if not (self.fresh and first and self.steady_ns) or self.ranks == 1:
             return None
         return first - self.steady_ns if first > self.steady_ns else None
 
@@ -323,7 +323,10 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
     later, later_pooled = later_of(likes)
     for key, members in groups.items():
         again, after = (
-            [*([each[key]] if key in each else []), *(one for one in whole if one.kind == key[0])]
+            [
+                *([each[key]] if key in each else []),
+                *(scale for scale in whole if scale.kind == key[0]),
+            ]
             for each, whole in ((pairs, pooled), (later, later_pooled))
         )
         texts = in_job([rows[i].placed for i in members], again, after)
@@ -343,7 +346,7 @@ def _rows(
     for backend in backends_of(results):
         mine = [r for r in results if r.case.backend == backend]
         # The results that hold the first calls, and whether the communicator was new to them.
-        firsts, own = first_results(mine), True
+        firsts, fresh = first_results(mine), True
         if not firsts:
             # Rows of one call each: the process' first calls, as the importer says.
             firsts = [
@@ -351,12 +354,12 @@ def _rows(
             ]
             firsts.sort(key=lambda r: r.ordinal or 0)
         if not firsts:
-            firsts, own = [r for r in mine if r.cold_ns and all(r.cold_ns)][:1], False
+            firsts, fresh = [r for r in mine if r.cold_ns and all(r.cold_ns)][:1], False
         if not firsts:
             continue
-        measured = [next(one for one in items if one.result is result) for result in firsts]
+        measured = [next(item for item in items if item.result is result) for result in firsts]
         item = measured[0]
-        steady = [ns for one in measured if (ns := one.figure) and one.result.time_ns]
+        steady = [ns for item in measured if (ns := item.figure) and item.result.time_ns]
         by_rank = cold_by_rank(firsts)
         calls: Sequence[float | None]
         if by_rank:
@@ -365,7 +368,7 @@ def _rows(
             by_number = {r.ordinal: r.reported.first_call_ns for r in firsts if r.reported}
             calls = [by_number.get(number) for number in range(1 + max(n or 0 for n in by_number))]
         bad = [r.status for r in firsts if r.status != "ok"]
-        result = first_result_ns(run, firsts) if by_rank and own else None
+        result = first_result_ns(run, firsts) if by_rank and fresh else None
         yield ColdRow(
             name=_name(run),
             run=run,
@@ -376,7 +379,7 @@ def _rows(
             # A broken clock gives durations that have no logarithm.
             calls_ns=tuple(ns if ns and ns > 0 else None for ns in calls),
             sizes=tuple(r.size_bytes for r in firsts) if not by_rank else (item.row.size_bytes,),
-            own=own,
+            fresh=fresh,
             # Sub-groups make their calls together: the slowest one tells.
             steady_ns=max(steady, default=None),
             clock=item.row.clock if steady else None,
@@ -433,7 +436,7 @@ def _notes(files: Side, rows: Sequence[ColdRow], separate: Sequence[str]) -> lis
     silent = len(files.parts) - len({row.placed.order for row in rows})
     if silent:
         notes.append(f"{silent} of {len(files.parts)} runs tell no first call")
-    if any(not row.own for row in rows):
+    if any(not row.fresh for row in rows):
         notes.append("(used): the communicator had been used before, so connecting is not included")
     steady = dict.fromkeys((row.kind["mode"], row.clock) for row in rows if row.clock)
     for mode, clock in steady:
@@ -443,8 +446,8 @@ def _notes(files: Side, rows: Sequence[ColdRow], separate: Sequence[str]) -> lis
             )
     bad = [row for row in rows if row.status != "ok"]
     if bad:
-        words = ", ".join(f"{row.name} {row.status}" for row in bad[:4])
-        notes.append(f"in no mean, as their first case did not end well: {words}")
+        statuses = ", ".join(f"{row.name} {row.status}" for row in bad[:4])
+        notes.append(f"in no mean, as their first case did not end well: {statuses}")
     notes.append(files.rehearsal_note)
     kinds: dict[str, list[Mapping[str, str]]] = {}
     for row in rows:

@@ -29,11 +29,11 @@ def run_cold(options: argparse.Namespace) -> ExitCode:
     choice(options.format, "format", FORMATS)
     if options.plot:
         check_path(options.plot, options.force)
-    found = cold(options.files)
-    show_cold([found], options.format)
-    print_notes(found, options.format)
+    finding = cold(options.files)
+    show_cold([finding], options.format)
+    print_notes(finding, options.format)
     if options.plot:
-        plot(found, options.plot)
+        plot(finding, options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK
 

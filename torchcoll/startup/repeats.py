@@ -102,19 +102,19 @@ def in_job(
     if most < 2 or (same and (most == 2 or _same(later))):
         return ["" for _ in runs]
     rest = "3" if most == 3 else f"3 to {most}"
-    found = []
+    texts = []
     for placed in runs:
         if placed.job is None:
-            found.append("-")
+            texts.append("-")
             continue
         places = sorted(numbers[placed.job, placed.order - placed.place])
         number = places.index(placed.place) + 1
-        found.append(rest if number > 2 else FIRST_TWO if same else str(number))
-    return found
+        texts.append(rest if number > 2 else FIRST_TWO if same else str(number))
+    return texts
 
 
 def _same(pairs: Sequence[RunPairs]) -> bool:
-    results = {one.judged.result for one in pairs}
+    results = {pair.judged.result for pair in pairs}
     return "same" in results and not results & {"faster", "slower"}
 
 
@@ -128,25 +128,27 @@ def pairs_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPair
 
     Of several runs of one kind in one job the first two are a pair. Holm is over all.
     """
-    found: _Found = {}
-    for key, own in _jobs(runs):
-        if len(own) > 1 and own[0][2] == own[1][2]:
-            pair = (own[0][1], own[1][1], own[0][2], own[0][0].place > 1)
-            found.setdefault(key, []).append(pair)
-    return _pairs(found)
+    by_kind: _Found = {}
+    for key, firsts in _jobs(runs):
+        if len(firsts) > 1 and firsts[0][2] == firsts[1][2]:
+            pair = (firsts[0][1], firsts[1][1], firsts[0][2], firsts[0][0].place > 1)
+            by_kind.setdefault(key, []).append(pair)
+    return _pairs(by_kind)
 
 
 def later_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
     """As ``pairs_of``: the third run of each job and those after it against the first two, each
     by their geometric mean.
     """
-    found: _Found = {}
-    for key, own in _jobs(runs):
-        if len(own) > 2 and len({name for *_, name in own}) == 1:
-            first, rest = (geometric(ns for _, ns, _ in part) for part in (own[:2], own[2:]))
+    by_kind: _Found = {}
+    for key, firsts in _jobs(runs):
+        if len(firsts) > 2 and len({name for *_, name in firsts}) == 1:
+            first, rest = (geometric(ns for _, ns, _ in part) for part in (firsts[:2], firsts[2:]))
             if first and rest:
-                found.setdefault(key, []).append((first, rest, own[0][2], own[0][0].place > 1))
-    return _pairs(found)
+                by_kind.setdefault(key, []).append(
+                    (first, rest, firsts[0][2], firsts[0][0].place > 1)
+                )
+    return _pairs(by_kind)
 
 
 def _jobs(runs: Likes) -> list[tuple[tuple[str, int], list[tuple[Placed, float, str]]]]:
@@ -158,23 +160,30 @@ def _jobs(runs: Likes) -> list[tuple[tuple[str, int], list[tuple[Placed, float, 
             key = f"{placed.job} {placed.order - placed.place}"
             jobs.setdefault((kind, ranks, key), []).append((placed, ns, name))
     return [
-        ((kind, ranks), sorted(own, key=lambda one: one[0].place))
-        for (kind, ranks, _), own in jobs.items()
+        ((kind, ranks), sorted(firsts, key=lambda first: first[0].place))
+        for (kind, ranks, _), firsts in jobs.items()
     ]
 
 
-def _pairs(found: _Found) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
+def _pairs(by_kind: _Found) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
     groups: list[tuple[str, tuple[int, ...], list[tuple[float, float, str, bool]]]] = [
-        (kind, (ranks,), own) for (kind, ranks), own in found.items()
+        (kind, (ranks,), pairs_of_ranks) for (kind, ranks), pairs_of_ranks in by_kind.items()
     ]
-    for kind in dict.fromkeys(kind for kind, _ in found):
-        several = {ranks: own for (name, ranks), own in found.items() if name == kind}
+    for kind in dict.fromkeys(kind for kind, _ in by_kind):
+        several = {
+            ranks: pairs_of_ranks
+            for (name, ranks), pairs_of_ranks in by_kind.items()
+            if name == kind
+        }
         if len(several) > 1:
-            whole = [pair for own in several.values() for pair in own]
+            whole = [pair for pairs_of_ranks in several.values() for pair in pairs_of_ranks]
             groups.append((kind, tuple(sorted(several)), whole))
     measures = []
-    for _, _, own in groups:
-        base, new = tuple(pair[0] for pair in own), tuple(pair[1] for pair in own)
+    for _, _, pairs_of_ranks in groups:
+        base, new = (
+            tuple(pair[0] for pair in pairs_of_ranks),
+            tuple(pair[1] for pair in pairs_of_ranks),
+        )
         ratio = paired_ratio(base, new)
         reason = "" if ratio.p_value is not None else "the jobs are equal: no spread to judge by"
         measures.append(
@@ -182,9 +191,9 @@ def _pairs(found: _Found) -> tuple[dict[tuple[str, int], RunPairs], list[RunPair
         )
     pairs = []
     judged = judge(measures, THRESHOLD, more_is_faster=False)
-    for (kind, ranks, own), result in zip(groups, judged, strict=True):
+    for (kind, ranks, pairs_of_ranks), result in zip(groups, judged, strict=True):
         of_jobs = replace(result, reason=result.reason.replace(" runs", " jobs"))
-        others = sum(other for *_, other in own)
-        pairs.append(RunPairs(kind, ranks, own[0][2], of_jobs, others))
-    each = {(one.kind, one.ranks[0]): one for one in pairs if len(one.ranks) == 1}
-    return each, [one for one in pairs if len(one.ranks) > 1]
+        others = sum(other for *_, other in pairs_of_ranks)
+        pairs.append(RunPairs(kind, ranks, pairs_of_ranks[0][2], of_jobs, others))
+    each = {(pair.kind, pair.ranks[0]): pair for pair in pairs if len(pair.ranks) == 1}
+    return each, [pair for pair in pairs if len(pair.ranks) > 1]

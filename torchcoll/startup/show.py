@@ -60,56 +60,64 @@ _LONGEST = (
 )
 
 
-def cold_grids(found: Cold) -> list[Grid]:
+def cold_grids(finding: Cold) -> list[Grid]:
     groups: dict[str, list[ColdRow]] = {}
-    for row in found.rows:
+    for row in finding.rows:
         groups.setdefault(repr(row.kind), []).append(row)
     titles = kind_texts([rows[0].kind for rows in groups.values()])
     grids = []
     for title, (kind, rows) in zip(titles, groups.items(), strict=True):
         grids.append(_runs(rows, title))
-        scales = [scale for scale in found.scales if repr(scale.kind) == kind]
+        scales = [scale for scale in finding.scales if repr(scale.kind) == kind]
         if len(rows) > 1:
-            grids.append(_by_ranks(scales, [p for p in found.again if p.kind == kind]))
-    each = {row.placed.order: row for row in found.rows}  # of several backends: set up once
+            grids.append(_by_ranks(scales, [p for p in finding.again if p.kind == kind]))
+    each = {row.placed.order: row for row in finding.rows}  # of several backends: set up once
     grids.append(_set_up(list(each.values())))
-    grids.append(_late(found.late))
-    below = found_lines(found.notes, found.runs)
-    grids.append(Grid([], [], below=below, answer=answer_of(found, list(titles))))
+    grids.append(_late(finding.late))
+    below = found_lines(finding.notes, finding.runs)
+    grids.append(Grid([], [], below=below, answer=answer_of(finding, list(titles))))
     return explained_once(grids)
 
 
 _MOST_KINDS = 3  # in the sentence
 
 
-def answer_of(found: Cold, titles: Sequence[str]) -> Answer:
+def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
     """What the first call costs beside a steady one, on the most ranks of each kind."""
     by_kind: dict[str, Scale] = {}
-    for scale in sorted(found.scales, key=lambda one: one.ranks):
+    for scale in sorted(finding.scales, key=lambda scale: scale.ranks):
         if scale.first_ns:
             by_kind[repr(scale.kind)] = scale
     if not by_kind:
         return Answer("no first call has a time")
-    order = sorted(by_kind.values(), key=lambda one: -(one.first_ns or 0.0))
-    titles_of = dict(zip(dict.fromkeys(repr(row.kind) for row in found.rows), titles, strict=False))
-    words = [titles_of.get(repr(one.kind), "").split(", ") for one in order]
-    common = set(words[0]).intersection(*words) if len(words) > 1 else set(words[0])
+    order = sorted(by_kind.values(), key=lambda scale: -(scale.first_ns or 0.0))
+    titles_of = dict(
+        zip(dict.fromkeys(repr(row.kind) for row in finding.rows), titles, strict=False)
+    )
+    title_parts = [titles_of.get(repr(scale.kind), "").split(", ") for scale in order]
+    common = (
+        set(title_parts[0]).intersection(*title_parts)
+        if len(title_parts) > 1
+        else set(title_parts[0])
+    )
     texts = []
-    for one, own in list(zip(order, words, strict=True))[:_MOST_KINDS]:
-        name = " ".join(word for word in own if word not in common)
-        text = f"the first call{f' of {name}' * bool(name)} takes {time_text(one.first_ns, 3)}"
-        if ratio := over(one.first_ns, one.steady_ns):
-            text += f", {_times(ratio)} times a steady call ({time_text(one.steady_ns, 3)})"
-        if one.first_result_ns:
-            text += f"; time to first result {time_text(one.first_result_ns, 3)}"
+    for shown_scale, title_part in list(zip(order, title_parts, strict=True))[:_MOST_KINDS]:
+        name = " ".join(text_part for text_part in title_part if text_part not in common)
+        text = (
+            f"the first call{f' of {name}' * bool(name)} takes {time_text(shown_scale.first_ns, 3)}"
+        )
+        if ratio := over(shown_scale.first_ns, shown_scale.steady_ns):
+            text += f", {_times(ratio)} times a steady call ({time_text(shown_scale.steady_ns, 3)})"
+        if shown_scale.first_result_ns:
+            text += f"; time to first result {time_text(shown_scale.first_result_ns, 3)}"
         texts.append(text)
     if len(order) > _MOST_KINDS:
         texts.append(f"{len(order) - _MOST_KINDS} more kinds take less")
-    ranks = dict.fromkeys(one.ranks for one in order if one.ranks)
+    ranks = dict.fromkeys(scale.ranks for scale in order if scale.ranks)
     if len(ranks) == 1:
         texts[0] += f" (on {counted(next(iter(ranks)), 'rank')})"
-    if found.late:
-        texts.append(f"{counted(len(found.late), 'later case')} had a cold first call too")
+    if finding.late:
+        texts.append(f"{counted(len(finding.late), 'later case')} had a cold first call too")
     return Answer("; ".join(texts))
 
 
@@ -124,7 +132,7 @@ def _runs(rows: Sequence[ColdRow], title: str) -> Grid:
 
     def name(row: ColdRow) -> str:
         status = "" if row.status == "ok" else f" ({one_line(row.status)})"
-        return one_line(row.name) + ("" if row.own else " (used)") + status
+        return one_line(row.name) + ("" if row.fresh else " (used)") + status
 
     def steady_ns(row: ColdRow) -> float | None:
         return row.steady_ns if steady else row.last_ns
@@ -132,7 +140,7 @@ def _runs(rows: Sequence[ColdRow], title: str) -> Grid:
     def rank(row: ColdRow) -> str:
         return "-" if row.first is None or row.first.rank is None else str(row.first.rank)
 
-    word = Head("steady") if steady else Head("last", "cold")
+    head = Head("steady") if steady else Head("last", "cold")
     return filled(
         [
             (Head("run", left=True, repeat=True, numbered=True), name),
@@ -145,10 +153,10 @@ def _runs(rows: Sequence[ColdRow], title: str) -> Grid:
             (Head("1st", "call"), lambda r: format_time(r.call_ns(1))),
             (Head("2nd", "call"), lambda r: format_time(r.call_ns(2))),
             (Head("3rd", "call"), lambda r: format_time(r.call_ns(3))),
-            (word, lambda r: format_time(steady_ns(r))),
+            (head, lambda r: format_time(steady_ns(r))),
             (Head("2nd /", "1st", drop=3), lambda r: _ratio(r.call_ns(2), r.call_ns(1))),
             (Head("2nd /", "3rd", drop=3), lambda r: _ratio(r.call_ns(2), r.call_ns(3))),
-            (Head("1st /", word.text.split()[0]), lambda r: _ratio(r.call_ns(1), steady_ns(r))),
+            (Head("1st /", head.text.split()[0]), lambda r: _ratio(r.call_ns(1), steady_ns(r))),
             (
                 Head("to first", "result", legend=_RESULT),
                 lambda r: format_time(r.first_result_ns),
@@ -262,14 +270,14 @@ def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str
             beyond = {*extremes} - {first, last}
             between = f" (between {' and '.join(extremes)})" if beyond else ""
             lines.append(f"{text}{which}: {ends}{between}")
-    for one in again:
-        pooled, interval, result = _again_cells(one)
-        jobs = f"{len(one.judged.base)} jobs of {one.ranks[0]} to {one.ranks[-1]} ranks"
+    for pair in again:
+        pooled, interval, result = _again_cells(pair)
+        jobs = f"{len(pair.judged.base)} jobs of {pair.ranks[0]} to {pair.ranks[-1]} ranks"
         between = f" (95 %: {interval})" if interval != "-" else ""
         lines.append(f"2nd run / 1st, {jobs}: {pooled}{between}: {result}")
     pairs = [*(scale.again for scale in scales if scale.again), *again]
     if pairs:
-        figures = " or ".join(dict.fromkeys(one.figure for one in pairs))
+        figures = " or ".join(dict.fromkeys(pair.figure for pair in pairs))
         lines.append(
             f"2nd run of a job / 1st: {figures}; each job gives one ratio (t on their "
             "logarithms, Holm over all); within 10 % is the same"
@@ -285,12 +293,12 @@ def _set_up(rows: Sequence[ColdRow]) -> Grid:
     names = dict.fromkeys(name for row in rows for name in row.phases)
     if not names:
         return Grid([], [])
-    words = {name: _WORDS.get(name, one_line(name).replace("_", " ")) for name in names}
+    titles = {name: _WORDS.get(name, one_line(name).replace("_", " ")) for name in names}
     return filled(
         [
             (Head("run", left=True, repeat=True, numbered=True), lambda r: one_line(r.name)),
             (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
-            *((Head(words[name], left=True), partial(_phase_cell, name=name)) for name in names),
+            *((Head(titles[name], left=True), partial(_phase_cell, name=name)) for name in names),
             (Head("largest part", "of NCCL init", left=True), _part_cell),
         ],
         rows,
@@ -299,11 +307,11 @@ def _set_up(rows: Sequence[ColdRow]) -> Grid:
 
 
 def _phase_cell(row: ColdRow, name: str) -> str:
-    one = row.phases.get(name)
-    if one is None:
+    phase = row.phases.get(name)
+    if phase is None:
         return "-"
-    beyond = f" (rank {one.rank}, +{time_text(one.beyond_ns, 3)})"
-    return time_text(one.ns, 3) + (beyond if one.rank is not None else "")
+    beyond = f" (rank {phase.rank}, +{time_text(phase.beyond_ns, 3)})"
+    return time_text(phase.ns, 3) + (beyond if phase.rank is not None else "")
 
 
 def _part_cell(row: ColdRow) -> str:
@@ -316,12 +324,12 @@ def _part_cell(row: ColdRow) -> str:
 
 def _late(late: Sequence[Late]) -> Grid:
     """Cases that were cold although the run had called before, the dearest first."""
-    shown = sorted(late, key=lambda one: -one.extra_ns)[:MOST_LATE]
-    titles = kind_texts([one.kind for one in late])
+    shown = sorted(late, key=lambda case: -case.extra_ns)[:MOST_LATE]
+    titles = kind_texts([case.kind for case in late])
     several = len(set(titles)) > 1
-    named = {repr(one.kind): title for one, title in zip(late, titles, strict=True) if several}
+    named = {repr(case.kind): title for case, title in zip(late, titles, strict=True) if several}
     below = [f"{len(late) - len(shown)} more in --format json"] if len(late) > len(shown) else []
-    if any(one.runs == 1 for one in late):
+    if any(case.runs == 1 for case in late):
         below.append("one run cannot tell a call that connects from one that met a hiccup")
     return filled(
         [
@@ -356,29 +364,31 @@ def _late(late: Sequence[Late]) -> Grid:
 SCHEMA = "torchcoll-cold/1"
 
 
-def show_cold(found: Sequence[Cold], format: str = "table", file: TextIO | None = None) -> None:
+def show_cold(findings: Sequence[Cold], format: str = "table", file: TextIO | None = None) -> None:
     """Print what ``cold`` found. Raises UsageError for an unknown format."""
-    show_found([Forms(cold_grids(one), cold_object(one)) for one in found], format, file)
+    show_found(
+        [Forms(cold_grids(finding), cold_object(finding)) for finding in findings], format, file
+    )
 
 
-def cold_object(found: Cold) -> dict[str, Any]:
+def cold_object(finding: Cold) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "rows": [_row_record(row) for row in found.rows],
+        "rows": [_row_record(row) for row in finding.rows],
         "by_ranks": [
             {
                 **dataclasses.asdict(scale),
                 "kind": known(scale.kind),
                 "again": _pairs_record(scale.again) if scale.again else None,
             }
-            for scale in found.scales
+            for scale in finding.scales
         ],
-        "second_run": [_pairs_record(pairs) for pairs in found.again],
+        "second_run": [_pairs_record(pairs) for pairs in finding.again],
         "late": [
-            {**dataclasses.asdict(one), "kind": known(one.kind), "extra_ns": one.extra_ns}
-            for one in found.late
+            {**dataclasses.asdict(case), "kind": known(case.kind), "extra_ns": case.extra_ns}
+            for case in finding.late
         ],
-        "notes": found_lines(found.notes, found.runs),
+        "notes": found_lines(finding.notes, finding.runs),
     }
 
 
@@ -402,7 +412,7 @@ def _row_record(row: ColdRow) -> dict[str, Any]:
         "second_over_first": over(row.call_ns(2), row.call_ns(1)),
         "second_over_third": over(row.call_ns(2), row.call_ns(3)),
         "first_over_steady": over(row.call_ns(1), row.steady_ns),
-        **picked(row, "first_result_ns connect_ns new_communicator=own status"),
+        **picked(row, "first_result_ns connect_ns new_communicator=fresh status"),
         **picked(row, "first_call_slowest_rank=first.rank first_call_beyond_ns=first.beyond_ns"),
         **{
             f"{name}_{field}": value
@@ -424,43 +434,46 @@ def _pairs_record(pairs: RunPairs) -> dict[str, Any]:
     }
 
 
-def cold_figure(found: Cold) -> Figure:
+def cold_figure(finding: Cold) -> Figure:
     """What starting cost over the number of ranks: first, second, third call and the steady figure.
 
     A panel for each kind of run, and for each place in its job where these are not shown to be
     the same. Raises UnavailableError without matplotlib.
     """
     kinds: dict[str, list[Scale]] = {}
-    for scale in found.scales:
+    for scale in finding.scales:
         kinds.setdefault(repr((scale.kind, scale.in_job)), []).append(scale)
     figure, axes = new_figure(-(-len(kinds) // 2), min(2, len(kinds)), shared=True)
     places = [axis for row in axes for axis in row]
-    several = any(scale.in_job for scale in found.scales)
+    several = any(scale.in_job for scale in finding.scales)
     titles = kind_texts(
-        [{**own.kind, "in job": own.in_job or None} for own, *_ in kinds.values()],
+        [
+            {**first_kind.kind, "in job": first_kind.in_job or None}
+            for first_kind, *_ in kinds.values()
+        ],
         always=("collective", "size_bytes", "dtype", "op", "backend", *(["in job"] * several)),
     )
     for axis, title, scales in zip(places, titles, kinds.values(), strict=False):
         axis.set_title(literal(title), loc="left", fontsize="small")
-        ranks = sorted({scale.ranks for scale in found.scales})
+        ranks = sorted({scale.ranks for scale in finding.scales})
         if len(ranks) > 1:
             _draw_scales(axis, scales, ranks)
         else:
-            own = (repr(scales[0].kind), scales[0].in_job)
-            _draw_strips(axis, [r for r in found.rows if (repr(r.kind), r.in_job) == own])
-    strips = len({scale.ranks for scale in found.scales}) == 1
+            first_kind = (repr(scales[0].kind), scales[0].in_job)
+            _draw_strips(axis, [r for r in finding.rows if (repr(r.kind), r.in_job) == first_kind])
+    strips = len({scale.ranks for scale in finding.scales}) == 1
     if not strips:
         legend(places[0], 0)  # the lines are the same in each
     for axis in places[len(kinds) :]:
         axis.set_visible(False)
-    most = max(scale.runs for scale in found.scales)
+    most = max(scale.runs for scale in finding.scales)
     of_runs = (
         f"{READING}; geometric means over runs, {most} at most; band: the least and the "
         "largest first call"
     )
     if strips:
         of_runs = f"{READING}; a dot: one run, {most} at most; line: their geometric mean"
-    write_caption(figure, [calls_line(found.rows), of_runs, *found.notes])
+    write_caption(figure, [calls_line(finding.rows), of_runs, *finding.notes])
     return figure
 
 
@@ -469,16 +482,16 @@ def _draw_strips(axis: Axes, rows: Sequence[ColdRow]) -> None:
     calls = {"1st call": 1, "2nd call": 2, "3rd call": 3}
     strips = {name: [row.call_ns(number) for row in rows] for name, number in calls.items()}
     strips["steady"] = [row.steady_ns for row in rows]
-    known = {name: [ns for ns in times if ns] for name, times in strips.items()}
-    for place, times in enumerate(known.values()):
+    measured = {name: [ns for ns in times if ns] for name, times in strips.items()}
+    for place, times in enumerate(measured.values()):
         middle = (len(times) - 1) / 2
         width = max(len(times), 8)  # of few runs the dots stand close together
         dots = [place + 0.6 * (k - middle) / width for k in range(len(times))]
         axis.plot(dots, times, marker="o", markersize=4, linestyle="", alpha=0.7, color="C0")
         if mean := geometric(times):
             axis.hlines([mean], place - 0.35, place + 0.35, color="0.2", linewidth=1.5)
-    axis.set_xticks(range(len(known)), list(known))
-    axis.set_xlim(-0.5, len(known) - 0.5)
+    axis.set_xticks(range(len(measured)), list(measured))
+    axis.set_xlim(-0.5, len(measured) - 0.5)
     axis.grid(True, axis="y", color="0.9")
     axis.tick_params(labelbottom=True, labelleft=True)
     axis.set_xlabel(f"on {counted(rows[0].ranks, 'rank')}")
@@ -488,15 +501,19 @@ def _draw_strips(axis: Axes, rows: Sequence[ColdRow]) -> None:
 def _draw_scales(axis: Axes, scales: Sequence[Scale], ranks: Sequence[int]) -> None:
     """ranks: those of all panels, which share their axes."""
     scales = sorted(scales, key=lambda scale: scale.ranks)
-    words = {"first": "1st", "second": "2nd", "third": "3rd", "steady": "steady"}
-    for number, (name, word) in enumerate(words.items()):
-        known = [(s.ranks, ns) for s in scales if (ns := getattr(s, f"{name}_ns"))]
-        if known:
+    titles = {"first": "1st", "second": "2nd", "third": "3rd", "steady": "steady"}
+    for number, (name, title) in enumerate(titles.items()):
+        points = [(s.ranks, ns) for s in scales if (ns := getattr(s, f"{name}_ns"))]
+        if points:
             axis.plot(
-                *zip(*known, strict=True), marker="o", markersize=4, label=word, **style_of(number)
+                *zip(*points, strict=True),
+                marker="o",
+                markersize=4,
+                label=title,
+                **style_of(number),
             )
-    stated = [(s.ranks, s.low_ns, s.high_ns) for s in scales if s.low_ns and s.high_ns]
-    draw_band(axis, stated, "C0")
+    intervals = [(s.ranks, s.low_ns, s.high_ns) for s in scales if s.low_ns and s.high_ns]
+    draw_band(axis, intervals, "C0")
     ranks_axis(axis, ranks)
     axis.tick_params(labelbottom=True, labelleft=True)  # below a panel may be an empty place
     time_axis(axis)

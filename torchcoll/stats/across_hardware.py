@@ -55,15 +55,15 @@ class Start:
 
 def start(side: Side, backends: Iterable[str]) -> Start | None:
     """Of the backend of a side that has one; None where it has several, or no run tells."""
-    known = set(backends)
-    if len(known) != 1:
+    names = set(backends)
+    if len(names) != 1:
         return None
-    (backend,) = known
-    stated = [(run, f) for run in side.parts if (f := first_results(run.results, backend))]
-    if not stated:
+    (backend,) = names
+    firsts = [(run, f) for run in side.parts if (f := first_results(run.results, backend))]
+    if not firsts:
         return None
-    results = [ns for run, f in stated if (ns := first_result_ns(run, f)) is not None]
-    calls = geometric(first_call_ns(f) for _, f in stated)
+    results = [ns for run, f in firsts if (ns := first_result_ns(run, f)) is not None]
+    calls = geometric(first_call_ns(f) for _, f in firsts)
     return Start(backend, calls or 0.0, geometric(results))
 
 

@@ -47,12 +47,12 @@ class Difference:
 def differences_of(base: Side, new: Side) -> list[Difference]:
     """Every fact whose values are not those of the other side, where both tell it."""
     ours, theirs = values_by_name(base), values_by_name(new)
-    found = [
+    differences = [
         Difference(name, tuple(a), tuple(b))
         for name in dict.fromkeys([*ours, *theirs])
         if (a := _values(ours, name)) and (b := _values(theirs, name)) and {*a} != {*b}
     ]
-    return sorted(found, key=lambda d: (_place(d.name), d.name))
+    return sorted(differences, key=lambda d: (_place(d.name), d.name))
 
 
 def unknown_of(base: Side, new: Side) -> list[str]:
@@ -71,9 +71,11 @@ def settings_of(base: Side, new: Side, pairs: Sequence[Pair]) -> list[Difference
     ours, theirs = values_by_name(base), values_by_name(new)
     names = dict.fromkeys(name for several in _unknown_names(base, new) for name in several)
     alone = [Difference(n, tuple(_values(ours, n)), tuple(_values(theirs, n))) for n in names]
-    found = sorted([*differences_of(base, new), *alone], key=lambda d: (_place(d.name), d.name))
+    differences = sorted(
+        [*differences_of(base, new), *alone], key=lambda d: (_place(d.name), d.name)
+    )
     cases = [d for d in [*dimensions_of(pairs), _libraries(pairs)] if d.base != d.new]
-    return [*cases, *ways_of(pairs), *found]
+    return [*cases, *ways_of(pairs), *differences]
 
 
 def _libraries(pairs: Sequence[Pair]) -> Difference:
@@ -123,9 +125,9 @@ def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
     Their number in a matrix is not that: runs are the replicates.
     """
     lines = []
-    for one in (base, new):
-        varying = varying_text(values_by_name(one), [*by, "label=run"])
-        if text := hidden_note(varying, f"the runs of {one.name}"):
+    for side in (base, new):
+        varying = varying_text(values_by_name(side), [*by, "label=run"])
+        if text := hidden_note(varying, f"the runs of {side.name}"):
             lines.append(f"{text} (--by NAME keeps them apart)")
     return lines
 
@@ -138,9 +140,9 @@ def hidden_note(varying: str, which: str = "the runs") -> str:
 def varying_text(values: Mapping[str, Sequence[str]], without: Sequence[str] = ()) -> str:
     """``kernel (6.1, 6.8); NCCL_ALGO (Ring, unset)``: the facts that have several values."""
     return "; ".join(
-        f"{name} ({_several(found)})"
-        for name, found in values.items()
-        if len(found) > 1 and name not in without
+        f"{name} ({_several(several)})"
+        for name, several in values.items()
+        if len(several) > 1 and name not in without
     )
 
 
@@ -152,10 +154,10 @@ def kept_separate(runs: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
     """
     values: dict[tuple[int, str], set[str]] = {}
     facts = list(runs)
-    names = dict.fromkeys(name for _, own in facts for name in own if _on_purpose(name))
-    for ranks, own in facts:
+    names = dict.fromkeys(name for _, fact in facts for name in fact if _on_purpose(name))
+    for ranks, fact in facts:
         for name in names:
-            values.setdefault((ranks, name), set()).add(value_of_fact(own, name))
+            values.setdefault((ranks, name), set()).add(value_of_fact(fact, name))
     return [n for n in names if any(len(v) > 1 for (_, name), v in values.items() if name == n)]
 
 
@@ -168,12 +170,12 @@ def check_unmixed(base: Side, new: Side) -> None:
     ours, theirs = (
         [known_of(part) | {"ranks": str(part.ranks)} for part in side.parts] for side in (base, new)
     )
-    names = {name for own in (*ours, *theirs) for name in own}.difference(_OF_THE_PLACE)
+    names = {name for facts in (*ours, *theirs) for name in facts}.difference(_OF_THE_PLACE)
     # Labels say best what was meant, then variables.
     for name in sorted(names, key=lambda n: (not n.startswith("label="), not n.isupper(), n)):
-        known = {_stated(own, name) for own in ours} - {NOT_KNOWN}
-        values = [value for own in theirs if (value := _stated(own, name)) != NOT_KNOWN]
-        alike = sum(value in known for value in values)
+        base_values = {_stated(facts, name) for facts in ours} - {NOT_KNOWN}
+        values = [value for facts in theirs if (value := _stated(facts, name)) != NOT_KNOWN]
+        alike = sum(value in base_values for value in values)
         if not 0 < alike < len(values):
             continue
         counts = f"{alike} like BASE in {name} and {len(values) - alike} not"
@@ -212,10 +214,10 @@ def dimensions_of(pairs: Sequence[Pair]) -> list[Difference]:
     for pair in pairs:
         if not (pair.base and pair.new):
             continue
-        for name in pair.own[0]:
-            both = values.setdefault(name, ({}, {}))
-            for own, found in zip(pair.own, both, strict=True):
-                found[value_text(name, own[name])] = None
+        for name in pair.side_values[0]:
+            value_sets = values.setdefault(name, ({}, {}))
+            for values_of_side, texts in zip(pair.side_values, value_sets, strict=True):
+                texts[value_text(name, values_of_side[name])] = None
     lists = {name: (tuple(a), tuple(b)) for name, (a, b) in values.items()}
     return [
         Difference(name, () if base == ("-",) else base, () if new == ("-",) else new)
@@ -241,7 +243,9 @@ def separate_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
 
 def taken_of(pairs: Sequence[Pair]) -> list[str]:
     """What some runs do not tell, and was taken for what all others have."""
-    taken = dict.fromkeys(one for pair in pairs if pair.base and pair.new for one in pair.taken)
+    taken = dict.fromkeys(
+        taken_value for pair in pairs if pair.base and pair.new for taken_value in pair.taken
+    )
     return [
         f"some runs do not tell {name}: taken for {value_text(name, value)}, as all others"
         for name, value in taken
@@ -269,24 +273,28 @@ def _several(values: Sequence[str]) -> str:
 def ways_of(pairs: Sequence[Pair]) -> list[Difference]:
     """What the sides share no value of, in the cases that both have. Unknown on a side is none."""
     matched = [pair for pair in pairs if pair.base and pair.new]
-    return [one for name, of in _WAYS if (one := _difference(name, of, matched)) is not None]
+    return [
+        difference
+        for name, of in _WAYS
+        if (difference := _difference(name, of, matched)) is not None
+    ]
 
 
 def _difference(
     name: str, of: Callable[[Measured], str], matched: Sequence[Pair]
 ) -> Difference | None:
-    differing, known = [], 0
+    differing, compared = [], 0
     for pair in matched:
-        both = [{value for m in items if (value := of(m))} for items in (pair.base, pair.new)]
-        if not all(both):
+        value_sets = [{value for m in items if (value := of(m))} for items in (pair.base, pair.new)]
+        if not all(value_sets):
             continue
-        known += 1
-        if not both[0] & both[1]:
-            differing.append(both)
+        compared += 1
+        if not value_sets[0] & value_sets[1]:
+            differing.append(value_sets)
     if not differing:
         return None
     ours, theirs = (tuple(sorted(set().union(*values))) for values in zip(*differing, strict=True))
-    where = f"in {len(differing)} of {known} cases" if len(differing) < known else ""
+    where = f"in {len(differing)} of {compared} cases" if len(differing) < compared else ""
     return Difference(name, ours, theirs, where)
 
 

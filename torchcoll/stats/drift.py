@@ -44,7 +44,7 @@ def drift_of(values: Sequence[float]) -> TimeDrift | None:
     off = [mean - line.intercept - line.slope * k for k, mean in enumerate(means)]
     free = STRETCHES - 2
     # The difference of two means of two: its variance is that of one.
-    error = math.sqrt(math.fsum(one * one for one in off) / free)
+    error = math.sqrt(math.fsum(residual * residual for residual in off) / free)
     change = (means[-1] + means[-2] - means[0] - means[1]) / 2
     half = float(stats.t.ppf((1 + LEVEL) / 2, free)) * error
     p = float(2 * stats.t.sf(abs(change) / error, free)) if error else float(not change)

@@ -35,15 +35,15 @@ Key = tuple[tuple[str, Any], ...]
 class Pair:
     """One case on both sides; a side without it is empty.
 
-    common: what both have, size aside; own: the values of each side in what they do not share;
-    taken: (name, value) of what some of them do not tell, and all others have.
+    common: what both have, size aside; side_values: the values of each side in what they do
+    not share; taken: (name, value) of what some of them do not tell, and all others have.
     """
 
     common: dict[str, Any]
     size_bytes: int
     base: list[Measured] = field(default_factory=list)
     new: list[Measured] = field(default_factory=list)
-    own: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
+    side_values: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
     taken: Key = ()
 
 
@@ -79,8 +79,8 @@ def pairs_of(
         ours = [m for m in base if m.row.collective == collective]
         theirs = [m for m in new if m.row.collective == collective]
         free = [n for n in names if n not in by and (n in asked or _is_free(n, ours, theirs))]
-        stated = {n: _only_known(n, [*ours, *theirs]) for n in _COMPARED if n not in free}
-        alone = {name: value for name, value in stated.items() if value is not None}
+        constants = {n: _only_known(n, [*ours, *theirs]) for n in _COMPARED if n not in free}
+        alone = {name: value for name, value in constants.items() if value is not None}
         pairs += _pairs(ours, theirs, names, free, alone)
     if not any(pair.base and pair.new for pair in pairs):
         raise UsageError("cases", _separate(base, new, names), "cases that both sides have")
@@ -93,13 +93,15 @@ def sizes_of_sides(
 ) -> tuple[list[list[Measured]], list[list[Measured]]]:
     """Every size that each side has in the table of ``pair``, ascending, those of one side too."""
     alike = [other for other in pairs if other.common == pair.common]
-    base = {p.size_bytes: p.base for p in alike if p.base and p.own[0] == pair.own[0]}
-    new = {p.size_bytes: p.new for p in alike if p.new and p.own[1] == pair.own[1]}
+    base = {
+        p.size_bytes: p.base for p in alike if p.base and p.side_values[0] == pair.side_values[0]
+    }
+    new = {p.size_bytes: p.new for p in alike if p.new and p.side_values[1] == pair.side_values[1]}
     return [base[size] for size in sorted(base)], [new[size] for size in sorted(new)]
 
 
 def _table_key(pair: Pair) -> tuple[Any, ...]:
-    return (*pair.common.items(), *pair.own[0].items(), *pair.own[1].items())
+    return (*pair.common.items(), *pair.side_values[0].items(), *pair.side_values[1].items())
 
 
 def _pairs(
@@ -112,7 +114,9 @@ def _pairs(
     """``alone``: what is not known is taken for this."""
     shared = [n for n in names if n not in free]
     size = _size_of([*base, *new])
-    found: dict[tuple[Key, int], tuple[dict[Key, list[Measured]], dict[Key, list[Measured]]]] = {}
+    groups_by_case: dict[
+        tuple[Key, int], tuple[dict[Key, list[Measured]], dict[Key, list[Measured]]]
+    ] = {}
     for number, items in enumerate((base, new)):
         own_usual = {name: _usual(name, items) for name in _OF_SAMPLES}
         any_usual = {n: v or _usual(n, [*base, *new]) for n, v in own_usual.items()}
@@ -123,11 +127,11 @@ def _pairs(
             values |= {name: values[name] or value for name, value in usual.items()}
             values |= {name: value for name, value in alone.items() if _unstated(item, name)}
             common = tuple((name, values[name]) for name in shared)
-            own = tuple((name, values[name]) for name in free)
-            groups = found.setdefault((common, size(item.row)), ({}, {}))
-            groups[number].setdefault(own, []).append(item)
+            free_values = tuple((name, values[name]) for name in free)
+            groups = groups_by_case.setdefault((common, size(item.row)), ({}, {}))
+            groups[number].setdefault(free_values, []).append(item)
     pairs = []
-    for (common, size_bytes), (ours, theirs) in found.items():
+    for (common, size_bytes), (ours, theirs) in groups_by_case.items():
         # What one side has in several kinds is compared in each of them, never pooled.
         pairs += [
             Pair(
@@ -153,21 +157,21 @@ def _unstated(item: Measured, name: str) -> bool:
 
 def _only_known(name: str, items: Sequence[Measured]) -> Any:
     """The one value of all that tell, where some do not; None else."""
-    stated = {value_of(m, name) for m in items if not _unstated(m, name)}
+    values = {value_of(m, name) for m in items if not _unstated(m, name)}
     some = any(_unstated(m, name) for m in items)
-    return stated.pop() if some and len(stated) == 1 and name not in _OF_SAMPLES else None
+    return values.pop() if some and len(values) == 1 and name not in _OF_SAMPLES else None
 
 
 def _taken(alone: Mapping[str, Any], items: Iterable[Measured]) -> Key:
-    own = list(items)
-    return tuple((n, value) for n, value in alone.items() if any(_unstated(m, n) for m in own))
+    measured = list(items)
+    return tuple((n, value) for n, value in alone.items() if any(_unstated(m, n) for m in measured))
 
 
 def _is_free(name: str, base: Sequence[Measured], new: Sequence[Measured]) -> bool:
     ours, theirs = ({value_of(m, name) for m in side} for side in (base, new))
     if name in _OF_SAMPLES:
-        stated = ({value_of(m, name) for m in side if _ran(m)} for side in (base, new))
-        ours, theirs = (values - {None} or values for values in stated)
+        value_sets = ({value_of(m, name) for m in side if _ran(m)} for side in (base, new))
+        ours, theirs = (values - {None} or values for values in value_sets)
     if not ours or not theirs:
         return False
     if ours & theirs:  # perhaps that both do not tell
@@ -199,18 +203,18 @@ def _separate(base: Sequence[Measured], new: Sequence[Measured], names: Sequence
     # Two lists of a hundred thousand sizes each need no exact answer.
     differ = min(
         (
-            [n for n, a, b in zip(names, one, other, strict=True) if a != b]
-            for one in ours[:300]
+            [n for n, a, b in zip(names, names_of_base, other, strict=True) if a != b]
+            for names_of_base in ours[:300]
             for other in theirs[:300]
         ),
         key=len,
     )
-    words = []
+    reasons = []
     for name in differ:
         place = names.index(name)
         lists = [list(dict.fromkeys(v[place] for v in side)) for side in (ours, theirs)]
-        words.append(f"{name} ({_several(name, lists[0])}; {_several(name, lists[1])})")
-    return f"nothing in common in {' and '.join(words) or 'any dimension'}"
+        reasons.append(f"{name} ({_several(name, lists[0])}; {_several(name, lists[1])})")
+    return f"nothing in common in {' and '.join(reasons) or 'any dimension'}"
 
 
 def _several(name: str, values: Sequence[Any]) -> str:

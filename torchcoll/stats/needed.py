@@ -73,9 +73,9 @@ class Target:
         return _quantile(design.degrees(runs), share)
 
 
-def asked(threshold: float, tested: int, found: int = 0, looks: bool = False) -> Target:
+def asked(threshold: float, tested: int, decided: int = 0, looks: bool = False) -> Target:
     """Of ``tested`` cases ``found`` are shown to differ: Holm leaves the next one LEVEL / rest."""
-    return Target(threshold, LEVEL / max(tested - found, 1), looks)
+    return Target(threshold, LEVEL / max(tested - decided, 1), looks)
 
 
 def power(

@@ -27,7 +27,7 @@ _LARGEST = math.log(sys.float_info.max)
 @dataclass(frozen=True)
 class Design:
     """What N runs a side (or N pairs) would tell: ``figures`` N - ``parameters`` degrees of
-    freedom. in_order: the run number is a parameter, and the runs alternate. stated:
+    freedom. in_order: the run number is a parameter, and the runs alternate. degrees_share:
     the share of the degrees that is left where one side is noisier; 1 / 2 where one has all of
     the noise.
     """
@@ -35,10 +35,10 @@ class Design:
     figures: int
     parameters: int
     in_order: bool = False
-    stated: float = 1.0
+    degrees_share: float = 1.0
 
     def degrees(self, runs: int) -> float:
-        return self.stated * (self.figures * runs - self.parameters)
+        return self.degrees_share * (self.figures * runs - self.parameters)
 
     def error(self, runs: int) -> float:
         """The error of the difference, as a share of the spread of one run.
@@ -46,8 +46,8 @@ class Design:
         Under strict A B A B ... of n = 2 N runs the squared correlation of side and number is
         3 / (n^2 - 1): the side is known a little worse for it.
         """
-        stated = 1 - 3 / (4 * runs**2 - 1) if self.in_order else 1.0
-        return math.sqrt(2 / runs / stated)
+        correction = 1 - 3 / (4 * runs**2 - 1) if self.in_order else 1.0
+        return math.sqrt(2 / runs / correction)
 
 
 PAIRED = Design(1, 1)
@@ -57,10 +57,10 @@ ORDERED = Design(2, 3, in_order=True)
 
 def geometric(values: Iterable[float | None]) -> float | None:
     """The geometric mean of what is known; None of nothing."""
-    known = [value for value in values if value]
-    if len(set(known)) < 2:
-        return known[0] if known else None
-    return math.exp(sum(map(math.log, known)) / len(known))
+    positive = [value for value in values if value]
+    if len(set(positive)) < 2:
+        return positive[0] if positive else None
+    return math.exp(sum(map(math.log, positive)) / len(positive))
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ def evidence(t: numpy.ndarray, degrees: numpy.ndarray, information: numpy.ndarra
     """
     r, squared = _shrinkage(information), t**2 / degrees
     logs = numpy.log(r) / 2 - (degrees + 1) / 2 * numpy.log((1 + r * squared) / (1 + squared))
-    found: numpy.ndarray = numpy.exp(numpy.minimum(logs, 700.0))  # the next overflows
-    return found
+    values: numpy.ndarray = numpy.exp(numpy.minimum(logs, 700.0))  # the next overflows
+    return values
 
 
 def least_t(degrees: numpy.ndarray, information: numpy.ndarray, level: float) -> numpy.ndarray:
@@ -80,8 +80,8 @@ def least_t(degrees: numpy.ndarray, information: numpy.ndarray, level: float) ->
     most = (1 / (level * numpy.sqrt(r))) ** (2 / (degrees + 1))
     room = 1 - most * r
     squared = numpy.where(room > 0, (most - 1) / numpy.maximum(room, NO_SPREAD**2), numpy.inf)
-    found: numpy.ndarray = numpy.sqrt(squared * degrees)
-    return found
+    thresholds: numpy.ndarray = numpy.sqrt(squared * degrees)
+    return thresholds
 
 
 def half_width(seen: Seen, level: float = LEVEL) -> numpy.ndarray:
@@ -108,7 +108,7 @@ def bounds(most: int) -> tuple[float, ...]:
     rounds = range(FIRST_LOOK, most + 1)
     spent = [LEVEL * math.log1p((math.e - 1) * n / most) for n in rounds]
     points, weights = numpy.polynomial.legendre.leggauss(_NODES)
-    found: list[float] = []
+    limits: list[float] = []
     nodes, density, before = numpy.zeros(1), numpy.ones(1), 0  # of the sum: 0 before any run
     for n, now, earlier in zip(rounds, spent, [0.0, *spent], strict=False):
         step = math.sqrt(n - before)
@@ -118,13 +118,13 @@ def bounds(most: int) -> tuple[float, ...]:
             return float(density @ special.ndtr(-away)) - (now - earlier)  # noqa: B023
 
         limit = float(optimize.brentq(passed, 0.0, _FAR * math.sqrt(n)))
-        found.append(limit / math.sqrt(n))
+        limits.append(limit / math.sqrt(n))
         low = -_FAR * math.sqrt(n)
         new = (limit + low) / 2 + (limit - low) / 2 * points
         steps = numpy.exp(-(((new[:, None] - nodes) / step) ** 2) / 2)
         density = steps @ density / (step * math.sqrt(2 * math.pi)) * weights * (limit - low) / 2
         nodes, before = new, n
-    return tuple(found)
+    return tuple(limits)
 
 
 def bound_at(runs: int, most: int) -> float:
@@ -155,8 +155,8 @@ class Decided:
 
     @property
     def decided(self) -> numpy.ndarray:
-        found: numpy.ndarray = (self.differs != 0) | self.same
-        return found
+        mask: numpy.ndarray = (self.differs != 0) | self.same
+        return mask
 
     @property
     def futile(self) -> bool:
@@ -191,8 +191,8 @@ class Looks:
             self._best = numpy.concatenate((self._best, numpy.ones(more)))
             self._same = numpy.concatenate((self._same, numpy.zeros(more, bool)))
         t = seen.difference / seen.error
-        found = evidence(t, seen.degrees, seen.information)
-        self._best[cases] = numpy.maximum(self._best[cases], found)
+        current = evidence(t, seen.degrees, seen.information)
+        self._best[cases] = numpy.maximum(self._best[cases], current)
         within = abs(seen.difference) < self.limit
         self._same[cases] |= shown_same(seen, self.limit, bound_at(runs, self.same_most))
         p_values = (1 / self._best[cases]).tolist()
@@ -205,9 +205,9 @@ class Looks:
         # Those that are far from the threshold, one way or the other, have the best chances.
         far = abs(abs(seen.difference) - self.limit) / seen.error
         for place in still_open[numpy.argsort(-far[still_open])]:
-            one = Seen(*(getattr(seen, name)[place] for name in vars(seen)))
+            seen_here = Seen(*(getattr(seen, name)[place] for name in vars(seen)))
             enough = 0.0 if p[place] < LEVEL else needed
-            chance[place] = self._chance(one, runs, most, enough)
+            chance[place] = self._chance(seen_here, runs, most, enough)
             if chance[place] >= _LEAST_CHANCE:
                 break
         return Decided(differs, same, p, level, chance)
@@ -222,10 +222,10 @@ class Looks:
         """
         if runs >= most:
             return 0.0
-        z, one, other, more = _draws(2 * (most - runs))
+        z, first_noise, other, more = _draws(2 * (most - runs))
         now, then = seen.information, seen.information * most / runs
         noise = seen.spread * numpy.sqrt(seen.degrees / special.chdtri(seen.degrees, z))
-        truth = seen.difference + noise / numpy.sqrt(now) * one
+        truth = seen.difference + noise / numpy.sqrt(now) * first_noise
         added = truth + noise / numpy.sqrt(then - now) * other
         difference = (now * seen.difference + (then - now) * added) / then
         degrees = seen.degrees + 2 * (most - runs)
@@ -244,8 +244,8 @@ def _draws(degrees: int) -> tuple[numpy.ndarray, ...]:
     same in every process, so that a folder that is read again stops at the same run.
     """
     rng = numpy.random.default_rng(0)
-    one, other = rng.standard_normal((2, _DRAWS))
-    return rng.uniform(size=_DRAWS), one, other, rng.chisquare(degrees, _DRAWS)
+    first_noise, other = rng.standard_normal((2, _DRAWS))
+    return rng.uniform(size=_DRAWS), first_noise, other, rng.chisquare(degrees, _DRAWS)
 
 
 def due(names: Sequence[str], kept: Mapping[str, int], number: int) -> list[str]:

@@ -152,14 +152,14 @@ class Side(OneLine):
         """What a figure is of the calls and ranks: of samples ``reading``, else what the sources
         tell; '' where no case has any.
         """
-        own = [r for r in self.results if r.time_ns or r.reported]
+        results = [r for r in self.results if r.time_ns or r.reported]
         return " or ".join(
-            dict.fromkeys(reading.of(r) if r.time_ns else _stated(r.reported) for r in own)
+            dict.fromkeys(reading.of(r) if r.time_ns else _stated(r.reported) for r in results)
         )
 
     def measured(self, metric: str, reading: Reading) -> list[Measured]:
         """Every case of every run, read for ``metric``."""
-        found: list[Measured] = []
+        rows: list[Measured] = []
         before = 0  # runs
         for number, run in enumerate(self.runs):
             parts = [(known_of(p), start_of(p), _iters_of(p)) for p, _ in run.all_runs()]
@@ -178,11 +178,11 @@ class Side(OneLine):
                     figure = None
                 facts, start, iters = parts[part]
                 knows, place = not run.source, before + part
-                found.append(
+                rows.append(
                     Measured(row, result, number, figure, facts, knows, start, iters, place)
                 )
             before += len(parts)
-        return found
+        return rows
 
 
 def _iters_of(run: Run) -> str:
@@ -207,11 +207,11 @@ def start_of(run: Run) -> float | None:
 def _stated(reported: Reported | None) -> str:
     """What a figure is of the calls and of the ranks, as far as its source tells."""
     assert reported is not None
-    ways = ((reported.statistic, "over calls"), (reported.over_ranks, "over ranks"))
+    readings = ((reported.statistic, "over calls"), (reported.over_ranks, "over ranks"))
     if reported.one_cold_call:
         return f"{COLD_CALL}, {reported.over_ranks} over ranks"
-    known = [f"{way} {what}" for way, what in ways if way != "unknown"]
-    return ", ".join(known if len(known) == len(ways) else [*known, "as published"])
+    recorded = [f"{reading} {what}" for reading, what in readings if reading != "unknown"]
+    return ", ".join(recorded if len(recorded) == len(readings) else [*recorded, "as published"])
 
 
 def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
@@ -222,11 +222,14 @@ def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
     """
     reported = [r.reported for s in (base, new) for r in s.results if r.reported and not r.time_ns]
     if over_ranks is None and reported:
-        ways = {one.over_ranks if one.over_ranks in OVER_RANKS else "mean" for one in reported}
-        how = ways.pop() if len(ways) == 1 else "mean"
+        statistics = {
+            reported_case.over_ranks if reported_case.over_ranks in OVER_RANKS else "mean"
+            for reported_case in reported
+        }
+        how = statistics.pop() if len(statistics) == 1 else "mean"
     else:
         how = over_ranks or "max"
-    return Reading(how, mean=any(one.statistic == "mean" for one in reported))
+    return Reading(how, mean=any(reported_case.statistic == "mean" for reported_case in reported))
 
 
 def _read_as_mean(row: Row, result: CaseResult, how: str) -> Row:
@@ -271,11 +274,11 @@ def side(
     anything else, and UnreadableError for a file.
     """
     several = _several(name, sources)
-    found: list[Source] = [one for source in several for one in expanded(source)]
-    if not found:
+    files: list[Source] = [each for source in several for each in expanded(source)]
+    if not files:
         raise UsageError(name, "no file", "at least one result file")
-    paths = [str(one) for one in several if not isinstance(one, Run)]
-    runs = _without_copies(load_all(found, collective=collective, ranks=ranks))
+    paths = [str(source) for source in several if not isinstance(source, Run)]
+    runs = _without_copies(load_all(files, collective=collective, ranks=ranks))
     return Side(name, runs, ", ".join(paths if len(paths) < 4 else [paths[0], "..."]))
 
 
@@ -306,7 +309,8 @@ def named_side(name: str, sources: Source | Sequence[Source]) -> Side:
     two labels.
     """
     parts = [
-        named_path(one) if isinstance(one, str) else ("", one) for one in _several(name, sources)
+        named_path(source) if isinstance(source, str) else ("", source)
+        for source in _several(name, sources)
     ]
     labels = list(dict.fromkeys(label for label, _ in parts if label))
     if len(labels) > 1:
@@ -392,5 +396,5 @@ def value_of_fact(facts: Mapping[str, str], name: str) -> str:
     """
     if name in facts:
         return facts[name]
-    stated = name in NCCL_CHOICES and any(other.startswith("NCCL_") for other in facts)
-    return "unset" if stated or "torch" in facts or not name.isupper() else NOT_KNOWN
+    records_variables = name in NCCL_CHOICES and any(other.startswith("NCCL_") for other in facts)
+    return "unset" if records_variables or "torch" in facts or not name.isupper() else NOT_KNOWN

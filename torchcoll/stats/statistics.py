@@ -53,8 +53,8 @@ class Figures:
     order: tuple[float, ...] | None = None
 
     def of(self, side: int) -> tuple[float, ...]:
-        own = zip(self.values, self.runs, strict=True)
-        return tuple(value for value, (number, _) in own if number == side)
+        pairs = zip(self.values, self.runs, strict=True)
+        return tuple(value for value, (number, _) in pairs if number == side)
 
     @property
     def testable(self) -> bool:
@@ -66,11 +66,15 @@ class Figures:
         """False where one side was measured before the other; True too where nobody knows."""
         if self.order is None:
             return True
-        own, other = (
+        first_runs, other = (
             [n for n, (number, _) in zip(self.order, self.runs, strict=True) if number == side]
             for side in (0, 1)
         )
-        return not own or not other or (max(own) >= min(other) and max(other) >= min(own))
+        return (
+            not first_runs
+            or not other
+            or (max(first_runs) >= min(other) and max(other) >= min(first_runs))
+        )
 
     def without(self, left_out: Sequence[tuple[int, int]]) -> Figures:
         keep = [i for i, run in enumerate(self.runs) if run not in left_out]
@@ -132,12 +136,12 @@ def model_of(sides: tuple[int, ...], order: tuple[float, ...] | None) -> Model:
     free = numpy.diag(annihilator)
     error = math.sqrt(float(projection[1] @ projection[1]))
     degrees, side = len(sides) - matrix.shape[1], numpy.array(sides)
-    own = numpy.array([side == 0, side == 1])
+    of_side = numpy.array([side == 0, side == 1])
     weights = numpy.full(len(sides), error**2 / max(degrees, 1))
-    if min(own @ free) > _LEAST_FREE:
-        weights = ((own @ projection[1] ** 2) / (own @ free))[side]
+    if min(of_side @ free) > _LEAST_FREE:
+        weights = ((of_side @ projection[1] ** 2) / (of_side @ free))[side]
     form = annihilator * weights @ annihilator
-    means, products = own @ numpy.diag(form), own @ form**2 @ own.T
+    means, products = of_side @ numpy.diag(form), of_side @ form**2 @ of_side.T
     least = error, degrees, side, weights, means, products
     return Model(matrix, projection, free, annihilator, *least)
 
@@ -159,12 +163,14 @@ def least_squares(
 
 def noise_share(model: Model, rest: numpy.ndarray) -> numpy.ndarray:
     """[case...]: the new side's variance as a share of both sides' sum; half of it unless known."""
-    one, two = (
+    first_variance, two = (
         (rest[model.sides == side] ** 2).sum(axis=0)
         / max(float(model.free[model.sides == side].sum()), NO_SPREAD)
         for side in (0, 1)
     )
-    return numpy.where(one + two > 0, two / numpy.maximum(one + two, NO_SPREAD**3), 0.5)
+    return numpy.where(
+        first_variance + two > 0, two / numpy.maximum(first_variance + two, NO_SPREAD**3), 0.5
+    )
 
 
 def side_error(
@@ -218,7 +224,7 @@ def deleted_residuals(
     alone = alone | (degrees < _LEAST_FREE)
     squared = (shift**2).sum(axis=1)
     alone, free, degrees, squared = (
-        own.reshape((-1, *[1] * (rest.ndim - 1))) for own in (alone, free, degrees, squared)
+        arrays.reshape((-1, *[1] * (rest.ndim - 1))) for arrays in (alone, free, degrees, squared)
     )
     degrees = numpy.where(alone, 1.0, degrees)
     off = numpy.where(alone, 0.0, rest / free)
@@ -235,9 +241,9 @@ def outlier_deviates(
     t, off = deleted_residuals(model, rest)
     few = numpy.broadcast_to(numpy.array(cases) < _FEW_CASES, len(model.sides))
     if few.any():
-        own = deleted_residuals(model, rest, own_side=True)[0]
+        of_own_side = deleted_residuals(model, rest, own_side=True)[0]
         few = few.reshape((-1, *[1] * (rest.ndim - 1)))
-        t = numpy.where(few & (abs(own) < abs(t)), own, t)
+        t = numpy.where(few & (abs(of_own_side) < abs(t)), of_own_side, t)
     return t, off
 
 
@@ -256,8 +262,8 @@ def side_ratio(figures: Figures, share: float | None = None) -> Ratio:
     if figures.testable and model.degrees > 0:
         effect, one_noise, rest = least_squares(model, logs)
         spread = float(one_noise)
-        own = float(noise_share(model, rest)) if share is None else share
-        error, degrees = (float(value) for value in side_error(model, rest, own))
+        noise = float(noise_share(model, rest)) if share is None else share
+        error, degrees = (float(value) for value in side_error(model, rest, noise))
         if spread > NO_SPREAD and error > NO_SPREAD:
             # Of as many runs a side the error is that of the mean of both variances.
             free = [float(model.free[model.sides == side].sum()) for side in (0, 1)]
@@ -265,7 +271,9 @@ def side_ratio(figures: Figures, share: float | None = None) -> Ratio:
                 squares = [(rest[model.sides == side] ** 2).sum() for side in (0, 1)]
                 spread = math.sqrt((squares[0] / free[0] + squares[1] / free[1]) / 2)
             design = ORDERED if model.in_order else ONE_NOISE
-            design = dataclasses.replace(design, stated=1 / (2 * (own**2 + (1 - own) ** 2)))
+            design = dataclasses.replace(
+                design, degrees_share=1 / (2 * (noise**2 + (1 - noise) ** 2))
+            )
             return ratio_of(float(effect), error, degrees, spread, design)
     return plain_ratio(figures)
 
@@ -292,7 +300,9 @@ def outliers(cases: Sequence[Figures]) -> list[Outlier]:
     while len(left) < MOST_OUTLIERS:
         rest = [case.without(left) for case in cases]
         medians, limit = _medians(rest)
-        spare = {one for case in rest for one in case.runs if len(case.of(one[0])) > _FEWEST}
+        spare = {
+            outlier for case in rest for outlier in case.runs if len(case.of(outlier[0])) > _FEWEST
+        }
         able = [run for run in medians if run in spare]
         if not able:
             break
@@ -300,13 +310,15 @@ def outliers(cases: Sequence[Figures]) -> list[Outlier]:
         picked.append(_outlier(left[-1], medians, limit))
         if abs(picked[-1].t) > limit:
             shown = len(left)
-    found = []
-    for one in picked[:shown]:
-        others = [run for run in left[:shown] if run != one.run]
+    outliers = []
+    for outlier in picked[:shown]:
+        others = [run for run in left[:shown] if run != outlier.run]
         medians, limit = _medians([case.without(others) for case in cases])
         # Where each case that has it is too small without the others, nothing else tells of it.
-        found.append(_outlier(one.run, medians, limit) if one.run in medians else one)
-    return found
+        outliers.append(
+            _outlier(outlier.run, medians, limit) if outlier.run in medians else outlier
+        )
+    return outliers
 
 
 def _outlier(
@@ -325,16 +337,16 @@ def _medians(
         if case.testable and _model(case).degrees > _FEWEST_DEGREES:
             alike.setdefault((case.runs, case.order), []).append(case)
     deviates: dict[tuple[int, int], list[numpy.ndarray]] = {}
-    number = Counter(one for several in alike.values() for case in several for one in case.runs)
+    number = Counter(run for several in alike.values() for case in several for run in case.runs)
     for several in alike.values():
         model = _model(several[0])
         logs = numpy.log([case.values for case in several]).T
         counts = [number[run] for run in several[0].runs]
-        found = outlier_deviates(model, least_squares(model, logs)[2], counts)
-        for run, *both in zip(several[0].runs, *found, strict=True):
-            deviates.setdefault(run, []).append(numpy.array(both))
+        deviates_of_runs = outlier_deviates(model, least_squares(model, logs)[2], counts)
+        for run, *values in zip(several[0].runs, *deviates_of_runs, strict=True):
+            deviates.setdefault(run, []).append(numpy.array(values))
     medians = {}
-    for run, own in deviates.items():
-        t, off = numpy.median(numpy.concatenate(own, axis=1), axis=1)
+    for run, arrays in deviates.items():
+        t, off = numpy.median(numpy.concatenate(arrays, axis=1), axis=1)
         medians[run] = float(t), float(off)
     return medians, outlier_limit(len(deviates)) if deviates else math.inf

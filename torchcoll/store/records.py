@@ -1,4 +1,4 @@
-"""What `collect`, `fleet` and `history` keep of a run: one RunSummary, and one CaseSummary per case.
+"""What `collect`, `fleet` and `history` keep: a RunSummary per run, a CaseSummary per case.
 
 The samples stay in the result file; a summary has its path and its SHA-256.
 """
@@ -81,11 +81,11 @@ class CaseSummary:
 class RunSummary:
     """One run, without its cases.
 
-    run_id: of the file's header; of an imported run a hash of its figures and labels. start_us: when it
-    began by the clock of its host, received_us: when it was collected, both in microseconds of
-    UTC since 1970. node: the label ``node``, else the host if all ranks ran on one; '' for several
-    hosts. facts: versions, devices, variables and labels by name. status: complete, interrupted,
-    failed or truncated.
+    run_id: of the file's header; of an imported run a hash of its figures and labels. start_us:
+    when it began by the clock of its host, received_us: when it was collected, both in microseconds
+    of UTC since 1970. node: the label ``node``, else the host if all ranks ran on one; '' for
+    several hosts. facts: versions, devices, variables and labels by name. status: complete,
+    interrupted, failed or truncated.
     """
 
     run_id: str
@@ -122,7 +122,9 @@ def summarise_run(
     end = run.end or {}
     path = run.path or (Path(run.source["file"]) if run.source.get("file") else None)
     content = path.read_bytes() if path and path.is_file() else b""
-    cases = tuple(_summarise_case(*item) for item in zip(run.results, libraries_of(run)))
+    cases = tuple(
+        _summarise_case(*item) for item in zip(run.results, libraries_of(run), strict=True)
+    )
     file_sha256 = hashlib.sha256(content).hexdigest() if content else ""
     if received_us is None and content and path:
         received_us = int(path.stat().st_mtime * 1e6)

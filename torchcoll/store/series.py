@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,26 +56,20 @@ class Summaries:
         new_index = np.full(len(self), -1, dtype=np.int32)
         new_index[indexes] = np.arange(len(indexes), dtype=np.int32)
         kept = new_index[self.run] >= 0
-        return Summaries(
-            [self.run_ids[i] for i in indexes],
-            [self.paths[i] for i in indexes],
-            self.nodes,
-            self.environments,
-            self.strata,
-            self.keys,
-            *(
-                column[indexes]
-                for column in (
-                    self.node,
-                    self.environment,
-                    self.stratum,
-                    self.start_us,
-                    self.received_us,
-                    self.run_status,
-                )
-            ),
-            new_index[self.run[kept]],
-            *(column[kept] for column in (self.key, self.time_ns, self.status)),
+        return replace(
+            self,
+            run_ids=[self.run_ids[i] for i in indexes.tolist()],
+            paths=[self.paths[i] for i in indexes.tolist()],
+            node=self.node[indexes],
+            environment=self.environment[indexes],
+            stratum=self.stratum[indexes],
+            start_us=self.start_us[indexes],
+            received_us=self.received_us[indexes],
+            run_status=self.run_status[indexes],
+            run=new_index[self.run[kept]],
+            key=self.key[kept],
+            time_ns=self.time_ns[kept],
+            status=self.status[kept],
         )
 
 

@@ -34,15 +34,21 @@ _LEAST = 0.3  # of its limit: below, it is another fabric, or so slow that nothi
 def by_names(run: Run) -> Fabric | None:
     """The one fabric that the names of the devices and the hosts of another tool's log leave."""
     names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
-    known = all(m.get("device_name") and m.get("host") for m in run.members)
-    if not run.source or not known or len(names) != 1 or hosts_of(run) != 1 or run.ranks != _EIGHT:
+    recorded = all(m.get("device_name") and m.get("host") for m in run.members)
+    if (
+        not run.source
+        or not recorded
+        or len(names) != 1
+        or hosts_of(run) != 1
+        or run.ranks != _EIGHT
+    ):
         return None
     (name,) = names
     device = device_named(name)
     if device is None or _CARD.search(name) or not _BOARD.search(name):
         return None
-    found = [fabric for fabric in guessable({}) if device.name in fabric.devices]
-    return found[0] if len(found) == 1 else None
+    fabrics = [fabric for fabric in guessable({}) if device.name in fabric.devices]
+    return fabrics[0] if len(fabrics) == 1 else None
 
 
 def assumptions(rows: Sequence[Row], run: Run) -> list[Phrase]:
@@ -53,17 +59,17 @@ def assumptions(rows: Sequence[Row], run: Run) -> list[Phrase]:
     shares: dict[str, list[str]] = {}
     order: dict[str, float] = {}
     for fabric in _possible(run):
-        found = share_of(rows, fabric, device_of(run) if fabric.several_hosts else None)
-        if found is None or not _LEAST <= found[0] <= BEYOND:
+        share = share_of(rows, fabric, device_of(run) if fabric.several_hosts else None)
+        if share is None or not _LEAST <= share[0] <= BEYOND:
             continue
-        text = f"{100 * found[0]:.0f} % of the {found[1]} limit of"
+        text = f"{100 * share[0]:.0f} % of the {share[1]} limit of"
         shares.setdefault(text, []).append(fabric.name)
-        order[text] = found[0]
+        order[text] = share[0]
     nearest = sorted(order, key=lambda text: -order[text])[:_MOST]
     if not nearest:
         return []
-    words = ", ".join(f"{text} {' or '.join(shares[text])}" for text in nearest)
-    return [Phrase("", f"assumed, no verdict: {words} (--fabric NAME judges by one)")]
+    limits_text = ", ".join(f"{text} {' or '.join(shares[text])}" for text in nearest)
+    return [Phrase("", f"assumed, no verdict: {limits_text} (--fabric NAME judges by one)")]
 
 
 def _possible(run: Run) -> Iterable[Fabric]:
@@ -88,7 +94,7 @@ def _others_devices(run: Run) -> bool:
     """Whether what is told of the devices shows that they are none of those that fabrics name."""
     names = [member.get("device_name") for member in run.members]
     names += [run.labels.get("gpu"), run.environment.get("device_name")]
-    told = [str(name) for name in names if name]
+    recorded = [str(name) for name in names if name]
     libraries = (run.environment.get("libraries") or {}).values()
-    rccl = any(str(one).startswith("RCCL") for one in libraries)
-    return rccl or bool(told and not any(map(device_named, told)))
+    rccl = any(str(library).startswith("RCCL") for library in libraries)
+    return rccl or bool(recorded and not any(map(device_named, recorded)))

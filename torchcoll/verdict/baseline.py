@@ -36,20 +36,20 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
     for what, of in _ALIKE:
         ours, theirs = of(run), of(base)
         if ours and theirs and ours != theirs:
-            got, expected = (", ".join(sorted(values)) for values in (theirs, ours))
-            raise UsageError("baseline", f"{what} {got}", f"{expected}, as this run has")
+            base_text, expected = (", ".join(sorted(values)) for values in (theirs, ours))
+            raise UsageError("baseline", f"{what} {base_text}", f"{expected}, as this run has")
     path = base.path or base.source.get("file")
     name = os.path.basename(path) if path else "the baseline"
-    known: dict[tuple[Any, ...], list[Row]] = {}
+    by_case: dict[tuple[Any, ...], list[Row]] = {}
     for row in summarise_run(base):
         if row.status == "ok" and row.median_ns:
-            known.setdefault(_key(row), []).append(row)
-    both = [
+            by_case.setdefault(_key(row), []).append(row)
+    pairs = [
         (row, before)
         for row in rows
-        if row.median_ns and (before := _alike(row, known.get(_key(row), [])))
+        if row.median_ns and (before := _alike(row, by_case.get(_key(row), [])))
     ]
-    shares = [((before.median_ns or 0.0) / (row.median_ns or 1.0), row) for row, before in both]
+    shares = [((before.median_ns or 0.0) / (row.median_ns or 1.0), row) for row, before in pairs]
     if not shares:
         raise UsageError("baseline", name, "a run that has a case in common with this one")
     middle = median([share for share, _ in shares])
@@ -57,8 +57,8 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
     large, largest = min(
         (_at_largest(shares, name) for name in _collectives(shares)), key=lambda pair: pair[0]
     )
-    word = word_of(min(middle, large))
-    before_ns = next(before.median_ns for one, before in both if one is row)
+    level = word_of(min(middle, large))
+    before_ns = next(before.median_ns for paired, before in pairs if paired is row)
     several = ", the lowest of the largest sizes" if len(_collectives(shares)) > 1 else ""
     text = (
         f"{100 * middle:.1f} % of the speed of {name}, the median of "
@@ -67,14 +67,14 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
         f"{100 * worst:.1f} % in {case_text(row)} "
         f"({time_text(before_ns)} to {time_text(row.median_ns)})"
     )
-    unstated = sum(row.buffer_reuse != before.buffer_reuse for row, before in both)
+    unstated = sum(row.buffer_reuse != before.buffer_reuse for row, before in pairs)
     if unstated:
         text += (
             f"; {counted(unstated, 'case')} matched without buffer reuse: one side does not tell"
         )
-    if word == PASS and worst < POOR:
+    if level == PASS and worst < POOR:
         return Phrase(WARN, f"{text}, a case below {100 * POOR:g} %")
-    return Phrase(word, text)
+    return Phrase(level, text)
 
 
 Share = tuple[float, Row]
@@ -87,9 +87,9 @@ def _collectives(shares: Sequence[Share]) -> list[str]:
 
 def _at_largest(shares: Sequence[Share], collective: str) -> Share:
     """The median share of the cases of its largest size, and one of them."""
-    own = [pair for pair in shares if pair[1].collective == collective]
-    top = max(row.size_bytes for _, row in own)
-    largest = [pair for pair in own if pair[1].size_bytes == top]
+    of_collective = [pair for pair in shares if pair[1].collective == collective]
+    top = max(row.size_bytes for _, row in of_collective)
+    largest = [pair for pair in of_collective if pair[1].size_bytes == top]
     return median([share for share, _ in largest]), largest[0][1]
 
 
@@ -98,12 +98,20 @@ def _key(row: Row) -> tuple[Any, ...]:
     return tuple(getattr(row, name) for name in (*names, "size_bytes"))
 
 
-def _alike(row: Row, known: Sequence[Row]) -> Row | None:
+def _alike(row: Row, candidates: Sequence[Row]) -> Row | None:
     """The one that reuses its buffers as ``row`` does, else one where either does not tell: a file
     that was imported before this was asked may have had either way.
     """
-    same = [one for one in known if getattr(one, _UNTOLD) == getattr(row, _UNTOLD)]
-    loose = [one for one in known if "unknown" in (getattr(one, _UNTOLD), getattr(row, _UNTOLD))]
+    same = [
+        candidate
+        for candidate in candidates
+        if getattr(candidate, _UNTOLD) == getattr(row, _UNTOLD)
+    ]
+    loose = [
+        candidate
+        for candidate in candidates
+        if "unknown" in (getattr(candidate, _UNTOLD), getattr(row, _UNTOLD))
+    ]
     return next(reversed(same or loose), None)
 
 

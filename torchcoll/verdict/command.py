@@ -57,8 +57,8 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     if options.baseline:
         baselines = load_all([options.baseline])
         if len(baselines) != 1:
-            got = f"{len(baselines)} runs in {options.baseline}"
-            raise UsageError("baseline", got, "a file of one run")
+            count_text = f"{len(baselines)} runs in {options.baseline}"
+            raise UsageError("baseline", count_text, "a file of one run")
         baseline = baselines[0]
     sources = sources_of(options.files, options.collective, options.ranks)
     runs = load_all(file for source in sources for file in expanded(source))

@@ -50,7 +50,7 @@ def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
 
 def _title(row: Row) -> str:
     """What tells cases of a run apart; build servers know a test again by it."""
-    words = [
+    parts = [
         row.collective,
         str(row.size_bytes or row.size_bytes_requested or ""),
         row.dtype,
@@ -66,7 +66,7 @@ def _title(row: Row) -> str:
         f"splits {row.splits}" if row.splits else None,
         row.mode if row.mode != "unknown" else None,
     ]
-    return " ".join(filter(None, words))
+    return " ".join(filter(None, parts))
 
 
 def _test(name: str, kind: str, text: str, time_ns: float | None = None) -> str:
@@ -104,4 +104,4 @@ def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
 
 
 def _hosts(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(str(one["host"]) for one in records if one.get("host")))
+    return list(dict.fromkeys(str(record["host"]) for record in records if record.get("host")))

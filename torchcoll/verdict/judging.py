@@ -62,8 +62,8 @@ class Verdict(OneLine):
     @property
     def word(self) -> str:
         """The worst of its phrases: PASS, WARN, FAIL or NO REFERENCE."""
-        words = {phrase.word for phrase in self.phrases}
-        return next((word for word in (FAIL, WARN, PASS) if word in words), NO_REFERENCE)
+        levels = {phrase.word for phrase in self.phrases}
+        return next((level for level in (FAIL, WARN, PASS) if level in levels), NO_REFERENCE)
 
     @property
     def line(self) -> str:
@@ -113,7 +113,7 @@ def judge(
     failures = list(_failures(run, rows))
     good = [row for row in rows if row.status == "ok" and row.verified != "wrong"]
     nothing = _nothing_to_judge(good)
-    found, problems = None, [label_problem(run)]
+    fabric_found, problems = None, [label_problem(run)]
     taken: list[Phrase] = []
     if baseline is not None:
         if fabric or rules:
@@ -121,46 +121,46 @@ def judge(
 
         reference = [nothing] if nothing else [baseline_phrase(good, run, baseline)]
     else:
-        found, problem = _fabric(run, fabric, rules)
-        if found is None and not problem and (found := by_names(run)):
+        fabric_found, problem = _fabric(run, fabric, rules)
+        if fabric_found is None and not problem and (fabric_found := by_names(run)):
             name = next(str(m["device_name"]) for m in run.members)
-            text = f"{found.name} is taken from the log: {run.ranks} {name} on one host"
+            text = f"{fabric_found.name} is taken from the log: {run.ranks} {name} on one host"
             taken = [Phrase("", text)]
         problems.append(problem)
-        reference = [nothing] if nothing else by_fabric(good, found, run)
+        reference = [nothing] if nothing else by_fabric(good, fabric_found, run)
     if failures and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference = []
     unread = () if failures else _unread(run)
-    stated = [
+    texts = [
         *problems,
         *unread,
         *odd_links(run),
         *_stated(run, "setting"),
         *_stated(run, "machine"),
     ]
-    warnings = [Phrase(WARN, text) for text in stated if text]
+    warnings = [Phrase(WARN, text) for text in texts if text]
     if reference and not nothing and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference += _not_bounded(run, good)
-        taken = assumptions(good, run) if found is None else taken
+        taken = assumptions(good, run) if fabric_found is None else taken
     judged = bool(failures) or any(p.word not in (NO_REFERENCE, "") for p in reference)
     phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, judged)]
     plain = (Phrase(phrase.word, one_line(phrase.text)) for phrase in phrases)
-    return Verdict(tuple(plain), found.name if found else None, judged)
+    return Verdict(tuple(plain), fabric_found.name if fabric_found else None, judged)
 
 
 def _fabric(
-    run: Run, stated: str | None, rules: Sequence[str | os.PathLike[str]]
+    run: Run, fabric: str | None, rules: Sequence[str | os.PathLike[str]]
 ) -> tuple[Fabric | None, str]:
     """The fabric of a run, and what is wrong with its label: the file is shown all the same."""
-    own = read_rules(rules)
-    if not stated and len(own) == 1:
-        stated = next(iter(own))
-    elif not stated and own and "fabric" not in run.labels:
-        raise UsageError("rules", f"{len(own)} fabrics", "--fabric NAME with them")
+    own_rules = read_rules(rules)
+    if not fabric and len(own_rules) == 1:
+        fabric = next(iter(own_rules))
+    elif not fabric and own_rules and "fabric" not in run.labels:
+        raise UsageError("rules", f"{len(own_rules)} fabrics", "--fabric NAME with them")
     try:
-        return fabric_of(run, stated, own), ""
+        return fabric_of(run, fabric, own_rules), ""
     except UsageError as error:
-        if stated:
+        if fabric:
             raise
         return None, f"label {error}".rstrip(".")
 
@@ -176,25 +176,27 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
         yield Phrase(FAIL, next(cut, "the run did not end"))
     wrong = [row for row in rows if row.verified == "wrong" or row.status == "wrong"]
     doubted = [row for row in rows if row.status == IMPLAUSIBLE]
-    known = (*EXPECTED_STATUSES, "wrong", IMPLAUSIBLE)
-    failed = [row for row in rows if row.status not in known]
-    for items, word in ((wrong, "wrong"), (doubted, IMPLAUSIBLE), (failed, "failed")):
+    accepted = (*EXPECTED_STATUSES, "wrong", IMPLAUSIBLE)
+    failed = [row for row in rows if row.status not in accepted]
+    for items, status in ((wrong, "wrong"), (doubted, IMPLAUSIBLE), (failed, "failed")):
         if items:
             first = case_text(items[0])
-            if word == IMPLAUSIBLE:
+            if status == IMPLAUSIBLE:
                 peak = max(row.busbw_gbps or 0 for row in items)
                 first = f"busbw up to {peak:.4g} GB/s, " if peak >= 0.01 else ""
                 first += "see the footnotes"
             elif len(items) > 1:
                 first = f"the first {first}"
-            if word == "failed" and items[0].reason:
+            if status == "failed" and items[0].reason:
                 first += f": {items[0].reason}"
-            yield Phrase(FAIL, f"{len(items)} of {counted(len(rows), 'case')} {word}: {first}")
+            yield Phrase(FAIL, f"{len(items)} of {counted(len(rows), 'case')} {status}: {first}")
     # What the ranks reported, by the threshold they had; else what reading the pairs shows: a run
     # that was cut reported nothing.
     accusations = _messages(run, "suspect")
     if not accusations and (pairs := read_pairs(run)):
-        accusations = [suspect_text(pairs, one) for one in suspects(pairs) if one.stands]
+        accusations = [
+            suspect_text(pairs, suspect) for suspect in suspects(pairs) if suspect.stands
+        ]
     for text in _first(accusations, "suspect"):
         yield Phrase(FAIL, text)
 
@@ -204,12 +206,12 @@ def _stated(run: Run, kind: str) -> list[str]:
 
 
 def _messages(run: Run, kind: str) -> list[str]:
-    own = [event for event in run.events if event.get("kind") == kind]
-    return [str(event.get("message") or f"{kind} event without a text") for event in own]
+    events = [event for event in run.events if event.get("kind") == kind]
+    return [str(event.get("message") or f"{kind} event without a text") for event in events]
 
 
-def _first(stated: Iterable[str], kind: str) -> list[str]:
-    texts = dict.fromkeys(stated)
+def _first(messages: Iterable[str], kind: str) -> list[str]:
+    texts = dict.fromkeys(messages)
     first = list(texts)[:_MOST_TOLD]
     more = len(texts) - len(first)
     return [*first, f"{more} more of the {kind} events above"] if more else first
@@ -217,8 +219,8 @@ def _first(stated: Iterable[str], kind: str) -> list[str]:
 
 def _unread(run: Run) -> Iterator[str]:
     """What reading the file lost: it is not judged."""
-    known = ("truncated", run.ending or "truncated")  # failures
-    lost = [p for p in run.problems if not p.startswith(known) and not p.endswith("shown once")]
+    failures = ("truncated", run.ending or "truncated")  # failures
+    lost = [p for p in run.problems if not p.startswith(failures) and not p.endswith("shown once")]
     if lost:
         yield f"{len(lost)} problem{'s' if len(lost) > 1 else ''} in reading: {lost[0]}"
 
@@ -238,8 +240,8 @@ def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:
 
 def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
     """Why nobody asked whether an imported figure is possible, and what would tell."""
-    known = any(m.get("device_name") for m in run.members) or run.labels.get("gpu")
-    bounded = known or (stated_link_gbps(run) is not None and not link_unused(run))
+    named = any(m.get("device_name") for m in run.members) or run.labels.get("gpu")
+    bounded = named or (stated_link_gbps(run) is not None and not link_unused(run))
     accelerator = any(row.device != "cpu" for row in rows)
     missing = {
         "ranks": "--ranks N" if any(row.ranks < 1 for row in rows) else "",
@@ -249,12 +251,12 @@ def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
         missing["GPU"] = ""
         yield Phrase("", "whether it is possible was not judged: no bound of AMD's GPUs is known")
     if run.source and any(missing.values()):
-        names = " and ".join(name for name, way in missing.items() if way)
-        way = " ".join(filter(None, missing.values()))
+        names = " and ".join(name for name, action in missing.items() if action)
+        action = " ".join(filter(None, missing.values()))
         text = f"whether it is possible was not judged: {names} unknown"
         # A result file that was imported is none of another tool: its source is imported anew.
         file = shlex.quote(run.source.get("file") or "FILE") if run.path else "FILE"
-        yield Phrase("", f"{text} (torchcoll import {file} {way} -o RUN)")
+        yield Phrase("", f"{text} (torchcoll import {file} {action} -o RUN)")
 
 
 def _facts(
@@ -273,9 +275,9 @@ def _facts(
         yield Phrase("", unused)
     backends = backends_of(run.results)
     firsts = {b: ns for b in backends if (ns := first_result_ns(run, backend=b)) is not None}
-    words = [
+    parts = [
         time_text(ns, 3) + (f" on {backend}" if len(backends) > 1 else "")
         for backend, ns in firsts.items()
     ]
-    if words:
-        yield Phrase("", f"first result after {' and '.join(words)}")
+    if parts:
+        yield Phrase("", f"first result after {' and '.join(parts)}")

@@ -48,25 +48,27 @@ def case_text(row: Row) -> str:
     return f"{row.collective} {size}" if COLLECTIVES[row.collective].has_data else row.collective
 
 
-def fabric_of(run: Run, stated: str | None, own: Mapping[str, Rule]) -> Fabric | None:
+def fabric_of(run: Run, asked_name: str | None, own_rules: Mapping[str, Rule]) -> Fabric | None:
     """The fabric that is stated (else by the label ``fabric``), or recognised; None: not known.
 
     Raises UsageError for one that is not there, or that cannot be the run's.
     """
-    stated = stated or run.labels.get("fabric")
+    asked_name = asked_name or run.labels.get("fabric")
     hosts = hosts_of(run)
-    if not stated:
-        return _recognised(run, hosts, own)
-    fabric = load_fabric(stated, own)
+    if not asked_name:
+        return _recognised(run, hosts, own_rules)
+    fabric = load_fabric(asked_name, own_rules)
     if hosts and fabric.several_hosts != (hosts > 1):
         kind = "several hosts" if fabric.several_hosts else "one host"
-        got = f"{fabric.name} for a run on {hosts} host{'s' if hosts > 1 else ''}"
-        raise UsageError("fabric", got, f"a fabric of this run; {fabric.name} is for {kind}")
+        mismatch = f"{fabric.name} for a run on {hosts} host{'s' if hosts > 1 else ''}"
+        raise UsageError("fabric", mismatch, f"a fabric of this run; {fabric.name} is for {kind}")
     device = device_of(run)
-    links = {known.ring_gbps for name in fabric.devices if (known := device_named(name))}
+    links = {
+        device_limits.ring_gbps for name in fabric.devices if (device_limits := device_named(name))
+    }
     if device and links and device.ring_gbps not in links:  # an H200 has the links of an H100
-        got, whose = f"{fabric.name} for a run on {device.name}", ", ".join(fabric.devices)
-        raise UsageError("fabric", got, f"a fabric of this run; {fabric.name} is for {whose}")
+        mismatch, whose = f"{fabric.name} for a run on {device.name}", ", ".join(fabric.devices)
+        raise UsageError("fabric", mismatch, f"a fabric of this run; {fabric.name} is for {whose}")
     return fabric
 
 
@@ -74,9 +76,9 @@ def check_labels(labels: Mapping[str, str]) -> None:
     """Raises UsageError for labels that the verdict would stumble over once all is measured. A
     fabric that the package does not have may be one of the user's own.
     """
-    stated = labels.get("fabric", "")
-    if stated.partition(":")[0] in packaged():
-        load_fabric(stated)
+    label = labels.get("fabric", "")
+    if label.partition(":")[0] in packaged():
+        load_fabric(label)
     if text := label_problem(Run(header={"spec": {"labels": dict(labels)}})):
         raise UsageError(text)
 
@@ -106,18 +108,18 @@ def odd_links(run: Run) -> list[str]:
         usual = max(counts, key=lambda links: (counts[links], links))  # a link is lost, not won
         for count in sorted({links for _, links in members} - {usual}):
             ranks = [rank for rank, links in members if links == count]
-            word = f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
-            texts.append(f"{count} NVLinks on {word}, {usual} on the others")
+            ranks_text = f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
+            texts.append(f"{count} NVLinks on {ranks_text}, {usual} on the others")
     return texts
 
 
-def _recognised(run: Run, hosts: int, own: Mapping[str, Rule]) -> Fabric | None:
+def _recognised(run: Run, hosts: int, own_rules: Mapping[str, Rule]) -> Fabric | None:
     device = device_of(run)
     links = [(m.get("nvlinks"), m.get("nvlink_to_switch")) for m in run.members]
     alike = bool(links) and links == links[:1] * len(links)  # an imported table has no ranks
     if device is None or hosts != 1 or not alike or None in links[0]:
         return None
-    for fabric in guessable(own):
+    for fabric in guessable(own_rules):
         if device.name in fabric.devices and (fabric.nvlinks, fabric.to_switch) == links[0]:
             return fabric
     return None
@@ -141,9 +143,9 @@ def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phra
             )
         )
         within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)
-        way = "" if within else "--fabric NAME or "
+        option = "" if within else "--fabric NAME or "
         text = f"for {where}{' within one host' if within else ''}"
-        return [Phrase(NO_REFERENCE, f"{text} (torchcoll check {way}--baseline RUN)")]
+        return [Phrase(NO_REFERENCE, f"{text} (torchcoll check {option}--baseline RUN)")]
     device = device_of(run) if fabric.several_hosts else None
     judged = list(_judged(rows, fabric, device))
     if not judged:
@@ -187,17 +189,17 @@ def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> tup
     good, all_reduce speaks for the fabric.
     """
     lowest = min(judged, key=lambda item: item[0])
-    word = word_of(lowest[0])
+    level = word_of(lowest[0])
     reduced = (item for item in judged if item[1].collective == DEFAULT_COLLECTIVE)
-    share, row, limit = next(reduced, lowest) if word == PASS else lowest
+    share, row, limit = next(reduced, lowest) if level == PASS else lowest
     text = f"{row.busbw_gbps:.4g} GB/s busbw at {format_size(row.size_bytes)}"
     text += f" of {row.collective}" if len(judged) > 1 else ""
     text += f", {100 * share:.1f} % of the {limit.algorithm} limit of {fabric.name}"
     text += f" ({limit.source})"
     if len(judged) > 1:
         least = f"{100 * lowest[0]:.1f} %"
-        text += f", {len(judged)} collectives at {least} and more" if word == PASS else ""
-        text += f", the lowest of {len(judged)} collectives" if word != PASS else ""
+        text += f", {len(judged)} collectives at {least} and more" if level == PASS else ""
+        text += f", the lowest of {len(judged)} collectives" if level != PASS else ""
     most = {
         row.collective: max(x.busbw_gbps for x in fabric.limits if row.collective in x.collectives)
         for _, row, _ in judged
@@ -209,7 +211,7 @@ def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> tup
         share = 100 * (row.busbw_gbps or 0.0) / unused.busbw_gbps
         text += f"; {share:.0f} % of {unused.algorithm} ({unused.busbw_gbps:g} GB/s), which "
         text += f"{_sure(row)}was not used"
-    return Phrase(WARN if (beyond or unused) and word == PASS else word, text), row.collective
+    return Phrase(WARN if (beyond or unused) and level == PASS else level, text), row.collective
 
 
 def share_of(
@@ -237,11 +239,13 @@ def _held(rows: Sequence[Row], fabric: Fabric) -> str:
     if not ran:
         return "they did not go through it"
     ranks = max(row.ranks for row in rows)
-    known: dict[str, int] = {}
+    least_sizes: dict[str, int] = {}
     for limit in fabric.limits:
         for name in limit.collectives:
-            known[name] = min(limit.least(ranks), known.get(name, limit.least(ranks)))
-    asked = {name: size_bytes for name, size_bytes in known.items() if name in ran} or known
+            least_sizes[name] = min(limit.least(ranks), least_sizes.get(name, limit.least(ranks)))
+    asked = {
+        name: size_bytes for name, size_bytes in least_sizes.items() if name in ran
+    } or least_sizes
     by_size: dict[int, list[str]] = {}
     for name, size_bytes in asked.items():
         by_size.setdefault(size_bytes, []).append(name)
@@ -265,9 +269,9 @@ def _judged(
         if connected[kind] and _has_bandwidth(row):
             usable.append(row)
     for collective in dict.fromkeys(row.collective for row in usable):
-        own = [row for row in usable if row.collective == collective]
+        of_collective = [row for row in usable if row.collective == collective]
         by_size: dict[int, list[Row]] = {}
-        for row in own:
+        for row in of_collective:
             by_size.setdefault(row.size_bytes, []).append(row)
         for size_bytes in sorted(by_size, reverse=True):
             held = [row for row in by_size[size_bytes] if _held_by_any(fabric, row)]

@@ -54,8 +54,8 @@ class Publication:
 
     def gbps(self, collective: str, size_bytes: int, in_place: bool | None) -> float | None:
         """busbw; of the other placement where that one was not published."""
-        known = self.figures.get((collective, size_bytes), {})
-        return known.get(bool(in_place), next(iter(known.values()), None))
+        by_placement = self.figures.get((collective, size_bytes), {})
+        return by_placement.get(bool(in_place), next(iter(by_placement.values()), None))
 
 
 @cache
@@ -79,13 +79,14 @@ def _figures(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], dict[b
 def alike(run: Run) -> list[Publication]:
     """Those of as many GPUs of the same name on as many hosts; [] where the run tells no kind."""
     name, hosts = _name_of(run), hosts_of(run)
-    words = _words(name)
-    if not words or words & _OTHERS:
+    gpu_words = _words(name)
+    if not gpu_words or gpu_words & _OTHERS:
         return []
     return [
-        one
-        for one in publications()
-        if (one.hosts, one.ranks) == (hosts, run.ranks) and _words(one.gpu) <= words
+        publication
+        for publication in publications()
+        if (publication.hosts, publication.ranks) == (hosts, run.ranks)
+        and _words(publication.gpu) <= gpu_words
     ]
 
 
@@ -119,8 +120,8 @@ class PublishedCase:
     def text(self) -> str:
         """One sentence."""
         low, high = (pick(gbps for _, gbps in self.published) for pick in (min, max))
-        many, own = len(self.published), self.row.busbw_gbps or 0.0
-        below = sum(own < _ROUNDED * gbps for _, gbps in self.published)
+        many, busbw = len(self.published), self.row.busbw_gbps or 0.0
+        below = sum(busbw < _ROUNDED * gbps for _, gbps in self.published)
         kind = self.published[0][0].kind
         reach = f"reach {low:.4g} to {high:.4g}" if many > 1 else f"reaches {low:.4g}"
         where = f"{self.row.collective} {format_size(self.row.size_bytes)}"
@@ -129,7 +130,7 @@ class PublishedCase:
             count = "below it" if below else "not below it"
         return (
             f"published: {many} run{'s' * (many > 1)} on {kind} {reach} GB/s busbw in {where}; "
-            f"yours, {own:.4g}, is {count}"
+            f"yours, {busbw:.4g}, is {count}"
         )
 
 
@@ -139,20 +140,29 @@ def standings(run: Run, rows: Sequence[Row]) -> list[PublishedCase]:
     """
     usable = [r for r in rows if r.status == "ok" and r.busbw_gbps and r.ranks == run.ranks]
     usable = [r for r in usable if not r.group and r.clock != "issue" and r.verified != "wrong"]
-    known = alike(run) if usable else []
+    publications_alike = alike(run) if usable else []
     best: dict[tuple[str, int], Row] = {}
     for row in usable:
         key = row.collective, row.size_bytes
         if key not in best or (row.busbw_gbps or 0) > (best[key].busbw_gbps or 0):
             best[key] = row
-    found = []
+    cases = []
     for (collective, size), row in best.items():
-        figures = [(one, one.gbps(collective, size, row.in_place)) for one in known]
-        told = tuple((one, gbps) for one, gbps in figures if gbps is not None)
-        found += [PublishedCase(row, told)] if told else []
+        figures = [
+            (publication, publication.gbps(collective, size, row.in_place))
+            for publication in publications_alike
+        ]
+        figures_given = tuple(
+            (publication, gbps) for publication, gbps in figures if gbps is not None
+        )
+        cases += [PublishedCase(row, figures_given)] if figures_given else []
     names = [DEFAULT_COLLECTIVE, *COLLECTIVES]
 
-    def order(one: PublishedCase) -> tuple[int, int, int]:
-        return names.index(one.row.collective), -len(one.published), -one.row.size_bytes
+    def order(standing: PublishedCase) -> tuple[int, int, int]:
+        return (
+            names.index(standing.row.collective),
+            -len(standing.published),
+            -standing.row.size_bytes,
+        )
 
-    return sorted(found, key=order)
+    return sorted(cases, key=order)

@@ -35,17 +35,17 @@ def show_published(runs: Sequence[Run], format: str = "table", file: TextIO | No
     """
     titled, records = [], []
     for run in runs:
-        grids, own = _of_run(run)
+        grids, records_of_run = _of_run(run)
         title = one_line(run.path or run.source.get("file") or "") if len(runs) > 1 else ""
         titled.append((title, grids))
-        records += own
+        records += records_of_run
     if not runs:
         titled = [("", [_known_grid()])]
         records = [
-            {**_record(one), "collective": key[0], "size_bytes": key[1], "busbw_gbps": gbps}
-            for one in publications()
-            for key, own in one.figures.items()
-            for gbps in list(own.values())[:1]
+            {**_record(publication), "collective": key[0], "size_bytes": key[1], "busbw_gbps": gbps}
+            for publication in publications()
+            for key, records_of_run in publication.figures.items()
+            for gbps in list(records_of_run.values())[:1]
         ]
     print_forms(titled, records, {"schema": SCHEMA, "rows": records}, format, file)
 
@@ -60,21 +60,21 @@ def published_grid(run: Run) -> Grid | None:
     """Each figure of a size that the run has too; of all sizes where it has none of them. None
     where nothing is published of such a machine.
     """
-    known = alike(run)
-    if not known:
+    alike_runs = alike(run)
+    if not alike_runs:
         return None
-    found = standings(run, summarise_run(run))
+    cases = standings(run, summarise_run(run))
     items = [
-        (one.row.collective, one.row.size_bytes, publication, gbps, one.row.busbw_gbps)
-        for one in found
-        for publication, gbps in one.published
+        (case.row.collective, case.row.size_bytes, publication, gbps, case.row.busbw_gbps)
+        for case in cases
+        for publication, gbps in case.published
     ] or [
         (collective, size, publication, next(iter(gbps.values())), None)
-        for publication in known
+        for publication in alike_runs
         for (collective, size), gbps in publication.figures.items()
     ]
     shown = [item[2] for item in items]
-    numbers = {one.source: number for number, one in enumerate(_by_source(shown), 1)}
+    numbers = {case.source: number for number, case in enumerate(_by_source(shown), 1)}
     return filled(
         [
             (Head("collective", left=True), lambda i: i[0]),
@@ -87,7 +87,7 @@ def published_grid(run: Run) -> Grid | None:
             (_HEADS["date"], lambda i: i[2].date),
         ],
         items,
-        above=[found[0].text if found else _nothing(known)],
+        above=[cases[0].text if cases else _nothing(alike_runs)],
         below=[*_sources(shown, numbers), _CAVEAT],
     )
 
@@ -99,19 +99,19 @@ _HEADS = {
 }
 
 
-def _nothing(known: Sequence[Publication]) -> str:
-    many = counted(len(known), "run")
-    return f"published: {many} on {known[0].kind}, of none of this run's cases and sizes"
+def _nothing(alike_runs: Sequence[Publication]) -> str:
+    many = counted(len(alike_runs), "run")
+    return f"published: {many} on {alike_runs[0].kind}, of none of this run's cases and sizes"
 
 
 def _unknown(run: Run) -> str:
-    gpus = bool(run.labels.get("gpu") or any(one.get("device_name") for one in run.members))
+    gpus = bool(run.labels.get("gpu") or any(name.get("device_name") for name in run.members))
     missing = [] if gpus else ["gpu=NAME"]
     missing += [] if hosts_of(run) else ["hosts=N"]
     what = {1: "which GPUs it was" if not gpus else "on how many hosts"}
     text = what.get(len(missing), "which GPUs on how many hosts")
-    ways = " and ".join(f"--label {one}" for one in missing)
-    return f"{text} is not known; {ways} of torchcoll import or of the run tell it"
+    labels_text = " and ".join(f"--label {name}" for name in missing)
+    return f"{text} is not known; {labels_text} of torchcoll import or of the run tell it"
 
 
 def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
@@ -120,65 +120,72 @@ def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
         kind = one_line(kind_of_run(run))
         text = f"nothing of {kind}" if kind else _unknown(run)
         return [Grid([], [], above=[f"published: {text} (torchcoll show --published has all)"])], []
-    found: list[PublishedCase] = standings(run, summarise_run(run))
+    cases: list[PublishedCase] = standings(run, summarise_run(run))
     return [grid], [
         {
-            **_record(one),
+            **_record(publication),
             "collective": standing.row.collective,
             "size_bytes": standing.row.size_bytes,
             "busbw_gbps": gbps,
             "own_busbw_gbps": standing.row.busbw_gbps,
         }
-        for standing in found
-        for one, gbps in standing.published
+        for standing in cases
+        for publication, gbps in standing.published
     ]
 
 
-def _record(one: Publication) -> dict[str, Any]:
+def _record(publication: Publication) -> dict[str, Any]:
     names = ("machine", "gpu", "hosts", "ranks", "network", "library", "versions", "tool", "date")
-    return {name: getattr(one, name) for name in (*names, "who", "source", "note")}
+    return {name: getattr(publication, name) for name in (*names, "who", "source", "note")}
 
 
-def _by_source(known: Sequence[Publication]) -> list[Publication]:
-    return list({one.source: one for one in known}.values())
+def _by_source(publications_shown: Sequence[Publication]) -> list[Publication]:
+    return list({publication.source: publication for publication in publications_shown}.values())
 
 
-def _sources(known: Sequence[Publication], numbers: dict[str, int]) -> list[str]:
+def _sources(publications_shown: Sequence[Publication], numbers: dict[str, int]) -> list[str]:
     texts = []
-    for one in _by_source(known):
-        own = [other for other in known if other.source == one.source]
-        notes = dict.fromkeys(f"{other.machine}: {other.note}" for other in own if other.note)
+    for publication in _by_source(publications_shown):
+        of_source = [other for other in publications_shown if other.source == publication.source]
+        notes = dict.fromkeys(f"{other.machine}: {other.note}" for other in of_source if other.note)
         note = f" ({'; '.join(notes)})" if notes else ""  # an address ends with a blank
-        texts.append(f"[{numbers[one.source]}] {one.who}, {one.source}{note}")
+        texts.append(
+            f"[{numbers[publication.source]}] {publication.who}, {publication.source}{note}"
+        )
     return texts
 
 
 def _known_grid() -> Grid:
     """A line for each run that is known, with its largest all_reduce or what else it has."""
-    known = sorted(publications(), key=lambda one: (one.gpu, one.hosts, one.ranks))
-    numbers = {one.source: number for number, one in enumerate(_by_source(known), 1)}
+    ordered = sorted(
+        publications(),
+        key=lambda publication: (publication.gpu, publication.hosts, publication.ranks),
+    )
+    numbers = {
+        publication.source: number for number, publication in enumerate(_by_source(ordered), 1)
+    }
 
-    def largest(one: Publication) -> tuple[str, int]:
-        first = next(iter(one.figures))[0]
-        return max(key for key in one.figures if key[0] == first)
+    def largest(publication: Publication) -> tuple[str, int]:
+        first = next(iter(publication.figures))[0]
+        return max(key for key in publication.figures if key[0] == first)
 
-    def largest_text(one: Publication) -> str:
-        collective, size_bytes = largest(one)
+    def largest_text(publication: Publication) -> str:
+        collective, size_bytes = largest(publication)
         return f"{collective} {format_size(size_bytes)}"
 
     return filled(
         [
-            (Head("kind", left=True), lambda one: one.kind),
-            (Head("machine", left=True), lambda one: f"{one.machine} [{numbers[one.source]}]"),
+            (Head("kind", left=True), lambda p: p.kind),
+            (Head("machine", left=True), lambda p: f"{p.machine} [{numbers[p.source]}]"),
             (Head("largest case", left=True), largest_text),
             (Head("busbw", "GB/s"),
-             lambda one: format_bandwidth(next(iter(one.figures[largest(one)].values())))),
-            (_HEADS["network"], lambda one: one.network),
-            (_HEADS["versions"], lambda one: one.versions),
-            (_HEADS["date"], lambda one: one.date),
+             lambda p: format_bandwidth(next(iter(p.figures[largest(p)].values())))),
+            (_HEADS["network"], lambda p: p.network),
+            (_HEADS["versions"], lambda p: p.versions),
+            (_HEADS["date"], lambda p: p.date),
         ],
-        known,
-        above=[f"published: {counted(len(known), 'run')} of "
-               f"{len({one.kind for one in known})} kinds of machine"],
-        below=[*_sources(known, numbers), _CAVEAT],
+        ordered,
+        above=[f"published: {counted(len(ordered), 'run')} of "
+               f"{len({publication.kind for publication in ordered})} kinds of machine"],
+        below=[*_sources(ordered, numbers), _CAVEAT],
     )  # fmt: skip

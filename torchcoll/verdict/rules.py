@@ -58,8 +58,8 @@ class Limit:
         """Whether the row can be measured by it."""
         if row.collective not in self.collectives or row.size_bytes < self.least(row.ranks):
             return False
-        stated = ((getattr(row, name), values) for name, values in self.only.items())
-        return all(value is None or value in values for value, values in stated)
+        pairs = ((getattr(row, name), values) for name, values in self.only.items())
+        return all(value is None or value in values for value, values in pairs)
 
 
 @dataclass(frozen=True)
@@ -131,25 +131,27 @@ def read_rules(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Rule]:
     return rules
 
 
-def load_fabric(stated: str, own: Mapping[str, Rule] | None = None) -> Fabric:
+def load_fabric(text_of_option: str, own_rules: Mapping[str, Rule] | None = None) -> Fabric:
     """The fabric ``name`` or ``name:number`` of the user's own rules, or of the package.
 
     Raises UsageError for one that is not there, and for a wrong parameter.
     """
-    name, colon, text = stated.partition(":")
-    rule = (own or {}).get(name)
+    name, colon, text = text_of_option.partition(":")
+    rule = (own_rules or {}).get(name)
     if rule is None:
-        known = packaged()
-        if name not in known:
-            names = dict.fromkeys([*(own or {}), *known])
+        packaged_names = packaged()
+        if name not in packaged_names:
+            names = dict.fromkeys([*(own_rules or {}), *packaged_names])
             raise unknown("fabric", name, names, action="Or add a file: --rules FILE.")
-        return _packaged_fabric(name, _parameter(_packaged(name), stated, text if colon else None))
-    return rule.fabric(_parameter(rule, stated, text if colon else None))
+        return _packaged_fabric(
+            name, _parameter(_packaged(name), text_of_option, text if colon else None)
+        )
+    return rule.fabric(_parameter(rule, text_of_option, text if colon else None))
 
 
-def guessable(own: Mapping[str, Rule]) -> list[Fabric]:
+def guessable(own_rules: Mapping[str, Rule]) -> list[Fabric]:
     """The fabrics that a run can be known to be of, the user's own first."""
-    local = [rule.fabric() for rule in own.values() if _is_guessable(rule)]
+    local = [rule.fabric() for rule in own_rules.values() if _is_guessable(rule)]
     names = (name for name in packaged() if _is_guessable(_packaged(name)))
     return [*local, *(_packaged_fabric(name, None) for name in names)]
 
@@ -177,18 +179,18 @@ def _packaged_fabric(name: str, number: float | None) -> Fabric:
     return _packaged(name).fabric(number)
 
 
-def _parameter(rule: Rule, stated: str, text: str | None) -> float | None:
+def _parameter(rule: Rule, fabric: str, text: str | None) -> float | None:
     what = rule.table.get("parameter")
     if not what:
         if text is not None:
-            raise UsageError("fabric", stated, f"{rule.name} without a number")
+            raise UsageError("fabric", fabric, f"{rule.name} without a number")
         return None
     try:
         number = float(text or "")
     except ValueError:
         number = 0.0
     if not 0 < number < _MOST_GBPS:
-        raise UsageError("fabric", stated, f"{rule.name}:N, N the {what}, above 0")
+        raise UsageError("fabric", fabric, f"{rule.name}:N, N the {what}, above 0")
     return number
 
 
@@ -261,8 +263,8 @@ def _limit(limit: Mapping[str, Any], number: float | None, path: str) -> Limit:
     keys = [key for key in ("busbw_gbps", "busbw_gbps_each") if key in limit]
     figure = limit[keys[0]] if len(keys) == 1 else None
     if not isinstance(figure, (int, float)) or figure is True or not 0 < figure < _MOST_GBPS:
-        got = " and ".join(keys) if len(keys) > 1 else f"{(*keys, 'busbw_gbps')[0]} {figure}"
-        raise _refuse(got, path, "one of busbw_gbps and busbw_gbps_each, above 0")
+        value = " and ".join(keys) if len(keys) > 1 else f"{(*keys, 'busbw_gbps')[0]} {figure}"
+        raise _refuse(value, path, "one of busbw_gbps and busbw_gbps_each, above 0")
     if keys[0] == "busbw_gbps_each":
         if number is None:
             raise _refuse(keys[0], path, "parameter = TEXT with it: what it is for each of")
@@ -291,22 +293,24 @@ def _limit(limit: Mapping[str, Any], number: float | None, path: str) -> Limit:
 
 def _check_values(only: Mapping[str, Sequence[Any]], path: str) -> None:
     """What no case has would make a limit that never holds."""
-    known: dict[str, Collection[str]] = {"dtype": DTYPES, "op": OPS}
+    choices: dict[str, Collection[str]] = {"dtype": DTYPES, "op": OPS}
     for name, values in only.items():
-        if name in known:
-            wrong = [v for v in values if not (isinstance(v, str) and v in known[name])]
+        if name in choices:
+            wrong = [v for v in values if not (isinstance(v, str) and v in choices[name])]
         else:
             wrong = [v for v in values if not (type(v) is int and v > 0)]
         if wrong or not values:
-            got = f"only {name} {wrong[0] if wrong else '[]'}"
-            expected = f"some of {', '.join(known[name])}" if name in known else "numbers above 0"
-            raise _refuse(got, path, expected)
+            value = f"only {name} {wrong[0] if wrong else '[]'}"
+            expected = (
+                f"some of {', '.join(choices[name])}" if name in choices else "numbers above 0"
+            )
+            raise _refuse(value, path, expected)
 
 
-def _check_keys(table: Mapping[str, Any], known: Sequence[str], path: str) -> None:
-    if wrong := sorted(set(table) - set(known)):
-        expected = f"some of {', '.join(known)}"
-        raise _refuse(f"key {wrong[0]}", path, expected, did_you_mean(wrong[0], known))
+def _check_keys(table: Mapping[str, Any], names: Sequence[str], path: str) -> None:
+    if wrong := sorted(set(table) - set(names)):
+        expected = f"some of {', '.join(names)}"
+        raise _refuse(f"key {wrong[0]}", path, expected, did_you_mean(wrong[0], names))
 
 
 def _is_text(value: object) -> bool:

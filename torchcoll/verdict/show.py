@@ -16,7 +16,7 @@ from torchcoll.report.header import asked_cases, header_lines
 from torchcoll.verdict.judging import Verdict
 
 FORMATS = ("table", "markdown", "json")
-_KINDS = {word: kind for kind, word in VERDICTS.items()}
+_KINDS = {verdict: level for level, verdict in VERDICTS.items()}
 _FAILING = ("bad", "doubt")
 _WORST = ("bad", "doubt", "good", "")
 _REASONS = 3  # that several runs have, in one sentence
@@ -63,20 +63,20 @@ def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
     kinds = [answer.level for _, answer in named]
     counts = [f"{kinds.count(kind)} {VERDICTS[kind]}" for kind in _WORST if kind in kinds]
     worst = next(kind for kind in _WORST if kind in kinds)
-    own = [(name, answer) for name, answer in named if answer.level == worst]
+    worst_runs = [(name, answer) for name, answer in named if answer.level == worst]
     text = f"{len(named)} runs: {', '.join(counts)}" if worst else f"{len(named)} runs, none judged"
     facts: dict[str, Any] = {"counts": {VERDICTS[kind]: kinds.count(kind) for kind in _WORST}}
     if worst == "good":
         return Answer(text, worst, **facts)
-    facts["worst"] = tuple(name for name, _ in own)
+    facts["worst"] = tuple(name for name, _ in worst_runs)
     reasons: dict[str, list[str]] = {}
-    for name, answer in own:
+    for name, answer in worst_runs:
         reason = answer.headline
         if answer.worst:
             reason = f"{VERDICTS[worst]} {answer.worst[0]}"
         reasons.setdefault(reason, []).append(one_line(name))
-    if len(reasons) == 1 and (len(own) > 1 or not worst):
-        [reason] = own[0][1].worst[:1] or reasons
+    if len(reasons) == 1 and (len(worst_runs) > 1 or not worst):
+        [reason] = worst_runs[0][1].worst[:1] or reasons
         return Answer(f"{text}: {reason}", worst, **facts)
     for reason, names in list(reasons.items())[:_REASONS]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

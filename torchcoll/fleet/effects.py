@@ -1,0 +1,121 @@
+"""How much slower each node is than its peers, over all cases together.
+
+The logarithm of a time is modelled as a level of the case, plus an effect of the node, plus noise.
+Both are estimated by medians in turn (Tukey's median polish, Exploratory Data Analysis, 1977), with
+the cases weighted by their precision, so that one bad node or one noisy case moves no other. A last
+step takes means of clipped deviations (Huber 1964).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+Floats = npt.NDArray[np.float64]
+_ROUNDS = 10
+_MAD_TO_SIGMA = 1.4826
+_QN_TO_SIGMA = 2.2219
+_CLIPPED = 2.0  # robust standard deviations of a case's residuals
+_QN_SMALL = {2: 0.399, 3: 0.994, 4: 0.512, 5: 0.844, 6: 0.611, 7: 0.857, 8: 0.669, 9: 0.872}
+_PAIRS_NODES = 3000  # above, the pairs of nodes take too much memory: the MAD is used instead
+
+
+@dataclass(frozen=True)
+class TwoWay:
+    """log_times[n, c] = levels[c] + effects[n] + residuals[n, c], in natural logarithms.
+
+    scales [C]: robust standard deviation of a case over the nodes. effects have median 0; NaN for a
+    node without any case.
+    """
+
+    effects: Floats
+    levels: Floats
+    residuals: Floats
+    scales: Floats
+
+
+def nan_median(values: npt.NDArray[np.floating[Any]], axis: int | None = 0) -> Any:
+    """np.nanmedian, NaN where nothing is known, and ten times as fast where nothing is missing."""
+    if np.isfinite(values).all() and values.size:
+        return np.median(values, axis=axis)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of an empty slice
+        return np.nanmedian(values, axis=axis)
+
+
+def nan_mean(values: npt.NDArray[np.floating[Any]], axis: int | tuple[int, ...]) -> Any:
+    """np.nanmean, NaN where nothing is known."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of an empty slice
+        return np.nanmean(values, axis=axis)
+
+
+def weighted_median(values: Floats, weights: Floats) -> Floats:
+    """The weighted median of each row [N, C] with weights [C]; NaN entries are left out."""
+    weight = np.where(np.isnan(values), 0.0, np.broadcast_to(weights, values.shape))
+    order = np.argsort(values, axis=1)  # NaN sorts last, with weight 0
+    ordered = np.take_along_axis(values, order, axis=1)
+    cumulated = np.cumsum(np.take_along_axis(weight, order, axis=1), axis=1)
+    half = cumulated[:, -1:] / 2
+    rows = np.arange(len(values))
+    low = np.argmax(cumulated >= half * (1 - 1e-12), axis=1)
+    high = np.argmax(cumulated > half * (1 + 1e-12), axis=1)
+    return (ordered[rows, low] + ordered[rows, high]) / 2
+
+
+def two_way(log_times: Floats) -> TwoWay:
+    """Node effects and case levels of log times [N, C]; NaN where a node lacks a case."""
+    effects = np.zeros(len(log_times))
+    levels = nan_median(log_times, axis=0)
+    deviations = log_times - levels
+    scales = _MAD_TO_SIGMA * nan_median(np.abs(deviations), axis=0)
+    smallest = max(1e-6, float(np.median(scales)) / 10)  # no case decides alone
+    weights = 1 / np.maximum(scales, smallest) ** 2
+    for _ in range(_ROUNDS):
+        before = effects
+        effects = weighted_median(log_times - levels, weights)
+        effects = effects - nan_median(effects)
+        levels = nan_median(log_times - effects[:, None], axis=0)
+        if np.nanmax(np.abs(effects - before), initial=0.0) < 1e-9:
+            break
+    # A mean of clipped deviations has less noise than a median, and no ties between a few nodes.
+    residuals = log_times - levels - effects[:, None]
+    limits = _CLIPPED * np.maximum(_MAD_TO_SIGMA * nan_median(np.abs(residuals), axis=0), 1e-9)
+    clipped = np.clip(residuals, -limits, limits)
+    present = np.where(np.isnan(clipped), 0.0, weights)
+    with np.errstate(invalid="ignore"):  # a node without any case has no weight
+        effects = effects + np.nansum(clipped * present, axis=1) / present.sum(axis=1)
+    effects = effects - nan_median(effects)
+    residuals = log_times - levels - effects[:, None]
+    return TwoWay(effects, levels, residuals, scales)
+
+
+def robust_scale(values: Floats) -> float:
+    """A standard deviation that half of the values cannot spoil: Qn with the factors for small
+    samples of Croux and Rousseeuw (1992); the MAD above 3,000 values. values: 2 or more.
+    """
+    count = len(values)
+    if count > _PAIRS_NODES:
+        return float(_MAD_TO_SIGMA * np.median(np.abs(values - np.median(values))))
+    first, second = np.triu_indices(count, 1)
+    half = count // 2 + 1
+    rank = half * (half - 1) // 2
+    distances = np.abs(values[first] - values[second])
+    correction = _QN_SMALL.get(count) or count / (count + (1.4 if count % 2 else 3.8))
+    return float(correction * _QN_TO_SIGMA * np.partition(distances, rank - 1)[rank - 1])
+
+
+def common_cases(present: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.intp]]:
+    """The sets of nodes that are connected by common cases, largest first. present: [N, C]."""
+    nodes, cases = present.shape
+    rows, columns = np.nonzero(present)
+    graph = coo_matrix((np.ones(len(rows)), (rows, nodes + columns)), shape=(nodes + cases,) * 2)
+    _, label = connected_components(graph, directed=False)
+    sets = [np.flatnonzero(label[:nodes] == value) for value in np.unique(label[:nodes])]
+    return sorted(sets, key=len, reverse=True)
