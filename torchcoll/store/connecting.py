@@ -30,6 +30,7 @@ _ADVISORY_LOCK = 0x746F7263_68636F6C  # 'torchcol'
 # deadlocks, serialization; a foreign key whose row another writer removed.
 _TRANSIENT = ("08", "40", "57P", "23503")
 _LOCK_NOT_AVAILABLE = "55P03"
+_NO_STATE = object()
 
 Result = TypeVar("Result")
 
