@@ -184,4 +184,5 @@ def _is_transient(error: BaseException | None) -> bool:
 
 def _sqlstate(error: BaseException | None) -> str | None:
     """'' where the connection itself failed, None of what is no error of PostgreSQL."""
-    return str(error.sqlstate or "") if hasattr(error, "sqlstate") else None
+    state = getattr(error, "sqlstate", _NO_STATE)
+    return None if state is _NO_STATE else str(state or "")
