@@ -11,7 +11,7 @@ import numpy as np
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.store.address import is_store, parse_address
-from torchcoll.store.from_files import runs_of_files
+from torchcoll.store.from_files import runs_with_paths
 from torchcoll.store.records import summarise_run
 from torchcoll.store.series import UNKNOWN_START, Interned, Summaries, SummariesBuilder
 
@@ -115,8 +115,8 @@ def _summaries_of_files(
     arguments: Sequence[str], since_us: int | None, until_us: int | None
 ) -> Summaries:
     builder = SummariesBuilder()
-    for run in runs_of_files(arguments):
-        builder.add(*summarise_run(run))
+    for run, path in runs_with_paths(arguments):
+        builder.add(*summarise_run(run, path))
     summaries = builder.build()
     if since_us is None and until_us is None:
         return summaries
