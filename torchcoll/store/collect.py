@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchcoll.core.errors import ForeignError, UnreadableError, UsageError
+from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, nearest_file
 from torchcoll.core.file import files_of_run, is_traffic
 from torchcoll.core.opening import is_descriptor, open_to_read
 from torchcoll.core.result import Run
@@ -19,7 +19,14 @@ from torchcoll.inputs import Inside, expanded, is_manifest, named_path
 from torchcoll.store.address import StoreAddress, is_store
 from torchcoll.store.from_files import runs_with_paths
 from torchcoll.store.records import summarise_run
-from torchcoll.store.writer import FileRecord, RunWithCases, StoreWriter, WriteCounts, storable
+from torchcoll.store.writer import (
+    FileRecord,
+    RunWithCases,
+    StoreWriter,
+    WriteCounts,
+    clean_text,
+    storable,
+)
 
 # What is read before it is written: other collectors write meanwhile, and what a kill undoes is
 # read again by the next collect.
@@ -83,11 +90,11 @@ def collect(
         return collected
     if not files:
         raise UnreadableError("result files", ", ".join(arguments), "at least one")
-    writer = StoreWriter(address)
-    collector = _Collector(writer, again, collected, report)
-    for start in range(0, len(files), _LOOKED_UP):
-        collector.add_files(files[start : start + _LOOKED_UP])
-    collector.flush()
+    with StoreWriter(address) as writer:
+        collector = _Collector(writer, again, collected, report)
+        for start in range(0, len(files), _LOOKED_UP):
+            collector.add_files(files[start : start + _LOOKED_UP])
+        collector.flush()
     return collected
 
 
@@ -106,10 +113,10 @@ class _Collector:
         self.since = time.monotonic()
 
     def add_files(self, files: Sequence[InputFile]) -> None:
-        known = self.writer.known_files(self.host, [_text(file.path) for file in files])
+        known = self.writer.known_files(self.host, [clean_text(file.path) for file in files])
         for file in files:
             try:
-                self._add(file, known.get((_text(file.path), _text(file.label))))
+                self._add(file, known.get((clean_text(file.path), clean_text(file.label))))
             except ForeignError as error:
                 if file.named:
                     self.report(str(error))
@@ -138,7 +145,9 @@ class _Collector:
         earlier = known.size_bytes if known and known.size_bytes < size else 0
         sha256, beginning = _hash_file(parts[0], earlier)
         hashes = [sha256, *(_hash_file(part)[0] for part in parts[1:])]
-        fingerprint = hashlib.sha256("\0".join([_text(file.label), *hashes]).encode()).hexdigest()
+        fingerprint = hashlib.sha256(
+            "\0".join([clean_text(file.label), *hashes]).encode()
+        ).hexdigest()
         runs = None if self.again else self.writer.runs_of_content(fingerprint)
         if runs is not None:
             self._count_known(runs)
@@ -151,8 +160,8 @@ class _Collector:
         self.records.append(
             FileRecord(
                 host=self.host,
-                path=_text(file.path),
-                label=_text(file.label),
+                path=clean_text(file.path),
+                label=clean_text(file.label),
                 signature=signature,
                 fingerprint=fingerprint,
                 size_bytes=size,
@@ -191,6 +200,10 @@ def _list_files(arguments: Iterable[str], report: OnError) -> Iterator[InputFile
             continue
         for source in sources:
             assert not isinstance(source, Run)  # what a path stands for
+            if not os.path.exists(source):
+                missing = UnreadableError("file", path, "a file that exists", nearest_file(path))
+                report(str(missing))
+                continue
             first = _first_of_run(os.path.abspath(source))
             if (first, label) not in seen:
                 seen.add((first, label))
@@ -233,8 +246,3 @@ def _hash_file(path: Path, beginning: int = 0) -> tuple[str, str]:
         while block := file.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest(), first
-
-
-def _text(path: str) -> str:
-    """A path as text that every database holds: bytes that are not UTF-8 become \\xNN."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -63,7 +63,7 @@ def run_collect(options: argparse.Namespace) -> ExitCode:
         more = len(collected.no_results) - _NAMED
         rest = f" and {more} more" if more > 0 else ""
         number = counted(len(collected.no_results), "file")
-        tell(f"torchcoll: note: skipped {number} that are not results: {names}{rest}")
+        tell(f"torchcoll: note: no results in {number}, skipped: {names}{rest}")
     return ExitCode.UNREADABLE if collected.unreadable else ExitCode.OK
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from torchcoll.core.errors import (
     TorchcollError,
@@ -36,17 +36,20 @@ Result = TypeVar("Result")
 
 
 class Database:
-    """A store's engine; SQLAlchemy opens a connection for each ``reading`` and ``writing``.
+    """A store, to which connections are made as they are needed.
 
-    SQLite keeps its rollback journal: WAL would need shared memory, which network file systems
+    keep_open: keep a connection for the next transaction until ``close``. SQLite keeps its rollback journal: WAL would need shared memory, which network file systems
     lack, and files beside the store; and with it a store that is deleted while a collector writes
     would go unnoticed.
     """
 
-    def __init__(self, address: StoreAddress, *, create: bool = False) -> None:
+    def __init__(
+        self, address: StoreAddress, *, create: bool = False, keep_open: bool = False
+    ) -> None:
         self.address = address
         self.name = address.name
         self._driver_error: type[Exception] = sqlite3.Error
+        pool: type[Pool] = QueuePool if keep_open else NullPool
         if address.path is not None:
             mode = "rwc" if create else "rw"  # rw reads a file that is write-protected, too
             uri = f"file:{quote(str(address.path))}?mode={mode}"
@@ -55,7 +58,7 @@ class Database:
                 creator=lambda: sqlite3.connect(
                     uri, uri=True, timeout=WAIT_S, isolation_level=None, check_same_thread=False
                 ),
-                poolclass=NullPool,
+                poolclass=pool,
                 hide_parameters=True,
             )
             event.listen(self.engine, "connect", _set_up_sqlite)
@@ -64,7 +67,10 @@ class Database:
             import psycopg
 
             self._driver_error = psycopg.Error
-            self.engine = _postgresql_engine(address)
+            self.engine = _postgresql_engine(address, pool)
+
+    def close(self) -> None:
+        self.engine.dispose()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -109,6 +115,7 @@ class Database:
                 again = _is_transient(error.__cause__)
                 if not again or time.monotonic() + pause > deadline:
                     raise
+            self.engine.dispose()  # of a server that has restarted
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
 
@@ -149,7 +156,7 @@ class Database:
         )
 
 
-def _postgresql_engine(address: StoreAddress) -> Engine:
+def _postgresql_engine(address: StoreAddress, pool: type[Pool]) -> Engine:
     try:
         url = make_url(f"postgresql+psycopg://{address.url}")
     except (ArgumentError, ValueError):
@@ -159,7 +166,7 @@ def _postgresql_engine(address: StoreAddress) -> Engine:
         arguments["connect_timeout"] = 10
     if "application_name" not in url.query:
         arguments["application_name"] = "torchcoll"
-    return create_engine(url, connect_args=arguments, poolclass=NullPool, hide_parameters=True)
+    return create_engine(url, connect_args=arguments, poolclass=pool, hide_parameters=True)
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:

@@ -130,7 +130,7 @@ def summarise_run(
         received_us = int(path.stat().st_mtime * 1e6)
     # An imported run has no identity of its own, and a file may hold several: its figures are one.
     text = f"{start} {node} {sorted(run.labels.items())} {[(c.key, c.time_ns) for c in cases]}"
-    figures_sha256 = hashlib.sha256(text.encode()).hexdigest()
+    figures_sha256 = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
     summary = RunSummary(
         run_id=figures_sha256 if run.source else str(run.header.get("run_id") or figures_sha256),
         path=str(path or run.source.get("file") or ""),

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Table, and_, bindparam, delete, insert, select
@@ -71,15 +72,22 @@ class _Ids:
 
 
 class StoreWriter:
-    """Writes to a store, which it makes or migrates first.
+    """Writes to a store, which it makes or migrates first; a context that closes it.
 
     Raises as ``Database.write`` does, and as ``schema.prepare``.
     """
 
     def __init__(self, address: StoreAddress) -> None:
-        self.database = Database(address, create=True)
+        Database(address, create=True).write(partial(prepare, name=address.name))
+        # This one makes no file in the place of a store that is deleted meanwhile.
+        self.database = Database(address, keep_open=True)
         self._ids = _Ids()
-        self.database.write(lambda connection: prepare(connection, address.name))
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.database.close()
 
     def write(
         self, runs: Sequence[RunWithCases], files: Sequence[FileRecord] = (), *, again: bool = False
@@ -311,13 +319,19 @@ def _clean(record: Any) -> Any:
 
 def _clean_value(value: Any) -> Any:
     if isinstance(value, str):
-        text = value.encode("utf-8", "replace").decode() if not value.isascii() else value
-        return text.replace("\0", "?")
+        return clean_text(value)
     if isinstance(value, Mapping):
         return {_clean_value(name): _clean_value(each) for name, each in value.items()}
     if isinstance(value, tuple):
         return tuple(map(_clean_value, value))
     return value
+
+
+def clean_text(text: str) -> str:
+    """The text without what no database holds: NUL and lone surrogates, those of file names too."""
+    if text.isascii():
+        return text.replace("\0", "\\0")
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def _plain(file: FileRecord) -> dict[str, Any]:
