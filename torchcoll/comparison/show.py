@@ -32,10 +32,10 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import (
     counted,
     format_bandwidth,
+    format_ns,
     format_percent,
     format_size,
     format_time,
-    time_text,
 )
 from torchcoll.report.answer import Answer
 from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS
@@ -197,7 +197,7 @@ def first_calls_notes(comparison: Comparison) -> list[str]:
     what, name = ("first call", "first_call_ns")
     if complete:
         what, name = ("time to first result (connecting and first call)", "first_result_ns")
-    times = [f"{one_line(s.backend)} {time_text(getattr(s, name), 3)}" for s in comparison.starts]
+    times = [f"{one_line(s.backend)} {format_ns(getattr(s, name), 3)}" for s in comparison.starts]
     return [f"{what}: {', '.join(times)}"] if times else []
 
 
@@ -672,7 +672,7 @@ def start_lines(comparison: Comparison) -> list[str]:
         ("time to first result", "first_result_ns"),
     ):
         durations = [(start.backend, getattr(start, name)) for start in comparison.starts]
-        texts = [f"{one_line(b)} {time_text(ns, 3)}" for b, ns in durations if ns is not None]
+        texts = [f"{one_line(b)} {format_ns(ns, 3)}" for b, ns in durations if ns is not None]
         lines += [f"{what}: {', '.join(texts)}"] if texts else []
     return [f"{'; '.join(lines)} (geometric means over the runs)"] if lines else []
 

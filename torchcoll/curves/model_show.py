@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO
 
 from torchcoll.core.collectives import busbw_gbps
-from torchcoll.core.units import counted, format_ratio, format_size, format_time, time_text
+from torchcoll.core.units import counted, format_ns, format_ratio, format_size, format_time
 from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, known, picked, show_found
@@ -91,7 +91,7 @@ def _entry_lines(entry: KindModel) -> list[str]:
 def _times(figure: Figure | None) -> str:
     if figure is None:
         return "not resolved"
-    value, low, high = (time_text(ns, 3) for ns in figure)
+    value, low, high = (format_ns(ns, 3) for ns in figure)
     return f"{value} ({low} to {high})"
 
 
@@ -189,7 +189,7 @@ def _predictions(rows: Sequence[PredictedRow], title: str) -> Grid:
             )
             line += [
                 format_time(prediction.time_ns),
-                f"{format_time(prediction.low_ns)} to {time_text(prediction.high_ns)}",
+                f"{format_time(prediction.low_ns)} to {format_ns(prediction.high_ns)}",
                 format_ratio(busbw),
                 "-" if low is None else f"{format_ratio(low)} to {format_ratio(high)}",
                 prediction.beyond or "within",

@@ -13,10 +13,10 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.units import (
     counted,
     format_bandwidth,
+    format_ns,
     format_ratio,
     format_size,
     format_time,
-    time_text,
 )
 from torchcoll.curves.growth import FEWEST, TOO_FEW, Growth
 from torchcoll.report.answer import Answer
@@ -175,7 +175,7 @@ def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
 
     def spread(item: tuple[RanksCurve, RanksPoint], of_time: bool) -> str:
         curve, point = item
-        low, high = (time_text(ns, 3) for ns in (point.low_ns, point.high_ns))
+        low, high = (format_ns(ns, 3) for ns in (point.low_ns, point.high_ns))
         return f"{low} to {high}" if point.runs > 1 and _timed(curve) is of_time else "-"
 
     return filled(
@@ -210,7 +210,7 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
         if law is None:
             return "-"  # else: 2.00 us + 1.00 us (0.90 to 1.10 us) x log2 n
         base, slope, low, high = (
-            f"{'-' if round(ns) < 0 else ''}{time_text(abs(ns), 3)}"
+            f"{'-' if round(ns) < 0 else ''}{format_ns(abs(ns), 3)}"
             for ns in (law.base_ns, law.slope_ns, law.slope_low, law.slope_high)
         )
         return f"{base} + {slope} ({low} to {high}) x {law.name}"

@@ -11,9 +11,9 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.units import (
     format_bandwidth,
+    format_ns,
     format_size,
     format_time,
-    time_text,
 )
 from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.formats import Forms, known, picked, show_found
@@ -294,7 +294,7 @@ def _separate_lines(curve_ranges: CurveRanges) -> list[str]:
         after = points[index + 1] if index + 1 < len(points) else None
         if after and after.time_ns < ns:
             more = format_size(after.size_bytes)
-            text += f" ({time_text(ns)}; {more} takes less, {time_text(after.time_ns)})"
+            text += f" ({format_ns(ns)}; {more} takes less, {format_ns(after.time_ns)})"
         text += "; in no fit"
         # If all sizes up to an end are slow (or fast), another law may begin there.
         to_start = all(i in slow_sizes for i in range(index))
@@ -304,7 +304,7 @@ def _separate_lines(curve_ranges: CurveRanges) -> list[str]:
     for fall in curve_ranges.falls:
         low, high = format_size(fall.low_bytes), format_size(fall.high_bytes)
         lines.append(
-            f"time falls from {time_text(fall.low_ns)} at {low} to {time_text(fall.high_ns)} at "
+            f"time falls from {format_ns(fall.low_ns)} at {low} to {format_ns(fall.high_ns)} at "
             f"{high}"
         )
     if lines and not curve_ranges.note and max(point.runs for point in points) == 1:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_size, time_text
+from torchcoll.core.units import counted, format_ns, format_size
 from torchcoll.curves.validation import NEW_RUN
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, known, picked, show_found
@@ -383,7 +383,7 @@ def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:
     left.plot(ends, ends, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
     left.set_xscale("log")
     left.set_xlabel("measured")
-    left.xaxis.set_major_formatter(lambda ns, _: time_text(ns, 1))
+    left.xaxis.set_major_formatter(lambda ns, _: format_ns(ns, 1))
     left.minorticks_off()
     left.grid(True, color="0.9")
     time_axis(left)

@@ -20,7 +20,7 @@ from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, facts_of
 from torchcoll.core.summary import Row
-from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
+from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
 from torchcoll.inputs import Material, read_material, split_label
 from torchcoll.overview.show import further_grids, has_pairs, table_grid, title_of
 from torchcoll.pairs.matches import read_pairs
@@ -275,7 +275,7 @@ def _peak_of(document: _Document, rows: Sequence[Row], place: str) -> None:
         document.answers.append(Answer(f"Peak{place}: {', '.join(texts)}; {clocks} clock."))
     if timed:
         least = min(timed, key=lambda row: row.median_ns or 0.0)
-        text = f"Shortest{place}: {time_text(least.median_ns)}, {least.collective} of "
+        text = f"Shortest{place}: {format_ns(least.median_ns)}, {least.collective} of "
         where = f" on {least.ranks} ranks" * bool(least.ranks and not place)
         size = least.size_bytes
         size_text = format_size(size) if size >= 1024 else f"{size} bytes"

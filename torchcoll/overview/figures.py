@@ -15,7 +15,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import default_clock, has_period, median, over_ranks
-from torchcoll.core.units import format_size, time_text
+from torchcoll.core.units import format_ns, format_size
 from torchcoll.pairs.matches import EXCHANGE, Pairs
 from torchcoll.report.pictures import (
     PALETTE,
@@ -120,7 +120,7 @@ def _times(axis: Any, limits: tuple[float, float]) -> None:
     low, high = limits
     every = tuple(range(1, 10)) if high / max(low, 1) < 8 else (1.0, 2.0, 5.0)
     axis.set_major_locator(LogLocator(subs=every, numticks=8))
-    axis.set_major_formatter(FuncFormatter(lambda ns, _: time_text(ns, 2)))
+    axis.set_major_formatter(FuncFormatter(lambda ns, _: format_ns(ns, 2)))
     axis.set_minor_formatter(NullFormatter())
 
 

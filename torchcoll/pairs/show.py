@@ -14,10 +14,10 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import median, summarise
 from torchcoll.core.units import (
     format_bandwidth,
+    format_ns,
     format_ranges,
     format_size,
     format_time,
-    time_text,
 )
 from torchcoll.pairs.matches import (
     EXCHANGE,
@@ -302,7 +302,7 @@ def _together(result: Any) -> str:
     if row.median_ns is None:
         return f"{what}: {one_line(result.reason)}"
     busbw = format_bandwidth(row.busbw_gbps)
-    return f"{what}: {time_text(row.median_ns)}, {busbw} GB/s busbw"
+    return f"{what}: {format_ns(row.median_ns)}, {busbw} GB/s busbw"
 
 
 def _conclusion(

@@ -23,7 +23,7 @@ from torchcoll.core.summary import (
     first_results,
     over_ranks,
 )
-from torchcoll.core.units import counted, format_ranges, format_size, time_text
+from torchcoll.core.units import counted, format_ns, format_ranges, format_size
 from torchcoll.report.columns import statistics_of, values_of
 
 _ALWAYS = ("collective", "size_bytes", "dtype", "op", "ranks", "backend", "concurrent")
@@ -301,7 +301,7 @@ def _start_up(run: Run, items: Sequence[Any]) -> str:
         *(("init", "init_process_group"), ("connect", "communicator")),
     )
     parts = [
-        f"{text} {time_text(ns, 3)}" for text, key in names if (ns := _phase(run, key)) is not None
+        f"{text} {format_ns(ns, 3)}" for text, key in names if (ns := _phase(run, key)) is not None
     ]
     if when == "init_process_group":
         parts = [f"{w} including connecting" if w.startswith("init ") else w for w in parts]
@@ -335,7 +335,7 @@ def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = 
         return lines
     costs = (("timed loop", "cost_timed_loop"), ("barrier", "cost_barrier"))
     readings = [
-        f"{text} {time_text(ns, 3)}" for text, key in costs if (ns := _phase(run, key)) is not None
+        f"{text} {format_ns(ns, 3)}" for text, key in costs if (ns := _phase(run, key)) is not None
     ]
     parts = [f"a call: {', '.join(readings)}"] if readings else []
     if shares := _shares(results):
@@ -363,8 +363,8 @@ def _first_line(run: Run, firsts: Sequence[CaseResult], how: str, total: bool) -
     first, connect = first_call_ns(firsts, how), connect_ns(run, firsts, how)
     # With --fresh-group the case made a communicator of its own.
     connected = any(result.connect_ns for result in firsts) and connect
-    parts = [f"connect {time_text(connect, 3)}"] if connected else []
-    parts.append(f"first call {time_text(first, 3)}")
+    parts = [f"connect {format_ns(connect, 3)}"] if connected else []
+    parts.append(f"first call {format_ns(first, 3)}")
     calls = max(len(row) for result in firsts for row in result.cold_ns)
     steady_after = [result.steady_after for result in firsts if result.steady_after is not None]
     if len(steady_after) == len(firsts):
@@ -372,5 +372,5 @@ def _first_line(run: Run, firsts: Sequence[CaseResult], how: str, total: bool) -
     elif any(result.status in ("ok", "wrong") for result in firsts):
         parts.append(f"not steady after {counted(calls, 'call')}")
     if total and connects(run, firsts[0].case.backend) != "unknown":
-        parts.append(f"time to first result {time_text(first + connect, 3)}")
+        parts.append(f"time to first result {format_ns(first + connect, 3)}")
     return ", ".join(parts)

@@ -23,7 +23,7 @@ from torchcoll.core.summary import (
     steady_times,
 )
 from torchcoll.core.two_modes import Modes, two_modes
-from torchcoll.core.units import counted, format_ranges, time_text
+from torchcoll.core.units import counted, format_ns, format_ranges
 from torchcoll.report.answer import Caveat
 
 SPLITS_LINE = (
@@ -128,7 +128,7 @@ def _modes_text(several: Sequence[Modes]) -> str:
 
 def _of_issue(result: CaseResult) -> Iterable[str]:
     if bound := host_bound(result):
-        issued, period = (time_text(ns, 3) for ns in bound)
+        issued, period = (format_ns(ns, 3) for ns in bound)
         text = f"host-bound: the host takes {issued} to issue a call of {period}"
         graph = result.case.device == "cuda" and result.case.mode == "back-to-back"
         yield f"{text}; --mode graph shows the device's own time" if graph else text
@@ -136,7 +136,7 @@ def _of_issue(result: CaseResult) -> Iterable[str]:
 
 def _range(ns: tuple[float, float]) -> str:
     """``2.1 to 4.0 ms``; both with their unit where that differs."""
-    (low, unit), (high, other) = (time_text(ns_value, 2).split() for ns_value in ns)
+    (low, unit), (high, other) = (format_ns(ns_value, 2).split() for ns_value in ns)
     return f"{low} to {high} {other}" if unit == other else f"{low} {unit} to {high} {other}"
 
 
@@ -198,7 +198,7 @@ def _stretch(rows: Sequence[Row]) -> str:
     least, most = (choose(row.calls for row in rows) for choose in (min, max))
     parts = [f"{least} calls" if least == most else f"{least} to {most} calls"]
     times = sorted(row.steady_ns for row in rows if row.steady_ns is not None)
-    texts = dict.fromkeys(time_text(ns, 2) for ns in (times[:1] + times[-1:]))
+    texts = dict.fromkeys(format_ns(ns, 2) for ns in (times[:1] + times[-1:]))
     return " in ".join([*parts, " to ".join(texts)] if texts else parts)
 
 

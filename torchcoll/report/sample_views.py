@@ -16,7 +16,7 @@ from torchcoll.core.summary import (
     default_clock,
     over_ranks,
 )
-from torchcoll.core.units import format_time, time_text
+from torchcoll.core.units import format_ns, format_time
 from torchcoll.report.columns import DIMENSIONS, Entry, values_of
 from torchcoll.report.formats import Records, View
 from torchcoll.report.grid import Grid, Head
@@ -170,7 +170,7 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
     if result.ordinal == 0 and result.cold_ns:
         below.append("call 0 is the first of its communicator")
     if result.connect_ns:
-        took = time_text(max(result.connect_ns), 3)
+        took = format_ns(max(result.connect_ns), 3)
         below.append(f"before call 0, its own communicator took {took} to make (the slowest rank)")
     if row.clock not in (None, "host") and (result.cold_ns or result.warmup_ns):
         clock = one_line(row.clock)

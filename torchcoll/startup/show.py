@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ratio, format_size, format_time, time_text
+from torchcoll.core.units import counted, format_ns, format_ratio, format_size, format_time
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, known, picked, show_found
 from torchcoll.report.grid import Grid, Head, explained_once, filled
@@ -104,12 +104,12 @@ def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
     for shown_scale, title_part in list(zip(order, title_parts, strict=True))[:_MOST_KINDS]:
         name = " ".join(text_part for text_part in title_part if text_part not in common)
         text = (
-            f"the first call{f' of {name}' * bool(name)} takes {time_text(shown_scale.first_ns, 3)}"
+            f"the first call{f' of {name}' * bool(name)} takes {format_ns(shown_scale.first_ns, 3)}"
         )
         if ratio := over(shown_scale.first_ns, shown_scale.steady_ns):
-            text += f", {_times(ratio)} times a steady call ({time_text(shown_scale.steady_ns, 3)})"
+            text += f", {_times(ratio)} times a steady call ({format_ns(shown_scale.steady_ns, 3)})"
         if shown_scale.first_result_ns:
-            text += f", time to first result {time_text(shown_scale.first_result_ns, 3)}"
+            text += f", time to first result {format_ns(shown_scale.first_result_ns, 3)}"
         texts.append(text)
     if len(order) > _MOST_KINDS:
         texts.append(f"{len(order) - _MOST_KINDS} more kinds take less")
@@ -197,7 +197,7 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> Grid:
     """One line for each number of ranks, as plots of cold starts have it."""
 
     def spread(scale: Scale) -> str:
-        low, high = (time_text(ns, 3) for ns in (scale.low_ns, scale.high_ns))
+        low, high = (format_ns(ns, 3) for ns in (scale.low_ns, scale.high_ns))
         return f"{low} to {high}" if scale.runs > 1 else "-"
 
     return filled(
@@ -310,8 +310,8 @@ def _phase_cell(row: ColdRow, name: str) -> str:
     phase = row.phases.get(name)
     if phase is None:
         return "-"
-    beyond = f" (rank {phase.rank}, +{time_text(phase.beyond_ns, 3)})"
-    return time_text(phase.ns, 3) + (beyond if phase.rank is not None else "")
+    beyond = f" (rank {phase.rank}, +{format_ns(phase.beyond_ns, 3)})"
+    return format_ns(phase.ns, 3) + (beyond if phase.rank is not None else "")
 
 
 def _part_cell(row: ColdRow) -> str:
@@ -319,7 +319,7 @@ def _part_cell(row: ColdRow) -> str:
     if not part or not whole:
         return "-"
     share = f", {100 * part[1] / whole.ns:.0f} %" if whole.ns else ""
-    return f"{one_line(part[0])} {time_text(part[1], 3)}{share}"
+    return f"{one_line(part[0])} {format_ns(part[1], 3)}{share}"
 
 
 def _late(late: Sequence[Late]) -> Grid:

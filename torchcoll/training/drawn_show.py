@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.intervals import Span, merged
-from torchcoll.core.units import format_size, time_text
+from torchcoll.core.units import format_ns, format_size
 from torchcoll.report.pictures import Drawn, literal, new_figure, write_caption, write_figure
 from torchcoll.training.step_show import answer_lines, call_text, step_title
 from torchcoll.training.whole_step import RankStep, StepCall, WholeStep, aligned_spans, uncovered
@@ -64,7 +64,7 @@ def draw_step(step: WholeStep, path: str | os.PathLike[str]) -> Drawn:
         )
     waits = [rank.wait_ns for rank in step.ranks if rank.wait_ns]
     if waits:
-        lines.append(f"longest wait of a rank: {time_text(max(waits), 3)}")
+        lines.append(f"longest wait of a rank: {format_ns(max(waits), 3)}")
     write_caption(figure, [*lines, *step.notes[:4]])
     return write_figure(figure, path)
 

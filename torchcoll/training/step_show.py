@@ -9,7 +9,7 @@ from typing import TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.intervals import Union
 from torchcoll.core.traffic import TrafficCall
-from torchcoll.core.units import format_ranges, format_size, format_time, time_text
+from torchcoll.core.units import format_ns, format_ranges, format_size, format_time
 from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.training.whole_step import (
@@ -72,7 +72,7 @@ def step_title(step: WholeStep, brief: bool = False) -> str:
     facts = [one_line(step.source), who or f"{step.world} ranks", which]
     name = os.path.basename(step.traffic) if brief else step.traffic
     slowest = " (slowest rank)" * (len(step.ranks) > 1)
-    return f"{one_line(name)}: {', '.join(facts)}, {time_text(longest, 3)}{slowest}"
+    return f"{one_line(name)}: {', '.join(facts)}, {format_ns(longest, 3)}{slowest}"
 
 
 def answer_lines(step: WholeStep) -> list[str]:

@@ -11,10 +11,10 @@ from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import (
     counted,
     format_bytes,
+    format_ns,
     format_ranges,
     format_size,
     format_time,
-    time_text,
 )
 from torchcoll.report.answer import Answer
 from torchcoll.report.columns import values_of
@@ -174,7 +174,7 @@ def _step_lines(table: TrafficTable) -> list[str]:
     which = f"steps {format_ranges(table.steps)} of {table.total}"
     took = ""
     if table.step_ns:
-        step = time_text(table.step_ns, 3)
+        step = format_ns(table.step_ns, 3)
         took = f"a step takes {step} (slowest rank, {table.statistic} over them)"
     return ["; ".join(filter(None, (which, sent and f"in each {sent}", took)))]
 
@@ -195,7 +195,7 @@ def traffic_answer(table: TrafficTable) -> Answer | None:
         return Answer(f"{sent} in all (no steps are marked)")
     if not table.step_ns:
         return Answer(f"a step sends {sent}")
-    text = f"a step takes {time_text(table.step_ns, 3)}"
+    text = f"a step takes {format_ns(table.step_ns, 3)}"
     if table.busy_ns is not None:
         text += f", {100 * table.busy_ns / table.step_ns:.0f} % of it with a collective in flight"
     return Answer(f"{text}; {sent}")
