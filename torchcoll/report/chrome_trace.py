@@ -37,7 +37,7 @@ def trace_text(runs: Sequence[Run]) -> str:
 
 def _events(run: Run, number: int) -> tuple[list[dict[str, Any]], list[str]]:
     hosts = [one_line(m.get("host") or "?") for m in run.members]
-    offsets, note = offsets_of(run, hosts)
+    offsets, note = clock_offsets(run, hosts)
     starts = [r.start_ns for r in run.results if r.start_ns is not None]
     zero = min(starts, default=0)
     events: list[dict[str, Any]] = []
@@ -57,7 +57,7 @@ def _events(run: Run, number: int) -> tuple[list[dict[str, Any]], list[str]]:
     return events, [f"{several}: {note}"]
 
 
-def offsets_of(run: Run, hosts: Sequence[str]) -> tuple[list[int], str]:
+def clock_offsets(run: Run, hosts: Sequence[str]) -> tuple[list[int], str]:
     """What to add to each rank's stamps to have rank 0's, in ns, and how good that is, in words.
 
     Ranks of one host share their monotonic clock. Those of others are put to rank 0's by the calls

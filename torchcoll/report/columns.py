@@ -51,7 +51,7 @@ class Entry:
     how: str = "max"
     limit: RowLimit | None = None
 
-    def stated(self, name: str) -> Any:
+    def value(self, name: str) -> Any:
         """A field of the row; None where it is unknown."""
         return stated(self.row, name, self.result.reported is not None)
 
@@ -69,7 +69,7 @@ class Column:
 
 def _text(key: str, first: str, second: str = "", left: bool = True) -> Column:
     def cell(entry: Entry) -> str:
-        value = entry.stated(key)
+        value = entry.value(key)
         return "-" if value is None else one_line(value)
 
     return Column(key, Head(first, second, left), cell)
@@ -88,7 +88,7 @@ def _bandwidth(key: str, first: str, drop: int = 0) -> Column:
 def _size(key: str, first: str, second: str = "", drop: int = 0) -> Column:
     def cell(entry: Entry) -> str:
         # A case that did not run may have no actual size: then what was asked for stands there.
-        size_bytes = entry.stated(key)
+        size_bytes = entry.value(key)
         if size_bytes is None:
             return "-"
         size_bytes = size_bytes or entry.row.size_bytes_requested
@@ -175,7 +175,7 @@ def _yes_no(value: bool | None) -> str:
     return "-" if value is None else "yes" if value else "no"
 
 
-def values_of(items: Collection[Any], name: str) -> list[Any]:
+def distinct_values(items: Collection[Any], name: str) -> list[Any]:
     """The different values of a dimension in order; None, 'has no such thing', is not one."""
     try:
         values = dict.fromkeys(map(operator.attrgetter(name), items))
@@ -211,7 +211,7 @@ def default_columns(
     keys = [
         name
         for name in DIMENSIONS
-        if len(values := values_of(items, name)) > 1 or (name == "group" and values)
+        if len(values := distinct_values(items, name)) > 1 or (name == "group" and values)
     ]
     if resized:
         keys.append("size_bytes_requested")

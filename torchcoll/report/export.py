@@ -27,7 +27,7 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row
 from torchcoll.report.columns import statistics_of
 from torchcoll.report.formats import View
-from torchcoll.report.header import NOT_ALIGNED, given_text, program_text
+from torchcoll.report.header import NOT_ALIGNED, program_text, reported_text
 from torchcoll.report.notes import SPLITS_LINE, outcome_lines, stop_lines
 
 _LEAST_ITERS = 5  # the first batch of bench/stopping.py; what is slow ends after it
@@ -89,7 +89,7 @@ def block_start(
         f"{one_line(first.mode)}{group}",
         f"# torchcoll: time is the {statistic} over calls of {_READINGS.get(how, how)}",
     ]
-    if text := given_text(run):
+    if text := reported_text(run):
         lines[-1] = f"# torchcoll: {text}"
     elif how == "max" and first.mode != "synchronized" and not first.back_to_back:
         lines.append(f"# torchcoll: {NOT_ALIGNED}")

@@ -74,7 +74,7 @@ class Grid:
         )
 
 
-def filled(
+def make_grid(
     columns: Sequence[tuple[Head, Callable[[T], str]]],
     items: Sequence[T],
     above: Sequence[str] = (),
@@ -110,7 +110,9 @@ def fit(heads: Sequence[Head], widths: Sequence[int], width: int | None) -> tupl
         dropped |= {i for i in kept if heads[i].drop == worst}
 
 
-def parts(heads: Sequence[Head], widths: Sequence[int], width: int | None) -> list[list[int]]:
+def split_columns(
+    heads: Sequence[Head], widths: Sequence[int], width: int | None
+) -> list[list[int]]:
     """The columns of each of the tables that fit into ``width`` beside the repeated columns.
 
     One where all fit; a column that is too wide for any has its own.
@@ -134,7 +136,7 @@ def legends(heads: Iterable[Head]) -> list[str]:
     return list(dict.fromkeys(head.legend for head in heads if head.legend))
 
 
-def explained_once(grids: Sequence[Grid]) -> list[Grid]:
+def without_repeated_lines(grids: Sequence[Grid]) -> list[Grid]:
     """The tables of one page without the lines above them and legends that an earlier one has."""
     seen: set[str] = set()
     result = []
@@ -151,7 +153,7 @@ def hidden_note(heads: Sequence[Head], dropped: set[int], width: int) -> str:
     return f"not shown in {width} columns: {names} (use a wider terminal, or --format json)"
 
 
-def aligned(text: str, head: Head, width: int) -> str:
+def align(text: str, head: Head, width: int) -> str:
     return text.ljust(width) if head.left else text.rjust(width)
 
 
@@ -195,12 +197,12 @@ def rich_table(grid: Grid, gap: int = 2, widths: Sequence[int] | None = None) ->
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
     widths = widths or grid.widths()
     for head, width in zip(grid.heads, widths, strict=True):
-        titles = [aligned(text, head, width) for text in (head.first, head.second) if text]
+        titles = [align(text, head, width) for text in (head.first, head.second) if text]
         table.add_column(Text("\n".join(titles)), no_wrap=True, min_width=width)
     styles = grid.styles or [""] * len(grid.rows)
     for row, style in zip(grid.rows, styles, strict=True):
         cells = zip(map(printable, row), grid.heads, widths, strict=True)
-        table.add_row(*(Text(aligned(*cell)) for cell in cells), style=style)
+        table.add_row(*(Text(align(*cell)) for cell in cells), style=style)
     return table
 
 
@@ -216,7 +218,7 @@ def _numbered(grid: Grid, width: int | None) -> Grid:
         for i, head in enumerate(grid.heads)
         if head.numbered and width and widths[i] > _LONG * width
     ]
-    if not places or len(parts(grid.heads, widths, width)) < 2:
+    if not places or len(split_columns(grid.heads, widths, width)) < 2:
         return grid
     rows, below = [list(row) for row in grid.rows], []
     for i in places:
@@ -238,7 +240,7 @@ def print_grid(grid: Grid, out: Destination) -> None:
     kept = [head for i, head in enumerate(grid.heads) if i not in dropped]
     above = [*grid.above, *(legends(kept) if grid.rows else [])]
     out.lines(above)
-    tables = parts(grid.heads, widths, out.width) if grid.rows else []
+    tables = split_columns(grid.heads, widths, out.width) if grid.rows else []
     console = out.console()
     for number, columns in enumerate(tables):
         if number or above:
@@ -304,7 +306,7 @@ def print_grids(
         print_answer(over_all, out)
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     # '*' marks a slow first call and would start emphasis; '<0.001' would be taken for a tag. Text
     # of a file that comes from elsewhere is to be no code and no link either.
     text = text.strip().replace("\\", "\\\\")
@@ -322,13 +324,13 @@ def markdown_text(grid: Grid) -> str:
     above = [*grid.above, *(legends(grid.heads) if grid.rows else [])]
     if grid.answer:
         above.insert(0, grid.answer.text)
-    text = "".join(f"- {escaped(line)}\n" for line in above)
+    text = "".join(f"- {escape_markdown(line)}\n" for line in above)
     if grid.rows:
         text += "\n" if text else ""
-        text += _row([escaped(head.text) for head in grid.heads])
+        text += _row([escape_markdown(head.text) for head in grid.heads])
         text += _row([":---" if head.left else "---:" for head in grid.heads])
-        text += "".join(_row([escaped(cell) for cell in row]) for row in grid.rows)
+        text += "".join(_row([escape_markdown(cell) for cell in row]) for row in grid.rows)
     if grid.below:
         text += "\n" if text else ""
-        text += "".join(f"- {escaped(line)}\n" for line in grid.below)
+        text += "".join(f"- {escape_markdown(line)}\n" for line in grid.below)
     return text

@@ -24,7 +24,7 @@ from torchcoll.core.summary import (
     over_ranks,
 )
 from torchcoll.core.units import counted, format_ranges, format_size, time_text
-from torchcoll.report.columns import statistics_of, values_of
+from torchcoll.report.columns import distinct_values, statistics_of
 
 _ALWAYS = ("collective", "size_bytes", "dtype", "op", "ranks", "backend", "concurrent")
 _PLAIN = ("collective", "dtype", "op", "backend")
@@ -91,20 +91,20 @@ def header_lines(
     ``how``: the reading over ranks; None where each rank is shown. verbose: the phases of the start
     too.
     """
-    what = f"{program_text(run)}: {what_text(items)}".rstrip()
+    what = f"{program_text(run)}: {common_text(items)}".rstrip()
     lines = [what, f"{_backends(run, items)}; {ranks_text(run)}"]
     clock = ", ".join(map(one_line, clocks))
-    modes = [_MODES.get(name, one_line(name)) for name in values_of(items, "mode")]
+    modes = [_MODES.get(name, one_line(name)) for name in distinct_values(items, "mode")]
     parts = [f"clock: {clock}" if clock else "", *(f"mode: {name}" for name in modes)]
     lines.append("; ".join(filter(None, parts)))
     if how:
-        lines.append(given_text(run) or reading(items, how))
+        lines.append(reported_text(run) or reading(items, how))
     lines += [_rules(run.header.get("spec") or {}, items), _labels(run)]
     lines += [_start_up(run, items)] if verbose else []
     return [line for line in lines if line]
 
 
-def asked_cases(run: Run) -> Sequence[Case]:
+def requested_cases(run: Run) -> Sequence[Case]:
     """A case for each thing that was asked, of one size: for a file that holds no result."""
     if not run.header.get("spec"):
         return ()
@@ -130,7 +130,7 @@ def reading(items: Sequence[Any], how: str) -> str:
     return "; ".join([_READINGS[how], *periods])
 
 
-def given_text(run: Run) -> str:
+def reported_text(run: Run) -> str:
     """What the figures of an imported file are; '' where there are samples."""
     reported = [result.reported for result in run.results if result.reported and not result.time_ns]
     if not reported or len(reported) < sum(bool(result.time_ns) for result in run.results):
@@ -139,7 +139,7 @@ def given_text(run: Run) -> str:
     kinds: dict[tuple[object, ...], Reported] = {}
     for g in reported:
         kinds.setdefault((g.statistic, g.over_ranks, g.derived, g.one_cold_call), g)
-    texts = dict.fromkeys(map(given_reading, kinds.values()))
+    texts = dict.fromkeys(map(reported_reading, kinds.values()))
     derived = [g.derived for g in kinds.values()]
     how = "" if not any(derived) else "computed from the bandwidth; "
     how = how if all(derived) or not how else "some computed from the bandwidth; "
@@ -149,7 +149,7 @@ def given_text(run: Run) -> str:
     return f"time: {' or '.join(texts)}, as published ({how}{source})"
 
 
-def given_reading(reported: Reported) -> str:
+def reported_reading(reported: Reported) -> str:
     """What a figure without samples is of the calls and of the ranks."""
     recorded = reported.statistic != "unknown"
     calls = f"{one_line(reported.statistic)} over calls" if recorded else "one figure per case"
@@ -158,31 +158,33 @@ def given_reading(reported: Reported) -> str:
     return calls if over == "unknown" else f"{calls}, {one_line(over)} over ranks"
 
 
-def what_text(items: Sequence[Any]) -> str:
+def common_text(items: Sequence[Any]) -> str:
     """What all of these have in common, ranks and backends aside."""
-    collectives = values_of(items, "collective")
+    collectives = distinct_values(items, "collective")
     parts = [", ".join(collectives) if len(collectives) < 3 else f"{len(collectives)} collectives"]
     for name in ("dtype", "op", "root", "in_place"):
-        values = values_of(items, name)
+        values = distinct_values(items, name)
         if len(values) == 1:
             parts.append(_word(name, values[0]))
     # The rule is ``mod:2`` of cases, and of results of its sub-group ``mod:2/0``.
-    groups = [one_line(name).split("/")[0] for name in values_of(items, "group")]
+    groups = [one_line(name).split("/")[0] for name in distinct_values(items, "group")]
     parts += [f"sub-groups {rule}" for rule in dict.fromkeys(groups)]
     parts += [
-        f"{one_line(name)} buffers" for name in values_of(items, "buffers") if name != "default"
+        f"{one_line(name)} buffers"
+        for name in distinct_values(items, "buffers")
+        if name != "default"
     ]
-    makers = values_of(items, "implementation")
+    makers = distinct_values(items, "implementation")
     if others := " and ".join(one_line(name) for name in makers if name != NATIVE):
         also = "also " * (NATIVE in makers)
         parts.append(f"{also}by {others} of torch's symmetric memory")
-    walks = values_of(items, "buffer_reuse") == ["rotate"]
+    walks = distinct_values(items, "buffer_reuse") == ["rotate"]
     parts += ["buffers that walk through the largest"] if walks else []
-    parts += ["REHEARSAL on one GPU"] if values_of(items, "rehearsal") == [True] else []
-    parts += ["async_op and wait"] if values_of(items, "asynchronous") == [True] else []
-    calls = [n for n in values_of(items, "coalesce") if n > 1]
+    parts += ["REHEARSAL on one GPU"] if distinct_values(items, "rehearsal") == [True] else []
+    parts += ["async_op and wait"] if distinct_values(items, "asynchronous") == [True] else []
+    calls = [n for n in distinct_values(items, "coalesce") if n > 1]
     parts += [f"{n} calls in one group, timed together" for n in calls]
-    splits = values_of(items, "splits")
+    splits = distinct_values(items, "splits")
     parts += [f"splits {' and '.join(map(one_line, splits))}"] if splits else []
     return ", ".join(filter(None, parts))
 
@@ -205,7 +207,7 @@ def _word(name: str, value: Any) -> str:
 def _backends(run: Run, items: Sequence[Any]) -> str:
     libraries = run.environment.get("libraries") or {}
     texts = []
-    for name in values_of(items, "backend"):
+    for name in distinct_values(items, "backend"):
         name, library = one_line(name), one_line(libraries.get(name) or name)
         text = library if library.startswith(name) else f"{name} ({library})"
         texts.append(f"{text} (nothing is communicated)" if not communicates(name) else text)
@@ -269,7 +271,9 @@ def _rules(spec: dict[str, Any], items: Sequence[Any]) -> str:
         parts.append(f"{spec['warmup']} warm-up calls")
     if "check" in spec:
         parts.append(f"verification {'on' if spec['check'] else 'off'}")
-    if values_of(items, "buffer_reuse") == ["same"]:  # warmer in the caches than nccl-tests' own
+    if distinct_values(items, "buffer_reuse") == [
+        "same"
+    ]:  # warmer in the caches than nccl-tests' own
         parts.append("the same buffers in every call")
     if spec.get("order", "size") != "size":
         parts.append(f"order {one_line(spec['order'])} (seed {spec.get('seed', 0)})")
@@ -290,7 +294,7 @@ def _phase(run: Run, name: str, how: str = "max") -> float | None:
 
 
 def _start_up(run: Run, items: Sequence[Any]) -> str:
-    backends = values_of(items, "backend")
+    backends = distinct_values(items, "backend")
     alone = run.ranks == 1 or (backends and not any(map(communicates, backends)))
     when = None if alone else run.header.get("connects")
     names = (

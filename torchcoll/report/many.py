@@ -14,10 +14,10 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_ratio, format_size, format_time
 from torchcoll.report.answer import VERDICTS, Answer
-from torchcoll.report.columns import DIMENSIONS, values_of
+from torchcoll.report.columns import DIMENSIONS, distinct_values
 from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.header import header_lines, kind_texts, what_text
+from torchcoll.report.header import common_text, header_lines, kind_texts
 from torchcoll.report.notes import run_lines, runs_lines
 from torchcoll.report.ranks_view import WAITING, rank_values, ranks_answer
 
@@ -49,7 +49,7 @@ def runs_grids(
     for item in good:
         cases.setdefault(repr((_kind(item.row), item.row.size_bytes_requested)), []).append(item)
     rows = [item.row for item in measured]
-    above = [f"{len(runs)} runs, in short ({_ALL}): {what_text(rows)}", _where(runs, rows)]
+    above = [f"{len(runs)} runs, in short ({_ALL}): {common_text(rows)}", _where(runs, rows)]
     above.append(f"time: {over_ranks} over ranks; the median, least and most of the runs")
     failed = [item for item in measured if item.row.status not in ("ok", "unsupported", "skipped")]
     below = []
@@ -71,7 +71,8 @@ def runs_grids(
 def _where(runs: Sequence[Run], rows: Sequence[Row]) -> str:
     hosts = {str(m["host"]) for run in runs for m in run.members if m.get("host")}
     parts = [
-        f"{name}: {_several(values_of(rows, name))}" for name in ("backend", "device", "ranks")
+        f"{name}: {_several(distinct_values(rows, name))}"
+        for name in ("backend", "device", "ranks")
     ]
     return "; ".join([*parts, counted(len(hosts), "host")] if hosts else parts)
 
@@ -200,7 +201,7 @@ def many_ranks_grids(run: Run, view: View) -> list[Grid]:
             if middle:
                 ratios.setdefault(rank, []).append(ns / middle)
                 hosts.setdefault(str(figures_by_rank[rank]["host"] or "?"), []).append(ns / middle)
-    above = [*header_lines(run, rows, None, values_of(rows, "clock")), WAITING]
+    above = [*header_lines(run, rows, None, distinct_values(rows, "clock")), WAITING]
     above.append(f"{run.ranks} ranks in short ({_ALL}): each rank's own median")
     host_of = {n: one_line(m.get("host") or "?") for n, m in enumerate(run.members)}
     ends = [

@@ -209,7 +209,7 @@ def outcome_lines(run: Run) -> list[str]:
         e for e in run.events if not reason or e.get("message") != reason or e.get("resumed")
     ]
     events = dict.fromkeys(map(_event_caveat, events_shown))
-    lines = [*_continuation_lines(run), *problems_of(run)]
+    lines = [*_continuation_lines(run), *run_problems(run)]
     lines += [one_line(run.way_on)] if run.way_on else []
     return [*events, *map(Caveat, lines)]
 
@@ -228,7 +228,7 @@ def runs_lines(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def found_lines(notes: Sequence[str], runs: Sequence[Run]) -> list[str]:
+def footer_lines(notes: Sequence[str], runs: Sequence[Run]) -> list[str]:
     """What stands below the tables of what was found in runs: of it, and of the runs."""
     return list(map(Caveat, dict.fromkeys(map(one_line, [*notes, *runs_lines(runs)]))))
 
@@ -239,7 +239,7 @@ def note_lines(format: str, runs: Sequence[Run], notes: Sequence[str] = ()) -> l
     """
     lines = []
     if format in ("csv", "json"):
-        problems = ((_name_of(run), text) for run in runs for text in problems_of(run))
+        problems = ((_name_of(run), text) for run in runs for text in run_problems(run))
         lines = [f"warning: {text if n in text else f'{n}: {text}'}" for n, text in problems]
     if format == "csv":
         lines += map(one_line, notes)
@@ -278,7 +278,7 @@ def _continuation_lines(run: Run) -> list[str]:
     return [*lines, f"differs between the runs: {differ}" if differ else alike]
 
 
-def problems_of(run: Run) -> list[str]:
+def run_problems(run: Run) -> list[str]:
     """What reading found wrong, and how the run ended if it did not end well."""
     problems = [one_line(text) for text in run.problems]
     ending = one_line(run.ending)

@@ -77,7 +77,7 @@ def new_figure(rows: int, columns: int, shared: bool = False) -> tuple[Figure, A
     return figure, figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared)
 
 
-def style_of(number: int) -> dict[str, Any]:
+def line_style(number: int) -> dict[str, Any]:
     return {
         "color": PALETTE[number % len(PALETTE)],
         "linestyle": _DASHES[number % len(_DASHES)],
@@ -148,7 +148,7 @@ _TYPES = {".png": "image/png", ".svg": "image/svg+xml", ".pdf": "application/pdf
 
 
 @dataclass(frozen=True)
-class Drawn:
+class WrittenPicture:
     """A picture that was written; a notebook shows it."""
 
     path: Path
@@ -159,14 +159,14 @@ class Drawn:
         return {kind: text, "text/plain": repr(self)}
 
 
-def write_figure(figure: Figure, path: str | os.PathLike[str]) -> Drawn:
+def write_figure(figure: Figure, path: str | os.PathLike[str]) -> WrittenPicture:
     """In place of one that is there, never through a link. Raises UsageError for a path that
     cannot be written.
     """
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=120, format=check_path(path).suffix[1:].lower())
     write_file(path, drawn.getvalue(), "picture", force=True)
-    return Drawn(Path(path))
+    return WrittenPicture(Path(path))
 
 
 # What is ink or paper follows the page's colours; those of lines are readable on both.
@@ -217,7 +217,7 @@ def svg_text(figure: Figure, inline: bool = True) -> str:
     return text.replace("<svg ", '<svg role="img" ', 1)
 
 
-def check_drawn() -> None:
+def check_pictures_available() -> None:
     """Raises UnavailableError where a page could not have its pictures, before anything is read."""
     try:
         import matplotlib.figure  # noqa: F401

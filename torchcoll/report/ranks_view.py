@@ -22,9 +22,9 @@ from torchcoll.report.sample_views import (
     CASE_FIELDS,
     case_fields,
     case_line,
-    framed,
     rank_of,
     status_lines,
+    with_run_lines,
 )
 
 WAITING = (
@@ -73,7 +73,7 @@ def ranks_grids(run: Run, view: View, every: bool = False) -> list[Grid]:
             "(--all shows every case)"
         )
     rows = [entry.row for entry in entries]
-    framed_grids = framed(run, rows, grids, None, view.verbose, notes)
+    framed_grids = with_run_lines(run, rows, grids, None, view.verbose, notes)
     framed_grids[-1].answer = ranks_answer(run, entries, values)
     return framed_grids
 

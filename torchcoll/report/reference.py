@@ -75,7 +75,7 @@ def _point(record: dict[str, Any]) -> PublishedFigure:
     return point
 
 
-def points_of(run: Run) -> list[PublishedFigure]:
+def figures_of_run(run: Run) -> list[PublishedFigure]:
     """The rows of another run as points."""
     name = one_line(run.source.get("file") or run.path or "run")
     points = []
@@ -91,7 +91,7 @@ def _with_figures(run: Run) -> list[Row]:
     return [r for r in summarise_run(run) if r.busbw_gbps and r.status in ("ok", IMPLAUSIBLE)]
 
 
-def with_published(run: Run, points: Sequence[PublishedFigure]) -> Grid:
+def reference_grid(run: Run, points: Sequence[PublishedFigure]) -> Grid:
     """Each point of a collective that the run has, and what the run has at that size."""
     rows = _with_figures(run)
     notes = Notes()
@@ -155,7 +155,7 @@ def show_reference(
     out = Destination(file)
     for place, run in enumerate(runs):
         out.write("\n" if place else "")
-        grid = with_published(run, points)
+        grid = reference_grid(run, points)
         if format == "markdown":
             out.write(markdown_text(grid))
         else:

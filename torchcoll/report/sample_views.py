@@ -17,7 +17,7 @@ from torchcoll.core.summary import (
     over_ranks,
 )
 from torchcoll.core.units import format_time, time_text
-from torchcoll.report.columns import DIMENSIONS, Entry, values_of
+from torchcoll.report.columns import DIMENSIONS, Entry, distinct_values
 from torchcoll.report.formats import Records, View
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import first_lines, header_lines
@@ -28,7 +28,7 @@ CASE_FIELDS = (*DIMENSIONS[:-1], "size_bytes_requested", "size_bytes")
 CALL_FIELDS = (*CASE_FIELDS, "status", "rank", "clock", "kind", "call", "calls_per_sample", "ns")
 
 
-def framed(
+def with_run_lines(
     run: Run,
     rows: Sequence[Row],
     grids: list[Grid],
@@ -38,7 +38,7 @@ def framed(
 ) -> list[Grid]:
     """Header lines before the first table, lines about the run after the last."""
     above = [
-        *header_lines(run, rows, how, values_of(rows, "clock"), verbose),
+        *header_lines(run, rows, how, distinct_values(rows, "clock"), verbose),
         *first_lines(run, how or "max", verbose=verbose),
     ]
     below = run_lines(run, rows, first_calls=False)
@@ -81,7 +81,7 @@ def _call_records(run: Run, view: View) -> Iterator[dict[str, Any]]:
 
 def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, Any]]:
     for name in dict.fromkeys(("host", default_clock(result), *result.time_ns)):
-        for kind, calls, samples in in_order(result, name) if clock in (None, name) else ():
+        for kind, calls, samples in calls_in_order(result, name) if clock in (None, name) else ():
             for place, durations in enumerate(samples):
                 # strict=False: a rank that was lost in mid-batch has fewer calls.
                 for call, ns in zip(calls, durations, strict=False):
@@ -95,7 +95,9 @@ def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, An
                     }
 
 
-def in_order(result: CaseResult, clock: str | None) -> Iterator[tuple[str, list[range], Matrix]]:
+def calls_in_order(
+    result: CaseResult, clock: str | None
+) -> Iterator[tuple[str, list[range], Matrix]]:
     """(kind, numbers of the calls of each sample, samples) of the calls on this clock, as they ran:
     the cold ones, warm-up, then of each batch its ramp-up calls and the steady ones.
     """
@@ -129,7 +131,9 @@ def calls_grids(run: Run, view: View) -> list[Grid]:
     """One table a case with a row for each call: cold ones, warm-up, steady ones."""
     entries = view.entries(run)
     grids = [_calls(entry.result, entry.row, view.over_ranks) for entry in entries]
-    return framed(run, [entry.row for entry in entries], grids, view.over_ranks, view.verbose)
+    return with_run_lines(
+        run, [entry.row for entry in entries], grids, view.over_ranks, view.verbose
+    )
 
 
 def _calls(result: CaseResult, row: Row, how: str) -> Grid:
@@ -143,8 +147,10 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
         Head("slowest"),
         Head("rank"),
     ]
-    parts = [part for part in in_order(result, "host") if part[0] in ("cold", "warmup")]
-    parts += [part for part in in_order(result, row.clock) if part[0] in ("ramp_up", "steady")]
+    parts = [part for part in calls_in_order(result, "host") if part[0] in ("cold", "warmup")]
+    parts += [
+        part for part in calls_in_order(result, row.clock) if part[0] in ("ramp_up", "steady")
+    ]
     rows: list[list[str]] = []
     slow = False
     for kind, numbers, samples in parts:

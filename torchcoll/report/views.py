@@ -21,10 +21,10 @@ from torchcoll.core.summary import (
     median,
 )
 from torchcoll.core.units import format_bandwidth, format_size, format_time
-from torchcoll.report.columns import DIMENSIONS, values_of
+from torchcoll.report.columns import DIMENSIONS, distinct_values
 from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.header import NOT_ALIGNED, given_reading, header_lines, what_text
+from torchcoll.report.header import NOT_ALIGNED, common_text, header_lines, reported_reading
 from torchcoll.report.notes import differences, row_lines, runs_lines
 
 KEYS = (*DIMENSIONS, "label", "label=KEY", "file")
@@ -75,7 +75,7 @@ def _between(points: Sequence[_Point], key: str, hidden: Sequence[str]) -> list[
     """What differs from column to column beside the key: they may not be alike otherwise."""
     parts = []
     for name in DIMENSIONS:
-        values = values_of(_rows(points), name)
+        values = distinct_values(_rows(points), name)
         if name not in (key, *hidden) and len(values) > 1:
             parts.append(f"{name} ({', '.join(_text(name, value) for value in values)})")
     return [f"differs between the columns: {'; '.join(parts)}"] if parts else []
@@ -96,9 +96,9 @@ def _what_ran(runs: Sequence[Run], points: Sequence[_Point]) -> list[str]:
     parts = [
         f"{name}: {', '.join(one_line(v) for v in values)}"
         for name in ("backend", "device", "ranks")
-        if (values := values_of(rows, name))
+        if (values := distinct_values(rows, name))
     ]
-    return [f"{len(runs)} runs: {what_text(rows)}", "; ".join(parts)]
+    return [f"{len(runs)} runs: {common_text(rows)}", "; ".join(parts)]
 
 
 def _rows(points: Sequence[_Point]) -> list[Row]:
@@ -186,7 +186,7 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
         for size in sizes
     ]
     if metric == "time":
-        statistics = values_of([p.row for p in points], "statistic") or ["median"]
+        statistics = distinct_values([p.row for p in points], "statistic") or ["median"]
         if statistics != [COLD_CALL] and len(statistics) == 1:  # else the line above says which
             title = f"{one_line(statistics[0])} time"
     parts = [f"{title} by {key}"]
@@ -231,19 +231,19 @@ def _read_as(points: Sequence[_Point], view: View) -> list[str]:
     reported = [p.result.reported for p in points if p.result.reported and not p.result.time_ns]
     read = " or ".join(
         f"{statistic} over calls, {view.over_ranks} over ranks"
-        for statistic in values_of(sampled, "statistic") or ["median"]
+        for statistic in distinct_values(sampled, "statistic") or ["median"]
     )
     parts = [read] if sampled or not reported else []
     if reported:
-        readings = " or ".join(dict.fromkeys(map(given_reading, reported)))
+        readings = " or ".join(dict.fromkeys(map(reported_reading, reported)))
         parts.append(f"{readings} (imported figures: as their source has them)")
     parts = [" or ".join(parts)]
     for name in ("clock", "mode"):
-        values = values_of(_rows(points), name)
+        values = distinct_values(_rows(points), name)
         parts += [f"{name}: {', '.join(map(one_line, values))}"] if values else []
     ran = [row for row in sampled if row.statistic != PERIOD]
     if not sampled and not reported:
         ran = _rows(points)
-    if view.over_ranks == "max" and set(values_of(ran, "mode")) - {"synchronized"}:
+    if view.over_ranks == "max" and set(distinct_values(ran, "mode")) - {"synchronized"}:
         parts.append(NOT_ALIGNED)
     return ["; ".join(parts)]

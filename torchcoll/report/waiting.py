@@ -34,7 +34,7 @@ class _Watched:
 
 
 @contextlib.contextmanager
-def waiting(what: str) -> Iterator[None]:
+def show_waiting(what: str) -> Iterator[None]:
     """``torchcoll compare ... 3 s`` on stderr, where it is a terminal, until something is
     printed.
     """
