@@ -326,8 +326,8 @@ def limit_lines(entries: Sequence[Entry]) -> list[str]:
         for what, name in named:
             limit = getattr(entry.limit, name, None)
             if limit is not None:
-                where = f"{limit.algorithm} of {entry.row.ranks} ranks: at most "
-                text = f"{where}{limit.gbps:.4g} GB/s busbw: {limit.formula} ({limit.source})"
+                subject = f"{limit.algorithm} of {entry.row.ranks} ranks: at most "
+                text = f"{subject}{limit.gbps:.4g} GB/s busbw: {limit.formula} ({limit.source})"
                 lines.setdefault(text, []).append(what)
     share_lines = [
         f"% {' and '.join(sorted({*what}, reverse=True))}: {text}" for text, what in lines.items()

@@ -193,16 +193,17 @@ def run_object(
     return {
         "schema": SCHEMA,
         "run": {
-            **_names(run),
+            **_run_names(run),
             "torchcoll": run.header.get("torchcoll") or run.environment.get("torchcoll"),
             "ranks": run.ranks,
             "labels": run.labels,
             "status": run.end.get("status") if run.end else "truncated",
             "over_ranks": view.over_ranks,
             "continuations": [
-                {**_names(member), "cases": len(results)} for member, results in run.all_runs()[1:]
+                {**_run_names(member), "cases": len(results)}
+                for member, results in run.all_runs()[1:]
             ],
-            "events": [_plain(event) for event in run.events],
+            "events": [_plain_fields(event) for event in run.events],
             "problems": run_problems(run),
         },
         **judged,
@@ -218,13 +219,13 @@ def _with_origins(run: Run, view: View, records: Records) -> list[dict[str, Any]
     return [{**row, **origin} for row, origin in zip(rows, row_origins(run), strict=True)]
 
 
-def _names(run: Run) -> dict[str, Any]:
+def _run_names(run: Run) -> dict[str, Any]:
     path = None if run.path is None else str(run.path)
     names = {name: run.header.get(name) for name in ("run_id", "start_utc")}
     return {"path": path, **names}
 
 
-def _plain(event: dict[str, Any]) -> dict[str, Any]:
+def _plain_fields(event: dict[str, Any]) -> dict[str, Any]:
     """Without what later versions, or other hands, may have put there."""
     return {k: v for k, v in event.items() if isinstance(v, (str, int, float))}
 
@@ -256,18 +257,18 @@ def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
         # The long tables keep ranks apart: they have no reading over ranks.
         names += ["over_ranks"] if records is ROWS else []
         names += ["run_id", "start_utc", *labels]
-    return records_csv(_flat(runs, view, records), names)
+    return records_csv(_flat_records(runs, view, records), names)
 
 
-def _flat(runs: Sequence[Run], view: View, records: Records) -> Iterator[dict[str, Any]]:
+def _flat_records(runs: Sequence[Run], view: View, records: Records) -> Iterator[dict[str, Any]]:
     """Each row with what is common to its run."""
     for run in runs:
         common = {"file": str(run.path or run.header.get("run_id") or "")}
         common |= {f"label_{one_line(k)}": v for k, v in run.labels.items()}
         for member, results in run.all_runs():
             origin = {name: member.header.get(name) for name in ("run_id", "start_utc")}
-            part = Run(header=member.header, members=member.members, results=results)
-            rows = records.of(part, view)
+            run_part = Run(header=member.header, members=member.members, results=results)
+            rows = records.of(run_part, view)
             if records is ROWS:
                 rows = [
                     {"over_ranks": over_ranks_of(result, view.over_ranks), **values}
@@ -322,8 +323,8 @@ def select_fields(record: Any, fields: str) -> dict[str, Any]:
     for field in fields.split():
         name, _, path = field.rstrip("?").partition("=")
         value = record
-        for part in (path or name).split("."):
-            value = None if value is None else getattr(value, part)
+        for attribute in (path or name).split("."):
+            value = None if value is None else getattr(value, attribute)
         values[name] = value or None if field.endswith("?") else value
     return values
 

@@ -159,8 +159,8 @@ def align(text: str, head: Head, width: int) -> str:
 
 def head_lines(heads: Sequence[Head], widths: Sequence[int], gap: int) -> Iterator[str]:
     """One line of headings, and a second where any column has one."""
-    for part in ("first", "second"):
-        cells = [getattr(head, part) for head in heads]
+    for line_name in ("first", "second"):
+        cells = [getattr(head, line_name) for head in heads]
         if any(cells):
             yield row_line(cells, heads, widths, gap)
 
@@ -213,15 +213,15 @@ _LONG = 0.3  # of a terminal: longer names make several tables of one
 def _numbered(grid: Grid, width: int | None) -> Grid:
     """With numbers for the names of columns that may have them, where that helps."""
     widths = grid.widths()
-    places = [
+    columns = [
         i
         for i, head in enumerate(grid.heads)
         if head.numbered and width and widths[i] > _LONG * width
     ]
-    if not places or len(split_columns(grid.heads, widths, width)) < 2:
+    if not columns or len(split_columns(grid.heads, widths, width)) < 2:
         return grid
     rows, below = [list(row) for row in grid.rows], []
-    for i in places:
+    for i in columns:
         numbers = {name: f"#{n}" for n, name in enumerate(dict.fromkeys(r[i] for r in rows), 1)}
         for row in rows:
             row[i] = numbers[row[i]]
@@ -284,8 +284,8 @@ def print_grids(
             out.write(markdown_text(Grid([], [], answer=answer)))
         else:
             print_answer(answer, out)
-    again = format == "table" and lines > _SCREEN
-    if not over_all and not again:
+    repeated = format == "table" and lines > _SCREEN
+    if not over_all and not repeated:
         titled = [(t, [replace(grid, answer=None) for grid in grids]) for t, grids in titled]
     between = "\n" if answers else ""
     for title, grids in titled:
@@ -301,7 +301,7 @@ def print_grids(
                 out.write(markdown_text(grid))
             else:
                 print_grid(grid, out)
-    if over_all and again:
+    if over_all and repeated:
         out.write("\n")
         print_answer(over_all, out)
 

@@ -36,10 +36,10 @@ def kind_texts(kinds: Sequence[Mapping[str, Any]], always: Sequence[str] = _ALWA
     """
     names = dict.fromkeys(name for kind in kinds for name in kind)
     varying = [n for n in names if len({repr(kind.get(n)) for kind in kinds}) > 1]
-    return [_text(kind, [*always, *varying]) for kind in kinds]
+    return [_kind_text(kind, [*always, *varying]) for kind in kinds]
 
 
-def _text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
+def _kind_text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
     parts = []
     for name in dict.fromkeys(names):
         value = kind.get(name)
@@ -99,7 +99,7 @@ def header_lines(
     lines.append("; ".join(filter(None, parts)))
     if how:
         lines.append(reported_text(run) or reading(items, how))
-    lines += [_rules(run.header.get("spec") or {}, items), _labels(run)]
+    lines += [_measurement_rules(run.header.get("spec") or {}, items), _labels(run)]
     lines += [_start_up(run, items)] if verbose else []
     return [line for line in lines if line]
 
@@ -124,8 +124,8 @@ def reading(items: Sequence[Any], how: str) -> str:
     periods = [_PERIODS[how]] if PERIOD in statistics else []
     if statistics == [PERIOD]:
         return periods[0]
-    others = {i.mode for i in items if statistics_of([i]) != [PERIOD]}
-    if how == "max" and not others <= {"synchronized"}:
+    modes = {i.mode for i in items if statistics_of([i]) != [PERIOD]}
+    if how == "max" and not modes <= {"synchronized"}:
         return "; ".join([*periods, "time = max over ranks", NOT_ALIGNED])
     return "; ".join([_READINGS[how], *periods])
 
@@ -165,7 +165,7 @@ def common_text(items: Sequence[Any]) -> str:
     for name in ("dtype", "op", "root", "in_place"):
         values = distinct_values(items, name)
         if len(values) == 1:
-            parts.append(_word(name, values[0]))
+            parts.append(_dimension_text(name, values[0]))
     # The rule is ``mod:2`` of cases, and of results of its sub-group ``mod:2/0``.
     groups = [one_line(name).split("/")[0] for name in distinct_values(items, "group")]
     parts += [f"sub-groups {rule}" for rule in dict.fromkeys(groups)]
@@ -174,12 +174,14 @@ def common_text(items: Sequence[Any]) -> str:
         for name in distinct_values(items, "buffers")
         if name != "default"
     ]
-    makers = distinct_values(items, "implementation")
-    if others := " and ".join(one_line(name) for name in makers if name != NATIVE):
-        also = "also " * (NATIVE in makers)
-        parts.append(f"{also}by {others} of torch's symmetric memory")
-    walks = distinct_values(items, "buffer_reuse") == ["rotate"]
-    parts += ["buffers that walk through the largest"] if walks else []
+    implementation_names = distinct_values(items, "implementation")
+    if implementations := " and ".join(
+        one_line(name) for name in implementation_names if name != NATIVE
+    ):
+        also = "also " * (NATIVE in implementation_names)
+        parts.append(f"{also}by {implementations} of torch's symmetric memory")
+    is_rotating = distinct_values(items, "buffer_reuse") == ["rotate"]
+    parts += ["buffers that walk through the largest"] if is_rotating else []
     parts += ["REHEARSAL on one GPU"] if distinct_values(items, "rehearsal") == [True] else []
     parts += ["async_op and wait"] if distinct_values(items, "asynchronous") == [True] else []
     calls = [n for n in distinct_values(items, "coalesce") if n > 1]
@@ -198,7 +200,7 @@ def program_text(run: Run) -> str:
     return f"torchcoll {one_line(version)}".rstrip()
 
 
-def _word(name: str, value: Any) -> str:
+def _dimension_text(name: str, value: Any) -> str:
     if name == "in_place":
         return "in place" if value else "out of place"
     return f"root {value}" if name == "root" else one_line(value)
@@ -252,11 +254,11 @@ def ranks_text(run: Run) -> str:
     each = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     first, *_, last = hosts
     devices = list(dict.fromkeys(_devices(members) for members in hosts.values()))
-    where = f", {devices[0]} on each" if len(devices) == 1 and devices[0] else ""
-    return f"{count} on {len(hosts)} hosts, {each} each ({first} ... {last}){where}{kind}"
+    devices_text = f", {devices[0]} on each" if len(devices) == 1 and devices[0] else ""
+    return f"{count} on {len(hosts)} hosts, {each} each ({first} ... {last}){devices_text}{kind}"
 
 
-def _rules(spec: dict[str, Any], items: Sequence[Any]) -> str:
+def _measurement_rules(spec: dict[str, Any], items: Sequence[Any]) -> str:
     """The stopping rule, verification, and what is not as usual."""
     if not spec:
         return ""
@@ -296,7 +298,7 @@ def _phase(run: Run, name: str, how: str = "max") -> float | None:
 def _start_up(run: Run, items: Sequence[Any]) -> str:
     backends = distinct_values(items, "backend")
     alone = run.ranks == 1 or (backends and not any(map(communicates, backends)))
-    when = None if alone else run.header.get("connects")
+    connects_at = None if alone else run.header.get("connects")
     names = (
         *(("import torch", "import_torch"), ("rendezvous", "rendezvous"), ("device", "device")),
         *(("init", "init_process_group"), ("connect", "communicator")),
@@ -304,11 +306,11 @@ def _start_up(run: Run, items: Sequence[Any]) -> str:
     parts = [
         f"{text} {time_text(ns, 3)}" for text, key in names if (ns := _phase(run, key)) is not None
     ]
-    if when == "init_process_group":
+    if connects_at == "init_process_group":
         parts = [f"{w} including connecting" if w.startswith("init ") else w for w in parts]
-    elif when == "first call":
+    elif connects_at == "first call":
         parts.append("connects in the first call")
-    elif when == "before":
+    elif connects_at == "before":
         parts.append("the process group was there")
     of_others = list((run.header.get("connects_of") or {}).items())[1:]
     parts += [

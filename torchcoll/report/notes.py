@@ -59,7 +59,7 @@ class Notes:
 
         times: its ``steady_times`` over all ranks on the clock that is shown, where they are known.
         """
-        texts = list(_remarks(result))
+        texts = list(_result_notes(result))
         if not result.time_ns:  # without samples there is nothing to say about single calls
             return self.mark(*texts, *more)
         times = _judged_times(result, times)
@@ -68,11 +68,13 @@ class Notes:
             texts.append(_MODES)
         elif 0 < len(times) < FEW_CALLS:
             self._short[result.case] = len(times)
-        return self.mark(*texts, *_of_issue(result), *more)
+        return self.mark(*texts, *_host_bound_notes(result), *more)
 
     def lines(self) -> list[str]:
         return [
-            Caveat(_modes_text([*self._modes.values()]) if text is _MODES else text, f"[{number}] ")
+            Caveat(
+                _bimodal_text([*self._modes.values()]) if text is _MODES else text, f"[{number}] "
+            )
             for text, number in self._numbers.items()
         ] + self._short_lines()
 
@@ -88,7 +90,7 @@ class Notes:
         return [f"short: {rows} of {calls}, too few to show whether they are bimodal too"]
 
 
-def _remarks(result: CaseResult) -> Iterable[str]:
+def _result_notes(result: CaseResult) -> Iterable[str]:
     if result.reason:
         yield one_line(result.reason)
     check = result.verification
@@ -114,19 +116,19 @@ def _judged_times(result: CaseResult, times: Sequence[float] | None) -> Sequence
     return [*over_ranks(result.ramp_up_ns), *times]
 
 
-def _modes_text(several: Sequence[Modes]) -> str:
+def _bimodal_text(modes: Sequence[Modes]) -> str:
     """Of all rows with this mark: ``bimodal in 8 rows: 14 to 45 % of the calls take ...``."""
-    rows = f" in {len(several)} rows" if len(several) > 1 else ""
-    shares = sorted(mode.share for mode in several)
+    rows = f" in {len(modes)} rows" if len(modes) > 1 else ""
+    shares = sorted(mode.share for mode in modes)
     share = " to ".join(dict.fromkeys(f"{100 * end:.0f}" for end in (shares[0], shares[-1])))
     slow, fast = (
-        _range((min(low for low, _ in ends), max(high for _, high in ends)))
-        for ends in ([mode.slow for mode in several], [mode.fast for mode in several])
+        _time_range((min(low for low, _ in ends), max(high for _, high in ends)))
+        for ends in ([mode.slow for mode in modes], [mode.fast for mode in modes])
     )
     return f"bimodal{rows}: {share} % of the calls take {slow}, the others {fast}"
 
 
-def _of_issue(result: CaseResult) -> Iterable[str]:
+def _host_bound_notes(result: CaseResult) -> Iterable[str]:
     if bound := host_bound(result):
         issued, period = (time_text(ns, 3) for ns in bound)
         text = f"host-bound: the host takes {issued} to issue a call of {period}"
@@ -134,10 +136,14 @@ def _of_issue(result: CaseResult) -> Iterable[str]:
         yield f"{text}; --mode graph shows the device's own time" if graph else text
 
 
-def _range(ns: tuple[float, float]) -> str:
+def _time_range(ns: tuple[float, float]) -> str:
     """``2.1 to 4.0 ms``; both with their unit where that differs."""
-    (low, unit), (high, other) = (time_text(ns_value, 2).split() for ns_value in ns)
-    return f"{low} to {high} {other}" if unit == other else f"{low} {unit} to {high} {other}"
+    (low, low_unit), (high, high_unit) = (time_text(ns_value, 2).split() for ns_value in ns)
+    return (
+        f"{low} to {high} {high_unit}"
+        if low_unit == high_unit
+        else f"{low} {low_unit} to {high} {high_unit}"
+    )
 
 
 def run_lines(run: Run, rows: Sequence[Row], first_calls: bool = True) -> list[str]:
@@ -177,7 +183,7 @@ def stop_lines(rows: Iterable[Row]) -> list[str]:
     parts = [
         f"{text} {len(rows_of_reason)}"
         + (
-            f" (of {_stretch(rows_of_reason)}; longer runs may differ)"
+            f" (of {_calls_and_time(rows_of_reason)}; longer runs may differ)"
             if text == "precision"
             else ""
         )
@@ -189,11 +195,11 @@ def stop_lines(rows: Iterable[Row]) -> list[str]:
 def stop_text(row: Row) -> str:
     """Of one case: ``precision of 60 calls in 2.1 ms``, ``cap of 1000 calls``, ``time``."""
     if row.stop == "precision":
-        return f"precision of {_stretch([row])}"
+        return f"precision of {_calls_and_time([row])}"
     return f"cap of {row.calls} calls" if row.stop == "cap" else one_line(row.stop)
 
 
-def _stretch(rows: Sequence[Row]) -> str:
+def _calls_and_time(rows: Sequence[Row]) -> str:
     """``60 to 180 calls in 2.1 ms to 14 ms``; files of earlier versions do not tell the time."""
     least, most = (choose(row.calls for row in rows) for choose in (min, max))
     parts = [f"{least} calls" if least == most else f"{least} to {most} calls"]
@@ -222,9 +228,9 @@ def runs_lines(runs: Sequence[Run]) -> list[str]:
             runs_by_line.setdefault(line, []).append(run)
     lines = []
     for line, runs_of_line in runs_by_line.items():
-        name = _name_of(runs_of_line[0])
-        where = name if len(runs_of_line) == 1 else f"{len(runs_of_line)} of {len(runs)} runs"
-        lines.append(line if len(runs) == 1 or name in line else Caveat(f"{where}: {line}"))
+        name = _run_name(runs_of_line[0])
+        source = name if len(runs_of_line) == 1 else f"{len(runs_of_line)} of {len(runs)} runs"
+        lines.append(line if len(runs) == 1 or name in line else Caveat(f"{source}: {line}"))
     return lines
 
 
@@ -239,14 +245,14 @@ def note_lines(format: str, runs: Sequence[Run], notes: Sequence[str] = ()) -> l
     """
     lines = []
     if format in ("csv", "json"):
-        problems = ((_name_of(run), text) for run in runs for text in run_problems(run))
+        problems = ((_run_name(run), text) for run in runs for text in run_problems(run))
         lines = [f"warning: {text if n in text else f'{n}: {text}'}" for n, text in problems]
     if format == "csv":
         lines += map(one_line, notes)
     return list(dict.fromkeys(lines))
 
 
-def _name_of(run: Run) -> str:
+def _run_name(run: Run) -> str:
     names = (run.path, run.source.get("file"), run.header.get("run_id"), "a run")
     return one_line(next(filter(None, names)))
 
@@ -263,16 +269,16 @@ def _event_caveat(event: dict[str, Any]) -> Caveat:
 
 def _continuation_lines(run: Run) -> list[str]:
     """Which rows come from which run, and what the runs do not share."""
-    runs = [(part, results) for part, results in run.all_runs() if results]
+    runs = [(run_part, results) for run_part, results in run.all_runs() if results]
     if len(runs) < 2:
         return []
     parts = [
-        f"{one_line(part.path.name if part.path else '?')} from "
+        f"{one_line(run_part.path.name if run_part.path else '?')} from "
         f"{one_line(results[0].case.describe())} on"
-        for part, results in runs[1:]
+        for run_part, results in runs[1:]
     ]
     lines = [f"rows of {len(runs)} runs (--resume): the first, {', '.join(parts)}"]
-    facts = [{"ranks": str(part.ranks), **facts_of(part)} for part, _ in runs]
+    facts = [{"ranks": str(run_part.ranks), **facts_of(run_part)} for run_part, _ in runs]
     differ = differences(facts)
     alike = "the runs had the same environment"
     return [*lines, f"differs between the runs: {differ}" if differ else alike]

@@ -75,7 +75,10 @@ def shorten_repeated_caveats(
     return [
         replace(
             section,
-            parts=[replace(part, grids=list(map(grid_once, part.grids))) for part in section.parts],
+            parts=[
+                replace(titled, grids=list(map(grid_once, titled.grids)))
+                for titled in section.parts
+            ],
         )
         for section in sections
     ]
@@ -144,9 +147,9 @@ def page_markdown(page: Page, files: Sequence[str] = ()) -> str:
                 )
                 lines.append(f"![{title}]({name})\n")
             lines += [f"{escape_markdown(one_line(text))}\n" for text in picture.caption]
-        for part in section.parts:
-            lines += [f"### {escape_markdown(one_line(part.title))}\n"] if part.title else []
-            texts = [markdown_text(_plain(grid)) for grid in part.grids]
+        for titled in section.parts:
+            lines += [f"### {escape_markdown(one_line(titled.title))}\n"] if titled.title else []
+            texts = [markdown_text(_plain(grid)) for grid in titled.grids]
             lines += [text for text in texts if text]
     return "\n".join(lines)
 

@@ -88,10 +88,10 @@ def draw_band(axis: Axes, intervals: Sequence[tuple[int, float, float]], colour:
     """(x, low, high) of each point; between fewer than two a band has no area, so it is bars."""
     if not intervals:
         return
-    places, low, high = zip(*intervals, strict=True)
-    axis.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+    positions, low, high = zip(*intervals, strict=True)
+    axis.fill_between(positions, low, high, color=colour, alpha=0.15, linewidth=0)
     if len(intervals) == 1:
-        axis.vlines(places, low, high, color=colour, linewidth=1)
+        axis.vlines(positions, low, high, color=colour, linewidth=1)
 
 
 def size_axis(axis: Axes, sizes: Sequence[int]) -> None:
@@ -140,7 +140,7 @@ def legend(axis: Axes, lines: int) -> None:
 def write_caption(figure: Figure, caption: Sequence[str]) -> None:
     """Below the picture; as its label, in one line, for who writes it elsewhere."""
     figure.set_label("; ".join(one_line(text) for text in caption if text))
-    lines = [part for text in caption for part in textwrap.wrap(literal(text), _CAPTION)]
+    lines = [line for text in caption for line in textwrap.wrap(literal(text), _CAPTION)]
     figure.supxlabel("\n".join(lines), fontsize="small", x=0.01, ha="left", color="0.3")
 
 
@@ -212,7 +212,7 @@ def svg_text(figure: Figure, inline: bool = True) -> str:
     text = _PROLOG.sub("", text)
     text = _GROUP.sub("<g", text)  # the ids of two pictures would be alike
     text = _SIZE.sub(r"\1", _SIZE.sub(r"\1", text))
-    text = _COLOUR.sub(_themed, text)
+    text = _COLOUR.sub(_theme_colour, text)
     text = text.replace("<text ", '<text fill="currentColor" ')
     return text.replace("<svg ", '<svg role="img" ', 1)
 
@@ -227,6 +227,6 @@ def check_pictures_available() -> None:
         ) from None
 
 
-def _themed(match: re.Match[str]) -> str:
+def _theme_colour(match: re.Match[str]) -> str:
     whole, colour = match.group(0), match.group(1)
     return whole.replace(colour, _INK.get(colour, colour))

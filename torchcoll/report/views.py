@@ -46,49 +46,51 @@ def pivot_grids(runs: Sequence[Run], view: View, key: str, metric: str) -> list[
     """One table for each combination of what else varies. Raises UsageError for an unknown key."""
     _check_key(runs, key)
     points = [
-        _Point(_column(run, entry.row, key), entry.row, entry.result)
+        _Point(_column_name(run, entry.row, key), entry.row, entry.result)
         for run in runs
         for entry in view.entries(run)
     ]
-    above = [*_what_ran(runs, points), *_read_as(points, view)]
-    points, silent = _with_figures(points, metric)
-    hidden = [name for name in DIMENSIONS if name != key and _varies(points, name)]
+    above = [*_header_lines(runs, points), *_reading_lines(points, view)]
+    points, silent = _drop_without_bandwidth(points, metric)
+    hidden = [name for name in DIMENSIONS if name != key and _varies_within_column(points, name)]
     grids = []
     for group in _groups(points, hidden):
-        within = [p for p in points if _belongs(p.row, group)]
+        within = [p for p in points if _matches_group(p.row, group)]
         grids.append(_grid(within, key, metric, group))
-    below = [*silent, *_between(points, key, hidden), *row_lines(_rows(points), False)]
+    below = [*silent, *_column_differences(points, key, hidden), *row_lines(_rows(points), False)]
     below += runs_lines(runs)
     differ = differences([facts_of(run) for run in runs])
     below += [f"differs between the files: {differ}"] if differ else []
     return [Grid([], [], above=above), *grids, Grid([], [], below=below)]
 
 
-def _with_figures(points: Sequence[_Point], metric: str) -> tuple[list[_Point], list[str]]:
+def _drop_without_bandwidth(
+    points: Sequence[_Point], metric: str
+) -> tuple[list[_Point], list[str]]:
     """Without what has no bandwidth by nature, and the line that says so."""
     kept = [p for p in points if metric == "time" or COLLECTIVES[p.row.collective].has_data]
     left = len(points) - len(kept)
     return kept, ["barrier has no bandwidth and is left out (--metric time)"] if left else []
 
 
-def _between(points: Sequence[_Point], key: str, hidden: Sequence[str]) -> list[str]:
+def _column_differences(points: Sequence[_Point], key: str, hidden: Sequence[str]) -> list[str]:
     """What differs from column to column beside the key: they may not be alike otherwise."""
     parts = []
     for name in DIMENSIONS:
         values = distinct_values(_rows(points), name)
         if name not in (key, *hidden) and len(values) > 1:
-            parts.append(f"{name} ({', '.join(_text(name, value) for value in values)})")
+            parts.append(f"{name} ({', '.join(_value_text(name, value) for value in values)})")
     return [f"differs between the columns: {'; '.join(parts)}"] if parts else []
 
 
-def _text(name: str, value: Any) -> str:
+def _value_text(name: str, value: Any) -> str:
     """A value of a dimension for people."""
     if name == "in_place":
         return "in place" if value else "out of place"
     return one_line(value)
 
 
-def _what_ran(runs: Sequence[Run], points: Sequence[_Point]) -> list[str]:
+def _header_lines(runs: Sequence[Run], points: Sequence[_Point]) -> list[str]:
     """Which collectives, backends and ranks; one run says it as its own table does."""
     rows = _rows(points)
     if len(runs) == 1:
@@ -116,7 +118,7 @@ def _check_key(runs: Sequence[Run], key: str) -> None:
         raise unknown("pivot", key, KEYS)
 
 
-def _column(run: Run, row: Row, key: str) -> str:
+def _column_name(run: Run, row: Row, key: str) -> str:
     name, _, label = key.partition("=")
     if name == "label":
         labels = run.labels or {}
@@ -126,14 +128,14 @@ def _column(run: Run, row: Row, key: str) -> str:
     if key == "file":
         return one_line(run.path.name if run.path else run.header.get("run_id") or "-")
     value = getattr(row, key)
-    return "-" if value is None else _text(key, value)
+    return "-" if value is None else _value_text(key, value)
 
 
-def _varies(points: Sequence[_Point], name: str) -> bool:
+def _varies_within_column(points: Sequence[_Point], name: str) -> bool:
     """True if a column would mix several values; that two columns differ is no mixture."""
     values_by_column: dict[str, set[Any]] = {}
     for point in points:
-        if _has(point.row, name):
+        if _has_dimension(point.row, name):
             values_by_column.setdefault(point.column, set()).add(getattr(point.row, name))
     return any(len(values) > 1 for values in values_by_column.values())
 
@@ -143,17 +145,19 @@ def _groups(points: Sequence[_Point], hidden: Sequence[str]) -> list[dict[str, A
     has a dimension less is in every table that it fits; where there is none, in one of its own,
     with the first values that others have there.
     """
-    kinds = [{n: getattr(p.row, n) for n in hidden if _has(p.row, n)} for p in points]
+    kinds = [{n: getattr(p.row, n) for n in hidden if _has_dimension(p.row, n)} for p in points]
     first = {name: value for group in reversed(kinds) for name, value in group.items()}
     groups: dict[str, dict[str, Any]] = {}
     for point, group in sorted(zip(points, kinds, strict=True), key=lambda item: -len(item[1])):
-        if len(group) == len(hidden) or not any(_belongs(point.row, x) for x in groups.values()):
+        if len(group) == len(hidden) or not any(
+            _matches_group(point.row, x) for x in groups.values()
+        ):
             whole = {name: group.get(name, first.get(name)) for name in hidden}
             groups[repr(whole)] = whole
     return list(groups.values())
 
 
-def _has(row: Row, name: str) -> bool:
+def _has_dimension(row: Row, name: str) -> bool:
     """False where its collective has no such dimension (all_gather no op): then it belongs into
     every table. Elsewhere None is a value: no sub-group is all ranks, or a source does not tell.
     """
@@ -165,8 +169,8 @@ def _has(row: Row, name: str) -> bool:
     return fields.get(name, entry.has_data)
 
 
-def _belongs(row: Row, group: Mapping[str, Any]) -> bool:
-    return all(not _has(row, n) or getattr(row, n) == value for n, value in group.items())
+def _matches_group(row: Row, group: Mapping[str, Any]) -> bool:
+    return all(not _has_dimension(row, n) or getattr(row, n) == value for n, value in group.items())
 
 
 def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]) -> Grid:
@@ -193,7 +197,7 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
     parts += [_group_text(name, value) for name, value in group.items()]
     runs = {len(values) for values in cells.values()}
     if runs != {1}:
-        parts.append(f"median of {_span(runs)} results")
+        parts.append(f"median of {_range_text(runs)} results")
     below = []
     data = [p.row for p in points if COLLECTIVES[p.row.collective].has_data and p.row.size_bytes]
     if any(row.size_bytes != row.size_bytes_requested for row in data):
@@ -205,10 +209,10 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
 def _group_text(name: str, value: Any) -> str:
     if value is None:
         return "all ranks" if name == "group" else f"{name} unknown"
-    return _text(name, value) if name == "in_place" else f"{name} {one_line(value)}"
+    return _value_text(name, value) if name == "in_place" else f"{name} {one_line(value)}"
 
 
-def _span(numbers: set[int]) -> str:
+def _range_text(numbers: set[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
 
@@ -223,7 +227,7 @@ def _cell(rows: Sequence[Row], field: str) -> str:
     return one_line(bad[0]) if bad else "-"
 
 
-def _read_as(points: Sequence[_Point], view: View) -> list[str]:
+def _reading_lines(points: Sequence[_Point], view: View) -> list[str]:
     """What a figure is of the calls and ranks: of samples as the view reads them, of imported
     figures what each source tells.
     """
