@@ -74,7 +74,7 @@ class _Document:
         figures: Sequence[tuple[str, Callable[[], Figure | None]]] = (),
     ) -> Section:
         section = Section(title, commands=[command] if command else [])
-        section.parts.append(TitledGrids("", list(grids)))
+        section.tables.append(TitledGrids("", list(grids)))
         for name, draw in figures:
             self.draw(section, name, draw)
         self.sections.append(section)
@@ -110,7 +110,7 @@ class _Document:
 
 def answers_of(section: Section) -> list[Answer]:
     """The answers that its tables end with."""
-    grids = [grid for part in section.parts for grid in part.grids]
+    grids = [grid for titled in section.tables for grid in titled.grids]
     return [grid.answer for grid in grids if grid.answer]
 
 
@@ -632,11 +632,11 @@ def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
     if len(plain) > MOST_RUNS:
         named = [(title_of(run), answer_of(verdict)) for run, _, verdict in plain]
         runs, rows_of = [run for run, _, _ in plain], [rows for _, rows, _ in plain]
-        section.parts.append(TitledGrids("", runs_grids(runs, rows_of, named)))
+        section.tables.append(TitledGrids("", runs_grids(runs, rows_of, named)))
     else:
         for run, _, verdict in plain:
             grid = table_grid(run, verdict=verdict)
-            section.parts.append(TitledGrids(title_of(run) if len(plain) > 1 else "", [grid]))
+            section.tables.append(TitledGrids(title_of(run) if len(plain) > 1 else "", [grid]))
     if plain:
         document.sections.append(section)
 
@@ -650,7 +650,7 @@ def _about_logs(document: _Document) -> None:
     jobs = [job_log(job) for job in group_jobs(material.logs)]
     section = Section("What the libraries say", commands=[document.command("log", "logs")])
     for title, grids in titled_logs(jobs, file_rows(material.logs), material.dumps):
-        section.parts.append(TitledGrids(title, grids))
+        section.tables.append(TitledGrids(title, grids))
     document.answers += answers_of(section)
     document.sections.append(section)
 
@@ -659,11 +659,11 @@ def _ending(document: _Document, command: str) -> None:
     """The environment, what the page leaves out, and the commands that made it."""
     environment = _environment(document.material.runs)
     if environment.rows:
-        document.sections.append(Section("Environment", parts=[TitledGrids("", [environment])]))
+        document.sections.append(Section("Environment", tables=[TitledGrids("", [environment])]))
     notes = [one_line(note) for note in dict.fromkeys(document.notes)]
     if notes:
         grid = Grid([], [], below=notes)
-        document.sections.append(Section("Not included", parts=[TitledGrids("", [grid])]))
+        document.sections.append(Section("Not included", tables=[TitledGrids("", [grid])]))
     commands_of_runs = [" ".join(map(shlex.quote, map(str, argv))) for run in document.material.runs
             if isinstance(argv := run.header.get("argv"), list) and argv]  # fmt: skip
     commands = [*([command] if command else []), *dict.fromkeys(map(one_line, commands_of_runs))]

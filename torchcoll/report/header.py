@@ -1,6 +1,6 @@
-"""The lines above a table: what ran, where, how it was read, and what starting up cost.
+"""The lines above a table: what ran, on which ranks, what a time means, and the cost of start-up.
 
-Every fact may be missing: files can be truncated or imported.
+Any field of a run may be missing, because files can be truncated or imported.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ _PLAIN = ("collective", "dtype", "op", "backend")
 
 
 def kind_texts(kinds: Sequence[Mapping[str, Any]], always: Sequence[str] = _ALWAYS) -> list[str]:
-    """``all_reduce, float32, sum, 8 ranks, nccl, NCCL_ALGO Ring`` of each: the usual names, and
-    those in which the kinds differ.
+    """Describes each kind of case: ``all_reduce, float32, sum, 8 ranks, nccl, NCCL_ALGO Ring``.
+
+    kinds: for each kind its fields by name. always: the fields to name even if all kinds agree in
+    them. Any other field is named only if the kinds differ in it.
     """
     names = dict.fromkeys(name for kind in kinds for name in kind)
     varying = [n for n in names if len({repr(kind.get(n)) for kind in kinds}) > 1]
@@ -86,10 +88,11 @@ def header_lines(
     clocks: Iterable[str] = (),
     verbose: bool = False,
 ) -> list[str]:
-    """The lines known before the first case has run. ``items`` are the Cases or Rows shown.
+    """The lines above a table that can be printed before the first case has run.
 
-    ``how``: the reading over ranks; None where each rank is shown. verbose: the phases of the start
-    too.
+    items: the Cases or Rows of the table. how: how times are combined over ranks, a key of
+    ``_READINGS``; None for a table that shows each rank. clocks: the clocks of the times. verbose:
+    also print the duration of each phase of start-up.
     """
     what = f"{program_text(run)}: {common_text(items)}".rstrip()
     lines = [what, f"{_backends(run, items)}; {ranks_text(run)}"]
@@ -105,21 +108,28 @@ def header_lines(
 
 
 def requested_cases(run: Run) -> Sequence[Case]:
-    """A case for each thing that was asked, of one size: for a file that holds no result."""
+    """The cases that a run was asked to measure, with one size each.
+
+    They replace the results in the header of a file that has none. Returns () if the file does not
+    have a usable spec.
+    """
     if not run.header.get("spec"):
         return ()
     try:
-        # A matrix of splits is a file of another machine, perhaps.
+        # The splits may name a file that does not exist on this machine.
         spec = replace(run.spec, sizes=(8,), splits="seed:0")
         cases = spec.cases(max(run.ranks, 1))
-    except (TypeError, ValueError, AttributeError):  # of another version, or damaged
+    except (TypeError, ValueError, AttributeError):  # the spec is damaged or of another version
         return ()
     splits = run.header["spec"].get("splits")
     return [replace(case, splits=splits if case.splits else None) for case in cases]
 
 
 def reading(items: Sequence[Any], how: str) -> str:
-    """What one duration a call means."""
+    """Describes how the times of the ranks were combined into one time per call.
+
+    items: the Cases or Rows of the table. how: a key of ``_READINGS``.
+    """
     statistics = statistics_of(items)
     periods = [_PERIODS[how]] if PERIOD in statistics else []
     if statistics == [PERIOD]:
@@ -131,11 +141,11 @@ def reading(items: Sequence[Any], how: str) -> str:
 
 
 def reported_text(run: Run) -> str:
-    """What the figures of an imported file are; '' where there are samples."""
+    """Describes the published times of an imported file; '' if the run has samples."""
     reported = [result.reported for result in run.results if result.reported and not result.time_ns]
     if not reported or len(reported) < sum(bool(result.time_ns) for result in run.results):
         return ""
-    # Rows are many, and what their figures are is the same for most.
+    # A file has many rows, and most of them have the same statistic.
     kinds: dict[tuple[object, ...], Reported] = {}
     for g in reported:
         kinds.setdefault((g.statistic, g.over_ranks, g.derived, g.one_cold_call), g)
@@ -150,7 +160,7 @@ def reported_text(run: Run) -> str:
 
 
 def reported_reading(reported: Reported) -> str:
-    """What a figure without samples is of the calls and of the ranks."""
+    """Describes a published time: its statistic over calls and over ranks."""
     recorded = reported.statistic != "unknown"
     calls = f"{one_line(reported.statistic)} over calls" if recorded else "one figure per case"
     calls = COLD_CALL if reported.one_cold_call else calls
@@ -159,14 +169,17 @@ def reported_reading(reported: Reported) -> str:
 
 
 def common_text(items: Sequence[Any]) -> str:
-    """What all of these have in common, ranks and backends aside."""
+    """Describes what all items have in common, except ranks and backends.
+
+    items: Cases or Rows. Example: ``all_reduce, float32, sum, out of place``.
+    """
     collectives = distinct_values(items, "collective")
     parts = [", ".join(collectives) if len(collectives) < 3 else f"{len(collectives)} collectives"]
     for name in ("dtype", "op", "root", "in_place"):
         values = distinct_values(items, name)
         if len(values) == 1:
             parts.append(_dimension_text(name, values[0]))
-    # The rule is ``mod:2`` of cases, and of results of its sub-group ``mod:2/0``.
+    # A case names the rule (``mod:2``); a result names one of its sub-groups (``mod:2/0``).
     groups = [one_line(name).split("/")[0] for name in distinct_values(items, "group")]
     parts += [f"sub-groups {rule}" for rule in dict.fromkeys(groups)]
     parts += [
@@ -192,7 +205,7 @@ def common_text(items: Sequence[Any]) -> str:
 
 
 def program_text(run: Run) -> str:
-    """``torchcoll 0.1.0``: which version measured."""
+    """The program that measured, and its version: ``torchcoll 0.1.0``."""
     if run.source:
         names = [run.source.get(name) for name in ("tool", "version", "format")]
         return f"imported from {' '.join(one_line(name) for name in names if name)}"
@@ -217,7 +230,7 @@ def _backends(run: Run, items: Sequence[Any]) -> str:
 
 
 def _devices(members: Sequence[dict[str, Any]]) -> str:
-    """``cpu`` or ``cuda:0-7``: the devices of these ranks."""
+    """The devices of the given members: ``cpu`` or ``cuda:0-7``."""
     indexes_by_kind: dict[str, list[int]] = {}
     for member in members:
         kind, _, index = str(member.get("device") or "").partition(":")
@@ -229,7 +242,7 @@ def _devices(members: Sequence[dict[str, Any]]) -> str:
 
 
 def ranks_text(run: Run) -> str:
-    """How many ranks, on which hosts, with which devices."""
+    """The number of ranks, their hosts and their devices, as one line."""
     count = f"{run.ranks} ranks" if run.ranks != 1 else "1 rank (no communication)"
     if run.source and not run.ranks:
         count = "ranks: unknown"
@@ -259,7 +272,7 @@ def ranks_text(run: Run) -> str:
 
 
 def _measurement_rules(spec: dict[str, Any], items: Sequence[Any]) -> str:
-    """The stopping rule, verification, and what is not as usual."""
+    """The stopping rule, whether results are verified, and settings that are not the default."""
     if not spec:
         return ""
     if spec.get("iters") is not None:
@@ -291,7 +304,7 @@ def _labels(run: Run) -> str:
 
 
 def _phase(run: Run, name: str, how: str = "max") -> float | None:
-    """A set-up phase, as the slowest rank saw it if not read otherwise."""
+    """The duration of a start-up phase in ns, combined over ranks; None if it was not recorded."""
     return next(iter(over_ranks([[ns] for ns in run.phases.get(name) or []], how)), None)
 
 
@@ -320,10 +333,10 @@ def _start_up(run: Run, items: Sequence[Any]) -> str:
 
 
 def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = False) -> list[str]:
-    """What the first call of the run cost, on each of its backends; known after a case.
+    """The cost of the first call on each backend, which is known once a case has run.
 
-    total: with the time to first result, which the verdict tells too. verbose: what measuring costs
-    too.
+    how: how times are combined over ranks. total: include the time to first result (the verdict
+    may print it already). verbose: add a line with the cost of measuring.
     """
     lines = []
     first_run, results = next(
@@ -349,8 +362,8 @@ def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = 
 
 
 def _shares(results: Sequence[CaseResult]) -> str:
-    """What of the wall time of the cases went to measuring, as rank 0 saw it; '' is unknown."""
-    # Sub-groups run at the same time: they are one case, with one start.
+    """The shares of the cases' wall time on rank 0 that measuring took; '' if not recorded."""
+    # Sub-groups run at the same time, so their results share one start and count once.
     spent = list({r.start_ns: r.spent_ns for r in results if r.batches}.values())
     total = sum(spent_in_case.get("case", 0) for spent_in_case in spent)
     names = (("ramp-up calls", "ramp_up"), ("barriers", "barriers"), ("gathers", "gathers"))
@@ -364,7 +377,7 @@ def _shares(results: Sequence[CaseResult]) -> str:
 
 def _first_line(run: Run, firsts: Sequence[CaseResult], how: str, total: bool) -> str:
     first, connect = first_call_ns(firsts, how), connect_ns(run, firsts, how)
-    # With --fresh-group the case made a communicator of its own.
+    # With --fresh-group each case creates its own communicator.
     connected = any(result.connect_ns for result in firsts) and connect
     parts = [f"connect {time_text(connect, 3)}"] if connected else []
     parts.append(f"first call {time_text(first, 3)}")

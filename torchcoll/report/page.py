@@ -43,7 +43,7 @@ class Section:
     texts: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     pictures: list[Illustration] = field(default_factory=list)
-    parts: list[TitledGrids] = field(default_factory=list)
+    tables: list[TitledGrids] = field(default_factory=list)
     folded: bool = False
 
 
@@ -75,9 +75,9 @@ def shorten_repeated_caveats(
     return [
         replace(
             section,
-            parts=[
+            tables=[
                 replace(titled, grids=list(map(grid_once, titled.grids)))
-                for titled in section.parts
+                for titled in section.tables
             ],
         )
         for section in sections
@@ -147,7 +147,7 @@ def page_markdown(page: Page, files: Sequence[str] = ()) -> str:
                 )
                 lines.append(f"![{title}]({name})\n")
             lines += [f"{escape_markdown(one_line(text))}\n" for text in picture.caption]
-        for titled in section.parts:
+        for titled in section.tables:
             lines += [f"### {escape_markdown(one_line(titled.title))}\n"] if titled.title else []
             texts = [markdown_text(_plain(grid)) for grid in titled.grids]
             lines += [text for text in texts if text]

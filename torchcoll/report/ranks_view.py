@@ -98,10 +98,10 @@ def ranks_answer(
     ]
     if not cases:
         return Answer("no rank can be judged: no case has times of several ranks with equal work")
-    case_text = {n: one_line(member.get("host") or "") for n, member in enumerate(run.members)}
+    hosts = {n: one_line(member.get("host") or "") for n, member in enumerate(run.members)}
 
     def named(rank: int) -> str:
-        return f"rank {rank} ({case_text[rank]})" if case_text.get(rank) else f"rank {rank}"
+        return f"rank {rank} ({hosts[rank]})" if hosts.get(rank) else f"rank {rank}"
 
     suspects = [s for late in (False, True) if (s := _find_slow_rank(cases, late))]
     if suspects:
