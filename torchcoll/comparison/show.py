@@ -39,10 +39,10 @@ from torchcoll.core.units import (
 )
 from torchcoll.report.answer import Answer
 from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS
-from torchcoll.report.formats import Forms, picked, show_found
+from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.header import what_text
-from torchcoll.report.notes import note_lines, problems_of
+from torchcoll.report.header import common_text
+from torchcoll.report.notes import note_lines, run_problems
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
@@ -434,7 +434,7 @@ def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
     base, new = side_names(comparison)
     sides = (("base", base, comparison.base), ("new", new, comparison.new))
     lines = ["; ".join(_side_text(*each) for each in sides)]
-    lines.append("; ".join([what_text(_shared(comparison)), *_in_common(comparison)]))
+    lines.append("; ".join([common_text(_shared(comparison)), *_in_common(comparison)]))
     differences = [
         difference
         for difference in comparison.differences
@@ -452,7 +452,7 @@ def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
     for side in (comparison.base, comparison.new):
         for run in side.runs:
             where = one_line(run.path or run.header.get("run_id") or side.name)
-            lines += [p if where in p else f"{where}: {p}" for p in problems_of(run)]
+            lines += [p if where in p else f"{where}: {p}" for p in run_problems(run)]
     figures = {"time": "time", "algbw": "algbw in GB/s", "busbw": "busbw in GB/s"}[
         comparison.metric
     ]
@@ -727,7 +727,7 @@ def show_comparisons(
         )
         for comparison in comparisons
     ]
-    show_found(parts, format, file)
+    print_results(parts, format, file)
 
 
 def notes_of_sides(comparisons: Sequence[Comparison], format: str) -> list[str]:
@@ -762,7 +762,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         fits["errors"] = [
             {
                 **(item.pair.common if item.pair else {"scenario": "all"}),
-                **picked(item, _OF_ERRORS),
+                **select_fields(item, _OF_ERRORS),
             }
             for item in comparison.errors
         ]
@@ -770,10 +770,10 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         "schema": SCHEMA,
         "base": _side_object(comparison.base),
         "new": _side_object(comparison.new),
-        **picked(comparison, "metric threshold reading"),
+        **select_fields(comparison, "metric threshold reading"),
         "differences": [vars(item) for item in comparison.differences],
         "settings": [vars(item) for item in comparison.settings],
-        **picked(comparison, "left_out tally notes statistics"),
+        **select_fields(comparison, "left_out tally notes statistics"),
         "answer": answer_of(comparison).to_json(),
         "profiles": [
             {**pair.common, "base": vars(ours), "new": vars(theirs)}

@@ -16,7 +16,7 @@ from torchcoll.core.summary import PERIOD, Row
 from torchcoll.core.units import format_bandwidth, format_ns, format_size, parse_size
 from torchcoll.report.answer import Answer
 from torchcoll.report.grid import Grid
-from torchcoll.report.header import given_text, reading
+from torchcoll.report.header import reading, reported_text
 from torchcoll.verdict.judging import Verdict
 from torchcoll.verdict.limits import fabric_of, limit_of
 
@@ -183,7 +183,7 @@ def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str
     """The lines of each of METRICS."""
     entry = COLLECTIVES[row.collective]
     time = format_ns(row.median_ns)
-    how = given_text(run) or reading([row], "max")
+    how = reported_text(run) or reading([row], "max")
     calls = f"{row.calls} steady calls" if row.calls else "calls that the source does not count"
     what = "time of the batches / calls" if row.statistic == PERIOD else "middle one"
     if row.statistic not in (None, "median", PERIOD):

@@ -14,7 +14,7 @@ from torchcoll.core.units import (
     format_time,
 )
 from torchcoll.report.answer import Answer
-from torchcoll.report.formats import Forms, picked, show_found
+from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head
 from torchcoll.training.advise import BucketAdvice, Proposal
 from torchcoll.training.choices import AdviceRow
@@ -84,7 +84,7 @@ def show_advice(
             answer,
         )
         forms.append(Forms([grid], _object(advice)))
-    show_found(forms, format, file)
+    print_results(forms, format, file)
 
 
 def _columns(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[Column]:
@@ -349,10 +349,10 @@ def _object(advice: BucketAdvice | ShardAdvice) -> dict[str, Any]:
         ratio, low, high = advice.compression or (None, None, None)
         facts = {
             "schema": "torchcoll-advice/1",
-            **picked(advice, "what size_bytes dtype backward_ns backward_source accumulate"),
-            **picked(advice, "measured_ns measured_as"),
-            "curve": {**picked(used.row, measured), **picked(used, "sizes runs")},
-            **picked(advice, "best=best.name low_cap_mb high_cap_mb"),
+            **select_fields(advice, "what size_bytes dtype backward_ns backward_source accumulate"),
+            **select_fields(advice, "measured_ns measured_as"),
+            "curve": {**select_fields(used.row, measured), **select_fields(used, "sizes runs")},
+            **select_fields(advice, "best=best.name low_cap_mb high_cap_mb"),
             "compression": {"ratio": ratio, "ratio_low": low, "ratio_high": high},
             "assumed": [{"backward_ns": ns, "best": name} for ns, name in advice.assumed],
         }
@@ -363,19 +363,23 @@ def _object(advice: BucketAdvice | ShardAdvice) -> dict[str, Any]:
     else:
         curves = [
             {
-                **picked(used, "collective ranks sizes runs share_of_all_reduce=share"),
-                "measured": picked(used.row, measured),
+                **select_fields(used, "collective ranks sizes runs share_of_all_reduce=share"),
+                "measured": select_fields(used.row, measured),
             }
             for used in advice.curves
         ]
         facts = {
             "schema": "torchcoll-shard-advice/1",
-            **picked(advice, "ranks forward_ns backward_ns hides runs"),
+            **select_fields(advice, "ranks forward_ns backward_ns hides runs"),
             "curves": curves,
-            **picked(advice, "best=best.choice least_memory=least.choice"),
+            **select_fields(advice, "best=best.choice least_memory=least.choice"),
         }
         fields = (
             f"choice calls largest_bytes sharded_bytes peak_bytes {_TIMES} hidden_ns ratio "
             "ratio_low ratio_high result"
         )
-    return {**facts, "notes": advice.notes, "rows": [picked(row, fields) for row in advice.rows]}
+    return {
+        **facts,
+        "notes": advice.notes,
+        "rows": [select_fields(row, fields) for row in advice.rows],
+    }

@@ -11,7 +11,7 @@ from torchcoll.core.units import counted, format_bytes, format_ns
 from torchcoll.curves.model import MORE_DATA
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.training.projection import (
     GAIN,
     HALF,
@@ -120,7 +120,7 @@ def _rows(step: PlannedStep) -> Grid:
     def comm(end: int) -> Any:
         return lambda rows: format_ns(sum(row.time_ns[end] for row in rows), 3)
 
-    return filled(
+    return make_grid(
         [
             (Head("group", left=True), lambda rows: one_line(rows[0].group)),
             (Head("ranks"), lambda rows: str(rows[0].ranks)),
@@ -170,7 +170,7 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
             "-" if efficiency is None else f"{100 * efficiency[1]:.0f} to {100 * efficiency[2]:.0f}"
         )
 
-    return filled(
+    return make_grid(
         [
             (Head("ranks"), lambda step: str(step.ranks)),
             (Head("comm", "a step"), of("comm_ns")),
