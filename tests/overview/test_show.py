@@ -344,7 +344,7 @@ def test_how_the_rows_ended(shown):
     stops = ["time", "cap", "time", "precision"]
     launch = run(*(result(cold=(1_000_000,), stop=stop) for stop in stops))
     precision = "precision 1 (of 21 calls; longer runs may differ)"
-    text = f"\nstopped by: time 2, cap of 21 calls 1, {precision}\n{NONE}"
+    text = f"\ncases ended by: time 2, limit of 21 calls 1, {precision}\n{NONE}"
     assert text in shown(launch)
     asked = run(result(stop="count"), not_run("unsupported"))
     assert "stopped by" not in shown(asked)
@@ -357,14 +357,14 @@ def test_precision_names_the_stretch_that_it_holds_for(shown):
         for n, ns in ((60, 2_140_000), (180, 14_000_000))
     )
     text = "precision 2 (of 60 to 180 calls in 2.1 ms to 14 ms; longer runs may differ)"
-    assert f"\nstopped by: {text}\n" in shown(run(first, other))
+    assert f"\ncases ended by: {text}\n" in shown(run(first, other))
     assert "precision 1 (of 60 calls in 2.1 ms; longer runs may differ)" in shown(run(first))
     columns = shown(run(first, other, result(stop="cap")), columns="size_bytes,stop")
     stops = [line.split("  ", 1)[1].strip() for line in body(columns).splitlines()[2:5]]
     assert stops == [
         "precision of 60 calls in 2.1 ms",
         "precision of 180 calls in 14 ms",
-        "cap of 21 calls",
+        "limit of 21 calls",
     ]
 
 

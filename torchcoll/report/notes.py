@@ -202,14 +202,14 @@ def stop_lines(rows: Iterable[Row]) -> list[str]:
         )
         for text, rows_of_reason in sorted(rows_by_reason.items(), key=lambda item: -len(item[1]))
     ]
-    return [f"stopped by: {', '.join(parts)}"]
+    return [f"cases ended by: {', '.join(parts)}"]
 
 
 def stop_text(row: Row) -> str:
-    """Why a case stopped: ``precision of 60 calls in 2.1 ms``, ``cap of 1000 calls``, ``time``."""
+    """Why a case ended: ``precision of 60 calls in 2.1 ms``, ``limit of 1000 calls``, ``time``."""
     if row.stop == "precision":
         return f"precision of {_calls_and_time([row])}"
-    return f"cap of {row.calls} calls" if row.stop == "cap" else one_line(row.stop)
+    return f"limit of {row.calls} calls" if row.stop == "cap" else one_line(row.stop)
 
 
 def _calls_and_time(rows: Sequence[Row]) -> str:

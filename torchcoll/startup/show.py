@@ -52,11 +52,12 @@ _ROWS_OF_CALLS = (
     "1st, 2nd, 3rd: the first rows of the benchmark, each one call of its own size ({sizes}); "
     "t_max, the max over ranks"
 )
-_BEYOND = "excess: of the slowest rank in the 1st call over the median of the other ranks"
+_BEYOND = "excess over other ranks: the slowest rank's 1st call minus the median of the others"
 _IN_JOB = "position: first, second, ... run within one job, where they differ"
 _LONGEST = (
-    "(rank, +): whose it was, and how far beyond the median of the other ranks; where ranks wait "
-    "for each other (rendezvous, init, communicator) that may be the one that came first"
+    "(rank, +): the rank with that time, and how much longer it took than the median of the "
+    "others. In rendezvous, init and communicator ranks wait for each other, so that may be the "
+    "rank that arrived first"
 )
 
 
