@@ -131,9 +131,9 @@ def ranks_answer(
         " without a root" if any(entry.result.case.root is not None for entry in entries) else ""
     )
     return Answer(
-        f"no rank is consistently slow in {counted(len(cases), 'case')}{without}: {named(most)}, "
-        f"most often the slowest, is it in {100 * median(shares[most]):.0f} % of the calls "
-        f"(median; equal ranks: {chance:.0f} % each)",
+        f"no rank is consistently slow in {counted(len(cases), 'case')}{without}: {named(most)} is "
+        f"slowest most often, in {100 * median(shares[most]):.0f} % of the calls (median; equal "
+        f"ranks: {chance:.0f} % each)",
         "good",
     )
 
