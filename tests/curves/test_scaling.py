@@ -221,6 +221,6 @@ def test_first_calls_of_a_job_are_those_of_its_first_launch():
     ]
     assert [curve.fits[0].subset for curve in result.starts] == ["1 in job", "2 in job"]
     assert result.notes == [
-        "1st call of a case: not of 3 of 6 runs, which came later in a job; `torchcoll cold` "
-        "shows them"
+        "3 of 6 runs came later in a job: their first calls are not in this table; `torchcoll "
+        "cold` shows them"
     ]

@@ -92,7 +92,7 @@ def general(what: Question) -> Grid:
         lines += [f"mode {name}: {text}" for name, text in _MODES.items()]
     if what.metric in ("", "clock"):
         lines += [f"clock {text}" for text in _CLOCKS.values()]
-    return Grid([], [], above=[*lines, "with a result file behind it, the numbers of one row"])
+    return Grid([], [], above=[*lines, "the numbers of one row: torchcoll explain METRIC FILE"])
 
 
 # Metrics that need samples, which a source may lack.
