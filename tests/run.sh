@@ -9,7 +9,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../launch/install.sh"
 unset PYTHONDONTWRITEBYTECODE
 # The parts below fill the cores: another thread for small matrices only takes time from them.
 export OPENBLAS_NUM_THREADS=1
-install_torchcoll "$ROOT/.venv-test" plot,docs,test,dev
+install_torchcoll "$ROOT/.venv-test" plot,store,docs,test,dev
 cd "$ROOT"
 status=0
 step() {
@@ -29,6 +29,8 @@ if [ $# -gt 0 ]; then
     exit $status
 fi
 
+# Tests with a server are a step of their own in .ci/run.
+export PYTEST_ADDOPTS="-m 'not postgres'"
 # Side by side, for tests wait as much as they compute: parts that take about the same CPU time, so
 # that none runs on alone. The part with the most ranks is shown live.
 rooms='tests/importers tests/machine tests/pairs tests/report tests/overview tests/training tests/verdict'

@@ -59,14 +59,14 @@ def test_a_bomb_is_refused_by_every_command(tmp_path, capsys, command, monkeypat
 def test_a_log_that_packs_as_real_ones_do_may_be_long():
     """50 million lines of 100 bytes, 80 to 1; a bomb is 1000 to 1."""
     lines, unpacked = 50_000_000, 5_000_000_000
-    bounds.Unpacking("file", "nccl.log.gz").add(unpacked, unpacked // 80, lines)
+    bounds.UnpackBudget("file", "nccl.log.gz").add(unpacked, unpacked // 80, lines)
     with pytest.raises(UnreadableError):
-        bounds.Unpacking("file", "nccl.log.gz").add(unpacked, unpacked // 1000, lines)
+        bounds.UnpackBudget("file", "nccl.log.gz").add(unpacked, unpacked // 1000, lines)
 
 
 def test_how_many_short_lines_a_bomb_may_have():
     """Lines of 23 bytes, 400 to 1: what a reader does with each takes longer than to unpack it."""
-    growth, lines = bounds.Unpacking("log", "a.log.gz"), 0
+    growth, lines = bounds.UnpackBudget("log", "a.log.gz"), 0
     with pytest.raises(UnreadableError):
         for lines in range(1, 2_000_000):
             growth.add(23, lines * 23 // 400, lines=1)
@@ -244,7 +244,7 @@ def test_how_many_events_a_packed_trace_may_have(tmp_path):
     for size, refused in ((20_000_000, False), (400_000, True)):
         with open(path, "wb") as file:
             file.truncate(size)
-        events, count = bounds.Events(path), 0
+        events, count = bounds.EventBudget(path), 0
         try:
             for count in range(1_200_000):
                 events.add(count % 2, 1 - count % 2)

@@ -46,7 +46,7 @@ TABLE = {
     "matrix": ({"core", "libraries", "inputs"}, set(), {"machine"}),
     "verdict": ({"core", "libraries", "inputs", "pairs"}, set(), {"tomli", "tomllib"}),
     "stats": ({"core", "libraries", "inputs"}, SCIENCE, set()),
-    "store": ({"core", "libraries", "inputs", "stats"}, {*SCIENCE, "sqlalchemy"}, {"pyarrow"}),
+    "store": ({"core", "inputs", "stats"}, {"numpy", "sqlalchemy"}, {"psycopg", "pyarrow"}),
     "fleet": ({"core", "libraries", "inputs", "stats", "store"}, SCIENCE, set()),
     "comparison": ({"core", "libraries", "inputs", "matrix", "stats"}, SCIENCE, set()),
     "startup": ({"core", "libraries", "inputs", "stats", "comparison"}, SCIENCE, set()),

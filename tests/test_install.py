@@ -63,6 +63,7 @@ def test_the_modules_are_the_entry_stubs():
         "__init__",
         "__main__",
         "cli",
+        "help",
         "inputs",
     }
     stubs |= {path.parent.name for path in ROOT.glob("torchcoll/*/__main__.py")}

@@ -19,7 +19,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll show run.jsonl",
             "torchcoll show nccl-tests.log",
             "torchcoll show run.jsonl --view ranks",
-            "torchcoll show run.jsonl --columns size,median,busbw --format csv",
+            "torchcoll show run.jsonl --columns size_bytes,median_ns,busbw_gbps --format csv",
         ),
         "check": (
             "torchcoll check run.jsonl --fabric nvswitch-h200 --gate",
@@ -39,6 +39,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "export": (
             "torchcoll export run.jsonl -o rows.csv",
             "torchcoll export run.jsonl --format nccl-tests",
+            "torchcoll export torchcoll.sqlite --format parquet -o runs.parquet",
         ),
         "plot": ("torchcoll plot run.jsonl -o curve.png",),
         "report": (
@@ -88,6 +89,11 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll history nightly/",
             "torchcoll history nightly/ --accept 2026-11-01",
         ),
+        "collect": (
+            "torchcoll collect runs/",
+            "torchcoll collect 'spool/*/*.jsonl' --into postgresql://torchcoll@db/torchcoll",
+        ),
+        "prune": ("torchcoll prune torchcoll.sqlite --keep 400d --spare baselines.txt",),
     },
     "training": {
         "trace": ("torchcoll trace traffic/", "torchcoll trace profile.json --step typical"),

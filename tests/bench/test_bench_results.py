@@ -53,7 +53,7 @@ def test_what_a_reader_is_warned_of():
     assert result.time_ns == {"device": [[1], [1]]}, "a clock without samples is none"
     assert result.verification is None
     assert result.warnings == [
-        "the calls were not steady within 2, as rank 0 saw them",
+        "rank 0 saw no steady state in the first 2 calls",
         "each sample is the mean of up to 10 calls: events cost too much here",
     ]
 

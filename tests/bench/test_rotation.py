@@ -83,7 +83,7 @@ def test_ranks_that_have_nothing_to_send_or_receive(rank):
 def test_more_places_than_calls_can_be_made_for():
     """8 bytes in 128 MiB have a million places, 128 bytes apart."""
     sizing, _, rotation, made = walked("all_reduce", 8, 1 << 20)
-    assert sizing.places == 1 << 13
+    assert sizing.slots == 1 << 13
     assert len(made) == MOST_PLACES == 2048
     first = rotation()[1].data_ptr()
     last = [rotation()[1].data_ptr() for _ in range(MOST_PLACES)]
@@ -129,7 +129,7 @@ def test_the_largest_of_the_sweep_is_walked_through():
     spec = Spec(collectives="all_reduce,all_gather", sizes="1K,4K,10000", buffer_reuse="rotate")
     spans = {sizing.span_bytes for sizing in spec.sizings(2)}
     assert spans == {10_000}
-    assert [s.places for s in spec.sizings(2)] == [9, 2, 1] * 2
+    assert [s.slots for s in spec.sizings(2)] == [9, 2, 1] * 2
     same = dataclasses.replace(spec, buffer_reuse="same")
     assert {s.span_bytes for s in same.sizings(2)} == {0}
 

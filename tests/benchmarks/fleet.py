@@ -248,9 +248,9 @@ def share(hits, of):
 
 
 def read_recorded(folder):
-    from torchcoll.store.from_files import summaries_of_files
+    from torchcoll.store.sources import summaries_of
 
-    summaries = summaries_of_files([folder])
+    summaries = summaries_of([folder])
     order = np.argsort(summaries.start_us)
     table = np.full((len(summaries), len(summaries.keys)), np.nan)
     rank = np.empty(len(order), dtype=int)

@@ -60,7 +60,7 @@ MENDS = (
         "2",
         "a line that does not match its check sum is left out",
         "core/checksums.py",
-        {"if not any(zlib.crc32(body, crc) == stated for crc in self._crcs):": "if False:"},
+        {"if not any(zlib.crc32(body, crc) == recorded for crc in self._crcs):": "if False:"},
         SUMS,
     ),
     Mend(
@@ -74,7 +74,10 @@ MENDS = (
         "2",
         "two files in one are refused, with the line to split at",
         "core/jsonl.py",
-        {'if data["record"] == "header":': "if False:", "if begins_another(line):": "if False:"},
+        {
+            'if data["record"] == "header":': "if False:",
+            "if starts_another_file(line):": "if False:",
+        },
         SUMS,
     ),
     Mend(

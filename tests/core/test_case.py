@@ -130,29 +130,29 @@ def test_places_that_calls_walk_through_by_hand():
     # 1024 bytes in buffers of 10,000: nine places; the larger side is the stride on all ranks.
     for collective, sides in (("all_reduce", (2304, 2304)), ("all_gather", (2304, 2304))):
         sizing = size_case(case(collective, 1024), 4, span_bytes=10_000)
-        assert (sizing.stride, sizing.places) == (256, 9)
-        assert [sizing.room(rank) for rank in range(4)] == [sides] * 4
+        assert (sizing.stride, sizing.slots) == (256, 9)
+        assert [sizing.buffer_elements(rank) for rank in range(4)] == [sides] * 4
     # all_reduce is in place, one buffer of 9 KiB; all_gather has one to send from beside it.
     assert size_case(case("all_reduce", 1024, in_place=True), 4, span_bytes=10_000).buffer_bytes(
         0
     ) == (9216)
     assert size_case(case("all_gather", 1024), 4, span_bytes=10_000).buffer_bytes(0) == 18432
     gather = size_case(case("gather", 1024, root=1), 4, span_bytes=10_000)
-    assert [gather.room(rank) for rank in (0, 1)] == [(2304, 0), (2304, 2304)]
+    assert [gather.buffer_elements(rank) for rank in (0, 1)] == [(2304, 0), (2304, 2304)]
     # What no other place fits in keeps its own size, and so does what does not walk.
     for span in (0, 1024, 2047):
         sizing = size_case(case("all_gather", 1024), 4, span_bytes=span)
-        assert (sizing.places, sizing.room(0)) == (1, (64, 256))
+        assert (sizing.slots, sizing.buffer_elements(0)) == (1, (64, 256))
 
 
 def test_places_are_aligned():
     """64K on 3 ranks are 65,532 bytes, 12 mod 16: the next place is at 65,536. 1 MiB holds 16."""
     sizing = size_case(case("all_gather", 65_536), 3, span_bytes=M)
-    assert (sizing.size_bytes, sizing.stride * 4, sizing.places) == (65_532, 65_536, 16)
-    assert sizing.room(0)[1] * 4 == M
+    assert (sizing.size_bytes, sizing.stride * 4, sizing.slots) == (65_532, 65_536, 16)
+    assert sizing.buffer_elements(0)[1] * 4 == M
     for dtype, size_bytes in (("int8", 1), ("float64", 8), ("bfloat16", 100)):
         small = size_case(case("all_reduce", size_bytes, dtype), 3, span_bytes=1024)
-        assert (small.stride * small.case.itemsize, small.places) == (128, 8), dtype
+        assert (small.stride * small.case.itemsize, small.slots) == (128, 8), dtype
 
 
 def test_all_to_all_v_rounds_down():

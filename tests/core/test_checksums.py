@@ -357,7 +357,7 @@ def test_a_file_goes_on_behind_what_was_cut_off(tmp_path):
     writer.write("event", {"kind": "warning", "message": "two"})
     writer.close()
     path.write_bytes(path.read_bytes()[:-9] + b"\n")
-    lines = LineWriter.going_on(path)
+    lines = LineWriter.continuing(path)
     with open(path, "ab") as file:
         file.write(lines.line({"record": "event", "kind": "warning", "message": "three"}))
         file.write(lines.line({"record": "end", "status": "complete"}))

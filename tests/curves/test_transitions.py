@@ -152,7 +152,8 @@ def test_a_change_near_the_beginning(capsys):
     assert text.splitlines()[-3:] == [
         "to narrow: --sizes 16,64,156,192,232,284,344,420",
         "",
-        "the law changes between 128 and 512, with too few sizes to say how",
+        "the law (time = latency + size / algbw) changes between 128 and 512, "
+        "with too few sizes to fit the part before",
     ]
     assert transition_records(one)[0]["before_latency_ns"] is None
 

@@ -104,7 +104,7 @@ def test_how_many_communicators_a_log_may_have(tmp_path):
     start = SAYS + b"comm 0x1 rank 0 nranks 1 Init START\n"
     path = tmp_path / "a.log"
     path.write_bytes(start * 70_000)
-    bound = bounds.LoggedCommunicators(path)
+    bound = bounds.CommunicatorBudget(path)
     for _ in range(70_000):
         bound.add()
     path.write_bytes(start * 5)

@@ -363,7 +363,7 @@ def test_the_implementation_that_ran():
 def test_the_backend_of_a_group_that_is_there(config, kind, kinds, expected):
     fake = machine(kinds)
     fake.distributed.get_backend_config = lambda: config
-    assert backends.found_backend(fake, kind) == expected
+    assert backends.current_backend(fake, kind) == expected
 
 
 # -- stand-ins, on real ranks ------------------------------------------------------------------

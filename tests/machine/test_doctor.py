@@ -772,7 +772,7 @@ def test_what_is_piped():
 
 def test_no_backend():
     text = printed(Facts(torch_error="ModuleNotFoundError: No module named 'torch'"))
-    assert text.startswith("no backend can be used here; no trap found\n\nVersions\n")
+    assert text.startswith("no backend can be used here; no harmful setting found\n\nVersions\n")
     assert "-> pip install torch\n" in text
     assert text.endswith("\nTraps: none found\n")
 

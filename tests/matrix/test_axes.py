@@ -149,8 +149,8 @@ def test_dry_run(in_tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("-n 20", "no estimate of time: 20 calls a case take as long as they take"),
-        ("-n 0", "no estimate of time: the cold calls alone take as long as they take"),
+        ("-n 20", "no estimate of time: it depends on how long 20 calls a case take"),
+        ("-n 0", "no estimate of time: it depends on how long the cold calls alone take"),
         # 2 x (10 + 2 x 2.5) s.
         ("--sizes 8,1K --max-time 2", "about 30 s (assumed: 10 s to start a run, and 2.5 s for "
          "each of its 2 cases)"),

@@ -52,8 +52,9 @@ HEAD = """\
 torchcoll 0.1.0: all_reduce, float32, sum, in place
 backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
 clock: host; mode: synchronized (a barrier before every call, outside the stamps)
-slowest rank = max over ranks
-each case until 5 % precision or 1 s; verification on; the same buffers in every call
+time = max over ranks, the slowest rank
+a case ends when its median is known within 5 %, or after 1 s; verification on; \
+the same buffers in every call
 low, high = p5, p95 within this run
 
 """
@@ -72,8 +73,10 @@ END = """\
 * first call over 3 times the median
 first call 5.00 ms, steady after 2 calls
 """
-VERDICT = "NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN); 1"
-FACTS = " case correct, 1 unsupported; first result after 5.00 ms\n"
+VERDICT = (
+    "NO REFERENCE for gloo on cpu within one host: give one with torchcoll check --baseline RUN; 1"
+)
+FACTS = " case correct, 1 unsupported; time to first result 5.00 ms\n"
 
 
 def two() -> list[CaseResult]:
@@ -102,7 +105,7 @@ def test_an_interrupted_run_says_so(monkeypatch):
     out = Pipe()
     ended = {"status": "interrupted", "reason": "SIGTERM"}
     report(monkeypatch, out, [result()], run(end=ended))
-    last = "\nFAIL interrupted by SIGTERM; first result after 5.00 ms\n"
+    last = "\nFAIL interrupted by SIGTERM; time to first result 5.00 ms\n"
     assert out.getvalue().endswith(last)
     assert out.getvalue().count("interrupted") == 1
     out = Pipe()
@@ -186,7 +189,7 @@ def test_a_terminal_gets_rows_that_stay_and_a_line_of_progress(monkeypatch, rich
         "         call                 p5      p95           GB/s     GB/s\n"
         " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms    21   67.109  117.441 correct\n"
         "   8        -         -        -        -     0        -        - unsupported\n"
-        f"  [1]\n{end}{VERDICT}\n {FACTS}"
+        f"  [1]\n{end}{VERDICT.replace('check ', 'check' + chr(10) + '  ')}{FACTS}"
     )
     assert "[######......] 1/2  elapsed 0:00  left 0:00  all_reduce 8" in err.text()
     # Nothing is taken back but the line of progress: what else writes here destroys no table.

@@ -12,7 +12,7 @@ import torchcoll
 
 def test_a_run_shows_its_verdict_and_its_table():
     html = run(result())._repr_html_()
-    assert html.startswith("<p><b>NO REFERENCE for gloo on cpu within one host ")
+    assert html.startswith("<p><b>NO REFERENCE for gloo on cpu within one host: ")
     assert "117.441  correct\n" in html
 
 
@@ -28,7 +28,7 @@ def test_comparisons_and_cold_starts_show_their_answer():
     cold = torchcoll.cold([run(result(), header={"start_utc": "2026-01-01T00:00:00Z"})])
     # 5 ms against a median of 1 ms.
     assert cold._repr_html_().startswith(
-        "<p><b>the first call takes 5.00 ms, 5 times a steady call (1.00 ms)"
+        "<p><b>on 8 ranks the first call takes 5.00 ms, 5 times a steady call (1.00 ms)"
     )
 
 

@@ -67,7 +67,8 @@ def test_time_and_busbw_of_every_size():
     assert legend(left) == []
     assert caption(figure) == (
         "all_reduce, float32, sum, in place; gloo on cpu, 8 ranks; clock host; mode synchronized; "
-        "slowest rank = max over ranks; line: median over calls; band: p5 to p95 of the calls of a "
+        "time = max over ranks, the slowest rank; line: median over calls; "
+        "band: p5 to p95 of the calls of a "
         "run"
     )
 
@@ -173,7 +174,10 @@ def test_the_first_calls_over_ranks():
         "steady": [1_000_000] * 2,
     }
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2", "8"]
-    assert "slowest rank = max over ranks; geometric means over runs, 1 at most" in caption(figure)
+    assert (
+        "time = max over ranks, the slowest rank; geometric means over runs, 1 at most"
+        in caption(figure)
+    )
 
 
 def test_first_calls_on_one_number_of_ranks_are_strips_of_launches():

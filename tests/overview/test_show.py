@@ -19,12 +19,13 @@ HEADER = """\
 torchcoll 0.1.0: all_reduce, float32, sum, in place
 backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
 clock: host; mode: synchronized (a barrier before every call, outside the stamps)
-slowest rank = max over ranks
-each case until 5 % precision or 1 s; verification on; the same buffers in every call
+time = max over ranks, the slowest rank
+a case ends when its median is known within 5 %, or after 1 s; verification on; \
+the same buffers in every call
 first call 5.00 ms, steady after 2 calls
 low, high = p5, p95 within this run
 """
-NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN)"
+NONE = "NO REFERENCE for gloo on cpu within one host: give one with torchcoll check --baseline RUN"
 
 
 def body(text: str) -> str:
@@ -53,7 +54,7 @@ def test_one_case_on_8_ranks(shown):
         " 64M  5.000 ms*  1.000 ms  910.0 us  1.090 ms     21  67.109  117.441  correct\n"
         "\n"
         "* first call over 3 times the median\n"
-        f"{NONE}; 1 case correct; first result after 5.00 ms\n"
+        f"{NONE}; 1 case correct; time to first result 5.00 ms\n"
     )
 
 
@@ -76,7 +77,10 @@ def test_a_stream_shows_its_period_and_names_its_spread(shown):
     # Beside calls after a barrier both are named.
     both = shown(run(result(2), result(2, case=asked), ranks=2))
     assert "\n* first call over 3 times the median or period\n" in both
-    assert "slowest rank = max over ranks; period = time of the batches on the slowest" in both
+    assert (
+        "time = max over ranks, the slowest rank; period = time of the batches on the slowest"
+        in both
+    )
     assert " statistic " in body(both).splitlines()[0] and "  time " in body(both).splitlines()[0]
 
 
@@ -105,7 +109,7 @@ def test_rows_with_two_modes_share_one_line(shown):
     line = "bimodal in 2 rows: 25 to 35 % of the calls take 2.5 to 4.0 ms, the others 500 to "
     assert f"\n[1] {line}600 us\n" in text
     assert text.count("[1] bimodal") == 1
-    assert "\nshort: 1 row of 20 calls, too few " in text  # 128 B
+    assert "\n1 row with only 20 calls: too few " in text  # 128 B
     assert [" correct [1]" in row for row in body(text).splitlines()[2:5]] == [True, False, True]
 
 
@@ -168,7 +172,7 @@ def test_columns_line_up_from_nanoseconds_to_minutes_and_from_bytes_to_terabytes
         "  correct\n"
         "\n"
         "* first call over 3 times the median\n"
-        f"{NONE}; 4 cases correct; first result after 900 ns\n"
+        f"{NONE}; 4 cases correct; time to first result 900 ns\n"
     )
 
 
@@ -192,7 +196,7 @@ def test_what_varies_becomes_a_column_at_the_left(shown):
         "all_gather  no         8    32  1.000 ms   1.000 ms  910.0 us  1.090 ms     21  <0.001"
         "  <0.001  correct\n"
         "\n"
-        f"{NONE}; 2 cases correct; first result after 1.00 ms\n"
+        f"{NONE}; 2 cases correct; time to first result 1.00 ms\n"
     )
 
 
@@ -227,7 +231,7 @@ def test_status_reason_warnings_and_problems_are_footnotes(shown):
         "[4] the clock stepped\n"
         "warning: turbo is on\n"
         "FAIL truncated: the file has no end record; FAIL 1 of 5 cases wrong: all_reduce 64M; "
-        "FAIL 1 of 5 cases failed: all_reduce 8; first result after 1.00 ms\n"
+        "FAIL 1 of 5 cases failed: all_reduce 8; time to first result 1.00 ms\n"
     )
 
 
@@ -238,7 +242,7 @@ def test_one_rank_has_times_and_no_bandwidth(shown):
         " 64M  1.000 ms   1.000 ms  910.0 us  1.090 ms     21      -      -  correct",
         "",
         "NO REFERENCE one rank, no communication: times, but no bandwidth; 1 case correct; "
-        "first result after 1.00 ms",
+        "time to first result 1.00 ms",
     ]
 
 
@@ -247,7 +251,7 @@ def test_fake_backend_says_that_nothing_was_communicated(shown):
     assert "backend: fake (nothing is communicated); 8 ranks on vm, cpu\n" in text
     assert text.endswith(
         "\n\nNO REFERENCE fake backend, nothing was communicated: times, but no bandwidth; "
-        "1 case correct; first result after 1.00 ms\n"
+        "1 case correct; time to first result 1.00 ms\n"
     )
     assert body(text).splitlines()[2].split()[-3:] == ["-", "-", "correct"]
 
@@ -260,7 +264,7 @@ def test_a_barrier_has_no_size_and_no_bandwidth(shown):
         "    call                   p5       p95\n"
         "1.000 ms   1.000 ms  910.0 us  1.090 ms     21  unchecked\n"
         "\n"
-        f"{NONE}; first result after 1.00 ms\n"
+        f"{NONE}; time to first result 1.00 ms\n"
     )
 
 
@@ -283,7 +287,7 @@ def test_the_end_of_a_file_that_is_not_complete_says_how_to_go_on(shown, tmp_pat
     assert body(shown(launch)).splitlines()[4:] == [
         "rehearsal: one GPU",
         f"to run the rest: torchrun ... -m torchcoll.suite --resume '{launch.path}'",
-        f"FAIL failed: {lost}; first result after 1.00 ms",
+        f"FAIL failed: {lost}; time to first result 1.00 ms",
     ]
     # FILE.2 alone: what is resumed is FILE.
     launch.path.touch()
@@ -323,7 +327,7 @@ def test_few_calls_may_all_lie_in_one_of_two_modes(shown):
     few = in_modes((400, 20), case=case(size_bytes=4096))
     both = shown(run(many, few))
     assert "bimodal: 38 % of the calls take 900 to 900 us, the others 400 to 400 us" in both
-    assert "\nshort: 1 row of 20 calls, too few to show whether they are bimodal too\n" in both
+    assert "\n1 row with only 20 calls: too few to tell whether they are bimodal\n" in both
     assert "short:" not in shown(run(many)) + shown(run(few))
 
 
@@ -413,7 +417,8 @@ def test_a_run_without_any_facts_has_a_table(shown):
         "torchcoll: all_reduce, float32, sum, in place\nbackend: gloo; 2 ranks\n"
     )
     assert shown(Run()) == (
-        "torchcoll:\nbackend: unknown; 0 ranks\nslowest rank = max over ranks\nno case has ended\n"
+        "torchcoll:\nbackend: unknown; 0 ranks\ntime = max over ranks, the "
+        "slowest rank\nno case has ended\n"
         "FAIL the run did not end\n"
     )
 
@@ -433,9 +438,47 @@ def test_a_full_table_fits_into_80_columns(on_terminal):
         " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms 1.098 ms   101 67.109 117.441 correct\n"
         "\n"
         "* first call over 3 times the median\n"
-        "NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN); 1\n"
-        "  case correct; first result after 5.00 ms\n"
+        "NO REFERENCE for gloo on cpu within one host: give one with torchcoll "
+        "check\n"
+        "  --baseline RUN; 1 case correct; time to first result 5.00 ms\n"
     )
+
+
+def several_collectives(**changed):
+    return run(
+        *(
+            result(case=case(collective=name, size_bytes=size), **changed)
+            for name in ("all_reduce", "broadcast")
+            for size in (1 << 20, 1 << 23, 1 << 26)
+        )
+    )
+
+
+def test_collectives_over_sizes_are_one_table_on_a_terminal(on_terminal):
+    # 1 MiB / 1 ms = 1.049 GB/s, for all_reduce x 2 x 7 / 8 = 1.835; 8 and 64 times as much below.
+    lines = on_terminal(several_collectives(), columns=100).splitlines()
+    rows = [line.split() for line in lines if line.strip().startswith(("1M", "8M", "64M"))]
+    assert rows == [
+        ["1M", "1.835", "1.049"],
+        ["8M", "14.680", "8.389"],
+        ["64M", "117.441", "67.109"],
+    ]
+    assert "times and first calls of each case: --view cases" in lines
+
+
+@pytest.mark.parametrize(
+    ("changed", "choices"),
+    [({}, {"view": "cases"}), ({"verification": Verification(wrong=3, checked=9)}, {})],
+)
+def test_the_list_of_cases_stays_where_it_is_asked_for_or_a_case_failed(
+    on_terminal, changed, choices
+):
+    text = on_terminal(several_collectives(**changed), columns=100, **choices)
+    assert sum(" 1.000 ms " in line for line in text.splitlines()) == 6
+
+
+def test_a_pipe_gets_the_list_of_cases(shown):
+    assert shown(several_collectives()).count(" 1.000 ms ") == 6
 
 
 def test_what_does_not_fit_is_named(on_terminal):
@@ -450,8 +493,8 @@ def test_what_does_not_fit_is_named(on_terminal):
         "not shown in 80 columns: p99 (use a wider terminal, or --format json)",
         "[1] no avg",
         "* first call over 3 times the median",
-        "NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN); 1",
-        "  case correct, 1 unsupported; first result after 5.00 ms",
+        "NO REFERENCE for gloo on cpu within one host: give one with torchcoll check",
+        "  --baseline RUN; 1 case correct, 1 unsupported; time to first result 5.00 ms",
     ]
     # 4 + 9 + 8 + 5 + 6 + 7 + 15 characters and 6 gaps: 60 without low and high.
     narrow = on_terminal(rows, columns=60)
@@ -591,7 +634,7 @@ def test_over_ranks_clock_and_percentiles(shown):
         " 64M  1.000 ms        -    -     -      0      -      -  correct",
         "",
         "1 of 1 cases have no device clock",
-        f"{NONE}; 1 case correct; first result after 1.00 ms",
+        f"{NONE}; 1 case correct; time to first result 1.00 ms",
     ]
 
 
@@ -599,7 +642,7 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
     text = shown(run(result()), columns="count,median_ns,algbw_gbps")
     assert body(text) == (
         "   count    median   algbw\n                      GB/s\n16777216  1.000 ms  67.109\n"
-        f"\n{NONE}; 1 case correct; first result after 5.00 ms\n"
+        f"\n{NONE}; 1 case correct; time to first result 5.00 ms\n"
     )
     assert "low, high =" not in text
     assert len(body(shown(run(result()), columns="all")).splitlines()) == 6

@@ -16,7 +16,7 @@ from torchcoll.verdict.judging import Verdict
 from torchcoll.verdict.limits import Phrase
 from torchcoll.verdict.show import answer_of, over_all
 
-NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN)"
+NONE = "NO REFERENCE for gloo on cpu within one host: give one with torchcoll check --baseline RUN"
 
 
 def timed(ns: int, host: str, name: str, ranks: int = 2, **changed):
@@ -179,5 +179,5 @@ def test_on_a_terminal_the_verdict_comes_first_and_last(monkeypatch):
     out = Terminal()
     show(run(result()), file=out)
     lines = out.text().splitlines()
-    assert lines[0] == lines[-1] == f"{NONE}; 1 case correct; first result after 5.00 ms"
+    assert lines[0] == lines[-1] == f"{NONE}; 1 case correct; time to first result 5.00 ms"
     assert lines[1] == ""

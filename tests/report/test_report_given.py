@@ -44,7 +44,7 @@ def test_the_table_names_the_source_and_calls_a_mean_a_mean(shown):
     assert lines[head].split() == ["size", "mean", "algbw", "busbw", "verified"]
     assert lines[-3].split() == ["1M", "100.0", "us", "10.486", "18.350", "unchecked"]
     assert lines[-1].startswith("NO REFERENCE for nccl on ")
-    assert lines[-1].endswith(" (torchcoll check --fabric NAME or --baseline RUN)")
+    assert lines[-1].endswith(": give one with torchcoll check --fabric NAME or --baseline RUN")
 
 
 def test_pivot_says_what_the_figures_of_the_source_are(shown):

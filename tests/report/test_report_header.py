@@ -206,11 +206,13 @@ def test_a_stream_is_no_completion():
     asked, unknown = case(mode="back-to-back"), case(mode="unknown")
     period = "period = time of the batches on the slowest rank / calls"
     assert period in header_lines(run(), [asked])
-    assert f"slowest rank = max over ranks; {period}" in header_lines(run(), [case(), asked])
+    assert f"time = max over ranks, the slowest rank; {period}" in header_lines(
+        run(), [case(), asked]
+    )
     assert (
         "time = max over ranks; ranks are not aligned: the maximum over ranks is no call's time"
     ) in header_lines(run(), [unknown])
-    assert "slowest rank = max over ranks" in header_lines(run(), [case()])
+    assert "time = max over ranks, the slowest rank" in header_lines(run(), [case()])
     assert "time = mean over ranks, not the slowest rank" in header_lines(run(), [case()], "mean")
     of_mean = "period = time of the batches, mean over ranks, / calls"
     assert of_mean in header_lines(run(), [asked], "mean")

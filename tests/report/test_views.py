@@ -129,8 +129,9 @@ def test_markdown(shown):
     text = shown(run(result(), not_run("unsupported", "a | b")), format="markdown")
     answer, header, table = text.split("\n\n", 2)
     assert answer == (
-        "- NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN); "
-        "1 case correct, 1 unsupported; first result after 5.00 ms"
+        "- NO REFERENCE for gloo on cpu within one host: give one with "
+        "torchcoll check --baseline RUN; "
+        "1 case correct, 1 unsupported; time to first result 5.00 ms"
     )
     assert header.startswith("- torchcoll 0.1.0: all_reduce, float32, sum, in place\n- backend: ")
     assert table == (
@@ -287,7 +288,7 @@ def test_calls_stand_where_they_ran(shown):
         ),
         ranks=2,
     )
-    rows = shown(launch, view="calls").split("rank\n", 1)[1].splitlines()[:6]
+    rows = shown(launch, view="calls").split("rank\n", 2)[2].splitlines()[:6]
     assert [row.split()[:3] for row in rows] == [
         *(["0", "cold", "90.00"], ["1", "ramp-up", "51.00"], ["2", "steady", "20.00"]),
         *(["3", "steady", "21.00"], ["4", "ramp-up", "41.00"], ["5", "steady", "22.00"]),

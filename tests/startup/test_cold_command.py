@@ -52,7 +52,7 @@ def test_the_statements_of_the_scaling_study(seven_jobs, capsys):
     shown = lines(capsys)
     # On 768 ranks: two runs, the second 0.98 times as long as the first: 4.08 s and 4.00 s.
     assert shown[:3] == [
-        "the first call takes 4.04 s (on 768 ranks)",
+        "on 768 ranks the first call takes 4.04 s",
         "",
         "all_reduce, 4 bytes, float32, sum, ccl",
     ]
@@ -164,8 +164,8 @@ def test_json_and_csv_have_base_units(tmp_path, capsys):
 def test_show_prints_what_cold_returns(tmp_path):
     out = io.StringIO()
     torchcoll.show(torchcoll.cold(saved(tmp_path)), format="markdown", file=out)
-    assert out.getvalue().startswith("- the first call takes 90.0 ms, 90,000 times")
-    assert "\n\n- all_reduce, 1K, float32, sum, gloo\n- slowest rank = max" in out.getvalue()
+    assert out.getvalue().startswith("- on 4 ranks the first call takes 90.0 ms, 90,000 times")
+    assert "\n\n- all_reduce, 1K, float32, sum, gloo\n- time = max over ranks" in out.getvalue()
     assert "| run | job |" in out.getvalue()
 
 
@@ -176,7 +176,7 @@ def test_a_scaling_table(tmp_path, capsys):
             save(launch, tmp_path / f"{ranks}-{k}.jsonl")
     assert main(["scaling", str(tmp_path), "--sizes", "1K", "--link-gbps", "1"]) == 0
     shown = lines(capsys)
-    first = shown.index("slowest rank = max over ranks; geometric means over the runs")
+    first = shown.index("time = max over ranks, the slowest rank; geometric means over the runs")
     assert shown[first + 1] == "share: busbw of the 1 GB/s of --link-gbps"
     # 1024 B in 20 us on 2 ranks are 0.0512 GB/s; on 8, 1024 x 1.75 / 80 us.
     assert "1K 2 1 2 20.00 us 20.0 us to 20.0 us 0.051 5.1 % 2.000 ms" in shown

@@ -117,7 +117,7 @@ def test_every_kind_of_call(jobs, tmp_path):
     reported.save(tmp_path / "t.jsonl")
 
     def setup(rank: int) -> None:
-        shared_cores.crowded = lambda members: [("here", "3 ranks on 1 core")]
+        shared_cores.oversubscribed_hosts = lambda members: [("here", "3 ranks on 1 core")]
 
     job = jobs(tmp_path, console("t.jsonl", "--steps", "3", "-J", "out.jsonl"), 2, setup=setup)
     assert job.codes() == [0, 0], job.text(0) + job.text(1)

@@ -19,7 +19,7 @@ def own_host(rank):
 def test_ranks_of_one_host_do_not_cross_the_link(launch):
     measured = launch("all_reduce", SLOW, 2).ended(0)
     last = measured.stdout().splitlines()[-1]
-    assert "; label link_gbps not used: all ranks share one host; first result after " in last
+    assert "; label link_gbps not used: all ranks share one host; time to first result " in last
 
 
 def test_the_verdict_ends_the_table_and_a_gate_the_run(launch):
@@ -42,8 +42,8 @@ def test_a_gate_without_a_reference_is_a_usage_error_after_the_table(launch):
     """As of ``show --gate``: nothing was judged, so nothing has passed."""
     measured = launch("all_reduce", "--sizes 64K -n 2 --gate", 2).ended(2)
     last = measured.stdout().splitlines()[-1]
-    assert last.startswith("NO REFERENCE for gloo on cpu within one host ")
-    assert "; 1 case correct; first result after " in last
+    assert last.startswith("NO REFERENCE for gloo on cpu within one host: ")
+    assert "; 1 case correct; time to first result " in last
     assert measured.stdout(1) == ""
     (error,) = measured.errors()
     assert error.startswith(error_line("gate", "a run without a reference", ""))

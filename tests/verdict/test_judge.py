@@ -265,18 +265,22 @@ def test_several_hosts():
 def test_without_a_fabric():
     none = {"nvlinks": None, "to_switch": None}
     assert line(case_of(300), **none) == (
-        "NO REFERENCE for nccl on cuda (torchcoll check --fabric NAME or --baseline RUN); "
+        "NO REFERENCE for nccl on cuda: give one with torchcoll check --fabric "
+        "NAME or --baseline RUN; "
         # 300 of 370.8; the card on PCIe would carry 41.
-        "assumed, no verdict: 81 % of the ring limit of nvswitch-h200 (--fabric NAME judges by "
-        "one); 1 case correct"
+        "the fabric is not recorded; it could be 81 % of the ring limit of "
+        "nvswitch-h200 (--fabric NAME judges by "
+        "it); 1 case correct"
     )
     host = case_of(2, device="cpu", backend="gloo")
     assert line(host, device="AMD EPYC", **none) == (
-        "NO REFERENCE for gloo on cpu within one host (torchcoll check --baseline RUN); 1 case "
+        "NO REFERENCE for gloo on cpu within one host: give one with torchcoll "
+        "check --baseline RUN; 1 case "
         "correct"
     )
     assert line(host, device="AMD EPYC", hosts=2, **none).startswith(
-        "NO REFERENCE for gloo on cpu (torchcoll check --fabric NAME or --baseline RUN)"
+        "NO REFERENCE for gloo on cpu: give one with torchcoll check --fabric "
+        "NAME or --baseline RUN"
     )
 
 
@@ -300,11 +304,13 @@ def test_what_an_import_lacks_to_be_judged():
         f"{UNKNOWN_RANKS}; {NOT_JUDGED} ranks unknown (torchcoll import FILE --ranks N -o RUN)"
     )
     assert imported() == (
-        "NO REFERENCE for nccl on cuda (torchcoll check --fabric NAME or --baseline RUN); "
-        f"{NOT_JUDGED} GPU unknown (torchcoll import FILE --label gpu=NAME -o RUN); assumed, no "
+        "NO REFERENCE for nccl on cuda: give one with torchcoll check --fabric "
+        "NAME or --baseline RUN; "
+        f"{NOT_JUDGED} GPU unknown (torchcoll import FILE --label gpu=NAME -o RUN); the fabric is "
         # 300 of 370.8, and of eight rails of 50.
-        "verdict: 81 % of the ring limit of nvswitch-h100 or nvswitch-h20 or nvswitch-h200, 75 % "
-        "of the ring limit of ib-ndr:8 (--fabric NAME judges by one)"
+        "not recorded; it could be 81 % of the ring limit of nvswitch-h100 or nvswitch-h20 or "
+        "nvswitch-h200, 75 % "
+        "of the ring limit of ib-ndr:8 (--fabric NAME judges by it)"
     )
     assert NOT_JUDGED not in imported(labels={"gpu": "H200"})
     stated = imported(labels={"link_gbps": "450"})
@@ -347,7 +353,7 @@ def test_the_devices_and_hosts_of_a_log_choose_the_fabric_where_they_leave_one()
 def test_else_the_fabrics_that_fit_are_assumptions_and_no_verdict(name, ranks, hosts, assumed):
     found = pasted(name, ranks, hosts)
     assert (found.word, found.fabric) == ("NO REFERENCE", None)
-    assert f"; assumed, no verdict: {assumed}" in found.line
+    assert f"; the fabric is not recorded; it could be {assumed}" in found.line
 
 
 def test_no_fabric_of_nvidia_is_assumed_for_another_device():
@@ -481,20 +487,20 @@ def test_first_result():
     cold = case_of(365, cold_ns=[[5_000_000]] * 8)
     header = {"connects": "first call"}
     assert line(cold, header=header, phases={"init_process_group": [9_000_000]}).endswith(
-        "; first result after 5.00 ms"
+        "; time to first result 5.00 ms"
     )
     header = {"connects": "init_process_group"}
     assert line(cold, header=header, phases={"init_process_group": [9_000_000]}).endswith(
-        "; first result after 14.0 ms"
+        "; time to first result 14.0 ms"
     )
     assert "first result" not in line(cold, header={"connects": "before"})
     firsts = (("nccl", 5), ("ccl", 900))
     both = [case_of(365, cold_ns=[[ms * 1_000_000]] * 8, backend=b) for b, ms in firsts]
     header = {"connects": "first call", "connects_of": {"nccl": "first call", "ccl": "first call"}}
-    assert "; first result after 5.00 ms on nccl and 900 ms on ccl" in line(*both, header=header)
+    assert "; time to first result 5.00 ms on nccl and 900 ms on ccl" in line(*both, header=header)
     # All sub-groups make their first call together.
     other = case_of(365, cold_ns=[[7_000_000]] * 8, group="mod:2/1", members=[1, 3])
-    assert line(cold, other).endswith("; first result after 7.00 ms")
+    assert line(cold, other).endswith("; time to first result 7.00 ms")
 
 
 def test_as_json():

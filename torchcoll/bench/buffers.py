@@ -79,7 +79,7 @@ class Rotation:
         self._stride = sizing.stride
         self._next = 0
         self._calls = []
-        for place in range(min(sizing.places, MOST_PLACES)):
+        for place in range(min(sizing.slots, MOST_PLACES)):
             buffers.move(place)
             self._calls.append(make_call())
         buffers.move(0)

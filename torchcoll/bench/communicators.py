@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.backends import BackendEntry, backend_of, found_backend, group_store
+from torchcoll.core.backends import BackendEntry, backend_of, current_backend, group_store
 from torchcoll.core.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Communicators:
         for size in sizes - {max(sizes)}:
             self._spec.sizings(size)  # refuses a root or splits that a sub-group cannot have
         if self._in_group:
-            there = found_backend(local.torch, local.device.kind)
+            there = current_backend(local.torch, local.device.kind)
         for index, entry in enumerate(self._entries):
             if index == 0 and not self._in_group:
                 with phase("init_process_group"), self._device_stated():

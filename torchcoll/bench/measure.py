@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchcoll.bench.communicators import Communicator
 from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.backends import backend_of
-from torchcoll.core.case import NATIVE, Case, NotRun, SizedCase, calls_of_batch, size_case
+from torchcoll.core.case import NATIVE, Case, NotRun, SizedCase, size_case, split_batch
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import HangError, TorchcollError, UsageError, brief
 from torchcoll.machine.devices import Call, nothing
@@ -223,7 +223,7 @@ class _Measurement:
                 return called(local, case, call, communicator)
             return call
 
-        if sizing.places > 1:
+        if sizing.slots > 1:
             from torchcoll.bench.buffers import Rotation
 
             self.rotation = Rotation(local.torch, sizing, self.place, buffers, made, beat)
@@ -438,7 +438,7 @@ class _Measurement:
         """Where the time of the last batch went, which ended at ``ended``."""
         lead = sum(self.lead[-leads:])
         steady = next(iter(clocks.values()))  # samples may be means of several calls
-        counts = calls_of_batch(self.batches[-1], self._calls_per_sample)
+        counts = split_batch(self.batches[-1], self._calls_per_sample)
         calls = sum(map(operator.mul, steady, counts))
         self.spent["ramp_up"] += lead
         self.spent["gathers"] += gathers

@@ -140,7 +140,10 @@ def keep_members(
     recorder.members(gathered)
     for name in phases[0]:
         recorder.phase(name, [phase.get(name, 0) for phase in phases])
-    for host, text in (*shared_cores.crowded(gathered), *shared_cores.apart(gathered)):
+    for host, text in (
+        *shared_cores.oversubscribed_hosts(gathered),
+        *shared_cores.hosts_with_isolated_gpus(gathered),
+    ):
         recorder.event("warning", f"{host}: {text}")
     _keep_traps(session, recorder, gathered, variables)
     if states:
@@ -270,9 +273,7 @@ def _result(
             )
     warnings = [_UNVERIFIED] if first.get("unverified") else []
     if result.steady_after is None:
-        warnings.append(
-            f"the calls were not steady within {len(result.cold_ns[0])}, as rank 0 saw them"
-        )
+        warnings.append(f"rank 0 saw no steady state in the first {len(result.cold_ns[0])} calls")
     if result.calls_per_sample > 1:
         warnings.append(
             f"each sample is the mean of up to {result.calls_per_sample} calls: "

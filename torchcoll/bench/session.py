@@ -430,7 +430,7 @@ class Session:
         try:
             names, kind = spec.backend, spec.device
             if self.found_group and names is None:
-                names = backends.found_backend(torch, kind)
+                names = backends.current_backend(torch, kind)
             entries, kind = backends.choose_backends(torch, names, kind)
             if self.library_log:
                 self.library_log.ask_for(entries)

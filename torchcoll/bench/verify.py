@@ -58,7 +58,7 @@ def allocate(
     case, empty = sizing.case, empty or torch.empty
     dtype = getattr(torch, case.dtype) if case.dtype else torch.uint8
     sent, received = sizing.elements(rank)
-    sizes = sizing.room(rank)
+    sizes = sizing.buffer_elements(rank)
     if case.in_place:
         room = empty(max(sizes), dtype=dtype, device=device)
         rooms = (room, room)

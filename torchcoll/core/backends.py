@@ -1,8 +1,8 @@
-"""THE table of backends. Adding one is an entry here; no other file names one.
+"""The table of backends. To add a backend, add an entry: no other file names one.
 
-An entry says what a backend is and what it can do; other files ask for that. Functions that need
-torch receive it as an argument, so that this module stays importable without it: what a file tells
-of a backend (its name) is read off the ranks.
+An entry says what a backend is and what it can do, and other files look that up. Functions that
+need torch take it as an argument, so that commands that only read files can import this module on a
+machine without torch.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from torchcoll.core.errors import UnavailableError, UsageError, did_you_mean
 if TYPE_CHECKING:
     from torchcoll.core.case import Case
 
-# Families of libraries, by the package of libraries/ with their variables, logs and algorithms.
+# Families of libraries. The package of this name in libraries/ has their variables, logs and
+# algorithms.
 NCCL, ONECCL = "nccl", "oneccl"
 
 
 @dataclass(frozen=True)
 class Lack:
-    """What a backend cannot do: cases whose ``field`` is one of ``values``.
+    """Something that a backend does not support: cases whose ``field`` is one of ``values``.
 
-    what: in the user's words, ``{}`` is the value. device: there alone; '' is everywhere.
-    reductions: of cases that reduce alone. grouped: of calls in one group (--coalesce) alone.
+    what: what is missing, in the user's words; ``{}`` stands for the value.
+    device: the device type on which it is missing; '' means all.
+    reductions: True if it is missing only for collectives that reduce.
+    grouped: True if it is missing only for calls in one group (--coalesce).
     """
 
     field: str
@@ -39,7 +42,7 @@ class Lack:
     grouped: bool = False
 
     def of(self, case: Case) -> str:
-        """``avg``, ``send and receive on cpu``; '' where the case needs nothing of this."""
+        """What the case lacks (``avg``, ``send and receive on cpu``); '' if it lacks nothing."""
         value = getattr(case, self.field)
         if (
             value not in self.values
@@ -55,34 +58,35 @@ class Lack:
 class BackendEntry:
     """One backend of torch.distributed.
 
-    devices: device types that it moves, the preferred first.
-    family: the family of libraries that communicates, where libraries/ knows it; else ''.
-    communicates: whether anything goes from rank to rank.
-    promised: False for what torch has, nobody here has tried, and is passed on as it is.
-    connects: where ranks connect: ``init_process_group``, or ``first call`` (lazy).
-    eager: whether --init eager can connect before, as the phase ``communicator``. Every backend of
-    torch has the method, and NCCL alone does something in it.
-    options: the class in torch.distributed whose Options may tell it to connect lazily.
-    guesses_device: its barrier takes the device from the rank unless it is told.
-    buffers: whether buffers can be registered (--buffers).
-    shares_device: whether several ranks of it can be made to share a GPU (--rehearse).
-    on_host: its calls run in threads of the host, whatever device the data lies on.
+    devices: device types whose tensors it accepts, the preferred one first.
+    family: the family of libraries behind it (a package of libraries/), or ''.
+    communicates: whether it sends anything between ranks.
+    promised: False if torch has the backend but torchcoll was never tested with it.
+    connects: when the ranks connect: ``init_process_group``, or ``first call`` (lazy).
+    eager: whether --init eager can connect the ranks earlier, in the phase ``communicator``. All
+    backends of torch have the method, but only NCCL's does anything.
+    options: the class in torch.distributed whose Options can request a lazy connection.
+    guesses_device: its barrier derives the device from the rank unless device_ids is given.
+    buffers: whether buffers can be registered with it (--buffers).
+    shares_device: whether several ranks can share a GPU (--rehearse).
+    on_host: its calls run in threads on the host, even for tensors on a device.
     whole_reduce_scatter: its reduce_scatter is an all_reduce of the whole input.
-    staged: data on a device goes through the host's memory.
-    forced: False where no variable of NCCL or oneCCL means anything to it.
-    interfaces: the variable that names its network interfaces.
-    module: what must be imported before torch knows the backend.
-    store: module and class of the store that it wants; importing the module makes it known.
-    library: the shared library that communicates, as its file name begins (machine/provenance.py).
-    prefixes: of the environment variables that it reads, which a file keeps.
-    absent: what to do where this torch lacks it.
-    since: the build of torch that has it, where builds for its device without it are about.
-    lacks: what it cannot do. Not asked before a call is tried, because a newer one may be able to:
-    it is the reason of a call that was refused, whose own text is none (``map::at``).
-    groups_alone: device types on which calls are grouped (--coalesce) without the device that
-    torch's manager is told elsewhere; torch itself groups fewer collectives then.
+    staged: data on a device is copied through host memory.
+    forced: False if no variable of NCCL or oneCCL has an effect on it.
+    interfaces: the environment variable that selects its network interfaces.
+    module: the module that has to be imported to register the backend with torch.
+    store: (module, class) of the store that it requires. Importing the module registers the
+    backend.
+    library: how the file name of its shared library begins (machine/provenance.py).
+    prefixes: prefixes of the environment variables that it reads; result files keep these.
+    absent: what to do if this torch does not have the backend.
+    since: the build of torch that has it, if there are builds for its device without it.
+    lacks: what it does not support. Cases are tried anyway, since a newer release may support them:
+    this only explains a refused call if the error itself explains nothing (``map::at``).
+    groups_alone: device types on which calls are grouped (--coalesce) without giving torch's
+    coalescing manager a device. torch itself then groups fewer collectives.
     one_at_a_time: device types on which a process runs one call at a time: a call holds a lock of
-    the backend until it ends, so that a call of another thread waits for it, on any group.
+    the backend until it ends, so a call of another thread waits for it, in any group.
     """
 
     name: str
@@ -112,7 +116,7 @@ class BackendEntry:
     one_at_a_time: tuple[str, ...] = ()
 
     def reason(self, case: Case, text: str) -> str:
-        """Why a call of the case was refused: what the backend lacks for it, else ``text``."""
+        """Why a call of the case was refused: what the backend lacks, or else ``text``."""
         lacking = next(filter(None, (lack.of(case) for lack in self.lacks)), "")
         return f"{self.name} has no {lacking}" if lacking else text
 
@@ -160,7 +164,7 @@ BACKENDS: dict[str, BackendEntry] = {
             prefixes=_ONECCL_PREFIXES,
             absent="It needs an XPU build of torch 2.8 or newer: see pytorch.org.",
             since="torch 2.8 or newer",
-            # Read in torch-xpu-ops' src/xccl of torch 2.14, not seen on hardware.
+            # From the source of torch-xpu-ops (src/xccl, torch 2.14); not tested on hardware.
             lacks=(
                 Lack("op", _BITWISE),
                 Lack("dtype", ("int16",)),
@@ -177,8 +181,8 @@ BACKENDS: dict[str, BackendEntry] = {
             prefixes=_ONECCL_PREFIXES,
             absent="Install oneccl_bindings_for_pytorch of the same minor version as torch "
             "(retired after 2.8): see docs/measure.md.",
-            # Seen on CPUs with the bindings 2.8, whose src/utils.cpp has the maps and whose
-            # src/dispatch_stub.h has the rest. They are retired, so that this will not change.
+            # Observed on CPUs with version 2.8 of the bindings, the last one. Their src/utils.cpp
+            # has the maps of ops and dtypes, and their src/dispatch_stub.h has the rest.
             lacks=(
                 Lack("op", ("avg", *_BITWISE)),
                 Lack("dtype", _FLOAT8),
@@ -188,7 +192,7 @@ BACKENDS: dict[str, BackendEntry] = {
             groups_alone=("cpu",),
             one_at_a_time=("cpu",),
         ),
-        # torch's own table has them for these devices.
+        # The devices are those of torch's own table (Backend.backend_capability).
         BackendEntry("mpi", ("cpu", "cuda"), promised=False, on_host=True, forced=False),
         BackendEntry("ucc", ("cpu", "cuda"), promised=False, prefixes=("UCX_",)),
         BackendEntry(
@@ -203,30 +207,33 @@ BACKENDS: dict[str, BackendEntry] = {
         ),
     )
 }
-# What a plan is made for where nothing is asked for; it is on every machine.
+# The backend of a plan if none is named: every machine has it.
 DEFAULT = "gloo"
 PREFIXES = tuple(dict.fromkeys(p for entry in BACKENDS.values() for p in entry.prefixes))
 
 
 def backend_of(name: str) -> BackendEntry:
-    """The entry of a name that a file or torch tells: what is not in the table can do all."""
+    """The entry of a backend by its name in a file or in torch.
+
+    A name that is not in the table gets an entry that lacks nothing.
+    """
     if name not in BACKENDS and is_nccl(name):
         return replace(BACKENDS["nccl"], name=name)
     return BACKENDS.get(name) or BackendEntry(name, _KINDS)
 
 
 def communicates(name: str) -> bool:
-    """Whether anything goes from rank to rank on the backend of that name."""
+    """Whether the backend of this name sends anything between ranks."""
     return name not in BACKENDS or BACKENDS[name].communicates
 
 
 def of_family(family: str) -> tuple[str, ...]:
-    """The names of the backends of NCCL or ONECCL."""
+    """The names of the backends of a family, ``NCCL`` or ``ONECCL``."""
     return tuple(entry.name for entry in BACKENDS.values() if entry.family == family)
 
 
 def only_device(name: str | None) -> str | None:
-    """The device type of a backend that has but one; None of others, and of unknown ones."""
+    """The device type of a backend that has exactly one; None for other and unknown backends."""
     entry = BACKENDS.get(name or "")
     return entry.devices[0] if entry and len(entry.devices) == 1 else None
 
@@ -234,10 +241,12 @@ def only_device(name: str | None) -> str | None:
 def choose_backends(
     torch: Any, names: str | None, device: str | None
 ) -> tuple[tuple[BackendEntry, ...], str]:
-    """The entries (``names`` with commas) and the one device type that all of them move.
+    """Choose the backends, and the device type that all of them support.
 
-    Without names: what the machine has. A name that is not in the table is passed on to torch.
-    Raises UnavailableError with what to do.
+    names: separated by commas; a name that is not in the table is passed on to torch. None chooses
+    the backend that suits the machine.
+    device: the device type, or None for the first that is usable.
+    Raises UnavailableError, which says what to do, and UsageError.
     """
     if not torch.distributed.is_available():
         raise UnavailableError(
@@ -258,7 +267,7 @@ def choose_backends(
     common = [d for d in entries[0].devices if all(d in entry.devices for entry in entries)]
     if kind is None:
         usable = [d for d in common if d == "cpu" or present(torch, d)]
-        # Without a usable device the first is tried: opening it says what is missing.
+        # If none is usable, the first is chosen: opening it reports what is missing.
         kind = next(iter(usable or common), None)
     if kind is None or kind not in common:
         raise UnavailableError(
@@ -274,16 +283,16 @@ _NAME = re.compile(r"(?!undefined$)[a-z_][\w-]*")  # "undefined" is torch's word
 
 
 def is_nccl(name: str) -> bool:
-    """One of torch's NCCL backends: 2.15 has nccl, nccl2, nccl-lazy and nccl-legacy."""
+    """Whether this is an NCCL backend: torch 2.15 has nccl, nccl2, nccl-lazy and nccl-legacy."""
     return name in ("nccl", "nccl2") or name.startswith("nccl-")
 
 
 def _default(torch: Any, kind: str | None) -> str:
-    """The backend of the accelerator that is there, else gloo."""
+    """The backend of the machine's accelerator, or gloo if there is none."""
     dist = torch.distributed
     if kind in (None, "cuda") and present(torch, "cuda") and dist.is_nccl_available():
         return "nccl"
-    # Not get_default_backend_for_device: it answers xccl where xccl is not built.
+    # get_default_backend_for_device would answer xccl even if torch was built without it.
     if kind in (None, "xpu") and present(torch, "xpu"):
         return "xccl" if getattr(dist, "is_xccl_available", bool)() else "ccl"
     if kind not in (None, "cpu"):
@@ -297,16 +306,17 @@ def _default(torch: Any, kind: str | None) -> str:
 
 
 def present(torch: Any, kind: str) -> bool:
-    """Whether this process can use a device of that type."""
+    """Whether this process can use a device of this type."""
     module = getattr(torch, kind, None)
     return bool(module and module.is_available())
 
 
 def _entry(torch: Any, name: str) -> BackendEntry:
+    """The entry of a backend that this torch has. Raises UnavailableError if it does not."""
     entry = BACKENDS.get(name)
     if entry is None:
         if _NAME.fullmatch(name) and torch.distributed.is_backend_available(name):
-            # torch knows what a backend moves, and a plug-in says so when it registers.
+            # torch records the devices that a plug-in backend names when it registers.
             can = torch.distributed.Backend.backend_capability.get(name) or _KINDS
             devices = tuple(kind for kind in can if kind in _KINDS)
             if is_nccl(name):
@@ -326,8 +336,8 @@ def _entry(torch: Any, name: str) -> BackendEntry:
     return entry
 
 
-# Not a backend of torch.distributed but another way to make its backends, from torch 2.13 on: with
-# this variable nccl and gloo are torchcomms'. Without the package torch ignores it.
+# torchcomms is not a backend of torch.distributed. From torch 2.13 on it provides nccl and gloo if
+# this variable is set; if the package is not installed, torch ignores the variable.
 TORCHCOMMS, _BY_TORCHCOMMS = "torchcomms", "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
 _INSTALL_TORCHCOMMS = (
     "pip install torchcomms --index-url https://download.pytorch.org/whl/cu128 (on Linux, with a "
@@ -336,16 +346,16 @@ _INSTALL_TORCHCOMMS = (
 
 
 def _torchcomms(torch: Any) -> tuple[str, str]:
-    """What is expected in place of it as a backend's name, and what to do."""
+    """(expected, action) of the error for ``--backend torchcomms``."""
     expected = f"a backend that it makes, such as nccl, under {_BY_TORCHCOMMS}=1"
     if not hasattr(torch.distributed.distributed_c10d, "_TORCHCOMM_AVAILABLE"):
         return expected, f"torch {torch.__version__} cannot use it: 2.13 or newer can."
-    there = torch.distributed.distributed_c10d._TORCHCOMM_AVAILABLE
-    return expected, "" if there else f"It is not installed: {_INSTALL_TORCHCOMMS}."
+    is_installed = torch.distributed.distributed_c10d._TORCHCOMM_AVAILABLE
+    return expected, "" if is_installed else f"It is not installed: {_INSTALL_TORCHCOMMS}."
 
 
 def _check_torchcomms(torch: Any) -> None:
-    """Raises UnavailableError where torchcomms is asked for and torch would go on without it."""
+    """Raise UnavailableError if torchcomms is requested and torch would silently ignore that."""
     asked = os.environ.get(_BY_TORCHCOMMS, "0")
     if asked in ("", "0"):
         return
@@ -359,15 +369,16 @@ def _built(torch: Any, name: str) -> bool:
     dist = torch.distributed
     if not dist.is_available():
         return False
-    # What has a store of its own registers itself as that is imported, which `group_store` does.
+    # A backend with its own store is registered when `group_store` imports the store's module.
     entry = BACKENDS.get(name)
     return bool(entry and entry.store) or bool(dist.is_backend_available(name))
 
 
 def _import_bindings(torch: Any, entry: BackendEntry) -> None:
+    """Import the module that registers a backend. Raises UnavailableError if that fails."""
     assert entry.module
     if present(torch, "xpu"):
-        # Needed for ccl on xpu alone. With a torch of another version it dies of an AttributeError.
+        # Only ccl on xpu needs it. With another version of torch it fails with an AttributeError.
         try:
             importlib.import_module("intel_extension_for_pytorch")
         except Exception as error:
@@ -387,6 +398,7 @@ def _import_bindings(torch: Any, entry: BackendEntry) -> None:
 
 
 def installed_version(module: str) -> str | None:
+    """The version of an installed module; None if it is not installed."""
     try:
         return importlib.metadata.version(module.replace("_", "-"))
     except importlib.metadata.PackageNotFoundError:
@@ -394,15 +406,17 @@ def installed_version(module: str) -> str | None:
 
 
 def minor_version(version: str) -> str:
-    """``2.13`` of 2.13.0+cpu."""
+    """Shorten a version to its minor version: 2.13.0+cpu to ``2.13``."""
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def bindings_advice(entry: BackendEntry, error: str, version: str | None, torch: str) -> str:
-    """What to do where the module of a backend cannot be imported, or registers nothing.
+    """What to do if the module of a backend cannot be imported, or registers nothing.
 
-    error: of the import. version: of the module, where it is known; torch-ccl's README names one
-    version of torch for each release. torch: its version.
+    error: the error of the import.
+    version: the version of the module, or None; torch-ccl's README names one version of torch for
+    each release.
+    torch: the version of torch.
     """
     advice = []
     if missing := re.search(r"(\S+): cannot open shared object file", error):
@@ -414,19 +428,23 @@ def bindings_advice(entry: BackendEntry, error: str, version: str | None, torch:
     return " ".join(advice if missing else [*advice, entry.absent])
 
 
-def found_backend(torch: Any, kind: str | None) -> str | None:
-    """The backend of the process group that is there, on that device type (None: the first of
-    accelerator and CPU that it has). ``get_backend`` says "undefined" of torch's default form, and
-    the backend's own ``name`` is another than it was asked for by (nccl is nccl2 in torch 2.15).
+def current_backend(torch: Any, kind: str | None) -> str | None:
+    """The backend that the existing default process group uses for a device type.
+
+    kind: the device type, or None for the accelerator's backend if the group has one, else the
+    CPU's. Returns None if the group has no such backend.
+    ``get_backend`` is no help: it answers "undefined" for torch's default configuration, and the
+    ``name`` of the backend may differ from the one it was requested by (nccl is nccl2 in torch
+    2.15).
     """
     config = torch.distributed.get_backend_config()  # cpu:gloo,cuda:nccl
-    there = dict(pair.split(":", 1) for pair in config.split(",") if ":" in pair)
+    backends = dict(pair.split(":", 1) for pair in config.split(",") if ":" in pair)
     kinds = [kind] if kind else [k for k in ("cuda", "xpu") if present(torch, k)] + ["cpu"]
-    return next((there[device] for device in kinds if device in there), None)
+    return next((backends[device] for device in kinds if device in backends), None)
 
 
 def group_store(torch: Any, name: str, store: Any) -> Any:
-    """The store that ``init_process_group`` is given for this backend."""
+    """The store to pass to ``init_process_group`` for this backend."""
     if module_and_kind := backend_of(name).store:
         module, kind = module_and_kind
         return getattr(importlib.import_module(module), kind)()
@@ -434,7 +452,7 @@ def group_store(torch: Any, name: str, store: Any) -> Any:
 
 
 def implementation(torch: Any, group: Any, device: str) -> str:
-    """The class behind a group: torch 2.15 has two NCCL implementations under one name."""
+    """The class that implements a group: torch 2.15 has two for NCCL, under one name."""
     try:
         backend = group._get_backend(torch.device(device))
     except RuntimeError:

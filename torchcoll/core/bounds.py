@@ -1,9 +1,10 @@
-"""What a file may make its reader hold, unpack and compute: the bounds of all readers.
+"""Limits on the memory and time that reading a file may take.
 
-A file of a few bytes must not take the machine: whatever is in it, reading takes about 1 GB at most
-and seconds. Files that are large on disk may take more, in proportion to their size: who has a
-result file of 400 MB measured it. So what is held is bounded by the size on disk, what is streamed
-by it where it is packed, and the rest by numbers that no real file comes near.
+A file of a few bytes must not exhaust the machine: whatever it contains, reading it takes at most
+about 1 GB and a few seconds. Files that are large on disk may take more in proportion to their
+size, since a result file of 400 MB is a real measurement. So the memory of a reader is limited by
+the size of the file on disk, and so is what a compressed file may decompress to. The other limits
+are numbers that real files do not come near.
 """
 
 from __future__ import annotations
@@ -14,47 +15,49 @@ from typing import Any
 
 from torchcoll.core.errors import UnreadableError
 
-MOST_RANKS = 1 << 20  # that a file may claim
+MOST_RANKS = 1 << 20  # ranks that a file may claim to have
 MOST_LINE = 64 << 20  # bytes of JSON in a line: a case of 65 536 ranks has 20 MB
 MOST_TEXT = 1 << 14  # characters of a line of text; the longest seen, a list of options, has 3000
-MOST_DEPTH = 100  # of nested elements; NCCL's own have 8
-MOST_ROWS = 1 << 20  # of a table of another tool, refused ones too: 1 to 2 KB each
-MOST_RECORDS = 4_000_000  # of single calls, which are numbers in a list: 200 bytes each
-MOST_MEMBER = 16 << 20  # characters of one event of a trace, or of what stands beside the events
-MOST_PROCESSES = 1 << 16  # in one log
-MOST_TOLD = 1000  # lines on what is wrong with one file
+MOST_DEPTH = 100  # levels of nested XML elements; NCCL's files have 8
+MOST_ROWS = 1 << 20  # rows of another tool's table, also refused ones: 1 to 2 KB each
+MOST_RECORDS = 4_000_000  # records of single calls, which are numbers in a list: 200 bytes each
+MOST_MEMBER = 16 << 20  # characters of one event of a trace, or of one member next to the events
+MOST_PROCESSES = 1 << 16  # processes in one log
+MOST_PROBLEMS = 1000  # reported problems of one file
 _HELD_BYTES = 1_000_000_000
-_HELD_RATIO = 16  # a plain file of whole numbers takes 5 to 9 times its size
+_HELD_RATIO = 16  # an uncompressed file of whole numbers takes 5 to 9 times its size
 _RECORD_BYTES = 2000  # the object that a record becomes
-# A call of a traffic file is an object of numbers and short texts: 473 B measured with 6 values
-# beside its 1st, 781 B with 16. As any other record each would count 3 to 5 KB.
+# A call of a traffic file becomes an object of numbers and short texts: 473 bytes measured with 6
+# values after the first, 781 with 16. Counted as an ordinary record it would be 3 to 5 KB.
 _CALL_BYTES = 300
-# Real traces have 200 to 400 bytes an event, 8 to 30 packed: with 2 bytes none is refused, even
-# where it keeps all of them. Nor is a plain one, for the shortest event that is kept has 30.
+# Events of real traces have 200 to 400 bytes, 8 to 30 if compressed. With a limit of 2 bytes per
+# event no compressed trace is refused, even if all of its events are kept. Nor is an uncompressed
+# one, because the shortest event that is kept has 30 bytes.
 _EVENTS, _EVENT_BYTES = 300_000, 2
-_KEPT = 3  # events that are not kept take as long as one that is
-# Of a real log each has 30 lines and more, and 40 bytes of the least line that it can have; packed,
-# with nothing but the lines of its start and end, 25.
+_KEPT = 3  # reading one event that is kept takes as long as skipping this many
+# A communicator of a real log has at least 30 lines, and the shortest possible line has 40 bytes. A
+# compressed log with only the lines of its start and end has 25 bytes per communicator.
 _COMMUNICATORS, _COMMUNICATOR_BYTES = 1 << 16, 40
-GZIP = b"\x1f\x8b"  # how a packed file begins
+GZIP = b"\x1f\x8b"  # the first bytes of a gzip file
 _UNPACKED_BYTES = 256 << 20
-# Of real traces 10 to 30, of logs up to 60, which _LINE_BYTES makes 150; a bomb has 1000.
+# Real traces are 10 to 30 times smaller when compressed, logs up to 60 times (150 with _LINE_BYTES
+# added for each line); a gzip bomb 1000 times.
 _UNPACKED_RATIO = 200
-_LINE_BYTES = 150  # what a line costs beside its bytes: 256 MB of line ends are 256 million lines
-# All but what JSON's structure is made of.
+_LINE_BYTES = 150  # cost of a line besides its bytes: 256 MB of line ends are 256 million lines
+# All bytes except those of JSON's structure.
 _CONTENT = bytes(byte for byte in range(256) if byte not in b',:[]{}"')
-_STRUCTURE_BYTES = 36  # a whole number in a list; a list and a text have several such bytes
+_STRUCTURE_BYTES = 36  # memory per byte of structure: a number in a list has one, a text several
 
 
 def _size_bytes(path: Any) -> int:
-    """On disk; 0 where it is not read from there."""
+    """The size of a file on disk; 0 for what is not a file."""
     with contextlib.suppress(OSError):
         return os.stat(path).st_size
     return 0
 
 
 class ByteBudget:
-    """What has been read of a file and is kept, estimated in bytes of memory."""
+    """Limits the memory of what a reader keeps of a file, by an estimate of its bytes."""
 
     def __init__(self, what: str, path: str | os.PathLike[str]) -> None:
         self._what, self._path = what, path
@@ -62,16 +65,16 @@ class ByteBudget:
         self._size_bytes = 0
 
     def add(self, json: bytes) -> None:
-        """A record, as JSON. Raises UnreadableError where it does not fit any more."""
+        """Add a record, given as JSON. Raises UnreadableError if the limit is exceeded."""
         structure = len(json.translate(None, _CONTENT))
         self.add_bytes(len(json) + _STRUCTURE_BYTES * structure + _RECORD_BYTES)
 
     def add_call(self, json: bytes) -> None:
-        """As ``add``, for a TrafficCall: its names are not kept, and no list in a list."""
+        """Add a record that becomes a TrafficCall, which keeps no field names or nested lists."""
         self.add_bytes(len(json) + _STRUCTURE_BYTES * json.count(b",") + _CALL_BYTES)
 
     def add_bytes(self, size_bytes: int) -> None:
-        """As ``add``, by an estimate of the memory itself."""
+        """Add so many bytes of memory. Raises UnreadableError if the limit is exceeded."""
         self._size_bytes += size_bytes
         if self._size_bytes > self._most:
             raise UnreadableError(
@@ -83,7 +86,7 @@ class ByteBudget:
 
     @property
     def _packed(self) -> bool:
-        # Of a pipe no more can be read.
+        # Only a regular file can be opened again: a pipe has been read already.
         with contextlib.suppress(OSError):
             if os.path.isfile(self._path):
                 with open(self._path, "rb") as file:
@@ -91,17 +94,20 @@ class ByteBudget:
         return False
 
 
-class Unpacking:
-    """How far a packed file may grow."""
+class UnpackBudget:
+    """Limits how much a compressed file may decompress to."""
 
     def __init__(self, what: str, path: object) -> None:
         self._what, self._path = what, path
         self._size_bytes = 0
 
     def add(self, unpacked: int, packed: int, lines: int = 0) -> None:
-        """unpacked: bytes more, in so many ``lines``; packed: bytes read by now, all together.
+        """Add decompressed data.
 
-        Raises UnreadableError for what grows as no real file does.
+        unpacked: bytes that were decompressed since the last call.
+        packed: bytes of the compressed file that have been read so far, in total.
+        lines: number of lines in the decompressed bytes.
+        Raises UnreadableError if the file decompresses to more than any real file does.
         """
         self._size_bytes += unpacked + _LINE_BYTES * lines
         if self._size_bytes > _UNPACKED_BYTES + _UNPACKED_RATIO * packed:
@@ -113,16 +119,17 @@ class Unpacking:
             )
 
 
-class Events:
-    """How many events a trace may have: most are not kept, and cost time instead of memory."""
+class EventBudget:
+    """Limits the events of a trace. Most are skipped, which takes time and no memory."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
         self._left = _EVENTS + _size_bytes(path) // _EVENT_BYTES
 
     def add(self, kept: int, left: int) -> None:
-        """So many more that are kept, and left. Raises UnreadableError for what packs as no real
-        trace does.
+        """Add so many kept and skipped events.
+
+        Raises UnreadableError if there are more events for the file's size than in real traces.
         """
         self._left -= _KEPT * kept + left
         if self._left < 0:
@@ -134,15 +141,15 @@ class Events:
             )
 
 
-class LoggedCommunicators:
-    """How many ranks of communicators a log may tell of: each may be a row of a table."""
+class CommunicatorBudget:
+    """Limits the communicators of a log, counted once for each rank, as each may become a row."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
         self._most = self._left = _COMMUNICATORS + _size_bytes(path) // _COMMUNICATOR_BYTES
 
     def add(self) -> None:
-        """One more. Raises UnreadableError for what packs as no real log does."""
+        """Add one. Raises UnreadableError if the log has more for its size than real logs have."""
         self._left -= 1
         if self._left < 0:
             raise UnreadableError(
@@ -154,25 +161,26 @@ class LoggedCommunicators:
 
 
 class Problems:
-    """The list of what is wrong with a file, which says how many more there are in place of all."""
+    """Appends the problems of a file to a list, and counts them beyond ``MOST_PROBLEMS``."""
 
     def __init__(self, problems: list[str]) -> None:
-        self._stated = problems
+        self._problems = problems
         self._count = 0
 
     @property
-    def many(self) -> bool:
-        """Whether no more are told."""
-        return self._count >= MOST_TOLD
+    def is_full(self) -> bool:
+        """Whether further problems are only counted."""
+        return self._count >= MOST_PROBLEMS
 
-    def told(self) -> bool:
-        """Count one more; whether it is to be told by ``add``. Else no text is made of it."""
+    def count(self) -> bool:
+        """Count a problem. Returns whether the caller should ``add`` its text."""
         self._count += 1
-        return self._count <= MOST_TOLD
+        return self._count <= MOST_PROBLEMS
 
     def add(self, text: str) -> None:
-        self._stated.append(text)
+        self._problems.append(text)
 
     def end(self, path: Any) -> None:
-        if self._count > MOST_TOLD:
-            self._stated.append(f"{path}: {self._count - MOST_TOLD} more unusable records")
+        """Add a line with the number of problems that were only counted, if there are any."""
+        if self._count > MOST_PROBLEMS:
+            self._problems.append(f"{path}: {self._count - MOST_PROBLEMS} more unusable records")

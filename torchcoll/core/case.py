@@ -1,6 +1,4 @@
-"""One point of a sweep: a Case, the counts that follow from it on a number of ranks, and the
-sub-groups that run it at the same time.
-"""
+"""One point of a sweep: a Case, its element counts on a number of ranks, and its sub-groups."""
 
 from __future__ import annotations
 
@@ -19,17 +17,17 @@ from torchcoll.core.units import format_size
 if TYPE_CHECKING:
     from torchcoll.core.splits import Division, Weights
 
-NATIVE = "own"  # of implementation: the backend itself makes the collective
+NATIVE = "own"  # value of ``implementation``: the backend's own collective
 
 
-# All that verification holds beside the buffers, temporaries too: it works in chunks of so many
-# bytes, counting for each element two float64 and a comparison (avg, the hungriest).
+# The memory that verification takes besides the buffers, temporaries included: it works in chunks
+# of this size. Each element counts as two float64 and a comparison, which is what avg needs (most).
 CHECK_CHUNK_BYTES = 64 << 20
 CHECK_ELEMENT_BYTES = 24
-# Where a place in a rotated buffer may begin: a cache line of a GPU, or two of a CPU. nccl-tests
-# rounds its counts to 16 bytes; ours are not rounded, and calls would be timed on addresses that
-# alignment alone makes slow.
-PLACE_BYTES = 128
+# Slots of a rotated buffer begin at multiples of this: a cache line of a GPU, or two of a CPU.
+# torchcoll does not round counts to 16 bytes as nccl-tests does, so without this some calls would
+# be slow only because their addresses are not aligned.
+SLOT_BYTES = 128
 
 
 class NotRun(NamedTuple):
@@ -39,36 +37,40 @@ class NotRun(NamedTuple):
     reason: str
 
 
-def fields_of(record: Any) -> dict[str, Any]:
-    """``dataclasses.asdict`` of what holds no dataclass and no list, ten times as fast: a file of
-    another tool may have a million cases.
+def flat_dict(record: Any) -> dict[str, Any]:
+    """``dataclasses.asdict`` without recursion, for flat dataclasses.
+
+    It is ten times as fast, which matters for files of other tools with a million cases.
     """
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
-# Slots: a large file of another tool has a million of them.
+# slots=True saves memory: a large file of another tool has a million cases.
 @dataclass(frozen=True, slots=True)
 class Case:
     """One point of the sweep: hashable, equal on all ranks, the grouping key of every analysis.
 
-    ``size_bytes`` is the requested size S; what became of it is in the CaseResult. dtype, op and
-    root are None where the collective has none, or an imported file does not tell them (nor
-    in_place). ``splits`` names the split rule of a collective that has_splits.
-
-    mode: how the steady calls follow each other: ``synchronized`` (a barrier before each),
-    ``back-to-back``, ``graph`` (captured and replayed) or ``unknown``. backend: torch's
-    name of it, in imported files what stands for it (``mpi``). device: ``cpu``, ``cuda``, ``xpu``
-    or ``unknown``. buffers: ``default``, ``registered`` with the communicator, or ``symmetric``.
-    buffer_reuse: ``same`` buffers in every call, ``rotate`` (each call takes the next place in
-    buffers as large as the largest of the sweep, nccl-tests' way, but each begins at a multiple of
-    128 bytes; the calls of one group share a place) or ``unknown``. rehearsal: several ranks shared
-    one GPU: no bandwidth.
-
-    group: the sub-group rule (``mod:2``), in results with the number of the sub-group
-    (``mod:2/0``). implementation: ``own``, the backend's, or one of core/implementations.py that
-    makes the calls in its place. asynchronous: called with async_op and waited for, DDP's way.
-    coalesce: so many calls in one group, timed together (nccl-tests' -m); size_bytes is the size of
-    one of them.
+    collective: name of the collective.
+    size_bytes: the requested size S; the CaseResult has the actual size.
+    dtype, op, root: None if the collective has none, or an imported file does not state it.
+    in_place: None if an imported file does not state it.
+    mode: how steady calls follow each other: ``synchronized`` (a barrier before each call),
+    ``back-to-back``, ``graph`` (captured and replayed) or ``unknown``.
+    backend: its name in torch, or what takes its place in imported files (``mpi``).
+    device: ``cpu``, ``cuda``, ``xpu`` or ``unknown``.
+    splits: the split rule of a collective with uneven blocks (``has_splits``).
+    group: the rule of the sub-groups (``mod:2``), in results with the number of the sub-group
+    (``mod:2/0``).
+    buffers: ``default``, ``registered`` with the communicator, or ``symmetric``.
+    asynchronous: the calls use async_op and wait for the work, as DDP does.
+    coalesce: number of calls in one group, which are timed together (nccl-tests' -m); size_bytes is
+    the size of one of them.
+    rehearsal: several ranks shared one GPU, so there is no bandwidth.
+    buffer_reuse: ``same`` buffers for every call, ``rotate`` or ``unknown``. With ``rotate`` each
+    call uses the next slot of buffers as large as the largest size of the sweep, as in nccl-tests,
+    but slots begin at multiples of 128 bytes. The calls of one group share a slot.
+    implementation: ``own`` for the backend's collective, or the name of one of
+    core/implementations.py.
     """
 
     collective: str
@@ -90,13 +92,13 @@ class Case:
     implementation: str = NATIVE
 
     def to_json(self) -> dict[str, Any]:
-        return fields_of(self)
+        return flat_dict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
-        """Unknown fields are ignored: files of later versions stay readable.
+        """Read a case. Unknown fields are ignored, so that files of later versions stay readable.
 
-        Raises ValueError or TypeError for what no Case can hold, so that nothing fails later on.
+        Raises ValueError or TypeError for an invalid value, so that nothing fails later.
         """
         case = cls(**{k: v for k, v in data.items() if k in cls.__dataclass_fields__})
         texts = (case.collective, case.mode, case.backend, case.device)
@@ -118,81 +120,86 @@ class Case:
 
     @property
     def back_to_back(self) -> bool:
-        """True where no barrier stands between the steady calls: what is read of them is their
-        period.
-        """
+        """True if there is no barrier between steady calls: what is measured is their period."""
         return self.mode in ("back-to-back", "graph")
 
     @property
     def communicates(self) -> bool:
-        """False on a backend that sends nothing."""
+        """False for a backend that sends nothing between ranks."""
         return communicates(self.backend)
 
     @property
     def itemsize(self) -> int:
+        """Bytes of one element; 1 without a dtype."""
         return DTYPES[self.dtype].itemsize if self.dtype else 1
 
     @property
     def uneven_side(self) -> str:
-        """The side of the call that has a tensor for each uneven block; '' of even blocks."""
+        """The side of the call that takes a tensor per uneven block; '' for even blocks."""
         return COLLECTIVES[self.collective].blocks
 
     @property
     def verifiable(self) -> bool:
-        """False where several calls of a group reduce the same buffer in place: what they leave
-        depends on their order.
+        """False if the calls of a group reduce the same buffer in place.
+
+        The result then depends on the order of the calls.
         """
         return not (self.coalesce > 1 and self.in_place and self.op)
 
     def describe(self) -> str:
-        """``all_reduce 1K float32 sum on gloo``: how messages name the case."""
+        """How messages name the case: ``all_reduce 1K float32 sum on gloo``."""
         size = format_size(self.size_bytes) if COLLECTIVES[self.collective].has_data else None
         root = None if self.root is None else f"root {self.root}"
-        where = f"on {self.backend}"
-        where += f" by {self.implementation}" if self.implementation != NATIVE else ""
-        parts = (self.collective, size, self.dtype, self.op, root, where)
+        maker = f"on {self.backend}"
+        maker += f" by {self.implementation}" if self.implementation != NATIVE else ""
+        parts = (self.collective, size, self.dtype, self.op, root, maker)
         return " ".join(w for w in parts if w)
 
 
 @dataclass(frozen=True)
 class SizedCase:
-    """A case on a number of ranks: the element counts that follow from it.
+    """A case on a number of ranks, with its element counts.
 
-    count: argument of the call, in elements (uneven blocks: the most that one rank sends to one).
-    size_bytes: actual size S. bytes_in / bytes_out: the most that one rank sends from / receives
-    in. span_bytes: what a buffer holds at least, for its calls to walk through; 0 is its own size.
+    count: the count argument of the call, in elements; with uneven blocks the largest block that a
+    rank sends to another.
+    size_bytes: the actual size S.
+    division: how the elements are divided into uneven blocks; None for even blocks.
+    span_bytes: the least size of the buffers if calls rotate through them; 0 without rotation.
     """
 
     case: Case
     ranks: int
     count: int
     size_bytes: int
-    division: Division | None = None  # where blocks are uneven
+    division: Division | None = None
     span_bytes: int = 0
 
     def layout(self, rank: int) -> Layout:
+        """The layout of the buffers of a rank."""
         return Layout(rank, self.ranks, self.count, self.case.root or 0, self.division)
 
     def elements(self, rank: int) -> tuple[int, int]:
-        """Elements that this rank sends from and receives in."""
+        """Elements of the send and of the receive buffer of a rank, for one call."""
         return COLLECTIVES[self.case.collective].elements(self.layout(rank))
 
     def _widest(self, side: int) -> int:
-        # Only uneven blocks differ from rank to rank otherwise than at the root.
+        # With even blocks all ranks except the root are alike.
         ranks = range(self.ranks) if self.division else (0, self.case.root or 0)
         return max(self.elements(rank)[side] for rank in ranks) * self.case.itemsize
 
     @property
     def bytes_in(self) -> int:
+        """Bytes of the largest send buffer of all ranks."""
         return self._widest(0)
 
     @property
     def bytes_out(self) -> int:
+        """Bytes of the largest receive buffer of all ranks."""
         return self._widest(1)
 
     @property
     def busiest_bytes(self) -> int | None:
-        """Of uneven blocks: see CaseResult; elsewhere None."""
+        """The field of this name in CaseResult, for uneven blocks; None for even blocks."""
         if self.division is None:
             return None
         kept = COLLECTIVES[self.case.collective].kept
@@ -201,48 +208,52 @@ class SizedCase:
 
     @property
     def bus_bytes(self) -> int:
-        """Bytes that one call counts for busbw: all of its coalesced calls; 0 on one rank."""
+        """Bytes that busbw counts for one call, with all of its coalesced calls; 0 on one rank."""
         numbers = (self.size_bytes, self.ranks, 1, self.busiest_bytes)  # bytes in 1 ns are GB/s
         return round(self.case.coalesce * (busbw_gbps(self.case.collective, *numbers) or 0))
 
     @cached_property
     def stride(self) -> int:
-        """Elements from one place of a buffer to the next, alike on all ranks and in both buffers,
-        as in nccl-tests (common.cu, startColl: the larger of what is sent and what is received),
-        rounded up to ``PLACE_BYTES``.
+        """Elements from one slot of a rotated buffer to the next.
+
+        It is the same on all ranks and in both buffers, as in nccl-tests (common.cu, startColl):
+        the larger of the two buffers of a call, rounded up to ``SLOT_BYTES``.
         """
         largest = max(self.bytes_in, self.bytes_out)
-        return -(-largest // PLACE_BYTES) * PLACE_BYTES // self.case.itemsize
+        return -(-largest // SLOT_BYTES) * SLOT_BYTES // self.case.itemsize
 
     @property
-    def places(self) -> int:
-        """How many calls have a place of their own before the first one is taken again."""
+    def slots(self) -> int:
+        """Number of slots that calls rotate through."""
         stride_bytes = self.stride * self.case.itemsize
         return max(1, self.span_bytes // stride_bytes) if stride_bytes else 1
 
-    def room(self, rank: int) -> tuple[int, int]:
-        """Elements of the buffers that this rank sends from and receives in, all places."""
+    def buffer_elements(self, rank: int) -> tuple[int, int]:
+        """Elements of the send and of the receive buffer of a rank, with all slots."""
         sent, received = self.elements(rank)
-        if not self.span_bytes or self.places == 1:
+        if not self.span_bytes or self.slots == 1:
             return sent, received
-        whole = self.places * self.stride
-        return (whole if sent else 0), (whole if received else 0)
+        total = self.slots * self.stride
+        return (total if sent else 0), (total if received else 0)
 
     def buffer_bytes(self, rank: int) -> int:
-        """Bytes of the buffers that this rank allocates."""
-        sent, received = self.room(rank)
-        together = max(sent, received) if self.case.in_place else sent + received
-        return together * self.case.itemsize
+        """Bytes that a rank allocates for its buffers."""
+        sent, received = self.buffer_elements(rank)
+        elements = max(sent, received) if self.case.in_place else sent + received
+        return elements * self.case.itemsize
 
 
 def size_case(
     case: Case, ranks: int, weights: Weights | None = None, span_bytes: int = 0
 ) -> SizedCase:
-    """The counts of ``case`` on ``ranks`` ranks, in buffers of ``span_bytes`` or its own size.
+    """Compute the element counts of a case on so many ranks.
 
-    count = max(1, S // (itemsize x parts)), without nccl-tests' multiples of 16 bytes.
-    Uneven blocks: the most that a rank sends or receives is S (nccl-tests' size of alltoallv),
-    divided by ``weights``.
+    weights: how uneven blocks are divided; None reads the rule of ``case.splits``.
+    span_bytes: see SizedCase.
+
+    count = max(1, S // (itemsize * parts)); it is not rounded to 16 bytes as in nccl-tests. With
+    uneven blocks S is the most that any rank sends or receives, as nccl-tests defines the size of
+    alltoallv.
     """
     entry = COLLECTIVES[case.collective]
     if not entry.has_data:
@@ -252,8 +263,8 @@ def size_case(
 
         elements = max(1, case.size_bytes // case.itemsize)
         division = entry.divide(weights or split_weights(case.splits or "", ranks), elements)
-        places = (Layout(rank, ranks, 0, case.root or 0, division) for rank in range(ranks))
-        size_bytes = max(max(entry.elements(place)) for place in places) * case.itemsize
+        layouts = (Layout(rank, ranks, 0, case.root or 0, division) for rank in range(ranks))
+        size_bytes = max(max(entry.elements(layout)) for layout in layouts) * case.itemsize
         return SizedCase(case, ranks, division.largest_pair, size_bytes, division, span_bytes)
     parts = entry.parts(ranks)
     count = max(1, case.size_bytes // (case.itemsize * parts))
@@ -262,12 +273,11 @@ def size_case(
 
 
 def need_bytes(sizing: SizedCase, rank: int, check: bool) -> int:
-    """Bytes that this rank needs for a case: its buffers, and a chunk to verify the output in, and
-    out of place the input.
+    """Bytes that a rank needs for a case: its buffers, and a chunk for verification if ``check``.
 
-    Coalesced calls share the buffers, and neither torch's nccl nor its xccl copies what is
-    coalesced: each gives its library the buffer of each call (ProcessGroupNCCL.cpp and
-    ProcessGroupXCCL.cpp, collectiveCoalesced).
+    Verification reads the output, and out of place the input too. Coalesced calls share the
+    buffers. Torch's nccl and xccl do not copy coalesced tensors either: each passes the buffer of
+    each call to its library (ProcessGroupNCCL.cpp and ProcessGroupXCCL.cpp, collectiveCoalesced).
     """
     buffers = sizing.buffer_bytes(rank)
     case = sizing.case
@@ -275,18 +285,21 @@ def need_bytes(sizing: SizedCase, rank: int, check: bool) -> int:
         return buffers
     sent, received = sizing.elements(rank)
     if COLLECTIVES[case.collective].rooted_output and rank != case.root:
-        received = 0  # nobody looks at it
-    looked_at = received if case.in_place else max(sent, received)
-    return buffers + min(CHECK_CHUNK_BYTES, looked_at * CHECK_ELEMENT_BYTES)
+        received = 0  # only the root's output is verified
+    checked = received if case.in_place else max(sent, received)
+    return buffers + min(CHECK_CHUNK_BYTES, checked * CHECK_ELEMENT_BYTES)
 
 
-def calls_of_batch(calls: int, each: int) -> list[int]:
-    """How many calls each sample of a batch is the mean of: ``each``, the last one of the rest."""
+def split_batch(calls: int, each: int) -> list[int]:
+    """Split a batch of calls into samples. Returns the number of calls in each sample.
+
+    Each sample is the mean of ``each`` calls; the last one covers the remaining calls.
+    """
     return [each] * (calls // each) + ([calls % each] if calls % each else [])
 
 
 def fingerprint(data: Any) -> str:
-    """A short hash of JSON-able data, equal on every rank that was asked the same."""
+    """A short hash of JSON-serialisable data, which ranks compare to find differing arguments."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -294,17 +307,17 @@ def fingerprint(data: Any) -> str:
 # Sub-groups that run the collective at the same time, as in data- and tensor-parallel meshes.
 #
 # ``mod:2``: ranks with the same r mod 2 (NCCL_TESTS_SPLIT's "mod"). ``div:4``: ranks with the same
-# r div 4. ``0,1;2,3``: a list, which holds every rank once. In a sub-group ranks stand in ascending
-# order, as in torch's groups.
+# r div 4. ``0,1;2,3``: a list that contains every rank once. The ranks of a sub-group are in
+# ascending order, as in torch's groups.
 
 _EXPECTED = "mod:N, div:N, or a list of ranks such as 0,1;2,3"
-_LONGEST_LIST = 40  # characters: a longer list fills every table, so a rule that says it goes first
+_LONGEST_LIST = 40  # characters: a longer list is written as a rule if there is one for it
 
 Ranks = tuple[int, ...]
 
 
 def partition(groups: str, ranks: int) -> tuple[tuple[int, ...], ...]:
-    """The sub-groups of so many ranks. Raises UsageError."""
+    """Divide so many ranks into sub-groups by a rule or list. Raises UsageError."""
     rule, colon, text = groups.partition(":")
     if colon:
         if rule not in ("mod", "div") or not text.isdecimal() or int(text) < 1:
@@ -316,22 +329,24 @@ def partition(groups: str, ranks: int) -> tuple[tuple[int, ...], ...]:
             for colour in sorted(set(colours))
         )
     try:
-        parts = tuple(tuple(sorted(map(int, part.split(",")))) for part in groups.split(";"))
+        subgroups = tuple(
+            tuple(sorted(map(int, subgroup.split(",")))) for subgroup in groups.split(";")
+        )
     except ValueError:
         raise UsageError("groups", groups, _EXPECTED) from None
-    if sorted(rank for part in parts for rank in part) != list(range(ranks)):
+    if sorted(rank for subgroup in subgroups for rank in subgroup) != list(range(ranks)):
         raise UsageError("groups", groups, f"each of the ranks 0 to {ranks - 1} once")
-    return parts
+    return subgroups
 
 
-def partition_text(parts: Collection[Ranks]) -> str:
-    """What ``partition`` reads as these parts: ``0,1;2,3``, or a rule where the list is long."""
-    text = ";".join(",".join(map(str, part)) for part in parts)
+def partition_text(subgroups: Collection[Ranks]) -> str:
+    """Format sub-groups as ``partition`` reads them: ``0,1;2,3``, or a rule for a long list."""
+    text = ";".join(",".join(map(str, subgroup)) for subgroup in subgroups)
     if len(text) > _LONGEST_LIST:
-        ranks = sum(map(len, parts))
-        longest = max(map(len, parts))
-        for rule in (f"div:{longest}", f"mod:{len(parts)}"):
-            if set(partition(rule, ranks)) == set(parts):
+        ranks = sum(map(len, subgroups))
+        longest = max(map(len, subgroups))
+        for rule in (f"div:{longest}", f"mod:{len(subgroups)}"):
+            if set(partition(rule, ranks)) == set(subgroups):
                 return rule
     return text
 
@@ -339,11 +354,16 @@ def partition_text(parts: Collection[Ranks]) -> str:
 def partitions(
     groups: Iterable[Ranks], ranks: int, seen: Collection[int]
 ) -> list[tuple[Ranks, ...]]:
-    """Ways to divide all ranks that together hold the groups, each of which was used at once.
+    """Find the partitions of all ranks that the groups of a job belong to.
 
-    Groups of a mesh (every s-th rank, k of them) belong to the dimension with the same s and k;
-    others are put together where they share no rank. A rank in none of the groups of a way was
-    ``seen`` to use none, and is alone; one that was not seen is taken to be as its mesh has it.
+    groups: the groups that the job used.
+    ranks: number of ranks.
+    seen: the ranks whose calls were recorded.
+    Returns partitions, each of which has its groups at the same time.
+
+    A group of a mesh (every s-th rank, k of them) belongs to the dimension with this s and k. Other
+    groups are combined if they share no rank. A rank of ``seen`` that is in no group of a partition
+    is alone in it; ranks that were not recorded are assumed to be in the groups of the mesh.
     """
     meshes: dict[tuple[Ranks, ...], list[Ranks]] = {}
     loose: list[list[Ranks]] = []
@@ -353,7 +373,9 @@ def partitions(
             meshes.setdefault(mesh, []).append(group)
             continue
         fitting = (
-            division for division in loose if not any(set(group) & set(part) for part in division)
+            division
+            for division in loose
+            if not any(set(group) & set(subgroup) for subgroup in division)
         )
         division = next(fitting, None)
         if division is None:
@@ -361,24 +383,29 @@ def partitions(
         else:
             division.append(group)
     for mesh, subgroups in meshes.items():
-        subgroups += [part for part in mesh if part not in subgroups and not set(part) & set(seen)]
+        subgroups += [
+            subgroup
+            for subgroup in mesh
+            if subgroup not in subgroups and not set(subgroup) & set(seen)
+        ]
     return [_filled(division, ranks) for division in (*meshes.values(), *loose)]
 
 
 def _filled(division: list[Ranks], ranks: int) -> tuple[Ranks, ...]:
-    there = {rank for part in division for rank in part}
-    return tuple(sorted([*division, *((rank,) for rank in range(ranks) if rank not in there)]))
+    """Add each rank that is in no group as a group of its own."""
+    used = {rank for subgroup in division for rank in subgroup}
+    return tuple(sorted([*division, *((rank,) for rank in range(ranks) if rank not in used)]))
 
 
 def mesh_of(group: Ranks, ranks: int) -> tuple[Ranks, ...]:
-    """The dimension of a mesh over all ranks of which this is one group; () where there is none."""
+    """All groups of the mesh dimension that this group belongs to; () if it belongs to none."""
     step, size = group[1] - group[0] if len(group) > 1 else 1, len(group)
     block = step * size
     if group != tuple(range(group[0], group[0] + block, step)) or ranks % block:
         return ()
-    parts = tuple(
-        tuple(range(start + place, start + place + block, step))
+    subgroups = tuple(
+        tuple(range(start + offset, start + offset + block, step))
         for start in range(0, ranks, block)
-        for place in range(step)
+        for offset in range(step)
     )
-    return parts if group in parts else ()
+    return subgroups if group in subgroups else ()

@@ -1,10 +1,10 @@
-"""Check sums of lines: what was damaged, lost, doubled or put together is noticed by its reader.
+"""Check sums of lines, by which a reader detects damaged, lost, repeated and foreign lines.
 
-Each line of our files ends with ``,"line":N,"crc":"XXXXXXXX"}``. line: its number among the lines
-that were written, from 1. crc: CRC-32 (zlib's) of the bytes of the line before ``,"crc"``, in
-eight hexadecimal digits. It is begun with the crc of the header, that of the header with 0, so
-that a line of another file does not fit either. A file whose header has none, of hand or of
-another program, is read without checks.
+Each line of torchcoll's files ends with ``,"line":N,"crc":"XXXXXXXX"}``. ``line`` is the number of
+the line, from 1. ``crc`` is the CRC-32 (zlib's) of the bytes of the line before ``,"crc"``, in
+eight hexadecimal digits. The CRC of the header starts from 0, those of the other lines start from
+the CRC of the header, so that a line of another file does not match. A file whose header has no
+check sum (written by hand or by another program) is read without checks.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from pathlib import Path
 from typing import Any
 
 _TAIL = re.compile(rb',"line":([1-9]\d{0,14}),"crc":"([0-9a-f]{8})"}\s*$')
-_LONGEST_TAIL = 64  # of the line, which may be megabytes long, no more is looked through
-_HEADER = re.compile(rb'\{\s*"record"\s*:\s*"header"')  # programs put blanks there
+_LONGEST_TAIL = 64  # bytes at the end that are searched: a line may be megabytes long
+_HEADER = re.compile(rb'\{\s*"record"\s*:\s*"header"')  # other programs write blanks
 
 
-# json.dumps would make an encoder for each line.
+# Shared by all lines: json.dumps would create an encoder for each.
 _encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class LineWriter:
-    """Makes the lines of one file, in order; of one that is there already with ``going_on``."""
+    """Formats the lines of one file in order; ``continuing`` is for an existing file."""
 
     def __init__(self, header_crc: int = 0, lines: int = 0) -> None:
         self._crc, self._lines = header_crc, lines
 
     @classmethod
-    def going_on(cls, path: Path) -> LineWriter:
-        """For lines behind those of ``path``. What was cut off there counts as a line."""
+    def continuing(cls, path: Path) -> LineWriter:
+        """A writer of the lines that follow those of ``path``. A truncated last line counts."""
         with open(path, "rb") as file:
             tail = _tail(file.readline())
             return cls(tail[2] if tail else 0, 1 + sum(1 for line in file if line.strip()))
 
     def line(self, data: dict[str, Any]) -> bytes:
-        """Raises ValueError for NaN and Infinity."""
+        """Format the next line. Raises ValueError for NaN and Infinity."""
         data = {**data, "line": self._lines + 1}
         body = _encoded(data)[:-1].encode()
         crc = zlib.crc32(body, self._crc)
@@ -52,12 +52,13 @@ class LineWriter:
 class CheckSums:
     """Compares the lines of a file, in order, with their check sums.
 
-    header_problem: what is wrong with the first line, or ''.
+    header_problem: what is wrong with the header, or ''.
     """
 
     def __init__(self, header: bytes) -> None:
         self.header_problem = ""
-        self._crcs: set[int] = set()  # that may be the header's; none: the file has no check sums
+        # CRCs that the header may have had; none if the file has no check sums.
+        self._crcs: set[int] = set()
         if tail := _tail(header):
             cut, _, recorded = tail
             computed = zlib.crc32(memoryview(header)[:cut])
@@ -65,12 +66,12 @@ class CheckSums:
             if recorded != computed:
                 self.header_problem = "changed or damaged: it does not match its check sum"
         self._next = 2
-        self._unread = 0  # lines since the last one that could be read
-        self._gaps: list[range] = []  # numbers that were passed over
-        self._late: set[int] = set()  # those of them that came after all
+        self._unread = 0  # lines since the last readable one
+        self._gaps: list[range] = []  # numbers that were skipped
+        self._late: set[int] = set()  # skipped numbers that came later
 
     def check(self, line: bytes) -> str:
-        """What is wrong before this line, or ''. Raises ValueError where it is not to be used."""
+        """Describe what is wrong before this line, or ''. Raises ValueError for an invalid line."""
         tail = _tail(line)
         if not self._crcs:
             if tail is None or self.header_problem:
@@ -89,25 +90,28 @@ class CheckSums:
         return self._place(number)
 
     def _place(self, number: int) -> str:
+        """Compare the number of a line with the lines before it, as ``check`` does."""
         if number >= self._next:
             gap, unread = range(self._next, number), self._unread - 1
             self._next, self._unread = number + 1, 0
             if not gap:
                 return ""
             self._gaps.append(gap)
-            several = f"lines {gap[0]} to {gap[-1]} are" if len(gap) > 1 else f"line {gap[0]} is"
-            return f"{several} missing before it" if len(gap) > unread else ""
+            names = f"lines {gap[0]} to {gap[-1]} are" if len(gap) > 1 else f"line {gap[0]} is"
+            return f"{names} missing before it" if len(gap) > unread else ""
         self._unread -= 1
-        place = bisect(self._gaps, number, key=lambda gap: gap.start) - 1
-        if place < 0 or number not in self._gaps[place] or number in self._late:
+        index = bisect(self._gaps, number, key=lambda gap: gap.start) - 1
+        if index < 0 or number not in self._gaps[index] or number in self._late:
             raise ValueError(f"line {number} a second time")
         self._late.add(number)
         return f"line {number} comes after line {self._next - 1}"
 
 
-def begins_another(line: bytes) -> bool:
-    """Whether a line that cannot be used is the header of another file, or ends with it, behind
-    what was cut off of this one. Not by its check sum: a file of another program has none.
+def starts_another_file(line: bytes) -> bool:
+    """Whether an invalid line is or ends with the header of another file.
+
+    It ends with one if a line of this file was truncated before that file was appended. The check
+    sum does not decide, because files of other programs have none.
     """
     match = _HEADER.search(line)
     try:
@@ -117,7 +121,7 @@ def begins_another(line: bytes) -> bool:
 
 
 def _tail(line: bytes) -> tuple[int, int, int] | None:
-    """(bytes that the check sum is of, number, check sum) of a line; None where it has none."""
+    """(number of bytes before the check sum, number of the line, check sum); None without one."""
     match = _TAIL.search(line[-_LONGEST_TAIL:])
     if match is None:
         return None

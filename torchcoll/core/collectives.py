@@ -1,16 +1,17 @@
-"""THE table of collectives, with the reductions and element types that they take.
+"""The table of collectives, with their reductions and element types.
 
-Adding a collective is an entry here and a stub ``torchcoll/<module>.py``.
+To add a collective, add an entry and a stub ``torchcoll/<module>.py``.
 
 An entry says what one rank holds, what its output must be (``segments``), and how torch is called
-(``prepare``, which receives ``torch.distributed`` as an argument, so that this module stays
-importable without torch; a ``functools.partial`` of one torch function, where it is one, so that it
-can be called with async_op too). Buffers are flat: one to send from and one to receive in.
+(``prepare``). ``prepare`` takes ``torch.distributed`` as an argument, so that this module can be
+imported without torch. If the call is a single torch function, ``prepare`` returns a
+``functools.partial`` of it, to which async_op can be added. Each rank has two flat buffers, one to
+send from and one to receive into.
 
-Sizes and bus factors follow nccl-tests (doc/PERFORMANCE.md and ``*GetBw``, ``*GetCollByteCount`` of
-each src/*.cu). One difference: nccl-tests rounds the count per rank down to 16 bytes, torchcoll
-does not, so a requested size is kept where it divides evenly. algbw and busbw follow its
-doc/PERFORMANCE.md; GB = 10**9 bytes, so bytes per nanosecond are GB/s.
+Sizes, bus factors, algbw and busbw follow nccl-tests (doc/PERFORMANCE.md, and ``*GetBw`` and
+``*GetCollByteCount`` of each src/*.cu), with one difference: nccl-tests rounds the count per rank
+down to 16 bytes. torchcoll does not, so a requested size that divides evenly is measured as it is.
+GB = 10**9 bytes, so bytes per nanosecond are GB/s.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 
 @dataclass(frozen=True)
 class Layout:
-    """One rank's place in one case: everything that shapes its buffers.
+    """What determines the buffers of one rank in one case.
 
-    ``count`` is the count argument of the call in elements; where blocks are uneven
-    (``has_splits``) ``division`` has those of every pair instead. Ranks are ranks of the group.
+    rank, ranks, root: numbers within the group.
+    count: the count argument of the call, in elements.
+    division: the counts of all pairs of ranks, for uneven blocks (``has_splits``).
     """
 
     rank: int
@@ -47,17 +49,17 @@ class Layout:
 
     @property
     def blocks(self) -> Division:
-        """Of a collective that ``has_splits``."""
+        """The division of a collective that ``has_splits``."""
         assert self.division is not None
         return self.division
 
 
 @dataclass(frozen=True)
 class Segment:
-    """``length`` elements of the output at ``offset`` and where their values come from.
+    """``length`` elements of the output, from ``offset`` on, and where their values come from.
 
-    ``source`` is the rank whose input is copied, from its element ``source_offset`` on; None means
-    the reduction over all ranks of their elements from ``source_offset`` on.
+    source: the rank whose input is copied; None means the reduction of the inputs of all ranks.
+    source_offset: the first element of that input.
     """
 
     offset: int
@@ -71,7 +73,7 @@ Call = Callable[[], object]
 SENT, RECEIVED, BOTH = "sent", "received", "both"
 
 
-# The bus factor in words (nccl-tests' doc/PERFORMANCE.md has the derivations).
+# Each bus factor as a formula, and its reason (derivations: nccl-tests' doc/PERFORMANCE.md).
 _TWICE = (
     "2 (n - 1) / n",
     "of the n blocks of S, n - 1 leave each rank to be reduced elsewhere and n - 1 leave it again "
@@ -86,29 +88,32 @@ _ALL_OF_IT = ("1", "all of S passes a link of one rank once")
 
 @dataclass(frozen=True)
 class Collective:
-    """One entry of the table.
+    """One entry of the table. n is the number of ranks, S the size of a call in bytes.
 
-    ``parts(n)``: a size S is divided into so many parts of ``count`` elements.
-    ``divide(weights, elements)``: how the blocks share the elements, so that the S of the call is
-    at most so many; None where blocks are even.
-    ``even``: the collective of even blocks beside an uneven one, ``blocks``: the side of torch's
-    call that has a tensor for each of its blocks (``SENT``, ``RECEIVED`` or ``BOTH``), ``kept``:
-    elements that a rank neither sends to others nor receives from them. Of uneven ones alone.
-    ``bus_factor(n)``: busbw / algbw; where blocks are uneven (``has_splits``) that of nccl-tests
-    alone, which takes them for even.
-    ``factor``: the same as a formula, and why it is so.
-    ``moved(n)``: the share of S that algbw counts; 1 except for hypercube.
-    ``prepare(dist, layout, send, recv, op, group)``: the call.
-    ``elements(layout)``: elements sent from and received in on that rank.
-    ``overlap(layout)``: where the smaller buffer begins in the larger one, in place.
+    ``elements(layout)``: elements of the send and of the receive buffer of a rank.
+    ``segments(layout)``: what the output of a rank must be.
+    ``prepare(dist, layout, send, recv, op, group)``: returns the call.
+    ``parts(n)``: S is divided into so many parts of ``count`` elements.
+    ``bus_factor(n)``: busbw / algbw. For uneven blocks (``has_splits``) it is only what nccl-tests
+    uses, which takes the blocks as even.
+    ``factor``: the same as a formula, and its reason.
     ``placements``: False is out of place, True is in place; the first is the default.
-    ``crossing(hosts, own, root)``: the least that the busiest host must send or receive, over S;
-    hosts of each rank, and how many ranks each has. None: it is not known.
-    has_data: False for a barrier: no size, no dtype, no bandwidth.
+    ``overlap(layout)``: in place, the element of the larger buffer where the smaller one begins.
+    ``moved(n)``: the share of S that algbw counts; 1 except for hypercube.
+    ``divide(weights, elements)``: divides at most so many elements into uneven blocks; None for
+    even blocks.
+    ``even``: for uneven blocks, the name of the same collective with even blocks.
+    ``blocks``: for uneven blocks, the side of torch's call that takes a tensor per block (``SENT``,
+    ``RECEIVED`` or ``BOTH``).
+    ``kept(layout)``: for uneven blocks, the elements that a rank neither sends nor receives.
+    ``crossing(hosts, per_host, root)``: the least that the busiest host must send or receive,
+    divided by S, given the host of each rank, the number of ranks of each host and the root. None
+    if it is unknown.
+    has_data: False for a barrier, which has no size, dtype or bandwidth.
     rooted_output: only the root receives.
-    by_switch: a switch that reduces and copies leaves each rank to send and receive S once.
-    collected: torch's coalescing manager makes one call of several by itself; all others it leaves
-    to the backend, which groups them where it is told the device.
+    by_switch: with a switch that reduces and copies, each rank sends and receives S only once.
+    collected: torch's coalescing manager merges several calls into one by itself. It leaves other
+    collectives to the backend, which groups them if the manager is given the device.
     """
 
     name: str
@@ -138,12 +143,12 @@ class Collective:
 
     @property
     def module(self) -> str:
-        """Of its stub, ``torchcoll.allreduce``: no public name may be a module's."""
+        """The name of its stub (``allreduce``), which differs from all public names."""
         return self.name.replace("_", "")
 
     @property
     def has_splits(self) -> bool:
-        """True where blocks are uneven."""
+        """Whether blocks are uneven."""
         return self.divide is not None
 
 
@@ -152,7 +157,7 @@ def _global_rank(dist: Any, group: Any, rank: int) -> int:
 
 
 def _renamed(dist: Any, new: str, old: str) -> Any:
-    # torch 2.13 renamed some calls and warns at the old name; torch 2.6 has only the old one.
+    # torch 2.13 renamed some functions and warns about the old names, the only ones in torch 2.6.
     return getattr(dist, new, None) or getattr(dist, old)
 
 
@@ -173,7 +178,7 @@ def _own_block(x: Layout) -> int:
 
 
 def _root_block(x: Layout) -> int:
-    # Other ranks hold one buffer alone: the empty one lies anywhere in it.
+    # Ranks other than the root have only one buffer: the offset of the empty one does not matter.
     return _own_block(x) if x.rank == x.root else 0
 
 
@@ -211,13 +216,13 @@ def _segments_v(x: Layout) -> list[Segment]:
 
 
 def _pairs(weights: Weights, elements: int) -> Division:
-    from torchcoll.core.splits import Division  # where blocks are uneven: ranks load as little
+    from torchcoll.core.splits import Division  # imported here to keep the start of ranks fast
 
     return Division(weights, elements)
 
 
 def _block_of_each(weights: Weights, elements: int) -> Division:
-    """One row: a block for each rank, by the sum of that rank's column of weights."""
+    """Divide into one block per rank, in proportion to the sum of the rank's column of weights."""
     from torchcoll.core.splits import Division, Weights
 
     columns = weights.received
@@ -285,20 +290,26 @@ def _sendrecv(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -
 
 def _hypercube(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     # Recursive doubling as in nccl-tests' hypercube.cu: step k exchanges the 2**k blocks gathered
-    # so far. Out of place the own block is copied first, inside the stamps, as nccl-tests does.
+    # so far. Out of place, the rank's own block is copied first, which nccl-tests times as well.
     block = recv.narrow(0, x.rank * x.count, x.count)
     steps, width = [], 1
     while width < x.ranks:
         peer = x.rank ^ width
-        mine, theirs = x.rank & -width, peer & -width
+        first_sent, first_received = x.rank & -width, peer & -width
         peer_rank = _global_rank(dist, group, peer)
         steps.append(
             [
                 dist.P2POp(
-                    dist.isend, recv.narrow(0, mine * x.count, width * x.count), peer_rank, group
+                    dist.isend,
+                    recv.narrow(0, first_sent * x.count, width * x.count),
+                    peer_rank,
+                    group,
                 ),
                 dist.P2POp(
-                    dist.irecv, recv.narrow(0, theirs * x.count, width * x.count), peer_rank, group
+                    dist.irecv,
+                    recv.narrow(0, first_received * x.count, width * x.count),
+                    peer_rank,
+                    group,
                 ),
             ]
         )
@@ -321,37 +332,40 @@ def _barrier(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) ->
     return partial(dist.barrier, group, **ids)
 
 
-# What must cross between hosts. Within a host everything is free, and switches may reduce and copy,
-# so each algorithm moves as much or more.
+# Lower bounds of what must cross between hosts, over S. They assume that transfers within a host
+# are free and that switches may reduce and copy, so no algorithm moves less.
 
 
 def _once(hosts: Sequence[str], per_host: Counter[str], root: int) -> float:
-    """The sum of each host has to leave it, or the result to reach it: S. A ring of rings moves
-    2 (h - 1) / h S of all_reduce, SHARP S (Graham et al., COMHPC 2016). broadcast: S leaves the
-    root's host and reaches each other one.
+    """S crosses once: the partial sum of each host leaves it, or the result reaches it.
+
+    For all_reduce on h hosts a ring of rings moves 2 (h - 1) / h S, and SHARP S (Graham et al.,
+    COMHPC 2016). For broadcast S leaves the root's host and reaches each other host.
     """
     return 1.0
 
 
 def _of_others(hosts: Sequence[str], per_host: Counter[str], root: int) -> float:
-    """What belongs to the other hosts comes in, what belongs to this one goes out, or the other way
-    round (Thakur, Rabenseifner, Gropp 2005, their lower bounds, with hosts for processes).
+    """The blocks of the other hosts come in and those of this host go out, or the reverse.
+
+    These are the lower bounds of Thakur, Rabenseifner and Gropp (2005), for hosts instead of
+    processes.
     """
     return max(max(len(hosts) - n, n) for n in per_host.values()) / len(hosts)
 
 
 def _beyond_root(hosts: Sequence[str], per_host: Counter[str], root: int) -> float:
-    """All that is not on the root's host passes its interfaces."""
+    """The blocks of all ranks on other hosts pass the interfaces of the root's host."""
     return (len(hosts) - per_host[hosts[root]]) / len(hosts)
 
 
 def _to_all_others(hosts: Sequence[str], per_host: Counter[str], root: int) -> float:
-    """Each rank has a part for each rank of the other hosts."""
+    """Each rank sends a block to each rank on the other hosts."""
     return max(n * (len(hosts) - n) for n in per_host.values()) / len(hosts)
 
 
 def _to_neighbours(hosts: Sequence[str], per_host: Counter[str], root: int) -> float:
-    """The ranks whose neighbour is on another host."""
+    """S crosses for each rank whose neighbour in the ring is on another host."""
     after = [*hosts[1:], hosts[0]]
     away = [pair for pair in zip(hosts, after, strict=True) if pair[0] != pair[1]]
     out, into = (Counter(side) for side in zip(*away, strict=True))
@@ -536,24 +550,25 @@ COLLECTIVES: dict[str, Collective] = {
 
 
 def _plain(name: str) -> str:
-    """One key for every spelling: all_reduce, allreduce, AllReduce, MPI_Allreduce, all-reduce."""
+    """The same key for all spellings: all_reduce, AllReduce, MPI_Allreduce, all-reduce."""
     plain = str(name).strip().lower().removeprefix("mpi_").removesuffix("_perf")
     return plain.replace("_", "").replace("-", "")
 
 
-DEFAULT_COLLECTIVE = "all_reduce"  # what is measured where nothing is asked for
-PAIR = "sendrecv"  # what two ranks exchange
+DEFAULT_COLLECTIVE = "all_reduce"  # what is measured if no collective is named
+PAIR = "sendrecv"  # the exchange between two ranks
 _UNEVEN = {entry.even: entry.name for entry in COLLECTIVES.values() if entry.even}
 
 
 def has_splits(name: str) -> bool:
-    """Whether the blocks of a collective are uneven; ``name`` may be no collective."""
+    """Whether a collective has uneven blocks; False for names that are not in the table."""
     return name in COLLECTIVES and COLLECTIVES[name].has_splits
 
 
 def exchange_with_splits(name: str) -> str:
-    """The uneven exchange beside an even one, which torch calls by one name and tells apart by the
-    sizes that it is given (all_to_all_single); '' where there is none.
+    """The uneven variant of an exchange that torch makes with the same function; '' if none.
+
+    all_to_all_single makes an uneven exchange if it is given split sizes.
     """
     twin = _UNEVEN.get(name)
     return twin if twin and COLLECTIVES[twin].blocks == BOTH else ""
@@ -562,8 +577,9 @@ def exchange_with_splits(name: str) -> str:
 def uneven(name: str, sent: Sequence[int], received: Sequence[int]) -> str:
     """The collective that torch's call ``name`` makes with tensors of these sizes.
 
-    sent, received: elements or bytes of each tensor on a side. A list of tensors is uneven where
-    the blocks differ. Of one tensor a side only an exchange can be: where the two differ.
+    sent, received: elements or bytes of each tensor of a side.
+    Returns the uneven variant if the tensors of a list differ, or, for an exchange with one tensor
+    on each side, if these two differ; otherwise ``name``.
     """
     twin = _UNEVEN.get(name)
     if twin is None:
@@ -576,7 +592,7 @@ _BY_ALIAS = {_plain(alias): c for c in COLLECTIVES.values() for alias in (c.name
 
 
 def find_collective(name: str) -> Collective:
-    """The entry of that name; torch's, nccl-tests' and MPI's spellings. Raises UsageError."""
+    """Find a collective by its name in torch, nccl-tests or MPI. Raises UsageError."""
     collective = _BY_ALIAS.get(_plain(name))
     if collective is None:
         raise unknown("collective", name, COLLECTIVES)
@@ -584,7 +600,7 @@ def find_collective(name: str) -> Collective:
 
 
 def find_op(name: str) -> str:
-    """The reduction of that name in torch's spelling. Raises UsageError."""
+    """The name of a reduction in torch's spelling. Raises UsageError."""
     plain = str(name).strip().lower()
     if plain not in OPS:
         file = "." in plain or "/" in plain
@@ -596,9 +612,9 @@ def find_op(name: str) -> str:
 class Dtype:
     """One element type.
 
-    ``exact`` is the largest n so that 0, 1, ... n are all held exactly; verification patterns stay
-    below it. Sources: IEEE 754 for the floats (2**(mantissa bits + 1)); OCP 8-bit floating point
-    specification 1.0 for float8 (3 mantissa bits for e4m3: 16; 2 for e5m2: 8).
+    exact: the largest n for which the type represents all of 0, 1, ..., n exactly; verification
+    patterns stay below it. Sources: IEEE 754 for floats (2**(mantissa bits + 1)); OCP 8-bit
+    floating point specification 1.0 for float8 (3 mantissa bits in e4m3: 16; 2 in e5m2: 8).
     """
 
     name: str
@@ -625,7 +641,7 @@ DTYPES: dict[str, Dtype] = {
     )
 }
 
-# What `--dtype all` means: the types that every backend has; the rest is asked for by name.
+# What `--dtype all` means: the types that every backend has. Others have to be named.
 COMMON_DTYPES = (
     "float32",
     "float64",
@@ -641,7 +657,7 @@ _DTYPE_BY_ALIAS = {alias: d for d in DTYPES.values() for alias in (d.name, *d.al
 
 
 def find_dtype(name: str) -> Dtype:
-    """The type of that name; torch's, nccl-tests' and short spellings. Raises UsageError."""
+    """Find a type by its name in torch or nccl-tests, or a short name. Raises UsageError."""
     dtype = _DTYPE_BY_ALIAS.get(str(name).removeprefix("torch.").lower())
     if dtype is None:
         raise unknown("dtype", name, DTYPES)
@@ -649,10 +665,10 @@ def find_dtype(name: str) -> Dtype:
 
 
 def algbw_gbps(collective: str, size_bytes: int, ranks: int, time_ns: float) -> float | None:
-    """S / t in GB/s; None where there is no communication (one rank), no data or no time.
+    """Algorithm bandwidth S / t in GB/s; None for one rank, without data or without a time.
 
-    ``size_bytes`` is the actual size S of the case, not what one rank holds. hypercube counts
-    (n - 1) / n of S as nccl-tests does.
+    size_bytes: the actual size S of the case, not what one rank holds. hypercube counts (n - 1) / n
+    of S, as in nccl-tests.
     """
     entry = COLLECTIVES[collective]
     if ranks < 2 or size_bytes == 0 or time_ns <= 0 or not entry.has_data:
@@ -663,11 +679,12 @@ def algbw_gbps(collective: str, size_bytes: int, ranks: int, time_ns: float) -> 
 def busbw_gbps(
     collective: str, size_bytes: int, ranks: int, time_ns: float, busiest_bytes: int | None = None
 ) -> float | None:
-    """algbw times the bus factor of the collective, in GB/s; None as for ``algbw_gbps``.
+    """Bus bandwidth in GB/s: algbw times the bus factor; None as for ``algbw_gbps``.
 
-    Uneven blocks: ``busiest_bytes`` / t, what the busiest rank sends to the others or receives
-    from them; None where that is not known. (n - 1) / n of S, which nccl-tests prints, is what
-    crosses in an even exchange: with uneven blocks a rank may keep next to nothing, or nearly all.
+    busiest_bytes: for uneven blocks, the most that one rank sends to the others or receives from
+    them. busbw is then ``busiest_bytes`` / t, or None if that is unknown. nccl-tests prints
+    (n - 1) / n of S instead, which is true only of an even exchange: with uneven blocks a rank may
+    keep nearly nothing or nearly all of its data.
     """
     algbw = algbw_gbps(collective, size_bytes, ranks, time_ns)
     if algbw is None:

@@ -65,7 +65,7 @@ class Writer:
                 self._file.seek(-1, os.SEEK_END)
                 if self._file.read(1) != b"\n":  # a record that was cut off
                     self._file.write(b"\n")
-            self._lines = LineWriter.going_on(path) if further else LineWriter()
+            self._lines = LineWriter.continuing(path) if further else LineWriter()
         except OSError as error:
             # A FileExistsError may also mean that the parent is a file.
             if isinstance(error, FileExistsError) and os.path.lexists(path):
@@ -220,15 +220,13 @@ def load_own(path: str | os.PathLike[str]) -> Run:
     """As ``load``, of a result file of torchcoll alone: what goes on with a run, or judges it,
     takes no other. Raises UnreadableError for any other.
     """
-    path = Path(path)
+    path, *continuations = files_of_run(path)
     run = _read_file(path)
-    number = 2
-    while further := _continuation(path, number):
+    for further in continuations:
         try:
             _merge(run, _read_file(further))
         except UnreadableError as error:  # killed before its header was written
             run.problems.append(str(error))
-        number += 1
     if run.end is None:
         flight = f"; in flight: {run.in_flight.describe()}" if run.in_flight else ""
         run.problems.append(f"{TRUNCATED}{flight}")
@@ -280,6 +278,14 @@ def is_model(path: str | os.PathLike[str]) -> bool:
             return bool(MODEL_START.search(file.read(1 << 12)))
     except OSError:
         return False
+
+
+def files_of_run(path: str | os.PathLike[str]) -> list[Path]:
+    """The file of a run, and those with which --resume continued it, in order."""
+    files = [Path(path)]
+    while further := _continuation(files[0], len(files) + 1):
+        files.append(further)
+    return files
 
 
 def _continuation(path: Path, number: int) -> Path | None:

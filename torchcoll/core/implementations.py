@@ -1,9 +1,10 @@
-"""THE table of implementations: who makes a collective on a group, beside the backend of the group.
+"""The table of implementations of collectives other than the backend's own.
 
-``own`` is the backend. The others are the kernels of torch's symmetric memory, which read and write
-the memory of all GPUs of the group themselves: what inference engines call in place of NCCL for
-small messages (vllm PR 24111, 24532). Facts: torch's CUDASymmetricMemoryOps.cu; not seen on
-hardware. Capability is asked of torch (``lacking``), the rest a refused first call says.
+``own`` is the backend's. The others are kernels of torch's symmetric memory, which read and write
+the memory of all GPUs of the group directly. Inference engines call them instead of NCCL for small
+messages (vllm PR 24111, 24532). The table follows torch's CUDASymmetricMemoryOps.cu and has not
+been tested on hardware. ``lacking`` asks torch whether a kernel can run; other reasons show up as a
+refused first call.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.errors import UsageError, did_you_mean
 
 MEMORY = "torch.distributed._symmetric_memory"
-_REDUCES = "sum"  # the kernels have no other
+_REDUCES = "sum"  # the only reduction of the kernels
 
 Call = Callable[[], object]
 
@@ -28,9 +29,10 @@ Call = Callable[[], object]
 class Kernel:
     """One operator of torch.ops.symm_mem that is a whole collective.
 
-    in_place: whether the buffer sent is the one received. mapped: the buffer that all GPUs map,
-    ``send`` or ``recv``. arguments(send, recv, group): what it is called with; group is the name.
-    multicast: it needs a switch that reduces and copies (NVLS).
+    in_place: whether it receives into the buffer that it sends from.
+    mapped: the buffer that has to be symmetric memory, ``send`` or ``recv``.
+    arguments(send, recv, group): the arguments of the operator; group is the name of the group.
+    multicast: whether it needs a switch that reduces and copies (NVLS).
     """
 
     operator: str
@@ -40,8 +42,9 @@ class Kernel:
     multicast: bool = False
 
 
-# Implementation: collective: kernel. ``one_shot``: each rank reads all of each other's input.
-# ``two_shot``: each reduces its part (reduce_scatter is no more), then all exchange them.
+# Implementation -> collective -> kernel. ``one_shot``: each rank reads the whole input of every
+# other rank. ``two_shot``: each rank reduces one block (which already is a reduce_scatter), then
+# all ranks exchange the blocks.
 IMPLEMENTATIONS: dict[str, dict[str, Kernel]] = {
     "one_shot": {
         "all_reduce": Kernel(
@@ -94,11 +97,13 @@ IMPLEMENTATIONS: dict[str, dict[str, Kernel]] = {
 
 
 def find_implementations(text: str, backend: str | None) -> tuple[tuple[str, ...], str | None]:
-    """The names of ``nccl,one_shot``, where a backend's own name is ``own``; and the backend, which
-    such a name says where nothing else does. Raises UsageError.
+    """Read a list of implementations such as ``nccl,one_shot``. Raises UsageError.
+
+    Returns the names, with ``own`` for the name of a backend, and the backend. If ``backend`` is
+    None, the backend is the one that the list names, or None.
     """
     names: list[str] = []
-    for name in (part.strip().lower() for part in text.split(",")):
+    for name in (name.strip().lower() for name in text.split(",")):
         if name not in IMPLEMENTATIONS and name != NATIVE:
             if name not in BACKENDS and not is_nccl(name):
                 usable = [NATIVE, *IMPLEMENTATIONS]
@@ -113,18 +118,18 @@ def find_implementations(text: str, backend: str | None) -> tuple[tuple[str, ...
 
 
 def kernel_of(case: Case) -> Kernel | None:
-    """What makes the case's calls; None is the backend, or nothing."""
+    """The kernel of a case; None for the backend's own, or if the implementation has none."""
     return IMPLEMENTATIONS.get(case.implementation, {}).get(case.collective)
 
 
 def placement_of(implementation: str, collective: str) -> bool | None:
-    """Whether it works in place; None where the backend does it, or nothing can."""
+    """Whether an implementation of a collective works in place; None if there is no kernel."""
     kernel = IMPLEMENTATIONS.get(implementation, {}).get(collective)
     return kernel.in_place if kernel else None
 
 
 def refusal(case: Case) -> str:
-    """What no torch can do for the case with this implementation; '' where one may."""
+    """Why this implementation cannot run the case with any torch; '' if it may."""
     name = case.implementation
     if name == NATIVE:
         return ""
@@ -132,9 +137,15 @@ def refusal(case: Case) -> str:
         return f"{case.backend} communicates nothing, and {name} does"
     kernel = kernel_of(case)
     if kernel is None:
-        able = [other for other, kernels in IMPLEMENTATIONS.items() if case.collective in kernels]
-        others = f", {' and '.join(able)} {'has' if len(able) == 1 else 'have'}" if able else ""
-        return f"{name} has no {case.collective}{others}"
+        able = [
+            implementation
+            for implementation, kernels in IMPLEMENTATIONS.items()
+            if case.collective in kernels
+        ]
+        alternatives = (
+            f", {' and '.join(able)} {'has' if len(able) == 1 else 'have'}" if able else ""
+        )
+        return f"{name} has no {case.collective}{alternatives}"
     if case.in_place != kernel.in_place:
         only = "in place" if kernel.in_place else "out of place"
         return f"{name} has {case.collective} {only} only"
@@ -150,8 +161,9 @@ def refusal(case: Case) -> str:
 
 
 def lacking(torch: Any, case: Case, index: int | None) -> str:
-    """What this torch, or this rank's device of that index, has not for the case; '' where nothing
-    is known to be missing.
+    """What this torch or this device lacks to run the case; '' if nothing is known to be missing.
+
+    index: the index of this rank's device.
     """
     kernel = kernel_of(case)
     if kernel is None:
@@ -163,7 +175,7 @@ def lacking(torch: Any, case: Case, index: int | None) -> str:
         return f"{version} has no symmetric memory, of which {name} is a kernel"
     if not hasattr(torch.ops.symm_mem, kernel.operator):
         return f"{version} has no torch.ops.symm_mem.{kernel.operator}"
-    # Older ones do not tell, and have it for CUDA alone.
+    # Older releases have no get_backend, and support only CUDA.
     ask = getattr(memory, "get_backend", lambda device: device == "cuda" or None)
     if ask(case.device) is None:
         return f"{name} needs symmetric memory, which {version} has not for {case.device}"
@@ -173,7 +185,7 @@ def lacking(torch: Any, case: Case, index: int | None) -> str:
 
 
 def multicast(torch: Any, kind: str, index: int | None) -> bool:
-    """Whether torch says that memory of the device can be mapped on a switch that copies."""
+    """Whether torch reports multicast for the device: a switch that reduces and copies (NVLS)."""
     c10d = torch._C._distributed_c10d
     has_multicast = getattr(c10d._SymmetricMemory, "has_multicast_support", None)
     device = getattr(torch._C._autograd.DeviceType, kind.upper(), None)
@@ -181,6 +193,6 @@ def multicast(torch: Any, kind: str, index: int | None) -> bool:
 
 
 def call_of(torch: Any, kernel: Kernel, send: Any, recv: Any, group_name: str) -> Call:
-    """The call on these buffers."""
+    """The call of a kernel on these buffers."""
     operator = getattr(torch.ops.symm_mem, kernel.operator)
     return partial(operator, *kernel.arguments(send, recv, group_name))

@@ -1,4 +1,4 @@
-"""Unions of intervals of time: what runs while something else does."""
+"""Unions of time intervals: how long one thing runs while another does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Span = tuple[int, int]  # start, end
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """The union, as intervals that do not touch, ascending."""
+    """Merge intervals into ascending ones that do not touch."""
     union: list[Span] = []
     for start, end in sorted(spans):
         if union and start <= union[-1][1]:
@@ -20,23 +20,25 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 class Union:
-    """The union of intervals, asked many times how much of a span it covers."""
+    """A union of intervals, which computes quickly how much of a span it covers."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self._spans = merged(spans)
         self._starts = [start for start, _ in self._spans]
-        self._before = [0]  # what all intervals up to each cover together
+        self._before = [0]  # total length of the intervals before each
         for start, end in self._spans:
             self._before.append(self._before[-1] + end - start)
 
     @property
     def total(self) -> int:
+        """The length of the union."""
         return self._before[-1]
 
     def _until(self, time: int) -> int:
-        place = bisect_right(self._starts, time)
-        over = max(0, self._spans[place - 1][1] - time) if place else 0
-        return self._before[place] - over
+        """The length of the part of the union before a time."""
+        count = bisect_right(self._starts, time)
+        over = max(0, self._spans[count - 1][1] - time) if count else 0
+        return self._before[count] - over
 
     def within(self, start: int, end: int) -> int:
         """How much of the span from start to end is covered."""
@@ -44,16 +46,17 @@ class Union:
 
 
 def exposed(spans: Sequence[Span], hiding: Union) -> list[int]:
-    """Of each span, how long neither ``hiding`` nor a span that began earlier covers it.
+    """Compute how long each span is covered neither by ``hiding`` nor by an earlier span.
 
-    So the sum is the time in which some span and nothing else was running.
+    The sum of the result is the time during which at least one span, and nothing of ``hiding``, was
+    running.
     """
     exposed_ns = [0] * len(spans)
     reached: int | None = None
-    for place in sorted(range(len(spans)), key=lambda i: spans[i]):
-        start, end = spans[place]
+    for index in sorted(range(len(spans)), key=lambda i: spans[i]):
+        start, end = spans[index]
         start = start if reached is None else max(start, reached)
         if end > start:
-            exposed_ns[place] = end - start - hiding.within(start, end)
+            exposed_ns[index] = end - start - hiding.within(start, end)
             reached = end
     return exposed_ns

@@ -1,4 +1,4 @@
-"""JSON Lines as torchcoll writes them: a header with a schema, then one record a line."""
+"""Reads JSON Lines as torchcoll writes them: a header with a schema, then one record per line."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import gzip
 import io
 import json
 import math
+import re
 import shlex
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.bounds import GZIP, MOST_LINE, ByteBudget, Problems, Unpacking
-from torchcoll.core.checksums import CheckSums, begins_another
+from torchcoll.core.bounds import GZIP, MOST_LINE, ByteBudget, Problems, UnpackBudget
+from torchcoll.core.checksums import CheckSums, starts_another_file
 from torchcoll.core.errors import UnreadableError, nearest_file
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.units import format_bytes
@@ -24,24 +25,26 @@ _IMPORT = "Where it is output of another tool: torchcoll import {} -o RUN.jsonl"
 _CHUNK = 1 << 20
 _PIECE = 1 << 18
 TRUNCATED = "truncated: the file has no end record"
-# What a line that holds anything may raise.
+# The exceptions that processing a line with arbitrary content may raise.
 UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def lines_of(
     path: Path, problems: list[str], what: str = _RESULTS, longest: int = MOST_LINE
 ) -> Iterator[bytes]:
-    """The lines of a file, packed or not; a .gz that was copied in part gives those up to the cut.
+    """Yield the lines of a file, compressed or not. A truncated .gz yields the lines up to the cut.
 
-    A line of more than ``longest`` bytes ends there. Raises UnreadableError when the file cannot be
-    read, or unpacks as no real one does.
+    problems: gets a line for each thing that is wrong.
+    what: the kind of file, for messages.
+    longest: a longer line, in bytes, is cut there.
+    Raises UnreadableError if the file cannot be read, or decompresses to more than real files do.
 
-    Split off pieces at C speed: a log has millions of lines, and a call for each took as long as
-    all that is done with it. No piece is longer than a line may be, so that only a line that ends
-    in a later piece than it begins can be too long.
+    A log has millions of lines, and a Python call for each took as long as all other processing, so
+    lines are split from larger pieces at C speed. A piece is at most ``longest`` bytes, so only a
+    line that spans pieces can be too long.
     """
     number, begun, size_bytes = 1, list[bytes](), 0
-    cut = False  # the rest of a line that was too long is passed over
+    cut = False  # True while skipping the remainder of a line that is too long
 
     def joined() -> bytes:
         line = b"".join(begun)
@@ -57,8 +60,7 @@ def lines_of(
                 if not cut:
                     begun.append(piece)
                     size_bytes += len(piece)
-                    # Not before the next line is asked for is more read: who looks at the first
-                    # one reads no more than that.
+                    # Yield at once: a caller that wants only the first line reads no further.
                     if cut := size_bytes > longest:
                         yield joined()
                 continue
@@ -77,7 +79,7 @@ def lines_of(
 
 
 def chunks_of(path: Path, problems: list[str], what: str) -> Iterator[bytes]:
-    """As ``lines_of``, the bytes in pieces of any length."""
+    """Yield the bytes of a file, like ``lines_of``, in pieces of any length."""
     with _pieces(path, problems, what, _CHUNK) as pieces:
         yield from pieces
 
@@ -86,19 +88,21 @@ def chunks_of(path: Path, problems: list[str], what: str) -> Iterator[bytes]:
 def _pieces(
     path: Path, problems: list[str], what: str, most_bytes: int, lined: bool = False
 ) -> Iterator[Iterator[bytes]]:
-    """What is in the file, unpacked, in pieces of so many bytes at most. lined: of a packed one the
-    lines count too. Where it is cut off the pieces end, and what is done with them.
+    """Yield an iterator over the decompressed file, in pieces of at most ``most_bytes``.
+
+    lined: whether the lines of a compressed file count towards its limit.
+    At the end of a truncated file the block of the ``with`` statement ends.
     """
-    # The piece in which a .gz turns out to be damaged is lost whole.
+    # Small pieces: the piece in which a .gz turns out to be damaged is lost.
     most_packed = min(most_bytes, io.DEFAULT_BUFFER_SIZE) if lined else most_bytes
     try:
         with open_to_read(path) as file:
             packed = file.peek(2).startswith(GZIP)
             source = gzip.GzipFile(fileobj=file) if packed else file
-            growth = Unpacking(what, path)
+            growth = UnpackBudget(what, path)
 
             def read() -> bytes:
-                # Not read(): where the file is cut off, what it had before that would be lost.
+                # read1, because read() would lose the data before the end of a truncated file.
                 piece = source.read1(most_packed if packed else most_bytes)
                 if packed:
                     growth.add(len(piece), file.tell(), piece.count(b"\n") if lined else 0)
@@ -124,13 +128,16 @@ def read_records(
     header: Callable[[dict[str, Any]], None],
     take: Callable[[str, dict[str, Any], bytes], None],
 ) -> None:
-    """``header`` gets the first line, ``take`` each other: the name of the record, its fields, and
-    the line itself.
+    """Read a file of records: calls ``header`` with the first and ``take`` with each other record.
 
-    What either raises of UNUSABLE refuses the file, or makes the line one of ``problems``. what:
-    the kind of file, in messages. schema: that of this version, such as ``torchcoll/2``. Lines that
-    do not match their check sums are among the problems. Raises UnreadableError
-    for a file that is missing, empty, of another kind or another major schema, and for two in one.
+    problems: gets a line for each unusable record, including those that fail their check sum.
+    what: the kind of file, for messages.
+    schema: the schema of this version, such as ``torchcoll/2``.
+    header(fields): if it raises one of UNUSABLE, the file is refused.
+    take(name, fields, line): gets the name of the record, its fields and the line as it is. If it
+    raises one of UNUSABLE, the line becomes a problem.
+    Raises UnreadableError for a file that is missing, empty, of another kind or another major
+    schema, and for two files in one.
     """
     expected = f'a torchcoll {what}, whose first line holds "schema":"{schema}"'
     number = 0
@@ -142,7 +149,7 @@ def read_records(
             try:
                 data = parse_line(line)
                 _check_schema(data, schema, path)
-                _unsealed(data)
+                _without_check_sum(data)
                 header(data)
             except UNUSABLE:
                 foreign = what == _RESULTS and b'"record"' not in line
@@ -157,11 +164,11 @@ def read_records(
         try:
             if problem := sums.check(line):
                 problems.append(f"{path}:{number}: {problem}")
-            if unusable.many and line[0] not in b"{ \t\r":
-                raise ValueError  # as its parser would, which takes five times as long to say where
-            if long := len(line) > _PIECE:  # what is in it may be more than memory holds
+            if unusable.is_full and line[0] not in b"{ \t\r":
+                raise ValueError  # as the parser would, without the time to compute the position
+            if long := len(line) > _PIECE:  # parsing it may take too much memory: count it first
                 held.add(line)
-            data = _unsealed(parse_line(line))
+            data = _without_check_sum(parse_line(line))
             if data["record"] == "header":
                 raise _two_in_one(what, path, number)
             record = data.pop("record")
@@ -169,9 +176,9 @@ def read_records(
                 (held.add_call if record == "call" else held.add)(line)  # no other file has calls
             take(record, data, line)
         except UNUSABLE as error:
-            if begins_another(line):
+            if starts_another_file(line):
                 raise _two_in_one(what, path, number) from None
-            if unusable.told():
+            if unusable.count():
                 cut = "" if line.endswith(b"\n") else " (cut off)"
                 unusable.add(f"{path}:{number}: unusable record{cut}: {_brief(error)}")
     unusable.end(path)
@@ -180,8 +187,9 @@ def read_records(
 
 
 def read_objects(path: Path, what: str) -> Iterator[dict[str, Any]]:
-    """What is in each line of a file; {} for the first and nothing for any other that is damaged or
-    no JSON object. Raises UnreadableError as ``lines_of`` does.
+    """Yield the JSON object of each line of a file. Raises UnreadableError as ``lines_of`` does.
+
+    A line that is damaged or not an object is skipped, except that the first one yields {}.
     """
     sums = CheckSums(b"")
     for number, line in enumerate(lines_of(path, [], what), 1):
@@ -190,14 +198,14 @@ def read_objects(path: Path, what: str) -> Iterator[dict[str, Any]]:
                 sums.check(line)
             elif (sums := CheckSums(line)).header_problem:
                 raise ValueError(sums.header_problem)
-            yield _unsealed(parse_line(line))
+            yield _without_check_sum(parse_line(line))
         except UNUSABLE:
             if number == 1:
                 yield {}
 
 
-def _unsealed(data: Any) -> dict[str, Any]:
-    """The record without what is about its line. Raises TypeError for what is no object."""
+def _without_check_sum(data: Any) -> dict[str, Any]:
+    """Remove line number and check sum from a record. Raises TypeError if it is not an object."""
     if not isinstance(data, dict):
         raise TypeError("no object")
     data.pop("line", None)
@@ -206,7 +214,8 @@ def _unsealed(data: Any) -> dict[str, Any]:
     return data
 
 
-# Keys of earlier files, and what they are called now.
+_OLD_COLD_WARNING = re.compile(r"cold calls did not settle within (\d+), as rank 0 saw them")
+# Keys of earlier versions -> their present names.
 _RENAMED = {
     "beside": "concurrent",
     "lead_ns": "ramp_up_ns",
@@ -218,11 +227,12 @@ _RENAMED = {
 
 
 def rename_old_keys(data: dict[str, Any]) -> None:
-    """Give the keys of a record of an earlier version, and of the records in it that torchcoll
-    chose the keys of, their present names; and a work that torchcoll did not start its prefix.
+    """Rename the keys of a record of an earlier version, in place, and the prefix ``external:``.
+
+    Nested records are renamed only if torchcoll chose their keys.
     """
-    inside = ("labels", "limits", "source", "spec", "spent_ns", "versus")
-    for name in inside:
+    nested = ("labels", "limits", "source", "spec", "spent_ns", "versus")
+    for name in nested:
         if isinstance(data.get(name), dict):
             rename_old_keys(data[name])
     for old, new in _RENAMED.items():
@@ -230,6 +240,13 @@ def rename_old_keys(data: dict[str, Any]) -> None:
             data[new] = data.pop(old)
     if data.get("record") == "launch":
         data["record"] = "run"
+    if isinstance(warnings := data.get("warnings"), list):
+        data["warnings"] = [
+            _OLD_COLD_WARNING.sub(r"rank 0 saw no steady state in the first \1 calls", text)
+            if isinstance(text, str)
+            else text
+            for text in warnings
+        ]
     work = data.get("concurrent")
     if isinstance(work, str) and work.startswith("external:"):
         data["concurrent"] = "background:" + work.removeprefix("external:")
@@ -241,7 +258,10 @@ def _two_in_one(what: str, path: Path, number: int) -> UnreadableError:
 
 
 def _check_schema(header: dict[str, Any], schema: str, path: Path) -> None:
-    """``torchcoll/2.4`` is read, ``torchcoll/3`` is not."""
+    """Refuse other major schemas: for ``torchcoll/2``, 2.4 is accepted and 3 is not.
+
+    Raises UnreadableError, or one of UNUSABLE if the line is not a header of this kind.
+    """
     family, _, version = schema.partition("/")
     recorded = header["schema"]
     if header["record"] != "header" or not recorded.startswith(f"{family}/"):
@@ -264,11 +284,11 @@ def _finite(text: str) -> float:
     return number if math.isfinite(number) else _refuse(text)
 
 
-# Not orjson: it would save a sixth of loading a file (tests/benchmarks/libraries.py), cannot read
-# traces in pieces, and makes a float of a whole number beyond 64 bits in silence.
+# orjson would save a sixth of the time to load a file (tests/benchmarks/libraries.py), but cannot
+# read traces in pieces, and silently turns whole numbers beyond 64 bits into floats.
 _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
 
 
 def parse_line(line: bytes) -> Any:
-    """The JSON value of a line. Raises ValueError, also for NaN and Infinity."""
+    """Parse a line of JSON. Raises ValueError for invalid JSON, NaN and Infinity."""
     return _DECODER.decode(line.decode("utf-8", "surrogatepass"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.case import Case, fields_of
+from torchcoll.core.case import Case, flat_dict
 from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import counted
@@ -400,9 +400,9 @@ class CaseResult:
         data["time_ns"] = {clock: _listed(matrix) for clock, matrix in self.time_ns.items()}
         data["case"] = self.case.to_json()
         if self.verification:
-            data["verification"] = fields_of(self.verification)
+            data["verification"] = flat_dict(self.verification)
         if self.reported:
-            data["reported"] = fields_of(self.reported)
+            data["reported"] = flat_dict(self.reported)
             if not self.reported.contradictory:
                 del data["reported"]["contradictory"]
         else:

@@ -191,7 +191,7 @@ class Spec:
         put("points", self.points or ())
         if self.points:
             put("points", read_points(self.points))
-            for name, values in fields_of(self.points).items():
+            for name, values in spec_fields(self.points).items():
                 put(name, values)
         names = _names(self.collectives)
         names = tuple(COLLECTIVES) if names == ("all",) else names
@@ -578,7 +578,7 @@ def _read_point(reported: Any) -> ExactCall:
     )
 
 
-def fields_of(points: Iterable[ExactCall]) -> dict[str, tuple[Any, ...]]:
+def spec_fields(points: Iterable[ExactCall]) -> dict[str, tuple[Any, ...]]:
     """What the fields of a Spec that are a product hold then: the values that the points have."""
     columns = zip(*map(astuple, points), strict=True)
     collectives, sizes, dtypes, ops, _ = (dict.fromkeys(column) for column in columns)

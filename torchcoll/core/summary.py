@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.case import NATIVE, Case, calls_of_batch
+from torchcoll.core.case import NATIVE, Case, split_batch
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import choice
 from torchcoll.core.result import CaseResult, Matrix, Reported, Run, run_numbers
@@ -181,7 +181,7 @@ def calls_of(result: CaseResult, samples: int) -> list[int]:
     """How many calls each of the steady samples of a clock is the mean of; 1 of those of a clock
     that is read at every call.
     """
-    calls = [n for size in result.batches for n in calls_of_batch(size, result.calls_per_sample)]
+    calls = [n for size in result.batches for n in split_batch(size, result.calls_per_sample)]
     return calls if len(calls) == samples else [1] * samples
 
 

@@ -39,9 +39,12 @@ def show_fit(fitted: FittedModel, file: TextIO | None = None) -> None:
     text = f"fitted {counted(len(entries), 'kind')} of cases on {', '.join(map(str, ranks))} ranks"
     if spreads:
         low, high = min(spread.low for spread in spreads), max(spread.high for spread in spreads)
-        text += f"; errors of left-out sizes {_percent(low - 1)} to {_percent(high - 1)} (90 %)"
+        text += "; sizes left out of the fit are predicted within "
+        text += f"{_percent(low - 1)} to {_percent(high - 1)} (the worst kind, 90 %)"
     if over < len(entries):
-        text += f"; {'none' if not over else f'only {over}'} can predict other numbers of ranks"
+        text += (
+            f"; {'none' if not over else f'only {over}'} of them can predict other numbers of ranks"
+        )
     answer = Answer(text, "" if over == len(entries) else "doubt")
     grids = [Grid([], [], above=lines), Grid([], [], below=below, answer=answer)]
     out = Destination(file)
@@ -54,12 +57,12 @@ def _entry_lines(entry: KindModel) -> list[str]:
     for curve in entry.over_sizes:
         law_text = counted(len(curve.law.pieces), "range")
         if curve.factors:
-            law_text += f", {counted(len(curve.factors), 'size')} off its law"
+            law_text += f", {counted(len(curve.factors), 'size')} corrected one by one"
         hosts = f" on {counted(curve.hosts, 'host')}" if curve.hosts else ""
         lines.append(
             f"{curve.ranks} ranks{hosts}: {curve.sizes} sizes, {format_size(curve.low_bytes)} to "
-            f"{format_size(curve.high_bytes)}: {law_text}; errors "
-            f"{_percent(curve.spread.low - 1)} to {_percent(curve.spread.high - 1)}"
+            f"{format_size(curve.high_bytes)}: {law_text}; left-out sizes "
+            f"within {_percent(curve.spread.low - 1)} to {_percent(curve.spread.high - 1)}"
         )
     law = entry.over_ranks
     if law is None:

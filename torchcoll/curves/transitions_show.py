@@ -165,7 +165,10 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
     if vague:
         span = _span(min(low for low, _ in vague), max(high for _, high in vague))
         where_text = f" in {len(vague_curves)} of {len(curves)} curves" if len(curves) > 1 else ""
-        texts.append(f"the law changes between {span}{where_text}, with too few sizes to say how")
+        texts.append(
+            f"the law (time = latency + size / algbw) changes between {span}{where_text}, with too "
+            "few sizes to fit the part before"
+        )
     if changes or vague:
         return Answer("; ".join(texts), "doubt")
     aside = "".join(f"; {text}" for text in texts)
@@ -209,7 +212,7 @@ def _grid(curve_ranges: CurveRanges, title: str, refine: bool) -> Grid:
     if curve_ranges.sizes > len(points):
         sizes_text = f"{len(points)} of {curve_ranges.sizes} sizes (more are too many), "
     sizes_text += f"{runs} run{'s' * (runs > 1)}{' (their median)' * (runs > 2)}"
-    above = [f"{title}: {sizes_text}, points scatter by {100 * curve.noise:.1f} % about their law"]
+    above = [f"{title}: {sizes_text}, residual scatter {100 * curve.noise:.1f} %"]
     heads = [Head("range", repeat=True), Head("sizes", left=True), Head("latency")]
     heads += [Head("algbw", "(GB/s)"), Head("maximum", "error", left=True)]
     labelled = any(point.algorithm for point in points)

@@ -84,7 +84,7 @@ def run_fleet(options: argparse.Namespace) -> ExitCode:
     from torchcoll.fleet.node_report import fleet_finding
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS
-    from torchcoll.store.from_files import summaries_of_files as summaries_of
+    from torchcoll.store.sources import summaries_of
 
     choice(options.format, "format", FORMATS)
     threshold = parse_share(options.threshold, "threshold")
@@ -133,7 +133,7 @@ def run_history(options: argparse.Namespace) -> ExitCode:
     from torchcoll.fleet.nights import parse_night, parse_night_start
     from torchcoll.fleet.panel import panels_of
     from torchcoll.report.formats import FORMATS
-    from torchcoll.store.from_files import summaries_of_files as summaries_of
+    from torchcoll.store.sources import summaries_of
 
     choice(options.format, "format", FORMATS)
     threshold = parse_share(options.threshold, "threshold")

@@ -66,7 +66,8 @@ def weighted_median(values: Floats, weights: Floats) -> Floats:
     rows = np.arange(len(values))
     low = np.argmax(cumulated >= half * (1 - 1e-12), axis=1)
     high = np.argmax(cumulated > half * (1 + 1e-12), axis=1)
-    return (ordered[rows, low] + ordered[rows, high]) / 2
+    medians: Floats = (ordered[rows, low] + ordered[rows, high]) / 2
+    return medians
 
 
 def two_way(log_times: Floats) -> TwoWay:

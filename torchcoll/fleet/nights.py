@@ -48,7 +48,9 @@ def ahead_of_receipt(summaries: Summaries) -> npt.NDArray[np.bool_]:
     wrong. A clock that is behind cannot be told from a run that was collected late.
     """
     both_times = (summaries.start_us != UNKNOWN_START) & (summaries.received_us != UNKNOWN_START)
-    return both_times & (summaries.start_us > summaries.received_us + _CLOCK_OFF_US)
+    ahead: npt.NDArray[np.bool_] = summaries.start_us > summaries.received_us + _CLOCK_OFF_US
+    ahead &= both_times
+    return ahead
 
 
 def nights_of(summaries: Summaries, night_start_us: int) -> Ints:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
-from torchcoll.core.bounds import MOST_RANKS, MOST_ROWS, MOST_TOLD
+from torchcoll.core.bounds import MOST_PROBLEMS, MOST_RANKS, MOST_ROWS
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES, DTYPES, Layout, find_collective, find_dtype
 from torchcoll.core.errors import UnreadableError, UsageError, choice
@@ -111,7 +111,7 @@ class Imported:
     def warn(self, text: str) -> None:
         if self.output is not None:
             self.warned_outputs.setdefault(text, set()).add(self.output)
-        if text not in self.warnings and len(self.warnings) < MOST_TOLD:
+        if text not in self.warnings and len(self.warnings) < MOST_PROBLEMS:
             self.warnings.append(text)
 
     def choose(self, option: str, requested: Value | None, recorded: Value | None) -> Value | None:

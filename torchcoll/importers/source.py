@@ -12,9 +12,9 @@ from typing import IO, Any
 
 from torchcoll.core.bounds import (
     GZIP,
+    MOST_PROBLEMS,
     MOST_TEXT,
-    MOST_TOLD,
-    Unpacking,
+    UnpackBudget,
 )
 from torchcoll.core.errors import UnreadableError, nearest_file
 from torchcoll.core.opening import is_descriptor, open_to_read
@@ -43,7 +43,7 @@ class _Unpacked(io.RawIOBase):
     """
 
     def __init__(self, start: bytes, remaining: IO[bytes], name: str) -> None:
-        self._growth, self._read = Unpacking("file", name), 0
+        self._growth, self._read = UnpackBudget("file", name), 0
         self._packed, self._remaining = start, remaining
         self._unpacker = zlib.decompressobj(31)  # with gzip's header
         self._ready = memoryview(b"")  # slices of it need no copy
@@ -86,7 +86,7 @@ class Shortened:
     def __iter__(self) -> Iterator[Line]:
         for number, text in self._lines:
             if len(text) > MOST_TEXT:
-                if len(self.cut) < MOST_TOLD:
+                if len(self.cut) < MOST_PROBLEMS:
                     self.cut.append(number)
                 text = text[:MOST_TEXT]
             yield number, text

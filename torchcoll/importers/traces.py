@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.bounds import MOST_RANKS, ByteBudget, Events
+from torchcoll.core.bounds import MOST_RANKS, ByteBudget, EventBudget
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import is_traffic
 from torchcoll.core.jsonl import chunks_of
@@ -133,7 +133,7 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
     if first.startswith(_PICKLE):
         raise _pickle_error(path)
     document: dict[str, Any] = {}
-    memory, events = ByteBudget("trace", path), Events(path)
+    memory, events = ByteBudget("trace", path), EventBudget(path)
     try:
         for key, value, length, item in members(itertools.chain([first], chunks), _LISTS):
             if item and key == "traceEvents":

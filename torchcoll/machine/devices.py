@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torchcoll.core.case import calls_of_batch
+from torchcoll.core.case import split_batch
 from torchcoll.core.errors import UnavailableError
 from torchcoll.machine.launcher import Launch
 
@@ -250,7 +250,7 @@ class Accelerator:
         event completes immediately, so the first duration is the host's time to issue a call.
         """
         now, issue, each = self._now, clocks["issue"].append, self.calls_per_sample
-        counts = calls_of_batch(calls, each)
+        counts = split_batch(calls, each)
         several = [1] * leads + counts
         events = [self._torch.Event(self.name, enable_timing=True) for _ in range(len(several) + 1)]
         events[0].record()

@@ -49,7 +49,9 @@ def answer_of(report: dict[str, Any]) -> Answer:
     findings = report["findings"]
     counts = [(n, s) for s in _STYLES if (n := sum(item["severity"] == s for item in findings))]
     sentences = [f"usable here: {', '.join(names)}" if names else "no backend can be used here"]
-    sentences.append(", ".join(counted(n, severity) for n, severity in counts) or "no trap found")
+    sentences.append(
+        ", ".join(counted(n, severity) for n, severity in counts) or "no harmful setting found"
+    )
     worst = next(
         (item["what"] for _, s in counts[:1] for item in findings if item["severity"] == s), ""
     )

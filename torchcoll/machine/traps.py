@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, minor_version, of_family
-from torchcoll.core.shared_cores import crowded
+from torchcoll.core.shared_cores import oversubscribed_hosts
 from torchcoll.core.units import format_bytes
 from torchcoll.libraries.known_variables import unknown_variables
 from torchcoll.libraries.nccl import variables as nccl
@@ -98,7 +98,7 @@ def more_ranks_than_devices(facts: Facts) -> Iterator[Finding]:
 def more_ranks_than_cores(facts: Facts) -> Iterator[Finding]:
     # The same check as in a run. A launcher that pins gives each rank its own cores.
     members = [{"affinity": ",".join(map(str, sorted(cpus)))} for cpus in facts.affinities]
-    for _, text in crowded(members):
+    for _, text in oversubscribed_hosts(members):
         yield Finding(
             "more_ranks_than_cores",
             "warning",

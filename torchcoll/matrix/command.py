@@ -282,7 +282,7 @@ def estimated_s(plan: RunPlan) -> tuple[float | None, str]:
         cases.add(count)
         if spec.iters is not None:
             calls = f"{spec.iters} calls a case" if spec.iters else "the cold calls alone"
-            return None, f"no estimate of time: {calls} take as long as they take"
+            return None, f"no estimate of time: it depends on how long {calls} take"
         total_s += plan.runs * (_START_S + count * (spec.max_time_s + _CONCURRENT_S))
     several = " to ".join(str(n) for n in dict.fromkeys((min(cases), max(cases))))
     return total_s, (

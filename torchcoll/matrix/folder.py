@@ -51,7 +51,7 @@ class Manifest:
                 lines = list(_lines(self.path))
                 check_same(folder, lines[0], spec)
                 self.records = [line for line in lines[1:] if _is_run(line)]
-                self._lines = LineWriter.going_on(self.path)
+                self._lines = LineWriter.continuing(self.path)
         except BaseException:
             self._file.close()
             raise

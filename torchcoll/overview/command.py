@@ -50,12 +50,12 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     add("--clock", help="host, device or issue (default: device where it was recorded)")
     add(
         "--view",
-        default="cases",
         metavar="VIEW",
         help=(
-            "cases (default); ranks: which rank is slow; calls: every call in "
-            "order; pivot:KEY: sizes down, a column for each collective, backend, "
-            "label=NAME, file, ..."
+            "cases: a row each (default; on a terminal several collectives over "
+            "sizes are one table of busbw); ranks: which rank is slow; calls: every "
+            "call in order; pivot:KEY: sizes down, a column for each collective, "
+            "backend, label=NAME, file, ..."
         ),
     )
     add("--metric", help="figure of --view pivot:KEY: busbw (default), algbw or time")
@@ -157,7 +157,12 @@ def _shown(options: argparse.Namespace) -> ExitCode:
 def _fits_both(options: argparse.Namespace) -> bool:
     """Whether tables of traffic can stand below those of results, under the same options."""
     choices = {**_choices(options), "over_ranks": options.over_ranks != "max"}
-    choices |= {"format": None, "every": None, "verbose": None, "view": options.view != "cases"}
+    choices |= {
+        "format": None,
+        "every": None,
+        "verbose": None,
+        "view": options.view not in (None, "cases"),
+    }
     asked = [*choices.values(), options.reference]
     return options.format in ("table", "markdown") and not any(asked)
 
@@ -240,7 +245,13 @@ def _name(path: str, taken: Container[str]) -> str:
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="result files, or output of other tools")
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="result files, or output of other tools; or one store of torchcoll collect, with "
+        "--format parquet",
+    )
     add(
         "--format",
         help="csv, json, parquet and nccl-tests are for other programs: torchcoll reads none "
@@ -259,6 +270,7 @@ def run_export(options: argparse.Namespace) -> ExitCode:
     from torchcoll.inputs import load_all
     from torchcoll.overview.show import show
     from torchcoll.report.destination import check_new, write_file
+    from torchcoll.store.address import is_store
 
     formats = ("nccl-tests", "csv", "json", "parquet")
     if options.trace and options.format:
@@ -267,6 +279,9 @@ def run_export(options: argparse.Namespace) -> ExitCode:
         choice(options.format or "none", "format", formats)
     if options.output:
         check_new(options.output, "output", options.force)
+    stores = [file for file in options.files if is_store(file)]
+    if stores:
+        return _export_store(stores[0], options)
     runs = load_all(options.files)
     if options.trace:
         from torchcoll.report.chrome_trace import trace_text
@@ -293,6 +308,35 @@ def run_export(options: argparse.Namespace) -> ExitCode:
         write_file(options.output, text.getvalue(), "output", options.force)
     else:
         show(*runs, format=options.format)
+    return ExitCode.OK
+
+
+def _export_store(store: str, options: argparse.Namespace) -> ExitCode:
+    """Writes beside the file of -o and renames: a store may be larger than memory."""
+    from torchcoll.core.units import counted
+    from torchcoll.report.destination import check_new
+    from torchcoll.store.address import parse_address
+
+    address = parse_address(store)
+    if len(options.files) > 1:
+        raise UsageError("files", f"{len(options.files)} arguments", "a store alone")
+    if options.format != "parquet":
+        option = "--trace" if options.trace else f"--format {options.format}"
+        raise UsageError("format", option, "--format parquet: the samples are in the result files")
+    if not options.output or options.output == "-":
+        raise UsageError("output", options.output or "none", "a file", "Name one with -o.")
+    from torchcoll.store.parquet import write_store_parquet
+
+    part = f"{options.output}.{os.getpid()}"
+    try:
+        with open(part, "xb") as file:
+            cases = write_store_parquet(address, file)
+        check_new(options.output, "output", options.force)
+        os.replace(part, options.output)
+    finally:
+        if os.path.lexists(part):
+            os.unlink(part)
+    print(printable(f"exported {counted(cases, 'case')} of {address.name} to {options.output}"))
     return ExitCode.OK
 
 

@@ -128,7 +128,7 @@ def show(
     percentiles: str | Sequence[float] | None = None,
     over_ranks: str = "max",
     clock: str | None = None,
-    view: str = "cases",
+    view: str | None = None,
     metric: str | None = None,
     topology: str | Sequence[str] | None = None,
     nccl_log: str | Sequence[str] | None = None,
@@ -141,11 +141,12 @@ def show(
     format: table, markdown, csv, json, nccl-tests. columns: names of Row fields, or ``all``.
     percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the slowest rank of a
     call), mean, min, rank0. clock: host, device, issue; None: each case's default. view: ``cases``,
-    a row each; ``ranks``, each rank's own times; ``calls``, every call in order (both are long
-    tables in csv and json); ``pivot:KEY``, sizes down and one column for each value of KEY
-    (collective, ranks, backend, ... or ``label=NAME``), showing metric (busbw, algbw, time). The
-    table of cases ends with the verdict by the fabric that the run is known to be of; ``check``
-    judges by another one. topology: files of NCCL_TOPO_DUMP_FILE, and one of
+    a row each (the default; on a terminal, several collectives over three sizes or more are a table
+    of busbw by size and collective); ``ranks``, each rank's own times; ``calls``, every call in
+    order (both are long tables in csv and json); ``pivot:KEY``, sizes down and one column for each
+    value of KEY (collective, ranks, backend, ... or ``label=NAME``), showing metric (busbw, algbw,
+    time). The table of cases ends with the verdict by the fabric that the run is known to be of;
+    ``check`` judges by another one. topology: files of NCCL_TOPO_DUMP_FILE, and one of
     NCCL_GRAPH_DUMP_FILE; each row then has its share of what they allow. nccl_log: logs of NCCL,
     whose tuning table says what it expected. every: all tables of more than 20 runs, all ranks of
     more than 64, and all cases of a comparison, which are shown in short without it. verbose: the
@@ -179,20 +180,25 @@ def show(
     readings = View(
         texts_of(columns), texts_of(percentiles), over_ranks, clock, limits, expected, verbose
     )
+    out = Destination(file)
+    by_collective = view is None and format == "table" and out.terminal
+    view = view or "cases"
     if not view.startswith(_PIVOT) and view not in VIEWS:
         raise unknown("view", view, (*VIEWS, f"{_PIVOT}KEY"))
     _check_together(readings, format, view, metric)
     if not sources:
         raise UsageError("show", "no file", "at least one result file")
     runs = load_all(sources)
-    out = Destination(file)
 
     usual = readings == View(verbose=verbose) and view == "cases"
     pairs = usual and any(map(has_pairs, runs))
+    by_collective = by_collective and usual and not every
     if pairs and format in ("table", "markdown"):
         show_with_pairs(runs, format, out)
     elif format in ("table", "markdown"):
-        titled, verdict = _titled_grids(runs, readings, view, metric or "busbw", every)
+        titled, verdict = _titled_grids(
+            runs, readings, view, metric or "busbw", every, by_collective
+        )
         print_grids(titled, format, out, verdict)
     elif format in ("csv", "json"):
         out.write(_machine_text(runs, readings, format, view))
@@ -303,7 +309,12 @@ def _machine_text(runs: Sequence[Run], readings: View, format: str, view: str) -
 
 
 def _titled_grids(
-    runs: Sequence[Run], readings: View, view: str, metric: str, every: bool
+    runs: Sequence[Run],
+    readings: View,
+    view: str,
+    metric: str,
+    every: bool,
+    by_collective: bool,
 ) -> tuple[list[tuple[str, list[Grid]]], Answer | None]:
     """The tables to print, under the path of the file that they come from, and of several runs that
     are judged one verdict.
@@ -322,6 +333,8 @@ def _titled_grids(
             return many_ranks_grids(run, readings) if short else ranks_grids(run, readings, every)
         if view == "calls":
             return calls_grids(run, readings)
+        if by_collective and _compares_collectives(run):
+            return _collectives_grids(run, readings)
         table, *further = grids = [table_grid(run, readings), *further_grids(run)]
         if further:  # the answer ends all of them
             table.answer, further[-1].answer = None, table.answer
@@ -343,6 +356,36 @@ def _titled_grids(
         titles = [", ".join(dict.fromkeys(r.case.collective for r in run.results)) for run in runs]
     answers = [grid.answer for _, grids in titled for grid in grids if grid.answer]
     return titled, over_all(list(zip(titles, answers, strict=True)))
+
+
+_SIZES = 3  # fewer sizes are read as easily in a list
+
+
+def _compares_collectives(run: Run) -> bool:
+    """Whether a table of busbw by size and collective shows the run, with nothing failed."""
+    sizes: dict[str, set[int]] = {}
+    for result in run.results:
+        wrong = result.verification is not None and result.verification.failed
+        if result.status != "ok" or wrong or result.concurrent:
+            return False
+        sizes.setdefault(result.case.collective, set()).add(result.case.size_bytes)
+    several = [name for name, of_collective in sizes.items() if len(of_collective) >= _SIZES]
+    return len(several) > 1 and run.ranks > 1 and not run.windows
+
+
+def _collectives_grids(run: Run, readings: View) -> list[Grid]:
+    """Sizes down and collectives across, with the verdict and the notes of the list of cases."""
+    from torchcoll.report.views import pivot_grids
+
+    table = table_grid(run, readings)
+    *grids, last = pivot_grids([run], readings, "collective", "busbw")
+    # Footnotes belong to cells that are not shown here.
+    notes = [
+        line for line in table.below if not line.startswith(("[", "*")) and line not in last.below
+    ]
+    last.below = [*last.below, *notes, "times and first calls of each case: --view cases"]
+    last.answer = table.answer
+    return [*grids, last]
 
 
 def further_grids(run: Run) -> list[Grid]:

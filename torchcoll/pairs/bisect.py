@@ -16,7 +16,7 @@ from torchcoll.bench.session import Session
 from torchcoll.bench.sweep import Sweep
 from torchcoll.core.case import size_case
 from torchcoll.core.errors import brief
-from torchcoll.core.shared_cores import crowded
+from torchcoll.core.shared_cores import oversubscribed_hosts
 from torchcoll.core.units import format_ranges
 from torchcoll.pairs.schedule import Units
 
@@ -178,7 +178,7 @@ def record_halving(
         return
     ranks = unit_ranks(units, halving.group)
     hosts = list(dict.fromkeys(members[rank]["host"] for rank in ranks))
-    waiting_hosts = {host for host, _ in crowded(members)} if on_cpu else set()
+    waiting_hosts = {host for host, _ in oversubscribed_hosts(members)} if on_cpu else set()
     compared_hosts = {
         members[rank]["host"] for half in last_step.halves for rank in unit_ranks(units, half)
     }

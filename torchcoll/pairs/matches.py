@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.shared_cores import crowded
+from torchcoll.core.shared_cores import oversubscribed_hosts
 from torchcoll.core.summary import default_clock, over_ranks, quantile
 from torchcoll.pairs.schedule import LATENCY_BYTES, THRESHOLD, Pair, Units, group_ranks
 
@@ -124,7 +124,7 @@ def read_pairs(run: Run) -> Pairs | None:
     if isinstance(threshold, float) and 0 < threshold < 1:
         pairs.threshold = threshold
     if results[0].case.device == "cpu":
-        pairs.crowded = frozenset(host for host, _ in crowded(run.members))
+        pairs.crowded = frozenset(host for host, _ in oversubscribed_hosts(run.members))
     for result in results:
         rule, _, name = (result.case.group or "").partition("/")
         low, _, high = name.partition("-")

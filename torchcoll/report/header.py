@@ -64,7 +64,7 @@ _MODES = {
     "graph": "graph (captured calls, replayed)",
 }
 _READINGS = {
-    "max": "slowest rank = max over ranks",
+    "max": "time = max over ranks, the slowest rank",
     "mean": "time = mean over ranks, not the slowest rank",
     "min": "time = min over ranks, not the slowest rank",
     "rank0": "time = rank 0 alone, not the slowest rank",
@@ -262,7 +262,10 @@ def _rules(spec: dict[str, Any], items: Sequence[Any]) -> str:
         parts = [f"{spec['iters']} calls a case"]
     elif spec.get("precision") and spec.get("max_time_s"):
         precision = 100 * spec["precision"]
-        parts = [f"each case until {precision:g} % precision or {spec['max_time_s']:g} s"]
+        parts = [
+            f"a case ends when its median is known within {precision:g} %, or after "
+            f"{spec['max_time_s']:g} s"
+        ]
     else:
         parts = []
     if spec.get("warmup"):

@@ -85,7 +85,7 @@ class Notes:
         least, most = min(self._short.values()), max(self._short.values())
         calls = f"{least} calls" if least == most else f"{least} to {most} calls"
         rows = counted(len(self._short), "row")
-        return [f"short: {rows} of {calls}, too few to show whether they are bimodal too"]
+        return [f"{rows} with only {calls}: too few to tell whether they are bimodal"]
 
 
 def _remarks(result: CaseResult) -> Iterable[str]:

@@ -42,7 +42,7 @@ _WORDS = {
     "init_process_group": "init",
     "nccl_init": "NCCL init",
 }
-READING = "slowest rank = max over ranks"
+READING = "time = max over ranks, the slowest rank"
 _RESULT = "to first result: connecting before the 1st call, if any, plus the 1st call"
 _CONNECT = "library setup: time to first result minus one steady call"
 _CALLS = (
@@ -109,13 +109,13 @@ def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
         if ratio := over(shown_scale.first_ns, shown_scale.steady_ns):
             text += f", {_times(ratio)} times a steady call ({time_text(shown_scale.steady_ns, 3)})"
         if shown_scale.first_result_ns:
-            text += f"; time to first result {time_text(shown_scale.first_result_ns, 3)}"
+            text += f", time to first result {time_text(shown_scale.first_result_ns, 3)}"
         texts.append(text)
     if len(order) > _MOST_KINDS:
         texts.append(f"{len(order) - _MOST_KINDS} more kinds take less")
     ranks = dict.fromkeys(scale.ranks for scale in order if scale.ranks)
     if len(ranks) == 1:
-        texts[0] += f" (on {counted(next(iter(ranks)), 'rank')})"
+        texts[0] = f"on {counted(next(iter(ranks)), 'rank')} {texts[0]}"
     if finding.late:
         texts.append(f"{counted(len(finding.late), 'later case')} had a cold first call too")
     return Answer("; ".join(texts))
@@ -302,7 +302,7 @@ def _set_up(rows: Sequence[ColdRow]) -> Grid:
             (Head("largest part", "of NCCL init", left=True), _part_cell),
         ],
         rows,
-        above=["set-up, as the slowest rank saw it", _LONGEST],
+        above=["set-up: the longest time of any rank", _LONGEST],
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.case import Case
-from torchcoll.core.result import Run
+from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.summary import libraries_of, summarise
 from torchcoll.stats.sides import known_of, start_of
 
@@ -82,7 +82,7 @@ class RunSummary:
     """One run, without its cases.
 
     run_id: of the file's header; of an imported run a hash of its figures and labels. start_us:
-    when it began by the clock of its host, received_us: when it was collected, both in microseconds
+    when it began by the clock of its host, received_us: when its file was last written, both in us
     of UTC since 1970. node: the label ``node``, else the host if all ranks ran on one; '' for
     several hosts. facts: versions, devices, variables and labels by name. status: complete,
     interrupted, failed or truncated.
@@ -105,22 +105,22 @@ class RunSummary:
 
 
 def summarise_run(
-    run: Run, received_us: int | None = None
+    run: Run, file: str = "", received_us: int | None = None
 ) -> tuple[RunSummary, tuple[CaseSummary, ...]]:
     """Reduces a loaded run to what is kept of it.
 
-    received_us: when it was collected; None takes the time at which its file was last written.
-    Raises OSError if its file has gone.
+    file: which it was read from; '' takes the path of the run, which an imported run has none of.
+    received_us: None takes the time at which the file was last written. Raises OSError if the file
+    has gone.
     """
     hosts = tuple(dict.fromkeys(str(m["host"]) for m in run.members if m.get("host")))
     if not hosts and (host := run.environment.get("host")):
         hosts = (str(host),)
-    several_hosts = len(hosts) > 1 or int(run.labels.get("hosts") or 1) > 1
-    node = run.labels.get("node") or ("" if several_hosts or not hosts else hosts[0])
+    node = run.labels.get("node") or ("" if hosts_of(run) > 1 or not hosts else hosts[0])
     facts = known_of(run)
     start = start_of(run)
     end = run.end or {}
-    path = run.path or (Path(run.source["file"]) if run.source.get("file") else None)
+    path = Path(file) if file else run.path
     content = path.read_bytes() if path and path.is_file() else b""
     cases = tuple(
         _summarise_case(*item) for item in zip(run.results, libraries_of(run), strict=True)
@@ -130,10 +130,10 @@ def summarise_run(
         received_us = int(path.stat().st_mtime * 1e6)
     # An imported run has no identity of its own, and a file may hold several: its figures are one.
     text = f"{start} {node} {sorted(run.labels.items())} {[(c.key, c.time_ns) for c in cases]}"
-    figures_sha256 = hashlib.sha256(text.encode()).hexdigest()
+    figures_sha256 = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
     summary = RunSummary(
         run_id=figures_sha256 if run.source else str(run.header.get("run_id") or figures_sha256),
-        path=str(path or ""),
+        path=str(path or run.source.get("file") or ""),
         file_sha256=file_sha256,
         node=node,
         hosts=hosts,

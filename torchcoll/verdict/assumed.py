@@ -69,7 +69,8 @@ def assumptions(rows: Sequence[Row], run: Run) -> list[Phrase]:
     if not nearest:
         return []
     limits_text = ", ".join(f"{text} {' or '.join(shares[text])}" for text in nearest)
-    return [Phrase("", f"assumed, no verdict: {limits_text} (--fabric NAME judges by one)")]
+    text = f"the fabric is not recorded; it could be {limits_text} (--fabric NAME judges by it)"
+    return [Phrase("", text)]
 
 
 def _possible(run: Run) -> Iterable[Fabric]:

@@ -280,4 +280,4 @@ def _facts(
         for backend, ns in firsts.items()
     ]
     if parts:
-        yield Phrase("", f"first result after {' and '.join(parts)}")
+        yield Phrase("", f"time to first result {' and '.join(parts)}")

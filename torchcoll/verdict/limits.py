@@ -143,9 +143,11 @@ def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phra
             )
         )
         within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)
-        option = "" if within else "--fabric NAME or "
         text = f"for {where}{' within one host' if within else ''}"
-        return [Phrase(NO_REFERENCE, f"{text} (torchcoll check {option}--baseline RUN)")]
+        option = "" if within else "--fabric NAME or "
+        return [
+            Phrase(NO_REFERENCE, f"{text}: give one with torchcoll check {option}--baseline RUN")
+        ]
     device = device_of(run) if fabric.several_hosts else None
     judged = list(_judged(rows, fabric, device))
     if not judged:

@@ -130,7 +130,7 @@ class PublishedCase:
             count = "below it" if below else "not below it"
         return (
             f"published: {many} run{'s' * (many > 1)} on {kind} {reach} GB/s busbw in {where}; "
-            f"yours, {busbw:.4g}, is {count}"
+            f"this run's {busbw:.4g} is {count}"
         )
 
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from torchcoll.core.bounds import MOST_PROCESSES, ByteBudget, LoggedCommunicators
+from torchcoll.core.bounds import MOST_PROCESSES, ByteBudget, CommunicatorBudget
 from torchcoll.core.errors import UnreadableError
 from torchcoll.libraries.logged import LoggedCall, Tally
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, canonical, parse_call
@@ -581,7 +581,7 @@ class NcclLogReader:
         self.file = file
         self.tally = Tally()
         self._budget = ByteBudget("log", file)
-        self._communicators = LoggedCommunicators(file)
+        self._communicators = CommunicatorBudget(file)
         self._processes: list[NcclProcess] = []
         self.version = ""  # of a line without a process: NCCL <= 2.23 prints it so, once per job
         self._process_by_id: dict[tuple[str, int], NcclProcess] = {}

@@ -1,0 +1,132 @@
+"""``torchcoll collect``: results into a store; ``torchcoll prune``: old ones out of it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from datetime import datetime, timezone
+
+from torchcoll.core.errors import ExitCode, UnreadableError, printable, tell
+from torchcoll.core.units import counted, parse_duration
+from torchcoll.store.address import DEFAULT_STORE, parse_address
+
+_NAMED = 5
+_STORE = "an SQLite file, or postgresql://USER@HOST/DATABASE"
+
+
+def collect_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="result files, folders, quoted globs, output of other tools, label=PATH",
+    )
+    add(
+        "--into",
+        default=DEFAULT_STORE,
+        metavar="STORE",
+        help=f"{_STORE} (default: {DEFAULT_STORE} in the current folder)",
+    )
+    add(
+        "--reread",
+        action="store_true",
+        help="read files that were collected before and have not changed since, and replace "
+        "their runs",
+    )
+
+
+def run_collect(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.store.collect import collect
+
+    address = parse_address(options.into, new=True)
+    collected = collect(
+        options.paths,
+        address,
+        reread=options.reread,
+        on_error=lambda message: tell(f"torchcoll: error: {message}"),
+    )
+    counts = collected.counts
+    verb = "was" if counts.unchanged == 1 else "were"
+    answer = (
+        f"collected {counted(counts.runs, 'run')} ({counted(counts.cases, 'case')}) from "
+        f"{counted(collected.files, 'file')} into {address.name}; {counts.unchanged} {verb} there "
+        "already"
+    )
+    if counts.replaced:
+        answer += f", {counts.replaced} replaced by what the files hold now"
+    if collected.unreadable:
+        answer += f"; {counted(len(collected.unreadable), 'path')} could not be read"
+    print(printable(answer))
+    if collected.no_results:
+        names = ", ".join(collected.no_results[:_NAMED])
+        more = len(collected.no_results) - _NAMED
+        rest = f" and {more} more" if more > 0 else ""
+        number = counted(len(collected.no_results), "file")
+        tell(f"torchcoll: note: no results in {number}, skipped: {names}{rest}")
+    return ExitCode.UNREADABLE if collected.unreadable else ExitCode.OK
+
+
+def prune_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("store", metavar="STORE", help=_STORE)
+    add(
+        "--keep",
+        required=True,
+        metavar="TIME",
+        help="remove runs that are older, such as 400d; the age of a run counts from its start, "
+        "or from when its file was last written, whichever is later",
+    )
+    add(
+        "--spare",
+        metavar="FILE",
+        help="a file of run ids to keep whatever their age, one per line; # begins a comment",
+    )
+    add("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
+
+
+def run_prune(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.store.prune import prune
+
+    keep_s = parse_duration(options.keep, "keep")
+    spare = _read_ids(options.spare) if options.spare else []
+    address = parse_address(options.store)
+    before_s = time.time() - keep_s
+    pruned = prune(address, int(before_s * 1e6), spare, dry_run=options.dry_run)
+    limit = datetime.fromtimestamp(max(before_s, 0), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    answer = (
+        f"{'would remove' if options.dry_run else 'removed'} {counted(pruned.runs, 'run')} "
+        f"({counted(pruned.cases, 'case')}) from before {limit} from {address.name}; "
+        f"{pruned.left} {'is' if pruned.left == 1 else 'are'} left"
+    )
+    if options.spare:
+        answer += f", of which {pruned.spared} {'is' if pruned.spared == 1 else 'are'} spared"
+    print(printable(answer))
+    if pruned.unknown:
+        names = ", ".join(pruned.unknown[:_NAMED])
+        rest = f" and {len(pruned.unknown) - _NAMED} more" if len(pruned.unknown) > _NAMED else ""
+        tell(f"torchcoll: warning: {options.spare}: not in {address.name}: {names}{rest}")
+    return ExitCode.OK
+
+
+def _read_ids(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.partition("#")[0].strip() for line in file]
+    except UnicodeDecodeError:
+        raise UnreadableError("spare", path, "a text file with a run id per line") from None
+    return [line for line in lines if line]
+
+
+COMMANDS = {
+    "collect": (
+        "keep results in a store, for fleet and history",
+        collect_arguments,
+        run_collect,
+    ),
+    "prune": (
+        "remove old runs from a store",
+        prune_arguments,
+        run_prune,
+    ),
+}
