@@ -1,28 +1,31 @@
 """Which runs may stand for how a machine should be: those that failed, gave wrong results or were
-slow beside the others are left out and named.
+slow compared with the others are left out and named.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.units import counted
 from torchcoll.fleet.critical import critical_value
 from torchcoll.fleet.effects import Floats, common_cases, robust_scale, two_way
 from torchcoll.fleet.good_runs import (
-    ERROR,
+    FALSE_ALARMS,
     FEWEST_RUNS,
+    THRESHOLD,
+    Baseline,
     GoodRun,
     GoodRuns,
+    baseline_of,
+    mean_over_cases,
     runs_missing,
-    usual_of,
 )
 from torchcoll.fleet.nights import format_night
 from torchcoll.fleet.node_report import case_names
@@ -30,8 +33,8 @@ from torchcoll.fleet.slow_nodes import FEWEST_PEERS, Peers, judge_peers
 from torchcoll.store.records import FAILED, WRONG, CaseKey
 from torchcoll.store.series import RUN_STATUSES, STATUSES, UNKNOWN_START, Summaries
 
-SLOW = 0.03  # a run that is slower than the others by less is not accused, as in `torchcoll fleet`
-_OF_RUNS = 0.5  # share of the error that a run over all cases has in `torchcoll fleet`
+_ERROR = 0.01  # probability that a healthy run of a set is left out as slow
+_OF_RUNS = 0.5  # share of that error that a run over all cases has in `torchcoll fleet`
 _DAY_US = 86_400_000_000
 _DRIFT_P = 0.01
 _DRIFT_LEAST = 0.01  # over the whole time: less is no warning
@@ -42,7 +45,7 @@ _NO_VERSIONS = ("label=", "device_name", "cores", "threads", "cpu", "source", "p
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A run of the folder that is not in the baseline, and why."""
+    """A run that is not in the baseline, and why."""
 
     run_id: str
     path: str
@@ -51,57 +54,56 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Selection:
-    """Good runs by device model and number of ranks, most runs first, and what was left out.
+    """Baselines by device model and number of ranks, most runs first, and what was left out.
 
-    too_few: sets of runs that are no baseline, as a clause each. notes: cases left out, and similar.
+    too_few: sets of runs that are too few for a baseline, as a clause each. notes: cases left out,
+    and what makes a baseline doubtful, as a sentence each.
     """
 
-    good: tuple[GoodRuns, ...]
+    baselines: tuple[Baseline, ...]
     left_out: tuple[LeftOut, ...] = ()
     too_few: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
-
-
-def date_of(start_us: int | None) -> str:
-    """The day in UTC, '' where the start is not known."""
-    return "" if start_us is None else format_night(start_us // _DAY_US)
+    notes: tuple[str, ...] = ()
 
 
 def machine_text(device_name: str, ranks: int) -> str:
-    return f"{device_name or 'device not recorded'}, {counted(ranks, 'rank')}"
+    return f"{one_line(device_name) or 'device not recorded'}, {counted(ranks, 'rank')}"
 
 
-def select_good_runs(
-    summaries: Summaries, accepted: int | None = None, without: str | None = None
+def select_baselines(
+    summaries: Summaries,
+    accepted: int | None = None,
+    without: str | None = None,
+    threshold: float = THRESHOLD,
+    false_alarms: float = FALSE_ALARMS,
 ) -> Selection:
-    """accepted: the first day, in days since 1970-01-01 UTC, whose runs may be used. without: the
-    run_id of a run that is judged by the others.
+    """The baselines of all good runs.
 
-    Raises UsageError if no device model and number of ranks has enough good runs.
+    accepted: the first day, in days since 1970-01-01 UTC, whose runs may be used. without: the
+    run_id of a run that is to be judged, and does not count. threshold, false_alarms: as of
+    Baseline. Raises UsageError if no device model and number of ranks has enough good runs.
     """
     left_out: list[LeftOut] = []
     notes: list[str] = []
-    usable = np.ones(len(summaries), dtype=bool)
-
-    def leave_out(index: int, reason: str) -> None:
-        usable[index] = False
-        left_out.append(LeftOut(summaries.run_ids[index], summaries.paths[index], reason))
-
-    if without in summaries.run_ids:
-        usable[list(summaries.run_ids).index(without)] = False
+    usable = np.array([run_id != without for run_id in summaries.run_ids], dtype=bool)
     if accepted is not None:
-        known = summaries.start_us != UNKNOWN_START
-        late = usable & known & (summaries.start_us >= accepted * _DAY_US)
-        early, undated = int((usable & known & ~late).sum()), int((usable & ~known).sum())
+        dated = summaries.start_us != UNKNOWN_START
+        late = usable & dated & (summaries.start_us >= accepted * _DAY_US)
+        early, undated = int((usable & dated & ~late).sum()), int((usable & ~dated).sum())
         if early:
             notes.append(f"{counted(early, 'run')} from before {format_night(accepted)} not used")
         if undated:
             notes.append(f"{counted(undated, 'run')} without a date not used")
         usable = late
-    for index in np.flatnonzero(usable).tolist():
-        if reason := _failure(summaries, index):
+
+    def leave_out(index: int, reason: str) -> None:
+        usable[index] = False
+        left_out.append(LeftOut(summaries.run_ids[index], summaries.paths[index], reason))
+
+    for index, reason in _failures(summaries).items():
+        if usable[index]:
             leave_out(index, reason)
-    good: list[GoodRuns] = []
+    baselines: list[Baseline] = []
     too_few: list[str] = []
     for stratum in np.unique(summaries.stratum).tolist():
         members = np.flatnonzero((summaries.stratum == stratum) & usable)
@@ -109,68 +111,72 @@ def select_good_runs(
             continue
         what = machine_text(*summaries.strata[stratum])
         table, keys, more_notes = _table(summaries, members)
-        if not len(keys):
-            too_few.append(f"{what}: no case that half of {counted(len(members), 'run')} have")
-            continue
         notes += more_notes
-        # Runs of a slow node first, then runs that are slow for their node.
-        nodes = [summaries.nodes[n] for n in summaries.node[members].tolist()]
+        # First runs that are slow among all runs, then runs that are slow for their node.
+        populations = ""
         for by_node in (False, True):
-            slow = _slow_runs(table, keys, nodes if by_node else None)
+            node = summaries.node[members] if by_node else None
+            slow, populations = _slow_runs(table, keys, node, threshold)
             for row, reason in slow.items():
                 leave_out(int(members[row]), reason)
-            kept = np.array([row not in slow for row in range(len(members))])
+            kept = np.array([row not in slow for row in range(len(members))], dtype=bool)
             members, table = members[kept], table[kept]
-            nodes = [node for node, keep in zip(nodes, kept.tolist(), strict=True) if keep]
+        if populations:
+            notes.append(f"{what}: {populations}")
+        nodes = [summaries.nodes[number] for number in summaries.node[members].tolist()]
         if missing := runs_missing(nodes):
-            too_few.append(_missing_text(what, nodes, missing))
+            of_nodes = f" of {counted(len(set(nodes)), 'node')}" if len(set(nodes)) > 1 else ""
+            count = counted(len(nodes), "good run")
+            too_few.append(f"{count}{of_nodes} of {what}, {missing} more needed")
             continue
         enough = np.isfinite(table).sum(axis=0) >= FEWEST_RUNS
         if not enough.any():
             too_few.append(f"{what}: no case that {FEWEST_RUNS} runs have")
             continue
-        good.append(
-            _good_runs(
-                summaries,
-                stratum,
-                members,
-                table[:, enough],
-                [key for key, keep in zip(keys, enough.tolist(), strict=True) if keep],
-            )
-        )
-    if not good:
-        text = "; ".join(too_few) or "none that is good"
+        kept_keys = [key for key, keep in zip(keys, enough.tolist(), strict=True) if keep]
+        good = _good_runs(summaries, stratum, members, table[:, enough], kept_keys)
+        baseline = baseline_of(good, threshold, false_alarms)
+        baselines.append(baseline)
+        notes += [f"{what}: {text}" for text in _doubts(good, baseline)]
+    if not baselines:
         named = "; ".join(f"{item.path or item.run_id}: {item.reason}" for item in left_out[:3])
+        more = f"; and {len(left_out) - 3} more" if len(left_out) > 3 else ""
         raise UsageError(
             "baseline",
-            text,
+            "; ".join(too_few) or "no good run",
             f"at least {FEWEST_RUNS} good runs of one device model and number of ranks",
-            f"Left out: {named}." if named else "",
+            f"Left out: {named}{more}." if named else "",
         )
-    good.sort(key=lambda item: -len(item.runs))
-    return Selection(tuple(good), tuple(left_out), tuple(too_few), tuple(dict.fromkeys(notes)))
+    baselines.sort(key=lambda item: -len(item.run_ids))
+    return Selection(
+        tuple(baselines), tuple(left_out), tuple(too_few), tuple(dict.fromkeys(notes))
+    )
 
 
-def _missing_text(what: str, nodes: Sequence[str], missing: int) -> str:
-    different = len(set(nodes))
-    of_nodes = f" of {counted(different, 'node')}" if different > 1 else ""
-    return f"{counted(len(nodes), 'good run')}{of_nodes} of {what}: {missing} more needed"
-
-
-def _failure(summaries: Summaries, index: int) -> str:
-    """Why a run cannot be trusted; '' where nothing speaks against it."""
-    own = summaries.run == index
-    names = dict(zip(range(len(summaries.keys)), summaries.keys, strict=True))
+def _failures(summaries: Summaries) -> dict[int, str]:
+    """Index -> why a run cannot be trusted, for the runs for which something speaks against it."""
+    reasons: dict[int, str] = {}
     for status in (WRONG, FAILED):
-        cases = summaries.key[own & (summaries.status == STATUSES.index(status))].tolist()
-        if cases:
-            first = case_names([names[cases[0]]])[0]
-            more = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
-            return f"{'wrong results' if status == WRONG else 'failed'} in {first}{more}"
-    status = RUN_STATUSES[int(summaries.run_status[index])]
-    if status != "complete":
-        return "the run did not end" if status == "truncated" else f"the run was {status}"
-    return "" if np.isfinite(summaries.time_ns[own]).any() else "no case has a time"
+        bad = summaries.status == STATUSES.index(status)
+        runs, first, counts = np.unique(
+            summaries.run[bad], return_index=True, return_counts=True
+        )
+        for run, key, count in zip(
+            runs.tolist(), summaries.key[bad][first].tolist(), counts.tolist(), strict=True
+        ):
+            case = case_names([summaries.keys[key]])[0]
+            more = f" and {count - 1} more" if count > 1 else ""
+            what = "wrong results" if status == WRONG else "failed"
+            reasons.setdefault(run, f"{what} in {case}{more}")
+    for run in np.flatnonzero(summaries.run_status != RUN_STATUSES.index("complete")).tolist():
+        word = RUN_STATUSES[int(summaries.run_status[run])]
+        text = "the run did not end" if word == "truncated" else f"the run was {word}"
+        reasons.setdefault(run, "the run failed" if word == "failed" else text)
+    timed = np.zeros(len(summaries), dtype=bool)
+    timed[summaries.run[np.isfinite(summaries.time_ns)]] = True
+    for run in np.flatnonzero(~timed).tolist():
+        reasons.setdefault(run, "no case has a time")
+    return dict(sorted(reasons.items()))
 
 
 def _table(
@@ -196,46 +202,63 @@ def _table(
 
 
 def _slow_runs(
-    table: Floats, keys: Sequence[CaseKey], nodes: Sequence[str] | None
-) -> dict[int, str]:
-    """Rows of the runs that the rule of `torchcoll fleet` accuses, and why.
+    table: Floats,
+    keys: Sequence[CaseKey],
+    node: npt.NDArray[np.int32] | None,
+    threshold: float,
+) -> tuple[dict[int, str], str]:
+    """Row -> why a run is left out, by the rule of `torchcoll fleet`; and a note if there are two
+    populations of runs, of which none is left out.
 
-    nodes: of each run; the difference of a node from the others is removed first. None: it is not.
+    node [R]: of each run; the difference of a node from the others is removed first. None: it is
+    not.
     """
     count = len(table)
+    if not count:
+        return {}, ""
     largest = common_cases(np.isfinite(table))[0]
-    slow = {row: "no case in common with the other runs" for row in {*range(count)} - {*largest.tolist()}}
-    if nodes is not None:
-        if not 1 < len(set(nodes)) < count:
-            return {}
-        table = table.copy()
+    outside = {*range(count)} - {*largest.tolist()}
+    slow = {row: "no case in common with the other runs" for row in sorted(outside)}
+    if node is not None:
+        names, number = np.unique(node, return_inverse=True)
+        if not 1 < len(names) < count:
+            return slow, ""
         effects = two_way(table).effects
-        for node in set(nodes):
-            rows = np.array([name == node for name in nodes])
-            table[rows] -= np.median(effects[rows])
-    if len(largest) < FEWEST_RUNS:
-        return slow
+        table = table.copy()
+        for index in range(len(names)):
+            table[number == index] -= np.nanmedian(effects[number == index])
     values = table[largest]
-    if len(largest) > FEWEST_PEERS:
-        names = tuple(str(row) for row in largest.tolist())
-        peers = Peers("", 0, names, tuple(keys), values, ({},) * len(names))
-        for item in judge_peers(peers, SLOW, ERROR).slow:
-            if item.effect > 0:
-                where = "all cases" if not item.scope else item.scope
-                if item.scope and len(item.cases) == 1:
-                    where = case_names(item.cases)[0]
-                slow[int(item.node)] = _slow_text(item.effect, where)
-        return slow
-    effects = two_way(values).effects
-    limit = critical_value(len(values), len(values), ERROR * _OF_RUNS) * robust_scale(effects)
-    for row, effect in zip(largest.tolist(), effects.tolist(), strict=True):
-        if effect > max(limit, math.log1p(SLOW)):
-            slow[row] = _slow_text(effect, "all cases")
-    return slow
+    if len(largest) <= FEWEST_PEERS:
+        if len(largest) < FEWEST_RUNS:
+            return slow, ""
+        effects = two_way(values).effects
+        spread = robust_scale(effects)
+        limit = critical_value(len(values), len(values), _ERROR * _OF_RUNS) * spread
+        for row, effect in zip(largest.tolist(), effects.tolist(), strict=True):
+            if effect > max(limit, math.log1p(threshold)):
+                slow[row] = f"{_percent(effect)} slower than the other runs in all cases"
+        return slow, ""
+    names_of_rows = tuple(str(row) for row in largest.tolist())
+    peers = Peers("", 0, names_of_rows, tuple(keys), values, ({},) * len(names_of_rows))
+    judged = judge_peers(peers, threshold, _ERROR)
+    for item in judged.slow:
+        if item.effect > 0:
+            where = item.scope or "all cases"
+            if item.scope and len(item.cases) == 1:
+                where = case_names(item.cases)[0]
+            slow[int(item.node)] = f"{_percent(item.effect)} slower than the other runs in {where}"
+    if not judged.populations:
+        return slow, ""
+    parts = judged.populations
+    return slow, (
+        f"two populations: {counted(len(parts.slow), 'run')} took {_percent(parts.effect)} longer "
+        f"than the other {len(parts.fast)}, and the spread contains both (--accept DATE uses the "
+        "runs from a date on)"
+    )
 
 
-def _slow_text(effect: float, where: str) -> str:
-    return f"{100 * math.expm1(effect):.1f} % slower than the other runs in {where}"
+def _percent(effect: float) -> str:
+    return f"{100 * math.expm1(effect):.1f} %"
 
 
 def _good_runs(
@@ -253,7 +276,6 @@ def _good_runs(
             summaries.run_ids[index],
             summaries.nodes[summaries.node[index]],
             None if start == UNKNOWN_START else start,
-            summaries.paths[index],
         )
         for index, start in zip(members.tolist(), starts, strict=True)
     )
@@ -281,20 +303,38 @@ def versions_of(facts: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def drift_of(good: GoodRuns) -> float:
+def _doubts(good: GoodRuns, baseline: Baseline) -> list[str]:
+    """What makes a baseline doubtful: runs of one day, and a steady change over the time."""
+    doubts = []
+    first, last = baseline.first_us, baseline.last_us
+    if first is not None and last is not None and last - first < _DAY_US:
+        doubts.append(
+            "all runs are of one day: what changes from day to day is not in the spread, and the "
+            "false alarms will be more"
+        )
+    if change := drift_of(good, baseline):
+        verb = "slower" if change > 0 else "faster"
+        doubts.append(
+            f"the runs became {_percent(abs(change))} {verb} from the first to the last, and the "
+            "spread contains that"
+        )
+    return doubts
+
+
+def drift_of(good: GoodRuns, baseline: Baseline) -> float:
     """How much the mean over the cases changed from the first run to the last, as a difference of
     log times; 0.0 where no steady change is proven or it is below 1 %.
 
-    Kendall's rank correlation with the order in time (p below 1 %), and the slope of Theil and Sen.
+    Kendall's rank correlation with the time (p below 1 %), and the slope of Theil and Sen.
     """
-    known = np.array([run.start_us is not None for run in good.runs])
-    if known.sum() < _FEWEST_FOR_DRIFT:
+    dated = np.array([run.start_us is not None for run in good.runs], dtype=bool)
+    if dated.sum() < _FEWEST_FOR_DRIFT:
         return 0.0
-    usual = usual_of(good)
-    shift = np.array([usual.node_effects.get(run.node, 0.0) for run in good.runs])
-    values = (usual.run_effects)[known]
-    del shift
-    days = np.array([run.start_us or 0 for run in good.runs], dtype=np.float64)[known] / _DAY_US
+    levels = np.log([case.usual_ns for case in baseline.cases])
+    effects = np.array([baseline.nodes[run.node].effect for run in good.runs])
+    spreads = np.array([case.spread for case in baseline.cases])
+    values = mean_over_cases(good.log_times - levels - effects[:, None], spreads)[dated]
+    days = np.array([run.start_us or 0 for run in good.runs], dtype=np.float64)[dated] / _DAY_US
     if not days[-1] > days[0] or not values.std() > 0:
         return 0.0
     if stats.kendalltau(days, values).pvalue > _DRIFT_P:

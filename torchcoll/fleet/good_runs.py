@@ -3,9 +3,10 @@
 The logarithm of a time is modelled as the level of its case, plus the effect of the node, plus what
 the run adds in all its cases, plus noise. A new run is judged by prediction intervals: of its mean
 deviation over all cases, whose spread is that of the same mean in the good runs, and of each case.
-Half of the error goes to the mean, the other half to the cases (Bonferroni). The limits hold for
-noise with the tails of Student's t with 4 degrees of freedom; `tests/benchmarks/baseline_error.py`
-measures the error of a run.
+Half of the false alarms are allowed to the mean, the other half to the cases (Bonferroni).
+
+The limits hold for noise with the tails of Student's t with 4 degrees of freedom and a correlation
+of up to 0.5 from one run of a node to the next. `tests/benchmarks/baseline_error.py` measures them.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from scipy import special, stats
 from torchcoll.fleet.effects import Floats, nan_mean, nan_median, weighted_median
 from torchcoll.store.records import CaseKey
 
-ERROR = 0.01  # probability that a healthy run is called slow, over all of its cases
+FALSE_ALARMS = 0.01  # probability that a healthy run is called slow, over all of its cases
+THRESHOLD = 0.01  # a smaller slowdown is not reported
 FEWEST_RUNS = 5
-_OF_MEAN = 0.5  # share of the error that goes to the mean over all cases
-_POOLED_BELOW = 20  # runs: from so many on each case has enough of its own
+POWER = 0.9  # probability with which a change that is called detectable is found
+_OF_MEAN = 0.5  # share of the false alarms that goes to the mean over all cases
+_POOLED_BELOW = 20  # degrees of freedom: from so many on, each case has enough of its own
 _CLIPPED = 3.0  # standard deviations of a case, in the mean over the cases
 _MEDIAN_VARIANCE = 1.5  # of a median of normal values: about so many times that of their mean
-_MOST_DEGREES = 40.0  # of a pooled spread: cases of one run are not independent
+_NEIGHBOURS = 0.5  # correlation of consecutive runs of a node that is allowed for
 _HEAVIEST = stats.t(4)
+_QUANTILE = float(stats.norm.ppf(POWER))
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,11 @@ class GoodRun:
     run_id: str
     node: str
     start_us: int | None
-    path: str = ""
 
 
 @dataclass(frozen=True)
 class GoodRuns:
-    """R runs of C cases, of one device model and number of ranks, none of them accused.
+    """R runs of C cases, of one device model and number of ranks, in order of time.
 
     log_times [R, C]: natural logarithm of ns, NaN where a run lacks a case. versions: the values of
     each recorded fact that names a version.
@@ -58,13 +61,81 @@ class GoodRuns:
 
 
 @dataclass(frozen=True)
+class CaseUsual:
+    """What one case usually takes.
+
+    spread: standard deviation of the log time from run to run, pooled over the cases where the
+    runs are few. runs: how many have the case. degrees: degrees of freedom of the spread.
+    """
+
+    key: CaseKey
+    usual_ns: float
+    spread: float
+    runs: int
+    degrees: float
+
+
+@dataclass(frozen=True)
+class NodeUsual:
+    """How a node differs from the median node, as a difference of log times, and from how many
+    runs that is known.
+    """
+
+    effect: float
+    runs: int
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """How long the cases take on healthy machines of one device model and number of ranks.
+
+    run_spread: standard deviation, from run to run, of the mean deviation over all cases, with
+    ``degrees`` degrees of freedom. nodes: by name; '' stands for several hosts. by_node: whether
+    each node has an effect of its own; otherwise the spreads contain the differences between the
+    nodes, and all effects are 0. first_us, last_us: start of the first and the last run. threshold:
+    a smaller slowdown is not reported. false_alarms: probability that a healthy run is called slow.
+    """
+
+    device_name: str
+    ranks: int
+    run_ids: tuple[str, ...]
+    first_us: int | None
+    last_us: int | None
+    nodes: Mapping[str, NodeUsual]
+    by_node: bool
+    cases: tuple[CaseUsual, ...]
+    run_spread: float
+    degrees: float
+    versions: Mapping[str, tuple[str, ...]]
+    threshold: float = THRESHOLD
+    false_alarms: float = FALSE_ALARMS
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is expected of a healthy run of one node, as differences of log times.
+
+    centre: its effect. run_limit: the largest deviation of its mean over the cases; case_limits
+    [C]: of each case. run_detectable, case_detectable [C]: the slowdowns that are found with the
+    probability POWER.
+    """
+
+    centre: float
+    run_limit: float
+    run_detectable: float
+    case_limits: Floats
+    case_detectable: Floats
+
+
+@dataclass(frozen=True)
 class CaseDeviation:
     """How much longer a case took than usual. effect and limit are differences of log times."""
 
     key: CaseKey
+    time_ns: float
+    usual_ns: float
     effect: float
     limit: float
-    usual_ns: float
 
     @property
     def slow(self) -> bool:
@@ -73,20 +144,22 @@ class CaseDeviation:
 
 @dataclass(frozen=True)
 class RunJudged:
-    """A run beside the good runs.
+    """A run judged by a baseline.
 
-    effect: mean deviation of log time over the common cases. limit: the largest one of a healthy
-    run. cases: worst first. runs: how many good runs it was judged by.
+    effect: mean deviation of the log times over the common cases. cases: of the run, worst first.
+    missing: how many cases of the baseline the run lacks.
     """
 
+    baseline: Baseline
+    node: str
     effect: float
-    limit: float
+    limits: Limits
     cases: tuple[CaseDeviation, ...]
-    runs: int
+    missing: int
 
     @property
     def slow_overall(self) -> bool:
-        return self.effect > self.limit
+        return self.effect > self.limits.run_limit
 
     @property
     def slow_cases(self) -> tuple[CaseDeviation, ...]:
@@ -98,85 +171,104 @@ class RunJudged:
 
 
 class CannotJudge(ValueError):
-    """Why good runs say nothing of a run: the text is a clause."""
-
-
-@dataclass(frozen=True)
-class Usual:
-    """The model of good runs.
-
-    levels [C] and scales [C] (standard deviations of log time, pooled over the cases below 20
-    runs), pooled_runs [C]: as many runs as that is worth. weights [C] of the mean over the cases,
-    run_effects [R] that mean without the node's effect, run_scale its standard deviation. node_effects by name,
-    node_runs how many runs each has; both empty where the runs are taken as one population, whose
-    ``names`` are those of its nodes.
-    """
-
-    levels: Floats
-    scales: Floats
-    pooled_runs: Floats
-    weights: Floats
-    run_effects: Floats
-    run_scale: float
-    degrees: int
-    node_effects: Mapping[str, float]
-    node_runs: Mapping[str, int]
-    names: frozenset[str]
+    """Why a baseline says nothing of a run. The text is a clause."""
 
 
 def runs_missing(nodes: Sequence[str]) -> int:
-    """How many more runs of the same nodes are needed for a baseline, given the node of each run.
+    """How many more runs of the same nodes a baseline needs, given the node of each run.
 
-    With one node, or a node of its own for each run, 5 runs are needed. Otherwise the differences
-    of the nodes are estimated too, which takes 4 runs more than nodes.
+    With one node, or with 5 nodes and more, 5 runs are needed. With 2 to 4 nodes the differences
+    between the nodes are estimated too, which takes 4 runs more than there are nodes.
     """
     count, different = len(nodes), len(set(nodes))
-    if different in (1, count) or different >= FEWEST_RUNS:
-        return max(0, FEWEST_RUNS - count)
-    return max(0, FEWEST_RUNS - count, different + FEWEST_RUNS - 1 - count)
+    if 1 < different < FEWEST_RUNS:
+        return max(0, different + FEWEST_RUNS - 1 - count)
+    return max(0, FEWEST_RUNS - count)
 
 
-def mean_over_cases(deviations: Floats, scales: Floats, weights: Floats) -> Floats:
-    """The weighted mean over the cases [R] of deviations [R, C].
+def mean_over_cases(deviations: Floats, spreads: Floats) -> Floats:
+    """The mean over the cases [R] of deviations [R, C], weighted by their precision.
 
-    Each is clipped at 3 standard deviations of its case from their weighted median, so that one
-    slow case does not pass for a slow run.
+    Each deviation is clipped at 3 spreads of its case from their weighted median, so that one slow
+    case does not pass for a slow run.
     """
+    smallest = max(1e-6, float(np.median(spreads)) / 3)  # no case decides alone
+    weights = 1 / np.maximum(spreads, smallest) ** 2
     middle = weighted_median(deviations, weights)[:, None]
-    clipped = middle + np.clip(deviations - middle, -_CLIPPED * scales, _CLIPPED * scales)
+    clipped = middle + np.clip(deviations - middle, -_CLIPPED * spreads, _CLIPPED * spreads)
     weight = np.where(np.isnan(clipped), 0.0, weights)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.nansum(clipped * weight, axis=1) / weight.sum(axis=1))
 
 
-def pooled_scales(deviations: Floats) -> tuple[Floats, Floats]:
-    """Standard deviations of the cases [C], and the number of runs that each is worth [C].
+def _mean_correlation(runs: float) -> float:
+    """The mean correlation of two of so many consecutive runs of a node."""
+    if runs < 2:
+        return 0.0
+    lags = np.arange(1, math.ceil(runs))
+    correlations = (runs - lags) * _NEIGHBOURS**lags
+    return float(2 * correlations.sum() / (runs * (runs - 1)))
 
-    Below 20 runs the variance of a case is drawn to the common one of all cases, as far as the
-    cases have equal variances (Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004, article 3).
+
+def _unseen_variance(counts: npt.NDArray[np.intp]) -> float:
+    """By how much the variance within nodes with so many runs each falls short of that of a run
+    made at another time, because consecutive runs are alike: a factor of 1 or more.
     """
-    counts = np.isfinite(deviations).sum(axis=0).astype(np.float64)
+    pairs = [(count - 1, _mean_correlation(count)) for count in counts.tolist() if count > 1]
+    total = sum(count for count, _ in pairs)
+    return total / sum(count * (1 - alike) for count, alike in pairs) if pairs else 1.0
+
+
+def _centre_variance(runs: float) -> float:
+    """The variance of the median of so many runs, as a share of the variance of one run."""
+    return _MEDIAN_VARIANCE * (1 + (runs - 1) * _mean_correlation(runs)) / runs
+
+
+def critical_value(degrees: float, error: float) -> float:
+    """The deviation, in standard deviations, that a healthy run exceeds with at most ``error``.
+
+    degrees: degrees of freedom of the standard deviation. If it is known, this is the quantile of
+    Student's t with 4 degrees. The factor for an estimated one lies above 300,000 simulated
+    baselines of 5 to 200 consecutive runs, at errors from 0.5 to 0.01 %.
+    """
+    return float(_HEAVIEST.ppf(1 - error)) / math.sqrt(2) * (1 + 4.5 / (degrees + 1))
+
+
+def pooled_spreads(deviations: Floats, groups: int) -> tuple[Floats, Floats]:
+    """Standard deviations of the cases [C] and their degrees of freedom [C].
+
+    groups: how many means the deviations [R, C] were taken from. Below 20 degrees the variance of
+    a case is drawn to the common variance of all cases, as far as the cases have equal variances
+    (Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004, article 3). What cases that vary together add
+    to the common variance is less than if they were independent.
+    """
+    counts = np.isfinite(deviations).sum(axis=0)
+    degrees = np.maximum(counts - groups, 1).astype(np.float64)
     squares = np.nansum((deviations - nan_mean(deviations, axis=0)) ** 2, axis=0)
-    degrees = counts - 1
     positive = squares[squares > 0]
-    # Times that agree to the digit have no spread of their own: the clock's resolution is one.
-    least = 1e-12 if not len(positive) else float(np.median(positive)) * 1e-4
+    # Times that agree to the digit have no spread of their own: the resolution of the clock is one.
+    least = float(np.median(positive)) * 1e-4 if len(positive) else 1e-12
     variances = np.maximum(squares, least) / degrees
-    if len(variances) < 3 or counts.min() >= _POOLED_BELOW:
-        return np.sqrt(variances), counts
+    cases = len(variances)
+    if cases < 3 or degrees.min() >= _POOLED_BELOW:
+        return np.sqrt(variances), degrees
     half = degrees / 2
     logs = np.log(variances) - special.digamma(half) + np.log(half)
     excess = float(logs.var(ddof=1) - special.polygamma(1, half).mean())
-    if excess > 0:
-        prior = 2 * _inverse_trigamma(excess)
-        common = math.exp(logs.mean() + special.digamma(prior / 2) - math.log(prior / 2))
-        prior = min(prior, _MOST_DEGREES)
-    else:
-        prior, common = _MOST_DEGREES, math.exp(logs.mean())
-    pooled = (prior * common + degrees * variances) / (prior + degrees)
-    few = counts < _POOLED_BELOW
-    scales = np.sqrt(np.where(few, pooled, variances))
-    return scales, np.where(few, np.minimum(counts + prior, _MOST_DEGREES), counts)
+    prior = 2 * _inverse_trigamma(excess) if excess > 0 else math.inf
+    common = logs.mean()
+    if math.isfinite(prior):
+        common += special.digamma(prior / 2) - math.log(prior / 2)
+    # Of normal cases with the mean squared correlation r2, the mean of their variances has
+    # degrees * C / (1 + (C - 1) r2) degrees of freedom.
+    standardised = np.nan_to_num(deviations / np.sqrt(variances))
+    correlations = standardised.T @ standardised / degrees.mean()
+    squared = np.minimum(correlations[~np.eye(cases, dtype=bool)] ** 2, 1.0)
+    most = degrees.mean() * cases / (1 + (cases - 1) * float(squared.mean()))
+    prior = min(prior, max(most - float(degrees.mean()), 0.0))
+    pooled = (prior * math.exp(common) + degrees * variances) / (prior + degrees)
+    few = degrees < _POOLED_BELOW
+    return np.sqrt(np.where(few, pooled, variances)), np.where(few, degrees + prior, degrees)
 
 
 def _inverse_trigamma(value: float) -> float:
@@ -191,132 +283,167 @@ def _inverse_trigamma(value: float) -> float:
     return x
 
 
-def critical_value(runs: float, error: float) -> float:
-    """The deviation, in standard deviations, that a healthy run exceeds with at most ``error``.
+@dataclass(frozen=True)
+class _Fit:
+    """levels [C], node effects [N] with median 0, and the rest of the log times [R, C]."""
 
-    For t4 noise whose standard deviation is known it is the quantile of t4. What a standard
-    deviation of a few runs adds was fitted to 40,000 simulated baselines of 5 to 50 runs at errors
-    from 0.5 to 0.01 %; it is above Student's t of normal noise everywhere.
-    """
-    return float(_HEAVIEST.ppf(1 - error)) / math.sqrt(2) * (1 + 3.5 / runs + 7 / runs**2)
+    levels: Floats
+    effects: Floats
+    deviations: Floats
+    spreads: Floats
+    degrees: Floats
 
 
-def usual_of(good: GoodRuns, columns: npt.NDArray[np.intp] | None = None) -> Usual:
-    """columns: the cases to use, by default all. Raises CannotJudge for too few runs."""
-    log_times = good.log_times if columns is None else good.log_times[:, columns]
+def _fit(log_times: Floats, number: npt.NDArray[np.intp], nodes: int) -> _Fit:
+    """number [R]: the node of each run, all 0 where nodes have no effects of their own."""
+    effects = np.zeros(nodes)
+    for _ in range(3 if nodes > 1 else 1):
+        levels = nan_median(log_times - effects[number][:, None], axis=0)
+        deviations = log_times - levels - effects[number][:, None]
+        spreads, degrees = pooled_spreads(deviations, nodes)
+        if nodes > 1:
+            means = mean_over_cases(log_times - levels, spreads)
+            order = np.argsort(number, kind="stable")
+            parts = np.split(means[order], np.flatnonzero(np.diff(number[order])) + 1)
+            effects = np.array([np.median(part) for part in parts])
+            effects -= np.median(effects)
+    deviations = log_times - levels - effects[number][:, None]
+    return _Fit(levels, effects, deviations, spreads, degrees)
+
+
+def baseline_of(
+    good: GoodRuns, threshold: float = THRESHOLD, false_alarms: float = FALSE_ALARMS
+) -> Baseline:
+    """Raises CannotJudge if the runs are too few."""
     names = [run.node for run in good.runs]
     if missing := runs_missing(names):
         raise CannotJudge(f"{missing} more runs are needed")
+    log_times = good.log_times
     nodes = sorted(set(names))
-    by_node = 1 < len(nodes) < len(names) and len(names) - len(nodes) >= FEWEST_RUNS - 1
-    number = np.array([nodes.index(name) for name in names])
-    shift = np.zeros(len(names))
-    effects = np.zeros(len(nodes))
-    for _ in range(3 if by_node else 1):
-        levels = nan_median(log_times - shift[:, None], axis=0)
-        deviations = log_times - levels - shift[:, None]
-        scales, pooled_runs = pooled_scales(deviations)
-        smallest = max(1e-6, float(np.median(scales)) / 3)  # no case decides alone
-        weights = 1 / np.maximum(scales, smallest) ** 2
-        run_effects = mean_over_cases(log_times - levels, scales, weights)
-        if by_node:
-            effects = np.array([np.median(run_effects[number == n]) for n in range(len(nodes))])
-            effects -= np.median(effects)
-            shift = effects[number]
-    deviations = log_times - levels - shift[:, None]
-    run_effects = mean_over_cases(deviations, scales, weights)
-    groups = len(nodes) if by_node else 1
-    means = np.array([run_effects[number == n].mean() for n in range(len(nodes))])
-    middle = means[number] if by_node else run_effects.mean()
-    degrees = len(names) - groups
-    run_scale = math.sqrt(max(float(((run_effects - middle) ** 2).sum()), 1e-18) / degrees)
-    if not by_node and 1 < len(nodes) < len(names):
-        degrees = len(nodes) - 1  # runs of one node are no independent ones
-    return Usual(
-        levels,
-        scales,
-        pooled_runs,
-        weights,
-        run_effects,
-        run_scale,
-        degrees,
-        dict(zip(nodes, effects.tolist(), strict=True)) if by_node else {},
-        {name: names.count(name) for name in nodes} if by_node else {},
-        frozenset(nodes),
-    )
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What is expected of a run of one node. centre: of its mean over the cases, and of each case
-    beside the levels. limit: the largest deviation of the mean from it. case_limits [C].
-    """
-
-    centre: float
-    limit: float
-    case_limits: Floats
-
-
-def limits_of(usual: Usual, node: str, error: float, threshold: float) -> Limits:
-    """error: probability that a healthy run exceeds any limit. threshold: smallest slowdown, such
-    as 0.01, that is reported. Raises CannotJudge for a node that the runs say nothing of.
-    """
-    runs: float = usual.degrees + 1
-    centre, extra, repeats = 0.0, 0.0, runs
-    if usual.node_effects and node in usual.node_effects:
-        centre, repeats = usual.node_effects[node], usual.node_runs[node]
-    elif usual.node_effects or len(usual.names) == 1:
-        count = len(usual.names)
-        if node not in usual.names and count < FEWEST_RUNS:
-            raise CannotJudge(
-                f"the baseline has runs of {', '.join(sorted(n or 'several hosts' for n in usual.names))}"
-                f" and this run is of {node or 'several hosts'}: how much nodes differ is only known from "
-                f"{FEWEST_RUNS} on"
+    index = {name: number for number, name in enumerate(nodes)}
+    by_node = 1 < len(nodes) and len(names) - len(nodes) >= FEWEST_RUNS - 1
+    if not by_node and len(nodes) > 1:
+        # Too few repeated runs for effects of the nodes: one run of each is one population.
+        last = sorted({name: row for row, name in enumerate(names)}.values())
+        log_times, names = log_times[last], [names[row] for row in last]
+    number = np.array([index[name] for name in names]) if by_node else np.zeros(len(names), int)
+    counts = np.bincount(number)
+    fit = _fit(log_times, number, len(counts))
+    run_means = mean_over_cases(fit.deviations, fit.spreads)
+    centres = np.bincount(number, run_means) / counts
+    degrees = len(names) - len(counts)
+    squares = float(((run_means - centres[number]) ** 2).sum())
+    # Runs of different nodes are not consecutive.
+    unseen = _unseen_variance(counts) if by_node or len(nodes) == 1 else 1.0
+    starts = [run.start_us for run in good.runs if run.start_us is not None]
+    runs_of_case = np.isfinite(good.log_times).sum(axis=0).tolist()
+    return Baseline(
+        device_name=good.device_name,
+        ranks=good.ranks,
+        run_ids=tuple(run.run_id for run in good.runs),
+        first_us=min(starts, default=None),
+        last_us=max(starts, default=None),
+        nodes={
+            name: NodeUsual(float(fit.effects[index[name]]) if by_node else 0.0, runs)
+            for name, runs in zip(nodes, np.bincount([index[r.node] for r in good.runs]).tolist(), strict=True)
+        },
+        by_node=by_node,
+        cases=tuple(
+            CaseUsual(key, math.exp(level), spread * math.sqrt(unseen), runs, of_spread)
+            for key, level, spread, runs, of_spread in zip(
+                good.keys,
+                fit.levels.tolist(),
+                fit.spreads.tolist(),
+                runs_of_case,
+                fit.degrees.tolist(),
+                strict=True,
             )
-        if usual.node_effects:
-            extra = float(np.var(list(usual.node_effects.values()), ddof=1))
-            runs = repeats = min(runs, count)
-    share = 1 + _MEDIAN_VARIANCE / repeats
-    least = math.log1p(threshold)
-    limit = critical_value(runs, error * _OF_MEAN) * math.sqrt(
-        (usual.run_scale**2 + extra) * share
+        ),
+        run_spread=math.sqrt(unseen * max(squares, 1e-18) / degrees),
+        degrees=float(degrees),
+        versions=good.versions,
+        threshold=threshold,
+        false_alarms=false_alarms,
     )
-    cases = len(usual.levels)
-    worth = np.minimum(usual.pooled_runs, runs) if extra else usual.pooled_runs
-    critical = np.array([critical_value(w, error * (1 - _OF_MEAN) / cases) for w in worth.tolist()])
-    case_limits = critical * np.sqrt((usual.scales**2 + extra) * share)
-    return Limits(centre, max(limit, least), np.maximum(case_limits, least))
 
 
-def judge_new_run(
-    good: GoodRuns,
-    node: str,
-    log_times: Mapping[CaseKey, float],
-    threshold: float,
-    error: float = ERROR,
-) -> RunJudged:
-    """log_times: of the run that is judged, natural logarithm of ns.
-
-    Raises CannotJudge without a common case, and for a node that the good runs say nothing of.
+def limits_of(
+    baseline: Baseline, node: str | None = None, columns: Sequence[int] | None = None
+) -> Limits:
+    """The limits for a run of one node. node: None is any node of the baseline. columns: the cases
+    that the run has, by default all. Raises CannotJudge for a node that the baseline cannot judge.
     """
-    columns = np.array([c for c, key in enumerate(good.keys) if key in log_times], dtype=np.intp)
-    if not len(columns):
+    spreads = np.array([case.spread for case in baseline.cases])
+    degrees = np.array([case.degrees for case in baseline.cases])
+    run_spread, run_degrees = baseline.run_spread, baseline.degrees
+    if columns is not None and len(columns) < len(spreads):
+        spreads, degrees = spreads[list(columns)], degrees[list(columns)]
+        # The spread of the mean over other cases is not known; it is largest if they vary together.
+        smallest = max(1e-6, float(np.median(spreads)) / 3)
+        run_spread = float(np.average(spreads, weights=1 / np.maximum(spreads, smallest) ** 2))
+        run_degrees = min(run_degrees, float(degrees.min()))
+    known = baseline.nodes.get(node) if node is not None else None
+    several = len(baseline.nodes) > 1
+    centre, between = 0.0, 0.0
+    if node is not None and known is None and len(baseline.nodes) < FEWEST_RUNS:
+        names = ", ".join(sorted(name or "several hosts" for name in baseline.nodes))
+        raise CannotJudge(
+            f"the baseline is of {names} and this run of {node or 'several hosts'}: how much nodes "
+            f"differ is known from {FEWEST_RUNS} nodes on"
+        )
+    if baseline.by_node and (known or node is None):
+        repeats = known.runs if known else float(np.median([n.runs for n in baseline.nodes.values()]))
+        centre = known.effect if known else 0.0
+        centre_variance = _centre_variance(repeats)
+    elif baseline.by_node:
+        between = float(np.var([n.effect for n in baseline.nodes.values()], ddof=1))
+        run_degrees = min(run_degrees, len(baseline.nodes) - 1.0)
+        degrees = np.minimum(degrees, run_degrees)
+        centre_variance = _MEDIAN_VARIANCE / len(baseline.nodes)
+    elif several:
+        centre_variance = _MEDIAN_VARIANCE / len(baseline.nodes)
+    else:
+        centre_variance = _centre_variance(len(baseline.run_ids))
+    least = math.log1p(baseline.threshold)
+    run_sigma = math.sqrt((run_spread**2 + between) * (1 + centre_variance))
+    sigmas = np.sqrt((spreads**2 + between) * (1 + centre_variance))
+    of_run = baseline.false_alarms * _OF_MEAN
+    of_case = baseline.false_alarms * (1 - _OF_MEAN) / len(spreads)
+    run_limit = max(critical_value(run_degrees, of_run) * run_sigma, least)
+    critical = np.array([critical_value(value, of_case) for value in degrees.tolist()])
+    limits = np.maximum(critical * sigmas, least)
+    return Limits(
+        centre, run_limit, run_limit + _QUANTILE * run_sigma, limits, limits + _QUANTILE * sigmas
+    )
+
+
+def judge_new_run(baseline: Baseline, node: str, times_ns: Mapping[CaseKey, float]) -> RunJudged:
+    """Raises CannotJudge without a common case, and for a node that the baseline cannot judge."""
+    columns = [c for c, case in enumerate(baseline.cases) if case.key in times_ns]
+    if not columns:
         raise CannotJudge("no case in common")
-    usual = usual_of(good, columns)
-    limits = limits_of(usual, node, error, threshold)
-    keys = [good.keys[c] for c in columns.tolist()]
-    values = np.array([[log_times[key] for key in keys]])
-    deviations = values - usual.levels - limits.centre
-    effect = float(mean_over_cases(deviations, usual.scales, usual.weights)[0])
-    cases = [
-        CaseDeviation(key, deviation, limit, math.exp(level + limits.centre))
-        for key, deviation, limit, level in zip(
-            keys,
-            deviations[0].tolist(),
-            limits.case_limits.tolist(),
-            usual.levels.tolist(),
+    cases = [baseline.cases[c] for c in columns]
+    limits = limits_of(baseline, node, columns)
+    times = np.array([times_ns[case.key] for case in cases])
+    usual = np.array([case.usual_ns for case in cases]) * math.exp(limits.centre)
+    effects = np.log(times / usual)
+    effect = float(mean_over_cases(effects[None, :], np.array([c.spread for c in cases]))[0])
+    deviations = [
+        CaseDeviation(case.key, *figures)
+        for case, figures in zip(
+            cases,
+            zip(
+                times.tolist(),
+                usual.tolist(),
+                effects.tolist(),
+                limits.case_limits.tolist(),
+                strict=True,
+            ),
             strict=True,
         )
     ]
-    cases.sort(key=lambda case: -case.effect)
-    return RunJudged(effect, limits.limit, tuple(cases), len(good.runs))
+    # Slow cases first, then by how far each is on the way to its limit.
+    deviations.sort(key=lambda case: (not case.slow, -case.effect / case.limit))
+    return RunJudged(
+        baseline, node, effect, limits, tuple(deviations), len(baseline.cases) - len(columns)
+    )
