@@ -148,9 +148,7 @@ def select_baselines(
             f"Left out: {named}{more}." if named else "",
         )
     baselines.sort(key=lambda item: -len(item.run_ids))
-    return Selection(
-        tuple(baselines), tuple(left_out), tuple(too_few), tuple(dict.fromkeys(notes))
-    )
+    return Selection(tuple(baselines), tuple(left_out), tuple(too_few), tuple(dict.fromkeys(notes)))
 
 
 def _failures(summaries: Summaries) -> dict[int, str]:
@@ -158,9 +156,7 @@ def _failures(summaries: Summaries) -> dict[int, str]:
     reasons: dict[int, str] = {}
     for status in (WRONG, FAILED):
         bad = summaries.status == STATUSES.index(status)
-        runs, first, counts = np.unique(
-            summaries.run[bad], return_index=True, return_counts=True
-        )
+        runs, first, counts = np.unique(summaries.run[bad], return_index=True, return_counts=True)
         for run, key, count in zip(
             runs.tolist(), summaries.key[bad][first].tolist(), counts.tolist(), strict=True
         ):
@@ -331,9 +327,9 @@ def drift_of(good: GoodRuns, baseline: Baseline) -> float:
     if dated.sum() < _FEWEST_FOR_DRIFT:
         return 0.0
     levels = np.log([case.usual_ns for case in baseline.cases])
-    effects = np.array([baseline.nodes[run.node].effect for run in good.runs])
+    effects = np.array([baseline.nodes[run.node].effects for run in good.runs])
     spreads = np.array([case.spread for case in baseline.cases])
-    values = mean_over_cases(good.log_times - levels - effects[:, None], spreads)[dated]
+    values = mean_over_cases(good.log_times - levels - effects, spreads)[dated]
     days = np.array([run.start_us or 0 for run in good.runs], dtype=np.float64)[dated] / _DAY_US
     if not days[-1] > days[0] or not values.std() > 0:
         return 0.0

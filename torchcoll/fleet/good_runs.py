@@ -1,7 +1,7 @@
 """What good runs of one kind of machine take, and whether one new run takes longer.
 
-The logarithm of a time is modelled as the level of its case, plus the effect of the node, plus what
-the run adds in all its cases, plus noise. A new run is judged by prediction intervals: of its mean
+The logarithm of a time is modelled as the level of its case on its node, plus what the run adds in
+all its cases, plus noise, whose spread is the same on all nodes. A new run is judged by prediction intervals: of its mean
 deviation over all cases, whose spread is that of the same mean in the good runs, and of each case.
 Half of the false alarms are allowed to the mean, the other half to the cases (Bonferroni).
 
@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from scipy import special, stats
 
-from torchcoll.fleet.effects import Floats, nan_mean, nan_median, weighted_median
+from torchcoll.fleet.effects import Floats, nan_median, weighted_median
 from torchcoll.store.records import CaseKey
 
 FALSE_ALARMS = 0.01  # probability that a healthy run is called slow, over all of its cases
@@ -31,7 +33,6 @@ _POOLED_BELOW = 20  # degrees of freedom: from so many on, each case has enough 
 _CLIPPED = 3.0  # standard deviations of a case, in the mean over the cases
 _MEDIAN_VARIANCE = 1.5  # of a median of normal values: about so many times that of their mean
 _NEIGHBOURS = 0.5  # correlation of consecutive runs of a node that is allowed for
-_HEAVIEST = stats.t(4)
 _QUANTILE = float(stats.norm.ppf(POWER))
 
 
@@ -77,11 +78,13 @@ class CaseUsual:
 
 @dataclass(frozen=True)
 class NodeUsual:
-    """How a node differs from the median node, as a difference of log times, and from how many
-    runs that is known.
+    """How a node differs from the median node, and from how many runs that is known.
+
+    effects: a difference of log times for each case of the baseline, NaN for a case that no run of
+    the node has.
     """
 
-    effect: float
+    effects: tuple[float, ...]
     runs: int
 
 
@@ -91,7 +94,7 @@ class Baseline:
 
     run_spread: standard deviation, from run to run, of the mean deviation over all cases, with
     ``degrees`` degrees of freedom. nodes: by name; '' stands for several hosts. by_node: whether
-    each node has an effect of its own; otherwise the spreads contain the differences between the
+    each node has effects of its own; otherwise the spreads contain the differences between the
     nodes, and all effects are 0. first_us, last_us: start of the first and the last run. threshold:
     a smaller slowdown is not reported. false_alarms: probability that a healthy run is called slow.
     """
@@ -115,12 +118,12 @@ class Baseline:
 class Limits:
     """What is expected of a healthy run of one node, as differences of log times.
 
-    centre: its effect. run_limit: the largest deviation of its mean over the cases; case_limits
-    [C]: of each case. run_detectable, case_detectable [C]: the slowdowns that are found with the
-    probability POWER.
+    centres [C]: the usual differences of the node. run_limit: the largest deviation of its mean
+    over the cases; case_limits [C]: of each case. run_detectable, case_detectable [C]: the
+    slowdowns that are found with the probability POWER.
     """
 
-    centre: float
+    centres: Floats
     run_limit: float
     run_detectable: float
     case_limits: Floats
@@ -186,14 +189,18 @@ def runs_missing(nodes: Sequence[str]) -> int:
     return max(0, FEWEST_RUNS - count)
 
 
+def _weights(spreads: Floats) -> Floats:
+    smallest = max(1e-6, float(np.median(spreads)) / 3)  # no case decides alone
+    return np.asarray(1 / np.maximum(spreads, smallest) ** 2)
+
+
 def mean_over_cases(deviations: Floats, spreads: Floats) -> Floats:
     """The mean over the cases [R] of deviations [R, C], weighted by their precision.
 
     Each deviation is clipped at 3 spreads of its case from their weighted median, so that one slow
     case does not pass for a slow run.
     """
-    smallest = max(1e-6, float(np.median(spreads)) / 3)  # no case decides alone
-    weights = 1 / np.maximum(spreads, smallest) ** 2
+    weights = _weights(spreads)
     middle = weighted_median(deviations, weights)[:, None]
     clipped = middle + np.clip(deviations - middle, -_CLIPPED * spreads, _CLIPPED * spreads)
     weight = np.where(np.isnan(clipped), 0.0, weights)
@@ -231,20 +238,25 @@ def critical_value(degrees: float, error: float) -> float:
     Student's t with 4 degrees. The factor for an estimated one lies above 300,000 simulated
     baselines of 5 to 200 consecutive runs, at errors from 0.5 to 0.01 %.
     """
-    return float(_HEAVIEST.ppf(1 - error)) / math.sqrt(2) * (1 + 4.5 / (degrees + 1))
+    return _quantile_of_t4(error) / math.sqrt(2) * (1 + 4.5 / (degrees + 1))
+
+
+@lru_cache(maxsize=1024)
+def _quantile_of_t4(error: float) -> float:
+    return float(stats.t(4).ppf(1 - error))
 
 
 def pooled_spreads(deviations: Floats, groups: int) -> tuple[Floats, Floats]:
     """Standard deviations of the cases [C] and their degrees of freedom [C].
 
-    groups: how many means the deviations [R, C] were taken from. Below 20 degrees the variance of
+    deviations [R, C]: from the means of so many groups of runs. Below 20 degrees the variance of
     a case is drawn to the common variance of all cases, as far as the cases have equal variances
     (Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004, article 3). What cases that vary together add
     to the common variance is less than if they were independent.
     """
     counts = np.isfinite(deviations).sum(axis=0)
     degrees = np.maximum(counts - groups, 1).astype(np.float64)
-    squares = np.nansum((deviations - nan_mean(deviations, axis=0)) ** 2, axis=0)
+    squares = np.nansum(deviations**2, axis=0)
     positive = squares[squares > 0]
     # Times that agree to the digit have no spread of their own: the resolution of the clock is one.
     least = float(np.median(positive)) * 1e-4 if len(positive) else 1e-12
@@ -283,34 +295,6 @@ def _inverse_trigamma(value: float) -> float:
     return x
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """levels [C], node effects [N] with median 0, and the rest of the log times [R, C]."""
-
-    levels: Floats
-    effects: Floats
-    deviations: Floats
-    spreads: Floats
-    degrees: Floats
-
-
-def _fit(log_times: Floats, number: npt.NDArray[np.intp], nodes: int) -> _Fit:
-    """number [R]: the node of each run, all 0 where nodes have no effects of their own."""
-    effects = np.zeros(nodes)
-    for _ in range(3 if nodes > 1 else 1):
-        levels = nan_median(log_times - effects[number][:, None], axis=0)
-        deviations = log_times - levels - effects[number][:, None]
-        spreads, degrees = pooled_spreads(deviations, nodes)
-        if nodes > 1:
-            means = mean_over_cases(log_times - levels, spreads)
-            order = np.argsort(number, kind="stable")
-            parts = np.split(means[order], np.flatnonzero(np.diff(number[order])) + 1)
-            effects = np.array([np.median(part) for part in parts])
-            effects -= np.median(effects)
-    deviations = log_times - levels - effects[number][:, None]
-    return _Fit(levels, effects, deviations, spreads, degrees)
-
-
 def baseline_of(
     good: GoodRuns, threshold: float = THRESHOLD, false_alarms: float = FALSE_ALARMS
 ) -> Baseline:
@@ -326,17 +310,21 @@ def baseline_of(
         # Too few repeated runs for effects of the nodes: one run of each is one population.
         last = sorted({name: row for row, name in enumerate(names)}.values())
         log_times, names = log_times[last], [names[row] for row in last]
-    number = np.array([index[name] for name in names]) if by_node else np.zeros(len(names), int)
+    number = np.array([index[name] if by_node else 0 for name in names])
     counts = np.bincount(number)
-    fit = _fit(log_times, number, len(counts))
-    run_means = mean_over_cases(fit.deviations, fit.spreads)
-    centres = np.bincount(number, run_means) / counts
-    degrees = len(names) - len(counts)
-    squares = float(((run_means - centres[number]) ** 2).sum())
+    by_group = pd.DataFrame(log_times).groupby(number)
+    medians = by_group.median().to_numpy()
+    deviations = log_times - by_group.transform("mean").to_numpy()
     # Runs of different nodes are not consecutive.
     unseen = _unseen_variance(counts) if by_node or len(nodes) == 1 else 1.0
+    spreads, case_degrees = pooled_spreads(deviations, len(counts))
+    spreads *= math.sqrt(unseen)
+    run_means = mean_over_cases(log_times - medians[number], spreads)
+    run_means -= (np.bincount(number, run_means) / counts)[number]
+    degrees = len(names) - len(counts)
+    levels = nan_median(medians, axis=0)
+    effects = medians - levels if by_node else np.zeros((len(nodes), len(levels)))
     starts = [run.start_us for run in good.runs if run.start_us is not None]
-    runs_of_case = np.isfinite(good.log_times).sum(axis=0).tolist()
     return Baseline(
         device_name=good.device_name,
         ranks=good.ranks,
@@ -344,22 +332,27 @@ def baseline_of(
         first_us=min(starts, default=None),
         last_us=max(starts, default=None),
         nodes={
-            name: NodeUsual(float(fit.effects[index[name]]) if by_node else 0.0, runs)
-            for name, runs in zip(nodes, np.bincount([index[r.node] for r in good.runs]).tolist(), strict=True)
+            name: NodeUsual(tuple(own.tolist()), runs)
+            for name, own, runs in zip(
+                nodes,
+                effects,
+                np.bincount([index[run.node] for run in good.runs]).tolist(),
+                strict=True,
+            )
         },
         by_node=by_node,
         cases=tuple(
-            CaseUsual(key, math.exp(level), spread * math.sqrt(unseen), runs, of_spread)
+            CaseUsual(key, math.exp(level), spread, runs, of_spread)
             for key, level, spread, runs, of_spread in zip(
                 good.keys,
-                fit.levels.tolist(),
-                fit.spreads.tolist(),
-                runs_of_case,
-                fit.degrees.tolist(),
+                levels.tolist(),
+                spreads.tolist(),
+                np.isfinite(good.log_times).sum(axis=0).tolist(),
+                case_degrees.tolist(),
                 strict=True,
             )
         ),
-        run_spread=math.sqrt(unseen * max(squares, 1e-18) / degrees),
+        run_spread=math.sqrt(unseen * max(float((run_means**2).sum()), 1e-18) / degrees),
         degrees=float(degrees),
         versions=good.versions,
         threshold=threshold,
@@ -373,59 +366,67 @@ def limits_of(
     """The limits for a run of one node. node: None is any node of the baseline. columns: the cases
     that the run has, by default all. Raises CannotJudge for a node that the baseline cannot judge.
     """
-    spreads = np.array([case.spread for case in baseline.cases])
-    degrees = np.array([case.degrees for case in baseline.cases])
+    chosen = np.arange(len(baseline.cases)) if columns is None else np.array(columns)
+    spreads = np.array([case.spread for case in baseline.cases])[chosen]
+    degrees = np.array([case.degrees for case in baseline.cases])[chosen]
     run_spread, run_degrees = baseline.run_spread, baseline.degrees
-    if columns is not None and len(columns) < len(spreads):
-        spreads, degrees = spreads[list(columns)], degrees[list(columns)]
+    if len(chosen) < len(baseline.cases):
         # The spread of the mean over other cases is not known; it is largest if they vary together.
-        smallest = max(1e-6, float(np.median(spreads)) / 3)
-        run_spread = float(np.average(spreads, weights=1 / np.maximum(spreads, smallest) ** 2))
+        run_spread = float(np.average(spreads, weights=_weights(spreads)))
         run_degrees = min(run_degrees, float(degrees.min()))
     known = baseline.nodes.get(node) if node is not None else None
-    several = len(baseline.nodes) > 1
-    centre, between = 0.0, 0.0
     if node is not None and known is None and len(baseline.nodes) < FEWEST_RUNS:
         names = ", ".join(sorted(name or "several hosts" for name in baseline.nodes))
         raise CannotJudge(
             f"the baseline is of {names} and this run of {node or 'several hosts'}: how much nodes "
             f"differ is known from {FEWEST_RUNS} nodes on"
         )
+    centres = np.zeros(len(chosen))
+    between = np.zeros(len(chosen))
+    run_between = 0.0
     if baseline.by_node and (known or node is None):
-        repeats = known.runs if known else float(np.median([n.runs for n in baseline.nodes.values()]))
-        centre = known.effect if known else 0.0
-        centre_variance = _centre_variance(repeats)
-    elif baseline.by_node:
-        between = float(np.var([n.effect for n in baseline.nodes.values()], ddof=1))
-        run_degrees = min(run_degrees, len(baseline.nodes) - 1.0)
-        degrees = np.minimum(degrees, run_degrees)
+        centres = np.array(known.effects)[chosen] if known else centres
+        counts = [item.runs for item in baseline.nodes.values()]
+        centre_variance = _centre_variance(known.runs if known else float(np.median(counts)))
+    elif len(baseline.nodes) > 1:
         centre_variance = _MEDIAN_VARIANCE / len(baseline.nodes)
-    elif several:
-        centre_variance = _MEDIAN_VARIANCE / len(baseline.nodes)
+        if baseline.by_node:
+            effects = np.array([item.effects for item in baseline.nodes.values()])[:, chosen]
+            between = np.nanvar(effects, axis=0, ddof=1)
+            run_between = float(
+                np.var(mean_over_cases(effects, spreads + np.sqrt(between)), ddof=1)
+            )
+            run_degrees = min(run_degrees, len(baseline.nodes) - 1.0)
+            degrees = np.minimum(degrees, run_degrees)
     else:
         centre_variance = _centre_variance(len(baseline.run_ids))
     least = math.log1p(baseline.threshold)
-    run_sigma = math.sqrt((run_spread**2 + between) * (1 + centre_variance))
+    run_sigma = math.sqrt((run_spread**2 + run_between) * (1 + centre_variance))
     sigmas = np.sqrt((spreads**2 + between) * (1 + centre_variance))
     of_run = baseline.false_alarms * _OF_MEAN
-    of_case = baseline.false_alarms * (1 - _OF_MEAN) / len(spreads)
+    of_case = baseline.false_alarms * (1 - _OF_MEAN) / len(chosen)
     run_limit = max(critical_value(run_degrees, of_run) * run_sigma, least)
     critical = np.array([critical_value(value, of_case) for value in degrees.tolist()])
     limits = np.maximum(critical * sigmas, least)
     return Limits(
-        centre, run_limit, run_limit + _QUANTILE * run_sigma, limits, limits + _QUANTILE * sigmas
+        centres, run_limit, run_limit + _QUANTILE * run_sigma, limits, limits + _QUANTILE * sigmas
     )
 
 
 def judge_new_run(baseline: Baseline, node: str, times_ns: Mapping[CaseKey, float]) -> RunJudged:
     """Raises CannotJudge without a common case, and for a node that the baseline cannot judge."""
-    columns = [c for c, case in enumerate(baseline.cases) if case.key in times_ns]
+    known = baseline.nodes.get(node)
+    columns = [
+        c
+        for c, case in enumerate(baseline.cases)
+        if case.key in times_ns and (known is None or math.isfinite(known.effects[c]))
+    ]
     if not columns:
         raise CannotJudge("no case in common")
     cases = [baseline.cases[c] for c in columns]
     limits = limits_of(baseline, node, columns)
     times = np.array([times_ns[case.key] for case in cases])
-    usual = np.array([case.usual_ns for case in cases]) * math.exp(limits.centre)
+    usual = np.array([case.usual_ns for case in cases]) * np.exp(limits.centres)
     effects = np.log(times / usual)
     effect = float(mean_over_cases(effects[None, :], np.array([c.spread for c in cases]))[0])
     deviations = [
