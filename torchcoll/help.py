@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "check": (
             "torchcoll check run.jsonl --fabric nvswitch-h200 --gate",
             "torchcoll check tonight.jsonl --baseline accepted.jsonl --gate --junit check.xml",
+            "torchcoll check tonight.jsonl --baseline baseline.toml",
         ),
         "explain": (
             "torchcoll explain run.jsonl",
@@ -88,6 +89,10 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "history": (
             "torchcoll history nightly/",
             "torchcoll history nightly/ --accept 2026-11-01",
+        ),
+        "baseline": (
+            "torchcoll baseline nightly/ -o baseline.toml",
+            "torchcoll baseline nightly/ -o baseline.toml --accept 2026-11-01 --force",
         ),
         "collect": (
             "torchcoll collect runs/",

@@ -1,9 +1,10 @@
 """What good runs of one kind of machine take, and whether one new run takes longer.
 
 The logarithm of a time is modelled as the level of its case on its node, plus what the run adds in
-all its cases, plus noise, whose spread is the same on all nodes. A new run is judged by prediction intervals: of its mean
-deviation over all cases, whose spread is that of the same mean in the good runs, and of each case.
-Half of the false alarms are allowed to the mean, the other half to the cases (Bonferroni).
+all its cases, plus noise, whose spread is the same on all nodes. A new run is judged by prediction
+intervals: of its mean deviation over all cases, whose spread is that of the same mean in the good
+runs, and of each case. Half of the false alarms are allowed to the mean, the other half to the
+cases (Bonferroni).
 
 The limits hold for noise with the tails of Student's t with 4 degrees of freedom and a correlation
 of up to 0.5 from one run of a node to the next. `tests/benchmarks/baseline_error.py` measures them.
@@ -38,7 +39,9 @@ _QUANTILE = float(stats.norm.ppf(POWER))
 
 @dataclass(frozen=True)
 class GoodRun:
-    """A run of the baseline. node: '' for several hosts. start_us: UTC since 1970, None if unknown."""
+    """A run of the baseline. node: '' for several hosts. start_us: in us of UTC since 1970, None if
+    it is not recorded.
+    """
 
     run_id: str
     node: str
@@ -149,7 +152,7 @@ class CaseDeviation:
 class RunJudged:
     """A run judged by a baseline.
 
-    effect: mean deviation of the log times over the common cases. cases: of the run, worst first.
+    effect: mean deviation of the log times over the common cases. cases: of the run, those that are slow first, worst first.
     missing: how many cases of the baseline the run lacks.
     """
 
@@ -305,7 +308,7 @@ def baseline_of(
     log_times = good.log_times
     nodes = sorted(set(names))
     index = {name: number for number, name in enumerate(nodes)}
-    by_node = 1 < len(nodes) and len(names) - len(nodes) >= FEWEST_RUNS - 1
+    by_node = len(nodes) > 1 and len(names) - len(nodes) >= FEWEST_RUNS - 1
     if not by_node and len(nodes) > 1:
         # Too few repeated runs for effects of the nodes: one run of each is one population.
         last = sorted({name: row for row, name in enumerate(names)}.values())
@@ -443,8 +446,7 @@ def judge_new_run(baseline: Baseline, node: str, times_ns: Mapping[CaseKey, floa
             strict=True,
         )
     ]
-    # Slow cases first, then by how far each is on the way to its limit.
-    deviations.sort(key=lambda case: (not case.slow, -case.effect / case.limit))
+    deviations.sort(key=lambda case: (not case.slow, -case.effect))
     return RunJudged(
         baseline, node, effect, limits, tuple(deviations), len(baseline.cases) - len(columns)
     )
