@@ -98,7 +98,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll collect runs/",
             "torchcoll collect 'spool/*/*.jsonl' --into postgresql://torchcoll@db/torchcoll",
         ),
-        "prune": ("torchcoll prune torchcoll.sqlite --keep 400d --spare baselines.txt",),
+        "prune": ("torchcoll prune torchcoll.sqlite --keep 400d --spare baseline.toml",),
     },
     "training": {
         "trace": ("torchcoll trace traffic/", "torchcoll trace profile.json --step typical"),

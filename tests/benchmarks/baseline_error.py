@@ -29,8 +29,9 @@ import numpy as np
 from scipy import stats
 
 from torchcoll.core.case import Case
+from torchcoll.core.errors import UsageError
 from torchcoll.fleet.baseline_runs import select_baselines
-from torchcoll.fleet.good_runs import judge_new_run, limits_of
+from torchcoll.fleet.good_runs import CannotJudge, judge_new_run, limits_of
 from torchcoll.store.records import CaseKey
 from torchcoll.store.series import Summaries
 
@@ -128,13 +129,17 @@ def row(random, kind, runs, nodes, new_node, baselines):
         log_times += levels + own[node]
         try:
             selection = select_baselines(summaries_of_times(log_times, node), threshold=THRESHOLD)
-        except ValueError:  # too few runs are left
+        except UsageError:  # too few runs are left
             failed += 1
             continue
         (baseline,) = selection.baselines
         judged_node = nodes if new_node else 0
         name = f"node{judged_node}"
-        expected = limits_of(baseline, name)
+        try:
+            expected = limits_of(baseline, name)
+        except CannotJudge:  # all runs of this or of another node were left out
+            failed += 1
+            continue
         detectable.append((expected.run_detectable, float(np.median(expected.case_detectable))))
         new = levels + own[judged_node] + noise.draw(random, NEW_RUNS, correlation=0.0)
 
@@ -167,7 +172,7 @@ def row(random, kind, runs, nodes, new_node, baselines):
         f"{kind:6}  {runs:4}  {nodes:5}  {'new' if new_node else 'known':5}  "
         f"{interval(alarms, NEW_RUNS):27}  {shares}  "
         f"{over_all / noise.mean_sigma:8.1f}  {one / SIGMA:8.1f}"
-        + (f"  ({failed} without enough good runs)" if failed else ""),
+        + (f"  ({failed} could not judge)" if failed else ""),
         flush=True,
     )
 

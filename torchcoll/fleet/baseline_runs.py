@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from scipy import stats
 
 from torchcoll.core.errors import UsageError, one_line
@@ -44,7 +45,7 @@ _NO_VERSIONS = ("label=", "device_name", "cores", "threads", "cpu", "source", "p
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class RunLeftOut:
     """A run that is not in the baseline, and why."""
 
     run_id: str
@@ -61,7 +62,7 @@ class Selection:
     """
 
     baselines: tuple[Baseline, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[RunLeftOut, ...] = ()
     too_few: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -83,7 +84,7 @@ def select_baselines(
     run_id of a run that is to be judged, and does not count. threshold, false_alarms: as of
     Baseline. Raises UsageError if no device model and number of ranks has enough good runs.
     """
-    left_out: list[LeftOut] = []
+    left_out: list[RunLeftOut] = []
     notes: list[str] = []
     usable = np.array([run_id != without for run_id in summaries.run_ids], dtype=bool)
     if accepted is not None:
@@ -98,7 +99,7 @@ def select_baselines(
 
     def leave_out(index: int, reason: str) -> None:
         usable[index] = False
-        left_out.append(LeftOut(summaries.run_ids[index], summaries.paths[index], reason))
+        left_out.append(RunLeftOut(summaries.run_ids[index], summaries.paths[index], reason))
 
     for index, reason in _failures(summaries).items():
         if usable[index]:
@@ -115,8 +116,10 @@ def select_baselines(
         # First runs that are slow among all runs, then runs that are slow for their node.
         populations = ""
         for by_node in (False, True):
-            node = summaries.node[members] if by_node else None
-            slow, populations = _slow_runs(table, keys, node, threshold)
+            number = np.unique(summaries.node[members], return_inverse=True)[1]
+            if by_node and not 0 < number.max(initial=0) < len(members) - 1:
+                continue  # one node, or one run of each
+            slow, populations = _slow_runs(table, keys, number if by_node else None, threshold)
             for row, reason in slow.items():
                 leave_out(int(members[row]), reason)
             kept = np.array([row not in slow for row in range(len(members))], dtype=bool)
@@ -200,14 +203,14 @@ def _table(
 def _slow_runs(
     table: Floats,
     keys: Sequence[CaseKey],
-    node: npt.NDArray[np.int32] | None,
+    node: npt.NDArray[np.intp] | None,
     threshold: float,
 ) -> tuple[dict[int, str], str]:
     """Row -> why a run is left out, by the rule of `torchcoll fleet`; and a note if there are two
     populations of runs, of which none is left out.
 
-    node [R]: of each run; the difference of a node from the others is removed first. None: it is
-    not.
+    node [R]: the number of each run's node, whose difference from the others is removed first.
+    None: it is not removed.
     """
     count = len(table)
     if not count:
@@ -216,13 +219,8 @@ def _slow_runs(
     outside = {*range(count)} - {*largest.tolist()}
     slow = {row: "no case in common with the other runs" for row in sorted(outside)}
     if node is not None:
-        names, number = np.unique(node, return_inverse=True)
-        if not 1 < len(names) < count:
-            return slow, ""
-        effects = two_way(table).effects
-        table = table.copy()
-        for index in range(len(names)):
-            table[number == index] -= np.nanmedian(effects[number == index])
+        effects = pd.Series(two_way(table).effects)
+        table = table - effects.groupby(node).transform("median").to_numpy()[:, None]
     values = table[largest]
     if len(largest) <= FEWEST_PEERS:
         if len(largest) < FEWEST_RUNS:

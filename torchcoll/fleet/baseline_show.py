@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_percent, time_text
 from torchcoll.fleet.baseline_file import format_time_utc
-from torchcoll.fleet.baseline_runs import LeftOut, Selection, machine_text
+from torchcoll.fleet.baseline_runs import RunLeftOut, Selection, machine_text
 from torchcoll.fleet.fleet_show import percent
 from torchcoll.fleet.good_runs import Baseline, Limits, limits_of
 from torchcoll.fleet.node_report import case_names
@@ -94,7 +94,7 @@ def _baseline_grid(baseline: Baseline, selection: Selection, whole: bool, first:
     return Grid(heads, rows, above=above, below=below, answer=answer)
 
 
-def _left_out_lines(left_out: Sequence[LeftOut], whole: bool) -> list[str]:
+def _left_out_lines(left_out: Sequence[RunLeftOut], whole: bool) -> list[str]:
     shown = left_out if whole else left_out[:_NAMED]
     lines = [
         f"left out: {one_line(item.path or item.run_id)}: {one_line(item.reason)}" for item in shown

@@ -26,7 +26,7 @@ class JudgedByGoodRuns:
     """A run judged by good runs, with the names of its cases, worst first.
 
     differences: versions that the run has and no run of the baseline, a clause each. left_out: how
-    many runs of the folder or store are not in the baseline. further: cases of the run that the
+    many runs of the folder or store are not in the baseline. notes: what makes it doubtful. further: cases of the run that the
     baseline lacks. member: whether the run is itself one of the baseline's.
     """
 
@@ -34,6 +34,7 @@ class JudgedByGoodRuns:
     names: tuple[str, ...]
     differences: tuple[str, ...]
     left_out: int
+    notes: tuple[str, ...]
     further: int
     member: bool
 
@@ -115,6 +116,7 @@ class BaselineSource:
             tuple(case_names([case.key for case in judged.cases])),
             _differences(summary, judged),
             len(selection.left_out),
+            selection.notes,
             len(set(times) - usual),
             summary.run_id in baseline.run_ids,
         )

@@ -152,8 +152,8 @@ class CaseDeviation:
 class RunJudged:
     """A run judged by a baseline.
 
-    effect: mean deviation of the log times over the common cases. cases: of the run, those that are slow first, worst first.
-    missing: how many cases of the baseline the run lacks.
+    effect: mean deviation of the log times over the common cases. cases: of the run, those that are
+    slow first, then by their change. missing: how many cases of the baseline the run lacks.
     """
 
     baseline: Baseline

@@ -112,6 +112,7 @@ def good_runs_phrases(judged_run: JudgedByGoodRuns, name: str) -> list[Phrase]:
         facts.append(f"{counted(judged_run.further, 'case')} of this run not in the baseline")
     if judged_run.left_out:
         facts.append(f"{counted(judged_run.left_out, 'run')} of {name} left out of the baseline")
+    facts += judged_run.notes
     if judged_run.member:
         facts.append("this run is one of the baseline's own")
     return [phrase, *(Phrase("", fact) for fact in facts)]

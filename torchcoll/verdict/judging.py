@@ -116,8 +116,8 @@ def judge(
     fabric: stated; else that of the one file of ``rules``, else the label ``fabric``, or what the
     links of the ranks show. rules: files of the user's own. baseline: a run, or the source of many,
     to be measured by in place of a fabric's limits. rows: those of the run, where they are known
-    already (completion over ranks, default clocks). Raises UsageError for rules and fabrics that are
-    not there or cannot be the run's, and for a baseline of another machine.
+    already (completion over ranks, default clocks). Raises UsageError for rules and fabrics that
+    are not there or cannot be the run's, and for a baseline of another machine.
     """
     rows = summarise_run(run) if rows is None else rows
     failures = list(_failures(run, rows))
