@@ -219,8 +219,8 @@ def _slow_runs(
     outside = {*range(count)} - {*largest.tolist()}
     slow = {row: "no case in common with the other runs" for row in sorted(outside)}
     if node is not None:
-        effects = pd.Series(two_way(table).effects)
-        table = table - effects.groupby(node).transform("median").to_numpy()[:, None]
+        of_runs = pd.Series(two_way(table).effects)
+        table = table - of_runs.groupby(node).transform("median").to_numpy()[:, None]
     values = table[largest]
     if len(largest) <= FEWEST_PEERS:
         if len(largest) < FEWEST_RUNS:

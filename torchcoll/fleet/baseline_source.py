@@ -26,8 +26,8 @@ class JudgedByGoodRuns:
     """A run judged by good runs, with the names of its cases, worst first.
 
     differences: versions that the run has and no run of the baseline, a clause each. left_out: how
-    many runs of the folder or store are not in the baseline. notes: what makes it doubtful. further: cases of the run that the
-    baseline lacks. member: whether the run is itself one of the baseline's.
+    many runs of the folder or store are not in the baseline. notes: what makes it doubtful.
+    further: cases of the run that the baseline lacks. member: whether the run is itself one of the baseline's.
     """
 
     judged: RunJudged
@@ -76,25 +76,33 @@ class BaselineSource:
     """
 
     name: str
-    _selection: Selection
+    _selection: Selection | None = None
     _summaries: Summaries | None = None
     _run_ids: frozenset[str] = field(default_factory=frozenset)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> BaselineSource:
-        """Raises UnreadableError for what cannot be read, UsageError for what is no baseline."""
+        """Raises UnreadableError for what cannot be read, UsageError for a file of another kind."""
         text = os.fspath(path)
         if text.endswith(".toml"):
             return cls(text, Selection(read_baselines(text)))
         summaries = summaries_of([text])
-        return cls(text, select_baselines(summaries), summaries, frozenset(summaries.run_ids))
+        return cls(text, None, summaries, frozenset(summaries.run_ids))
+
+    def _selection_without(self, run_id: str) -> Selection:
+        if self._summaries is not None and run_id in self._run_ids:
+            return select_baselines(self._summaries, without=run_id)
+        if self._selection is None:
+            assert self._summaries is not None
+            self._selection = select_baselines(self._summaries)
+        return self._selection
 
     def judge(self, run: Run) -> JudgedByGoodRuns:
-        """Raises UsageError if no baseline is of this run's kind of machine, node or cases."""
+        """Raises UsageError if the good runs are too few, or none is of this run's kind of machine,
+        node or cases.
+        """
         summary, cases = summarise_run(run)
-        selection = self._selection
-        if self._summaries is not None and summary.run_id in self._run_ids:
-            selection = select_baselines(self._summaries, without=summary.run_id)
+        selection = self._selection_without(summary.run_id)
         kind = (summary.device_name, summary.ranks)
         baseline = next((b for b in selection.baselines if (b.device_name, b.ranks) == kind), None)
         if baseline is None:
@@ -107,9 +115,7 @@ class BaselineSource:
         try:
             judged = judge_new_run(baseline, summary.node, times)
         except CannotJudge as error:
-            raise UsageError(
-                "baseline", f"{self.name}: {one_line(error)}", "one that can judge this run"
-            ) from None
+            raise UsageError("baseline", one_line(error), error.expected) from None
         usual = {case.key for case in baseline.cases}
         return JudgedByGoodRuns(
             judged,

@@ -177,7 +177,11 @@ class RunJudged:
 
 
 class CannotJudge(ValueError):
-    """Why a baseline says nothing of a run. The text is a clause."""
+    """Why a baseline says nothing of a run, as a noun. expected: what would allow it."""
+
+    def __init__(self, text: str, expected: str) -> None:
+        super().__init__(text)
+        self.expected = expected
 
 
 def runs_missing(nodes: Sequence[str]) -> int:
@@ -304,7 +308,7 @@ def baseline_of(
     """Raises CannotJudge if the runs are too few."""
     names = [run.node for run in good.runs]
     if missing := runs_missing(names):
-        raise CannotJudge(f"{missing} more runs are needed")
+        raise CannotJudge(f"{len(names)} runs", f"{missing} more")
     log_times = good.log_times
     nodes = sorted(set(names))
     index = {name: number for number, name in enumerate(nodes)}
@@ -379,10 +383,9 @@ def limits_of(
         run_degrees = min(run_degrees, float(degrees.min()))
     known = baseline.nodes.get(node) if node is not None else None
     if node is not None and known is None and len(baseline.nodes) < FEWEST_RUNS:
-        names = ", ".join(sorted(name or "several hosts" for name in baseline.nodes))
         raise CannotJudge(
-            f"the baseline is of {names} and this run of {node or 'several hosts'}: how much nodes "
-            f"differ is known from {FEWEST_RUNS} nodes on"
+            f"a run of {node or 'several hosts'} and a baseline of {_node_names(baseline)}",
+            f"a node of the baseline, or a baseline of at least {FEWEST_RUNS} nodes",
         )
     centres = np.zeros(len(chosen))
     between = np.zeros(len(chosen))
@@ -416,6 +419,12 @@ def limits_of(
     )
 
 
+def _node_names(baseline: Baseline) -> str:
+    names = [name or "several hosts" for name in baseline.nodes]
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return f"{', '.join(names[:2])}{more}"
+
+
 def judge_new_run(baseline: Baseline, node: str, times_ns: Mapping[CaseKey, float]) -> RunJudged:
     """Raises CannotJudge without a common case, and for a node that the baseline cannot judge."""
     known = baseline.nodes.get(node)
@@ -425,7 +434,7 @@ def judge_new_run(baseline: Baseline, node: str, times_ns: Mapping[CaseKey, floa
         if case.key in times_ns and (known is None or math.isfinite(known.effects[c]))
     ]
     if not columns:
-        raise CannotJudge("no case in common")
+        raise CannotJudge("no case in common", "a run with cases of the baseline")
     cases = [baseline.cases[c] for c in columns]
     limits = limits_of(baseline, node, columns)
     times = np.array([times_ns[case.key] for case in cases])

@@ -82,8 +82,8 @@ def prune_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--spare",
         metavar="FILE",
-        help="keep these runs whatever their age: those of a file of torchcoll baseline (.toml), or "
-        "the run ids of a text file, one per line; # begins a comment",
+        help="keep these runs whatever their age: those of a file of torchcoll baseline (.toml), "
+        "or the run ids of a text file, one per line; # begins a comment",
     )
     add("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
 

@@ -106,7 +106,8 @@ def good_runs_phrases(judged_run: JudgedByGoodRuns, name: str) -> list[Phrase]:
     if judged.missing:
         of = judged.missing + count
         facts.append(
-            f"{judged.missing} of the baseline's {counted(of, 'case')} not judged: no time of it"
+            f"{judged.missing} of the baseline's {counted(of, 'case')} not judged: "
+            "the run has no time of them"
         )
     if judged_run.further:
         facts.append(f"{counted(judged_run.further, 'case')} of this run not in the baseline")
