@@ -36,7 +36,7 @@ QUESTIONS = {
 SCIENCE = {"numpy", "scipy", "pandas"}
 DRAWN = {"rich", "matplotlib", "pandas", "jinja2", "markupsafe"}
 TABLE = {
-    "core": (set(), set(), set()),
+    "core": (set(), set(), {"tomli", "tomllib"}),
     "libraries": ({"core"}, {"defusedxml"}, set()),
     "report": ({"core"}, set(), {"libraries", "numpy", *DRAWN}),
     "importers": ({"core", "libraries"}, set(), set()),
@@ -44,7 +44,7 @@ TABLE = {
     "bench": ({"core", "libraries", "machine"}, {"torch"}, {"overview.live", "report", "verdict"}),
     "inputs": ({"core"}, set(), {"importers.registry", "libraries"}),
     "matrix": ({"core", "libraries", "inputs"}, set(), {"machine"}),
-    "verdict": ({"core", "libraries", "inputs", "pairs"}, set(), {"tomli", "tomllib"}),
+    "verdict": ({"core", "libraries", "inputs", "pairs"}, set(), {"fleet", "store"}),
     "stats": ({"core", "libraries", "inputs"}, SCIENCE, set()),
     "store": ({"core", "inputs", "stats"}, {"numpy", "sqlalchemy"}, {"psycopg", "pyarrow"}),
     "fleet": ({"core", "libraries", "inputs", "stats", "store"}, SCIENCE, set()),

@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "check": (
             "torchcoll check run.jsonl --fabric nvswitch-h200 --gate",
             "torchcoll check tonight.jsonl --baseline accepted.jsonl --gate --junit check.xml",
+            "torchcoll check tonight.jsonl --baseline baseline.toml",
         ),
         "explain": (
             "torchcoll explain run.jsonl",
@@ -89,11 +90,15 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll history nightly/",
             "torchcoll history nightly/ --accept 2026-11-01",
         ),
+        "baseline": (
+            "torchcoll baseline nightly/ -o baseline.toml",
+            "torchcoll baseline nightly/ -o baseline.toml --accept 2026-11-01 --force",
+        ),
         "collect": (
             "torchcoll collect runs/",
             "torchcoll collect 'spool/*/*.jsonl' --into postgresql://torchcoll@db/torchcoll",
         ),
-        "prune": ("torchcoll prune torchcoll.sqlite --keep 400d --spare baselines.txt",),
+        "prune": ("torchcoll prune torchcoll.sqlite --keep 400d --spare baseline.toml",),
     },
     "training": {
         "trace": ("torchcoll trace traffic/", "torchcoll trace profile.json --step typical"),

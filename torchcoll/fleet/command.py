@@ -1,4 +1,6 @@
-"""``torchcoll fleet``: which node differs from its peers? ``torchcoll history``: since when?"""
+"""``torchcoll fleet``: which node differs from its peers? ``torchcoll history``: since when?
+``torchcoll baseline``: what is usual?
+"""
 
 from __future__ import annotations
 
@@ -153,6 +155,68 @@ def run_history(options: argparse.Namespace) -> ExitCode:
     return ExitCode.FAILED if bad else ExitCode.OK
 
 
+def baseline_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="result files, folders, quoted globs, output of other tools, or a store",
+    )
+    add("-o", "--output", required=True, metavar="FILE", help="the baseline to write (.toml)")
+    add(
+        "--accept",
+        metavar="DATE",
+        help="use only runs from this day on (UTC), after a change that is to stay",
+    )
+    add(
+        "--threshold",
+        default="1%",
+        metavar="SHARE",
+        help="smallest slowdown that check reports (default: 1%%)",
+    )
+    add(
+        "--false-alarms",
+        default="1%",
+        metavar="SHARE",
+        help="probability that a healthy run fails, over all its cases: 0.1%% to 10%% "
+        "(default: 1%%)",
+    )
+    add("--format", default="table", help="table, markdown, csv or json")
+    add("--all", action="store_true", help="name every run that was left out")
+    add("--force", action="store_true", help="replace the file of --output")
+
+
+def run_baseline(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.fleet.baseline_file import format_baselines
+    from torchcoll.fleet.baseline_runs import select_baselines
+    from torchcoll.fleet.baseline_show import show_baselines
+    from torchcoll.fleet.nights import parse_night
+    from torchcoll.report.destination import check_new, write_file
+    from torchcoll.report.formats import FORMATS
+    from torchcoll.store.sources import summaries_of
+
+    choice(options.format, "format", FORMATS)
+    threshold = parse_share(options.threshold, "threshold")
+    false_alarms = parse_share(options.false_alarms, "false-alarms")
+    if not 0.001 <= false_alarms <= 0.1:
+        raise UsageError("false-alarms", options.false_alarms, "a share from 0.1% to 10%")
+    accepted = None if options.accept is None else parse_night(options.accept, "accept")
+    if not options.output.endswith(".toml"):
+        raise UsageError("output", options.output, "a name that ends with .toml")
+    check_new(options.output, "output", options.force)
+    selection = select_baselines(
+        summaries_of(options.paths),
+        accepted=accepted,
+        threshold=threshold,
+        false_alarms=false_alarms,
+    )
+    text = format_baselines(selection.baselines, options.paths)
+    write_file(options.output, text, "output", options.force)
+    show_baselines(selection, options.format, options.all)
+    return ExitCode.OK
+
+
 COMMANDS = {
     "fleet": (
         "find the nodes that differ from their peers",
@@ -163,5 +227,10 @@ COMMANDS = {
         "find when a fleet or a node became slower, and what changed then",
         history_arguments,
         run_history,
+    ),
+    "baseline": (
+        "write what is usual of good runs, for check --baseline",
+        baseline_arguments,
+        run_baseline,
     ),
 }

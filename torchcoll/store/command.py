@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 from datetime import datetime, timezone
+from pathlib import Path
 
 from torchcoll.core.errors import ExitCode, UnreadableError, printable, tell
+from torchcoll.core.toml_text import toml_table
 from torchcoll.core.units import counted, parse_duration
 from torchcoll.store.address import DEFAULT_STORE, parse_address
 
@@ -80,7 +82,8 @@ def prune_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--spare",
         metavar="FILE",
-        help="a file of run ids to keep whatever their age, one per line; # begins a comment",
+        help="keep these runs whatever their age: those of a file of torchcoll baseline (.toml), "
+        "or the run ids of a text file, one per line; # begins a comment",
     )
     add("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
 
@@ -115,6 +118,12 @@ def _read_ids(path: str) -> list[str]:
             lines = [line.partition("#")[0].strip() for line in file]
     except UnicodeDecodeError:
         raise UnreadableError("spare", path, "a text file with a run id per line") from None
+    if path.endswith(".toml"):
+        try:
+            machines = toml_table(Path(path).read_text(encoding="utf-8"))["machine"]
+            return [str(run_id) for machine in machines for run_id in machine["runs"]["ids"]]
+        except (ValueError, KeyError, TypeError, ImportError):
+            raise UnreadableError("spare", path, "a file that torchcoll baseline wrote") from None
     return [line for line in lines if line]
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.core.units import counted
 from torchcoll.inputs import add_import_options
+
+if TYPE_CHECKING:
+    from torchcoll.core.result import Run
+    from torchcoll.fleet.baseline_source import BaselineSource
 
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +32,12 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
-    add("--baseline", metavar="FILE", help="a run to judge by, in place of a fabric")
+    add(
+        "--baseline",
+        metavar="PATH",
+        help="judge by this in place of a fabric: the file of one run; or a file of torchcoll "
+        "baseline, a folder or a store of good runs, of which a run that is slower exits with 1",
+    )
     add("--format", default="table", help="table, markdown or json")
     add(
         "--gate",
@@ -44,6 +54,7 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
 def run_check(options: argparse.Namespace) -> ExitCode:
     from torchcoll.inputs import expand, load_all, resolve_sources
     from torchcoll.report.destination import check_new, write_file
+    from torchcoll.verdict.baseline import good_runs_source, is_baseline_file
     from torchcoll.verdict.gates import health_text, junit_text
     from torchcoll.verdict.judging import judge
     from torchcoll.verdict.limits import FAIL
@@ -53,16 +64,22 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     for what in ("junit", "health"):
         if path := getattr(options, what):
             check_new(path, what, options.force)
-    baseline = None
+    baseline: Run | BaselineSource | None = None
+    good_runs: BaselineSource | None = None
+    rules = list(options.rules)
+    if not options.baseline and len(rules) == 1 and is_baseline_file(rules[0]):
+        options.baseline = rules.pop()
     if options.baseline:
-        baselines = load_all([options.baseline])
-        if len(baselines) != 1:
-            count_text = f"{len(baselines)} runs in {options.baseline}"
-            raise UsageError("baseline", count_text, "a file of one run")
-        baseline = baselines[0]
+        baseline = good_runs = good_runs_source(options.baseline)
+        if good_runs is None:
+            baselines = load_all([options.baseline])
+            if len(baselines) != 1:
+                count_text = f"{len(baselines)} runs in {options.baseline}"
+                raise UsageError("baseline", count_text, "a file of one run")
+            baseline = baselines[0]
     sources = resolve_sources(options.files, options.collective, options.ranks)
     runs = load_all(file for source in sources for file in expand(source))
-    verdicts = [judge(run, options.fabric, options.rules, baseline) for run in runs]
+    verdicts = [judge(run, options.fabric, rules, baseline) for run in runs]
     show_verdicts(runs, verdicts, options.format)
     for what, path, text_of in (
         ("junit", options.junit, junit_text),
@@ -70,8 +87,10 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     ):
         if path:
             write_file(path, text_of(runs, verdicts), what, options.force)
+    failed = any(verdict.word == FAIL for verdict in verdicts)
     if not options.gate:
-        return ExitCode.OK
+        # Good runs state an error rate, so what they call slow is no matter of taste.
+        return ExitCode.FAILED if failed and good_runs else ExitCode.OK
     unjudged = sum(not verdict.judged for verdict in verdicts)
     refusal = UsageError(
         "gate",
@@ -79,7 +98,7 @@ def run_check(options: argparse.Namespace) -> ExitCode:
         "runs that can be judged",
         "State what they are measured by: --fabric, --rules FILE or --baseline RUN.",
     )
-    if any(verdict.word == FAIL for verdict in verdicts):
+    if failed:
         if unjudged:
             tell(f"torchcoll: warning: {refusal}")
         return ExitCode.FAILED

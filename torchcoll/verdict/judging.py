@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.display import OneLine, as_one_line
@@ -27,7 +27,7 @@ from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, 
 from torchcoll.core.units import counted, format_ns
 from torchcoll.inputs import load_one
 from torchcoll.verdict.assumed import assumptions, by_names
-from torchcoll.verdict.baseline import baseline_phrase
+from torchcoll.verdict.baseline import baseline_phrase, good_runs_phrases, good_runs_source
 from torchcoll.verdict.limits import (
     FAIL,
     NO_REFERENCE,
@@ -43,6 +43,9 @@ from torchcoll.verdict.limits import (
 )
 from torchcoll.verdict.rules import Fabric, read_rules
 
+if TYPE_CHECKING:
+    from torchcoll.fleet.baseline_source import BaselineSource
+
 _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 
 
@@ -50,11 +53,13 @@ _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 class Verdict(OneLine):
     """judged: whether the run failed or was measured by anything. A warning about the machine or a
     setting is no judgement: with one the ``word`` is WARN, whether there was a reference or not.
+    deviation: of a run judged by good runs how much slower it is, over all cases and in each.
     """
 
     phrases: tuple[Phrase, ...]
     fabric: str | None = None
     judged: bool = True
+    deviation: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         return as_one_line(self.line)
@@ -71,7 +76,8 @@ class Verdict(OneLine):
 
     def to_json(self) -> dict[str, Any]:
         phrases = [vars(phrase) for phrase in self.phrases]
-        return {"word": self.word, "line": self.line, "fabric": self.fabric, "phrases": phrases}
+        verdict = {"word": self.word, "line": self.line, "fabric": self.fabric, "phrases": phrases}
+        return verdict if self.deviation is None else {**verdict, "deviation": dict(self.deviation)}
 
 
 def check(
@@ -84,30 +90,34 @@ def check(
     """The verdict on a run, or on that of a file: ``word`` is PASS, WARN, FAIL or NO REFERENCE.
 
     fabric: what the run is measured by, such as ``nvswitch-h200`` or ``ib-ndr:8``; default: the
-    fabric that it is known to be of. rules: files with fabrics of your own (TOML). baseline: a run,
-    or its file, to be measured by in place of a fabric. Raises UsageError for a fabric that is not
-    known or cannot be the run's, UnreadableError for a file.
+    fabric that it is known to be of. rules: files with fabrics of your own (TOML). baseline: in
+    place of a fabric, a run or its file; or a file of torchcoll baseline, a folder or a store of
+    good runs. Raises UsageError for a fabric that is not known or cannot be the run's, and for a
+    baseline that cannot judge it; UnreadableError for a file.
     """
     run = source if isinstance(source, Run) else load_one(source)
-    if baseline is not None and not isinstance(baseline, Run):
-        baseline = load_one(baseline)
-    return judge(run, fabric, rules, baseline)
+    reference: Run | BaselineSource | None = None
+    if isinstance(baseline, Run):
+        reference = baseline
+    elif baseline is not None:
+        reference = good_runs_source(baseline) or load_one(baseline)
+    return judge(run, fabric, rules, reference)
 
 
 def judge(
     run: Run,
     fabric: str | None = None,
     rules: Sequence[str | os.PathLike[str]] = (),
-    baseline: Run | None = None,
+    baseline: Run | BaselineSource | None = None,
     rows: Sequence[Row] | None = None,
 ) -> Verdict:
     """The verdict on a run.
 
     fabric: stated; else that of the one file of ``rules``, else the label ``fabric``, or what the
-    links of the ranks show. rules: files of the user's own. baseline: a run to be measured by, in
-    place of a fabric's limits. rows: those of the run, where they are known already (completion
-    over ranks, default clocks). Raises UsageError for rules and fabrics that are not there or
-    cannot be the run's, and for a run to be measured by that is another machine's.
+    links of the ranks show. rules: files of the user's own. baseline: a run, or the source of many,
+    to be measured by in place of a fabric's limits. rows: those of the run, where they are known
+    already (completion over ranks, default clocks). Raises UsageError for rules and fabrics that
+    are not there or cannot be the run's, and for a baseline of another machine.
     """
     rows = summarise_run(run) if rows is None else rows
     failures = list(_failures(run, rows))
@@ -115,11 +125,18 @@ def judge(
     nothing = _nothing_to_judge(good)
     fabric_found, problems = None, [label_problem(run)]
     taken: list[Phrase] = []
+    deviation = None
     if baseline is not None:
         if fabric or rules:
             raise UsageError("baseline", "a run with a fabric or rules", "one of them")
-
-        reference = [nothing] if nothing else [baseline_phrase(good, run, baseline)]
+        if nothing:
+            reference = [nothing]
+        elif isinstance(baseline, Run):
+            reference = [baseline_phrase(good, run, baseline)]
+        else:
+            judged_run = baseline.judge(run)
+            deviation = judged_run.to_json()
+            reference = good_runs_phrases(judged_run, baseline.name)
     else:
         fabric_found, problem = _fabric(run, fabric, rules)
         if fabric_found is None and not problem and (fabric_found := by_names(run)):
@@ -145,7 +162,8 @@ def judge(
     judged = bool(failures) or any(p.word not in (NO_REFERENCE, "") for p in reference)
     phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, judged)]
     plain = (Phrase(phrase.word, one_line(phrase.text)) for phrase in phrases)
-    return Verdict(tuple(plain), fabric_found.name if fabric_found else None, judged)
+    fabric_name = fabric_found.name if fabric_found else None
+    return Verdict(tuple(plain), fabric_name, judged, deviation)
 
 
 def _fabric(

@@ -17,8 +17,8 @@ from typing import Any
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.summary import Row
+from torchcoll.core.toml_text import toml_table
 from torchcoll.core.units import format_size, parse_size
-from torchcoll.verdict.rules import toml_table
 
 # Other forms of a GPU of the same name: fewer links, or a part of one.
 _OTHERS = {"PCIE", "NVL", "MIG"}

@@ -7,7 +7,6 @@ PCIe are two. Users add their own files; a file with an unknown key or without a
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -21,6 +20,7 @@ from torchcoll.core.errors import TorchcollError, UsageError, did_you_mean, unkn
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.plausibility import DeviceLimits
 from torchcoll.core.summary import Row
+from torchcoll.core.toml_text import toml_table
 from torchcoll.core.units import parse_size
 
 _FABRIC = ("name", "what", "devices", "nvlinks", "to_switch", "several_hosts", "parameter", "limit")
@@ -192,16 +192,6 @@ def _parameter(rule: Rule, fabric: str, text: str | None) -> float | None:
     if not 0 < number < _MOST_GBPS:
         raise UsageError("fabric", fabric, f"{rule.name}:N, N the {what}, above 0")
     return number
-
-
-def toml_table(text: str) -> dict[str, Any]:
-    """Raises ImportError before Python 3.11 without tomli, ValueError for what is no TOML."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    table: dict[str, Any] = tomllib.loads(text)
-    return table
 
 
 def _rule(file: Any) -> Rule:
