@@ -22,6 +22,7 @@ from torchcoll.fleet.good_runs import (
     FEWEST_RUNS,
     THRESHOLD,
     Baseline,
+    CannotJudge,
     GoodRun,
     GoodRuns,
     baseline_of,
@@ -40,6 +41,11 @@ _DAY_US = 86_400_000_000
 _DRIFT_P = 0.01
 _DRIFT_LEAST = 0.01  # over the whole time: less is no warning
 _FEWEST_FOR_DRIFT = 8
+_STATUS_TEXTS = {
+    "truncated": "the run did not end",
+    "failed": "the run failed",
+    "interrupted": "the run was interrupted",
+}
 # Recorded facts that are no versions: where a run was made, and what the machine is called.
 _NO_VERSIONS = ("label=", "device_name", "cores", "threads", "cpu", "source", "python")
 
@@ -132,13 +138,16 @@ def select_baselines(
             count = counted(len(nodes), "good run")
             too_few.append(f"{count}{of_nodes} of {what}, {missing} more needed")
             continue
-        enough = np.isfinite(table).sum(axis=0) >= FEWEST_RUNS
-        if not enough.any():
-            too_few.append(f"{what}: no case that {FEWEST_RUNS} runs have")
+        good = _good_runs(summaries, stratum, members, table, keys)
+        try:
+            baseline = baseline_of(good, threshold, false_alarms)
+        except CannotJudge as error:
+            too_few.append(f"{what}: {error}, {error.expected} needed")
             continue
-        kept_keys = [key for key, keep in zip(keys, enough.tolist(), strict=True) if keep]
-        good = _good_runs(summaries, stratum, members, table[:, enough], kept_keys)
-        baseline = baseline_of(good, threshold, false_alarms)
+        if rare := [key for key in keys if key not in {case.key for case in baseline.cases}]:
+            names = ", ".join(case_names(rare)[:3])
+            more = f" and {len(rare) - 3} more" if len(rare) > 3 else ""
+            notes.append(f"{counted(len(rare), 'case')} left out, with too few runs: {names}{more}")
         baselines.append(baseline)
         notes += [f"{what}: {text}" for text in _doubts(good, baseline)]
     if not baselines:
@@ -168,9 +177,8 @@ def _failures(summaries: Summaries) -> dict[int, str]:
             what = "wrong results" if status == WRONG else "failed"
             reasons.setdefault(run, f"{what} in {case}{more}")
     for run in np.flatnonzero(summaries.run_status != RUN_STATUSES.index("complete")).tolist():
-        word = RUN_STATUSES[int(summaries.run_status[run])]
-        text = "the run did not end" if word == "truncated" else f"the run was {word}"
-        reasons.setdefault(run, "the run failed" if word == "failed" else text)
+        status_of_run = RUN_STATUSES[int(summaries.run_status[run])]
+        reasons.setdefault(run, _STATUS_TEXTS[status_of_run])
     timed = np.zeros(len(summaries), dtype=bool)
     timed[summaries.run[np.isfinite(summaries.time_ns)]] = True
     for run in np.flatnonzero(~timed).tolist():
@@ -324,10 +332,11 @@ def drift_of(good: GoodRuns, baseline: Baseline) -> float:
     dated = np.array([run.start_us is not None for run in good.runs], dtype=bool)
     if dated.sum() < _FEWEST_FOR_DRIFT:
         return 0.0
+    kept = [good.keys.index(case.key) for case in baseline.cases]
     levels = np.log([case.usual_ns for case in baseline.cases])
     effects = np.array([baseline.nodes[run.node].effects for run in good.runs])
     spreads = np.array([case.spread for case in baseline.cases])
-    values = mean_over_cases(good.log_times - levels - effects, spreads)[dated]
+    values = mean_over_cases(good.log_times[:, kept] - levels - effects, spreads)[dated]
     days = np.array([run.start_us or 0 for run in good.runs], dtype=np.float64)[dated] / _DAY_US
     if not days[-1] > days[0] or not values.std() > 0:
         return 0.0

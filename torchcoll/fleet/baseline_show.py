@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_percent, time_text
+from torchcoll.core.units import counted, format_ns, format_percent
 from torchcoll.fleet.baseline_file import format_time_utc
 from torchcoll.fleet.baseline_runs import RunLeftOut, Selection, machine_text
 from torchcoll.fleet.fleet_show import percent
 from torchcoll.fleet.good_runs import Baseline, Limits, limits_of
 from torchcoll.fleet.node_report import case_names
 from torchcoll.report.answer import Answer
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 
 _NAMED = 10  # runs left out, without --all
@@ -24,10 +24,10 @@ _ALIKE = 1.2  # ratio of the detectable changes of two cases that are given as o
 def detectable_text(limits: Limits) -> str:
     """``2.1 % slower over all cases, or 3.1 to 4.0 % in one case``."""
     in_cases = sorted(limits.case_detectable.tolist())
-    one = percent(in_cases[-1])
+    text = percent(in_cases[-1])
     if in_cases[-1] > _ALIKE * in_cases[0]:
-        one = f"{percent(in_cases[0]).removesuffix(' %')} to {one}"
-    return f"{percent(limits.run_detectable)} slower over all cases, or {one} in one case"
+        text = f"{percent(in_cases[0]).removesuffix(' %')} to {text}"
+    return f"{percent(limits.run_detectable)} slower over all cases, or {text} in one case"
 
 
 def answer_of(baseline: Baseline, left_out: int) -> Answer:
@@ -54,7 +54,7 @@ def _baseline_grid(baseline: Baseline, selection: Selection, whole: bool, first:
     rows = [
         [
             name,
-            time_text(case.usual_ns),
+            format_ns(case.usual_ns),
             f"{100 * case.spread:.2f} %",
             str(case.runs),
             percent(limit),
@@ -144,4 +144,4 @@ def show_baselines(
             "rows": _rows(baseline),
         }
         forms.append(Forms([_baseline_grid(baseline, selection, whole, number == 0)], document))
-    show_found(forms, format, file)
+    print_results(forms, format, file)

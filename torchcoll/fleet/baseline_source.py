@@ -27,7 +27,8 @@ class JudgedByGoodRuns:
 
     differences: versions that the run has and no run of the baseline, a clause each. left_out: how
     many runs of the folder or store are not in the baseline. notes: what makes it doubtful.
-    further: cases of the run that the baseline lacks. member: whether the run is itself one of the baseline's.
+    further: cases of the run that the baseline lacks. member: whether the run is itself one of the
+    baseline's.
     """
 
     judged: RunJudged

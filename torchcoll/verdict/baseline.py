@@ -17,7 +17,7 @@ from torchcoll.core.plausibility import (
 )
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.summary import Row, median
-from torchcoll.core.units import counted, format_percent, time_text
+from torchcoll.core.units import counted, format_ns, format_percent
 from torchcoll.verdict.limits import (
     FAIL,
     PASS,
@@ -73,8 +73,8 @@ def good_runs_phrases(judged_run: JudgedByGoodRuns, name: str) -> list[Phrase]:
     limits, count = judged.limits, len(judged.cases)
     runs = good_runs_text(judged)
     texts = [
-        f"{case_name} {slower(case.effect)} ({time_text(case.time_ns)}, usually "
-        f"{time_text(case.usual_ns)}, healthy below {percent(case.limit)})"
+        f"{case_name} {slower(case.effect)} ({format_ns(case.time_ns)}, usually "
+        f"{format_ns(case.usual_ns)}, healthy below {percent(case.limit)})"
         for case, case_name in zip(judged.cases, judged_run.names, strict=True)
     ]
     slow = len(judged.slow_cases)
@@ -93,12 +93,12 @@ def good_runs_phrases(judged_run: JudgedByGoodRuns, name: str) -> list[Phrase]:
         text = f"{slow} of {counted(count, 'case')} {verb} slower than usual: {named}{more}; "
         phrase = Phrase(FAIL, f"{text}{slower(judged.effect)} over {over_all} ({runs})")
     else:
-        found = detectable_text(limits)
+        slowdown = detectable_text(limits)
         false_alarms = format_percent(judged.baseline.false_alarms)
         phrase = Phrase(
             PASS,
             f"as usual: {slower(judged.effect)} over {over_all} than {runs}; a run that is "
-            f"{found}, is detected 9 times in 10 (false alarms {false_alarms} per run)",
+            f"{slowdown}, is detected 9 times in 10 (false alarms {false_alarms} per run)",
         )
     facts = []
     if judged_run.differences:
@@ -160,7 +160,7 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
         f"{counted(len(shares), 'case')} in common, one run each; "
         f"{100 * large:.1f} % in {case_text(largest)}{several}; at worst "
         f"{100 * worst:.1f} % in {case_text(row)} "
-        f"({time_text(before_ns)} to {time_text(row.median_ns)})"
+        f"({format_ns(before_ns)} to {format_ns(row.median_ns)})"
     )
     unstated = sum(row.buffer_reuse != before.buffer_reuse for row, before in pairs)
     if unstated:
