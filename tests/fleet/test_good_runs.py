@@ -169,6 +169,15 @@ def test_which_runs_are_left_out_and_why():
     assert not {item.run_id for item in selection.left_out} & {*baseline.run_ids}
 
 
+def test_runs_of_other_tools_which_do_not_say_that_they_ended():
+    source = {"tool": "nccl-tests", "version": "2.13"}
+    runs = make_runs([1_000_000 + 1000 * i for i in range(6)], source=source)
+    for run in runs:
+        run.end = None
+    (baseline,) = select_baselines(summaries_of_runs(runs)).baselines
+    assert len(baseline.run_ids) == 6
+
+
 def test_a_run_that_is_slow_for_its_node_is_left_out():
     """Nodes differ by 5 %, so 4 % is slow for one of them only."""
 

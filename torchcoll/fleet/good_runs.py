@@ -123,8 +123,8 @@ class Limits:
 
     centres [C]: the usual differences of the node. scales [C]: standard deviations of the cases,
     which contain the differences between nodes where the node is not in the baseline. run_limit:
-    the largest deviation of its mean over the cases; case_limits [C]: of each case. run_detectable, case_detectable [C]: the
-    slowdowns that are found with the probability POWER.
+    the largest deviation of its mean over the cases; case_limits [C]: of each case.
+    run_detectable, case_detectable [C]: the slowdowns that are found with the probability POWER.
     """
 
     centres: Floats
