@@ -26,6 +26,7 @@ from torchcoll.fleet.good_runs import (
     GoodRun,
     GoodRuns,
     baseline_of,
+    judge_new_run,
     mean_over_cases,
     runs_missing,
 )
@@ -84,12 +85,15 @@ def select_baselines(
     without: str | None = None,
     threshold: float = THRESHOLD,
     false_alarms: float = FALSE_ALARMS,
+    replaced: Sequence[Baseline] = (),
 ) -> Selection:
     """The baselines of all good runs.
 
     accepted: the first day, in days since 1970-01-01 UTC, whose runs may be used. without: the
     run_id of a run that is to be judged, and does not count. threshold, false_alarms: as of
-    Baseline. Raises UsageError if no device model and number of ranks has enough good runs.
+    Baseline. replaced: an earlier baseline, by which no run may be slow.
+
+    Raises UsageError if no device model and number of ranks has enough good runs.
     """
     left_out: list[RunLeftOut] = []
     notes: list[str] = []
@@ -120,6 +124,15 @@ def select_baselines(
         what = machine_text(*summaries.strata[stratum])
         table, keys, more_notes = _table(summaries, members)
         notes += more_notes
+        kind = summaries.strata[stratum]
+        earlier = next((b for b in replaced if (b.device_name, b.ranks) == kind), None)
+        nodes = [summaries.nodes[number] for number in summaries.node[members].tolist()]
+        run_ids = [summaries.run_ids[index] for index in members.tolist()]
+        slow = {} if earlier is None else _slow_by(earlier, table, keys, nodes, run_ids)
+        for row, reason in slow.items():
+            leave_out(int(members[row]), reason)
+        kept = np.array([row not in slow for row in range(len(members))], dtype=bool)
+        members, table = members[kept], table[kept]
         # First runs that are slow among all runs, then runs that are slow for their node.
         populations = ""
         for by_node in (False, True):
@@ -261,6 +274,39 @@ def _slow_runs(
         f"than the other {len(parts.fast)}, and the spread contains both (--accept DATE uses the "
         "runs from a date on)"
     )
+
+
+def _slow_by(
+    earlier: Baseline,
+    table: Floats,
+    keys: Sequence[CaseKey],
+    nodes: Sequence[str],
+    run_ids: Sequence[str],
+) -> dict[int, str]:
+    """Row -> why a run is left out, for the runs that an earlier baseline calls slow."""
+    slow: dict[int, str] = {}
+    members = {*earlier.run_ids}
+    for row, (node, run_id) in enumerate(zip(nodes, run_ids, strict=True)):
+        if run_id in members:
+            continue
+        times_ns = {
+            key: math.exp(value)
+            for key, value in zip(keys, table[row].tolist(), strict=True)
+            if math.isfinite(value)
+        }
+        try:
+            judged = judge_new_run(earlier, node, times_ns)
+        except CannotJudge:
+            continue
+        if judged.slow:
+            effect, where = judged.effect, "all cases"
+            if not judged.slow_overall:
+                effect, where = judged.cases[0].effect, case_names([judged.cases[0].key])[0]
+            slow[row] = (
+                f"{_percent(effect)} slower in {where} than in the baseline that is replaced "
+                "(--accept DATE begins a new one)"
+            )
+    return slow
 
 
 def _percent(effect: float) -> str:
