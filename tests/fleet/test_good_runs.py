@@ -217,6 +217,13 @@ def test_a_creep_and_runs_of_one_day_are_noted():
     assert "all runs are of one day" in note
 
 
+def test_copies_of_a_run_are_noted():
+    runs = made_fleet(1, 6)
+    runs[4].results, runs[5].results = runs[0].results, runs[0].results
+    (note,) = select_baselines(summaries_of_runs(runs)).notes
+    assert "2 runs have exactly the times of another run" in note
+
+
 def test_a_baseline_of_each_device_model_and_number_of_ranks():
     runs = made_fleet(1, 6)
     for index, run in enumerate(make_runs([1_000_000 + 100 * i for i in range(7)], ranks=4)):

@@ -71,6 +71,7 @@ def test_json_and_the_file_have_the_same_figures(made, tmp_path, capsys):
     (baseline,) = read_baselines(out)
     assert document["answer"]["counts"] == {"runs": 24, "nodes": 4, "cases": 10, "left out": 0}
     for row, case in zip(document["rows"], baseline.cases, strict=True):
+        assert (row["collective"], row["ranks"]) == (case.key.case.collective, 2)
         assert row["usual_ns"] == pytest.approx(case.usual_ns, rel=1e-6)
         assert row["spread"] == pytest.approx(case.spread, rel=1e-6)
     assert main(command) == 2  # the file is there

@@ -356,8 +356,15 @@ def versions_of(facts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _doubts(good: GoodRuns, baseline: Baseline) -> list[str]:
-    """What makes a baseline doubtful: runs of one day, and a steady change over the time."""
+    """What makes a baseline doubtful: copies, runs of one day, and a steady change."""
     doubts = []
+    copies = len(good.log_times) - len(np.unique(np.nan_to_num(good.log_times), axis=0))
+    if copies:
+        verb = "has" if copies == 1 else "have"
+        doubts.append(
+            f"{counted(copies, 'run')} {verb} exactly the times of another run: copies make the "
+            "spread too small"
+        )
     first, last = baseline.first_us, baseline.last_us
     if first is not None and last is not None and last - first < _DAY_US:
         doubts.append(

@@ -110,7 +110,7 @@ def _rows(baseline: Baseline) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            **case.key.to_json(),
+            **case.key.to_row(),
             "usual_ns": case.usual_ns,
             "spread": case.spread,
             "runs": case.runs,
