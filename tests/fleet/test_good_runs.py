@@ -169,6 +169,15 @@ def test_which_runs_are_left_out_and_why():
     assert not {item.run_id for item in selection.left_out} & {*baseline.run_ids}
 
 
+def test_runs_of_other_tools_which_do_not_say_that_they_ended():
+    source = {"tool": "nccl-tests", "version": "2.13"}
+    runs = make_runs([1_000_000 + 1000 * i for i in range(6)], source=source)
+    for run in runs:
+        run.end = None
+    (baseline,) = select_baselines(summaries_of_runs(runs)).baselines
+    assert len(baseline.run_ids) == 6
+
+
 def test_a_run_that_is_slow_for_its_node_is_left_out():
     """Nodes differ by 5 %, so 4 % is slow for one of them only."""
 
@@ -206,6 +215,13 @@ def test_a_creep_and_runs_of_one_day_are_noted():
     assert float(note.split(" % slower")[0].rsplit(" ", 1)[1]) == pytest.approx(5.8, abs=0.6)
     (note,) = select_baselines(summaries_of_runs(made_fleet(8, 1))).notes
     assert "all runs are of one day" in note
+
+
+def test_copies_of_a_run_are_noted():
+    runs = made_fleet(1, 6)
+    runs[4].results, runs[5].results = runs[0].results, runs[0].results
+    (note,) = select_baselines(summaries_of_runs(runs)).notes
+    assert "2 runs have exactly the times of another run" in note
 
 
 def test_a_baseline_of_each_device_model_and_number_of_ranks():

@@ -71,6 +71,7 @@ def test_json_and_the_file_have_the_same_figures(made, tmp_path, capsys):
     (baseline,) = read_baselines(out)
     assert document["answer"]["counts"] == {"runs": 24, "nodes": 4, "cases": 10, "left out": 0}
     for row, case in zip(document["rows"], baseline.cases, strict=True):
+        assert (row["collective"], row["ranks"]) == (case.key.case.collective, 2)
         assert row["usual_ns"] == pytest.approx(case.usual_ns, rel=1e-6)
         assert row["spread"] == pytest.approx(case.spread, rel=1e-6)
     assert main(command) == 2  # the file is there
@@ -191,6 +192,29 @@ def test_too_few_runs(tmp_path, capsys):
     assert main(["check", str(tmp_path / "0000-0000.jsonl"), "--baseline", str(tmp_path)]) == 2
     # The run that is judged does not count.
     assert "2 good runs of Xeon, 2 ranks, 3 more needed" in capsys.readouterr().err
+
+
+def test_a_new_baseline_leaves_out_what_the_old_one_calls_slow(tmp_path, capsys):
+    """Nights 8 to 20 are 5 % slower: more than half, but the baseline was there before."""
+    runs = made_fleet(1, 20, times=lambda node, night, case: 1.05 if night >= 8 else 1)
+    nightly = tmp_path / "nightly"
+    nightly.mkdir()
+    for run in runs[:8]:
+        torchcoll.save(run, nightly / f"{run.header['run_id']}.jsonl")
+    out = str(tmp_path / "b.toml")
+    command = ["baseline", str(nightly), "-o", out, "--force"]
+    assert main(command) == 0
+    for run in runs[8:]:
+        torchcoll.save(run, nightly / f"{run.header['run_id']}.jsonl")
+    assert main(command) == 0
+    assert "12 runs left out" in joined(capsys.readouterr().out)
+    (baseline,) = read_baselines(out)
+    assert len(baseline.run_ids) == 8
+    assert baseline.cases[0].usual_ns == pytest.approx(1e6, rel=0.005)
+    assert main([*command, "--accept", "2026-10-09"]) == 0
+    (baseline,) = read_baselines(out)
+    assert len(baseline.run_ids) == 12
+    assert baseline.cases[0].usual_ns == pytest.approx(1.05e6, rel=0.005)
 
 
 def test_options_that_cannot_be(made, tmp_path, capsys):

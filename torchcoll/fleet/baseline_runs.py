@@ -22,9 +22,11 @@ from torchcoll.fleet.good_runs import (
     FEWEST_RUNS,
     THRESHOLD,
     Baseline,
+    CannotJudge,
     GoodRun,
     GoodRuns,
     baseline_of,
+    judge_new_run,
     mean_over_cases,
     runs_missing,
 )
@@ -40,6 +42,12 @@ _DAY_US = 86_400_000_000
 _DRIFT_P = 0.01
 _DRIFT_LEAST = 0.01  # over the whole time: less is no warning
 _FEWEST_FOR_DRIFT = 8
+_OURS = "torchcoll"  # the recorded source of a run that torchcoll measured
+_STATUS_TEXTS = {
+    "truncated": "the run did not end",
+    "failed": "the run failed",
+    "interrupted": "the run was interrupted",
+}
 # Recorded facts that are no versions: where a run was made, and what the machine is called.
 _NO_VERSIONS = ("label=", "device_name", "cores", "threads", "cpu", "source", "python")
 
@@ -77,12 +85,15 @@ def select_baselines(
     without: str | None = None,
     threshold: float = THRESHOLD,
     false_alarms: float = FALSE_ALARMS,
+    replaced: Sequence[Baseline] = (),
 ) -> Selection:
     """The baselines of all good runs.
 
     accepted: the first day, in days since 1970-01-01 UTC, whose runs may be used. without: the
     run_id of a run that is to be judged, and does not count. threshold, false_alarms: as of
-    Baseline. Raises UsageError if no device model and number of ranks has enough good runs.
+    Baseline. replaced: an earlier baseline, by which no run may be slow.
+
+    Raises UsageError if no device model and number of ranks has enough good runs.
     """
     left_out: list[RunLeftOut] = []
     notes: list[str] = []
@@ -113,6 +124,15 @@ def select_baselines(
         what = machine_text(*summaries.strata[stratum])
         table, keys, more_notes = _table(summaries, members)
         notes += more_notes
+        kind = summaries.strata[stratum]
+        earlier = next((b for b in replaced if (b.device_name, b.ranks) == kind), None)
+        nodes = [summaries.nodes[number] for number in summaries.node[members].tolist()]
+        run_ids = [summaries.run_ids[index] for index in members.tolist()]
+        slow = {} if earlier is None else _slow_by(earlier, table, keys, nodes, run_ids)
+        for row, reason in slow.items():
+            leave_out(int(members[row]), reason)
+        kept = np.array([row not in slow for row in range(len(members))], dtype=bool)
+        members, table = members[kept], table[kept]
         # First runs that are slow among all runs, then runs that are slow for their node.
         populations = ""
         for by_node in (False, True):
@@ -132,13 +152,16 @@ def select_baselines(
             count = counted(len(nodes), "good run")
             too_few.append(f"{count}{of_nodes} of {what}, {missing} more needed")
             continue
-        enough = np.isfinite(table).sum(axis=0) >= FEWEST_RUNS
-        if not enough.any():
-            too_few.append(f"{what}: no case that {FEWEST_RUNS} runs have")
+        good = _good_runs(summaries, stratum, members, table, keys)
+        try:
+            baseline = baseline_of(good, threshold, false_alarms)
+        except CannotJudge as error:
+            too_few.append(f"{what}: {error}, {error.expected} needed")
             continue
-        kept_keys = [key for key, keep in zip(keys, enough.tolist(), strict=True) if keep]
-        good = _good_runs(summaries, stratum, members, table[:, enough], kept_keys)
-        baseline = baseline_of(good, threshold, false_alarms)
+        if rare := [key for key in keys if key not in {case.key for case in baseline.cases}]:
+            names = ", ".join(case_names(rare)[:3])
+            more = f" and {len(rare) - 3} more" if len(rare) > 3 else ""
+            notes.append(f"{counted(len(rare), 'case')} left out, with too few runs: {names}{more}")
         baselines.append(baseline)
         notes += [f"{what}: {text}" for text in _doubts(good, baseline)]
     if not baselines:
@@ -168,9 +191,11 @@ def _failures(summaries: Summaries) -> dict[int, str]:
             what = "wrong results" if status == WRONG else "failed"
             reasons.setdefault(run, f"{what} in {case}{more}")
     for run in np.flatnonzero(summaries.run_status != RUN_STATUSES.index("complete")).tolist():
-        word = RUN_STATUSES[int(summaries.run_status[run])]
-        text = "the run did not end" if word == "truncated" else f"the run was {word}"
-        reasons.setdefault(run, "the run failed" if word == "failed" else text)
+        status_of_run = RUN_STATUSES[int(summaries.run_status[run])]
+        facts = summaries.environments[summaries.environment[run]]
+        # The output of other tools does not say whether the run ended.
+        if status_of_run != "truncated" or facts.get("source", _OURS) == _OURS:
+            reasons.setdefault(run, _STATUS_TEXTS[status_of_run])
     timed = np.zeros(len(summaries), dtype=bool)
     timed[summaries.run[np.isfinite(summaries.time_ns)]] = True
     for run in np.flatnonzero(~timed).tolist():
@@ -251,6 +276,39 @@ def _slow_runs(
     )
 
 
+def _slow_by(
+    earlier: Baseline,
+    table: Floats,
+    keys: Sequence[CaseKey],
+    nodes: Sequence[str],
+    run_ids: Sequence[str],
+) -> dict[int, str]:
+    """Row -> why a run is left out, for the runs that an earlier baseline calls slow."""
+    slow: dict[int, str] = {}
+    members = {*earlier.run_ids}
+    for row, (node, run_id) in enumerate(zip(nodes, run_ids, strict=True)):
+        if run_id in members:
+            continue
+        times_ns = {
+            key: math.exp(value)
+            for key, value in zip(keys, table[row].tolist(), strict=True)
+            if math.isfinite(value)
+        }
+        try:
+            judged = judge_new_run(earlier, node, times_ns)
+        except CannotJudge:
+            continue
+        if judged.slow:
+            effect, where = judged.effect, "all cases"
+            if not judged.slow_overall:
+                effect, where = judged.cases[0].effect, case_names([judged.cases[0].key])[0]
+            slow[row] = (
+                f"{_percent(effect)} slower in {where} than in the baseline that is replaced "
+                "(--accept DATE begins a new one)"
+            )
+    return slow
+
+
 def _percent(effect: float) -> str:
     return f"{100 * math.expm1(effect):.1f} %"
 
@@ -298,8 +356,15 @@ def versions_of(facts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _doubts(good: GoodRuns, baseline: Baseline) -> list[str]:
-    """What makes a baseline doubtful: runs of one day, and a steady change over the time."""
+    """What makes a baseline doubtful: copies, runs of one day, and a steady change."""
     doubts = []
+    copies = len(good.log_times) - len(np.unique(np.nan_to_num(good.log_times), axis=0))
+    if copies:
+        verb = "has" if copies == 1 else "have"
+        doubts.append(
+            f"{counted(copies, 'run')} {verb} exactly the times of another run: copies make the "
+            "spread too small"
+        )
     first, last = baseline.first_us, baseline.last_us
     if first is not None and last is not None and last - first < _DAY_US:
         doubts.append(
@@ -324,10 +389,11 @@ def drift_of(good: GoodRuns, baseline: Baseline) -> float:
     dated = np.array([run.start_us is not None for run in good.runs], dtype=bool)
     if dated.sum() < _FEWEST_FOR_DRIFT:
         return 0.0
+    kept = [good.keys.index(case.key) for case in baseline.cases]
     levels = np.log([case.usual_ns for case in baseline.cases])
     effects = np.array([baseline.nodes[run.node].effects for run in good.runs])
     spreads = np.array([case.spread for case in baseline.cases])
-    values = mean_over_cases(good.log_times - levels - effects, spreads)[dated]
+    values = mean_over_cases(good.log_times[:, kept] - levels - effects, spreads)[dated]
     days = np.array([run.start_us or 0 for run in good.runs], dtype=np.float64)[dated] / _DAY_US
     if not days[-1] > days[0] or not values.std() > 0:
         return 0.0

@@ -24,10 +24,10 @@ _ALIKE = 1.2  # ratio of the detectable changes of two cases that are given as o
 def detectable_text(limits: Limits) -> str:
     """``2.1 % slower over all cases, or 3.1 to 4.0 % in one case``."""
     in_cases = sorted(limits.case_detectable.tolist())
-    one = percent(in_cases[-1])
+    text = percent(in_cases[-1])
     if in_cases[-1] > _ALIKE * in_cases[0]:
-        one = f"{percent(in_cases[0]).removesuffix(' %')} to {one}"
-    return f"{percent(limits.run_detectable)} slower over all cases, or {one} in one case"
+        text = f"{percent(in_cases[0]).removesuffix(' %')} to {text}"
+    return f"{percent(limits.run_detectable)} slower over all cases, or {text} in one case"
 
 
 def answer_of(baseline: Baseline, left_out: int) -> Answer:
@@ -110,7 +110,7 @@ def _rows(baseline: Baseline) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            **case.key.to_json(),
+            **case.key.to_row(),
             "usual_ns": case.usual_ns,
             "spread": case.spread,
             "runs": case.runs,

@@ -51,8 +51,8 @@ class JudgedByGoodRuns:
             "detectable": share(judged.limits.run_detectable),
             "cases": [
                 {
-                    **case.key.to_json(),
                     "name": name,
+                    **case.key.to_row(),
                     "time_ns": case.time_ns,
                     "usual_ns": case.usual_ns,
                     "slower": share(case.effect),

@@ -5,9 +5,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, choice
 from torchcoll.core.units import parse_share
+
+if TYPE_CHECKING:
+    from torchcoll.fleet.good_runs import Baseline
 
 _DEFAULT_NIGHT_START = "12:00"
 
@@ -167,7 +173,8 @@ def baseline_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--accept",
         metavar="DATE",
-        help="use only runs from this day on (UTC), after a change that is to stay",
+        help="use only runs from this day on (UTC), after a change that is to stay; they may be "
+        "slower than before",
     )
     add(
         "--threshold",
@@ -184,11 +191,16 @@ def baseline_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--format", default="table", help="table, markdown, csv or json")
     add("--all", action="store_true", help="name every run that was left out")
-    add("--force", action="store_true", help="replace the file of --output")
+    add(
+        "--force",
+        action="store_true",
+        help="replace the file of --output; without --accept, runs that are slow by it are left "
+        "out",
+    )
 
 
 def run_baseline(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.fleet.baseline_file import format_baselines
+    from torchcoll.fleet.baseline_file import format_baselines, read_baselines
     from torchcoll.fleet.baseline_runs import select_baselines
     from torchcoll.fleet.baseline_show import show_baselines
     from torchcoll.fleet.nights import parse_night
@@ -205,11 +217,16 @@ def run_baseline(options: argparse.Namespace) -> ExitCode:
     if not options.output.endswith(".toml"):
         raise UsageError("output", options.output, "a name that ends with .toml")
     check_new(options.output, "output", options.force)
+    # Only --accept makes what was slow until now usual.
+    replaced: Sequence[Baseline] = ()
+    if accepted is None and os.path.isfile(options.output):
+        replaced = read_baselines(options.output)
     selection = select_baselines(
         summaries_of(options.paths),
         accepted=accepted,
         threshold=threshold,
         false_alarms=false_alarms,
+        replaced=replaced,
     )
     text = format_baselines(selection.baselines, options.paths)
     write_file(options.output, text, "output", options.force)

@@ -121,12 +121,14 @@ class Baseline:
 class Limits:
     """What is expected of a healthy run of one node, as differences of log times.
 
-    centres [C]: the usual differences of the node. run_limit: the largest deviation of its mean
-    over the cases; case_limits [C]: of each case. run_detectable, case_detectable [C]: the
-    slowdowns that are found with the probability POWER.
+    centres [C]: the usual differences of the node. scales [C]: standard deviations of the cases,
+    which contain the differences between nodes where the node is not in the baseline. run_limit:
+    the largest deviation of its mean over the cases; case_limits [C]: of each case.
+    run_detectable, case_detectable [C]: the slowdowns that are found with the probability POWER.
     """
 
     centres: Floats
+    scales: Floats
     run_limit: float
     run_detectable: float
     case_limits: Floats
@@ -253,16 +255,16 @@ def _quantile_of_t4(error: float) -> float:
     return float(stats.t(4).ppf(1 - error))
 
 
-def pooled_spreads(deviations: Floats, groups: int) -> tuple[Floats, Floats]:
+def pooled_spreads(deviations: Floats, groups: npt.NDArray[np.intp]) -> tuple[Floats, Floats]:
     """Standard deviations of the cases [C] and their degrees of freedom [C].
 
-    deviations [R, C]: from the means of so many groups of runs. Below 20 degrees the variance of
-    a case is drawn to the common variance of all cases, as far as the cases have equal variances
-    (Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004, article 3). What cases that vary together add
-    to the common variance is less than if they were independent.
+    deviations [R, C]: from the means of so many groups of runs [C]. Below 20 degrees of freedom the
+    variance of a case is drawn to the common variance of all cases, as far as the cases have equal
+    variances (Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004, article 3). Cases that vary together
+    add less to what is known of the common variance than independent ones.
     """
     counts = np.isfinite(deviations).sum(axis=0)
-    degrees = np.maximum(counts - groups, 1).astype(np.float64)
+    degrees = (counts - groups).astype(np.float64)
     squares = np.nansum(deviations**2, axis=0)
     positive = squares[squares > 0]
     # Times that agree to the digit have no spread of their own: the resolution of the clock is one.
@@ -305,10 +307,12 @@ def _inverse_trigamma(value: float) -> float:
 def baseline_of(
     good: GoodRuns, threshold: float = THRESHOLD, false_alarms: float = FALSE_ALARMS
 ) -> Baseline:
-    """Raises CannotJudge if the runs are too few."""
+    """The baseline of good runs, without the cases whose spread would have fewer than 4 degrees of
+    freedom. Raises CannotJudge if the runs are too few.
+    """
     names = [run.node for run in good.runs]
     if missing := runs_missing(names):
-        raise CannotJudge(f"{len(names)} runs", f"{missing} more")
+        raise CannotJudge(f"{len(names)} good runs", f"{missing} more")
     log_times = good.log_times
     nodes = sorted(set(names))
     index = {name: number for number, name in enumerate(nodes)}
@@ -320,11 +324,18 @@ def baseline_of(
     number = np.array([index[name] if by_node else 0 for name in names])
     counts = np.bincount(number)
     by_group = pd.DataFrame(log_times).groupby(number)
+    runs_by_group = by_group.count().to_numpy()
+    kept = (runs_by_group.sum(axis=0) - (runs_by_group > 0).sum(axis=0)) >= FEWEST_RUNS - 1
+    if not kept.any():
+        raise CannotJudge(f"no case with {FEWEST_RUNS} good runs", "more runs with the same cases")
+    keys = [key for key, keep in zip(good.keys, kept.tolist(), strict=True) if keep]
+    log_times = log_times[:, kept]
+    by_group = pd.DataFrame(log_times).groupby(number)
     medians = by_group.median().to_numpy()
     deviations = log_times - by_group.transform("mean").to_numpy()
     # Runs of different nodes are not consecutive.
     unseen = _unseen_variance(counts) if by_node or len(nodes) == 1 else 1.0
-    spreads, case_degrees = pooled_spreads(deviations, len(counts))
+    spreads, case_degrees = pooled_spreads(deviations, (runs_by_group > 0).sum(axis=0)[kept])
     spreads *= math.sqrt(unseen)
     run_means = mean_over_cases(log_times - medians[number], spreads)
     run_means -= (np.bincount(number, run_means) / counts)[number]
@@ -339,8 +350,8 @@ def baseline_of(
         first_us=min(starts, default=None),
         last_us=max(starts, default=None),
         nodes={
-            name: NodeUsual(tuple(own.tolist()), runs)
-            for name, own, runs in zip(
+            name: NodeUsual(tuple(effects_of_node.tolist()), runs)
+            for name, effects_of_node, runs in zip(
                 nodes,
                 effects,
                 np.bincount([index[run.node] for run in good.runs]).tolist(),
@@ -351,10 +362,10 @@ def baseline_of(
         cases=tuple(
             CaseUsual(key, math.exp(level), spread, runs, of_spread)
             for key, level, spread, runs, of_spread in zip(
-                good.keys,
+                keys,
                 levels.tolist(),
                 spreads.tolist(),
-                np.isfinite(good.log_times).sum(axis=0).tolist(),
+                np.isfinite(good.log_times[:, kept]).sum(axis=0).tolist(),
                 case_degrees.tolist(),
                 strict=True,
             )
@@ -376,46 +387,56 @@ def limits_of(
     chosen = np.arange(len(baseline.cases)) if columns is None else np.array(columns)
     spreads = np.array([case.spread for case in baseline.cases])[chosen]
     degrees = np.array([case.degrees for case in baseline.cases])[chosen]
-    run_spread, run_degrees = baseline.run_spread, baseline.degrees
-    if len(chosen) < len(baseline.cases):
-        # The spread of the mean over other cases is not known; it is largest if they vary together.
-        run_spread = float(np.average(spreads, weights=_weights(spreads)))
-        run_degrees = min(run_degrees, float(degrees.min()))
-    known = baseline.nodes.get(node) if node is not None else None
-    if node is not None and known is None and len(baseline.nodes) < FEWEST_RUNS:
+    run_degrees = baseline.degrees
+    node_usual = baseline.nodes.get(node) if node is not None else None
+    if node is not None and node_usual is None and len(baseline.nodes) < FEWEST_RUNS:
         raise CannotJudge(
             f"a run of {node or 'several hosts'} and a baseline of {_node_names(baseline)}",
             f"a node of the baseline, or a baseline of at least {FEWEST_RUNS} nodes",
         )
+    new_node = baseline.by_node and node is not None and node_usual is None
     centres = np.zeros(len(chosen))
     between = np.zeros(len(chosen))
     run_between = 0.0
-    if baseline.by_node and (known or node is None):
-        centres = np.array(known.effects)[chosen] if known else centres
+    if new_node:
+        effects = np.array([item.effects for item in baseline.nodes.values()])[:, chosen]
+        between = np.nanvar(effects, axis=0, ddof=1)
+        run_effects = mean_over_cases(effects, np.sqrt(spreads**2 + between))
+        run_between = float(np.nanvar(run_effects, ddof=1))
+        degrees = np.minimum(degrees, np.isfinite(effects).sum(axis=0) - 1.0)
+        run_degrees = min(run_degrees, float(degrees.min()))
+        centre_variance = _MEDIAN_VARIANCE / len(baseline.nodes)
+    elif baseline.by_node:
         counts = [item.runs for item in baseline.nodes.values()]
-        centre_variance = _centre_variance(known.runs if known else float(np.median(counts)))
+        if node_usual:
+            centres, counts = np.array(node_usual.effects)[chosen], [node_usual.runs]
+        centre_variance = _centre_variance(float(np.median(counts)))
     elif len(baseline.nodes) > 1:
         centre_variance = _MEDIAN_VARIANCE / len(baseline.nodes)
-        if baseline.by_node:
-            effects = np.array([item.effects for item in baseline.nodes.values()])[:, chosen]
-            between = np.nanvar(effects, axis=0, ddof=1)
-            run_between = float(
-                np.var(mean_over_cases(effects, spreads + np.sqrt(between)), ddof=1)
-            )
-            run_degrees = min(run_degrees, len(baseline.nodes) - 1.0)
-            degrees = np.minimum(degrees, run_degrees)
     else:
         centre_variance = _centre_variance(len(baseline.run_ids))
+    scales = np.sqrt(spreads**2 + between)
+    run_spread = baseline.run_spread
+    if new_node or len(chosen) < len(baseline.cases):
+        # The spread of this mean, of other cases or with other weights, is not known: it is at most
+        # that of cases that vary together.
+        run_spread = float(np.average(spreads, weights=_weights(scales)))
+        run_degrees = min(run_degrees, float(degrees.min()))
     least = math.log1p(baseline.threshold)
     run_sigma = math.sqrt((run_spread**2 + run_between) * (1 + centre_variance))
-    sigmas = np.sqrt((spreads**2 + between) * (1 + centre_variance))
+    sigmas = scales * math.sqrt(1 + centre_variance)
     of_run = baseline.false_alarms * _OF_MEAN
     of_case = baseline.false_alarms * (1 - _OF_MEAN) / len(chosen)
     run_limit = max(critical_value(run_degrees, of_run) * run_sigma, least)
     critical = np.array([critical_value(value, of_case) for value in degrees.tolist()])
     limits = np.maximum(critical * sigmas, least)
     return Limits(
-        centres, run_limit, run_limit + _QUANTILE * run_sigma, limits, limits + _QUANTILE * sigmas
+        centres,
+        scales,
+        run_limit,
+        run_limit + _QUANTILE * run_sigma,
+        limits,
+        limits + _QUANTILE * sigmas,
     )
 
 
@@ -427,12 +448,12 @@ def _node_names(baseline: Baseline) -> str:
 
 def judge_new_run(baseline: Baseline, node: str, times_ns: Mapping[CaseKey, float]) -> RunJudged:
     """Raises CannotJudge without a common case, and for a node that the baseline cannot judge."""
-    known = baseline.nodes.get(node)
-    columns = [
-        c
-        for c, case in enumerate(baseline.cases)
-        if case.key in times_ns and (known is None or math.isfinite(known.effects[c]))
-    ]
+    # Not a case whose usual time on this node, or whose difference between nodes, is not known.
+    table = np.array([item.effects for item in baseline.nodes.values()])
+    judgeable = np.isfinite(table).sum(axis=0) >= min(FEWEST_RUNS, len(table))
+    if node_usual := baseline.nodes.get(node):
+        judgeable = np.isfinite(node_usual.effects)
+    columns = [c for c, case in enumerate(baseline.cases) if case.key in times_ns and judgeable[c]]
     if not columns:
         raise CannotJudge("no case in common", "a run with cases of the baseline")
     cases = [baseline.cases[c] for c in columns]
@@ -440,7 +461,7 @@ def judge_new_run(baseline: Baseline, node: str, times_ns: Mapping[CaseKey, floa
     times = np.array([times_ns[case.key] for case in cases])
     usual = np.array([case.usual_ns for case in cases]) * np.exp(limits.centres)
     effects = np.log(times / usual)
-    effect = float(mean_over_cases(effects[None, :], np.array([c.spread for c in cases]))[0])
+    effect = float(mean_over_cases(effects[None, :], limits.scales)[0])
     deviations = [
         CaseDeviation(case.key, *figures)
         for case, figures in zip(

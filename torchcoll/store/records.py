@@ -39,6 +39,10 @@ class CaseKey:
         key = {"ranks": self.ranks, "statistic": self.statistic, "clock": self.clock}
         return {"case": self.case.to_json(), **key}
 
+    def to_row(self) -> dict[str, Any]:
+        """The fields side by side, for rows of JSON and CSV."""
+        return {**self.case.to_json(), **{k: v for k, v in self.to_json().items() if k != "case"}}
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CaseKey:
         """Raises KeyError, TypeError or ValueError for what no case can be."""

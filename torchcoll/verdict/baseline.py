@@ -93,12 +93,12 @@ def good_runs_phrases(judged_run: JudgedByGoodRuns, name: str) -> list[Phrase]:
         text = f"{slow} of {counted(count, 'case')} {verb} slower than usual: {named}{more}; "
         phrase = Phrase(FAIL, f"{text}{slower(judged.effect)} over {over_all} ({runs})")
     else:
-        found = detectable_text(limits)
+        slowdown = detectable_text(limits)
         false_alarms = format_percent(judged.baseline.false_alarms)
         phrase = Phrase(
             PASS,
             f"as usual: {slower(judged.effect)} over {over_all} than {runs}; a run that is "
-            f"{found}, is detected 9 times in 10 (false alarms {false_alarms} per run)",
+            f"{slowdown}, is detected 9 times in 10 (false alarms {false_alarms} per run)",
         )
     facts = []
     if judged_run.differences:
