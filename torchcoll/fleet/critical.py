@@ -49,7 +49,9 @@ def degrees_of_freedom(effects: Floats) -> float:
     likelihoods = []
     for degrees, quartile, constant in zip(_DEGREES, _QUARTILES, _CONSTANTS, strict=True):
         scale = (high - low) / (2 * quartile)
-        ends = np.log(stdtr(degrees, middle[0] / scale) * stdtr(degrees, -middle[-1] / scale))
+        ends = sum(
+            np.log(np.maximum(stdtr(degrees, [middle[0] / scale, -middle[-1] / scale]), 1e-300))
+        )
         tails = np.log1p((middle / scale) ** 2 / degrees).sum()
         inside = len(middle) * (constant - np.log(scale)) - (degrees + 1) / 2 * tails
         likelihoods.append(inside + censored * ends)
