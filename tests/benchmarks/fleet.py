@@ -158,21 +158,36 @@ def count_alarms(incidents):
 
 
 def healthy(fleet, options):
-    alarms, kinds = Counter(), Counter()
-    begun = time.perf_counter()
-    for year in range(options.years):
-        history = history_of(fleet.panel(np.random.default_rng(options.seed + year)), THRESHOLD)
-        alarms += count_alarms(history.incidents)
-        for incident in history.incidents:
-            kinds[f"{incident.scope} {incident.kind}"] += incident.openings
-    seconds = (time.perf_counter() - begun) / options.years
-    node_years = options.years * fleet.nodes / 1000
-    print(
-        f"  healthy years: node alarms per 1,000 node-years {rate(alarms['node'], node_years)}; "
-        f"group or fleet alarms per fleet-year {rate(alarms['group'], options.years)}; "
-        f"{seconds:.1f} s a year; {dict(kinds)}",
-        flush=True,
-    )
+    for title, years, missing in (
+        ("healthy years", options.years, 0.0),
+        ("with 20 % of nights missing", (options.years + 1) // 2, 0.2),
+    ):
+        alarms, kinds = Counter(), Counter()
+        begun = time.perf_counter()
+        for year in range(years):
+            random = np.random.default_rng(options.seed + year)
+            panel = leave_out(fleet.panel(random), random, missing)
+            history = history_of(panel, THRESHOLD)
+            alarms += count_alarms(history.incidents)
+            for incident in history.incidents:
+                kinds[f"{incident.scope} {incident.kind}"] += incident.openings
+        seconds = (time.perf_counter() - begun) / years
+        text = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none"
+        print(
+            f"  {title} ({years}): node alarms per 1,000 node-years "
+            f"{rate(alarms['node'], years * fleet.nodes / 1000)}; group or fleet alarms per "
+            f"fleet-year {rate(alarms['group'], years)}; {seconds:.1f} s a year; {text}",
+            flush=True,
+        )
+
+
+def leave_out(panel, random, missing):
+    """The panel, with this share of the nights of each node missing."""
+    if missing:
+        gone = random.random(panel.log_times.shape[:2]) < missing
+        panel.log_times[gone] = np.nan
+        panel.environment[gone] = -1
+    return panel
 
 
 def first_nights(fleet, options, last=90):
@@ -256,10 +271,7 @@ def steps(fleet, options):
             added = np.zeros((night + WEEK, fleet.nodes, CASES))
             added[night:, nodes[:, None], list(cases or range(CASES))] = size
             panel = fleet.panel(random, night + WEEK, added)
-            if "missing" in title:
-                gone = random.random(panel.log_times.shape[:2]) < 0.2
-                panel.log_times[gone] = np.nan
-                panel.environment[gone] = -1
+            leave_out(panel, random, 0.2 if "missing" in title else 0.0)
             of_node, of_group = {}, set()
             for incident in history_of(panel, THRESHOLD).incidents:
                 if incident.detected < date(night):
