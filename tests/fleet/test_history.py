@@ -188,3 +188,31 @@ def test_a_baseline_is_a_third_of_the_nights_between_5_and_30():
     assert baseline_nights(np.ones((60, 1), dtype=bool)).sum() == 20
     assert baseline_nights(np.ones((365, 1), dtype=bool)).sum() == 30
     assert baseline_nights(np.ones((60, 1), dtype=bool), 10)[:10].sum() == 0
+
+
+def scattering(factor, since):
+    """Slowdowns of 16 nodes over 120 nights: node 3 scatters ``factor`` times as much."""
+    random = np.random.default_rng(7)
+    noise = random.normal(0, 0.004, (16, 120))
+    noise[3, since:] *= factor
+    return lambda node, night, case: math.exp(noise[node, night])
+
+
+def test_a_node_that_scatters_more_is_found_and_the_others_are_not():
+    incidents = history(made_fleet(16, 120, scattering(6, 60))).incidents
+    spreads = [incident for incident in incidents if incident.kind == "spread"]
+    assert [incident.nodes for incident in spreads] == [("node003",)]
+    assert spreads[0].detected > "2026-11-30"
+
+
+def test_a_large_step_or_flapping_is_not_a_change_of_spread():
+    def slowdown(node, night, case):
+        return {3: 1.3 if night >= 60 else 1, 5: 1.3 if night % 14 < 7 <= 60 <= night else 1}.get(
+            node, 1
+        )
+
+    incidents = history(made_fleet(16, 120, slowdown)).incidents
+    assert {(incident.nodes, incident.kind) for incident in incidents} == {
+        (("node003",), "step"),
+        (("node005",), "flapping"),
+    }

@@ -120,7 +120,9 @@ def estimate_noise(
     freedom = float(np.maximum(nights - 1, 0).sum())
     length = float(np.median(nights[usable])) if usable.any() else 1.0
     pooling = alike and usable.sum() >= _FEWEST_POOLED
-    longest = max((w for w, median in WINDOWS if not median and w <= _MOST_SHARE * length), default=1)
+    longest = max(
+        (w for w, median in WINDOWS if not median and w <= _MOST_SHARE * length), default=1
+    )
     for window, median in WINDOWS:
         means, counts = window_values(usual - centre, window, median)
         values = (means / scale)[baseline & (counts == window)]
