@@ -100,7 +100,7 @@ def two_way(log_times: Floats) -> TwoWay:
 
 @lru_cache(maxsize=1)
 def _pairs(count: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """The indexes of all pairs of ``count`` values; a report needs them for every subset of cases."""
+    """The indexes of all pairs of values; a report needs them for each subset of its cases."""
     return np.triu_indices(count, 1)
 
 

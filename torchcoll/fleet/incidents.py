@@ -174,9 +174,11 @@ def scores_of(series: Floats, noise: SeriesNoise, error: float) -> Scores:
     lengths = [window for window, median in WINDOWS if not median]
     for index, (window, median) in enumerate(WINDOWS):
         means, counts = window_values(series - noise.centre, window, median)
-        # A mean with gaps has the noise of the shorter window that its nights would make.
+        # A mean with gaps has the noise of the shorter window that its nights would make, a median
+        # that of fewer nights.
         shorter = np.searchsorted(lengths, np.maximum(counts, 1), side="right") - 1
-        ratio = noise.ratio[index] if median else noise.ratio[shorter]
+        gaps = np.sqrt(window / np.maximum(counts, 1))
+        ratio = noise.ratio[index] * gaps if median else noise.ratio[shorter]
         usual = noise.scale * np.sqrt(ratio**2 + noise.extra)
         critical = stats.t(noise.degrees[index]).ppf(1 - error * _ERROR_FACTORS[index] / 2)
         with np.errstate(invalid="ignore"):
