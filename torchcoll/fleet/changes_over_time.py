@@ -38,7 +38,7 @@ from torchcoll.fleet.panel import (
 )
 
 # Probability of an alarm per series, night and window if nothing changed; fixed with the seeds of
-# tests/benchmarks/fleet.py that are not those judged. Nodes: 3 alarms in 1,000 node-years.
+# tests/benchmarks/fleet.py that are not those judged. Nodes: 6 to 9 alarms in 1,000 node-years.
 NODE_ERROR, GROUP_ERROR, FLEET_ERROR = 3e-6, 1e-6, 2e-5
 _MOST_GROUPS = 200  # above, the error of each is lowered
 _FLAPPING, _FLAPPING_NIGHTS = 3, 60  # openings within so many nights
