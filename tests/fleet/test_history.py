@@ -216,3 +216,35 @@ def test_a_large_step_or_flapping_is_not_a_change_of_spread():
         (("node003",), "step"),
         (("node005",), "flapping"),
     }
+
+
+def noise_of_baseline(lengths, nights=400):
+    """Noise of independent normal series, each with a baseline of its first nights."""
+    series = np.random.default_rng(3).standard_normal((nights, len(lengths)))
+    baseline = np.arange(nights)[:, None] < np.array(lengths)
+    return series, estimate_noise(series, baseline)
+
+
+@pytest.mark.parametrize(("length", "longest"), [(12, 7), (8, 3), (5, 3)])
+def test_the_noise_of_a_window_counts_that_of_a_short_baseline(length, longest):
+    _, noise = noise_of_baseline([length] * 500)
+    for index, window in enumerate((1, 2, 3, 5, 7)):
+        nights = min(window, longest)  # a longer window is taken to be no better
+        assert noise.ratio[index] == pytest.approx(math.sqrt(1 / nights + 1 / length), rel=0.12)
+
+
+def test_a_series_with_a_shorter_baseline_than_the_others_needs_a_larger_deviation():
+    series, noise = noise_of_baseline([30] * 99 + [5])
+    assert noise.extra[:99] == pytest.approx(np.zeros(99))
+    assert noise.extra[99] == pytest.approx(1 / 5 - 1 / 30, rel=0.3)
+    series[399] = noise.centre + 4
+    value = scores_of(series, noise, 3e-6).value[399]
+    assert value[99] < 0.97 * np.median(value[:99])
+
+
+def test_a_median_with_missing_nights_counts_less():
+    series, noise = noise_of_baseline([30] * 100)
+    series[393:] = noise.centre + 2.5
+    whole = scores_of(series, noise, 3e-6).value[399, 0]
+    series[393:396, 0] = np.nan  # 4 of 7 nights are left
+    assert scores_of(series, noise, 3e-6).value[399, 0] < 0.9 * whole
