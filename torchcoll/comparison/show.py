@@ -32,17 +32,17 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import (
     counted,
     format_bandwidth,
+    format_ns,
     format_percent,
     format_size,
     format_time,
-    time_text,
 )
 from torchcoll.report.answer import Answer
 from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS
-from torchcoll.report.formats import Forms, picked, show_found
+from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.header import what_text
-from torchcoll.report.notes import note_lines, problems_of
+from torchcoll.report.header import common_text
+from torchcoll.report.notes import note_lines, run_problems
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
@@ -197,7 +197,7 @@ def first_calls_notes(comparison: Comparison) -> list[str]:
     what, name = ("first call", "first_call_ns")
     if complete:
         what, name = ("time to first result (connecting and first call)", "first_result_ns")
-    times = [f"{one_line(s.backend)} {time_text(getattr(s, name), 3)}" for s in comparison.starts]
+    times = [f"{one_line(s.backend)} {format_ns(getattr(s, name), 3)}" for s in comparison.starts]
     return [f"{what}: {', '.join(times)}"] if times else []
 
 
@@ -378,8 +378,9 @@ def _folded_lines(
     """A line a table; a reason that all have is told once."""
     reasons = {one_line(r.reason) for _, rows in tables for r in rows if r.result == "inconclusive"}
     once = reasons.pop() if len(reasons) == 1 else ""
-    first = "not shown (--all shows every case)" + (f"; inconclusive: {once}" if once else "")
-    return [f"{first}:", *(_folded(comparison, title, rows, once) for title, rows in tables)]
+    first = "not shown (--all shows every case):"
+    reason = [f"inconclusive: {once}"] if once else []
+    return [first, *reason, *(_folded(comparison, title, rows, once) for title, rows in tables)]
 
 
 def _folded(comparison: Comparison, title: str, rows: Sequence[Compared], said_above: str) -> str:
@@ -434,7 +435,7 @@ def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
     base, new = side_names(comparison)
     sides = (("base", base, comparison.base), ("new", new, comparison.new))
     lines = ["; ".join(_side_text(*each) for each in sides)]
-    lines.append("; ".join([what_text(_shared(comparison)), *_in_common(comparison)]))
+    lines.append("; ".join([common_text(_shared(comparison)), *_in_common(comparison)]))
     differences = [
         difference
         for difference in comparison.differences
@@ -452,7 +453,7 @@ def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
     for side in (comparison.base, comparison.new):
         for run in side.runs:
             where = one_line(run.path or run.header.get("run_id") or side.name)
-            lines += [p if where in p else f"{where}: {p}" for p in problems_of(run)]
+            lines += [p if where in p else f"{where}: {p}" for p in run_problems(run)]
     figures = {"time": "time", "algbw": "algbw in GB/s", "busbw": "busbw in GB/s"}[
         comparison.metric
     ]
@@ -590,7 +591,7 @@ def case_grid(
             [*line, _error_cell(comparison, row)] for line, row in zip(cells, cases, strict=True)
         ]
         return Grid([*heads, Head("error")], lines, above=above)
-    results = {_result_text(row, notes) for row in cases}
+    results = {_result_text(comparison, row, notes) for row in cases}
     untested = all(row.judged.p_value is None for row in cases)
     if said_once := len(results) == 1 and len(cases) > 1 and untested:
         above.append(f"all of these: {results.pop()}")
@@ -601,7 +602,9 @@ def case_grid(
         _points_aligned(cells, column)
     if not said_once:
         heads.append(Head("result", left=True))
-        cells = [[*c, _result_text(row, notes)] for c, row in zip(cells, cases, strict=True)]
+        cells = [
+            [*c, _result_text(comparison, row, notes)] for c, row in zip(cells, cases, strict=True)
+        ]
     if any(row.judged.ratio and row.judged.ratio.low for row in cases):
         heads.append(Head("95 % interval"))
         cells = [[*c, interval_text(comparison, row)] for c, row in zip(cells, cases, strict=True)]
@@ -620,8 +623,13 @@ def _figures(comparison: Comparison, row: Compared) -> list[str]:
     return [figure_cell(value, comparison.metric) for value in (row.base, row.new)]
 
 
-def _result_text(row: Compared, notes: dict[str, int]) -> str:
-    numbers = sorted(notes.setdefault(text, len(notes) + 1) for text in row.notes)
+def _result_text(comparison: Comparison, row: Compared, notes: dict[str, int]) -> str:
+    names = dict(zip(("base", "new"), side_names(comparison), strict=True))
+    texts = []
+    for text in row.notes:
+        side, colon, rest = text.partition(": ")
+        texts.append(f"{names[side]}{colon}{rest}" if side in names else text)
+    numbers = sorted(notes.setdefault(text, len(notes) + 1) for text in texts)
     marks = "".join(f" [{number}]" for number in numbers)
     return f"{row.result} ({one_line(row.reason)}){marks}"
 
@@ -672,7 +680,7 @@ def start_lines(comparison: Comparison) -> list[str]:
         ("time to first result", "first_result_ns"),
     ):
         durations = [(start.backend, getattr(start, name)) for start in comparison.starts]
-        texts = [f"{one_line(b)} {time_text(ns, 3)}" for b, ns in durations if ns is not None]
+        texts = [f"{one_line(b)} {format_ns(ns, 3)}" for b, ns in durations if ns is not None]
         lines += [f"{what}: {', '.join(texts)}"] if texts else []
     return [f"{'; '.join(lines)} (geometric means over the runs)"] if lines else []
 
@@ -727,7 +735,7 @@ def show_comparisons(
         )
         for comparison in comparisons
     ]
-    show_found(parts, format, file)
+    print_results(parts, format, file)
 
 
 def notes_of_sides(comparisons: Sequence[Comparison], format: str) -> list[str]:
@@ -762,7 +770,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         fits["errors"] = [
             {
                 **(item.pair.common if item.pair else {"scenario": "all"}),
-                **picked(item, _OF_ERRORS),
+                **select_fields(item, _OF_ERRORS),
             }
             for item in comparison.errors
         ]
@@ -770,10 +778,10 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         "schema": SCHEMA,
         "base": _side_object(comparison.base),
         "new": _side_object(comparison.new),
-        **picked(comparison, "metric threshold reading"),
+        **select_fields(comparison, "metric threshold reading"),
         "differences": [vars(item) for item in comparison.differences],
         "settings": [vars(item) for item in comparison.settings],
-        **picked(comparison, "left_out tally notes statistics"),
+        **select_fields(comparison, "left_out tally notes statistics"),
         "answer": answer_of(comparison).to_json(),
         "profiles": [
             {**pair.common, "base": vars(ours), "new": vars(theirs)}

@@ -22,14 +22,14 @@ from torchcoll.report.sample_views import (
     CASE_FIELDS,
     case_fields,
     case_line,
-    framed,
     rank_of,
     status_lines,
+    with_run_lines,
 )
 
 WAITING = (
-    "each rank's own time includes waiting for the others: the rank that arrives last has the "
-    "shortest"
+    "each rank's own time includes waiting for the others, so the rank that arrives last has the "
+    "shortest time"
 )
 RANK_FIELDS = (
     *(*CASE_FIELDS, "status", "rank", "host", "rank_device", "clock", "calls", "median_ns"),
@@ -62,18 +62,22 @@ def ranks_grids(run: Run, view: View, every: bool = False) -> list[Grid]:
     """
     entries = view.entries(run)
     values = [list(rank_values(run, entry)) for entry in entries]
-    order = sorted(range(len(entries)), key=lambda n: -_spread(values[n]))
+    # With a root the work of the ranks differs, and says nothing of a slow rank.
+    order = sorted(
+        range(len(entries)),
+        key=lambda n: (entries[n].result.case.root is not None, -_spread(values[n])),
+    )
     failed = {n for n, entry in enumerate(entries) if entry.result.status != "ok"}
     shown = sorted({*order[:_MOST_CASES], *failed}) if not every else range(len(entries))
     grids = [_ranks_grid(entries[n], values[n]) for n in shown]
     notes = [WAITING]
     if len(shown) < len(entries):
         notes.append(
-            f"{len(shown)} of {counted(len(entries), 'case')}: those whose ranks differ most "
-            "(--all shows every case)"
+            f"the {len(shown)} cases whose ranks differ most, of {len(entries)} (--all shows every "
+            "case)"
         )
     rows = [entry.row for entry in entries]
-    framed_grids = framed(run, rows, grids, None, view.verbose, notes)
+    framed_grids = with_run_lines(run, rows, grids, None, view.verbose, notes)
     framed_grids[-1].answer = ranks_answer(run, entries, values)
     return framed_grids
 
@@ -98,12 +102,12 @@ def ranks_answer(
     ]
     if not cases:
         return Answer("no rank can be judged: no case has times of several ranks with equal work")
-    where = {n: one_line(member.get("host") or "") for n, member in enumerate(run.members)}
+    hosts = {n: one_line(member.get("host") or "") for n, member in enumerate(run.members)}
 
     def named(rank: int) -> str:
-        return f"rank {rank} ({where[rank]})" if where.get(rank) else f"rank {rank}"
+        return f"rank {rank} ({hosts[rank]})" if hosts.get(rank) else f"rank {rank}"
 
-    suspects = [s for late in (False, True) if (s := _suspect(cases, late))]
+    suspects = [s for late in (False, True) if (s := _find_slow_rank(cases, late))]
     if suspects:
         suspect = max(suspects, key=lambda suspect_rank: suspect_rank.excess)
         name = named(suspect.rank)
@@ -123,15 +127,18 @@ def ranks_answer(
             shares.setdefault(rank["rank"], []).append(rank["longest_share"])
     most = max(shares, key=lambda rank: median(shares[rank]))
     chance = 100 / max(len(ranks) for ranks in cases)
+    without = (
+        " without a root" if any(entry.result.case.root is not None for entry in entries) else ""
+    )
     return Answer(
-        f"no rank is consistently slow over {counted(len(cases), 'case')}: {named(most)} takes "
-        f"longest most often, in {100 * median(shares[most]):.0f} % of the calls (median; "
-        f"{chance:.0f} % each if all are alike)",
+        f"no rank is consistently slow in {counted(len(cases), 'case')}{without}: {named(most)} is "
+        f"slowest most often, in {100 * median(shares[most]):.0f} % of the calls (median; equal "
+        f"ranks: {chance:.0f} % each)",
         "good",
     )
 
 
-def _suspect(cases: Sequence[Sequence[dict[str, Any]]], late: bool) -> SlowRank | None:
+def _find_slow_rank(cases: Sequence[Sequence[dict[str, Any]]], late: bool) -> SlowRank | None:
     """The rank that has the longest (late: the shortest) time in most calls of most cases, and
     differs by SLOW_EXCESS there.
     """
@@ -139,8 +146,8 @@ def _suspect(cases: Sequence[Sequence[dict[str, Any]]], late: bool) -> SlowRank 
     leads: dict[int, list[tuple[float, float]]] = {}
     for ranks in cases:
         lead = max(ranks, key=lambda rank: rank[share])
-        others = min(rank["median_ns"] for rank in ranks if rank is not lead)
-        slow, fast = (others, lead["median_ns"]) if late else (lead["median_ns"], others)
+        peer_ns = min(rank["median_ns"] for rank in ranks if rank is not lead)
+        slow, fast = (peer_ns, lead["median_ns"]) if late else (lead["median_ns"], peer_ns)
         if fast > 0 and lead[share] >= _OFTEN and slow / fast - 1 >= SLOW_EXCESS:
             leads.setdefault(lead["rank"], []).append((lead[share], slow / fast - 1))
     if not leads:
@@ -165,11 +172,11 @@ def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
     fastest, slowest = [min(call) for call in calls], [max(call) for call in calls]
 
     def share(times: Sequence[int], ends: Sequence[int]) -> float:
-        parts = (
+        shares = (
             weight / call.count(end) if ns == end else 0.0
             for ns, end, call, weight in zip(times, ends, calls, weights, strict=True)
         )
-        return sum(parts) / number
+        return sum(shares) / number
 
     for index, times_of_index in enumerate(zip(*calls, strict=True)):
         rank = rank_of(result, index)

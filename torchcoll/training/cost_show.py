@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_size, format_time
-from torchcoll.report.columns import values_of
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.columns import distinct_values
+from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.notes import Notes
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ABOVE = (
     "wait, transfer and contention are estimates. All ranks end a collective together, so the "
     "shortest rank's time is the transfer, what the others have more is their wait for it; in "
-    "place: the slowest rank's; contention: transfer - alone. Medians over the calls"
+    "step: the slowest rank's; contention: transfer - alone. Medians over the calls"
 )
 _LATE = (
     "which rank came last: the one with the shortest time of its own; even: the share that chance "
@@ -33,7 +33,7 @@ def show_costs(costs: Sequence[Cost], format: str = "table", file: TextIO | None
 
     Raises UsageError for an unknown format.
     """
-    show_found(
+    print_results(
         [
             Forms(cost_grids(cost), {"schema": "torchcoll-cost/1", **dataclasses.asdict(cost)})
             for cost in costs
@@ -46,7 +46,7 @@ def show_costs(costs: Sequence[Cost], format: str = "table", file: TextIO | None
 def cost_grids(cost: Cost) -> list[Grid]:
     """Returns the tables of calls and of late ranks, followed by notes."""
     notes = Notes()
-    values = {n: [v for v in values_of(cost.rows, n) if v != ""] for n in _COST_DIMENSIONS}
+    values = {n: [v for v in distinct_values(cost.rows, n) if v != ""] for n in _COST_DIMENSIONS}
     varying = [name for name, distinct in values.items() if len(distinct) > 1]
     common = [
         _shared_value(cost.rows[0], n, distinct[0])
@@ -55,7 +55,7 @@ def cost_grids(cost: Cost) -> list[Grid]:
     ]
     heads = [Head("collective", left=True, repeat=True), Head("size", repeat=True)]
     heads += [Head(_HEADS[name], left=True) for name in varying]
-    heads += [Head("calls", drop=2), Head("queued", drop=1), Head("in place"), Head("wait")]
+    heads += [Head("calls", drop=2), Head("queued", drop=1), Head("in step"), Head("wait")]
     heads += [Head("transfer"), Head("alone"), Head("contention")]
     reasons = any(row.reason for row in cost.rows)
     heads += [Head("", left=True)] * reasons
