@@ -1,6 +1,6 @@
 """The family-wise error of `torchcoll fleet`: how often a healthy fleet gets anybody named.
 
-    python tests/benchmarks/fleet_error.py [REPORTS]
+    python tests/benchmarks/fleet_error.py [--reports 10000] [--nodes 4,16,64] [--seed 2026]
 
 A report is one night of N healthy nodes with 10 cases. The effects of the nodes and the noise of
 the cases are drawn from a normal distribution, or from Student's t with 4 degrees of freedom. Racks
@@ -10,7 +10,7 @@ statistics decide. An error is a report that names any node, case or group, or t
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections import Counter
 
 import numpy as np
@@ -41,11 +41,16 @@ def peers_of(log_times):
 
 
 def main() -> None:
-    reports = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
-    print(f"{reports} healthy reports of each row; error rate asked for: 1 % per report")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--reports", type=int, default=2000)
+    parser.add_argument("--nodes", default="4,9,16,64,1000")
+    parser.add_argument("--seed", type=int, default=2026)
+    options = parser.parse_args()
+    reports = options.reports
+    print(f"{reports} healthy reports of each row, seed {options.seed}; allowed: 1 % per report")
     print("nodes  noise   errors  rate   95 % interval    nodes  some cases  groups  populations")
-    random = np.random.default_rng(2026)
-    for nodes in (4, 9, 16, 64, 1000):
+    random = np.random.default_rng(options.seed)
+    for nodes in map(int, options.nodes.split(",")):
         for noise, draw in (
             ("normal", random.standard_normal),
             ("t4", lambda shape: random.standard_t(4, shape)),

@@ -188,3 +188,63 @@ def test_a_baseline_is_a_third_of_the_nights_between_5_and_30():
     assert baseline_nights(np.ones((60, 1), dtype=bool)).sum() == 20
     assert baseline_nights(np.ones((365, 1), dtype=bool)).sum() == 30
     assert baseline_nights(np.ones((60, 1), dtype=bool), 10)[:10].sum() == 0
+
+
+def scattering(factor, since):
+    """Slowdowns of 16 nodes over 120 nights: node 3 scatters ``factor`` times as much."""
+    random = np.random.default_rng(7)
+    noise = random.normal(0, 0.004, (16, 120))
+    noise[3, since:] *= factor
+    return lambda node, night, case: math.exp(noise[node, night])
+
+
+def test_a_node_that_scatters_more_is_found_and_the_others_are_not():
+    incidents = history(made_fleet(16, 120, scattering(6, 60))).incidents
+    spreads = [incident for incident in incidents if incident.kind == "spread"]
+    assert [incident.nodes for incident in spreads] == [("node003",)]
+    assert spreads[0].detected > "2026-11-30"
+
+
+def test_a_large_step_or_flapping_is_not_a_change_of_spread():
+    def slowdown(node, night, case):
+        return {3: 1.3 if night >= 60 else 1, 5: 1.3 if night % 14 < 7 <= 60 <= night else 1}.get(
+            node, 1
+        )
+
+    incidents = history(made_fleet(16, 120, slowdown)).incidents
+    assert {(incident.nodes, incident.kind) for incident in incidents} == {
+        (("node003",), "step"),
+        (("node005",), "flapping"),
+    }
+
+
+def noise_of_baseline(lengths, nights=400):
+    """Noise of independent normal series, each with a baseline of its first nights."""
+    series = np.random.default_rng(3).standard_normal((nights, len(lengths)))
+    baseline = np.arange(nights)[:, None] < np.array(lengths)
+    return series, estimate_noise(series, baseline)
+
+
+@pytest.mark.parametrize(("length", "longest"), [(12, 7), (8, 3), (5, 3)])
+def test_the_noise_of_a_window_counts_that_of_a_short_baseline(length, longest):
+    _, noise = noise_of_baseline([length] * 500)
+    for index, window in enumerate((1, 2, 3, 5, 7)):
+        nights = min(window, longest)  # a longer window is taken to be no better
+        assert noise.ratio[index] == pytest.approx(math.sqrt(1 / nights + 1 / length), rel=0.12)
+
+
+def test_a_series_with_a_shorter_baseline_than_the_others_needs_a_larger_deviation():
+    series, noise = noise_of_baseline([30] * 99 + [5])
+    assert noise.extra[:99] == pytest.approx(np.zeros(99))
+    assert noise.extra[99] == pytest.approx(1 / 5 - 1 / 30, rel=0.3)
+    series[399] = noise.centre + 4
+    value = scores_of(series, noise, 3e-6).value[399]
+    assert value[99] < 0.97 * np.median(value[:99])
+
+
+def test_a_median_with_missing_nights_counts_less():
+    series, noise = noise_of_baseline([30] * 100)
+    series[393:] = noise.centre + 2.5
+    whole = scores_of(series, noise, 3e-6).value[399, 0]
+    series[393:396, 0] = np.nan  # 4 of 7 nights are left
+    assert scores_of(series, noise, 3e-6).value[399, 0] < 0.9 * whole

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,12 @@ def two_way(log_times: Floats) -> TwoWay:
     return TwoWay(effects, levels, residuals, scales)
 
 
+@lru_cache(maxsize=1)
+def _pairs(count: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """The indexes of all pairs of values; a report needs them for each subset of its cases."""
+    return np.triu_indices(count, 1)
+
+
 def robust_scale(values: Floats) -> float:
     """A standard deviation that half of the values cannot spoil: Qn with the factors for small
     samples of Croux and Rousseeuw (1992); the MAD above 3,000 values. values: 2 or more.
@@ -104,7 +111,7 @@ def robust_scale(values: Floats) -> float:
     count = len(values)
     if count > _PAIRS_NODES:
         return float(_MAD_TO_SIGMA * np.median(np.abs(values - np.median(values))))
-    first, second = np.triu_indices(count, 1)
+    first, second = _pairs(count)
     half = count // 2 + 1
     rank = half * (half - 1) // 2
     distances = np.abs(values[first] - values[second])

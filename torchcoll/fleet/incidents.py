@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from torchcoll.fleet.critical import degrees_of_freedom
+from torchcoll.fleet.critical import HEAVIEST, degrees_of_freedom
 from torchcoll.fleet.effects import Floats, nan_mean, nan_median
 
 # (nights, whether the median of them is taken in place of the mean)
@@ -29,8 +29,13 @@ WINDOWS = (
     (5, True),
     (7, True),
 )
+# What each window may err more than the first. Where single nights have heavy tails, a median of a
+# week has light ones: its critical value falls most, for the fewest more alarms.
+_ERROR_FACTORS = (1, 1, 1, 1, 1, 1, 3, 8)
 _LONGEST, _MEDIAN_OF_3 = 4, 5  # indexes of the mean over a week, and of the shortest median
 _FEWEST_POOLED = 8  # series: fewer cannot show how much their spreads differ
+_MOST_SHARE = 0.6  # of the baseline: longer windows vary too little within it
+_FEWEST_FOR_TAILS = 8  # nights: fewer look lighter-tailed than they are about their own mean
 _HEAVY_TAILS = 1.6  # variance of the MAD of Student's t with 4 degrees of freedom, over normal
 
 
@@ -40,12 +45,14 @@ class SeriesNoise:
 
     centre, scale [S]: mean, and robust standard deviation of a night, drawn towards that of all
     series. ratio [windows]: standard deviation of the mean of a window, out of the baseline, in
-    scales. degrees [windows]: of Student's t, for its tails. nights [S]: length of the baseline.
+    scales, for a baseline of median length. extra [S]: what a shorter baseline adds to its square.
+    degrees [windows]: of Student's t, for its tails. nights [S]: length of the baseline.
     """
 
     centre: Floats
     scale: Floats
     ratio: Floats
+    extra: Floats
     degrees: Floats
     nights: npt.NDArray[np.int64]
 
@@ -111,26 +118,38 @@ def estimate_noise(
     centre = np.where(np.isfinite(centre), centre, 0.0)
     ratios, degrees = [], []
     freedom = float(np.maximum(nights - 1, 0).sum())
+    length = float(np.median(nights[usable])) if usable.any() else 1.0
+    pooling = alike and usable.sum() >= _FEWEST_POOLED
+    longest = max(
+        (w for w, median in WINDOWS if not median and w <= _MOST_SHARE * length), default=1
+    )
     for window, median in WINDOWS:
         means, counts = window_values(usual - centre, window, median)
         values = (means / scale)[baseline & (counts == window)]
-        if len(values) < 3:
-            ratios.append(1.0)
-            degrees.append(max(1.0, freedom))
+        if window > longest or len(values) < 3:
+            ratios.append(np.nan)
+            degrees.append(np.nan)
             continue
         ratios.append(1.4826 * float(np.median(np.abs(values))))
-        if alike and usable.sum() >= _FEWEST_POOLED:
+        if pooling:
             degrees.append(max(1.0, min(degrees_of_freedom(values), freedom / window)))
         else:  # the spread of each is known from its own nights alone
             degrees.append(max(1.0, float(np.median(nights[usable])) - 1))
             ratios[-1] = max(ratios[-1], 1 / np.sqrt(window))
-    # The baseline's own mean is uncertain too. Its windows are taken from within it, which hides
-    # that once, and what is judged lies outside of it, which adds it once more.
-    ratio = np.array(ratios)
-    length = float(np.median(nights[usable])) if usable.any() else 1.0
-    of_centre = ratio[_LONGEST] ** 2 * WINDOWS[_LONGEST][0] / max(length, 1.0)
+    ratio, freedoms = np.array(ratios), np.array(degrees)
+    # The centre is a mean of L nights, and so is less certain than a window of w of them by w / L.
+    # Within the baseline a window shares nights with the centre, which lowers its variance by that
+    # of the centre; out of the baseline the variance of the centre is added instead.
+    at = [w for w, _ in WINDOWS].index(longest)
+    of_centre = float(np.nan_to_num(ratio[at], nan=1.0)) ** 2 * longest / max(length - longest, 1.0)
+    # A longer window cannot be estimated within the baseline: as the longest that can.
+    ratio = np.where(np.isnan(ratio), np.nan_to_num(ratio[at], nan=1.0), ratio)
+    freedoms = np.where(np.isnan(freedoms), np.nan_to_num(freedoms[at], nan=1.0), freedoms)
     ratio = np.sqrt(ratio**2 + 2 * of_centre)
-    return SeriesNoise(centre, scale, ratio, np.array(degrees), nights)
+    if length < _FEWEST_FOR_TAILS:
+        freedoms = np.minimum(freedoms, HEAVIEST)
+    extra = of_centre * np.maximum(length / np.maximum(nights, 1) - 1, 0)
+    return SeriesNoise(centre, scale, ratio, extra, freedoms, nights)
 
 
 @dataclass(frozen=True)
@@ -145,7 +164,9 @@ class Scores:
 
 
 def scores_of(series: Floats, noise: SeriesNoise, error: float) -> Scores:
-    """error: probability of an alarm per night and window if nothing changed (two-sided)."""
+    """error: probability of an alarm per night and window if nothing changed (two-sided); more for
+    medians over 5 and 7 nights.
+    """
     shape = series.shape
     best = np.zeros(shape)
     effect = np.zeros(shape)
@@ -153,10 +174,13 @@ def scores_of(series: Floats, noise: SeriesNoise, error: float) -> Scores:
     lengths = [window for window, median in WINDOWS if not median]
     for index, (window, median) in enumerate(WINDOWS):
         means, counts = window_values(series - noise.centre, window, median)
-        # A mean with gaps has the noise of the shorter window that its nights would make.
+        # A mean with gaps has the noise of the shorter window that its nights would make, a median
+        # that of fewer nights.
         shorter = np.searchsorted(lengths, np.maximum(counts, 1), side="right") - 1
-        usual = noise.scale * (noise.ratio[index] if median else noise.ratio[shorter])
-        critical = stats.t(noise.degrees[index]).ppf(1 - error / 2)
+        gaps = np.sqrt(window / np.maximum(counts, 1))
+        ratio = noise.ratio[index] * gaps if median else noise.ratio[shorter]
+        usual = noise.scale * np.sqrt(ratio**2 + noise.extra)
+        critical = stats.t(noise.degrees[index]).ppf(1 - error * _ERROR_FACTORS[index] / 2)
         with np.errstate(invalid="ignore"):
             value = means / (usual * critical)
         better = (np.abs(np.nan_to_num(value)) > np.abs(best)) & np.isfinite(series)
