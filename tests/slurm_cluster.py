@@ -1,5 +1,5 @@
-"""A real Slurm of two nodes on this machine: two slurmd, each with its own host name, and munge with
-a key of its own. Nothing outside the given folder is written.
+"""A real Slurm of two nodes on this machine: two slurmd, each with a host name of its own, and munge
+with its own key. Nothing outside the given folder is written.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def node_rows(finding: FleetFinding) -> list[dict[str, Any]]:
                     "result": result,
                     "slower_percent": round(100 * math.expm1(float(judged.effects[index])), 3),
                     "deviation": round(float(judged.effects[index] / judged.spread), 2)
-                    if judged.spread
+                    if judged.spread > 0  # not NaN, which a few nodes have
                     else None,
                     "slow_cases": int((effects[present] > least).sum()),
                     "cases": len(present),
