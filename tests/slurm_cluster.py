@@ -1,5 +1,6 @@
-"""A real Slurm of two nodes on this machine: two slurmd, each with a host name of its own, and munge
-with its own key. Nothing outside the given folder is written.
+"""A real Slurm of two nodes on this machine: two slurmd, each with a host name of its own.
+
+munge has its own key. Nothing outside the given folder is written.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ SelectTypeParameters=CR_Core
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MpiDefault=none
+Prolog={folder}/prolog
+HealthCheckProgram={folder}/health
+HealthCheckInterval=2
+HealthCheckNodeState=IDLE
 NodeName=n1 NodeHostname=n1 NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=2000
 NodeName=n2 NodeHostname=n2 NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=2000
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
@@ -61,6 +66,8 @@ class Cluster:
         key.write_bytes(os.urandom(1024))
         (folder / "hosts").write_text("127.0.0.1 localhost n1 n2\n")
         ports = [free_port() for _ in range(3)]
+        for name in ("prolog", "health"):
+            self.set_hook(name, "")
         (folder / "slurm.conf").write_text(CONF.format(folder=folder, ports=ports))
         options = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log"}
         options["seed-file"] = "seed"
@@ -78,6 +85,13 @@ class Cluster:
         while run(["sinfo", "-h", "-o", "%D%T"], env=self.env).stdout.split() != ["2idle"]:
             assert not past(began, 60), (folder / "slurmctld.log").read_text()
             time.sleep(0.2)
+
+    def set_hook(self, name: str, line: str) -> None:
+        """What slurmd runs as its Prolog (``prolog``) or HealthCheckProgram (``health``)."""
+        new = self.folder / f"{name}.new"
+        new.write_text(f"#!/bin/bash\n{line}\n")
+        new.chmod(0o755)
+        new.rename(self.folder / name)
 
     def _start(self, *command: str) -> None:
         with (self.folder / "daemons.log").open("ab") as log:

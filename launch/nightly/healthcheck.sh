@@ -47,7 +47,7 @@ measure() {
         [ "$code" -le 1 ] || exit 3 # 1: a case failed, which check judges
     done
     # shellcheck disable=SC2086  # CHECK holds several words
-    "$PYTHON" -m torchcoll check "$folder/run.jsonl" $CHECK --gate
+    "$PYTHON" -m torchcoll check "$folder/run.jsonl" $CHECK --gate >"$folder/answer"
 }
 
 mkdir -p "${STATE%/*}" || exit
@@ -65,7 +65,9 @@ while [ "$SECONDS" -lt "$DEADLINE_S" ]; do
     if ! kill -0 "$group" 2>/dev/null; then
         code=0
         wait "$group" || code=$?
-        reason=$(grep -m 1 . "$STATE.log" | cut -c 1-200)
+        # The first line of check, or else the last one of what went wrong before.
+        reason=$({ grep -m 1 . "$folder/answer" || grep . "$STATE.log" | tail -n 1; } 2>/dev/null |
+            cut -c 1-200)
         case $code in
             0) verdict=pass ;;
             "$FAILED") verdict=fail ;;
@@ -76,4 +78,4 @@ while [ "$SECONDS" -lt "$DEADLINE_S" ]; do
     ! has_job || exit # the last verdict stays
     sleep 0.5
 done
-printf '%s %s %s\n' "$(date +%s)" "$verdict" "$reason" >"$STATE.new" && mv -f "$STATE.new" "$STATE"
+printf '%s %s %s\n' "$(date +%s)" "$verdict" "${reason:-exit code $code}" >"$STATE.new" && mv -f "$STATE.new" "$STATE"
