@@ -1,0 +1,64 @@
+"""docs/nightly.md: the outputs that it quotes are what the commands print for its example."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from made_fleet import made_fleet
+
+import torchcoll
+from torchcoll.cli import main
+
+PAGE = (Path(__file__).parents[2] / "docs/nightly.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> str:
+    """16 nodes, 14 nights: node007 is slow from October 7 on, two cases everywhere from the 10th."""
+
+    def factor(node: int, night: int, case: int) -> float:
+        slow_node = 1.08 if node == 7 and night >= 6 else 1.0
+        return slow_node * (1.06 if night >= 9 and case in (3, 4) else 1.0)
+
+    folder = tmp_path_factory.mktemp("nightly")
+    runs = made_fleet(
+        16,
+        14,
+        factor,
+        labels=lambda node, night: {"rack": f"r{node // 4}"},
+        environment=lambda node, night: {"nccl": "2.27.7" if night >= 9 else "2.27.5"},
+    )
+    (folder / "spool").mkdir()
+    for run in runs:
+        torchcoll.save(run, folder / "spool" / f"{run.header['run_id']}.jsonl")
+    path = str(folder / "store.sqlite")
+    assert main(["collect", str(folder / "spool"), "--into", path]) == 0
+    return path
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("fleet", ()),
+        ("history", ()),
+        (
+            "fleet",
+            ("--drain-command", "scontrol update nodename={node} state=drain reason={reason}"),
+        ),
+    ],
+)
+def test_what_the_page_quotes(store, capsys, monkeypatch, command, options):
+    monkeypatch.setenv("COLUMNS", "120")
+    capsys.readouterr()
+    assert main([command, store, *options]) == 1
+    printed = capsys.readouterr().out
+    quoted = re.findall(r"^```text\n(.*?)^```", PAGE, re.M | re.S)
+    shown = ["\n".join(printed.splitlines()[-2:]) + "\n"] if options else [printed]
+    assert shown[0] in quoted, shown[0]
+    assert len(quoted) == 3
+
+
+def test_the_page_is_short():
+    assert len(PAGE.split()) <= 900
