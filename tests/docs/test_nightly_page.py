@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs/nightly.md").read_text()
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> str:
-    """16 nodes, 14 nights: node007 is slow from October 7 on, all in two cases from October 10 on."""
+    """16 nodes, 14 nights: node007 is slow from October 7, all nodes in two cases from the 10th."""
 
     def factor(node: int, night: int, case: int) -> float:
         slow_node = 1.08 if node == 7 and night >= 6 else 1.0
@@ -52,8 +52,8 @@ def store(tmp_path_factory) -> str:
     ],
 )
 def test_what_the_page_quotes(store, monkeypatch, command, options):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    # As a user sees it in a pipe: within a test, main() prints wider.
+    monkeypatch.setenv("COLUMNS", "120")
+    # Not main(): within a test it prints wider.
     arguments = [sys.executable, "-m", "torchcoll", command, store, *options]
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "")
