@@ -305,6 +305,16 @@ def in_mid_collect(monkeypatch, act: Callable[[], None]) -> None:
     monkeypatch.setattr(writer.StoreWriter, "write", acting)
 
 
+def test_a_store_that_cannot_be_created(tmp_path, capsys):
+    made_files(tmp_path, 1)
+    # Not even root can create a file there.
+    assert main(["collect", str(tmp_path), "--into", "/proc/store.sqlite"]) == 4
+    assert capsys.readouterr().err == (
+        "torchcoll: error: store: got /proc/store.sqlite, expected a file that can be created. "
+        "Is /proc writable?\n"
+    )
+
+
 def test_a_store_that_is_deleted_in_mid_collect(tmp_path, monkeypatch):
     """What was written is gone with it; that is said, and the next collect has all."""
     made_files(tmp_path / "runs", 6)

@@ -48,6 +48,7 @@ class Database:
     ) -> None:
         self.address = address
         self.name = address.name
+        self._create = create
         self._driver_error: type[Exception] = sqlite3.Error
         pool: type[Pool] = QueuePool if keep_open else NullPool
         if address.path is not None:
@@ -143,6 +144,11 @@ class Database:
         if "not a database" in message or "malformed" in message:
             expected = "an SQLite file that is whole"
             return UnreadableError("store", f"{self.name}: {message}", expected)
+        if not self.address.path.exists() and self._create:
+            folder = str(self.address.path.parent)
+            return UnavailableError(
+                "store", self.name, "a file that can be created", f"Is {folder} writable?"
+            )
         if not self.address.path.exists():
             message, kept = "deleted while it was written", "Run the command again."
         return UnavailableError("store", f"{self.name}: {message}", "a usable store", kept)
