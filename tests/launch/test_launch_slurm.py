@@ -44,4 +44,4 @@ def test_a_launch_that_cannot_start_is_the_last(cluster, tmp_path):
     code, out = cluster.batch(tmp_path, MIN_BYTES="1KB", RUNS="10")
     assert code in (2, 128 + 15)
     assert out.count("+ srun") == 1
-    assert out.count("torchcoll: error: ") == 1
+    assert out.count("torchcoll: error: ") == 1, out
