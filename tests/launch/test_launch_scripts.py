@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from error_form import error_text
+from kubernetes_schema import JOB, SERVICE
 from launching import PATH, ROOT, need, run
 from ranks import Job
 
@@ -16,7 +17,9 @@ import torchcoll
 from torchcoll.bench.main import main
 
 LAUNCH = ROOT / "launch"
-SCRIPTS = ("local.sh", "install.sh", "one_gpu.sh", "mpi.sh", "pbs.sh", "slurm.sbatch")
+SCRIPTS = ["local.sh", "install.sh", "one_gpu.sh", "mpi.sh", "pbs.sh", "slurm.sbatch"]
+NIGHTLY = sorted(f"nightly/{path.name}" for path in (LAUNCH / "nightly").iterdir())
+SCRIPTS += [name for name in NIGHTLY if name.endswith((".sh", ".sbatch"))]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -26,10 +29,11 @@ def test_shellcheck(name):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, "kubernetes.yaml", "README.md"])
+@pytest.mark.parametrize("name", sorted({*SCRIPTS, *NIGHTLY, "kubernetes.yaml", "README.md"}))
 def test_no_path_of_a_site(name):
     text = (LAUNCH / name).read_text()
     allowed = ("/usr/bin/env", "/dev/null", "/dev/shm", "/sys/class", "/results", "/torchcoll")
+    allowed += ("/run/torchcoll/", "/var/lib/torchcoll/", "/etc/systemd/system/", "/bin/bash")
     paths = re.findall(r"(?<![\w.:$})*/>])/(?!/)[a-z][\w./-]*", text)
     assert [path for path in paths if not path.startswith((*allowed, "/path/to/"))] == []
 
@@ -273,94 +277,6 @@ def test_outside_a_job(script, env, line):
 
 
 # -- Kubernetes ----------------------------------------------------------------------------------
-
-
-def exactly(required, **optional):
-    """An object of these fields and no others, as the API server's strict validation has it."""
-    return {
-        "type": "object",
-        "properties": {**required, **optional},
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-TEXT = {"type": "string"}
-NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
-LABELS = {"type": "object", "additionalProperties": TEXT}
-NUMBER = {"type": "integer", "minimum": 0}
-
-
-def many(item):
-    return {"type": "array", "items": item, "minItems": 1}
-
-
-# The part of Kubernetes 1.37's own schema that the file uses. The whole (22 MB, the package
-# kubernetes-validate) is used by the next test where it is installed.
-SERVICE = exactly(
-    {
-        "apiVersion": {"const": "v1"},
-        "kind": {"const": "Service"},
-        "metadata": exactly({"name": NAME}),
-        "spec": exactly(
-            {
-                "clusterIP": {"const": "None"},
-                "publishNotReadyAddresses": {"const": True},
-                "selector": LABELS,
-                "ports": many(exactly({"name": NAME, "port": NUMBER})),
-            }
-        ),
-    }
-)
-AFFINITY = exactly(
-    {
-        "podAntiAffinity": exactly(
-            {
-                "requiredDuringSchedulingIgnoredDuringExecution": many(
-                    exactly(
-                        {"topologyKey": TEXT, "labelSelector": exactly({"matchLabels": LABELS})}
-                    )
-                )
-            }
-        )
-    }
-)
-CONTAINER = exactly(
-    {
-        "name": NAME,
-        "image": TEXT,
-        "command": many(TEXT),
-        "env": many(exactly({"name": TEXT, "value": TEXT})),  # a number unquoted is refused
-        "resources": exactly({"limits": LABELS | {"additionalProperties": {"type": "integer"}}}),
-        "volumeMounts": many(exactly({"name": NAME, "mountPath": TEXT})),
-    }
-)
-EMPTY = exactly({}, medium={"enum": ["", "Memory"]}, sizeLimit={"pattern": "^[0-9]+[KMGT]i$"})
-POD = exactly(
-    {
-        "subdomain": NAME,
-        "restartPolicy": {"enum": ["Never", "OnFailure"]},
-        "affinity": AFFINITY,
-        "containers": many(CONTAINER),
-        "volumes": many(exactly({"name": NAME, "emptyDir": EMPTY})),
-    }
-)
-JOB = exactly(
-    {
-        "apiVersion": {"const": "batch/v1"},
-        "kind": {"const": "Job"},
-        "metadata": exactly({"name": NAME}),
-        "spec": exactly(
-            {
-                "completionMode": {"const": "Indexed"},
-                "completions": NUMBER,
-                "parallelism": NUMBER,
-                "backoffLimit": {"const": 0},
-                "template": exactly({"metadata": exactly({"labels": LABELS}), "spec": POD}),
-            }
-        ),
-    }
-)
 
 
 @pytest.fixture

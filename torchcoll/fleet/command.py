@@ -55,7 +55,7 @@ def fleet_arguments(parser: argparse.ArgumentParser) -> None:
         "--drain-command",
         metavar="TEXT",
         help="print this command for each node to drain, with {node} and {reason} filled in; it is "
-        "never run",
+        "never run. JSON has the commands in 'drain'; with csv they go to stderr",
     )
     add(
         "--drained",
@@ -67,7 +67,7 @@ def fleet_arguments(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="replace the files of --junit and --plot")
 
 
-def _names_in(path: str | None, what: str) -> list[str]:
+def _names_in(path: str | None, what: str, *, may_be_empty: bool = False) -> list[str]:
     """The lines of a file without blanks and comments."""
     if path is None:
         return []
@@ -79,7 +79,7 @@ def _names_in(path: str | None, what: str) -> list[str]:
             what, f"{path}: {error}", "a text file with a node per line"
         ) from None
     names = [line for line in lines if line]
-    if not names:
+    if not names and not may_be_empty:
         raise UsageError(what, f"no name in {path}", "a node per line")
     return names
 
@@ -87,7 +87,7 @@ def _names_in(path: str | None, what: str) -> list[str]:
 def run_fleet(options: argparse.Namespace) -> ExitCode:
     """Exit code 1 if a node failed, is slow or missing, or if a group of nodes is slow."""
     from torchcoll.fleet.drain import drain_list
-    from torchcoll.fleet.fleet_show import drain_lines, fleet_junit, show_fleet
+    from torchcoll.fleet.fleet_show import DrainCommands, fleet_junit, print_drain, show_fleet
     from torchcoll.fleet.nights import parse_night, parse_night_start
     from torchcoll.fleet.node_report import fleet_finding
     from torchcoll.report.destination import check_new, write_file
@@ -99,7 +99,7 @@ def run_fleet(options: argparse.Namespace) -> ExitCode:
     night_start_us = parse_night_start(options.night_start)
     night = None if options.night is None else parse_night(options.night)
     expected = _names_in(options.expected_nodes, "expected-nodes")
-    drained = _names_in(options.drained, "drained")
+    drained = _names_in(options.drained, "drained", may_be_empty=True)
     if options.drain_command is not None and "{node}" not in options.drain_command:
         raise UsageError("drain-command", options.drain_command, "a command with {node}")
     for what in ("junit", "plot"):
@@ -109,18 +109,19 @@ def run_fleet(options: argparse.Namespace) -> ExitCode:
     finding = fleet_finding(summaries, threshold, night, night_start_us, expected)
     if night is not None and not finding.nodes:
         raise UsageError("night", options.night, "a night of which there are runs")
-    show_fleet(finding, options.format, options.all)
+    drain = None
+    if options.drain_command is not None:
+        drains = drain_list(summaries, threshold, night, night_start_us, drained)
+        drain = DrainCommands.fill(options.drain_command, drains)
+    show_fleet(finding, options.format, options.all, drain=drain)
     if options.junit:
         write_file(options.junit, fleet_junit(finding), "junit", options.force)
     if options.plot:
         from torchcoll.fleet.heatmap_show import write_heatmap
 
         write_heatmap(finding, options.plot, options.force)
-    if options.drain_command is not None:
-        drains = drain_list(summaries, threshold, night, night_start_us, drained)
-        print(drains.headline)
-        for line in drain_lines(options.drain_command, drains.nodes):
-            print(line)
+    if drain is not None:
+        print_drain(drain, options.format)
     return ExitCode.OK if finding.good else ExitCode.FAILED
 
 

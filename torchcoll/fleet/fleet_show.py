@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
-from collections.abc import Sequence
+import sys
+from dataclasses import dataclass
 from typing import Any, TextIO
 from xml.sax.saxutils import quoteattr
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
+from torchcoll.fleet.drain import DrainList
 from torchcoll.fleet.node_report import FleetFinding, case_names
 from torchcoll.fleet.slow_nodes import FEWEST_PEERS, PeersJudged, SlowNode
 from torchcoll.report.answer import Answer
@@ -20,6 +23,8 @@ from torchcoll.report.grid import Grid, Head
 
 _ROWS = 10  # nodes in the table without --all, besides those that are named
 _NAMED = 3
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FIELDS = re.compile(r"\{(node|reason)\}")
 
 
 def percent(effect: float) -> str:
@@ -182,7 +187,7 @@ def node_rows(finding: FleetFinding) -> list[dict[str, Any]]:
                     "result": result,
                     "slower_percent": round(100 * math.expm1(float(judged.effects[index])), 3),
                     "deviation": round(float(judged.effects[index] / judged.spread), 2)
-                    if judged.spread
+                    if judged.spread > 0  # not NaN, which a few nodes have
                     else None,
                     "slow_cases": int((effects[present] > least).sum()),
                     "cases": len(present),
@@ -254,11 +259,50 @@ def fleet_grid(finding: FleetFinding, whole: bool) -> Grid:
     return Grid(heads, cells, above=above, below=below, answer=answer_of(finding))
 
 
+@dataclass(frozen=True)
+class DrainCommands:
+    """headline: one sentence. commands: a line of shell per node to drain; they are never run."""
+
+    headline: str
+    commands: tuple[str, ...]
+
+    @classmethod
+    def fill(cls, template: str, drains: DrainList) -> DrainCommands:
+        """The command for each node, with ``{node}`` and ``{reason}`` quoted for a shell.
+
+        A node whose name is no host name gets none: Slurm would take ``n[1-99]`` and ``ALL`` as
+        many nodes, and names come from labels of result files.
+        """
+        commands = []
+        refused = []
+        for node, reason in drains.nodes:
+            if not _HOST_NAME.fullmatch(node) or node.upper() == "ALL":
+                refused.append(node)
+                continue
+            # One pass: what is filled in is not searched for fields again.
+            parts = _FIELDS.split(template)
+            values = {"node": shlex.quote(node), "reason": shlex.quote(reason)}
+            parts[1::2] = [values[field] for field in parts[1::2]]
+            commands.append("".join(parts))
+        headline = drains.headline
+        if refused:
+            names = ", ".join(map(one_line, refused))
+            headline += f"; no command for what is no host name: {names}"
+        return cls(headline, tuple(commands))
+
+
 def show_fleet(
-    finding: FleetFinding, format: str, whole: bool = False, file: TextIO | None = None
+    finding: FleetFinding,
+    format: str,
+    whole: bool = False,
+    file: TextIO | None = None,
+    drain: DrainCommands | None = None,
 ) -> None:
-    """Prints the finding as table, markdown, csv or json. Raises UsageError for another format."""
-    document = {
+    """Prints the finding as table, markdown, csv or json. Raises UsageError for another format.
+
+    drain: JSON has it as ``drain``; ``print_drain`` prints it in the other formats.
+    """
+    document: dict[str, Any] = {
         "night": finding.night or None,
         "threshold": finding.threshold,
         "groups": [
@@ -274,15 +318,27 @@ def show_fleet(
         "notes": list(finding.notes),
         "rows": node_rows(finding),
     }
+    if drain is not None:
+        document["drain"] = {"headline": drain.headline, "commands": list(drain.commands)}
     print_results([Forms([fleet_grid(finding, whole)], document)], format, file)
 
 
-def drain_lines(template: str, nodes: Sequence[tuple[str, str]]) -> list[str]:
-    """The command for each (node, reason), with both quoted for a shell; it is never run here."""
-    return [
-        template.replace("{node}", shlex.quote(node)).replace("{reason}", shlex.quote(reason))
-        for node, reason in nodes
-    ]
+def print_drain(drain: DrainCommands, format: str) -> None:
+    """Prints the commands below the finding; with csv on stderr, so that stdout stays csv.
+
+    JSON has them already.
+    """
+    if format == "json":
+        return
+    lines = [*drain.commands]
+    if format == "markdown" and lines:
+        lines = ["", "```bash", *lines, "```"]
+    out = sys.stderr if format == "csv" else sys.stdout
+    if format == "markdown":
+        print(file=out)
+    print(drain.headline, file=out)
+    for line in lines:
+        print(line, file=out)
 
 
 def fleet_junit(finding: FleetFinding) -> str:
@@ -311,4 +367,11 @@ def fleet_junit(finding: FleetFinding) -> str:
     )
 
 
-__all__ = ["answer_of", "drain_lines", "fleet_junit", "node_rows", "show_fleet"]
+__all__ = [
+    "DrainCommands",
+    "answer_of",
+    "fleet_junit",
+    "node_rows",
+    "print_drain",
+    "show_fleet",
+]

@@ -11,6 +11,7 @@ from torchcoll.core.errors import ExitCode, UnreadableError, printable, tell
 from torchcoll.core.toml_text import toml_table
 from torchcoll.core.units import counted, parse_duration
 from torchcoll.store.address import DEFAULT_STORE, parse_address
+from torchcoll.store.mounts import network_file_system
 
 _NAMED = 5
 _STORE = "an SQLite file, or postgresql://USER@HOST/DATABASE"
@@ -42,6 +43,12 @@ def run_collect(options: argparse.Namespace) -> ExitCode:
     from torchcoll.store.collect import collect
 
     address = parse_address(options.into, new=True)
+    if address.path is not None and (network := network_file_system(address.path)):
+        tell(
+            f"torchcoll: warning: {address.name} is on a network file system ({network}), on which "
+            "SQLite's locks may fail and damage the store. Keep it on a local disk, or use "
+            "PostgreSQL."
+        )
     collected = collect(
         options.paths,
         address,

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The files of the spool into the store, by one process for the whole fleet; then the two answers.
+#
+#   SPOOL=/path/to/spool STORE=/path/to/store.sqlite bash launch/nightly/collect.sh
+#
+# The exit code is the largest of the commands: 1 if a node or a change is reported. To change, as
+# environment variables:
+SPOOL=${SPOOL:-spool}             # a folder of result files
+STORE=${STORE:-torchcoll.sqlite}  # SQLite, on a local disk only; or postgresql://USER@HOST/DATABASE
+EXPECTED=${EXPECTED:-}            # a file with the nodes that should have a run, one per line
+THRESHOLD=${THRESHOLD:-3%}        # the smallest slowdown that is reported
+NIGHT_START=${NIGHT_START:-12:00} # UTC. No run should be under way at this time
+KEEP=${KEEP-400d}                 # older runs leave the store; empty: keep all. The files stay:
+                                  # find SPOOL -name '*.jsonl' -mtime +400 -delete
+SPARE=${SPARE:-}                  # a file of the run ids to keep whatever their age
+PYTHON=${PYTHON:-}                # empty: .venv/bin/python of the current folder, else python3
+set -uo pipefail
+
+[ -n "$PYTHON" ] || { [ -x .venv/bin/python ] && PYTHON=$PWD/.venv/bin/python; } || PYTHON=python3
+worst=0
+torchcoll() {
+    local code=0
+    "$PYTHON" -m torchcoll "$@" || code=$?
+    [ "$code" -le "$worst" ] || worst=$code
+    echo
+}
+
+torchcoll collect "$SPOOL" --into "$STORE"
+torchcoll fleet "$STORE" --threshold "$THRESHOLD" --night-start "$NIGHT_START" \
+    ${EXPECTED:+--expected-nodes "$EXPECTED"}
+torchcoll history "$STORE" --threshold "$THRESHOLD" --night-start "$NIGHT_START"
+[ -z "$KEEP" ] || torchcoll prune "$STORE" --keep "$KEEP" ${SPARE:+--spare "$SPARE"}
+exit "$worst"
