@@ -31,8 +31,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from torchcoll import __version__
 from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.store.views import create_views
 
-VERSION = 1
+VERSION = 2
 
 _JSON = JSON().with_variant(JSONB(), "postgresql")
 _ID: Any = BigInteger().with_variant(Integer(), "sqlite")  # SQLite's own row id is an INTEGER
@@ -143,7 +144,7 @@ FILES = Table(
 
 Migration = Callable[[Connection], None]
 # MIGRATIONS[n] makes a store of version n one of version n + 1, inside a transaction.
-MIGRATIONS: dict[int, Migration] = {}
+MIGRATIONS: dict[int, Migration] = {1: create_views}
 
 
 def stored_version(connection: Connection, name: str) -> int | None:
@@ -202,6 +203,7 @@ def prepare(connection: Connection, name: str) -> None:
     version = stored_version(connection, name)
     if version is None:
         _METADATA.create_all(connection)
+        create_views(connection)
         now = int(time.time() * 1e6)
         values = {"version": VERSION, "torchcoll": __version__, "created_us": now}
         connection.execute(insert(META).values(values))
