@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import date, datetime, timezone
+from pathlib import Path
 from typing import Any
 
-import made_runs
 import pytest
 import store_version_1
-from made_stores import dump, made_files, made_run
+from made_stores import (
+    DAY_US,
+    NOON_US,
+    dump,
+    figures,
+    key,
+    made_files,
+    made_run,
+    rows,
+    summary,
+    write,
+)
 from sqlalchemy import text
 
 import torchcoll
@@ -19,61 +29,10 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.store.address import parse_address
 from torchcoll.store.collect import collect
 from torchcoll.store.connecting import Database
-from torchcoll.store.records import CaseKey, CaseSummary, RunSummary
+from torchcoll.store.records import CaseSummary
 from torchcoll.store.schema import META, VERSION
 from torchcoll.store.sources import summaries_of
 from torchcoll.store.writer import StoreWriter
-
-DAY_US = 86_400_000_000
-NOON_US = 1_767_268_800_000_000  # 2026-01-01T12:00:00Z: the first night begins
-
-
-def key(ranks: int = 2, **changed: Any) -> CaseKey:
-    return CaseKey(made_runs.measured(1, **changed).case, ranks, "median", "host")
-
-
-def summary(node: str, night: int, number: int = 0, **changed: Any) -> RunSummary:
-    """A run of 8 hours after the night has begun."""
-    start = NOON_US + night * DAY_US + 8 * 3_600_000_000
-    values: dict[str, Any] = {
-        "run_id": f"{node}-{night}-{number}",
-        "path": "",
-        "file_sha256": "",
-        "node": node,
-        "hosts": (node,),
-        "ranks": 2,
-        "device_name": "H200",
-        "start_us": start,
-        "received_us": start + 60_000_000,
-        "status": "complete",
-        "exit_code": 0,
-        "wall_s": 1.0,
-        "facts": {"nccl": "2.27"},
-        "labels": {"rack": "r1"},
-    }
-    return RunSummary(**values | changed)
-
-
-def figures(time_ns: float | None, **changed: Any) -> CaseSummary:
-    values: dict[str, Any] = {
-        "key": key(),
-        "status": "ok",
-        "time_ns": time_ns,
-        "busbw_gbps": None if time_ns is None else 1000 / time_ns,
-        "first_call_ns": None if time_ns is None else 10 * time_ns,
-    }
-    return CaseSummary(**values | changed)
-
-
-def rows(store: str, query: str) -> list[Mapping[str, Any]]:
-    with Database(parse_address(store)).reading() as connection:
-        return [dict(row._mapping) for row in connection.execute(text(query))]
-
-
-def write(store: str, *runs: tuple[RunSummary, list[CaseSummary]]) -> None:
-    with StoreWriter(parse_address(store, new=True)) as writer:
-        writer.write(runs)
-        writer.refresh_views()
 
 
 def of_json(value: Any) -> Any:
@@ -237,6 +196,7 @@ def test_nights_follow_what_is_collected(postgres_url, postgres_store, tmp_path)
     for part in (files[20:], files[:30], files[5:]):
         collect(part, address)
     moved = made_run(7, header={"run_id": "run-7", "start_utc": "2026-01-20T00:00:00Z"})
+    Path(files[7]).unlink()
     torchcoll.save(moved, files[7])
     collect(files, address)  # the file of this run has changed: it began on another day
     everything = nights_of(postgres_store)

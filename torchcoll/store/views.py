@@ -60,7 +60,7 @@ def _cases_view(when: str, night: str) -> str:
 SELECT r.run_id, {night} AS night, {when} AS time_utc, r.node, r.device_name,
     r.status AS run_status, {_CASE_COLUMNS}, c.repeat, c.status, c.reason, c.verified, c.calls,
     c.time_ns, c.low_ns, c.high_ns, c.p99_ns, c.first_call_ns, c.second_call_ns,
-    c.algbw_gbps, c.busbw_gbps, e.facts, r.labels
+    c.algbw_gbps, c.busbw_gbps, e.facts, r.labels, r.path AS file
 FROM cases c JOIN runs r ON r.id = c.run JOIN case_keys k ON k.id = c.case_key
     JOIN environments e ON e.id = r.environment_id"""
 
