@@ -98,7 +98,7 @@ RESULTS = {
     "BucketAdvice": lambda path: torchcoll.advise([buckets()], launch(), backward_ms=5),
     "ShardPlan": lambda path: shards(),
     "ShardAdvice": lambda path: torchcoll.advise([shards()], launch(), backward_ms=5),
-    "Drawn": drawn,
+    "WrittenPicture": drawn,
 }
 
 
@@ -108,7 +108,9 @@ def test_a_result_is_one_short_line(name, tmp_path):
     assert type(found).__name__ == name
     text = repr(found)
     assert name in text
-    assert len(text) <= LONGEST + 20 * (name == "Drawn") and text.isprintable(), text[:1000]
+    assert len(text) <= LONGEST + 20 * (name == "WrittenPicture") and text.isprintable(), text[
+        :1000
+    ]
 
 
 def test_the_facts_of_a_line():

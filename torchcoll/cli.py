@@ -185,9 +185,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in _ON_RANKS:
             code = options.run(options)
         else:
-            from torchcoll.report.waiting import waiting
+            from torchcoll.report.waiting import show_waiting
 
-            with waiting(f"torchcoll {name}"):
+            with show_waiting(f"torchcoll {name}"):
                 code = options.run(options)
         if sys.stdout:  # None if it was closed before the start (`>&-`)
             sys.stdout.flush()

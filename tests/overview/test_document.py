@@ -267,7 +267,7 @@ def test_one_point(tmp_path):
 def test_a_filter_leaves_cases_out(file):
     page = page_of([file], filter="size>=16M")
     every = next(section for section in page.sections if section.title == "Every case")
-    assert len(every.parts[0].grids[0].rows) == 2
+    assert len(every.tables[0].grids[0].rows) == 2
     with pytest.raises(
         UsageError, match=error_text("^filter", error_tail("size>1G", "conditions"))
     ):
@@ -281,7 +281,7 @@ def test_too_many_lines_say_how_to_filter(tmp_path):
     page = page_of([str(tmp_path / "x.jsonl")])
     assert "Time and bandwidth over sizes" not in titles(page)
     (left,) = [section for section in page.sections if section.title == "Not included"]
-    text = " ".join(left.parts[0].grids[0].below)
+    text = " ".join(left.tables[0].grids[0].below)
     assert error_text("lines", "41 in one panel", "at most 16. --filter collective=") in text
 
 
@@ -388,7 +388,9 @@ def test_the_names_given_are_those_of_the_page(tmp_path):
     assert any(text.startswith("Peak in oneccl on gloo cpu, 8 ranks: ") for text in texts)
     assert any(text.startswith("Peak in gloo on gloo cpu, 8 ranks: ") for text in texts)
     assert any(text.startswith("gloo against oneccl: ") for text in texts)
-    grids = [grid for section in page.sections for part in section.parts for grid in part.grids]
+    grids = [
+        grid for section in page.sections for titled in section.tables for grid in titled.grids
+    ]
     assert not any("auto" in cell for grid in grids for row in grid.rows for cell in row)
 
 

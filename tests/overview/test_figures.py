@@ -19,7 +19,7 @@ from torchcoll.overview.figures import (
     ratio_figure,
     soak_figure,
 )
-from torchcoll.report.pictures import new_figure, style_of, svg_text
+from torchcoll.report.pictures import line_style, new_figure, svg_text
 from torchcoll.stats.sides import Side
 
 pytest.importorskip("matplotlib")
@@ -104,12 +104,12 @@ def test_hours_of_a_soak():
 
 
 def test_thirty_lines_are_all_of_another_style():
-    assert len({str(style_of(number)) for number in range(30)}) == 30
+    assert len({str(line_style(number)) for number in range(30)}) == 30
 
 
 def test_a_picture_of_a_page_takes_its_colours_and_has_no_script():
     figure, axes = new_figure(1, 1)
-    axes[0][0].plot([1, 2], [1, 2], **style_of(0))
+    axes[0][0].plot([1, 2], [1, 2], **line_style(0))
     axes[0][0].set_title("</svg><script>x</script>")
     text = svg_text(figure)
     assert text.startswith("<svg ") and "<script" not in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.grid import Grid
-from torchcoll.report.page import Section, Titled, each_caveat_once
+from torchcoll.report.page import Section, TitledGrids, shorten_repeated_caveats
 
 TEXT = (
     "7 sizes follow 3.2 us + S / 857 GB/s, as a copy within one A100 does (memory of 2039 GB/s), "
@@ -16,12 +16,12 @@ SHORT = "7 sizes follow 3.2 us + S / 857 GB/s, as a ... (said above)"
 def below(*tables, printed=()):
     above = ["time = mean over calls, " * 6]
     sections = [
-        Section("a", parts=[Titled("", [Grid([], [], above=above, below=list(lines))])])
+        Section("a", tables=[TitledGrids("", [Grid([], [], above=above, below=list(lines))])])
         for lines in tables
     ]
-    grids = [section.parts[0].grids[0] for section in each_caveat_once(sections, printed)]
+    grids = [section.tables[0].grids[0] for section in shorten_repeated_caveats(sections, printed)]
     assert all(grid.above == above for grid in grids)
-    assert sections[0].parts[0].grids[0].below == list(tables[0])  # the tables themselves stay
+    assert sections[0].tables[0].grids[0].below == list(tables[0])  # the tables themselves stay
     return [grid.below for grid in grids]
 
 
@@ -40,8 +40,8 @@ def test_what_stands_above_the_sections_is_printed_already():
 
 def test_an_answer_that_is_a_caveat_of_its_table():
     grid = Grid([], [], below=[Caveat(TEXT)], answer=Answer(Caveat(TEXT, "implausible: "), "bad"))
-    [section] = each_caveat_once([Section("a", parts=[Titled("", [grid])])])
-    answer = section.parts[0].grids[0].answer
+    [section] = shorten_repeated_caveats([Section("a", tables=[TitledGrids("", [grid])])])
+    answer = section.tables[0].grids[0].answer
     assert (answer.text, answer.level) == (f"implausible: {SHORT}", "bad")
 
 
@@ -58,4 +58,4 @@ def test_short_and_different_caveats_are_printed_each_time():
 
 
 def test_a_page_without_sections():
-    assert each_caveat_once([]) == []
+    assert shorten_repeated_caveats([]) == []

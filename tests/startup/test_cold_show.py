@@ -7,7 +7,7 @@ from handmade import Terminal, case, result, run
 
 from torchcoll.curves.scaling import scaling
 from torchcoll.curves.scaling_show import show_scaling
-from torchcoll.report.grid import Head, filled
+from torchcoll.report.grid import Head, make_grid
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import runs_lines
 from torchcoll.startup.cold import cold
@@ -52,10 +52,10 @@ def test_nothing_is_cut(what, columns, monkeypatch):
 
 def test_columns_that_nothing_fills_are_left_out():
     columns = [(Head("a"), str), (Head("b"), lambda n: "-"), (Head("c"), lambda n: "-" * (n > 1))]
-    grid = filled(columns, [1, 2], above=["above"], below=["below"])
+    grid = make_grid(columns, [1, 2], above=["above"], below=["below"])
     assert ([head.first for head in grid.heads], grid.rows) == (["a", "c"], [["1", ""], ["2", "-"]])
     assert (grid.above, grid.below) == (["above"], ["below"])
-    assert filled(columns, [], above=["above"]).above == []
+    assert make_grid(columns, [], above=["above"]).above == []
 
 
 def test_a_kind_is_named_by_the_usual_and_by_what_differs():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torchcoll.core.case import CHECK_CHUNK_BYTES, NATIVE, Case, NotRun, SizedCase, need_bytes
 from torchcoll.core.collectives import COLLECTIVES, DTYPES
 from torchcoll.core.spec import Spec
-from torchcoll.core.units import duration_text, format_bytes, format_size, whole_number
+from torchcoll.core.units import format_bytes, format_duration, format_size, whole_number
 
 # The limits of bench/stopping.py (a test holds them together): nothing there may be imported here.
 COLD_LIMIT_S = 5.0
@@ -178,7 +178,7 @@ def _cells(row: PlanRow, in_out: Callable[[int], str]) -> tuple[str, ...]:
     if row.status:
         return (*sizes, *sides, "-", "-", row.status)
     memory = (format_bytes(row.need_bytes), format_bytes(row.host_bytes))
-    return (*sizes, *sides, *memory, duration_text(row.limit_s))
+    return (*sizes, *sides, *memory, format_duration(row.limit_s))
 
 
 def _group(case: Case) -> str:
@@ -216,9 +216,9 @@ def _assumptions(plan: Plan) -> list[str]:
             f"{spec.timeout_s:g} s without progress (--timeout) end the run."
         )
     else:
-        steady = f" and {duration_text(PATIENCE * spec.max_time_s)} of steady"
+        steady = f" and {format_duration(PATIENCE * spec.max_time_s)} of steady"
         lines.append(
-            f"Time: at most {duration_text(COLD_LIMIT_S)} of cold"
+            f"Time: at most {format_duration(COLD_LIMIT_S)} of cold"
             f"{'' if spec.iters == 0 else steady} calls a case, unless a call takes over "
             f"{slow_call_s(spec):.3g} s. Start-up and verification come on top."
         )
@@ -230,7 +230,9 @@ def _total(plan: Plan) -> str:
     refused = sum(1 for row in plan.rows if row.status)
     if refused:
         cases += f" ({refused} cannot run)"
-    time = "no bound in time" if plan.limit_s is None else f"at most {duration_text(plan.limit_s)}"
+    time = (
+        "no bound in time" if plan.limit_s is None else f"at most {format_duration(plan.limit_s)}"
+    )
     return (
         f"Total: {cases}, {time}; the largest needs {format_bytes(plan.need_bytes)} a rank, "
         f"{format_bytes(plan.host_bytes)} a host."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torchcoll.comparison.cells import figure_cell, size_cell
 from torchcoll.comparison.wording import side_names
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
+from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
 from torchcoll.report.answer import Answer
 from torchcoll.report.grid import Grid, Head
 from torchcoll.stats.sides import NOT_KNOWN
@@ -102,7 +102,7 @@ def _floors_text(profiles: Sequence[Profile]) -> str:
     floors = [(p.floor_ns, p.floor_bytes) for p in profiles if p.floor_ns and p.floor_bytes]
     if not floors:
         return ""
-    times = _range_text(time_text(ns) for ns, _ in sorted(floors))
+    times = _range_text(format_ns(ns) for ns, _ in sorted(floors))
     return f"{times} at {_range_text(bytes_text(size) for size in sorted(s for _, s in floors))}"
 
 
@@ -112,7 +112,7 @@ def bytes_text(size_bytes: int) -> str:
 
 def _first_calls_text(profiles: Sequence[Profile]) -> str:
     times = {profile.first_call_ns for profile in profiles if profile.first_call_ns}
-    return _range_text(time_text(ns, 3) for ns in sorted(times))
+    return _range_text(format_ns(ns, 3) for ns in sorted(times))
 
 
 def _shares_texts(comparison: Comparison) -> list[str]:
@@ -221,7 +221,7 @@ def profile_grid(comparison: Comparison, base: Profile, new: Profile, title: str
 
 
 def _time_text(ns: float | None) -> str:
-    return NOT_KNOWN if ns is None else time_text(ns)
+    return NOT_KNOWN if ns is None else format_ns(ns)
 
 
 def _floor_text(profile: Profile) -> str:
@@ -229,7 +229,7 @@ def _floor_text(profile: Profile) -> str:
         return _time_text(profile.floor_ns)
     if profile.floor_ns is None:
         return f"not seen, from {format_size(profile.floor_bytes)} on"
-    return f"{time_text(profile.floor_ns)} at {bytes_text(profile.floor_bytes)}"
+    return f"{format_ns(profile.floor_ns)} at {bytes_text(profile.floor_bytes)}"
 
 
 def shares_grid(

@@ -32,17 +32,17 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import (
     counted,
     format_bandwidth,
+    format_ns,
     format_percent,
     format_size,
     format_time,
-    time_text,
 )
 from torchcoll.report.answer import Answer
 from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS
-from torchcoll.report.formats import Forms, picked, show_found
+from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.header import what_text
-from torchcoll.report.notes import note_lines, problems_of
+from torchcoll.report.header import common_text
+from torchcoll.report.notes import note_lines, run_problems
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
@@ -197,7 +197,7 @@ def first_calls_notes(comparison: Comparison) -> list[str]:
     what, name = ("first call", "first_call_ns")
     if complete:
         what, name = ("time to first result (connecting and first call)", "first_result_ns")
-    times = [f"{one_line(s.backend)} {time_text(getattr(s, name), 3)}" for s in comparison.starts]
+    times = [f"{one_line(s.backend)} {format_ns(getattr(s, name), 3)}" for s in comparison.starts]
     return [f"{what}: {', '.join(times)}"] if times else []
 
 
@@ -434,7 +434,7 @@ def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
     base, new = side_names(comparison)
     sides = (("base", base, comparison.base), ("new", new, comparison.new))
     lines = ["; ".join(_side_text(*each) for each in sides)]
-    lines.append("; ".join([what_text(_shared(comparison)), *_in_common(comparison)]))
+    lines.append("; ".join([common_text(_shared(comparison)), *_in_common(comparison)]))
     differences = [
         difference
         for difference in comparison.differences
@@ -452,7 +452,7 @@ def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
     for side in (comparison.base, comparison.new):
         for run in side.runs:
             where = one_line(run.path or run.header.get("run_id") or side.name)
-            lines += [p if where in p else f"{where}: {p}" for p in problems_of(run)]
+            lines += [p if where in p else f"{where}: {p}" for p in run_problems(run)]
     figures = {"time": "time", "algbw": "algbw in GB/s", "busbw": "busbw in GB/s"}[
         comparison.metric
     ]
@@ -672,7 +672,7 @@ def start_lines(comparison: Comparison) -> list[str]:
         ("time to first result", "first_result_ns"),
     ):
         durations = [(start.backend, getattr(start, name)) for start in comparison.starts]
-        texts = [f"{one_line(b)} {time_text(ns, 3)}" for b, ns in durations if ns is not None]
+        texts = [f"{one_line(b)} {format_ns(ns, 3)}" for b, ns in durations if ns is not None]
         lines += [f"{what}: {', '.join(texts)}"] if texts else []
     return [f"{'; '.join(lines)} (geometric means over the runs)"] if lines else []
 
@@ -727,7 +727,7 @@ def show_comparisons(
         )
         for comparison in comparisons
     ]
-    show_found(parts, format, file)
+    print_results(parts, format, file)
 
 
 def notes_of_sides(comparisons: Sequence[Comparison], format: str) -> list[str]:
@@ -762,7 +762,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         fits["errors"] = [
             {
                 **(item.pair.common if item.pair else {"scenario": "all"}),
-                **picked(item, _OF_ERRORS),
+                **select_fields(item, _OF_ERRORS),
             }
             for item in comparison.errors
         ]
@@ -770,10 +770,10 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         "schema": SCHEMA,
         "base": _side_object(comparison.base),
         "new": _side_object(comparison.new),
-        **picked(comparison, "metric threshold reading"),
+        **select_fields(comparison, "metric threshold reading"),
         "differences": [vars(item) for item in comparison.differences],
         "settings": [vars(item) for item in comparison.settings],
-        **picked(comparison, "left_out tally notes statistics"),
+        **select_fields(comparison, "left_out tally notes statistics"),
         "answer": answer_of(comparison).to_json(),
         "profiles": [
             {**pair.common, "base": vars(ours), "new": vars(theirs)}

@@ -22,7 +22,7 @@ from torchcoll.comparison.versus_plan import begun
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load_own
 from torchcoll.core.result import Run
-from torchcoll.core.units import duration_text, format_percent
+from torchcoll.core.units import format_duration, format_percent
 from torchcoll.matrix.blocks import PlannedRun, RunPlan
 from torchcoll.matrix.folder import Folder
 from torchcoll.stats.matching import Pair, pairs_of
@@ -155,8 +155,8 @@ class Versus:
             return ""
         return (
             f"--budget ends before anything is judged: {FIRST_LOOK} runs of each of "
-            f"{len(self.cells)} sides take about {duration_text(spent_s + missing * run_s)}, "
-            f"{duration_text(run_s)} each"
+            f"{len(self.cells)} sides take about {format_duration(spent_s + missing * run_s)}, "
+            f"{format_duration(run_s)} each"
         )
 
     def jobs(

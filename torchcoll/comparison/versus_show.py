@@ -24,7 +24,7 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_percent, format_ratio, format_size
 from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination, ProgressLine, clock_text
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ def show_versus(
     """
     grids = versus_grids(state, comparisons, folder, ended)
     grids[-1].answer = answer(state, comparisons, folder)
-    show_found(
+    print_results(
         [Forms(grids, _object(state, comparisons, folder, ended), _records(comparisons))],
         format,
         file,

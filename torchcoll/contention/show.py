@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.units import counted, format_bandwidth, format_size, format_time
-from torchcoll.report.formats import picked
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.formats import select_fields
+from torchcoll.report.grid import Grid, Head, make_grid
 
 if TYPE_CHECKING:
     from torchcoll.contention.overlap import Estimate, Overlap
@@ -38,7 +38,7 @@ def concurrent_grid(overlaps: Sequence[Overlap], machine: Sequence[str] = ()) ->
     else:
         alone.append((Head("busbw", "alone"), lambda o: _busbw(o, 0)))
         alone.append((Head("sum", "at once", legend=_SUM), lambda o: _busbw(o, 1)))
-    return filled(
+    return make_grid(
         [
             (Head("collective", left=True, repeat=True), lambda o: o.case.collective),
             (Head("size", repeat=True), lambda o: format_size(o.case.size_bytes)),
@@ -148,4 +148,4 @@ _FIELDS = (
 
 
 def concurrent_records(overlaps: Sequence[Overlap]) -> list[dict[str, Any]]:
-    return [picked(overlap, _FIELDS) for overlap in overlaps]
+    return [select_fields(overlap, _FIELDS) for overlap in overlaps]

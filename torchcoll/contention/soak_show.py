@@ -7,8 +7,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.units import counted, format_size, format_time
-from torchcoll.report.formats import picked
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.formats import select_fields
+from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.stats.drift import drift_text
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _CURVE = 24  # characters
 
 def soak_grid(soak: Soaked) -> Grid:
     """A row a case."""
-    return filled(
+    return make_grid(
         [
             (Head("collective", left=True, repeat=True), lambda c: c.case.collective),
             (Head("size", repeat=True), lambda c: format_size(c.case.size_bytes)),
@@ -115,9 +115,9 @@ def soak_object(soak: Soaked) -> dict[str, Any]:
             "slowest_rank": rank,
             "slowest_share": share,
         }
-        cases.append({**picked(case, _OF_CASE), **figures})
+        cases.append({**select_fields(case, _OF_CASE), **figures})
     return {
-        **picked(soak, "rounds windows seconds checked faulty"),
+        **select_fields(soak, "rounds windows seconds checked faulty"),
         "faults": list(soak.faults),
         "cases": cases,
     }

@@ -1,7 +1,7 @@
-"""Is a figure possible? Bounds that no machine passes, and what a figure beyond them may be.
+"""Finds figures that no machine can reach, and their likely causes.
 
-A doubt is a fact about the figure, not about the machine: a row with one is shown as
-``implausible`` with its cause, measured or imported, and enters no comparison.
+A doubt is about the figure, not about the machine. Its row, measured or imported, is shown as
+``implausible`` with the cause, and is not compared.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torchcoll.core.nvlink import AMPERE, BLACKWELL, HOPPER, VOLTA, NvlinkGenera
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row, libraries_of, summarise
 
-# What a device can carry at most, by its generation: an upper bound, never what to expect.
+# Upper bounds of what a device can transfer, by its generation; they are not what to expect.
 #
-# Links: NVLink of one GPU, one direction, all links together (core/nvlink.py). Memory: the data
-# sheets' bandwidth; a copy within the device reads and writes, so it moves half.
+# Links: all NVLinks of one GPU in one direction (core/nvlink.py). Memory: the bandwidth of the data
+# sheet; a copy within the device reads and writes, so its bandwidth is half of it.
 
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """Bounds of one device. multicast: its switches can reduce (NVLS), which lifts all_reduce."""
+    """Bounds of one device. multicast: switches can reduce (NVLS), which allows more busbw."""
 
     name: str
     nvlink: NvlinkGeneration
@@ -37,14 +37,16 @@ class DeviceLimits:
 
     @property
     def ring_gbps(self) -> float:
+        """What NCCL assumes for all links together, in GB/s."""
         return self.nvlink.ring_gbps
 
     @property
     def wire_gbps(self) -> float:
+        """The signalling rate of all links together, in GB/s."""
         return self.nvlink.all_wires_gbps
 
 
-# Smaller parts of a name (PCIe cards, A800, H20) have fewer links: the bound holds for them too.
+# Smaller products of a name (PCIe cards, A800, H20) have fewer links: the bound holds for them too.
 DEVICES = (
     DeviceLimits("V100", VOLTA, 900),
     DeviceLimits("A100", AMPERE, 2039),
@@ -56,8 +58,10 @@ _ALIASES = {"A800": "A100", "H800": "H100", "H20": "H100", "GH200": "H200", "GB2
 
 
 def device_named(name: str) -> DeviceLimits | None:
-    """``NVIDIA A100-SXM4-80GB`` -> A100; None for a device whose bound is not known. A part with
-    the bounds of another keeps its own name: what was measured on the other is not expected of it.
+    """Find the limits of a device by its full name (``NVIDIA A100-SXM4-80GB``); None if unknown.
+
+    A product that shares the bounds of another (H20 those of H100) keeps its own name, because the
+    measurements of the other are not expected of it.
     """
     tokens = set(re.split(r"[^A-Z0-9]+", name.upper()))
     for token in tokens:
@@ -69,8 +73,9 @@ def device_named(name: str) -> DeviceLimits | None:
 
 
 def device_of(run: Run) -> DeviceLimits | None:
-    """The devices of a run where they are of one known kind: told by its ranks, or by the label
-    ``gpu`` of who imported it.
+    """The limits of the devices of a run, if all are of one known kind; otherwise None.
+
+    The name comes from the ranks, or for an imported run from the label ``gpu``.
     """
     names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
     if not names and run.labels.get("gpu"):
@@ -81,23 +86,23 @@ def device_of(run: Run) -> DeviceLimits | None:
 
 IMPLAUSIBLE = "implausible"
 LIKELY = ": likely "  # between a reason and its causes
-SLACK = 1.05  # clocks, and data sheets that round down
-# Below this no kernel was launched and nothing was waited for: NCCL's own model has no all_reduce
-# below 6.6 us (src/graph/tuning.cc, baseLat of the LL protocol).
+SLACK = 1.05  # for inaccurate clocks, and data sheets that round down
+# In less time no kernel can have been launched and awaited: in NCCL's own model no all_reduce takes
+# less than 6.6 us (src/graph/tuning.cc, baseLat of the LL protocol).
 LEAST_CALL_NS = 1500
-_COPY = (0.75, 1.02)  # of half the memory bandwidth: what a copy within the device moves
-_COPIED_BYTES = 1 << 20  # below, the latency hides the bandwidth
+_COPY = (0.75, 1.02)  # bandwidth of a copy within the device / half the memory bandwidth
+_COPIED_BYTES = 1 << 20  # for smaller sizes the latency hides the bandwidth
 _SIZES_OF_LAW = 3
-# The tools that print a bandwidth of 0 for one rank, and what their users usually meant to run.
+# These tools print a bandwidth of 0 for one rank, usually because more were meant to run.
 _NCCL_TESTS = ("nccl-tests", "rccl-tests")
 _MEETS_NOBODY = (
     "one rank: busbw is 0, for nothing was communicated. If there were to be more: {tool} built "
     "without MPI (build it with MPI=1) starts tests that never meet, or -g is missing"
 )
-# GPUs that NVLink connects over hosts (GB200 NVL72, GH200 NVL32): their traffic need not pass the
-# interfaces, and no rank records how far its NVLinks reach.
+# GPUs whose NVLinks connect several hosts (GB200 NVL72, GH200 NVL32): their traffic may bypass the
+# network interfaces, and ranks do not record how far their NVLinks reach.
 _RACK = re.compile(r"\bG[BH][23]00\b")
-# What cases that differ in nothing but the size share, as fields of a Row.
+# The fields of a Row that are equal in cases that differ only in the size.
 SWEEP = (
     *("collective", "dtype", "op", "root", "in_place", "mode", "clock", "group", "ranks"),
     *("backend", "implementation", "buffers", "buffer_reuse", "asynchronous", "coalesce"),
@@ -107,25 +112,30 @@ _sweep_of = operator.attrgetter(*SWEEP)
 
 
 def summarise_run(run: Run, how: str = "max", clock: str | None = None) -> list[Row]:
-    """The rows of all cases of a run; those that are not possible are so marked."""
-    each = zip(run.results, libraries_of(run), strict=True)
-    rows = [summarise(result, how, clock, library) for result, library in each]
+    """Compute the rows of all cases of a run, and mark impossible ones as ``implausible``.
+
+    how, clock: see ``summarise``.
+    """
+    with_library = zip(run.results, libraries_of(run), strict=True)
+    rows = [summarise(result, how, clock, library) for result, library in with_library]
     doubts = doubts_of(run, rows if how == "max" and clock is None else None)
     return [doubted(row, doubt) for row, doubt in zip(rows, doubts, strict=True)]
 
 
 def doubted(row: Row, reason: str) -> Row:
-    """The row, ``implausible`` where there is a reason for it."""
+    """Mark a row as ``implausible``, unless the reason is ''."""
     return dataclasses.replace(row, status=IMPLAUSIBLE, reason=reason) if reason else row
 
 
 def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> list[str]:
-    """Why each result is not possible, with its likely causes; '' where it is.
+    """Why each result of a run is impossible, with likely causes; '' for possible ones.
 
-    The bounds are the bandwidth of all links of a rank in one direction, by the device's generation
-    where it is known, and what the label ``link_gbps`` states of a rank's share of its host's
-    interfaces, for what must pass them. rows: those of all results (completion over ranks, default
-    clocks), where they are known: samples are many.
+    rows: the rows of all results (maximum over ranks, default clock) if they are computed already,
+    which takes time for many samples.
+
+    The bounds are the bandwidth of all links of a rank in one direction, if the generation of the
+    device is known, and for what must cross between hosts the label ``link_gbps``: a rank's share
+    of the interfaces of its host.
     """
     device, link_gbps = device_of(run), None if link_unused(run) else stated_link_gbps(run)
     numbers = [
@@ -138,7 +148,7 @@ def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> list[str]:
     for number in numbers:
         result = run.results[number]
         row = rows[number] if rows is not None else summarise(result)
-        if row.median_ns is None:  # 0 is no time either
+        if row.median_ns is None:
             continue
         timed.append((number, row))
         hosts = _hosts(run, result) if link_gbps is not None else []
@@ -168,10 +178,12 @@ def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> list[str]:
     return [doubts.get(number, "") for number, _ in enumerate(run.results)]
 
 
-@lru_cache(maxsize=256)  # the rows of a run have few
+@lru_cache(maxsize=256)  # the rows of a run have few different arguments
 def ceiling_gbps(collective: str, ranks: int, link_gbps: float, multicast: bool) -> float:
-    """busbw that links of so many GB/s in one direction allow. Where a switch reduces (multicast)
-    each rank sends and receives S once: algbw is bounded by the link, and busbw by the factor more.
+    """The largest busbw in GB/s that links of ``link_gbps`` in one direction allow.
+
+    multicast: a switch reduces and copies, so each rank sends and receives S only once. The link
+    then limits algbw, and the limit of busbw is larger by the bus factor.
     """
     entry = COLLECTIVES[collective]
     reduced = multicast and entry.by_switch
@@ -179,8 +191,9 @@ def ceiling_gbps(collective: str, ranks: int, link_gbps: float, multicast: bool)
 
 
 def stated_link_gbps(run: Run) -> float | None:
-    """The label ``link_gbps``: GB/s of a rank's share of what connects hosts, in one direction;
-    None where it is no bandwidth.
+    """The label ``link_gbps``; None without a valid one.
+
+    It is a rank's share of the bandwidth between hosts, in GB/s in one direction.
     """
     try:
         number = float(run.labels.get("link_gbps", ""))
@@ -190,7 +203,7 @@ def stated_link_gbps(run: Run) -> float | None:
 
 
 def link_unused(run: Run) -> str:
-    """Why the label ``link_gbps`` bounds nothing in this run; '' where it does, or is not there."""
+    """Why the label ``link_gbps`` is not used in this run; '' if it is, or there is none."""
     if stated_link_gbps(run) is None:
         return ""
     why = ""
@@ -206,7 +219,7 @@ def link_unused(run: Run) -> str:
 
 
 def _hosts(run: Run, result: CaseResult) -> list[str]:
-    """The host of each rank of the case; [] where the case has other ranks than the run."""
+    """The host of each rank of a case; [] if the case has ranks that the run does not describe."""
     ranks = result.members or range(len(run.members))
     complete = all(rank < len(run.members) for rank in ranks)
     hosts = [str(run.members[rank]["host"]) for rank in ranks] if complete else []
@@ -214,18 +227,19 @@ def _hosts(run: Run, result: CaseResult) -> list[str]:
 
 
 def crossing(collective: str, hosts: Sequence[str], root: int | None) -> float:
-    """The least that the busiest host must send or receive, over S and the ranks of a host.
+    """The least that the busiest host must send or receive, divided by S and its number of ranks.
 
-    hosts: of each rank. 0.0: nothing must pass an interface, or it is not known how much.
+    hosts: the host of each rank. 0.0 if nothing must cross between hosts, or if it is unknown.
     """
     per_host, entry = Counter(hosts), COLLECTIVES[collective]
     if len(per_host) < 2 or entry.crossing is None:
         return 0.0
-    # A host with fewer ranks may have all the interfaces of the others.
+    # A host with fewer ranks may have as many interfaces as the others.
     return entry.crossing(hosts, per_host, root or 0) / max(per_host.values())
 
 
 def _beyond_interfaces(row: Row, hosts: Sequence[str], link_gbps: float | None) -> str:
+    """Why the interfaces between hosts cannot carry the busbw of a row; '' if they can."""
     share = crossing(row.collective, hosts, row.root)
     if row.busbw_gbps is None or link_gbps is None or not share:
         return ""
@@ -242,19 +256,23 @@ def _beyond_interfaces(row: Row, hosts: Sequence[str], link_gbps: float | None) 
 
 
 def _beyond_links(row: Row, device: DeviceLimits | None) -> str:
+    """Why the links of a device cannot carry the busbw of a row; '' if they can."""
     if row.busbw_gbps is None or row.ranks < 2 or device is None:
         return ""
     ceiling = ceiling_gbps(row.collective, row.ranks, device.wire_gbps, device.multicast)
     if row.busbw_gbps <= SLACK * ceiling:
         return ""
-    # Without the figure: equal texts are one footnote.
+    # The text does not contain the busbw, so that all such rows share one footnote.
     return (
         f"busbw beyond all links of one {device.name} ({device.wire_gbps:g} GB/s in one direction)"
     )
 
 
 def _too_short(row: Row) -> str:
-    """Shorter than launching a kernel. A replayed graph and coalesced calls launch none a call."""
+    """Why the time of a row is too short for the launch of a kernel; '' if it is not.
+
+    A replayed graph and coalesced calls do not launch a kernel for each call.
+    """
     time = row.median_ns or 0.0
     alone = row.mode != "graph" and row.coalesce == 1 and not row.rehearsal
     if row.device in ("cpu", "unknown") or row.ranks < 2 or not alone or row.clock == "issue":
@@ -265,7 +283,7 @@ def _too_short(row: Row) -> str:
 
 
 def _sweeps(timed: Sequence[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
-    """Cases of several ranks that differ in nothing but the size, from 1 MiB on."""
+    """Group rows of several ranks that differ only in the size, from 1 MiB on."""
     sweeps: dict[tuple[object, ...], list[tuple[int, Row]]] = {}
     for key, row in timed:
         single = row.coalesce == 1 and row.device != "cpu" and row.communicates
@@ -275,9 +293,10 @@ def _sweeps(timed: Sequence[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
 
 
 def _law(rows: Sequence[Row]) -> tuple[float, float] | None:
-    """(latency in ns, algbw in GB/s) by least squares of the relative error; None without growth.
+    """Fit (latency in ns, algbw in GB/s) by least squares of the relative error.
 
-    In plain Python: `show` and the ranks load no numpy.
+    None if the time does not grow with the size. In plain Python, because `show` and ranks do not
+    load numpy.
     """
     ww = wv = vv = w1 = v1 = 0.0
     for row in rows:
@@ -291,7 +310,7 @@ def _law(rows: Sequence[Row]) -> tuple[float, float] | None:
 
 
 def _copy_text(rows: Sequence[Row], device: DeviceLimits) -> str:
-    """Why these sizes look like a copy within the device; '' where they do not."""
+    """Why these sizes look like a copy within the device; '' if they do not."""
     latency, bandwidth = _law(rows) or (0.0, 0.0)
     low, high = (share * device.memory_gbps / 2 for share in _COPY)
     if not low <= bandwidth <= high:

@@ -1,8 +1,10 @@
-"""How a size is divided among the pairs of ranks, where blocks are uneven.
+"""How a size is divided among the pairs of ranks if blocks are uneven.
 
-Three ways to say it: ``seed:N`` (random weights 0 to 15, some pairs send nothing), a list of one
-weight a rank (``1,2,4,1``: every rank sends in these proportions, so receivers differ), or a file
-with a matrix (row s, column d: the weight of what rank s sends to rank d; spaces or commas).
+The weights are given as one of:
+- ``seed:N``: random weights from 0 to 15; some pairs send nothing.
+- ``1,2,4,1``: a weight for each rank. All ranks send in these proportions, so receivers differ.
+- a file with a matrix, with spaces or commas: row s, column d is the weight of what rank s sends to
+  rank d.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ _LOW_4_BITS = bytes(i & 15 for i in range(256))
 
 
 class Weights:
-    """Whole weights ``rows[source][destination]``, at least one above 0.
+    """Whole weights ``rows[source][destination]``, at least one of them above 0.
 
-    A plan for 1024 ranks has a million pairs for each size. So rows of small weights may be
-    ``bytes``, and what needs only sums asks the histograms, which are made once.
+    With 1024 ranks there are a million pairs for each size. So rows of small weights may be
+    ``bytes``, and sums are computed from histograms, which are computed once.
     """
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
@@ -36,12 +38,12 @@ class Weights:
 
     @cached_property
     def sent(self) -> list[Mapping[int, int]]:
-        """For each source: how often each weight occurs in its row."""
+        """For each source: weight -> how often it occurs in the row."""
         return _histograms(self.rows)
 
     @cached_property
     def received(self) -> list[Mapping[int, int]]:
-        """For each destination: how often each weight occurs in its column."""
+        """For each destination: weight -> how often it occurs in the column."""
         return _histograms(zip(*self.rows, strict=True))
 
     @cached_property
@@ -54,7 +56,7 @@ class Weights:
 
 
 def _histograms(rows: Iterable[Sequence[int]]) -> list[Mapping[int, int]]:
-    # The rows of a list of weights are all alike: one is counted.
+    # With one weight per rank all rows are equal, so only one is counted.
     by_row: dict[Sequence[int], Mapping[int, int]] = {}
     histograms = []
     for row in rows:
@@ -66,16 +68,16 @@ def _histograms(rows: Iterable[Sequence[int]]) -> list[Mapping[int, int]]:
 
 
 class Division:
-    """Elements of every pair of ranks: in proportion to the weights, rounded down.
+    """Elements of every pair of ranks, in proportion to the weights, rounded down.
 
-    Scaled so that the largest sum that one rank sends or receives is at most ``elements``. The
-    heaviest pair gets at least one element, so that a case is never empty.
+    elements: the most that one rank sends or receives in total.
+    The pair with the largest weight gets at least one element, so that a case is never empty.
     """
 
     def __init__(self, weights: Weights, elements: int) -> None:
         self.weights = weights
         heaviest = max(max(histogram) for histogram in weights.sent)
-        # Whole numbers: 49 * (2 / 98) in floating point is below 1.
+        # Computed with whole numbers, because 49 * (2 / 98) in floating point is below 1.
         self._scale = (elements, weights.largest)
         self.largest_pair = max(1, heaviest * elements // weights.largest)
         self._lone: tuple[int, int] | None = None
@@ -95,7 +97,7 @@ class Division:
         return self._sums(self.weights.received, 1)
 
     def pair(self, source: int, destination: int) -> int:
-        """Elements of one pair."""
+        """Elements that a source sends to a destination."""
         if self._lone:
             return int(self._lone == (source, destination))
         elements, largest = self._scale
@@ -121,13 +123,13 @@ class Division:
 
 
 def split_weights(splits: str, ranks: int) -> Weights:
-    """The weights that a ``splits`` text means for so many ranks. Raises UsageError."""
+    """Read the text of ``splits`` for so many ranks. Raises UsageError."""
     if splits.startswith("seed:"):
         seed = _SEED.fullmatch(splits)
         if not seed:
             raise UsageError("splits", splits, _EXPECTED)
         return _random(int(seed[1]), ranks)
-    if os.path.isfile(splits):  # Path.is_file raises where a long list is no possible name
+    if os.path.isfile(splits):  # Path.is_file raises for a list too long to be a file name
         return _matrix(Path(splits), ranks)
     try:
         row = tuple(float(part) for part in splits.split(","))
@@ -140,7 +142,7 @@ def split_weights(splits: str, ranks: int) -> Weights:
 
 def _random(seed: int, ranks: int) -> Weights:
     weights = random.Random(seed).randbytes(ranks * ranks).translate(_LOW_4_BITS)
-    if not any(weights):  # one rank can draw a single 0
+    if not any(weights):  # with one rank the only weight may be 0
         weights = b"\1" * len(weights)
     return Weights([weights[i : i + ranks] for i in range(0, len(weights), ranks)])
 
@@ -160,7 +162,10 @@ def _matrix(path: Path, ranks: int) -> Weights:
 
 
 def _whole(rows: tuple[tuple[float, ...], ...], text: str) -> tuple[tuple[int, ...], ...]:
-    """The same proportions in whole numbers: a float is a whole number over a power of two."""
+    """Turn weights into whole numbers of the same proportions. Raises UsageError.
+
+    That is exact, since a float is a whole number divided by a power of two.
+    """
     distinct = {weight for row in rows for weight in row}
     if not all(0 <= weight < math.inf for weight in distinct) or not any(distinct):
         raise UsageError("splits", text, "weights from 0 on, at least one above 0")

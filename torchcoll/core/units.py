@@ -1,8 +1,8 @@
-"""Sizes, times and bandwidths as text, and sizes back again.
+"""Formats sizes, times and bandwidths as text, and parses sizes, durations and numbers of ranks.
 
-Sizes are written as they are read: ``format_size`` gives a text that ``parse_size`` turns into the
-same number. ``K M G T`` are binary (1K = 1024 bytes) as in nccl-tests. ``1KB`` is refused: half of
-its readers take it for 1000 bytes and half for 1024.
+``parse_size`` reads back the exact size that ``format_size`` wrote. ``K M G T`` are binary (1K is
+1024 bytes), as in nccl-tests. ``1KB`` is refused, because some people read it as 1000 bytes and
+others as 1024.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from functools import lru_cache
 from torchcoll.core.errors import UsageError
 
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_NUMBER = r"([0-9]{1,40}(?:\.[0-9]{1,40})?)"  # Python refuses to read thousands of digits
+_NUMBER = r"([0-9]{1,40}(?:\.[0-9]{1,40})?)"  # Python refuses to parse thousands of digits
 _SIZE = re.compile(_NUMBER + r"([kKmMgGtT]?)")
 _COUNT = re.compile(r"[0-9]{1,20}")
 _SHARE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(%?)")
 _AMBIGUOUS = re.compile(_NUMBER + r"\s*([kKmMgGtT])(i?)[bB]")
-MAX_BYTES = (1 << 63) - 1  # a signed 64-bit count: what every communication library takes
+MAX_BYTES = (1 << 63) - 1  # every communication library accepts a signed 64-bit count
 
 _SIZE_SET = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K, 25M or 1.5G"
 
 
 def parse_size(text: str | int, what: str = "size") -> int:
-    """Bytes from a text such as ``8``, ``1K``, ``25M``, ``1.5G``; K, M, G, T are powers of 1024.
+    """Parse a size in bytes such as ``8``, ``1K``, ``25M`` or ``1.5G``.
 
-    Raises UsageError for anything else, for a fraction of a byte, and beyond 2**63 - 1.
+    K, M, G and T are powers of 1024. Raises UsageError for anything else, for a fraction of a byte
+    and above 2**63 - 1.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         value = Fraction(text)
@@ -61,9 +62,10 @@ MOST_RANKS = 1 << 24
 
 
 def parse_ranks(text: str) -> list[int]:
-    """The numbers of ``64``, ``8,12`` and ``8..4096`` (doubling, and the last), in order.
+    """Parse numbers of ranks: ``64``, ``8,12`` or ``8..4096`` (doubling, including the last).
 
-    Raises UsageError for anything else, below 2 and beyond 2**24.
+    Returns them in ascending order. Raises UsageError for anything else, and for numbers below 2 or
+    above 2**24.
     """
 
     def number(text: str) -> int:
@@ -71,15 +73,22 @@ def parse_ranks(text: str) -> list[int]:
             raise UsageError("ranks", text, f"whole numbers from 2 to {MOST_RANKS}, or 8..4096")
         return int(text)
 
-    return _listed(text, "ranks", number, 2)
+    return _parse_list(text, "ranks", number, 2)
 
 
 def parse_sizes(text: str) -> list[int]:
-    """The bytes of ``25M``, ``1K,25M`` and ``1K..1G`` (by 4, and the last). Raises UsageError."""
-    return _listed(text, "sizes", lambda part: parse_size(part, "sizes"), 4)
+    """Parse sizes in bytes: ``25M``, ``1K,25M`` or ``1K..1G`` (factor 4, including the last).
+
+    Raises UsageError.
+    """
+    return _parse_list(text, "sizes", lambda size: parse_size(size, "sizes"), 4)
 
 
-def _listed(text: str, what: str, read: Callable[[str], int], factor: int) -> list[int]:
+def _parse_list(text: str, what: str, read: Callable[[str], int], factor: int) -> list[int]:
+    """Parse a list of numbers and ranges. Raises UsageError.
+
+    what: the name of the option. read: parses one number. factor: the step within a range.
+    """
     numbers: list[int] = []
     for part in text.split(","):
         first, dots, last = (bound.strip() for bound in part.partition(".."))
@@ -96,7 +105,7 @@ def _listed(text: str, what: str, read: Callable[[str], int], factor: int) -> li
 
 
 def whole_number(value: object, what: str, least: int) -> int:
-    """The number. Raises UsageError for what is none, or less than ``least``."""
+    """Return the value if it is a whole number of at least ``least``. Raises UsageError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(what, value, f"a whole number from {least} on")
     return value
@@ -106,7 +115,10 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_duration(text: str, what: str) -> float:
-    """Seconds of ``200us``, ``90s``, ``30m``, ``8h`` or ``2d``. Raises UsageError."""
+    """Parse a duration (``200us``, ``90s``, ``30m``, ``8h``, ``2d``) in seconds.
+
+    Raises UsageError.
+    """
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     unit = text[len(number) :]
     try:
@@ -119,7 +131,7 @@ def parse_duration(text: str, what: str) -> float:
 
 
 def parse_share(text: str, what: str) -> float:
-    """0.02 of ``2%`` and of ``0.02``. Raises UsageError for anything else and from 100 % on."""
+    """Parse a share above 0 and below 1, such as ``2%`` or ``0.02``. Raises UsageError."""
     match = _SHARE.fullmatch(text.strip())
     share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
     if not 0 < share < 1:
@@ -127,9 +139,9 @@ def parse_share(text: str, what: str) -> float:
     return share
 
 
-@lru_cache(maxsize=1024)  # asked for every row, of which few differ in it
+@lru_cache(maxsize=1024)  # called for every row, with few different sizes
 def format_size(size_bytes: int) -> str:
-    """The shortest exact text that ``parse_size`` reads back: ``1K``, ``1.5G``, ``1000000``."""
+    """Format a size as the shortest exact text: ``1K``, ``1.5G``, ``1000000``."""
     for suffix in "TGMK":
         scaled = Fraction(size_bytes, _SUFFIXES[suffix])
         if scaled >= 1 and 100 % scaled.denominator == 0:
@@ -138,7 +150,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Memory for people, three digits, rounded: ``512 B``, ``1.5 GiB``."""
+    """Format an amount of memory, rounded to three digits: ``512 B``, ``1.5 GiB``."""
     for suffix in "TGMK":
         if size_bytes >= _SUFFIXES[suffix]:
             scaled = size_bytes / _SUFFIXES[suffix]
@@ -151,16 +163,16 @@ _TIME_UNITS = (("ns", 1), ("us", 10**3), ("ms", 10**6), ("s ", 10**9))
 
 
 def format_time(ns: float | None, digits: int = 4) -> str:
-    """A duration with ``digits`` significant digits and its unit, units two characters wide.
+    """Format a duration for a column: ``812 ns``, ``155.2 us``, ``66.10 ms``, ``1.203 s ``.
 
-    ``812 ns``, ``155.2 us``, ``66.10 ms``, ``1.203 s ``; minutes stay in seconds (``1234 s``), so
-    that a column can be compared by eye. Unknown (None) is ``-``.
+    digits: significant digits. Units are two characters wide. Minutes are given in seconds
+    (``1234 s``), so that the values of a column can be compared by eye. None is ``-``.
     """
     if ns is None:
         return "-"
     for unit, scale in _TIME_UNITS:
         value = ns / scale
-        # 999.95 us would round to '1000.0 us': the next unit takes over where rounding does.
+        # 999.95 us would be rounded to '1000.0 us', so the rounded value decides about the unit.
         shown = f"{value:.0f}" if unit == "ns" else f"{value:.{digits}g}"
         if float(shown) < 1000 or unit == "s ":
             break
@@ -170,13 +182,13 @@ def format_time(ns: float | None, digits: int = 4) -> str:
     return f"{value:.{max(0, digits - whole)}f} {unit}"
 
 
-def time_text(ns: float | None, digits: int = 4) -> str:
-    """``format_time`` within a sentence: no blank after ``s``."""
+def format_ns(ns: float | None, digits: int = 4) -> str:
+    """Format a duration for a sentence: as ``format_time``, without a blank after ``s``."""
     return format_time(ns, digits).strip()
 
 
-def duration_text(seconds: float | None) -> str:
-    """``15 s``, ``3 min 15 s``, ``2 h 5 min``; unknown is ``-``."""
+def format_duration(seconds: float | None) -> str:
+    """Format seconds as ``15 s``, ``3 min 15 s`` or ``2 h 5 min``; None is ``-``."""
     if seconds is None:
         return "-"
     if seconds < 60:
@@ -189,7 +201,7 @@ def duration_text(seconds: float | None) -> str:
 
 
 def format_bandwidth(gbps: float | None) -> str:
-    """GB/s (10**9 bytes) with three decimals, so that points line up; unknown is ``-``."""
+    """Format GB/s (10**9 bytes) with three decimals, so that columns line up; None is ``-``."""
     if gbps is None:
         return "-"
     if 0 < gbps < 0.0005:
@@ -198,9 +210,10 @@ def format_bandwidth(gbps: float | None) -> str:
 
 
 def format_ratio(ratio: float | None) -> str:
-    """Three decimals, and at least three significant digits: 0.00571, 1.040, 123.5, 29000.
+    """Format a ratio with three decimals and at least three significant digits.
 
-    No powers of ten: beyond 1e9 either way it says no more than that. ``-`` for None.
+    Examples: 0.00571, 1.040, 123.5, 29000. Powers of ten are not used: below 1e-9 and above 1e9 the
+    text only says so. None is ``-``.
     """
     if ratio is None:
         return "-"
@@ -210,18 +223,18 @@ def format_ratio(ratio: float | None) -> str:
         return ">1000000000"
     if ratio >= 100:  # %g would write 29000 as 2.9e+04
         return f"{float(f'{ratio:.4g}'):.{int(ratio < 1000)}f}"
-    # As it will be rounded: 0.09996 is 0.100, 0.009996 is 0.0100.
+    # The rounded value decides: 0.09996 is 0.100, 0.009996 is 0.0100.
     power = int(f"{ratio:.2e}".partition("e")[2])
     return f"{ratio:.{max(3, 2 - power)}f}"
 
 
 def format_percent(share: float) -> str:
-    """``2.5 %`` of 0.025."""
+    """Format a share as a percentage: 0.025 as ``2.5 %``."""
     return f"{100 * share:g} %"
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers in short: ``0-3,8``."""
+    """Format whole numbers in short: ``0-3,8``."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -232,5 +245,5 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 case``, ``2 cases``, ``2 runs``."""
+    """Format a number with its noun: ``1 case``, ``2 cases``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -8,13 +8,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO
 
 from torchcoll.core.collectives import busbw_gbps
-from torchcoll.core.units import counted, format_ratio, format_size, format_time, time_text
+from torchcoll.core.units import counted, format_ns, format_ratio, format_size, format_time
 from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
-from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Grid, Head, filled, print_grids
+from torchcoll.report.formats import Forms, print_results, select_fields, without_none
+from torchcoll.report.grid import Grid, Head, make_grid, print_grids
 from torchcoll.report.header import kind_texts
-from torchcoll.report.notes import found_lines
+from torchcoll.report.notes import footer_lines
 
 if TYPE_CHECKING:
     from torchcoll.curves.model import Figure, KindModel, PredictedRow
@@ -32,7 +32,7 @@ def show_fit(fitted: FittedModel, file: TextIO | None = None) -> None:
         lines.append(title)
         lines += [f"  {text}" for text in _entry_lines(entry)]
     below = [f"{n} of {counted(len(entries), 'kind')}: {why}" for why, n in missing.items()]
-    below += found_lines(fitted.notes, fitted.runs)
+    below += footer_lines(fitted.notes, fitted.runs)
     spreads = [curve.spread for entry in entries for curve in entry.over_sizes]
     over = sum(entry.over_ranks is not None for entry in entries)
     ranks = sorted({curve.ranks for entry in entries for curve in entry.over_sizes})
@@ -91,7 +91,7 @@ def _entry_lines(entry: KindModel) -> list[str]:
 def _times(figure: Figure | None) -> str:
     if figure is None:
         return "not resolved"
-    value, low, high = (time_text(ns, 3) for ns in figure)
+    value, low, high = (format_ns(ns, 3) for ns in figure)
     return f"{value} ({low} to {high})"
 
 
@@ -119,10 +119,10 @@ def show_predictions(
         "level": 0.9,
         "rows": [
             {
-                **known(row.kind),
+                **without_none(row.kind),
                 "ranks": row.ranks,
                 "size_bytes": row.size_bytes,
-                **picked(row.prediction, "time_ns low_ns high_ns beyond?"),
+                **select_fields(row.prediction, "time_ns low_ns high_ns beyond?"),
                 "busbw_gbps": _busbw(row, row.prediction and row.prediction.time_ns),
                 "busbw_low_gbps": _busbw(row, row.prediction and row.prediction.high_ns),
                 "busbw_high_gbps": _busbw(row, row.prediction and row.prediction.low_ns),
@@ -131,7 +131,7 @@ def show_predictions(
             for row in rows
         ],
     }
-    show_found([Forms([Grid([], [], above=[_JACKKNIFE]), *grids, last], document)], format, file)
+    print_results([Forms([Grid([], [], above=[_JACKKNIFE]), *grids, last], document)], format, file)
 
 
 def _predictions_answer(path: str, rows: Sequence[PredictedRow], titles: Sequence[str]) -> Answer:
@@ -189,7 +189,7 @@ def _predictions(rows: Sequence[PredictedRow], title: str) -> Grid:
             )
             line += [
                 format_time(prediction.time_ns),
-                f"{format_time(prediction.low_ns)} to {time_text(prediction.high_ns)}",
+                f"{format_time(prediction.low_ns)} to {format_ns(prediction.high_ns)}",
                 format_ratio(busbw),
                 "-" if low is None else f"{format_ratio(low)} to {format_ratio(high)}",
                 prediction.beyond or "within",
@@ -198,4 +198,4 @@ def _predictions(rows: Sequence[PredictedRow], title: str) -> Grid:
             line += ["-", "-", "-", "-", row.reason]
         lines.append(line)
     columns = [(head, itemgetter(number)) for number, head in enumerate(heads)]
-    return filled(columns, lines, above=[title])
+    return make_grid(columns, lines, above=[title])

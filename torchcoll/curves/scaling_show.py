@@ -13,24 +13,24 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.units import (
     counted,
     format_bandwidth,
+    format_ns,
     format_ratio,
     format_size,
     format_time,
-    time_text,
 )
 from torchcoll.curves.growth import FEWEST, TOO_FEW, Growth
 from torchcoll.report.answer import Answer
-from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Grid, Head, filled
-from torchcoll.report.header import given_text, kind_texts, reading
-from torchcoll.report.notes import found_lines
+from torchcoll.report.formats import Forms, print_results, select_fields, without_none
+from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.report.header import kind_texts, reading, reported_text
+from torchcoll.report.notes import footer_lines
 from torchcoll.report.pictures import (
     draw_band,
     legend,
+    line_style,
     literal,
     new_figure,
     ranks_axis,
-    style_of,
     time_axis,
     write_caption,
 )
@@ -59,7 +59,7 @@ def show_scaling(
     results: Sequence[Scaling], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Print what ``scaling`` found. Raises UsageError for an unknown format."""
-    show_found(
+    print_results(
         [Forms(scaling_grids(result), scaling_object(result)) for result in results], format, file
     )
 
@@ -72,14 +72,14 @@ def scaling_object(result: Scaling) -> dict[str, Any]:
         "rows": [record for curve in curves for record in _rows(curve)],
         "fits": [
             {
-                **known(curve.kind),
+                **without_none(curve.kind),
                 "size_bytes": curve.size_bytes,
-                **picked(fit, "figure part=subset?"),
-                **picked(fit.growth, "result reason numbers_of_ranks=numbers runs p_value"),
+                **select_fields(fit, "figure part=subset?"),
+                **select_fields(fit.growth, "result reason numbers_of_ranks=numbers runs p_value"),
                 "constant_criterion": fit.growth.constant,
                 "mixtures": [
                     {
-                        **picked(mixture, "name fits p_lacking"),
+                        **select_fields(mixture, "name fits p_lacking"),
                         "misfit": mixture.misfit if math.isfinite(mixture.misfit) else None,
                     }
                     for mixture in (*fit.growth.mixtures, *filter(None, (fit.growth.power,)))
@@ -93,7 +93,7 @@ def scaling_object(result: Scaling) -> dict[str, Any]:
             for curve in curves
             for fit in curve.fits
         ],
-        "notes": found_lines(result.notes, result.runs),
+        "notes": footer_lines(result.notes, result.runs),
     }
 
 
@@ -105,7 +105,7 @@ def _rows(curve: RanksCurve) -> list[dict[str, Any]]:
         name = "first_result_ns" if result else "launch_first_call_ns"
     return [
         {
-            **known(curve.kind),
+            **without_none(curve.kind),
             "size_bytes": curve.size_bytes,
             **{name if k == "first_ns" else k: v for k, v in vars(point).items()},
             "hosts": list(point.hosts),
@@ -148,7 +148,7 @@ def scaling_grids(result: Scaling) -> list[Grid]:
         )
     if result.left_out:
         below.append(f"not shown (--sizes): {', '.join(map(format_size, result.left_out))}")
-    below += found_lines(result.notes, result.runs)
+    below += footer_lines(result.notes, result.runs)
     answer = scaling_answer(all_curves)
     grids.append(Grid([], [], below=below, answer=answer))
     return grids
@@ -157,7 +157,7 @@ def scaling_grids(result: Scaling) -> list[Grid]:
 def _reading(result: Scaling) -> str:
     """How a time is computed from calls and ranks, in torchcoll's files and in imported ones."""
     readings = (
-        given_text(run) or reading([r.case for r in run.results], "max") for run in result.runs
+        reported_text(run) or reading([r.case for r in run.results], "max") for run in result.runs
     )
     return " or ".join(dict.fromkeys(readings))
 
@@ -175,10 +175,10 @@ def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
 
     def spread(item: tuple[RanksCurve, RanksPoint], of_time: bool) -> str:
         curve, point = item
-        low, high = (time_text(ns, 3) for ns in (point.low_ns, point.high_ns))
+        low, high = (format_ns(ns, 3) for ns in (point.low_ns, point.high_ns))
         return f"{low} to {high}" if point.runs > 1 and _timed(curve) is of_time else "-"
 
-    return filled(
+    return make_grid(
         [
             (Head("size", repeat=True), lambda i: _size(i[0]) if _timed(i[0]) else "-"),
             (Head("ranks", repeat=True), lambda i: str(i[1].ranks)),
@@ -210,7 +210,7 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
         if law is None:
             return "-"  # else: 2.00 us + 1.00 us (0.90 to 1.10 us) x log2 n
         base, slope, low, high = (
-            f"{'-' if round(ns) < 0 else ''}{time_text(abs(ns), 3)}"
+            f"{'-' if round(ns) < 0 else ''}{format_ns(abs(ns), 3)}"
             for ns in (law.base_ns, law.slope_ns, law.slope_low, law.slope_high)
         )
         return f"{base} + {slope} ({low} to {high}) x {law.name}"
@@ -232,7 +232,7 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
             return f"{100 * power.misfit:.0f} %"
         return "-" if law is None else f"{100 * law.misfit:.0f} % on {law.misfit_at}"
 
-    return filled(
+    return make_grid(
         [
             (
                 Head("case", left=True),
@@ -336,7 +336,7 @@ def scaling_figure(result: Scaling) -> Figure:
         for number, curve in enumerate(curves):
             points = [point for point in curve.points if point.time_ns]
             ranks, times = [p.ranks for p in points], [p.time_ns or 0.0 for p in points]
-            style: dict[str, Any] = {"marker": "o", "markersize": 4, **style_of(number)}
+            style: dict[str, Any] = {"marker": "o", "markersize": 4, **line_style(number)}
             left.plot(ranks, times, label=literal(_size(curve)), **style)
             band = [(p.ranks, p.low_ns, p.high_ns) for p in points if p.low_ns and p.high_ns]
             draw_band(left, band, style["color"])
@@ -357,5 +357,5 @@ def scaling_figure(result: Scaling) -> Figure:
     caption += ["band: the fastest and the slowest run"] * several
     not_drawn = len(groups) - len(drawn)
     caption += [f"{counted(not_drawn, 'kind')} of cases more are not drawn"] * bool(not_drawn)
-    write_caption(figure, [*caption, *found_lines(result.notes, result.runs)])
+    write_caption(figure, [*caption, *footer_lines(result.notes, result.runs)])
     return figure

@@ -11,21 +11,21 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.units import (
     format_bandwidth,
+    format_ns,
     format_size,
     format_time,
-    time_text,
 )
 from torchcoll.report.answer import Answer, Caveat
-from torchcoll.report.formats import Forms, known, picked, show_found
+from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import kind_texts
-from torchcoll.report.notes import found_lines
+from torchcoll.report.notes import footer_lines
 from torchcoll.report.pictures import (
     legend,
+    line_style,
     literal,
     new_figure,
     size_axis,
-    style_of,
     time_axis,
     write_caption,
 )
@@ -82,11 +82,13 @@ def show_transitions(
         ]
         slow_sizes = curve.curve.slow_sizes.items()
         curve_object = {
-            **known(curve.common),
+            **without_none(curve.common),
             "sizes": len(sizes),
-            **picked(curve, "noise=curve.noise note? doubt?"),
+            **select_fields(curve, "noise=curve.noise note? doubt?"),
             "ranges": ranges,
-            "known_scatter": picked(curve.scatter, "one=run_error point=point_error runs=from_runs")
+            "known_scatter": select_fields(
+                curve.scatter, "one=run_error point=point_error runs=from_runs"
+            )
             if curve.scatter
             else None,
             "slow_sizes": [{"size_bytes": sizes[i], "ratio": ratio} for i, ratio in slow_sizes],
@@ -95,7 +97,7 @@ def show_transitions(
             "forced": [vars(handover) for handover in curve.forced],
         }
         curve_objects.append(curve_object)
-        common = {"row": "range", **known(curve.common)}
+        common = {"row": "range", **without_none(curve.common)}
         flat += [{**common, **range_record} for range_record in ranges]
         flat += [{"row": "transition", **record} for record in transition_records(curve)]
     document = {
@@ -104,7 +106,7 @@ def show_transitions(
         "curves": curve_objects,
         "notes": note_lines(results),
     }
-    show_found([Forms(transitions_grids(results, refine), document, flat)], format, file)
+    print_results([Forms(transitions_grids(results, refine), document, flat)], format, file)
 
 
 def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> list[Grid]:
@@ -180,7 +182,7 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
 
 
 def note_lines(results: Sequence[Transitions]) -> list[str]:
-    lines = [line for result in results for line in found_lines(result.notes, result.runs)]
+    lines = [line for result in results for line in footer_lines(result.notes, result.runs)]
     return list(dict.fromkeys(lines))
 
 
@@ -191,15 +193,15 @@ def transition_records(curve: CurveRanges) -> list[dict[str, Any]]:
     """
     return [
         {
-            **known(curve.common),
-            **picked(
+            **without_none(curve.common),
+            **select_fields(
                 transition, "low_bytes high_bytes before=handover.before after=handover.after"
             ),
-            **picked(transition, "kind jump before_latency_ns=before.latency_ns"),
+            **select_fields(transition, "kind jump before_latency_ns=before.latency_ns"),
             "before_algbw_gbps": curve.algbw_gbps(transition.before) if transition.before else None,
             "after_latency_ns": transition.after.latency_ns if transition.after else None,
             "after_algbw_gbps": curve.algbw_gbps(transition.after) if transition.after else None,
-            **picked(transition, "agreement?"),
+            **select_fields(transition, "agreement?"),
         }
         for transition in curve.transitions
     ]
@@ -294,7 +296,7 @@ def _separate_lines(curve_ranges: CurveRanges) -> list[str]:
         after = points[index + 1] if index + 1 < len(points) else None
         if after and after.time_ns < ns:
             more = format_size(after.size_bytes)
-            text += f" ({time_text(ns)}; {more} takes less, {time_text(after.time_ns)})"
+            text += f" ({format_ns(ns)}; {more} takes less, {format_ns(after.time_ns)})"
         text += "; in no fit"
         # If all sizes up to an end are slow (or fast), another law may begin there.
         to_start = all(i in slow_sizes for i in range(index))
@@ -304,7 +306,7 @@ def _separate_lines(curve_ranges: CurveRanges) -> list[str]:
     for fall in curve_ranges.falls:
         low, high = format_size(fall.low_bytes), format_size(fall.high_bytes)
         lines.append(
-            f"time falls from {time_text(fall.low_ns)} at {low} to {time_text(fall.high_ns)} at "
+            f"time falls from {format_ns(fall.low_ns)} at {low} to {format_ns(fall.high_ns)} at "
             f"{high}"
         )
     if lines and not curve_ranges.note and max(point.runs for point in points) == 1:
@@ -383,9 +385,9 @@ def _draw(left: Axes, right: Axes, curve: CurveRanges) -> None:
         steps = [math.exp(low + (high - low) * k / _STEPS) for k in range(_STEPS + 1)]
         law = [size_range.time_ns(n) for n in steps]
         name = f"range {number + 1}"
-        left.plot(steps, law, label=name, **style_of(number))
+        left.plot(steps, law, label=name, **line_style(number))
         algbw = [share * n / t for n, t in zip(steps, law, strict=True)]
-        right.plot(steps, algbw, **style_of(number))
+        right.plot(steps, algbw, **line_style(number))
     for axis in (left, right):
         for transition in curve.transitions:
             axis.axvspan(transition.low_bytes, transition.high_bytes, color="0.85", linewidth=0)

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_size, time_text
+from torchcoll.core.units import counted, format_ns, format_size
 from torchcoll.curves.validation import NEW_RUN
 from torchcoll.report.answer import Answer
-from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.formats import Forms, print_results, select_fields, without_none
+from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import kind_texts
-from torchcoll.report.notes import found_lines
+from torchcoll.report.notes import footer_lines
 from torchcoll.report.pictures import (
     legend,
+    line_style,
     literal,
     new_figure,
     size_axis,
-    style_of,
     time_axis,
     write_caption,
 )
@@ -47,7 +47,7 @@ def show_validation(
             return "-"
         return f"{_percent(row.with_baseline.mean)} : {_percent(row.baseline.mean)}"
 
-    grid = filled(
+    grid = make_grid(
         [
             (Head("left out", left=True, repeat=True), lambda row: row.over),
             (Head("case", left=True), lambda row: titles.get(repr(row.kind), "all")),
@@ -61,18 +61,20 @@ def show_validation(
         ],
         rows,
     )
-    below = found_lines(validation.notes, validation.runs)
+    below = footer_lines(validation.notes, validation.runs)
     document = {
         "schema": VALIDATION_SCHEMA,
         "rows": [
             {
                 "left_out": row.over,
                 **_row_record(row),
-                **picked(
+                **select_fields(
                     row, "mean_beside_baseline=with_baseline.mean baseline_points=baseline.count"
                 ),
-                **picked(row, "baseline_geomean=baseline.geomean baseline_mean=baseline.mean"),
-                **picked(row, "baseline_worst=baseline.worst"),
+                **select_fields(
+                    row, "baseline_geomean=baseline.geomean baseline_mean=baseline.mean"
+                ),
+                **select_fields(row, "baseline_worst=baseline.worst"),
             }
             for row in rows
         ],
@@ -84,7 +86,9 @@ def show_validation(
     kind = "doubt" if narrow else ""
     answer = Answer("; ".join(map(_sentence, validation.totals)), kind)
     last = Grid([], [], below=below, answer=answer)
-    show_found([Forms([Grid([], [], above=[_ERRORS, _CUBIC]), grid, last], document)], format, file)
+    print_results(
+        [Forms([Grid([], [], above=[_ERRORS, _CUBIC]), grid, last], document)], format, file
+    )
 
 
 def _titles(rows: Sequence[ValidationRow]) -> dict[str, str]:
@@ -131,9 +135,9 @@ def _sentence(total: ValidationRow) -> str:
 
 def _row_record(row: ValidationRow) -> dict[str, Any]:
     return {
-        **known(row.kind or {}),
+        **without_none(row.kind or {}),
         "ranks": row.ranks,
-        **picked(row.errors, _SUMMARY),
+        **select_fields(row.errors, _SUMMARY),
         "ratio": row.ratio,
         "worst_bytes": row.worst.size_bytes,
         "covered": row.covered,
@@ -143,9 +147,9 @@ def _row_record(row: ValidationRow) -> dict[str, Any]:
 
 def _point_record(point: HeldOut, more: str) -> dict[str, Any]:
     return {
-        **known(point.kind),
-        **picked(point, "ranks size_bytes measured_ns predicted_ns low_ns high_ns"),
-        **picked(point, more),
+        **without_none(point.kind),
+        **select_fields(point, "ranks size_bytes measured_ns predicted_ns low_ns high_ns"),
+        **select_fields(point, more),
     }
 
 
@@ -156,7 +160,7 @@ def show_checked(check: CheckedModel, format: str = "table", file: TextIO | None
     rows = [*((row, titles[repr(row.kind)]) for row in check.rows)]
     rows += zip(check.totals, names, strict=True)
 
-    grid = filled(
+    grid = make_grid(
         [
             (Head("case", left=True, repeat=True), lambda titled: titled[1]),
             (Head("ranks"), lambda titled: str(titled[0].ranks or "-")),
@@ -181,7 +185,7 @@ def show_checked(check: CheckedModel, format: str = "table", file: TextIO | None
         ],
         rows,
     )
-    below = found_lines(check.notes, check.runs)
+    below = footer_lines(check.notes, check.runs)
     document = {
         "schema": VALIDATION_SCHEMA,
         "model": check.model,
@@ -200,7 +204,7 @@ def show_checked(check: CheckedModel, format: str = "table", file: TextIO | None
             beyond_data.setdefault(point.beyond, {})[name] = None
     above = [f"extrapolated: {', '.join(cases)}: {how}" for how, cases in beyond_data.items()]
     last = Grid([], [], above=above, below=below, answer=_checked_answer(check))
-    show_found([Forms([Grid([], [], above=[_ERRORS]), grid, last], document)], format, file)
+    print_results([Forms([Grid([], [], above=[_ERRORS]), grid, last], document)], format, file)
 
 
 _SUBSETS = ("all", "within the data", "extrapolated")
@@ -240,7 +244,7 @@ def show_simulated(
             f"{100 * getattr(scenario.errors, name):.2f} %" if scenario.errors else "-"
         )
 
-    grid = filled(
+    grid = make_grid(
         [
             (
                 Head("ranks"),
@@ -267,7 +271,7 @@ def show_simulated(
     )
     errors = simulation.overall.errors
     assert errors is not None
-    below = found_lines([*simulation.notes, *simulation.missing], simulation.runs)
+    below = footer_lines([*simulation.notes, *simulation.missing], simulation.runs)
     answer = Answer(
         f"{simulation.predicted}: geometric mean of the errors {100 * errors.geomean:.2f} %, mean "
         f"{100 * errors.mean:.2f} %, worst {100 * errors.worst:.2f} %, over {errors.count} of "
@@ -281,7 +285,7 @@ def show_simulated(
             {
                 "ranks": scenario.ranks,
                 "measured": scenario.measured,
-                **picked(scenario.errors, _SUMMARY),
+                **select_fields(scenario.errors, _SUMMARY),
                 "worst_case": scenario.worst or None,
             }
             for scenario in scenarios
@@ -290,7 +294,7 @@ def show_simulated(
         "notes": below,
     }
     last = Grid([], [], below=below, answer=answer)
-    show_found([Forms([Grid([], [], above=[_ERRORS]), grid, last], document)], format, file)
+    print_results([Forms([Grid([], [], above=[_ERRORS]), grid, last], document)], format, file)
 
 
 @dataclass(frozen=True)
@@ -344,7 +348,7 @@ def errors_figure(result: Validation | CheckedModel | Simulated) -> Figure:
         caption[0] += "; grey crosses: the cubic through the other points, no model"
     not_drawn = len(panels) - len(drawn)
     caption += [f"{counted(not_drawn, 'kind')} of cases more are not drawn"] * bool(not_drawn)
-    write_caption(figure, [*caption, *found_lines(result.notes, result.runs)])
+    write_caption(figure, [*caption, *footer_lines(result.notes, result.runs)])
     return figure
 
 
@@ -357,7 +361,7 @@ def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:
         points_on_ranks = sorted(
             (p for p in points if p.ranks == ranks), key=lambda p: p.size_bytes
         )
-        style = {"color": style_of(number)["color"], "marker": _MARKERS[number % len(_MARKERS)]}
+        style = {"color": line_style(number)["color"], "marker": _MARKERS[number % len(_MARKERS)]}
         dots: dict[str, Any] = {"linestyle": "", "markersize": 4.5, **style}
         name = f"{ranks} ranks"
         left.plot(
@@ -383,7 +387,7 @@ def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:
     left.plot(ends, ends, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
     left.set_xscale("log")
     left.set_xlabel("measured")
-    left.xaxis.set_major_formatter(lambda ns, _: time_text(ns, 1))
+    left.xaxis.set_major_formatter(lambda ns, _: format_ns(ns, 1))
     left.minorticks_off()
     left.grid(True, color="0.9")
     time_axis(left)

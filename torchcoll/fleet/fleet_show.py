@@ -15,7 +15,7 @@ from torchcoll.core.units import counted
 from torchcoll.fleet.node_report import FleetFinding, case_names
 from torchcoll.fleet.slow_nodes import FEWEST_PEERS, PeersJudged, SlowNode
 from torchcoll.report.answer import Answer
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 
 _ROWS = 10  # nodes in the table without --all, besides those that are named
@@ -274,7 +274,7 @@ def show_fleet(
         "notes": list(finding.notes),
         "rows": node_rows(finding),
     }
-    show_found([Forms([fleet_grid(finding, whole)], document)], format, file)
+    print_results([Forms([fleet_grid(finding, whole)], document)], format, file)
 
 
 def drain_lines(template: str, nodes: Sequence[tuple[str, str]]) -> list[str]:

@@ -11,7 +11,7 @@ from torchcoll.core.units import counted
 from torchcoll.fleet.changes_over_time import Incident, PanelHistory, format_count
 from torchcoll.fleet.fleet_show import percent, slower
 from torchcoll.report.answer import Answer
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 
 _NAMED = 3
@@ -218,4 +218,4 @@ def show_history(
         Forms([history_grid(history, whole)], {"rows": incident_rows(history)})
         for history in histories
     ]
-    show_found(forms, format, file)
+    print_results(forms, format, file)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_ratio, format_size, format_time
 from torchcoll.report.answer import Answer
-from torchcoll.report.formats import Forms, known, picked, show_found
+from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import kind_texts
-from torchcoll.report.notes import found_lines
+from torchcoll.report.notes import footer_lines
 
 if TYPE_CHECKING:
     from torchcoll.forcing.algorithms import Algorithms
@@ -33,7 +33,7 @@ def show_algorithms(
     results: Sequence[Algorithms], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Print what ``algorithms`` found. Raises UsageError for an unknown format."""
-    show_found(
+    print_results(
         [
             Forms(algorithms_grids(result), algorithms_object(result), _records(result))
             for result in results
@@ -198,7 +198,7 @@ def _below(result: Algorithms) -> list[str]:
     lines = [
         f"no result: {one_line(cell)} ({one_line(why)})" for cell, why in result.missing.items()
     ]
-    lines += found_lines(result.notes, result.runs)
+    lines += footer_lines(result.notes, result.runs)
     if result.comparisons:
         noun = "comparison" if result.comparisons == 1 else "comparisons"
         lines.append(
@@ -211,17 +211,19 @@ def _below(result: Algorithms) -> list[str]:
 def algorithms_object(result: Algorithms) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        **picked(result, "threshold comparisons missing"),
-        "notes": found_lines(result.notes, result.runs),
+        **select_fields(result, "threshold comparisons missing"),
+        "notes": footer_lines(result.notes, result.runs),
         "tables": [
             {
-                "case": known(table.common),
-                **picked(table, "hosts? library"),
+                "case": without_none(table.common),
+                **select_fields(table, "hosts? library"),
                 "statement": table.statement(result.threshold) or None,
-                **picked(table, "wrong unchecked"),
+                **select_fields(table, "wrong unchecked"),
                 "cells": {cell.name: dict(cell.settings) for cell in table.cells},
                 "ranges": [
-                    picked(winner_range, "low_bytes high_bytes winner=winner.name others=ties")
+                    select_fields(
+                        winner_range, "low_bytes high_bytes winner=winner.name others=ties"
+                    )
                     for winner_range in table.ranges
                 ],
                 "rows": [
@@ -237,7 +239,7 @@ def algorithms_object(result: Algorithms) -> dict[str, Any]:
 def _records(result: Algorithms) -> list[dict[str, Any]]:
     """One object for each size of each table."""
     return [
-        {**known(table.common), **_size_record(size)}
+        {**without_none(table.common), **_size_record(size)}
         for table in result.tables
         for size in table.sizes
     ]
@@ -246,9 +248,9 @@ def _records(result: Algorithms) -> list[dict[str, Any]]:
 def _size_record(size: SizeContest) -> dict[str, Any]:
     names = "best_ns=best.time_ns auto_ns=auto.time_ns regret regret_low=low regret_high=high"
     return {
-        **picked(size, "size_bytes best=best.cell.name"),
+        **select_fields(size, "size_bytes best=best.cell.name"),
         "ties": ", ".join(size.tied) or None,
-        **picked(size, f"{names} result? reason? runs_needed=needed"),
+        **select_fields(size, f"{names} result? reason? runs_needed=needed"),
         "auto_chose": (
             _choices_text(size.auto.choices) if size.auto and size.auto.choices else None
         ),
@@ -257,7 +259,7 @@ def _size_record(size: SizeContest) -> dict[str, Any]:
 
 def _cell_record(at: CellAt) -> dict[str, Any]:
     return {
-        **picked(at, "cell=cell.name status=state"),
+        **select_fields(at, "cell=cell.name status=state"),
         "runs": len(at.values),
         "median_ns": at.time_ns,
         "of_auto": 1 / at.ratio.ratio if at.ratio else None,

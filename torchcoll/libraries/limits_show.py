@@ -16,7 +16,7 @@ from torchcoll.libraries.nccl.topology import Gpu, Topology
 from torchcoll.libraries.shares import Machine
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.grid import Grid, Head, make_grid
 
 SCHEMA = "torchcoll-limits/1"
 _ASSUMED_HOSTS = (2, 4)  # numbers of hosts that are assumed where one host is given
@@ -146,7 +146,7 @@ def _sums(topo: Topology) -> Grid:
     def gbps(name: str) -> Any:
         return lambda row: format_bandwidth(row[name])
 
-    return filled(
+    return make_grid(
         [
             (Head("GPU", left=True), lambda row: row["gpu"]),
             (Head("links", "GB/s"), gbps("links_gbps")),
@@ -275,7 +275,7 @@ def _limits_grid(reach: Reach, limits: Sequence[AlgorithmLimit]) -> Grid:
     ]
     if not listed:
         return Grid([], [], below=below)
-    return filled(columns, listed, below=[one_line(line) for line in below])
+    return make_grid(columns, listed, below=[one_line(line) for line in below])
 
 
 def _collectives(limit: AlgorithmLimit) -> str:

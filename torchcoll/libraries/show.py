@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import format_bandwidth, format_size, format_time, time_text
+from torchcoll.core.units import format_bandwidth, format_ns, format_size, format_time
 from torchcoll.libraries.topology_show import dump_grids, plural
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
@@ -143,7 +143,7 @@ def _ranks(row: LogRow) -> str:
 def _largest(row: LogRow) -> str:
     if row["largest_part"] is None:
         return "-"
-    return f"{row['largest_part']} {time_text(row['largest_part_s'] * 1e9, 3)}"
+    return f"{row['largest_part']} {format_ns(row['largest_part_s'] * 1e9, 3)}"
 
 
 def _order(row: LogRow) -> str:

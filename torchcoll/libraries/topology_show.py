@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_bandwidth
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.grid import Grid, Head, make_grid
 
 if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
@@ -103,7 +103,7 @@ def _topology_grids(dump: Dump) -> list[Grid]:
     gpus, nics, cpus = (tables.get(name, []) for name in ("gpus", "nics", "cpus"))
     reckoned = any(row["links_gbps"] or row["pci_gbps"] for row in gpus)
     return [
-        filled(
+        make_grid(
             [
                 (Head("GPU", left=True, repeat=True), _dump_cell("gpu")),
                 (Head("rank"), _dump_cell("rank")),
@@ -121,7 +121,7 @@ def _topology_grids(dump: Dump) -> list[Grid]:
             gpus,
             below=[_ASSUMED_SPEED.format(library)] if reckoned else [],
         ),
-        filled(
+        make_grid(
             [
                 (Head("network", "interface", left=True), _dump_cell("nic")),
                 (Head("dev", drop=4), _dump_cell("dev")),
@@ -138,7 +138,7 @@ def _topology_grids(dump: Dump) -> list[Grid]:
             nics,
             below=_legend({row["path"] for row in nics}),
         ),
-        filled(
+        make_grid(
             [
                 *host,
                 (Head("NUMA"), _dump_cell("numa")),
@@ -190,7 +190,7 @@ def _graph_grids(dump: Dump) -> list[Grid]:
     notes = [_FIXED + _TOGETHER * counted, _NEVER.format(_EACH_ALONE if len(graphs) > 1 else "")]
     notes += [_FALLBACK] if any(row["fallback"] for row in graphs) else []
     return [
-        filled(
+        make_grid(
             [
                 (Head("graph", left=True), _dump_cell("graph")),
                 (Head("pattern", left=True, drop=1), _dump_cell("pattern")),
@@ -203,7 +203,7 @@ def _graph_grids(dump: Dump) -> list[Grid]:
             graphs,
             below=[*notes, *_legend(types)],
         ),
-        filled(
+        make_grid(
             [
                 (Head("graph", left=True), _dump_cell("graph")),
                 (Head("channels", left=True), _dump_cell("channels")),

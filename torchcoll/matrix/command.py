@@ -17,7 +17,7 @@ from torchcoll.core.errors import (
     printable,
     tell,
 )
-from torchcoll.core.units import counted, duration_text
+from torchcoll.core.units import counted, format_duration
 from torchcoll.matrix.launch_command import SUITE, command_of
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, print_grid
@@ -258,7 +258,7 @@ _START_S, _CONCURRENT_S = 10.0, 0.5
 def _estimate(plan: RunPlan) -> str:
     """How long all runs take, as far as the command tells its cases."""
     total_s, how = estimated_s(plan)
-    return how if total_s is None else f"about {duration_text(total_s)} ({how})"
+    return how if total_s is None else f"about {format_duration(total_s)} ({how})"
 
 
 def estimated_s(plan: RunPlan) -> tuple[float | None, str]:

@@ -134,7 +134,12 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         show_published(runs, options.format)
         return ExitCode.OK
     if options.reference and runs:
-        from torchcoll.report.reference import is_points, load_points, points_of, show_reference
+        from torchcoll.report.reference import (
+            figures_of_run,
+            is_points,
+            load_points,
+            show_reference,
+        )
 
         if options.format not in ("table", "markdown"):
             expected = "one of table, markdown with --reference"
@@ -142,7 +147,9 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         if is_points(options.reference):
             points = load_points(options.reference)
         else:
-            points = [point for run in load_all([options.reference]) for point in points_of(run)]
+            points = [
+                point for run in load_all([options.reference]) for point in figures_of_run(run)
+            ]
         show_reference(runs, points, options.format)
         return ExitCode.OK
     show(*runs, **_choices(options))

@@ -20,17 +20,17 @@ from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, facts_of
 from torchcoll.core.summary import Row
-from torchcoll.core.units import counted, format_bandwidth, format_size, time_text
+from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
 from torchcoll.inputs import Material, read_material, split_label
 from torchcoll.overview.show import further_grids, has_pairs, table_grid, title_of
 from torchcoll.pairs.matches import read_pairs
 from torchcoll.report.answer import Answer, Caveat
-from torchcoll.report.columns import values_of
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.columns import distinct_values
+from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.many import MOST_RUNS, runs_grids
 from torchcoll.report.notes import runs_lines
-from torchcoll.report.page import Illustration, Page, Section, Titled, each_caveat_once
-from torchcoll.report.pictures import check_drawn, svg_text
+from torchcoll.report.page import Illustration, Page, Section, TitledGrids, shorten_repeated_caveats
+from torchcoll.report.pictures import check_pictures_available, svg_text
 from torchcoll.stats.filters import conditions
 from torchcoll.stats.sides import Reading, Side
 from torchcoll.verdict.judging import Verdict, judge
@@ -74,7 +74,7 @@ class _Document:
         figures: Sequence[tuple[str, Callable[[], Figure | None]]] = (),
     ) -> Section:
         section = Section(title, commands=[command] if command else [])
-        section.parts.append(Titled("", list(grids)))
+        section.tables.append(TitledGrids("", list(grids)))
         for name, draw in figures:
             self.draw(section, name, draw)
         self.sections.append(section)
@@ -110,7 +110,7 @@ class _Document:
 
 def answers_of(section: Section) -> list[Answer]:
     """The answers that its tables end with."""
-    grids = [grid for part in section.parts for grid in part.grids]
+    grids = [grid for titled in section.tables for grid in titled.grids]
     return [grid.answer for grid in grids if grid.answer]
 
 
@@ -128,7 +128,7 @@ def page_of(
     UnreadableError where there is nothing to report, UsageError for choices that do not exist,
     UnavailableError without matplotlib.
     """
-    check_drawn()
+    check_pictures_available()
     material = read_material(arguments)
     if wanted := conditions(filter):
         for run in material.runs:
@@ -158,7 +158,7 @@ def page_of(
             f"--filter {filter} left out cases that the commands of the sections show"
         )
     _ending(document, command)
-    sections = each_caveat_once(document.sections, document.printed)
+    sections = shorten_repeated_caveats(document.sections, document.printed)
     return Page(_title(material), document.answers, sections)
 
 
@@ -166,11 +166,11 @@ def _title(material: Material) -> str:
     rows = [result.case for run in material.runs for result in run.results]
     parts = []
     if rows:
-        names = values_of(rows, "collective")
+        names = distinct_values(rows, "collective")
         several = f"{len(names)} collectives"
         parts.append(", ".join(names) if len(names) < 4 else several)
         ranks = sorted({run.ranks for run in material.runs if run.ranks})
-        backends = [name for name in values_of(rows, "backend") if name != "unknown"]
+        backends = [name for name in distinct_values(rows, "backend") if name != "unknown"]
         on = " and ".join(map(one_line, backends))
         parts.append(f"on {on}" if on else "")
         if ranks:
@@ -275,7 +275,7 @@ def _peak_of(document: _Document, rows: Sequence[Row], place: str) -> None:
         document.answers.append(Answer(f"Peak{place}: {', '.join(texts)}; {clocks} clock."))
     if timed:
         least = min(timed, key=lambda row: row.median_ns or 0.0)
-        text = f"Shortest{place}: {time_text(least.median_ns)}, {least.collective} of "
+        text = f"Shortest{place}: {format_ns(least.median_ns)}, {least.collective} of "
         where = f" on {least.ranks} ranks" * bool(least.ranks and not place)
         size = least.size_bytes
         size_text = format_size(size) if size >= 1024 else f"{size} bytes"
@@ -437,9 +437,9 @@ def _runs(document: _Document, verdicts: Sequence[Verdict]) -> None:
         return format_bandwidth(max(bandwidths)) if bandwidths else "-"
 
     def text(name: str) -> Callable[[Item], str]:
-        return lambda item: ", ".join(map(one_line, values_of(item[1], name))) or "-"
+        return lambda item: ", ".join(map(one_line, distinct_values(item[1], name))) or "-"
 
-    grid = filled(
+    grid = make_grid(
         [
             (Head("run", left=True), lambda i: i[3]),
             (Head("side", left=True), lambda i: one_line(i[0].labels.get("cell") or "-")),
@@ -632,11 +632,11 @@ def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
     if len(plain) > MOST_RUNS:
         named = [(title_of(run), answer_of(verdict)) for run, _, verdict in plain]
         runs, rows_of = [run for run, _, _ in plain], [rows for _, rows, _ in plain]
-        section.parts.append(Titled("", runs_grids(runs, rows_of, named)))
+        section.tables.append(TitledGrids("", runs_grids(runs, rows_of, named)))
     else:
         for run, _, verdict in plain:
             grid = table_grid(run, verdict=verdict)
-            section.parts.append(Titled(title_of(run) if len(plain) > 1 else "", [grid]))
+            section.tables.append(TitledGrids(title_of(run) if len(plain) > 1 else "", [grid]))
     if plain:
         document.sections.append(section)
 
@@ -650,7 +650,7 @@ def _about_logs(document: _Document) -> None:
     jobs = [job_log(job) for job in group_jobs(material.logs)]
     section = Section("What the libraries say", commands=[document.command("log", "logs")])
     for title, grids in titled_logs(jobs, file_rows(material.logs), material.dumps):
-        section.parts.append(Titled(title, grids))
+        section.tables.append(TitledGrids(title, grids))
     document.answers += answers_of(section)
     document.sections.append(section)
 
@@ -659,11 +659,11 @@ def _ending(document: _Document, command: str) -> None:
     """The environment, what the page leaves out, and the commands that made it."""
     environment = _environment(document.material.runs)
     if environment.rows:
-        document.sections.append(Section("Environment", parts=[Titled("", [environment])]))
+        document.sections.append(Section("Environment", tables=[TitledGrids("", [environment])]))
     notes = [one_line(note) for note in dict.fromkeys(document.notes)]
     if notes:
         grid = Grid([], [], below=notes)
-        document.sections.append(Section("Not included", parts=[Titled("", [grid])]))
+        document.sections.append(Section("Not included", tables=[TitledGrids("", [grid])]))
     commands_of_runs = [" ".join(map(shlex.quote, map(str, argv))) for run in document.material.runs
             if isinstance(argv := run.header.get("argv"), list) and argv]  # fmt: skip
     commands = [*([command] if command else []), *dict.fromkeys(map(one_line, commands_of_runs))]

@@ -13,10 +13,10 @@ from torchcoll.core.errors import UsageError, one_line, unknown
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import PERIOD, Row
-from torchcoll.core.units import format_bandwidth, format_size, parse_size, time_text
+from torchcoll.core.units import format_bandwidth, format_ns, format_size, parse_size
 from torchcoll.report.answer import Answer
 from torchcoll.report.grid import Grid
-from torchcoll.report.header import given_text, reading
+from torchcoll.report.header import reading, reported_text
 from torchcoll.verdict.judging import Verdict
 from torchcoll.verdict.limits import fabric_of, limit_of
 
@@ -145,7 +145,7 @@ def _sentence(row: Row, result: CaseResult) -> str:
         return f"busbw {format_bandwidth(row.busbw_gbps)} GB/s, as the source has it; no time"
     if not row.median_ns:
         return f"no figure: {row.status}{f' ({one_line(row.reason)})' if row.reason else ''}"
-    time = time_text(row.median_ns)
+    time = format_ns(row.median_ns)
     if row.algbw_gbps is None:
         return f"time {time}: no bandwidth where nothing is communicated"
     if row.busbw_gbps is None:
@@ -182,8 +182,8 @@ def _bytes(row: Row, size_bytes: int | None) -> str:
 def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str, list[str]]:
     """The lines of each of METRICS."""
     entry = COLLECTIVES[row.collective]
-    time = time_text(row.median_ns)
-    how = given_text(run) or reading([row], "max")
+    time = format_ns(row.median_ns)
+    how = reported_text(run) or reading([row], "max")
     calls = f"{row.calls} steady calls" if row.calls else "calls that the source does not count"
     what = "time of the batches / calls" if row.statistic == PERIOD else "middle one"
     if row.statistic not in (None, "median", PERIOD):
@@ -191,10 +191,10 @@ def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str
     spread = "percentile of the steady calls of this run: a spread, no confidence interval"
     lines: dict[str, list[str]] = {
         "time": [f"{time}, the {one_line(row.statistic or 'time')} ({what}) of {calls}; {how}"],
-        "first": [f"{time_text(row.first_call_ns)}: the first cold call of the case, host clock"],
-        "low": [f"{time_text(row.low_ns)}: the 5th {spread}"],
-        "high": [f"{time_text(row.high_ns)}: the 95th {spread}"],
-        "p99": [f"{time_text(row.p99_ns)}: the 99th {spread}; from 100 calls on"],
+        "first": [f"{format_ns(row.first_call_ns)}: the first cold call of the case, host clock"],
+        "low": [f"{format_ns(row.low_ns)}: the 5th {spread}"],
+        "high": [f"{format_ns(row.high_ns)}: the 95th {spread}"],
+        "p99": [f"{format_ns(row.p99_ns)}: the 99th {spread}; from 100 calls on"],
     }
     if row.algbw_gbps is None:
         why = (
@@ -227,7 +227,7 @@ def _busbw(row: Row, result: CaseResult) -> list[str]:
     if entry.has_splits:
         bytes_text = _bytes(row, result.busiest_bytes)
         return [
-            f"{busbw} GB/s = {bytes_text} / {time_text(row.median_ns)}: what "
+            f"{busbw} GB/s = {bytes_text} / {format_ns(row.median_ns)}: what "
             "the busiest rank sends to the others, or receives"
         ]
     numbers = "" if formula == "1" else f", which is {formula} for n = {n} ranks"

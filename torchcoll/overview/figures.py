@@ -15,18 +15,18 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import default_clock, has_period, median, over_ranks
-from torchcoll.core.units import format_size, time_text
+from torchcoll.core.units import format_ns, format_size
 from torchcoll.pairs.matches import EXCHANGE, Pairs
 from torchcoll.report.pictures import (
     PALETTE,
+    line_style,
     literal,
     new_figure,
     size_axis,
-    style_of,
     time_axis,
     write_caption,
 )
-from torchcoll.report.sample_views import in_order, rank_of
+from torchcoll.report.sample_views import calls_in_order, rank_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +95,7 @@ def _draw_distributions(axis: Axes, result: CaseResult) -> None:
             axis.step(times, shares, where="post", color="0.8", linewidth=0.5, zorder=1)
             continue
         number = shown.index(place)
-        axis.step(times, shares, where="post", zorder=3, **style_of(number))
+        axis.step(times, shares, where="post", zorder=3, **line_style(number))
         height = (number + 1) / (len(shown) + 1)  # the names stand one below the other
         at = times[min(len(times) - 1, int(height * len(times)))]
         axis.annotate(
@@ -120,7 +120,7 @@ def _times(axis: Any, limits: tuple[float, float]) -> None:
     low, high = limits
     every = tuple(range(1, 10)) if high / max(low, 1) < 8 else (1.0, 2.0, 5.0)
     axis.set_major_locator(LogLocator(subs=every, numticks=8))
-    axis.set_major_formatter(FuncFormatter(lambda ns, _: time_text(ns, 2)))
+    axis.set_major_formatter(FuncFormatter(lambda ns, _: format_ns(ns, 2)))
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -131,7 +131,7 @@ _MOST_CALLS = 2000  # points of one panel; of more the slowest of neighbours
 def _draw_calls(axis: Axes, result: CaseResult) -> None:
     points: dict[str, list[tuple[float, float]]] = {}
     for name in dict.fromkeys(("host", default_clock(result))):
-        for kind, numbers, samples in in_order(result, name):
+        for kind, numbers, samples in calls_in_order(result, name):
             times = over_ranks(samples, "max")
             points.setdefault(kind, []).extend(
                 (call.start, ns) for call, ns in zip(numbers, times, strict=False)
@@ -334,7 +334,7 @@ def soak_figure(soak: Soaked, run: Run) -> Figure:
         middle = median(list(case.medians_ns)) or 1.0
         shares = [ns / middle for ns in case.medians_ns]
         mark = {"marker": "o", "markersize": 3} if len(shares) < 60 else {}
-        axis.plot(at, shares, **mark, **style_of(number))
+        axis.plot(at, shares, **mark, **line_style(number))
         ends.append((shares[-1], at[-1], case_text(case.case), number))
     low, high = axis.get_ylim()
     height, least = float("-inf"), 0.05 * (high - low)

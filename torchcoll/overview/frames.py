@@ -17,7 +17,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, over_ranks_of, stated
 from torchcoll.core.traffic import Traffic
 from torchcoll.overview.show import show
-from torchcoll.report.formats import ORIGIN, origins_of
+from torchcoll.report.formats import ORIGIN, row_origins
 from torchcoll.training.traffic_table import TrafficRow, summarise_traffic
 
 
@@ -66,7 +66,7 @@ def table(
 
 def _run_table(run: Run, over_ranks: str, clock: str | None) -> pandas.DataFrame:
     names = [field.name for field in dataclasses.fields(Row)]
-    rows = zip(summarise_run(run, over_ranks, clock), run.results, origins_of(run), strict=True)
+    rows = zip(summarise_run(run, over_ranks, clock), run.results, row_origins(run), strict=True)
     records = [
         {name: stated(row, name, result.reported is not None) for name in names} | origin
         for row, result, origin in rows

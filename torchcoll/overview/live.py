@@ -30,7 +30,7 @@ from torchcoll.overview.show import (
     show,
     without_verdict,
 )
-from torchcoll.report.columns import DIMENSIONS, Column, default_columns, values_of
+from torchcoll.report.columns import DIMENSIONS, Column, default_columns, distinct_values
 from torchcoll.report.destination import Destination, ProgressLine, RunProgress
 from torchcoll.report.formats import RUN_FORMATS, View
 from torchcoll.report.grid import (
@@ -39,10 +39,10 @@ from torchcoll.report.grid import (
     head_lines,
     hidden_note,
     legends,
-    parts,
     print_answer,
     print_grid,
     row_line,
+    split_columns,
 )
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
@@ -183,13 +183,13 @@ class _Rows(Reporter):
     def _begin(self) -> None:
         self.notes = Notes()
         self.view = View()
-        clocks = values_of([_Clock(case) for case in self.cases], "clock")
+        clocks = distinct_values([_Clock(case) for case in self.cases], "clock")
         self.columns, self.widths = stream_columns(self.run, self.cases)
         self.heads = [column.head for column in self.columns]
         dropped, self.gap = fit(self.heads, self.widths, self.out.width)
         self.hidden = hidden_note(self.heads, dropped, self.out.width or 0) if dropped else ""
         # What does not fit beside the first columns, and may not be left out, comes at the end.
-        self.tables = parts(self.heads, self.widths, self.out.width)
+        self.tables = split_columns(self.heads, self.widths, self.out.width)
         self.grid = Grid(self.heads, [])
         self.first = self.tables[0]
         above = header_lines(self.run, self.cases, clocks=clocks, verbose=self.verbose)
@@ -225,7 +225,7 @@ class _Rows(Reporter):
         verdict = judge(self.run, rows=rows)
         self.out.lines(["", *without_verdict(below, verdict)])
         further = further_grids(self.run)
-        if len(values_of(rows, "backend")) > 1:
+        if len(distinct_values(rows, "backend")) > 1:
             further = [*self._side_by_side(), *further]
         for grid in further:
             self.out.write("\n")
@@ -265,7 +265,7 @@ def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[
     for column in columns:
         texts = [column.head.first, column.head.second]
         if column.key in DIMENSIONS:
-            texts += [str(value) for value in values_of(cases, column.key)]
+            texts += [str(value) for value in distinct_values(cases, column.key)]
             if column.key == "group":
                 texts.append(f"{texts[-1]}/{run.ranks}")
         elif column.key.startswith("size_bytes"):

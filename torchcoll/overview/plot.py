@@ -13,19 +13,19 @@ from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.plausibility import device_of, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import OVER_RANKS, Row
-from torchcoll.report.columns import values_of
+from torchcoll.report.columns import distinct_values
 from torchcoll.report.destination import free_name
-from torchcoll.report.header import kind_texts, reading, what_text
+from torchcoll.report.header import common_text, kind_texts, reading
 from torchcoll.report.pictures import (
     CONCURRENT,
-    Drawn,
+    WrittenPicture,
     check_path,
     draw_band,
     legend,
+    line_style,
     literal,
     new_figure,
     size_axis,
-    style_of,
     time_axis,
     write_caption,
     write_figure,
@@ -185,7 +185,7 @@ def lines_figure(
     figure, axes = new_figure(len(picture.panels), 2)
     for (collective, lines), (left, right) in zip(picture.panels.items(), axes, strict=True):
         for number, (line, name) in enumerate(zip(lines, _names(lines), strict=True)):
-            _draw(left, right, line, name, style_of(number))
+            _draw(left, right, line, name, line_style(number))
         here = [(name, limit) for name, limit in limits if collective in limit.collectives]
         for name, limit in here:
             right.axhline(limit.busbw_gbps, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
@@ -276,12 +276,12 @@ def _caption(picture: Picture, over_ranks: str) -> list[str]:
     rows = [row for lines in picture.panels.values() for line in lines for row in line.rows]
     sampled = any(row.low_ns for row in rows)
     several = any(p.runs > 1 for lines in picture.panels.values() for x in lines for p in x.points)
-    where = " on ".join(", ".join(values_of(rows, name)) for name in ("backend", "device"))
-    ranks = [str(n) for n in values_of(rows, "ranks") if n] or ["an unknown number of"]
-    parts = [what_text(rows), f"{where}, {', '.join(ranks)} ranks"]
-    parts += [f"{name} {', '.join(values_of(rows, name))}" for name in ("clock", "mode")]
+    where = " on ".join(", ".join(distinct_values(rows, name)) for name in ("backend", "device"))
+    ranks = [str(n) for n in distinct_values(rows, "ranks") if n] or ["an unknown number of"]
+    parts = [common_text(rows), f"{where}, {', '.join(ranks)} ranks"]
+    parts += [f"{name} {', '.join(distinct_values(rows, name))}" for name in ("clock", "mode")]
     parts.append(reading(rows, over_ranks) if sampled else "")
-    statistics = [f"{statistic} over calls" for statistic in values_of(rows, "statistic")]
+    statistics = [f"{statistic} over calls" for statistic in distinct_values(rows, "statistic")]
     bands = ["p5 to p95 of the calls of a run"] if sampled else []
     bands += ["least to largest of the runs' medians where there are several"] if several else []
     parts.append(f"line: {' or '.join(statistics)}, geometric mean over runs" if several else
@@ -298,7 +298,7 @@ def plot(
     filter: str = "",
     fabric: str | None = None,
     rules: Sequence[str | os.PathLike[str]] = (),
-) -> Drawn:
+) -> WrittenPicture:
     """Draw to ``path`` (.png, .svg, .pdf; a file that is there is replaced); what is given back
     shows itself in a notebook. None: ``torchcoll.png``, or ``torchcoll-2.png``, ... where that is
     there.

@@ -21,15 +21,15 @@ from torchcoll.report.columns import (
     DIMENSIONS,
     Entry,
     columns_for,
+    distinct_values,
     limit_lines,
     named_columns,
     percentile_column,
-    values_of,
 )
 from torchcoll.report.destination import Destination
-from torchcoll.report.formats import METRICS, RUN_FORMATS, View, texts_of
+from torchcoll.report.formats import METRICS, RUN_FORMATS, View, split_list
 from torchcoll.report.grid import Grid, print_grids
-from torchcoll.report.header import asked_cases, first_lines, header_lines
+from torchcoll.report.header import first_lines, header_lines, requested_cases
 from torchcoll.report.notes import Notes, run_lines
 from torchcoll.verdict.judging import Verdict, judge
 from torchcoll.verdict.published_show import published_lines
@@ -62,9 +62,9 @@ def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = Non
     columns = [*columns[:place], *map(percentile_column, view.percentiles), *columns[place:]]
     place = next((i + 1 for i, c in enumerate(columns) if c.key == "busbw_gbps"), len(columns))
     columns = [*columns[:place], *view.limit_columns(), *columns[place:]]
-    how, clocks = view.over_ranks, values_of(rows, "clock")
+    how, clocks = view.over_ranks, distinct_values(rows, "clock")
     verdict = verdict or judge(run, rows=rows if view.usual else None)
-    above = header_lines(run, rows or asked_cases(run), how, clocks, view.verbose)
+    above = header_lines(run, rows or requested_cases(run), how, clocks, view.verbose)
     below = notes.lines() if "verified" in keys else reason_lines(rows)
     below += [] if rows else ["no case has ended"]
     below += limit_lines(entries)
@@ -160,8 +160,8 @@ def show(
         reported: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "metric": metric}
         reported |= {"view": None if view == "cases" else view}
         reported |= {"over-ranks": None if over_ranks == "max" else over_ranks}
-        reported |= {"nccl-log": ", ".join(texts_of(nccl_log)) or None}
-        reported |= {"topology": ", ".join(texts_of(topology)) or None}
+        reported |= {"nccl-log": ", ".join(split_list(nccl_log)) or None}
+        reported |= {"topology": ", ".join(split_list(topology)) or None}
         _show_others(others, len(sources), format, columns, file, reported, every)
         return
     choice(format, "format", RUN_FORMATS)
@@ -171,14 +171,14 @@ def show(
     if topology:
         from torchcoll.libraries.shares import load_limits
 
-        limits = load_limits(texts_of(topology))
+        limits = load_limits(split_list(topology))
     expected = None
     if nccl_log:
         from torchcoll.libraries.nccl.expected import TuningTables
 
-        expected = TuningTables(texts_of(nccl_log)).filled
+        expected = TuningTables(split_list(nccl_log)).filled
     readings = View(
-        texts_of(columns), texts_of(percentiles), over_ranks, clock, limits, expected, verbose
+        split_list(columns), split_list(percentiles), over_ranks, clock, limits, expected, verbose
     )
     out = Destination(file)
     by_collective = view is None and format == "table" and out.terminal
@@ -249,10 +249,10 @@ def _show_others(
         expected = f"a run, a file, or one of {', '.join(_OTHERS)}"
         raise UsageError("show", kinds[0], expected)
     if columns and kinds[0] not in ("Traffic", "ShardPlan"):
-        raise UsageError("columns", ",".join(texts_of(columns)), f"none with {kinds[0]}")
+        raise UsageError("columns", ",".join(split_list(columns)), f"none with {kinds[0]}")
     module, name = _OTHERS[kinds[0]]
     show_them = getattr(importlib.import_module(f"torchcoll.{module}"), name)
-    more: dict[str, Any] = {"columns": texts_of(columns)} if columns else {}
+    more: dict[str, Any] = {"columns": split_list(columns)} if columns else {}
     more |= {"every": True} if every and kinds[0] == "Comparison" else {}
     show_them(others, format, file, **more)
 

@@ -13,7 +13,7 @@ from torchcoll.core.case import Case, need_bytes, size_case
 from torchcoll.core.collectives import PAIR
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.spec import Spec
-from torchcoll.core.units import format_bytes, format_size, time_text
+from torchcoll.core.units import format_bytes, format_ns, format_size
 
 Pair = tuple[int, int]
 Units = tuple[tuple[int, ...], ...]  # the ranks of each unit, units in ascending order
@@ -143,7 +143,7 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
     kinds = 1 + 3 * len(spec.sizes)  # of calls: the latency, and three of each size
     moved = sum(3 * calls * size_bytes for size_bytes in spec.sizes)
     each_s = moved / (_ASSUMED_GBPS * 1e9) + kinds * ranks * _AGREEMENT_US * 1e-6
-    time = time_text(each_s * schedule * 1e9, 3)
+    time = format_ns(each_s * schedule * 1e9, 3)
     file, held = _kept(spec, pairs, len(units[0]))
     idle = ", one idle in each" if count % 2 else ""
     sizes = ", ".join(map(format_size, spec.sizes))

@@ -14,10 +14,10 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import median, summarise
 from torchcoll.core.units import (
     format_bandwidth,
+    format_ns,
     format_ranges,
     format_size,
     format_time,
-    time_text,
 )
 from torchcoll.pairs.matches import (
     EXCHANGE,
@@ -43,7 +43,7 @@ from torchcoll.pairs.suspects import (
 )
 from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
-from torchcoll.report.formats import Forms, picked, show_found
+from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head
 
 _NUMBERS = 12  # units: up to so many the cells are numbers, above shades
@@ -164,7 +164,7 @@ def show_pairs(
     suspected = find_suspects(pairs, threshold)
     document = _object(run, pairs, suspected, threshold)
     grids = pairs_grids(run, pairs, Destination(file), suspected, threshold, format)
-    show_found([Forms(grids, document)], format, file)
+    print_results([Forms(grids, document)], format, file)
     return any(suspect.confirmed for suspect in suspected) or bool(
         _bisect_texts(run) or pairs.failed
     )
@@ -302,7 +302,7 @@ def _together(result: Any) -> str:
     if row.median_ns is None:
         return f"{what}: {one_line(result.reason)}"
     busbw = format_bandwidth(row.busbw_gbps)
-    return f"{what}: {time_text(row.median_ns)}, {busbw} GB/s busbw"
+    return f"{what}: {format_ns(row.median_ns)}, {busbw} GB/s busbw"
 
 
 def _conclusion(
@@ -419,9 +419,9 @@ def _object(
 def _suspect_object(pairs: Pairs, suspect: Suspect) -> dict[str, Any]:
     evidence = [
         {
-            **picked(e, "kind=what size_bytes within_node=within ratio"),
+            **select_fields(e, "kind=what size_bytes within_node=within ratio"),
             "z": e.z if abs(e.z) != float("inf") else None,
-            **picked(e, "slow_pairs=slow pairs alone_ratio stands=confirmed"),
+            **select_fields(e, "slow_pairs=slow pairs alone_ratio stands=confirmed"),
         }
         for e in suspect.evidence
     ]

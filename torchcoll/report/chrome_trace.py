@@ -37,7 +37,7 @@ def trace_text(runs: Sequence[Run]) -> str:
 
 def _events(run: Run, number: int) -> tuple[list[dict[str, Any]], list[str]]:
     hosts = [one_line(m.get("host") or "?") for m in run.members]
-    offsets, note = offsets_of(run, hosts)
+    offsets, note = clock_offsets(run, hosts)
     starts = [r.start_ns for r in run.results if r.start_ns is not None]
     zero = min(starts, default=0)
     events: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ def _events(run: Run, number: int) -> tuple[list[dict[str, Any]], list[str]]:
     at = 0
     for result in run.results:
         latest = at
-        for event in _of_case(result, zero, at, offsets):
+        for event in _case_events(result, zero, at, offsets):
             latest = max(latest, int((event["ts"] + event["dur"]) * _US))
             event["pid"] += number * 100_000
             events.append(event)
@@ -57,7 +57,7 @@ def _events(run: Run, number: int) -> tuple[list[dict[str, Any]], list[str]]:
     return events, [f"{several}: {note}"]
 
 
-def offsets_of(run: Run, hosts: Sequence[str]) -> tuple[list[int], str]:
+def clock_offsets(run: Run, hosts: Sequence[str]) -> tuple[list[int], str]:
     """What to add to each rank's stamps to have rank 0's, in ns, and how good that is, in words.
 
     Ranks of one host share their monotonic clock. Those of others are put to rank 0's by the calls
@@ -65,15 +65,15 @@ def offsets_of(run: Run, hosts: Sequence[str]) -> tuple[list[int], str]:
     whatever the alignment itself is off by, at most the longest of these calls.
     """
     first = hosts[0] if hosts else "?"
-    others = [rank for rank in range(run.ranks) if rank < len(hosts) and hosts[rank] != first]
-    if not others:
+    remote_ranks = [rank for rank in range(run.ranks) if rank < len(hosts) and hosts[rank] != first]
+    if not remote_ranks:
         return [0] * run.ranks, "one host, one monotonic clock: offsets 0"
     aligned = [
         r for r in run.results
         if len(r.cold_start_ns) == run.ranks and not r.members and all(r.cold_start_ns)
     ]  # fmt: skip
     offsets, errors = [0] * run.ranks, [0.0]
-    for rank in others:
+    for rank in remote_ranks:
         gaps = []
         for result in aligned:
             starts = zip(result.cold_start_ns[0], result.cold_start_ns[rank], strict=False)
@@ -95,7 +95,7 @@ def offsets_of(run: Run, hosts: Sequence[str]) -> tuple[list[int], str]:
     )
 
 
-def _of_case(
+def _case_events(
     result: CaseResult, zero: int, after: int, offsets: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """after: where the events before it end, for files without stamps; ns from the first case."""
@@ -108,41 +108,43 @@ def _of_case(
     }
 
     def event(
-        place: int, kind: str, call: int, start: float, ns: float, how: str
+        index: int, kind: str, call: int, start: float, ns: float, how: str
     ) -> dict[str, Any]:
         args = {**arguments, "kind": kind, "call": call, "start": how}
-        return complete_event(name, kind, rank_of(result, place), start, ns, args)
+        return complete_event(name, kind, rank_of(result, index), start, ns, args)
 
     at = result.start_ns - zero if result.start_ns is not None else after
-    for place, (durations, begun) in enumerate(_cold(result)):
-        rank = rank_of(result, place)
+    for index, (durations, begun) in enumerate(_cold_calls(result)):
+        rank = rank_of(result, index)
         shift = offsets[rank] if rank < len(offsets) else 0
         start: float = at
         for call, ns in enumerate(durations):
             recorded = begun[call] + shift - zero if call < len(begun) else None
             start = recorded if recorded is not None else start
-            yield event(place, "cold", call, start, ns, _ORDER if recorded is None else RECORDED)
+            yield event(index, "cold", call, start, ns, _ORDER if recorded is None else RECORDED)
             start += ns
     first = max(map(len, result.cold_ns), default=0)
     if result.batch_start_ns:
-        yield from _steady(result, zero, first, event)
+        yield from _steady_events(result, zero, first, event)
         return
     ends = [sum(times) for times in result.cold_ns]
     at += max(ends, default=0)
     for calls in (result.warmup_ns, result.time_ns.get(default_clock(result) or "", [])):
         for call, times in enumerate(zip(*calls, strict=False)):
-            for place, ns in enumerate(times):
-                yield event(place, "steady", first + call, at, ns, _ORDER)
+            for index, ns in enumerate(times):
+                yield event(index, "steady", first + call, at, ns, _ORDER)
             at += max(times)
 
 
-def _cold(result: CaseResult) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    for place, durations in enumerate(result.cold_ns):
+def _cold_calls(result: CaseResult) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    for index, durations in enumerate(result.cold_ns):
         starts = result.cold_start_ns
-        yield durations, starts[place] if place < len(starts) else []
+        yield durations, starts[index] if index < len(starts) else []
 
 
-def _steady(result: CaseResult, zero: int, first: int, event: Any) -> Iterator[dict[str, Any]]:
+def _steady_events(
+    result: CaseResult, zero: int, first: int, event: Any
+) -> Iterator[dict[str, Any]]:
     """Batch by batch: of each call all ranks begin when the slowest of the call before has ended,
     for they meet at a barrier, or where none is, each when its own call before has ended.
     """
@@ -159,10 +161,10 @@ def _steady(result: CaseResult, zero: int, first: int, event: Any) -> Iterator[d
         lead = [times[batch * leads : (batch + 1) * leads] for times in result.ramp_up_ns]
         for kind, rows in (("ramp_up", lead), ("steady", [times[low:high] for times in samples])):
             for call in zip(*rows, strict=False):
-                for place, ns in enumerate(call):
+                for index, ns in enumerate(call):
                     whole = ns * (result.calls_per_sample if kind == "steady" else 1)
-                    yield event(place, kind, number, at[place], whole, _RECKONED)
-                    at[place] += whole
+                    yield event(index, kind, number, at[index], whole, _RECKONED)
+                    at[index] += whole
                 if meets:
                     at = [max(at)] * len(at)
                 number += 1

@@ -1,6 +1,6 @@
-"""Every column of every table, once: its heading and how a row becomes its cell.
+"""The columns of the tables of cases: their headings, and how a row becomes a cell.
 
-Keys are the fields of core.summary.Row, which are the names of ``--columns`` and of JSON.
+The key of a column is a field of core.summary.Row, and also its name in ``--columns`` and JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 
-# What distinguishes cases and runs: in the header where all rows agree, else columns.
+# What distinguishes cases. A value that all rows share stands in the header, others in a column.
 DIMENSIONS = (
     *("collective", "backend", "implementation", "device", "ranks", "dtype", "op"),
     *("root", "in_place", "group", "buffers", "buffer_reuse", "asynchronous"),
@@ -41,8 +41,11 @@ _INTERVALS = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the table: the row, the result it was read from, and its footnote marks. limit:
-    what a topology allows it, where one is shown.
+    """One line of a table.
+
+    row: its values. result: the result that they were computed from. marks: its footnote marks,
+    such as ``[1]``. how: how times are combined over ranks. limit: the bandwidth that the topology
+    allows, if the table shows it.
     """
 
     row: Row
@@ -51,8 +54,8 @@ class Entry:
     how: str = "max"
     limit: RowLimit | None = None
 
-    def stated(self, name: str) -> Any:
-        """A field of the row; None where it is unknown."""
+    def value(self, name: str) -> Any:
+        """The named field of the row; None if it is unknown."""
         return stated(self.row, name, self.result.reported is not None)
 
     @property
@@ -69,7 +72,7 @@ class Column:
 
 def _text(key: str, first: str, second: str = "", left: bool = True) -> Column:
     def cell(entry: Entry) -> str:
-        value = entry.stated(key)
+        value = entry.value(key)
         return "-" if value is None else one_line(value)
 
     return Column(key, Head(first, second, left), cell)
@@ -87,8 +90,8 @@ def _bandwidth(key: str, first: str, drop: int = 0) -> Column:
 
 def _size(key: str, first: str, second: str = "", drop: int = 0) -> Column:
     def cell(entry: Entry) -> str:
-        # A case that did not run may have no actual size: then what was asked for stands there.
-        size_bytes = entry.stated(key)
+        # A case that did not run may have no actual size: then the requested size is shown.
+        size_bytes = entry.value(key)
         if size_bytes is None:
             return "-"
         size_bytes = size_bytes or entry.row.size_bytes_requested
@@ -98,12 +101,12 @@ def _size(key: str, first: str, second: str = "", drop: int = 0) -> Column:
 
 
 def _first_call(entry: Entry) -> str:
-    # The place of the mark is kept free in rows without one, so that the digits line up.
+    # A blank replaces the mark in rows that have none, so that the digits line up.
     return format_time(entry.row.first_call_ns) + ("*" if entry.row.slow_first else " ")
 
 
 def _algorithm(entry: Entry) -> str:
-    """``RING/LL 2ch``; several where calls of the case differ."""
+    """The library's algorithm: ``RING/LL 2ch``, or a list if the calls of the case differ."""
     return ", ".join(one_line(c.text) for c in dict.fromkeys(entry.result.choices)) or "-"
 
 
@@ -175,8 +178,11 @@ def _yes_no(value: bool | None) -> str:
     return "-" if value is None else "yes" if value else "no"
 
 
-def values_of(items: Collection[Any], name: str) -> list[Any]:
-    """The different values of a dimension in order; None, 'has no such thing', is not one."""
+def distinct_values(items: Collection[Any], name: str) -> list[Any]:
+    """The distinct values of a dimension, in order of appearance.
+
+    items: Cases or Rows. None is left out, because it means that an item lacks the dimension.
+    """
     try:
         values = dict.fromkeys(map(operator.attrgetter(name), items))
     except AttributeError:  # Cases lack some fields of a Row
@@ -185,8 +191,10 @@ def values_of(items: Collection[Any], name: str) -> list[Any]:
 
 
 def statistics_of(items: Iterable[Row | Case]) -> list[str]:
-    """What the figures of Rows are of the calls; of Cases, what they will be."""
+    """The statistics over calls (median, period, mean, ...) that the times of the items are.
 
+    For Cases, these are the statistics that their rows will have.
+    """
     statistics = dict.fromkeys(
         item.statistic if isinstance(item, Row) else (PERIOD if item.back_to_back else "median")
         for item in items
@@ -202,16 +210,18 @@ def default_columns(
     algorithm: bool = False,
     expected: bool = False,
 ) -> list[Column]:
-    """The columns of a table of these Rows or Cases: first what varies, then the figures.
+    """The columns of a table: first the dimensions that vary, then the measured values.
 
-    ``resized``: some actual size is not the one that was asked for. ``algorithm``: the library's
-    log names it for some case. expected: the library's model has a time for some.
+    items: the Rows or Cases of the table. p99: whether some row has enough calls for it. resized:
+    whether the actual size of some row differs from the requested one. has_data: whether some
+    collective moves data. algorithm: whether the library's log names the algorithm of some row.
+    expected: whether the library's cost model has a time for some row.
     """
-    # Sub-groups are named by the results, not yet by the cases: a rule means several of them.
+    # A group always has a column: a Case names the rule, and each rule makes several sub-groups.
     keys = [
         name
         for name in DIMENSIONS
-        if len(values := values_of(items, name)) > 1 or (name == "group" and values)
+        if len(values := distinct_values(items, name)) > 1 or (name == "group" and values)
     ]
     if resized:
         keys.append("size_bytes_requested")
@@ -225,7 +235,7 @@ def default_columns(
 
 
 def columns_for(rows: Sequence[Row]) -> list[Column]:
-    """The default columns of these rows."""
+    """The default columns of a table of the given rows."""
     data = [row for row in rows if COLLECTIVES[row.collective].has_data]
     columns = default_columns(
         rows,
@@ -237,13 +247,16 @@ def columns_for(rows: Sequence[Row]) -> list[Column]:
     )
     if set(statistics_of(rows)) <= {"median", PERIOD}:
         return columns
-    # Of imported rows what no row has is left out.
+    # Imported files often lack whole columns: leave those out.
     figures = ("first_call_ns", "low_ns", "high_ns", "calls")
     return [c for c in columns if c.key not in figures or any(getattr(r, c.key) for r in rows)]
 
 
 def _named(columns: Iterable[Column], statistics: Sequence[str]) -> Iterator[Column]:
-    """A mean or a period is not called a median, nor what is of intervals a spread of calls."""
+    """Names the time column by its statistic, and explains low and high of a period.
+
+    A mean must not be called a median, and the spread of intervals is not the spread of calls.
+    """
     for column in columns:
         first, legend = column.head.first, column.head.legend
         if column.key == "median_ns" and len(statistics) > 1:
@@ -258,7 +271,10 @@ def _named(columns: Iterable[Column], statistics: Sequence[str]) -> Iterator[Col
 
 
 def named_columns(names: Sequence[str]) -> list[Column]:
-    """The columns of ``--columns``: names of Row fields, or ``all``. None of them is left out."""
+    """The columns of ``--columns``, none of which is dropped on a narrow terminal.
+
+    names: fields of Row, or only ``all``. Raises UsageError for an unknown name.
+    """
     if list(names) == ["all"]:
         names = ROW_FIELDS
     for name in names:
@@ -273,7 +289,10 @@ def percentile_key(percentile: float) -> str:
 
 
 def percentile_ns(entry: Entry, percentile: float) -> float | None:
-    """A percentile of the steady calls on the row's clock, read over ranks as the row is."""
+    """A percentile (0 to 100) of the steady calls in ns; None if there are none.
+
+    The clock, and how times are combined over ranks, are those of the row.
+    """
     steady = sorted(steady_times(entry.result, entry.row.clock, entry.how))
     return quantile(steady, percentile / 100) if steady else None
 
@@ -292,7 +311,7 @@ LIMIT_FIELDS = tuple(
 
 
 def limit_columns() -> list[Column]:
-    """Shares of the limit of the algorithm that ran, and of the best that could have."""
+    """Two columns: busbw in % of the limit of the algorithm that ran, and of the best algorithm."""
 
     def cell(name: str) -> Callable[[Entry], str]:
         def text(entry: Entry) -> str:
@@ -308,7 +327,7 @@ def limit_columns() -> list[Column]:
 
 
 def limit_values(entry: Entry) -> dict[str, Any]:
-    """The same for csv and json; busbw in GB/s."""
+    """The limits of a row for CSV and JSON: algorithm, busbw in GB/s, and share (0 to 1)."""
     values: dict[str, Any] = {}
     for name in ("limit", "best"):
         limit = getattr(entry.limit, name, None)
@@ -319,15 +338,15 @@ def limit_values(entry: Entry) -> dict[str, Any]:
 
 
 def limit_lines(entries: Sequence[Entry]) -> list[str]:
-    """What each limit that the rows are measured by is, and why some have none."""
+    """Explains the limits of the rows: formula and source of each, and why some rows have none."""
     named = ("of limit", "limit"), ("of best", "best")
     lines: dict[str, list[str]] = {}
     for entry in entries:
         for what, name in named:
             limit = getattr(entry.limit, name, None)
             if limit is not None:
-                where = f"{limit.algorithm} of {entry.row.ranks} ranks: at most "
-                text = f"{where}{limit.gbps:.4g} GB/s busbw: {limit.formula} ({limit.source})"
+                subject = f"{limit.algorithm} of {entry.row.ranks} ranks: at most "
+                text = f"{subject}{limit.gbps:.4g} GB/s busbw: {limit.formula} ({limit.source})"
                 lines.setdefault(text, []).append(what)
     share_lines = [
         f"% {' and '.join(sorted({*what}, reverse=True))}: {text}" for text, what in lines.items()

@@ -27,7 +27,7 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row
 from torchcoll.report.columns import statistics_of
 from torchcoll.report.formats import View
-from torchcoll.report.header import NOT_ALIGNED, given_text, program_text
+from torchcoll.report.header import NOT_ALIGNED, program_text, reported_text
 from torchcoll.report.notes import SPLITS_LINE, outcome_lines, stop_lines
 
 _LEAST_ITERS = 5  # the first batch of bench/stopping.py; what is slow ends after it
@@ -89,7 +89,7 @@ def block_start(
         f"{one_line(first.mode)}{group}",
         f"# torchcoll: time is the {statistic} over calls of {_READINGS.get(how, how)}",
     ]
-    if text := given_text(run):
+    if text := reported_text(run):
         lines[-1] = f"# torchcoll: {text}"
     elif how == "max" and first.mode != "synchronized" and not first.back_to_back:
         lines.append(f"# torchcoll: {NOT_ALIGNED}")
@@ -118,7 +118,7 @@ def _members(run: Run, ranks: Sequence[int]) -> list[dict[str, Any]]:
     """Readers count ranks by these lines, so there is one even where nothing else is known."""
     members = run.members or [{"rank": rank} for rank in range(run.ranks)]
     chosen = [members[rank] for rank in ranks if 0 <= rank < len(members)] or members
-    return [{**member, "rank": place} for place, member in enumerate(chosen)]
+    return [{**member, "rank": index} for index, member in enumerate(chosen)]
 
 
 def _device_line(member: dict[str, Any]) -> str:
@@ -185,7 +185,7 @@ def block_end(name: str, pairs: Sequence[Pair], failed: int = 0) -> list[str]:
     if pairs:  # what the heading could not know
         steady = [row.calls for row, _ in pairs]
         before = [sum(len(m[0]) for m in (r.cold_ns, r.warmup_ns) if m) for _, r in pairs]
-        comments.append(f"calls a case: warmup {_span(before)}, timed {_span(steady)}")
+        comments.append(f"calls a case: warmup {_range_text(before)}, timed {_range_text(steady)}")
     comments += stop_lines(rows)
     if failed:
         comments.append(f"failed cases: {failed}, each counted as out of bounds")
@@ -206,7 +206,7 @@ def block_end(name: str, pairs: Sequence[Pair], failed: int = 0) -> list[str]:
     ]
 
 
-def _span(numbers: Sequence[int]) -> str:
+def _range_text(numbers: Sequence[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
 
@@ -226,7 +226,7 @@ class NcclTests:
         self._run = run
         self._view = view or View()
         self._cases: dict[Group, list[Case]] = {}
-        self._take(cases)
+        self._group_cases(cases)
         changes = sum(_group(a) != _group(b) for a, b in itertools.pairwise(cases))
         # Of sub-groups only the results have the names.
         mixed = changes >= max(1, len(self._cases)) or any(case.group for case in cases)
@@ -235,9 +235,9 @@ class NcclTests:
         self._open: Group | None = None
         self._pairs: list[Pair] = []
         self._failed = 0
-        self._half: dict[Case, Pair] = {}
+        self._unpaired: dict[Case, Pair] = {}
 
-    def _take(self, cases: Sequence[Case]) -> None:
+    def _group_cases(self, cases: Sequence[Case]) -> None:
         self._asked = set(cases)
         self._cases = {}
         for case in cases:
@@ -245,24 +245,24 @@ class NcclTests:
 
     def done(self, result: CaseResult) -> Iterator[str]:
         if self._live:
-            yield from self._add(result)
+            yield from self._add_result(result)
         else:
             self._waiting.append(result)
 
     def end(self) -> Iterator[str]:
         if self._waiting:
-            self._take([result.case for result in self._waiting])
-        order = {group: place for place, group in enumerate(self._cases)}
+            self._group_cases([result.case for result in self._waiting])
+        order = {group: index for index, group in enumerate(self._cases)}
         for result in sorted(self._waiting, key=lambda r: order[_group(r.case)]):
-            yield from self._add(result)
+            yield from self._add_result(result)
         self._waiting = []
-        yield from self._close(concluded=self._run.complete)
+        yield from self._close_block(concluded=self._run.complete)
         yield from (f"# torchcoll: {line}" for line in outcome_lines(self._run))
 
-    def _add(self, result: CaseResult) -> Iterator[str]:
+    def _add_result(self, result: CaseResult) -> Iterator[str]:
         group = _group(result.case)
         if group != self._open:
-            yield from self._close()
+            yield from self._close_block()
             self._open = group
             how = self._view.over_ranks
             yield from block_start(self._run, self._cases[group], how, result.members)
@@ -274,28 +274,28 @@ class NcclTests:
             return
         self._pairs.append((row, result))
         key = dataclasses.replace(result.case, in_place=False)
-        other = dataclasses.replace(result.case, in_place=not result.case.in_place)
-        if other in self._asked and key not in self._half:
-            self._half[key] = (row, result)
+        other_placement = dataclasses.replace(result.case, in_place=not result.case.in_place)
+        if other_placement in self._asked and key not in self._unpaired:
+            self._unpaired[key] = (row, result)
         else:
-            yield _both((row, result), self._half.pop(key, None))
+            yield _pair_line((row, result), self._unpaired.pop(key, None))
 
-    def _close(self, concluded: bool = True) -> Iterator[str]:
+    def _close_block(self, concluded: bool = True) -> Iterator[str]:
         if self._open is None:
             return
-        for pair in self._half.values():
-            yield _both(pair, None)
+        for pair in self._unpaired.values():
+            yield _pair_line(pair, None)
         if concluded:
             yield from block_end(program(self._open[0]), self._pairs, self._failed)
-        self._open, self._pairs, self._half, self._failed = None, [], {}, 0
+        self._open, self._pairs, self._unpaired, self._failed = None, [], {}, 0
 
 
 def _group(case: Case) -> Group:
     return case.collective, case.backend, case.implementation, case.group or ""
 
 
-def _both(pair: Pair, other: Pair | None) -> str:
-    first, second = (other, pair) if pair[0].in_place else (pair, other)
+def _pair_line(pair: Pair, other_placement: Pair | None) -> str:
+    first, second = (other_placement, pair) if pair[0].in_place else (pair, other_placement)
     return row_text(first, second)
 
 

@@ -35,7 +35,7 @@ from torchcoll.report.columns import (
 )
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, print_grids
-from torchcoll.report.notes import Notes, note_lines, problems_of
+from torchcoll.report.notes import Notes, note_lines, run_problems
 
 if TYPE_CHECKING:
     from torchcoll.libraries.shares import RowLimit
@@ -54,7 +54,7 @@ CLOCKS = ("host", "device", "issue")
 METRICS = ("time", "algbw", "busbw")
 
 
-def texts_of(value: str | Sequence[Any] | None) -> tuple[Any, ...]:
+def split_list(value: str | Sequence[Any] | None) -> tuple[Any, ...]:
     """A list as code gives it or, with commas, as the command line does."""
     if value is None:
         return ()
@@ -156,7 +156,7 @@ def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
     """One dictionary a row."""
     names = ROW_FIELDS if view.columns in ((), ("all",)) else view.columns
     return [
-        {name: entry.stated(name) for name in names}
+        {name: entry.value(name) for name in names}
         | {percentile_key(p): percentile_ns(entry, p) for p in view.percentiles}
         | ({} if view.limits is None else limit_values(entry))
         for entry in view.entries(run)
@@ -166,7 +166,7 @@ def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
 ORIGIN = ("run_id", "file", "host", "start_utc")
 
 
-def origins_of(run: Run) -> list[dict[str, Any]]:
+def row_origins(run: Run) -> list[dict[str, Any]]:
     """What tells the rows of this run from those of others, for each of its results: ``run_id``,
     ``file``, ``host`` (of rank 0), ``start_utc``, and ``label_NAME``. None is unknown.
     """
@@ -193,17 +193,18 @@ def run_object(
     return {
         "schema": SCHEMA,
         "run": {
-            **_names(run),
+            **_run_names(run),
             "torchcoll": run.header.get("torchcoll") or run.environment.get("torchcoll"),
             "ranks": run.ranks,
             "labels": run.labels,
             "status": run.end.get("status") if run.end else "truncated",
             "over_ranks": view.over_ranks,
             "continuations": [
-                {**_names(member), "cases": len(results)} for member, results in run.all_runs()[1:]
+                {**_run_names(member), "cases": len(results)}
+                for member, results in run.all_runs()[1:]
             ],
-            "events": [_plain(event) for event in run.events],
-            "problems": problems_of(run),
+            "events": [_plain_fields(event) for event in run.events],
+            "problems": run_problems(run),
         },
         **judged,
         "rows": _with_origins(run, view, records),
@@ -215,16 +216,16 @@ def _with_origins(run: Run, view: View, records: Records) -> list[dict[str, Any]
     rows = list(records.of(run, view))
     if records is not ROWS or view.columns:
         return rows
-    return [{**row, **origin} for row, origin in zip(rows, origins_of(run), strict=True)]
+    return [{**row, **origin} for row, origin in zip(rows, row_origins(run), strict=True)]
 
 
-def _names(run: Run) -> dict[str, Any]:
+def _run_names(run: Run) -> dict[str, Any]:
     path = None if run.path is None else str(run.path)
     names = {name: run.header.get(name) for name in ("run_id", "start_utc")}
     return {"path": path, **names}
 
 
-def _plain(event: dict[str, Any]) -> dict[str, Any]:
+def _plain_fields(event: dict[str, Any]) -> dict[str, Any]:
     """Without what later versions, or other hands, may have put there."""
     return {k: v for k, v in event.items() if isinstance(v, (str, int, float))}
 
@@ -256,18 +257,18 @@ def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
         # The long tables keep ranks apart: they have no reading over ranks.
         names += ["over_ranks"] if records is ROWS else []
         names += ["run_id", "start_utc", *labels]
-    return records_csv(_flat(runs, view, records), names)
+    return records_csv(_flat_records(runs, view, records), names)
 
 
-def _flat(runs: Sequence[Run], view: View, records: Records) -> Iterator[dict[str, Any]]:
+def _flat_records(runs: Sequence[Run], view: View, records: Records) -> Iterator[dict[str, Any]]:
     """Each row with what is common to its run."""
     for run in runs:
         common = {"file": str(run.path or run.header.get("run_id") or "")}
         common |= {f"label_{one_line(k)}": v for k, v in run.labels.items()}
         for member, results in run.all_runs():
             origin = {name: member.header.get(name) for name in ("run_id", "start_utc")}
-            part = Run(header=member.header, members=member.members, results=results)
-            rows = records.of(part, view)
+            run_part = Run(header=member.header, members=member.members, results=results)
+            rows = records.of(run_part, view)
             if records is ROWS:
                 rows = [
                     {"over_ranks": over_ranks_of(result, view.over_ranks), **values}
@@ -313,7 +314,7 @@ class Forms:
     records: list[dict[str, Any]] | None = None
 
 
-def picked(record: Any, fields: str) -> dict[str, Any]:
+def select_fields(record: Any, fields: str) -> dict[str, Any]:
     """The record of what a command found: its fields by name, ``name=path`` for one that has
     another name there or lies deeper, such as ``best=best.cell.name``. Where something on the way
     is None, so is the field; ``name?`` is None too where it is empty.
@@ -322,18 +323,18 @@ def picked(record: Any, fields: str) -> dict[str, Any]:
     for field in fields.split():
         name, _, path = field.rstrip("?").partition("=")
         value = record
-        for part in (path or name).split("."):
-            value = None if value is None else getattr(value, part)
+        for attribute in (path or name).split("."):
+            value = None if value is None else getattr(value, attribute)
         values[name] = value or None if field.endswith("?") else value
     return values
 
 
-def known(fields: Mapping[str, Any]) -> dict[str, Any]:
+def without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Those that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def show_found(forms: Sequence[Forms], format: str, file: TextIO | None) -> None:
+def print_results(forms: Sequence[Forms], format: str, file: TextIO | None) -> None:
     """Print them, one below the other. Raises UsageError for an unknown format."""
     grids = [grid for form in forms for grid in form.grids]
     row_lists = [form.document["rows"] if form.records is None else form.records for form in forms]

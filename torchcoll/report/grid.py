@@ -1,9 +1,9 @@
-"""A table of finished text cells, and how it becomes lines: the one layout of every view.
+"""A table of text cells (Grid), and how it is printed. Every view uses this layout.
 
-Views fill a Grid; it is drawn with rich on a terminal, as aligned ASCII elsewhere, and as markdown
-by ``markdown_text``. Nothing is ever cut: where the terminal is too narrow, whole columns are left
-out, the least important first, and a line below the table names them. What may not be left out goes
-into further tables below.
+A Grid is printed with rich on a terminal, as aligned ASCII elsewhere, and as markdown by
+``markdown_text``. Cells are never cut. If the terminal is too narrow, whole columns are left out,
+the least important first, and a line below the table names them. Columns that may not be left out
+are continued in further tables below.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ _ANSWERS = {"good": "bold green", "bad": "bold red", "doubt": "bold yellow"}
 
 @dataclass(frozen=True)
 class Head:
-    """Heading of one column.
+    """The heading of a column, and how the column fits into a narrow terminal.
 
-    ``second`` is the line below ``first`` (a unit). ``drop``: 0 is never left out; of the others
-    the largest go first, and equal ones go together. ``width`` is the least width where rows are
-    printed before all are known. ``repeat``: stands in each of several tables. ``legend``: a line
-    above the table where the column is shown. ``numbered``: names, for which numbers stand where
-    they leave too little of a narrow terminal to the rest, and lines below the table tell them.
+    first, second: the two lines of the heading; the second is often a unit.
+    left: align to the left.
+    drop: 0 is never left out; the columns with the largest number are left out first, together.
+    width: the minimum width, for tables whose rows are printed before all of them are known.
+    repeat: if the columns need several tables, repeat this one in each of them.
+    legend: a line above the table that explains the column.
+    numbered: in a narrow terminal, replace long names by numbers and list them below the table.
     """
 
     first: str
@@ -47,10 +49,11 @@ class Head:
 
 @dataclass
 class Grid:
-    """Cells by row and column; ``above`` and ``below`` are the lines around them.
+    """A table of text cells, and the lines around it.
 
-    ``styles``: rich's style of each row, '' for most (colour repeats what the text says).
-    ``answer``: the first line of what is printed, and the last one too below much text.
+    rows: the cells by row and column. above, below: the lines before and after the table.
+    styles: rich's style of each row, '' for most; colours only repeat what the text says.
+    answer: printed before the tables, and again after them if they fill more than a screen.
     """
 
     heads: Sequence[Head]
@@ -74,14 +77,16 @@ class Grid:
         )
 
 
-def filled(
+def make_grid(
     columns: Sequence[tuple[Head, Callable[[T], str]]],
     items: Sequence[T],
     above: Sequence[str] = (),
     below: Sequence[str] = (),
 ) -> Grid:
-    """A row for each item; a column that is ``-`` for all of them is left out, and with no items
-    everything.
+    """A Grid with a row for each item, without the columns that are ``-`` in every row.
+
+    columns: for each column its heading and a function from an item to its cell. Without items
+    the Grid is empty, also above and below.
     """
     if not items:
         return Grid([], [])
@@ -94,7 +99,8 @@ def filled(
 def fit(heads: Sequence[Head], widths: Sequence[int], width: int | None) -> tuple[set[int], int]:
     """The columns to leave out so that a table fits into ``width``, and the gap between columns.
 
-    The gap shrinks from 2 to 1 before any column goes.
+    widths: of each column, in characters. width: of the terminal; None for no limit. The gap
+    shrinks from 2 blanks to 1 before any column is left out.
     """
     if width is None:
         return set(), 2
@@ -110,10 +116,13 @@ def fit(heads: Sequence[Head], widths: Sequence[int], width: int | None) -> tupl
         dropped |= {i for i in kept if heads[i].drop == worst}
 
 
-def parts(heads: Sequence[Head], widths: Sequence[int], width: int | None) -> list[list[int]]:
-    """The columns of each of the tables that fit into ``width`` beside the repeated columns.
+def split_columns(
+    heads: Sequence[Head], widths: Sequence[int], width: int | None
+) -> list[list[int]]:
+    """Divides the columns into tables that fit into ``width``, and returns the columns of each.
 
-    One where all fit; a column that is too wide for any has its own.
+    The columns with ``repeat`` are in every table. A column that is too wide for any table gets
+    its own.
     """
     dropped, gap = fit(heads, widths, width)
     kept = [i for i in range(len(heads)) if i not in dropped]
@@ -134,8 +143,8 @@ def legends(heads: Iterable[Head]) -> list[str]:
     return list(dict.fromkeys(head.legend for head in heads if head.legend))
 
 
-def explained_once(grids: Sequence[Grid]) -> list[Grid]:
-    """The tables of one page without the lines above them and legends that an earlier one has."""
+def without_repeated_lines(grids: Sequence[Grid]) -> list[Grid]:
+    """The grids, without legends and lines above that an earlier grid has already."""
     seen: set[str] = set()
     result = []
     for grid in grids:
@@ -151,14 +160,14 @@ def hidden_note(heads: Sequence[Head], dropped: set[int], width: int) -> str:
     return f"not shown in {width} columns: {names} (use a wider terminal, or --format json)"
 
 
-def aligned(text: str, head: Head, width: int) -> str:
+def align(text: str, head: Head, width: int) -> str:
     return text.ljust(width) if head.left else text.rjust(width)
 
 
 def head_lines(heads: Sequence[Head], widths: Sequence[int], gap: int) -> Iterator[str]:
-    """One line of headings, and a second where any column has one."""
-    for part in ("first", "second"):
-        cells = [getattr(head, part) for head in heads]
+    """Yields the first line of the headings, and the second if any column has one."""
+    for line_name in ("first", "second"):
+        cells = [getattr(head, line_name) for head in heads]
         if any(cells):
             yield row_line(cells, heads, widths, gap)
 
@@ -168,7 +177,7 @@ def row_line(cells: Sequence[str], heads: Sequence[Head], widths: Sequence[int],
 
 
 def row_template(heads: Sequence[Head], widths: Sequence[int], gap: int) -> str:
-    """What ``%`` makes a line of, given the cells as a tuple: worked out once for many rows."""
+    """The format of a line for ``%`` and a tuple of cells; built once, because rows are many."""
     pairs = zip(heads, widths, strict=True)
     return (" " * gap).join(f"%{'-' * head.left}{width}s" for head, width in pairs)
 
@@ -183,43 +192,43 @@ def plain_lines(grid: Grid, gap: int = 2) -> Iterator[str]:
 
 
 def rich_table(grid: Grid, gap: int = 2, widths: Sequence[int] | None = None) -> Any:
-    """The same as a rich Table. Cells are Text, so that '[1]' is not taken for markup.
+    """The table as a rich Table. Cells are Text, so that '[1]' is not taken for markup.
 
-    They are aligned here: rich strips the blank that keeps the place of a mark in other rows.
+    Cells are padded here, because rich strips the trailing blank that stands in for a mark.
     """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    # One character of the gap is the box's own divider, which is a blank here.
+    # One character of the gap is the divider of the box, which is a blank in this style.
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
     widths = widths or grid.widths()
     for head, width in zip(grid.heads, widths, strict=True):
-        titles = [aligned(text, head, width) for text in (head.first, head.second) if text]
+        titles = [align(text, head, width) for text in (head.first, head.second) if text]
         table.add_column(Text("\n".join(titles)), no_wrap=True, min_width=width)
     styles = grid.styles or [""] * len(grid.rows)
     for row, style in zip(grid.rows, styles, strict=True):
         cells = zip(map(printable, row), grid.heads, widths, strict=True)
-        table.add_row(*(Text(aligned(*cell)) for cell in cells), style=style)
+        table.add_row(*(Text(align(*cell)) for cell in cells), style=style)
     return table
 
 
-_SCREEN = 15  # lines: below more than these the answer is repeated
-_LONG = 0.3  # of a terminal: longer names make several tables of one
+_SCREEN = 15  # lines: after more than these the answer is repeated
+_LONG = 0.3  # of the terminal's width: columns of longer names may be numbered
 
 
 def _numbered(grid: Grid, width: int | None) -> Grid:
-    """With numbers for the names of columns that may have them, where that helps."""
+    """The grid with numbers instead of long names, if it would need several tables otherwise."""
     widths = grid.widths()
-    places = [
+    columns = [
         i
         for i, head in enumerate(grid.heads)
         if head.numbered and width and widths[i] > _LONG * width
     ]
-    if not places or len(parts(grid.heads, widths, width)) < 2:
+    if not columns or len(split_columns(grid.heads, widths, width)) < 2:
         return grid
     rows, below = [list(row) for row in grid.rows], []
-    for i in places:
+    for i in columns:
         numbers = {name: f"#{n}" for n, name in enumerate(dict.fromkeys(r[i] for r in rows), 1)}
         for row in rows:
             row[i] = numbers[row[i]]
@@ -228,7 +237,7 @@ def _numbered(grid: Grid, width: int | None) -> Grid:
 
 
 def print_grid(grid: Grid, out: Destination) -> None:
-    """Print ``above``, the table and ``below``, in the form that ``out`` can show."""
+    """Prints the lines above, the table and the lines below, in the form that ``out`` can show."""
     grid = _numbered(grid, out.width) if grid.rows else grid
     widths = grid.widths()
     dropped, gap = fit(grid.heads, widths, out.width) if grid.rows else (set(), 2)
@@ -238,7 +247,7 @@ def print_grid(grid: Grid, out: Destination) -> None:
     kept = [head for i, head in enumerate(grid.heads) if i not in dropped]
     above = [*grid.above, *(legends(kept) if grid.rows else [])]
     out.lines(above)
-    tables = parts(grid.heads, widths, out.width) if grid.rows else []
+    tables = split_columns(grid.heads, widths, out.width) if grid.rows else []
     console = out.console()
     for number, columns in enumerate(tables):
         if number or above:
@@ -246,7 +255,7 @@ def print_grid(grid: Grid, out: Destination) -> None:
         shown = grid.only(columns)
         if console:
             needed = sum(shown.widths()) + gap * len(shown.heads)
-            # rich cuts what does not fit; a line that the terminal wraps is still all there.
+            # rich cuts lines that do not fit; a line that the terminal wraps is still complete.
             console.width = max(console.width, needed)
             console.print(rich_table(shown, gap))
         else:
@@ -259,7 +268,7 @@ def print_grid(grid: Grid, out: Destination) -> None:
 
 
 def print_answer(answer: Answer, out: Destination) -> None:
-    """As a line of its own, coloured where the terminal shows colours."""
+    """Prints the answer as a line of its own, in colour if the terminal shows colours."""
     out.styled(answer.text, _ANSWERS.get(answer.level, "bold"))
 
 
@@ -269,10 +278,10 @@ def print_grids(
     out: Destination,
     over_all: Answer | None = None,
 ) -> None:
-    """Print tables one below the other, each group below its title, as text or markdown.
+    """Prints tables one below the other, each group below its title, as text or markdown.
 
-    The answers of the tables come first. They are repeated below the tables where these take more
-    than a screen. over_all: one answer above all of theirs.
+    titled: pairs of a title ('' for none) and its grids. over_all: printed in place of the answers
+    of the grids. Answers are printed first, and again after the tables if these fill a screen.
     """
     grids_of_all = [grid for _, grids in titled for grid in grids]
     answers = [over_all] if over_all else [grid.answer for grid in grids_of_all if grid.answer]
@@ -282,8 +291,8 @@ def print_grids(
             out.write(markdown_text(Grid([], [], answer=answer)))
         else:
             print_answer(answer, out)
-    again = format == "table" and lines > _SCREEN
-    if not over_all and not again:
+    repeated = format == "table" and lines > _SCREEN
+    if not over_all and not repeated:
         titled = [(t, [replace(grid, answer=None) for grid in grids]) for t, grids in titled]
     between = "\n" if answers else ""
     for title, grids in titled:
@@ -299,14 +308,14 @@ def print_grids(
                 out.write(markdown_text(grid))
             else:
                 print_grid(grid, out)
-    if over_all and again:
+    if over_all and repeated:
         out.write("\n")
         print_answer(over_all, out)
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     # '*' marks a slow first call and would start emphasis; '<0.001' would be taken for a tag. Text
-    # of a file that comes from elsewhere is to be no code and no link either.
+    # from a file of unknown origin must not become code or a link either.
     text = text.strip().replace("\\", "\\\\")
     for character in "|*<`":
         text = text.replace(character, f"\\{character}")
@@ -318,17 +327,17 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def markdown_text(grid: Grid) -> str:
-    """Header lines and footnotes become lists, so that markdown keeps their line ends."""
+    """The grid as markdown. The lines above and below are lists, to keep their line ends."""
     above = [*grid.above, *(legends(grid.heads) if grid.rows else [])]
     if grid.answer:
         above.insert(0, grid.answer.text)
-    text = "".join(f"- {escaped(line)}\n" for line in above)
+    text = "".join(f"- {escape_markdown(line)}\n" for line in above)
     if grid.rows:
         text += "\n" if text else ""
-        text += _row([escaped(head.text) for head in grid.heads])
+        text += _row([escape_markdown(head.text) for head in grid.heads])
         text += _row([":---" if head.left else "---:" for head in grid.heads])
-        text += "".join(_row([escaped(cell) for cell in row]) for row in grid.rows)
+        text += "".join(_row([escape_markdown(cell) for cell in row]) for row in grid.rows)
     if grid.below:
         text += "\n" if text else ""
-        text += "".join(f"- {escaped(line)}\n" for line in grid.below)
+        text += "".join(f"- {escape_markdown(line)}\n" for line in grid.below)
     return text

@@ -1,6 +1,6 @@
-"""The lines above a table: what ran, where, how it was read, and what starting up cost.
+"""The lines above a table: what ran, on which ranks, what a time means, and the cost of start-up.
 
-Every fact may be missing: files can be truncated or imported.
+Any field of a run may be missing, because files can be truncated or imported.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from torchcoll.core.summary import (
     first_results,
     over_ranks,
 )
-from torchcoll.core.units import counted, format_ranges, format_size, time_text
-from torchcoll.report.columns import statistics_of, values_of
+from torchcoll.core.units import counted, format_ns, format_ranges, format_size
+from torchcoll.report.columns import distinct_values, statistics_of
 
 _ALWAYS = ("collective", "size_bytes", "dtype", "op", "ranks", "backend", "concurrent")
 _PLAIN = ("collective", "dtype", "op", "backend")
 
 
 def kind_texts(kinds: Sequence[Mapping[str, Any]], always: Sequence[str] = _ALWAYS) -> list[str]:
-    """``all_reduce, float32, sum, 8 ranks, nccl, NCCL_ALGO Ring`` of each: the usual names, and
-    those in which the kinds differ.
+    """Describes each kind of case: ``all_reduce, float32, sum, 8 ranks, nccl, NCCL_ALGO Ring``.
+
+    kinds: for each kind its fields by name. always: the fields to name even if all kinds agree in
+    them. Any other field is named only if the kinds differ in it.
     """
     names = dict.fromkeys(name for kind in kinds for name in kind)
     varying = [n for n in names if len({repr(kind.get(n)) for kind in kinds}) > 1]
-    return [_text(kind, [*always, *varying]) for kind in kinds]
+    return [_kind_text(kind, [*always, *varying]) for kind in kinds]
 
 
-def _text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
+def _kind_text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
     parts = []
     for name in dict.fromkeys(names):
         value = kind.get(name)
@@ -86,60 +88,68 @@ def header_lines(
     clocks: Iterable[str] = (),
     verbose: bool = False,
 ) -> list[str]:
-    """The lines known before the first case has run. ``items`` are the Cases or Rows shown.
+    """The lines above a table that can be printed before the first case has run.
 
-    ``how``: the reading over ranks; None where each rank is shown. verbose: the phases of the start
-    too.
+    items: the Cases or Rows of the table. how: how times are combined over ranks, a key of
+    ``_READINGS``; None for a table that shows each rank. clocks: the clocks of the times. verbose:
+    also print the duration of each phase of start-up.
     """
-    what = f"{program_text(run)}: {what_text(items)}".rstrip()
+    what = f"{program_text(run)}: {common_text(items)}".rstrip()
     lines = [what, f"{_backends(run, items)}; {ranks_text(run)}"]
     clock = ", ".join(map(one_line, clocks))
-    modes = [_MODES.get(name, one_line(name)) for name in values_of(items, "mode")]
+    modes = [_MODES.get(name, one_line(name)) for name in distinct_values(items, "mode")]
     parts = [f"clock: {clock}" if clock else "", *(f"mode: {name}" for name in modes)]
     lines.append("; ".join(filter(None, parts)))
     if how:
-        lines.append(given_text(run) or reading(items, how))
-    lines += [_rules(run.header.get("spec") or {}, items), _labels(run)]
+        lines.append(reported_text(run) or reading(items, how))
+    lines += [_measurement_rules(run.header.get("spec") or {}, items), _labels(run)]
     lines += [_start_up(run, items)] if verbose else []
     return [line for line in lines if line]
 
 
-def asked_cases(run: Run) -> Sequence[Case]:
-    """A case for each thing that was asked, of one size: for a file that holds no result."""
+def requested_cases(run: Run) -> Sequence[Case]:
+    """The cases that a run was asked to measure, with one size each.
+
+    They replace the results in the header of a file that has none. Returns () if the file does not
+    have a usable spec.
+    """
     if not run.header.get("spec"):
         return ()
     try:
-        # A matrix of splits is a file of another machine, perhaps.
+        # The splits may name a file that does not exist on this machine.
         spec = replace(run.spec, sizes=(8,), splits="seed:0")
         cases = spec.cases(max(run.ranks, 1))
-    except (TypeError, ValueError, AttributeError):  # of another version, or damaged
+    except (TypeError, ValueError, AttributeError):  # the spec is damaged or of another version
         return ()
     splits = run.header["spec"].get("splits")
     return [replace(case, splits=splits if case.splits else None) for case in cases]
 
 
 def reading(items: Sequence[Any], how: str) -> str:
-    """What one duration a call means."""
+    """Describes how the times of the ranks were combined into one time per call.
+
+    items: the Cases or Rows of the table. how: a key of ``_READINGS``.
+    """
     statistics = statistics_of(items)
     periods = [_PERIODS[how]] if PERIOD in statistics else []
     if statistics == [PERIOD]:
         return periods[0]
-    others = {i.mode for i in items if statistics_of([i]) != [PERIOD]}
-    if how == "max" and not others <= {"synchronized"}:
+    modes = {i.mode for i in items if statistics_of([i]) != [PERIOD]}
+    if how == "max" and not modes <= {"synchronized"}:
         return "; ".join([*periods, "time = max over ranks", NOT_ALIGNED])
     return "; ".join([_READINGS[how], *periods])
 
 
-def given_text(run: Run) -> str:
-    """What the figures of an imported file are; '' where there are samples."""
+def reported_text(run: Run) -> str:
+    """Describes the published times of an imported file; '' if the run has samples."""
     reported = [result.reported for result in run.results if result.reported and not result.time_ns]
     if not reported or len(reported) < sum(bool(result.time_ns) for result in run.results):
         return ""
-    # Rows are many, and what their figures are is the same for most.
+    # A file has many rows, and most of them have the same statistic.
     kinds: dict[tuple[object, ...], Reported] = {}
     for g in reported:
         kinds.setdefault((g.statistic, g.over_ranks, g.derived, g.one_cold_call), g)
-    texts = dict.fromkeys(map(given_reading, kinds.values()))
+    texts = dict.fromkeys(map(reported_reading, kinds.values()))
     derived = [g.derived for g in kinds.values()]
     how = "" if not any(derived) else "computed from the bandwidth; "
     how = how if all(derived) or not how else "some computed from the bandwidth; "
@@ -149,8 +159,8 @@ def given_text(run: Run) -> str:
     return f"time: {' or '.join(texts)}, as published ({how}{source})"
 
 
-def given_reading(reported: Reported) -> str:
-    """What a figure without samples is of the calls and of the ranks."""
+def reported_reading(reported: Reported) -> str:
+    """Describes a published time: its statistic over calls and over ranks."""
     recorded = reported.statistic != "unknown"
     calls = f"{one_line(reported.statistic)} over calls" if recorded else "one figure per case"
     calls = COLD_CALL if reported.one_cold_call else calls
@@ -158,37 +168,44 @@ def given_reading(reported: Reported) -> str:
     return calls if over == "unknown" else f"{calls}, {one_line(over)} over ranks"
 
 
-def what_text(items: Sequence[Any]) -> str:
-    """What all of these have in common, ranks and backends aside."""
-    collectives = values_of(items, "collective")
+def common_text(items: Sequence[Any]) -> str:
+    """Describes what all items have in common, except ranks and backends.
+
+    items: Cases or Rows. Example: ``all_reduce, float32, sum, out of place``.
+    """
+    collectives = distinct_values(items, "collective")
     parts = [", ".join(collectives) if len(collectives) < 3 else f"{len(collectives)} collectives"]
     for name in ("dtype", "op", "root", "in_place"):
-        values = values_of(items, name)
+        values = distinct_values(items, name)
         if len(values) == 1:
-            parts.append(_word(name, values[0]))
-    # The rule is ``mod:2`` of cases, and of results of its sub-group ``mod:2/0``.
-    groups = [one_line(name).split("/")[0] for name in values_of(items, "group")]
+            parts.append(_dimension_text(name, values[0]))
+    # A case names the rule (``mod:2``); a result names one of its sub-groups (``mod:2/0``).
+    groups = [one_line(name).split("/")[0] for name in distinct_values(items, "group")]
     parts += [f"sub-groups {rule}" for rule in dict.fromkeys(groups)]
     parts += [
-        f"{one_line(name)} buffers" for name in values_of(items, "buffers") if name != "default"
+        f"{one_line(name)} buffers"
+        for name in distinct_values(items, "buffers")
+        if name != "default"
     ]
-    makers = values_of(items, "implementation")
-    if others := " and ".join(one_line(name) for name in makers if name != NATIVE):
-        also = "also " * (NATIVE in makers)
-        parts.append(f"{also}by {others} of torch's symmetric memory")
-    walks = values_of(items, "buffer_reuse") == ["rotate"]
-    parts += ["buffers that walk through the largest"] if walks else []
-    parts += ["REHEARSAL on one GPU"] if values_of(items, "rehearsal") == [True] else []
-    parts += ["async_op and wait"] if values_of(items, "asynchronous") == [True] else []
-    calls = [n for n in values_of(items, "coalesce") if n > 1]
+    implementation_names = distinct_values(items, "implementation")
+    if implementations := " and ".join(
+        one_line(name) for name in implementation_names if name != NATIVE
+    ):
+        also = "also " * (NATIVE in implementation_names)
+        parts.append(f"{also}by {implementations} of torch's symmetric memory")
+    is_rotating = distinct_values(items, "buffer_reuse") == ["rotate"]
+    parts += ["buffers that walk through the largest"] if is_rotating else []
+    parts += ["REHEARSAL on one GPU"] if distinct_values(items, "rehearsal") == [True] else []
+    parts += ["async_op and wait"] if distinct_values(items, "asynchronous") == [True] else []
+    calls = [n for n in distinct_values(items, "coalesce") if n > 1]
     parts += [f"{n} calls in one group, timed together" for n in calls]
-    splits = values_of(items, "splits")
+    splits = distinct_values(items, "splits")
     parts += [f"splits {' and '.join(map(one_line, splits))}"] if splits else []
     return ", ".join(filter(None, parts))
 
 
 def program_text(run: Run) -> str:
-    """``torchcoll 0.1.0``: which version measured."""
+    """The program that measured, and its version: ``torchcoll 0.1.0``."""
     if run.source:
         names = [run.source.get(name) for name in ("tool", "version", "format")]
         return f"imported from {' '.join(one_line(name) for name in names if name)}"
@@ -196,7 +213,7 @@ def program_text(run: Run) -> str:
     return f"torchcoll {one_line(version)}".rstrip()
 
 
-def _word(name: str, value: Any) -> str:
+def _dimension_text(name: str, value: Any) -> str:
     if name == "in_place":
         return "in place" if value else "out of place"
     return f"root {value}" if name == "root" else one_line(value)
@@ -205,7 +222,7 @@ def _word(name: str, value: Any) -> str:
 def _backends(run: Run, items: Sequence[Any]) -> str:
     libraries = run.environment.get("libraries") or {}
     texts = []
-    for name in values_of(items, "backend"):
+    for name in distinct_values(items, "backend"):
         name, library = one_line(name), one_line(libraries.get(name) or name)
         text = library if library.startswith(name) else f"{name} ({library})"
         texts.append(f"{text} (nothing is communicated)" if not communicates(name) else text)
@@ -213,7 +230,7 @@ def _backends(run: Run, items: Sequence[Any]) -> str:
 
 
 def _devices(members: Sequence[dict[str, Any]]) -> str:
-    """``cpu`` or ``cuda:0-7``: the devices of these ranks."""
+    """The devices of the given members: ``cpu`` or ``cuda:0-7``."""
     indexes_by_kind: dict[str, list[int]] = {}
     for member in members:
         kind, _, index = str(member.get("device") or "").partition(":")
@@ -225,7 +242,7 @@ def _devices(members: Sequence[dict[str, Any]]) -> str:
 
 
 def ranks_text(run: Run) -> str:
-    """How many ranks, on which hosts, with which devices."""
+    """The number of ranks, their hosts and their devices, as one line."""
     count = f"{run.ranks} ranks" if run.ranks != 1 else "1 rank (no communication)"
     if run.source and not run.ranks:
         count = "ranks: unknown"
@@ -250,12 +267,12 @@ def ranks_text(run: Run) -> str:
     each = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     first, *_, last = hosts
     devices = list(dict.fromkeys(_devices(members) for members in hosts.values()))
-    where = f", {devices[0]} on each" if len(devices) == 1 and devices[0] else ""
-    return f"{count} on {len(hosts)} hosts, {each} each ({first} ... {last}){where}{kind}"
+    devices_text = f", {devices[0]} on each" if len(devices) == 1 and devices[0] else ""
+    return f"{count} on {len(hosts)} hosts, {each} each ({first} ... {last}){devices_text}{kind}"
 
 
-def _rules(spec: dict[str, Any], items: Sequence[Any]) -> str:
-    """The stopping rule, verification, and what is not as usual."""
+def _measurement_rules(spec: dict[str, Any], items: Sequence[Any]) -> str:
+    """The stopping rule, whether results are verified, and settings that are not the default."""
     if not spec:
         return ""
     if spec.get("iters") is not None:
@@ -272,7 +289,9 @@ def _rules(spec: dict[str, Any], items: Sequence[Any]) -> str:
         parts.append(f"{spec['warmup']} warm-up calls")
     if "check" in spec:
         parts.append(f"verification {'on' if spec['check'] else 'off'}")
-    if values_of(items, "buffer_reuse") == ["same"]:  # warmer in the caches than nccl-tests' own
+    if distinct_values(items, "buffer_reuse") == [
+        "same"
+    ]:  # warmer in the caches than nccl-tests' own
         parts.append("the same buffers in every call")
     if spec.get("order", "size") != "size":
         parts.append(f"order {one_line(spec['order'])} (seed {spec.get('seed', 0)})")
@@ -288,26 +307,26 @@ def _labels(run: Run) -> str:
 
 
 def _phase(run: Run, name: str, how: str = "max") -> float | None:
-    """A set-up phase, as the slowest rank saw it if not read otherwise."""
+    """The duration of a start-up phase in ns, combined over ranks; None if it was not recorded."""
     return next(iter(over_ranks([[ns] for ns in run.phases.get(name) or []], how)), None)
 
 
 def _start_up(run: Run, items: Sequence[Any]) -> str:
-    backends = values_of(items, "backend")
+    backends = distinct_values(items, "backend")
     alone = run.ranks == 1 or (backends and not any(map(communicates, backends)))
-    when = None if alone else run.header.get("connects")
+    connects_at = None if alone else run.header.get("connects")
     names = (
         *(("import torch", "import_torch"), ("rendezvous", "rendezvous"), ("device", "device")),
         *(("init", "init_process_group"), ("connect", "communicator")),
     )
     parts = [
-        f"{text} {time_text(ns, 3)}" for text, key in names if (ns := _phase(run, key)) is not None
+        f"{text} {format_ns(ns, 3)}" for text, key in names if (ns := _phase(run, key)) is not None
     ]
-    if when == "init_process_group":
+    if connects_at == "init_process_group":
         parts = [f"{w} including connecting" if w.startswith("init ") else w for w in parts]
-    elif when == "first call":
+    elif connects_at == "first call":
         parts.append("connects in the first call")
-    elif when == "before":
+    elif connects_at == "before":
         parts.append("the process group was there")
     of_others = list((run.header.get("connects_of") or {}).items())[1:]
     parts += [
@@ -317,10 +336,10 @@ def _start_up(run: Run, items: Sequence[Any]) -> str:
 
 
 def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = False) -> list[str]:
-    """What the first call of the run cost, on each of its backends; known after a case.
+    """The cost of the first call on each backend, which is known once a case has run.
 
-    total: with the time to first result, which the verdict tells too. verbose: what measuring costs
-    too.
+    how: how times are combined over ranks. total: include the time to first result (the verdict
+    may print it already). verbose: add a line with the cost of measuring.
     """
     lines = []
     first_run, results = next(
@@ -335,7 +354,7 @@ def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = 
         return lines
     costs = (("timed loop", "cost_timed_loop"), ("barrier", "cost_barrier"))
     readings = [
-        f"{text} {time_text(ns, 3)}" for text, key in costs if (ns := _phase(run, key)) is not None
+        f"{text} {format_ns(ns, 3)}" for text, key in costs if (ns := _phase(run, key)) is not None
     ]
     parts = [f"a call: {', '.join(readings)}"] if readings else []
     if shares := _shares(results):
@@ -346,8 +365,8 @@ def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = 
 
 
 def _shares(results: Sequence[CaseResult]) -> str:
-    """What of the wall time of the cases went to measuring, as rank 0 saw it; '' is unknown."""
-    # Sub-groups run at the same time: they are one case, with one start.
+    """The shares of the cases' wall time on rank 0 that measuring took; '' if not recorded."""
+    # Sub-groups run at the same time, so their results share one start and count once.
     spent = list({r.start_ns: r.spent_ns for r in results if r.batches}.values())
     total = sum(spent_in_case.get("case", 0) for spent_in_case in spent)
     names = (("ramp-up calls", "ramp_up"), ("barriers", "barriers"), ("gathers", "gathers"))
@@ -361,10 +380,10 @@ def _shares(results: Sequence[CaseResult]) -> str:
 
 def _first_line(run: Run, firsts: Sequence[CaseResult], how: str, total: bool) -> str:
     first, connect = first_call_ns(firsts, how), connect_ns(run, firsts, how)
-    # With --fresh-group the case made a communicator of its own.
+    # With --fresh-group each case creates its own communicator.
     connected = any(result.connect_ns for result in firsts) and connect
-    parts = [f"connect {time_text(connect, 3)}"] if connected else []
-    parts.append(f"first call {time_text(first, 3)}")
+    parts = [f"connect {format_ns(connect, 3)}"] if connected else []
+    parts.append(f"first call {format_ns(first, 3)}")
     calls = max(len(row) for result in firsts for row in result.cold_ns)
     steady_after = [result.steady_after for result in firsts if result.steady_after is not None]
     if len(steady_after) == len(firsts):
@@ -372,5 +391,5 @@ def _first_line(run: Run, firsts: Sequence[CaseResult], how: str, total: bool) -
     elif any(result.status in ("ok", "wrong") for result in firsts):
         parts.append(f"not steady after {counted(calls, 'call')}")
     if total and connects(run, firsts[0].case.backend) != "unknown":
-        parts.append(f"time to first result {time_text(first + connect, 3)}")
+        parts.append(f"time to first result {format_ns(first + connect, 3)}")
     return ", ".join(parts)

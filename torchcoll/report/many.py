@@ -14,10 +14,10 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_ratio, format_size, format_time
 from torchcoll.report.answer import VERDICTS, Answer
-from torchcoll.report.columns import DIMENSIONS, values_of
+from torchcoll.report.columns import DIMENSIONS, distinct_values
 from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.header import header_lines, kind_texts, what_text
+from torchcoll.report.header import common_text, header_lines, kind_texts
 from torchcoll.report.notes import run_lines, runs_lines
 from torchcoll.report.ranks_view import WAITING, rank_values, ranks_answer
 
@@ -35,43 +35,48 @@ class _Measured:
 
 def runs_grids(
     runs: Sequence[Run],
-    rows_of: Sequence[Sequence[Row]],
+    rows_by_run: Sequence[Sequence[Row]],
     named: Sequence[tuple[str, Answer]],
     over_ranks: str = "max",
 ) -> list[Grid]:
-    """The spread of each case over the runs, and the runs and hosts that are slowest. rows_of: the
-    rows of each run; named: its name and verdict.
+    """The spread of each case over the runs, and the runs and hosts that are slowest.
+
+    rows_by_run: the rows of each run; named: its name and verdict.
     """
     names = [name for name, _ in named]
-    measured = [_Measured(number, row) for number, rows in enumerate(rows_of) for row in rows]
+    measured = [_Measured(number, row) for number, rows in enumerate(rows_by_run) for row in rows]
     good = [item for item in measured if item.row.status == "ok" and item.row.median_ns]
     cases: dict[str, list[_Measured]] = {}
     for item in good:
         cases.setdefault(repr((_kind(item.row), item.row.size_bytes_requested)), []).append(item)
     rows = [item.row for item in measured]
-    above = [f"{len(runs)} runs, in short ({_ALL}): {what_text(rows)}", _where(runs, rows)]
+    above = [f"{len(runs)} runs, in short ({_ALL}): {common_text(rows)}", _scope_line(runs, rows)]
     above.append(f"time: {over_ranks} over ranks; the median, least and most of the runs")
     failed = [item for item in measured if item.row.status not in ("ok", "unsupported", "skipped")]
     below = []
     if failed:
         texts = dict.fromkeys(f"{names[item.run]} ({item.row.status})" for item in failed)
-        below.append(f"{counted(len(failed), 'case')} without a result: {_several(texts)}")
+        below.append(f"{counted(len(failed), 'case')} without a result: {_list_first(texts)}")
     for kind in ("bad", "doubt"):
         of_kind = [(name, answer) for name, answer in named if answer.level == kind]
         below += [f"{name}: {answer.text}" for name, answer in of_kind[:_NAMED]]
         if len(of_kind) > _NAMED:
             below.append(f"and {len(of_kind) - _NAMED} more with {VERDICTS[kind]}")
-    speeds = _speeds(list(cases.values()))
-    grids = [_spread(list(cases.values()), names)]
-    if len(speeds) > 1 and any(len(case) > 2 for case in cases.values()):
-        grids += [_slowest_runs(runs, speeds, names), _slowest_hosts(runs, speeds)]
+    relative_times = _relative_times(list(cases.values()))
+    grids = [_spread_grid(list(cases.values()), names)]
+    if len(relative_times) > 1 and any(len(case) > 2 for case in cases.values()):
+        grids += [
+            _slowest_runs_grid(runs, relative_times, names),
+            _slowest_hosts_grid(runs, relative_times),
+        ]
     return [Grid([], [], above=above), *grids, Grid([], [], below=[*below, *runs_lines(runs)])]
 
 
-def _where(runs: Sequence[Run], rows: Sequence[Row]) -> str:
+def _scope_line(runs: Sequence[Run], rows: Sequence[Row]) -> str:
     hosts = {str(m["host"]) for run in runs for m in run.members if m.get("host")}
     parts = [
-        f"{name}: {_several(values_of(rows, name))}" for name in ("backend", "device", "ranks")
+        f"{name}: {_list_first(distinct_values(rows, name))}"
+        for name in ("backend", "device", "ranks")
     ]
     return "; ".join([*parts, counted(len(hosts), "host")] if hosts else parts)
 
@@ -80,12 +85,12 @@ def _kind(row: Row) -> dict[str, object]:
     return {name: getattr(row, name) for name in DIMENSIONS}
 
 
-def _several(values: Iterable[object]) -> str:
+def _list_first(values: Iterable[object]) -> str:
     texts = list(map(one_line, values))
     return ", ".join(texts if len(texts) <= _NAMED else [*texts[:_NAMED], f"... ({len(texts)})"])
 
 
-def _spread(cases: Sequence[list[_Measured]], names: Sequence[str]) -> Grid:
+def _spread_grid(cases: Sequence[list[_Measured]], names: Sequence[str]) -> Grid:
     below = []
     if len(cases) > _MOST_CASES:
         largest: dict[str, list[_Measured]] = {}
@@ -118,7 +123,7 @@ def _spread(cases: Sequence[list[_Measured]], names: Sequence[str]) -> Grid:
     return Grid(heads, lines, below=below)
 
 
-def _speeds(cases: Sequence[Sequence[_Measured]]) -> dict[int, float]:
+def _relative_times(cases: Sequence[Sequence[_Measured]]) -> dict[int, float]:
     """Of each run the median over its cases of time / median of the runs."""
     ratios: dict[int, list[float]] = {}
     for case in cases:
@@ -131,20 +136,22 @@ def _speeds(cases: Sequence[Sequence[_Measured]]) -> dict[int, float]:
 _RATIO = "time / that of the median run, the median over the cases"
 
 
-def _slowest_runs(runs: Sequence[Run], speeds: dict[int, float], names: Sequence[str]) -> Grid:
-    worst = sorted(speeds, key=lambda run: -speeds[run])[:_NAMED]
+def _slowest_runs_grid(
+    runs: Sequence[Run], relative_times: dict[int, float], names: Sequence[str]
+) -> Grid:
+    worst = sorted(relative_times, key=lambda run: -relative_times[run])[:_NAMED]
     rows = []
     for run in worst:
         hosts = dict.fromkeys(str(m.get("host") or "?") for m in runs[run].members)
-        rows.append([names[run], format_ratio(speeds[run]), _several(hosts) or "-"])
+        rows.append([names[run], format_ratio(relative_times[run]), _list_first(hosts) or "-"])
     heads = [Head("slowest runs", left=True), Head("ratio"), Head("hosts", left=True)]
     return Grid(heads, rows, above=[_RATIO])
 
 
-def _slowest_hosts(runs: Sequence[Run], speeds: dict[int, float]) -> Grid:
+def _slowest_hosts_grid(runs: Sequence[Run], relative_times: dict[int, float]) -> Grid:
     """Over the runs in which each was: a slow run does not tell which of its hosts is slow."""
     ratios_by_host: dict[str, list[float]] = {}
-    for run, ratio in speeds.items():
+    for run, ratio in relative_times.items():
         for host in {str(m["host"]) for m in runs[run].members if m.get("host")}:
             ratios_by_host.setdefault(host, []).append(ratio)
     if len(ratios_by_host) < 2:
@@ -200,11 +207,11 @@ def many_ranks_grids(run: Run, view: View) -> list[Grid]:
             if middle:
                 ratios.setdefault(rank, []).append(ns / middle)
                 hosts.setdefault(str(figures_by_rank[rank]["host"] or "?"), []).append(ns / middle)
-    above = [*header_lines(run, rows, None, values_of(rows, "clock")), WAITING]
+    above = [*header_lines(run, rows, None, distinct_values(rows, "clock")), WAITING]
     above.append(f"{run.ranks} ranks in short ({_ALL}): each rank's own median")
     host_of = {n: one_line(m.get("host") or "?") for n, m in enumerate(run.members)}
     ends = [
-        _ends(
+        _extremes_grid(
             "rank",
             {
                 f"{r} ({host_of.get(r, '?')})": figures_by_rank
@@ -212,14 +219,14 @@ def many_ranks_grids(run: Run, view: View) -> list[Grid]:
             },
         )
     ]
-    ends += [_ends("host", hosts)] if len(hosts) > 1 else []
+    ends += [_extremes_grid("host", hosts)] if len(hosts) > 1 else []
     below = run_lines(run, rows, first_calls=False)
     answer = ranks_answer(run, entries, values)
     last = Grid([], [], below=below, answer=answer)
     return [Grid([], [], above=above), Grid(heads, lines), *ends, last]
 
 
-def _ends(what: str, ratios: dict[str, list[float]]) -> Grid:
+def _extremes_grid(what: str, ratios: dict[str, list[float]]) -> Grid:
     """The longest and the shortest: in a collective that waits, who comes last waits least."""
     middles = {name: median(ratios_of_name) for name, ratios_of_name in ratios.items()}
     order = sorted(middles, key=lambda name: -middles[name])

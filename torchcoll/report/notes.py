@@ -1,6 +1,6 @@
-"""What stands below a table: numbered footnotes of rows, and what concerns the whole run.
+"""The lines below a table: numbered footnotes of its rows, and lines about the whole run.
 
-A warning is data on its result, so the table shows it; a log line would be forgotten.
+A warning is stored in its result, so that every table shows it. A log line would be lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchcoll.core.summary import (
     steady_times,
 )
 from torchcoll.core.two_modes import Modes, two_modes
-from torchcoll.core.units import counted, format_ranges, time_text
+from torchcoll.core.units import counted, format_ns, format_ranges
 from torchcoll.report.answer import Caveat
 
 SPLITS_LINE = (
@@ -32,35 +32,39 @@ SPLITS_LINE = (
 )
 
 
-# With fewer calls nothing is called precise either (bench/stopping.py).
+# bench/stopping.py does not call a median precise with fewer calls either.
 FEW_CALLS = 60
-_MODES = "bimodal"  # stands for the line of all rows that have them
+_MODES = "bimodal"  # placeholder: all bimodal rows share one footnote
 
 
 class Notes:
-    """Numbers texts in the order in which rows mention them; equal texts share a number, and so do
-    all rows with two modes.
+    """Numbers the footnotes of a table in the order in which its rows refer to them.
+
+    Equal texts share a number. All bimodal rows share one footnote.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._modes: dict[Case, Modes] = {}
-        self._short: dict[Case, int] = {}  # cases of too few calls to show modes, and how many
+        self._short: dict[Case, int] = {}  # case -> its calls, if too few to show two modes
 
     def mark(self, *texts: str) -> str:
-        """In the order of their numbers: an earlier row may have given a later text a smaller."""
+        """The marks of the texts, such as ``[1][3]``; a new text gets the next number.
+
+        They are sorted, because an earlier row may have given a later text a smaller number.
+        """
         if not texts:
             return ""
         numbers = {self._numbers.setdefault(text, len(self._numbers) + 1) for text in texts}
         return "".join(f"[{number}]" for number in sorted(numbers))
 
     def marks(self, result: CaseResult, *more: str, times: Sequence[float] | None = None) -> str:
-        """The marks of everything that there is to say about a result, and of ``more``.
+        """The marks of all remarks about a result, and of ``more``.
 
-        times: its ``steady_times`` over all ranks on the clock that is shown, where they are known.
+        times: its ``steady_times`` on the clock of the table in ns; None to compute them.
         """
-        texts = list(_remarks(result))
-        if not result.time_ns:  # without samples there is nothing to say about single calls
+        texts = list(_result_notes(result))
+        if not result.time_ns:  # modes and issue times need the samples of single calls
             return self.mark(*texts, *more)
         times = _judged_times(result, times)
         if modes := two_modes(times):
@@ -68,17 +72,20 @@ class Notes:
             texts.append(_MODES)
         elif 0 < len(times) < FEW_CALLS:
             self._short[result.case] = len(times)
-        return self.mark(*texts, *_of_issue(result), *more)
+        return self.mark(*texts, *_host_bound_notes(result), *more)
 
     def lines(self) -> list[str]:
         return [
-            Caveat(_modes_text([*self._modes.values()]) if text is _MODES else text, f"[{number}] ")
+            Caveat(
+                _bimodal_text([*self._modes.values()]) if text is _MODES else text, f"[{number}] "
+            )
             for text, number in self._numbers.items()
         ] + self._short_lines()
 
     def _short_lines(self) -> list[str]:
-        """Where some rows have two modes: the rows whose few calls may all lie in one of the two,
-        for modes come in clusters.
+        """If some rows are bimodal, a line about the rows with too few calls to show it.
+
+        Modes come in clusters, so a few calls may all be of one mode.
         """
         if not (self._modes and self._short):
             return []
@@ -88,7 +95,7 @@ class Notes:
         return [f"{rows} with only {calls}: too few to tell whether they are bimodal"]
 
 
-def _remarks(result: CaseResult) -> Iterable[str]:
+def _result_notes(result: CaseResult) -> Iterable[str]:
     if result.reason:
         yield one_line(result.reason)
     check = result.verification
@@ -102,8 +109,10 @@ def _remarks(result: CaseResult) -> Iterable[str]:
 
 
 def _judged_times(result: CaseResult, times: Sequence[float] | None) -> Sequence[float]:
-    """The calls by which modes are judged: those that are timed one by one, for a period is a mean,
-    which both modes enter. Of few steady calls the ramp-up calls too, which modes slow down alike.
+    """The times in ns in which two modes are looked for; () for back-to-back calls.
+
+    A period is a mean over calls of both modes, so it cannot show them. If there are fewer than
+    FEW_CALLS steady calls, the ramp-up calls are added: both modes occur in them too.
     """
     clock = default_clock(result)
     if has_period(result, clock):
@@ -114,39 +123,49 @@ def _judged_times(result: CaseResult, times: Sequence[float] | None) -> Sequence
     return [*over_ranks(result.ramp_up_ns), *times]
 
 
-def _modes_text(several: Sequence[Modes]) -> str:
-    """Of all rows with this mark: ``bimodal in 8 rows: 14 to 45 % of the calls take ...``."""
-    rows = f" in {len(several)} rows" if len(several) > 1 else ""
-    shares = sorted(mode.share for mode in several)
+def _bimodal_text(modes: Sequence[Modes]) -> str:
+    """The footnote of all bimodal rows: ``bimodal in 8 rows: 14 to 45 % of the calls take ...``."""
+    rows = f" in {len(modes)} rows" if len(modes) > 1 else ""
+    shares = sorted(mode.share for mode in modes)
     share = " to ".join(dict.fromkeys(f"{100 * end:.0f}" for end in (shares[0], shares[-1])))
     slow, fast = (
-        _range((min(low for low, _ in ends), max(high for _, high in ends)))
-        for ends in ([mode.slow for mode in several], [mode.fast for mode in several])
+        _time_range((min(low for low, _ in ends), max(high for _, high in ends)))
+        for ends in ([mode.slow for mode in modes], [mode.fast for mode in modes])
     )
     return f"bimodal{rows}: {share} % of the calls take {slow}, the others {fast}"
 
 
-def _of_issue(result: CaseResult) -> Iterable[str]:
+def _host_bound_notes(result: CaseResult) -> Iterable[str]:
     if bound := host_bound(result):
-        issued, period = (time_text(ns, 3) for ns in bound)
+        issued, period = (format_ns(ns, 3) for ns in bound)
         text = f"host-bound: the host takes {issued} to issue a call of {period}"
         graph = result.case.device == "cuda" and result.case.mode == "back-to-back"
         yield f"{text}; --mode graph shows the device's own time" if graph else text
 
 
-def _range(ns: tuple[float, float]) -> str:
-    """``2.1 to 4.0 ms``; both with their unit where that differs."""
-    (low, unit), (high, other) = (time_text(ns_value, 2).split() for ns_value in ns)
-    return f"{low} to {high} {other}" if unit == other else f"{low} {unit} to {high} {other}"
+def _time_range(ns: tuple[float, float]) -> str:
+    """``2.1 to 4.0 ms``; each end has its own unit if the units differ."""
+    (low, low_unit), (high, high_unit) = (format_ns(ns_value, 2).split() for ns_value in ns)
+    return (
+        f"{low} to {high} {high_unit}"
+        if low_unit == high_unit
+        else f"{low} {low_unit} to {high} {high_unit}"
+    )
 
 
 def run_lines(run: Run, rows: Sequence[Row], first_calls: bool = True) -> list[str]:
-    """Lines about all rows and about the run. ``first_calls``: there is such a column."""
+    """The lines below the tables of a run: about its rows, then about the run.
+
+    first_calls: whether a table has the column of first calls, whose ``*`` needs explaining.
+    """
     return row_lines(rows, first_calls) + outcome_lines(run)
 
 
 def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
-    """What is true of some rows and needs no mark there."""
+    """The lines that explain rows without marks: first calls, stop reasons, one rank, splits.
+
+    first_calls: whether a table has the column of first calls.
+    """
     slow = dict.fromkeys(one_line(row.statistic) for row in rows if row.slow_first)
     lines = [f"* first call over 3 times the {' or '.join(slow)}"] if first_calls and slow else []
     lines += stop_lines(rows)
@@ -159,10 +178,10 @@ def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
 
 
 def stop_lines(rows: Iterable[Row]) -> list[str]:
-    """How many cases each rule ended: what was asked for may not have been reached.
+    """How many cases each stopping rule ended, as one line; [] if all ran a fixed number of calls.
 
-    Precision is that of the calls that were made, and no guarantee: ``precision 3 (of 60 to 180
-    calls in 2.1 ms to 14 ms; longer runs may differ)``.
+    The precision is that of the calls made, and does not bound what a longer run would measure:
+    ``precision 3 (of 60 to 180 calls in 2.1 ms to 14 ms; longer runs may differ)``.
     """
     rows_by_reason: dict[str, list[Row]] = {}
     for row in rows:
@@ -172,12 +191,12 @@ def stop_lines(rows: Iterable[Row]) -> list[str]:
             "precision" if row.stop == "precision" else stop_text(row), []
         ).append(row)
     rows_by_reason.pop("", None)
-    if not set(rows_by_reason) - {"count"}:  # a number of calls that was asked for
+    if not set(rows_by_reason) - {"count"}:  # count: the user fixed the number of calls
         return []
     parts = [
         f"{text} {len(rows_of_reason)}"
         + (
-            f" (of {_stretch(rows_of_reason)}; longer runs may differ)"
+            f" (of {_calls_and_time(rows_of_reason)}; longer runs may differ)"
             if text == "precision"
             else ""
         )
@@ -187,66 +206,71 @@ def stop_lines(rows: Iterable[Row]) -> list[str]:
 
 
 def stop_text(row: Row) -> str:
-    """Of one case: ``precision of 60 calls in 2.1 ms``, ``cap of 1000 calls``, ``time``."""
+    """Why a case stopped: ``precision of 60 calls in 2.1 ms``, ``cap of 1000 calls``, ``time``."""
     if row.stop == "precision":
-        return f"precision of {_stretch([row])}"
+        return f"precision of {_calls_and_time([row])}"
     return f"cap of {row.calls} calls" if row.stop == "cap" else one_line(row.stop)
 
 
-def _stretch(rows: Sequence[Row]) -> str:
-    """``60 to 180 calls in 2.1 ms to 14 ms``; files of earlier versions do not tell the time."""
+def _calls_and_time(rows: Sequence[Row]) -> str:
+    """``60 to 180 calls in 2.1 ms to 14 ms``; files of earlier versions lack the times."""
     least, most = (choose(row.calls for row in rows) for choose in (min, max))
     parts = [f"{least} calls" if least == most else f"{least} to {most} calls"]
     times = sorted(row.steady_ns for row in rows if row.steady_ns is not None)
-    texts = dict.fromkeys(time_text(ns, 2) for ns in (times[:1] + times[-1:]))
+    texts = dict.fromkeys(format_ns(ns, 2) for ns in (times[:1] + times[-1:]))
     return " in ".join([*parts, " to ".join(texts)] if texts else parts)
 
 
 def outcome_lines(run: Run) -> list[str]:
-    """What happened beside the cases, the runs of --resume, and how it all ended."""
+    """The lines about a run as a whole: events, the runs of --resume, problems, how it ended."""
     reason = (run.end or {}).get("reason")
     events_shown = [
         e for e in run.events if not reason or e.get("message") != reason or e.get("resumed")
     ]
     events = dict.fromkeys(map(_event_caveat, events_shown))
-    lines = [*_continuation_lines(run), *problems_of(run)]
+    lines = [*_continuation_lines(run), *run_problems(run)]
     lines += [one_line(run.way_on)] if run.way_on else []
     return [*events, *map(Caveat, lines)]
 
 
 def runs_lines(runs: Sequence[Run]) -> list[str]:
-    """The same of several runs: each text once, with its file or in how many it stands."""
+    """The outcome lines of several runs, each text once.
+
+    A text of one run is preceded by its file, a text of several runs by their number.
+    """
     runs_by_line: dict[str, list[Run]] = {}
     for run in runs:
         for line in outcome_lines(run):
             runs_by_line.setdefault(line, []).append(run)
     lines = []
     for line, runs_of_line in runs_by_line.items():
-        name = _name_of(runs_of_line[0])
-        where = name if len(runs_of_line) == 1 else f"{len(runs_of_line)} of {len(runs)} runs"
-        lines.append(line if len(runs) == 1 or name in line else Caveat(f"{where}: {line}"))
+        name = _run_name(runs_of_line[0])
+        source = name if len(runs_of_line) == 1 else f"{len(runs_of_line)} of {len(runs)} runs"
+        lines.append(line if len(runs) == 1 or name in line else Caveat(f"{source}: {line}"))
     return lines
 
 
-def found_lines(notes: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """What stands below the tables of what was found in runs: of it, and of the runs."""
+def footer_lines(notes: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """The lines below the tables of a command: its notes, then the outcome lines of its runs."""
     return list(map(Caveat, dict.fromkeys(map(one_line, [*notes, *runs_lines(runs)]))))
 
 
 def note_lines(format: str, runs: Sequence[Run], notes: Sequence[str] = ()) -> list[str]:
-    """What a table says and csv and json have no place for: the problems of the files, each with
-    its file, and of csv ``notes``.
+    """The lines that csv and json cannot hold and that are printed to stderr instead.
+
+    For both these are the problems of the files, each with its file; for csv also ``notes``, which
+    are a field of json.
     """
     lines = []
     if format in ("csv", "json"):
-        problems = ((_name_of(run), text) for run in runs for text in problems_of(run))
+        problems = ((_run_name(run), text) for run in runs for text in run_problems(run))
         lines = [f"warning: {text if n in text else f'{n}: {text}'}" for n, text in problems]
     if format == "csv":
         lines += map(one_line, notes)
     return list(dict.fromkeys(lines))
 
 
-def _name_of(run: Run) -> str:
+def _run_name(run: Run) -> str:
     names = (run.path, run.source.get("file"), run.header.get("run_id"), "a run")
     return one_line(next(filter(None, names)))
 
@@ -262,32 +286,35 @@ def _event_caveat(event: dict[str, Any]) -> Caveat:
 
 
 def _continuation_lines(run: Run) -> list[str]:
-    """Which rows come from which run, and what the runs do not share."""
-    runs = [(part, results) for part, results in run.all_runs() if results]
+    """Which rows come from which run of --resume, and how the environments of these runs differ."""
+    runs = [(run_part, results) for run_part, results in run.all_runs() if results]
     if len(runs) < 2:
         return []
     parts = [
-        f"{one_line(part.path.name if part.path else '?')} from "
+        f"{one_line(run_part.path.name if run_part.path else '?')} from "
         f"{one_line(results[0].case.describe())} on"
-        for part, results in runs[1:]
+        for run_part, results in runs[1:]
     ]
     lines = [f"rows of {len(runs)} runs (--resume): the first, {', '.join(parts)}"]
-    facts = [{"ranks": str(part.ranks), **facts_of(part)} for part, _ in runs]
+    facts = [{"ranks": str(run_part.ranks), **facts_of(run_part)} for run_part, _ in runs]
     differ = differences(facts)
     alike = "the runs had the same environment"
     return [*lines, f"differs between the runs: {differ}" if differ else alike]
 
 
-def problems_of(run: Run) -> list[str]:
-    """What reading found wrong, and how the run ended if it did not end well."""
+def run_problems(run: Run) -> list[str]:
+    """The problems of a file: what could not be read, and how the run ended if not normally."""
     problems = [one_line(text) for text in run.problems]
     ending = one_line(run.ending)
-    # load() says it, a run that has just ended does not.
+    # load() adds the ending to the problems; a run that has just ended has not been loaded.
     return problems if not ending or ending in problems else [*problems, ending]
 
 
 def differences(facts: Sequence[dict[str, str]]) -> str:
-    """``torch (2.12.0, 2.13.0); NCCL_ALGO (Ring, unset)``; '' where all agree."""
+    """The names whose values differ: ``torch (2.12.0, 2.13.0); NCCL_ALGO (Ring, unset)``.
+
+    facts: for each run its values by name. Returns '' if all runs agree.
+    """
     parts = []
     for name in dict.fromkeys(name for fact in facts for name in fact):
         values = list(dict.fromkeys(one_line(fact.get(name, "unset")) for fact in facts))

@@ -13,7 +13,7 @@ from typing import Any
 
 from torchcoll.core.errors import UnavailableError, one_line, printable
 from torchcoll.report.answer import Answer, Caveat
-from torchcoll.report.grid import Grid, escaped, legends, markdown_text
+from torchcoll.report.grid import Grid, escape_markdown, legends, markdown_text
 
 _STYLES = {"green": "good", "red": "bad", "yellow": "doubt", "dim": "dim"}
 
@@ -28,7 +28,7 @@ class Illustration:
 
 
 @dataclass
-class Titled:
+class TitledGrids:
     """Tables below a title; '' is none."""
 
     title: str
@@ -37,13 +37,13 @@ class Titled:
 
 @dataclass
 class Section:
-    """commands: what prints the same in a terminal. folded: parts are closed until asked for."""
+    """commands: what prints the same in a terminal. folded: the tables are closed until asked for."""
 
     title: str
     texts: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     pictures: list[Illustration] = field(default_factory=list)
-    parts: list[Titled] = field(default_factory=list)
+    tables: list[TitledGrids] = field(default_factory=list)
     folded: bool = False
 
 
@@ -54,7 +54,9 @@ class Page:
     sections: list[Section]
 
 
-def each_caveat_once(sections: Sequence[Section], printed: Iterable[str] = ()) -> list[Section]:
+def shorten_repeated_caveats(
+    sections: Sequence[Section], printed: Iterable[str] = ()
+) -> list[Section]:
     """The sections, where a caveat is printed in full at its first table alone.
 
     Tables that stand alone in a terminal each print their caveats; a page would repeat some of them
@@ -73,7 +75,10 @@ def each_caveat_once(sections: Sequence[Section], printed: Iterable[str] = ()) -
     return [
         replace(
             section,
-            parts=[replace(part, grids=list(map(grid_once, part.grids))) for part in section.parts],
+            tables=[
+                replace(titled, grids=list(map(grid_once, titled.grids)))
+                for titled in section.tables
+            ],
         )
         for section in sections
     ]
@@ -126,23 +131,25 @@ def _style(grid: Grid, number: int) -> str:
 
 def page_markdown(page: Page, files: Sequence[str] = ()) -> str:
     """The page for a code forge. files: of each picture, in their order, where it is."""
-    lines = [f"# {escaped(one_line(page.title))}\n"]
-    lines += [f"**{escaped(one_line(answer.text))}**\n" for answer in page.answers]
+    lines = [f"# {escape_markdown(one_line(page.title))}\n"]
+    lines += [f"**{escape_markdown(one_line(answer.text))}**\n" for answer in page.answers]
     names = iter(files)
     for section in page.sections:
-        lines.append(f"## {escaped(one_line(section.title))}\n")
-        lines += [f"{escaped(one_line(text))}\n" for text in section.texts]
+        lines.append(f"## {escape_markdown(one_line(section.title))}\n")
+        lines += [f"{escape_markdown(one_line(text))}\n" for text in section.texts]
         for command in section.commands:  # a block: four blanks, in which nothing is markup
             code = [f"    {printable(line)}" for line in command.splitlines()]
             lines.append("\n".join(code) + "\n")
         for picture in section.pictures:
             if name := next(names, ""):
-                title = escaped(one_line(picture.title)).replace("[", "\\[").replace("]", "\\]")
+                title = (
+                    escape_markdown(one_line(picture.title)).replace("[", "\\[").replace("]", "\\]")
+                )
                 lines.append(f"![{title}]({name})\n")
-            lines += [f"{escaped(one_line(text))}\n" for text in picture.caption]
-        for part in section.parts:
-            lines += [f"### {escaped(one_line(part.title))}\n"] if part.title else []
-            texts = [markdown_text(_plain(grid)) for grid in part.grids]
+            lines += [f"{escape_markdown(one_line(text))}\n" for text in picture.caption]
+        for titled in section.tables:
+            lines += [f"### {escape_markdown(one_line(titled.title))}\n"] if titled.title else []
+            texts = [markdown_text(_plain(grid)) for grid in titled.grids]
             lines += [text for text in texts if text]
     return "\n".join(lines)
 

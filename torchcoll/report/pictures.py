@@ -77,7 +77,7 @@ def new_figure(rows: int, columns: int, shared: bool = False) -> tuple[Figure, A
     return figure, figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared)
 
 
-def style_of(number: int) -> dict[str, Any]:
+def line_style(number: int) -> dict[str, Any]:
     return {
         "color": PALETTE[number % len(PALETTE)],
         "linestyle": _DASHES[number % len(_DASHES)],
@@ -88,10 +88,10 @@ def draw_band(axis: Axes, intervals: Sequence[tuple[int, float, float]], colour:
     """(x, low, high) of each point; between fewer than two a band has no area, so it is bars."""
     if not intervals:
         return
-    places, low, high = zip(*intervals, strict=True)
-    axis.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+    positions, low, high = zip(*intervals, strict=True)
+    axis.fill_between(positions, low, high, color=colour, alpha=0.15, linewidth=0)
     if len(intervals) == 1:
-        axis.vlines(places, low, high, color=colour, linewidth=1)
+        axis.vlines(positions, low, high, color=colour, linewidth=1)
 
 
 def size_axis(axis: Axes, sizes: Sequence[int]) -> None:
@@ -140,7 +140,7 @@ def legend(axis: Axes, lines: int) -> None:
 def write_caption(figure: Figure, caption: Sequence[str]) -> None:
     """Below the picture; as its label, in one line, for who writes it elsewhere."""
     figure.set_label("; ".join(one_line(text) for text in caption if text))
-    lines = [part for text in caption for part in textwrap.wrap(literal(text), _CAPTION)]
+    lines = [line for text in caption for line in textwrap.wrap(literal(text), _CAPTION)]
     figure.supxlabel("\n".join(lines), fontsize="small", x=0.01, ha="left", color="0.3")
 
 
@@ -148,7 +148,7 @@ _TYPES = {".png": "image/png", ".svg": "image/svg+xml", ".pdf": "application/pdf
 
 
 @dataclass(frozen=True)
-class Drawn:
+class WrittenPicture:
     """A picture that was written; a notebook shows it."""
 
     path: Path
@@ -159,14 +159,14 @@ class Drawn:
         return {kind: text, "text/plain": repr(self)}
 
 
-def write_figure(figure: Figure, path: str | os.PathLike[str]) -> Drawn:
+def write_figure(figure: Figure, path: str | os.PathLike[str]) -> WrittenPicture:
     """In place of one that is there, never through a link. Raises UsageError for a path that
     cannot be written.
     """
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=120, format=check_path(path).suffix[1:].lower())
     write_file(path, drawn.getvalue(), "picture", force=True)
-    return Drawn(Path(path))
+    return WrittenPicture(Path(path))
 
 
 # What is ink or paper follows the page's colours; those of lines are readable on both.
@@ -212,12 +212,12 @@ def svg_text(figure: Figure, inline: bool = True) -> str:
     text = _PROLOG.sub("", text)
     text = _GROUP.sub("<g", text)  # the ids of two pictures would be alike
     text = _SIZE.sub(r"\1", _SIZE.sub(r"\1", text))
-    text = _COLOUR.sub(_themed, text)
+    text = _COLOUR.sub(_theme_colour, text)
     text = text.replace("<text ", '<text fill="currentColor" ')
     return text.replace("<svg ", '<svg role="img" ', 1)
 
 
-def check_drawn() -> None:
+def check_pictures_available() -> None:
     """Raises UnavailableError where a page could not have its pictures, before anything is read."""
     try:
         import matplotlib.figure  # noqa: F401
@@ -227,6 +227,6 @@ def check_drawn() -> None:
         ) from None
 
 
-def _themed(match: re.Match[str]) -> str:
+def _theme_colour(match: re.Match[str]) -> str:
     whole, colour = match.group(0), match.group(1)
     return whole.replace(colour, _INK.get(colour, colour))

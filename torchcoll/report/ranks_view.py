@@ -22,9 +22,9 @@ from torchcoll.report.sample_views import (
     CASE_FIELDS,
     case_fields,
     case_line,
-    framed,
     rank_of,
     status_lines,
+    with_run_lines,
 )
 
 WAITING = (
@@ -73,7 +73,7 @@ def ranks_grids(run: Run, view: View, every: bool = False) -> list[Grid]:
             "(--all shows every case)"
         )
     rows = [entry.row for entry in entries]
-    framed_grids = framed(run, rows, grids, None, view.verbose, notes)
+    framed_grids = with_run_lines(run, rows, grids, None, view.verbose, notes)
     framed_grids[-1].answer = ranks_answer(run, entries, values)
     return framed_grids
 
@@ -98,12 +98,12 @@ def ranks_answer(
     ]
     if not cases:
         return Answer("no rank can be judged: no case has times of several ranks with equal work")
-    where = {n: one_line(member.get("host") or "") for n, member in enumerate(run.members)}
+    hosts = {n: one_line(member.get("host") or "") for n, member in enumerate(run.members)}
 
     def named(rank: int) -> str:
-        return f"rank {rank} ({where[rank]})" if where.get(rank) else f"rank {rank}"
+        return f"rank {rank} ({hosts[rank]})" if hosts.get(rank) else f"rank {rank}"
 
-    suspects = [s for late in (False, True) if (s := _suspect(cases, late))]
+    suspects = [s for late in (False, True) if (s := _find_slow_rank(cases, late))]
     if suspects:
         suspect = max(suspects, key=lambda suspect_rank: suspect_rank.excess)
         name = named(suspect.rank)
@@ -131,7 +131,7 @@ def ranks_answer(
     )
 
 
-def _suspect(cases: Sequence[Sequence[dict[str, Any]]], late: bool) -> SlowRank | None:
+def _find_slow_rank(cases: Sequence[Sequence[dict[str, Any]]], late: bool) -> SlowRank | None:
     """The rank that has the longest (late: the shortest) time in most calls of most cases, and
     differs by SLOW_EXCESS there.
     """
@@ -139,8 +139,8 @@ def _suspect(cases: Sequence[Sequence[dict[str, Any]]], late: bool) -> SlowRank 
     leads: dict[int, list[tuple[float, float]]] = {}
     for ranks in cases:
         lead = max(ranks, key=lambda rank: rank[share])
-        others = min(rank["median_ns"] for rank in ranks if rank is not lead)
-        slow, fast = (others, lead["median_ns"]) if late else (lead["median_ns"], others)
+        peer_ns = min(rank["median_ns"] for rank in ranks if rank is not lead)
+        slow, fast = (peer_ns, lead["median_ns"]) if late else (lead["median_ns"], peer_ns)
         if fast > 0 and lead[share] >= _OFTEN and slow / fast - 1 >= SLOW_EXCESS:
             leads.setdefault(lead["rank"], []).append((lead[share], slow / fast - 1))
     if not leads:
@@ -165,11 +165,11 @@ def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
     fastest, slowest = [min(call) for call in calls], [max(call) for call in calls]
 
     def share(times: Sequence[int], ends: Sequence[int]) -> float:
-        parts = (
+        shares = (
             weight / call.count(end) if ns == end else 0.0
             for ns, end, call, weight in zip(times, ends, calls, weights, strict=True)
         )
-        return sum(parts) / number
+        return sum(shares) / number
 
     for index, times_of_index in enumerate(zip(*calls, strict=True)):
         rank = rank_of(result, index)

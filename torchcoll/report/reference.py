@@ -58,12 +58,12 @@ def load_points(path: str) -> list[PublishedFigure]:
         content = b"".join(lines_of(Path(path), [], "reference"))
         ByteBudget("reference", path).add(content)
         data = json.loads(content)
-        return [_point(record) for record in data["points"]]
+        return [_checked_figure(record) for record in data["points"]]
     except (OSError, *UNUSABLE) as error:
         raise UnreadableError("reference", path, f"a file of points ({error})") from None
 
 
-def _point(record: dict[str, Any]) -> PublishedFigure:
+def _checked_figure(record: dict[str, Any]) -> PublishedFigure:
     point = PublishedFigure(**record)
     if point.collective not in COLLECTIVES or point.status not in STATUSES:
         raise ValueError(f"{point.name}: unknown collective or status")
@@ -75,29 +75,29 @@ def _point(record: dict[str, Any]) -> PublishedFigure:
     return point
 
 
-def points_of(run: Run) -> list[PublishedFigure]:
+def figures_of_run(run: Run) -> list[PublishedFigure]:
     """The rows of another run as points."""
     name = one_line(run.source.get("file") or run.path or "run")
     points = []
-    for row in _with_figures(run):
+    for row in _rows_with_busbw(run):
         status = (IMPLAUSIBLE, row.reason) if row.status == IMPLAUSIBLE else ("measured", "")
         figure = row.collective, row.size_bytes, row.ranks, row.busbw_gbps or 0.0
         points.append(PublishedFigure(name, *figure, *status))
     return points
 
 
-def _with_figures(run: Run) -> list[Row]:
+def _rows_with_busbw(run: Run) -> list[Row]:
     """The rows with a busbw, those too that cannot be: they are shown as what they are."""
     return [r for r in summarise_run(run) if r.busbw_gbps and r.status in ("ok", IMPLAUSIBLE)]
 
 
-def with_published(run: Run, points: Sequence[PublishedFigure]) -> Grid:
+def reference_grid(run: Run, points: Sequence[PublishedFigure]) -> Grid:
     """Each point of a collective that the run has, and what the run has at that size."""
-    rows = _with_figures(run)
+    rows = _rows_with_busbw(run)
     notes = Notes()
     lines = []
     for point in points:
-        measured = _own(rows, point)
+        measured = _matching_row(rows, point)
         if measured is None or measured.busbw_gbps is None:
             continue
         share = 100 * measured.busbw_gbps / point.busbw_gbps if point.busbw_gbps else None
@@ -138,24 +138,26 @@ def with_published(run: Run, points: Sequence[PublishedFigure]) -> Grid:
     )
 
 
-def _own(rows: Sequence[Row], point: PublishedFigure) -> Row | None:
+def _matching_row(rows: Sequence[Row], point: PublishedFigure) -> Row | None:
     """The run's best row of the point's collective and size; of a peak, its best of all sizes. What
     cannot be is taken only where there is nothing else.
     """
-    same = [r for r in rows if r.collective == point.collective]
+    candidates = [r for r in rows if r.collective == point.collective]
     if point.size_bytes is not None:
-        same = [r for r in same if point.size_bytes in (r.size_bytes, r.size_bytes_requested)]
-    same = [r for r in same if r.status == "ok"] or same
-    return max(same, key=lambda r: r.busbw_gbps or 0.0, default=None)
+        candidates = [
+            r for r in candidates if point.size_bytes in (r.size_bytes, r.size_bytes_requested)
+        ]
+    candidates = [r for r in candidates if r.status == "ok"] or candidates
+    return max(candidates, key=lambda r: r.busbw_gbps or 0.0, default=None)
 
 
 def show_reference(
     runs: Sequence[Run], points: Sequence[PublishedFigure], format: str, file: TextIO | None = None
 ) -> None:
     out = Destination(file)
-    for place, run in enumerate(runs):
-        out.write("\n" if place else "")
-        grid = with_published(run, points)
+    for index, run in enumerate(runs):
+        out.write("\n" if index else "")
+        grid = reference_grid(run, points)
         if format == "markdown":
             out.write(markdown_text(grid))
         else:

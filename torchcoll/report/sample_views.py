@@ -16,8 +16,8 @@ from torchcoll.core.summary import (
     default_clock,
     over_ranks,
 )
-from torchcoll.core.units import format_time, time_text
-from torchcoll.report.columns import DIMENSIONS, Entry, values_of
+from torchcoll.core.units import format_ns, format_time
+from torchcoll.report.columns import DIMENSIONS, Entry, distinct_values
 from torchcoll.report.formats import Records, View
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import first_lines, header_lines
@@ -28,7 +28,7 @@ CASE_FIELDS = (*DIMENSIONS[:-1], "size_bytes_requested", "size_bytes")
 CALL_FIELDS = (*CASE_FIELDS, "status", "rank", "clock", "kind", "call", "calls_per_sample", "ns")
 
 
-def framed(
+def with_run_lines(
     run: Run,
     rows: Sequence[Row],
     grids: list[Grid],
@@ -38,7 +38,7 @@ def framed(
 ) -> list[Grid]:
     """Header lines before the first table, lines about the run after the last."""
     above = [
-        *header_lines(run, rows, how, values_of(rows, "clock"), verbose),
+        *header_lines(run, rows, how, distinct_values(rows, "clock"), verbose),
         *first_lines(run, how or "max", verbose=verbose),
     ]
     below = run_lines(run, rows, first_calls=False)
@@ -68,9 +68,9 @@ def case_fields(entry: Entry) -> dict[str, Any]:
 _KINDS = {"warmup": "warm-up", "ramp_up": "ramp-up"}
 
 
-def rank_of(result: CaseResult, place: int) -> int:
+def rank_of(result: CaseResult, index: int) -> int:
     """The rank of the run, of a place in the samples: sub-groups have some ranks only."""
-    return result.members[place] if place < len(result.members) else place
+    return result.members[index] if index < len(result.members) else index
 
 
 def _call_records(run: Run, view: View) -> Iterator[dict[str, Any]]:
@@ -81,12 +81,12 @@ def _call_records(run: Run, view: View) -> Iterator[dict[str, Any]]:
 
 def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, Any]]:
     for name in dict.fromkeys(("host", default_clock(result), *result.time_ns)):
-        for kind, calls, samples in in_order(result, name) if clock in (None, name) else ():
-            for place, durations in enumerate(samples):
+        for kind, calls, samples in calls_in_order(result, name) if clock in (None, name) else ():
+            for index, durations in enumerate(samples):
                 # strict=False: a rank that was lost in mid-batch has fewer calls.
                 for call, ns in zip(calls, durations, strict=False):
                     yield {
-                        "rank": rank_of(result, place),
+                        "rank": rank_of(result, index),
                         "clock": name,
                         "kind": kind,
                         "call": call.start,
@@ -95,31 +95,33 @@ def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, An
                     }
 
 
-def in_order(result: CaseResult, clock: str | None) -> Iterator[tuple[str, list[range], Matrix]]:
+def calls_in_order(
+    result: CaseResult, clock: str | None
+) -> Iterator[tuple[str, list[range], Matrix]]:
     """(kind, numbers of the calls of each sample, samples) of the calls on this clock, as they ran:
     the cold ones, warm-up, then of each batch its ramp-up calls and the steady ones.
     """
     number = 0
-    parts = [("cold", result.cold_ns), ("warmup", result.warmup_ns)]
-    for kind, samples in parts:
+    groups = [("cold", result.cold_ns), ("warmup", result.warmup_ns)]
+    for kind, samples in groups:
         count = max(map(len, samples), default=0)
         if samples and clock == "host":
-            yield kind, _numbers(number, [1] * count), samples
+            yield kind, _call_ranges(number, [1] * count), samples
         number += count
     steady = result.time_ns.get(clock or "", [])
-    leads = max(map(len, result.ramp_up_ns), default=0) // max(1, len(result.batches))
+    calls_per_batch = max(map(len, result.ramp_up_ns), default=0) // max(1, len(result.batches))
     each = calls_of(result, min(map(len, steady), default=0))
-    led = 0
+    ramp_up_done = 0
     for first, last in batches_of(result, steady):
-        if leads and clock == default_clock(result):
-            lead = [row[led : led + leads] for row in result.ramp_up_ns]
-            yield "ramp_up", _numbers(number, [1] * leads), lead
-        led, number = led + leads, number + leads
-        yield "steady", _numbers(number, each[first:last]), [row[first:last] for row in steady]
+        if calls_per_batch and clock == default_clock(result):
+            lead = [row[ramp_up_done : ramp_up_done + calls_per_batch] for row in result.ramp_up_ns]
+            yield "ramp_up", _call_ranges(number, [1] * calls_per_batch), lead
+        ramp_up_done, number = ramp_up_done + calls_per_batch, number + calls_per_batch
+        yield "steady", _call_ranges(number, each[first:last]), [row[first:last] for row in steady]
         number += sum(each[first:last])
 
 
-def _numbers(first: int, calls: Sequence[int]) -> list[range]:
+def _call_ranges(first: int, calls: Sequence[int]) -> list[range]:
     """The numbers of the calls of each sample, the first of which begins with ``first``."""
     starts = accumulate(calls, initial=first)
     return [range(start, start + n) for start, n in zip(starts, calls, strict=False)]
@@ -128,11 +130,13 @@ def _numbers(first: int, calls: Sequence[int]) -> list[range]:
 def calls_grids(run: Run, view: View) -> list[Grid]:
     """One table a case with a row for each call: cold ones, warm-up, steady ones."""
     entries = view.entries(run)
-    grids = [_calls(entry.result, entry.row, view.over_ranks) for entry in entries]
-    return framed(run, [entry.row for entry in entries], grids, view.over_ranks, view.verbose)
+    grids = [_calls_grid(entry.result, entry.row, view.over_ranks) for entry in entries]
+    return with_run_lines(
+        run, [entry.row for entry in entries], grids, view.over_ranks, view.verbose
+    )
 
 
-def _calls(result: CaseResult, row: Row, how: str) -> Grid:
+def _calls_grid(result: CaseResult, row: Row, how: str) -> Grid:
     completes = how == "max" and result.case.mode == "synchronized"
     heads = [
         Head("call", repeat=True),
@@ -143,11 +147,13 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
         Head("slowest"),
         Head("rank"),
     ]
-    parts = [part for part in in_order(result, "host") if part[0] in ("cold", "warmup")]
-    parts += [part for part in in_order(result, row.clock) if part[0] in ("ramp_up", "steady")]
+    groups = [group for group in calls_in_order(result, "host") if group[0] in ("cold", "warmup")]
+    groups += [
+        group for group in calls_in_order(result, row.clock) if group[0] in ("ramp_up", "steady")
+    ]
     rows: list[list[str]] = []
     slow = False
-    for kind, numbers, samples in parts:
+    for kind, numbers, samples in groups:
         times = over_ranks(samples, how)
         for number, time, call in zip(numbers, times, zip(*samples, strict=False), strict=False):
             mark = kind == "cold" and row.median_ns and time > SLOW_FIRST * row.median_ns
@@ -170,7 +176,7 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
     if result.ordinal == 0 and result.cold_ns:
         below.append("call 0 is the first of its communicator")
     if result.connect_ns:
-        took = time_text(max(result.connect_ns), 3)
+        took = format_ns(max(result.connect_ns), 3)
         below.append(f"before call 0, its own communicator took {took} to make (the slowest rank)")
     if row.clock not in (None, "host") and (result.cold_ns or result.warmup_ns):
         clock = one_line(row.clock)

@@ -21,10 +21,10 @@ from torchcoll.core.summary import (
     median,
 )
 from torchcoll.core.units import format_bandwidth, format_size, format_time
-from torchcoll.report.columns import DIMENSIONS, values_of
+from torchcoll.report.columns import DIMENSIONS, distinct_values
 from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.header import NOT_ALIGNED, given_reading, header_lines, what_text
+from torchcoll.report.header import NOT_ALIGNED, common_text, header_lines, reported_reading
 from torchcoll.report.notes import differences, row_lines, runs_lines
 
 KEYS = (*DIMENSIONS, "label", "label=KEY", "file")
@@ -46,49 +46,51 @@ def pivot_grids(runs: Sequence[Run], view: View, key: str, metric: str) -> list[
     """One table for each combination of what else varies. Raises UsageError for an unknown key."""
     _check_key(runs, key)
     points = [
-        _Point(_column(run, entry.row, key), entry.row, entry.result)
+        _Point(_column_name(run, entry.row, key), entry.row, entry.result)
         for run in runs
         for entry in view.entries(run)
     ]
-    above = [*_what_ran(runs, points), *_read_as(points, view)]
-    points, silent = _with_figures(points, metric)
-    hidden = [name for name in DIMENSIONS if name != key and _varies(points, name)]
+    above = [*_header_lines(runs, points), *_reading_lines(points, view)]
+    points, silent = _drop_without_bandwidth(points, metric)
+    hidden = [name for name in DIMENSIONS if name != key and _varies_within_column(points, name)]
     grids = []
     for group in _groups(points, hidden):
-        within = [p for p in points if _belongs(p.row, group)]
+        within = [p for p in points if _matches_group(p.row, group)]
         grids.append(_grid(within, key, metric, group))
-    below = [*silent, *_between(points, key, hidden), *row_lines(_rows(points), False)]
+    below = [*silent, *_column_differences(points, key, hidden), *row_lines(_rows(points), False)]
     below += runs_lines(runs)
     differ = differences([facts_of(run) for run in runs])
     below += [f"differs between the files: {differ}"] if differ else []
     return [Grid([], [], above=above), *grids, Grid([], [], below=below)]
 
 
-def _with_figures(points: Sequence[_Point], metric: str) -> tuple[list[_Point], list[str]]:
+def _drop_without_bandwidth(
+    points: Sequence[_Point], metric: str
+) -> tuple[list[_Point], list[str]]:
     """Without what has no bandwidth by nature, and the line that says so."""
     kept = [p for p in points if metric == "time" or COLLECTIVES[p.row.collective].has_data]
     left = len(points) - len(kept)
     return kept, ["barrier has no bandwidth and is left out (--metric time)"] if left else []
 
 
-def _between(points: Sequence[_Point], key: str, hidden: Sequence[str]) -> list[str]:
+def _column_differences(points: Sequence[_Point], key: str, hidden: Sequence[str]) -> list[str]:
     """What differs from column to column beside the key: they may not be alike otherwise."""
     parts = []
     for name in DIMENSIONS:
-        values = values_of(_rows(points), name)
+        values = distinct_values(_rows(points), name)
         if name not in (key, *hidden) and len(values) > 1:
-            parts.append(f"{name} ({', '.join(_text(name, value) for value in values)})")
+            parts.append(f"{name} ({', '.join(_value_text(name, value) for value in values)})")
     return [f"differs between the columns: {'; '.join(parts)}"] if parts else []
 
 
-def _text(name: str, value: Any) -> str:
+def _value_text(name: str, value: Any) -> str:
     """A value of a dimension for people."""
     if name == "in_place":
         return "in place" if value else "out of place"
     return one_line(value)
 
 
-def _what_ran(runs: Sequence[Run], points: Sequence[_Point]) -> list[str]:
+def _header_lines(runs: Sequence[Run], points: Sequence[_Point]) -> list[str]:
     """Which collectives, backends and ranks; one run says it as its own table does."""
     rows = _rows(points)
     if len(runs) == 1:
@@ -96,9 +98,9 @@ def _what_ran(runs: Sequence[Run], points: Sequence[_Point]) -> list[str]:
     parts = [
         f"{name}: {', '.join(one_line(v) for v in values)}"
         for name in ("backend", "device", "ranks")
-        if (values := values_of(rows, name))
+        if (values := distinct_values(rows, name))
     ]
-    return [f"{len(runs)} runs: {what_text(rows)}", "; ".join(parts)]
+    return [f"{len(runs)} runs: {common_text(rows)}", "; ".join(parts)]
 
 
 def _rows(points: Sequence[_Point]) -> list[Row]:
@@ -116,7 +118,7 @@ def _check_key(runs: Sequence[Run], key: str) -> None:
         raise unknown("pivot", key, KEYS)
 
 
-def _column(run: Run, row: Row, key: str) -> str:
+def _column_name(run: Run, row: Row, key: str) -> str:
     name, _, label = key.partition("=")
     if name == "label":
         labels = run.labels or {}
@@ -126,14 +128,14 @@ def _column(run: Run, row: Row, key: str) -> str:
     if key == "file":
         return one_line(run.path.name if run.path else run.header.get("run_id") or "-")
     value = getattr(row, key)
-    return "-" if value is None else _text(key, value)
+    return "-" if value is None else _value_text(key, value)
 
 
-def _varies(points: Sequence[_Point], name: str) -> bool:
+def _varies_within_column(points: Sequence[_Point], name: str) -> bool:
     """True if a column would mix several values; that two columns differ is no mixture."""
     values_by_column: dict[str, set[Any]] = {}
     for point in points:
-        if _has(point.row, name):
+        if _has_dimension(point.row, name):
             values_by_column.setdefault(point.column, set()).add(getattr(point.row, name))
     return any(len(values) > 1 for values in values_by_column.values())
 
@@ -143,17 +145,19 @@ def _groups(points: Sequence[_Point], hidden: Sequence[str]) -> list[dict[str, A
     has a dimension less is in every table that it fits; where there is none, in one of its own,
     with the first values that others have there.
     """
-    kinds = [{n: getattr(p.row, n) for n in hidden if _has(p.row, n)} for p in points]
+    kinds = [{n: getattr(p.row, n) for n in hidden if _has_dimension(p.row, n)} for p in points]
     first = {name: value for group in reversed(kinds) for name, value in group.items()}
     groups: dict[str, dict[str, Any]] = {}
     for point, group in sorted(zip(points, kinds, strict=True), key=lambda item: -len(item[1])):
-        if len(group) == len(hidden) or not any(_belongs(point.row, x) for x in groups.values()):
+        if len(group) == len(hidden) or not any(
+            _matches_group(point.row, x) for x in groups.values()
+        ):
             whole = {name: group.get(name, first.get(name)) for name in hidden}
             groups[repr(whole)] = whole
     return list(groups.values())
 
 
-def _has(row: Row, name: str) -> bool:
+def _has_dimension(row: Row, name: str) -> bool:
     """False where its collective has no such dimension (all_gather no op): then it belongs into
     every table. Elsewhere None is a value: no sub-group is all ranks, or a source does not tell.
     """
@@ -165,8 +169,8 @@ def _has(row: Row, name: str) -> bool:
     return fields.get(name, entry.has_data)
 
 
-def _belongs(row: Row, group: Mapping[str, Any]) -> bool:
-    return all(not _has(row, n) or getattr(row, n) == value for n, value in group.items())
+def _matches_group(row: Row, group: Mapping[str, Any]) -> bool:
+    return all(not _has_dimension(row, n) or getattr(row, n) == value for n, value in group.items())
 
 
 def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]) -> Grid:
@@ -186,14 +190,14 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
         for size in sizes
     ]
     if metric == "time":
-        statistics = values_of([p.row for p in points], "statistic") or ["median"]
+        statistics = distinct_values([p.row for p in points], "statistic") or ["median"]
         if statistics != [COLD_CALL] and len(statistics) == 1:  # else the line above says which
             title = f"{one_line(statistics[0])} time"
     parts = [f"{title} by {key}"]
     parts += [_group_text(name, value) for name, value in group.items()]
     runs = {len(values) for values in cells.values()}
     if runs != {1}:
-        parts.append(f"median of {_span(runs)} results")
+        parts.append(f"median of {_range_text(runs)} results")
     below = []
     data = [p.row for p in points if COLLECTIVES[p.row.collective].has_data and p.row.size_bytes]
     if any(row.size_bytes != row.size_bytes_requested for row in data):
@@ -205,10 +209,10 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
 def _group_text(name: str, value: Any) -> str:
     if value is None:
         return "all ranks" if name == "group" else f"{name} unknown"
-    return _text(name, value) if name == "in_place" else f"{name} {one_line(value)}"
+    return _value_text(name, value) if name == "in_place" else f"{name} {one_line(value)}"
 
 
-def _span(numbers: set[int]) -> str:
+def _range_text(numbers: set[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
 
@@ -223,7 +227,7 @@ def _cell(rows: Sequence[Row], field: str) -> str:
     return one_line(bad[0]) if bad else "-"
 
 
-def _read_as(points: Sequence[_Point], view: View) -> list[str]:
+def _reading_lines(points: Sequence[_Point], view: View) -> list[str]:
     """What a figure is of the calls and ranks: of samples as the view reads them, of imported
     figures what each source tells.
     """
@@ -231,19 +235,19 @@ def _read_as(points: Sequence[_Point], view: View) -> list[str]:
     reported = [p.result.reported for p in points if p.result.reported and not p.result.time_ns]
     read = " or ".join(
         f"{statistic} over calls, {view.over_ranks} over ranks"
-        for statistic in values_of(sampled, "statistic") or ["median"]
+        for statistic in distinct_values(sampled, "statistic") or ["median"]
     )
     parts = [read] if sampled or not reported else []
     if reported:
-        readings = " or ".join(dict.fromkeys(map(given_reading, reported)))
+        readings = " or ".join(dict.fromkeys(map(reported_reading, reported)))
         parts.append(f"{readings} (imported figures: as their source has them)")
     parts = [" or ".join(parts)]
     for name in ("clock", "mode"):
-        values = values_of(_rows(points), name)
+        values = distinct_values(_rows(points), name)
         parts += [f"{name}: {', '.join(map(one_line, values))}"] if values else []
     ran = [row for row in sampled if row.statistic != PERIOD]
     if not sampled and not reported:
         ran = _rows(points)
-    if view.over_ranks == "max" and set(values_of(ran, "mode")) - {"synchronized"}:
+    if view.over_ranks == "max" and set(distinct_values(ran, "mode")) - {"synchronized"}:
         parts.append(NOT_ALIGNED)
     return ["; ".join(parts)]

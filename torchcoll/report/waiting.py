@@ -19,7 +19,7 @@ from torchcoll.report.destination import ProgressLine, is_terminal
 _AFTER_S, _EVERY_S = 0.3, 0.5
 
 
-class _Watched:
+class _ClearingStream:
     """A stream that clears the line before the first text goes into it."""
 
     def __init__(self, stream: Any, clear: Any) -> None:
@@ -34,7 +34,7 @@ class _Watched:
 
 
 @contextlib.contextmanager
-def waiting(what: str) -> Iterator[None]:
+def show_waiting(what: str) -> Iterator[None]:
     """``torchcoll compare ... 3 s`` on stderr, where it is a terminal, until something is
     printed.
     """
@@ -61,7 +61,7 @@ def waiting(what: str) -> Iterator[None]:
 
     thread = threading.Thread(target=tell, name="torchcoll-waiting", daemon=True)
     thread.start()
-    sys.stdout, sys.stderr = _Watched(out, clear), _Watched(err, clear)
+    sys.stdout, sys.stderr = _ClearingStream(out, clear), _ClearingStream(err, clear)
     try:
         yield
     finally:

@@ -10,19 +10,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ratio, format_size, format_time, time_text
+from torchcoll.core.units import counted, format_ns, format_ratio, format_size, format_time
 from torchcoll.report.answer import Answer
-from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Grid, Head, explained_once, filled
+from torchcoll.report.formats import Forms, print_results, select_fields, without_none
+from torchcoll.report.grid import Grid, Head, make_grid, without_repeated_lines
 from torchcoll.report.header import kind_texts
-from torchcoll.report.notes import found_lines
+from torchcoll.report.notes import footer_lines
 from torchcoll.report.pictures import (
     draw_band,
     legend,
+    line_style,
     literal,
     new_figure,
     ranks_axis,
-    style_of,
     time_axis,
     write_caption,
 )
@@ -74,9 +74,9 @@ def cold_grids(finding: Cold) -> list[Grid]:
     each = {row.placed.order: row for row in finding.rows}  # of several backends: set up once
     grids.append(_set_up(list(each.values())))
     grids.append(_late(finding.late))
-    below = found_lines(finding.notes, finding.runs)
+    below = footer_lines(finding.notes, finding.runs)
     grids.append(Grid([], [], below=below, answer=answer_of(finding, list(titles))))
-    return explained_once(grids)
+    return without_repeated_lines(grids)
 
 
 _MOST_KINDS = 3  # in the sentence
@@ -104,12 +104,12 @@ def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
     for shown_scale, title_part in list(zip(order, title_parts, strict=True))[:_MOST_KINDS]:
         name = " ".join(text_part for text_part in title_part if text_part not in common)
         text = (
-            f"the first call{f' of {name}' * bool(name)} takes {time_text(shown_scale.first_ns, 3)}"
+            f"the first call{f' of {name}' * bool(name)} takes {format_ns(shown_scale.first_ns, 3)}"
         )
         if ratio := over(shown_scale.first_ns, shown_scale.steady_ns):
-            text += f", {_times(ratio)} times a steady call ({time_text(shown_scale.steady_ns, 3)})"
+            text += f", {_times(ratio)} times a steady call ({format_ns(shown_scale.steady_ns, 3)})"
         if shown_scale.first_result_ns:
-            text += f", time to first result {time_text(shown_scale.first_result_ns, 3)}"
+            text += f", time to first result {format_ns(shown_scale.first_result_ns, 3)}"
         texts.append(text)
     if len(order) > _MOST_KINDS:
         texts.append(f"{len(order) - _MOST_KINDS} more kinds take less")
@@ -141,7 +141,7 @@ def _runs(rows: Sequence[ColdRow], title: str) -> Grid:
         return "-" if row.first is None or row.first.rank is None else str(row.first.rank)
 
     head = Head("steady") if steady else Head("last", "cold")
-    return filled(
+    return make_grid(
         [
             (Head("run", left=True, repeat=True, numbered=True), name),
             # Runs whose output is in one file have its name already.
@@ -197,10 +197,10 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> Grid:
     """One line for each number of ranks, as plots of cold starts have it."""
 
     def spread(scale: Scale) -> str:
-        low, high = (time_text(ns, 3) for ns in (scale.low_ns, scale.high_ns))
+        low, high = (format_ns(ns, 3) for ns in (scale.low_ns, scale.high_ns))
         return f"{low} to {high}" if scale.runs > 1 else "-"
 
-    return filled(
+    return make_grid(
         [
             (Head("ranks", repeat=True), lambda s: str(s.ranks or "-")),
             (Head("position", "in job", legend=_IN_JOB), lambda s: s.in_job or "-"),
@@ -294,7 +294,7 @@ def _set_up(rows: Sequence[ColdRow]) -> Grid:
     if not names:
         return Grid([], [])
     titles = {name: _WORDS.get(name, one_line(name).replace("_", " ")) for name in names}
-    return filled(
+    return make_grid(
         [
             (Head("run", left=True, repeat=True, numbered=True), lambda r: one_line(r.name)),
             (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
@@ -310,8 +310,8 @@ def _phase_cell(row: ColdRow, name: str) -> str:
     phase = row.phases.get(name)
     if phase is None:
         return "-"
-    beyond = f" (rank {phase.rank}, +{time_text(phase.beyond_ns, 3)})"
-    return time_text(phase.ns, 3) + (beyond if phase.rank is not None else "")
+    beyond = f" (rank {phase.rank}, +{format_ns(phase.beyond_ns, 3)})"
+    return format_ns(phase.ns, 3) + (beyond if phase.rank is not None else "")
 
 
 def _part_cell(row: ColdRow) -> str:
@@ -319,7 +319,7 @@ def _part_cell(row: ColdRow) -> str:
     if not part or not whole:
         return "-"
     share = f", {100 * part[1] / whole.ns:.0f} %" if whole.ns else ""
-    return f"{one_line(part[0])} {time_text(part[1], 3)}{share}"
+    return f"{one_line(part[0])} {format_ns(part[1], 3)}{share}"
 
 
 def _late(late: Sequence[Late]) -> Grid:
@@ -331,7 +331,7 @@ def _late(late: Sequence[Late]) -> Grid:
     below = [f"{len(late) - len(shown)} more in --format json"] if len(late) > len(shown) else []
     if any(case.runs == 1 for case in late):
         below.append("one run cannot tell a call that connects from one that met a hiccup")
-    return filled(
+    return make_grid(
         [
             (
                 Head("case", left=True, repeat=True),
@@ -366,7 +366,7 @@ SCHEMA = "torchcoll-cold/1"
 
 def show_cold(findings: Sequence[Cold], format: str = "table", file: TextIO | None = None) -> None:
     """Print what ``cold`` found. Raises UsageError for an unknown format."""
-    show_found(
+    print_results(
         [Forms(cold_grids(finding), cold_object(finding)) for finding in findings], format, file
     )
 
@@ -378,17 +378,17 @@ def cold_object(finding: Cold) -> dict[str, Any]:
         "by_ranks": [
             {
                 **dataclasses.asdict(scale),
-                "kind": known(scale.kind),
+                "kind": without_none(scale.kind),
                 "again": _pairs_record(scale.again) if scale.again else None,
             }
             for scale in finding.scales
         ],
         "second_run": [_pairs_record(pairs) for pairs in finding.again],
         "late": [
-            {**dataclasses.asdict(case), "kind": known(case.kind), "extra_ns": case.extra_ns}
+            {**dataclasses.asdict(case), "kind": without_none(case.kind), "extra_ns": case.extra_ns}
             for case in finding.late
         ],
-        "notes": found_lines(finding.notes, finding.runs),
+        "notes": footer_lines(finding.notes, finding.runs),
     }
 
 
@@ -401,8 +401,8 @@ def _row_record(row: ColdRow) -> dict[str, Any]:
         "job": row.placed.job,
         "place_in_job": row.placed.place if row.placed.job else None,
         "start_utc": row.run.header.get("start_utc"),
-        **known(row.kind),
-        **picked(row, "ranks hosts"),
+        **without_none(row.kind),
+        **select_fields(row, "ranks hosts"),
         "first_call_ns": row.call_ns(1),
         "second_call_ns": row.call_ns(2),
         "third_call_ns": row.call_ns(3),
@@ -412,12 +412,14 @@ def _row_record(row: ColdRow) -> dict[str, Any]:
         "second_over_first": over(row.call_ns(2), row.call_ns(1)),
         "second_over_third": over(row.call_ns(2), row.call_ns(3)),
         "first_over_steady": over(row.call_ns(1), row.steady_ns),
-        **picked(row, "first_result_ns connect_ns new_communicator=fresh status"),
-        **picked(row, "first_call_slowest_rank=first.rank first_call_beyond_ns=first.beyond_ns"),
+        **select_fields(row, "first_result_ns connect_ns new_communicator=fresh status"),
+        **select_fields(
+            row, "first_call_slowest_rank=first.rank first_call_beyond_ns=first.beyond_ns"
+        ),
         **{
             f"{name}_{field}": value
             for name, phase in row.phases.items()
-            for field, value in picked(phase, "ns slowest_rank=rank beyond_ns").items()
+            for field, value in select_fields(phase, "ns slowest_rank=rank beyond_ns").items()
         },
         **{f"nccl_init_{name}_ns": ns for name, ns in row.parts_ns.items()},
         "nccl_init_largest_part": part[0] if part else None,
@@ -428,9 +430,9 @@ def _pairs_record(pairs: RunPairs) -> dict[str, Any]:
     figures = "ratio=ratio.ratio ratio_low=ratio.low ratio_high=ratio.high p_value result reason"
     judged = pairs.judged
     return {
-        **picked(pairs, "ranks figure"),
+        **select_fields(pairs, "ranks figure"),
         "jobs": len(judged.base),
-        **picked(judged, figures),
+        **select_fields(judged, figures),
     }
 
 
@@ -510,7 +512,7 @@ def _draw_scales(axis: Axes, scales: Sequence[Scale], ranks: Sequence[int]) -> N
                 marker="o",
                 markersize=4,
                 label=title,
-                **style_of(number),
+                **line_style(number),
             )
     intervals = [(s.ranks, s.low_ns, s.high_ns) for s in scales if s.low_ns and s.high_ns]
     draw_band(axis, intervals, "C0")

@@ -6,9 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import format_bytes, format_ratio, format_size, format_time, time_text
+from torchcoll.core.units import (
+    format_bytes,
+    format_ns,
+    format_ratio,
+    format_size,
+    format_time,
+)
 from torchcoll.report.answer import Answer
-from torchcoll.report.formats import Forms, picked, show_found
+from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head
 from torchcoll.training.advise import BucketAdvice, Proposal
 from torchcoll.training.choices import AdviceRow
@@ -78,7 +84,7 @@ def show_advice(
             answer,
         )
         forms.append(Forms([grid], _object(advice)))
-    show_found(forms, format, file)
+    print_results(forms, format, file)
 
 
 def _columns(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[Column]:
@@ -176,13 +182,13 @@ def _lines_above(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[str]:
         if advice.backward_ns is not None:
             lines.append(
                 "passes without communication: forward "
-                f"{time_text(advice.forward_ns)} (taken for half), backward "
-                f"{time_text(advice.backward_ns)}"
+                f"{format_ns(advice.forward_ns)} (taken for half), backward "
+                f"{format_ns(advice.backward_ns)}"
             )
         lines += [*(_SHARD_MODEL if advice.hides else _SHARD_MODEL_OF_CPUS), _MEMORY]
     elif advice.backward_ns is not None:
         source = one_line(advice.backward_source)
-        lines.append(f"backward pass: {time_text(advice.backward_ns)} ({source})")
+        lines.append(f"backward pass: {format_ns(advice.backward_ns)} ({source})")
         lines += _BUCKET_MODEL if advice.hides else _BUCKET_MODEL_OF_CPUS
     if spread and advice.runs > 1:
         lines.append(
@@ -206,17 +212,17 @@ def _lines_below(advice: BucketAdvice) -> list[str]:
         noise = ", within noise" if (low or 2) <= 1 <= (high or 0) else ""
         lines.append(
             f"16 bits an element (a compression hook) at {best.name}: exposed "
-            f"{time_text(best.exposed_16bit_ns)} for {time_text(best.exposed_ns)}; backward + "
+            f"{format_ns(best.exposed_16bit_ns)} for {format_ns(best.exposed_ns)}; backward + "
             f"exposed {format_ratio(ratio)} of it{interval}{noise}"
         )
     at = best or next((row for row in advice.rows if row.setting == "sent"), advice.rows[0])
     if advice.accumulate > 1:
         each = (at.communication_ns if at.exposed_ns is None else at.exposed_ns) or 0.0
         what = "all_reduce" if at.exposed_ns is None else "exposed"
-        all_of_them = time_text(advice.accumulate * each)
+        all_of_them = format_ns(advice.accumulate * each)
         lines.append(
             f"{advice.accumulate} backward passes an optimiser step, at {at.name}: with no_sync in "
-            f"all but the last {time_text(each)} {what}, without it {all_of_them}"
+            f"all but the last {format_ns(each)} {what}, without it {all_of_them}"
         )
     return [*lines, *advice.notes]
 
@@ -227,13 +233,13 @@ def _bucket_proposal(advice: BucketAdvice) -> list[str]:
     if len(advice.judged_rows) < 2:
         why = "there are no two settings whose buckets are known, of measured sizes, and differ"
         if advice.measured_ns is not None:
-            why += f"; exposed now (measured {time_text(advice.measured_ns)}, with waits)"
+            why += f"; exposed now (measured {format_ns(advice.measured_ns)}, with waits)"
         return [f"no proposal: {why}", *_measured_lines(advice)]
     if advice.backward_ns is None or best is None:
         # The setting that is best for all assumed backward times, or for each of them.
-        times = [time_text(ns) for ns, _ in advice.assumed]
+        times = [format_ns(ns) for ns, _ in advice.assumed]
         if best is None:
-            each = ", ".join(f"{name} if it takes {time_text(ns)}" for ns, name in advice.assumed)
+            each = ", ".join(f"{name} if it takes {format_ns(ns)}" for ns, name in advice.assumed)
             lines = [
                 "no proposal: which is best depends on how long the backward pass takes: give it "
                 "with --backward-ms (backward_ms of torchcoll.advise)",
@@ -249,7 +255,7 @@ def _bucket_proposal(advice: BucketAdvice) -> list[str]:
                 try_them,
             ]
         base = present or advice.rows[0]
-        of = f"all_reduce together of {base.name} ({time_text(base.communication_ns)})"
+        of = f"all_reduce together of {base.name} ({format_ns(base.communication_ns)})"
         return [*lines, f"these times are assumed: 1/4, 1 and 4 times {of}"]
     line = f"proposal: {_setting_text(best)}"
     if present and present.result in ("best", *_NO_WORSE):
@@ -262,12 +268,12 @@ def _bucket_proposal(advice: BucketAdvice) -> list[str]:
     alternatives = ", ".join(row.name for row in fine if row.setting == "cap")
     if best.setting == "cap" and alternatives:
         line += f"; no worse: {alternatives}"
-    line += f"; exposed {time_text(best.exposed_ns)}"
+    line += f"; exposed {format_ns(best.exposed_ns)}"
     if present and present is not best and present.result != "beyond the curve":
-        line += f", now {time_text(present.exposed_ns)}"
+        line += f", now {format_ns(present.exposed_ns)}"
         line += " (now = the default cap, assumed)" * (present.setting == "default")
     if advice.measured_ns is not None:
-        line += f" (measured {time_text(advice.measured_ns)}, with waits)"
+        line += f" (measured {format_ns(advice.measured_ns)}, with waits)"
     return [line, try_them, *_measured_lines(advice)]
 
 
@@ -286,7 +292,7 @@ def _measured_lines(advice: BucketAdvice) -> list[str]:
     if not modelled <= _MAX_FACTOR * measured <= _MAX_FACTOR**2 * modelled:
         lines.append(
             f"model and measurement of what was sent are more than {_MAX_FACTOR}x apart: "
-            f"{time_text(modelled)} and {time_text(measured)}. What the model leaves out counts "
+            f"{format_ns(modelled)} and {format_ns(measured)}. What the model leaves out counts "
             "here: let try_buckets decide"
         )
     return lines
@@ -319,12 +325,12 @@ def _shard_proposal(advice: ShardAdvice) -> list[str]:
         return ["no proposal: no choice is within the sizes that were measured"]
     if len(advice.rows) < 2:
         return [
-            f"{best.choice}: {time_text(best.exposed_ns)} of {time_text(best.communication_ns)} of "
+            f"{best.choice}: {format_ns(best.exposed_ns)} of {format_ns(best.communication_ns)} of "
             "communication exposed; one choice alone is no advice"
         ]
     line = (
-        f"proposal: {best.choice}: {time_text(best.exposed_ns)} of "
-        f"{time_text(best.communication_ns)} of communication exposed, at its peak "
+        f"proposal: {best.choice}: {format_ns(best.exposed_ns)} of "
+        f"{format_ns(best.communication_ns)} of communication exposed, at its peak "
         f"{format_bytes(best.peak_bytes)} more"
     )
     if least is not best:
@@ -343,10 +349,10 @@ def _object(advice: BucketAdvice | ShardAdvice) -> dict[str, Any]:
         ratio, low, high = advice.compression or (None, None, None)
         facts = {
             "schema": "torchcoll-advice/1",
-            **picked(advice, "what size_bytes dtype backward_ns backward_source accumulate"),
-            **picked(advice, "measured_ns measured_as"),
-            "curve": {**picked(used.row, measured), **picked(used, "sizes runs")},
-            **picked(advice, "best=best.name low_cap_mb high_cap_mb"),
+            **select_fields(advice, "what size_bytes dtype backward_ns backward_source accumulate"),
+            **select_fields(advice, "measured_ns measured_as"),
+            "curve": {**select_fields(used.row, measured), **select_fields(used, "sizes runs")},
+            **select_fields(advice, "best=best.name low_cap_mb high_cap_mb"),
             "compression": {"ratio": ratio, "ratio_low": low, "ratio_high": high},
             "assumed": [{"backward_ns": ns, "best": name} for ns, name in advice.assumed],
         }
@@ -357,19 +363,23 @@ def _object(advice: BucketAdvice | ShardAdvice) -> dict[str, Any]:
     else:
         curves = [
             {
-                **picked(used, "collective ranks sizes runs share_of_all_reduce=share"),
-                "measured": picked(used.row, measured),
+                **select_fields(used, "collective ranks sizes runs share_of_all_reduce=share"),
+                "measured": select_fields(used.row, measured),
             }
             for used in advice.curves
         ]
         facts = {
             "schema": "torchcoll-shard-advice/1",
-            **picked(advice, "ranks forward_ns backward_ns hides runs"),
+            **select_fields(advice, "ranks forward_ns backward_ns hides runs"),
             "curves": curves,
-            **picked(advice, "best=best.choice least_memory=least.choice"),
+            **select_fields(advice, "best=best.choice least_memory=least.choice"),
         }
         fields = (
             f"choice calls largest_bytes sharded_bytes peak_bytes {_TIMES} hidden_ns ratio "
             "ratio_low ratio_high result"
         )
-    return {**facts, "notes": advice.notes, "rows": [picked(row, fields) for row in advice.rows]}
+    return {
+        **facts,
+        "notes": advice.notes,
+        "rows": [select_fields(row, fields) for row in advice.rows],
+    }

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_bytes, format_ranges, format_ratio, format_size, format_time
-from torchcoll.report.formats import Forms, picked, show_found
+from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, Bucket, BucketPlan, Trial
 
@@ -99,7 +99,7 @@ def show_plans(
         "model": model,
         "plans": [
             {
-                **picked(plan, "bucket_cap_mb find_unused order size_bytes unused notes"),
+                **select_fields(plan, "bucket_cap_mb find_unused order size_bytes unused notes"),
                 "first_step": [vars(bucket) for bucket in plan.first_step],
                 "buckets": [vars(bucket) for bucket in plan.buckets],
             }
@@ -118,7 +118,7 @@ def show_plans(
         for step, buckets in (("first", plan.first_step), ("steady", plan.buckets))
         for number, bucket in enumerate(buckets)
     ]
-    show_found([Forms(grids, document, records)], format, file)
+    print_results([Forms(grids, document, records)], format, file)
 
 
 def cap_text(plan: BucketPlan) -> str:
@@ -185,7 +185,7 @@ def show_trials(trials: Sequence[Trial], format: str = "table", file: TextIO | N
         cells, records, rows = [], [], []
         for row in trial.rows:
             ratio, low, high = row.ratio
-            figures = picked(row, "cap_mb name steps median_ns low_ns high_ns result")
+            figures = select_fields(row, "cap_mb name steps median_ns low_ns high_ns result")
             records.append({**figures, "ratio": ratio, "ratio_low": low, "ratio_high": high})
             rows.append({**records[-1], "times_ns": list(map(list, row.times_ns))})
             has_interval = row.result != "base" and low is not None and high is not None
@@ -210,4 +210,4 @@ def show_trials(trials: Sequence[Trial], format: str = "table", file: TextIO | N
         plain = {name: value for name, value in vars(trial).items() if name != "rows"}
         document = {"schema": "torchcoll-trial/1", **plain, "best": best.name, "rows": rows}
         forms.append(Forms([Grid(_TRIAL_HEADS, cells, above, below, styles)], document, records))
-    show_found(forms, format, file)
+    print_results(forms, format, file)

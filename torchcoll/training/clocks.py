@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from torchcoll.core.collectives import COLLECTIVES, has_splits
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import format_ranges, time_text
+from torchcoll.core.units import format_ns, format_ranges
 from torchcoll.training.joined import JoinedCall
 
 
@@ -100,8 +100,8 @@ def measure_offsets(traffic: Traffic, calls: Iterable[JoinedCall]) -> Offsets:
     if deviations:
         text = (
             f"clocks aligned by the ends of up to {count} calls that ranks made together, which "
-            f"agree within {time_text(max(deviations), 3)} (median); at most "
-            f"{time_text(max(error.values()), 3)} off, for no rank leaves such a call "
+            f"agree within {format_ns(max(deviations), 3)} (median); at most "
+            f"{format_ns(max(error.values()), 3)} off, for no rank leaves such a call "
             "before all have begun it"
         )
     if missing:

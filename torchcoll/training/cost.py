@@ -25,7 +25,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.spec import point_of
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.core.units import time_text
+from torchcoll.core.units import format_ns
 from torchcoll.inputs import load
 from torchcoll.training.isolated import IsolatedTimes
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
@@ -178,7 +178,7 @@ def _plan_note(rows: Sequence[CostRow]) -> str:
             f"a plan: nothing ran, and the run has no time for any of its {calls} calls "
             f"({reasons[0]}{more}). torchcoll.run(plan.spec()) measures them"
         )
-    text = f"a plan: nothing ran. Its calls one after the other: {time_text(total)}"
+    text = f"a plan: nothing ran. Its calls one after the other: {format_ns(total)}"
     return (
         text if timed_calls == calls else f"{text} of the {timed_calls} of {calls} that are known"
     )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_size, format_time
-from torchcoll.report.columns import values_of
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.columns import distinct_values
+from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.notes import Notes
 
@@ -33,7 +33,7 @@ def show_costs(costs: Sequence[Cost], format: str = "table", file: TextIO | None
 
     Raises UsageError for an unknown format.
     """
-    show_found(
+    print_results(
         [
             Forms(cost_grids(cost), {"schema": "torchcoll-cost/1", **dataclasses.asdict(cost)})
             for cost in costs
@@ -46,7 +46,7 @@ def show_costs(costs: Sequence[Cost], format: str = "table", file: TextIO | None
 def cost_grids(cost: Cost) -> list[Grid]:
     """Returns the tables of calls and of late ranks, followed by notes."""
     notes = Notes()
-    values = {n: [v for v in values_of(cost.rows, n) if v != ""] for n in _COST_DIMENSIONS}
+    values = {n: [v for v in distinct_values(cost.rows, n) if v != ""] for n in _COST_DIMENSIONS}
     varying = [name for name, distinct in values.items() if len(distinct) > 1]
     common = [
         _shared_value(cost.rows[0], n, distinct[0])

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.intervals import Span, merged
-from torchcoll.core.units import format_size, time_text
-from torchcoll.report.pictures import Drawn, literal, new_figure, write_caption, write_figure
+from torchcoll.core.units import format_ns, format_size
+from torchcoll.report.pictures import (
+    WrittenPicture,
+    literal,
+    new_figure,
+    write_caption,
+    write_figure,
+)
 from torchcoll.training.step_show import answer_lines, call_text, step_title
 from torchcoll.training.whole_step import RankStep, StepCall, WholeStep, aligned_spans, uncovered
 
@@ -45,7 +51,7 @@ _NAMES = {
 _TEXT_COLOURS = {"exposed": "white", "untold": "black", "hidden": "black"}
 
 
-def draw_step(step: WholeStep, path: str | os.PathLike[str]) -> Drawn:
+def draw_step(step: WholeStep, path: str | os.PathLike[str]) -> WrittenPicture:
     """Draws the step into a file and returns the drawing.
 
     Raises UsageError for a path that cannot be written, UnavailableError without matplotlib.
@@ -64,7 +70,7 @@ def draw_step(step: WholeStep, path: str | os.PathLike[str]) -> Drawn:
         )
     waits = [rank.wait_ns for rank in step.ranks if rank.wait_ns]
     if waits:
-        lines.append(f"longest wait of a rank: {time_text(max(waits), 3)}")
+        lines.append(f"longest wait of a rank: {format_ns(max(waits), 3)}")
     write_caption(figure, [*lines, *step.notes[:4]])
     return write_figure(figure, path)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import TrafficCall
-from torchcoll.core.units import time_text
+from torchcoll.core.units import format_ns
 from torchcoll.training.late import LATE, may_end_late
 
 Calls = Sequence[TrafficCall]
@@ -84,7 +84,7 @@ def count_passes(steps: Sequence[Calls]) -> int:
         if 2 * quiet[longest] > timed_steps and waits[longest - 1] > _LONGEST_SHARE * sum(waits):
             actual = (
                 f"{number} all_reduce a step, {longest} of them "
-                f"{time_text(waits[longest - 1])} before the others"
+                f"{format_ns(waits[longest - 1])} before the others"
             )
             raise UsageError("backward passes", actual, "the calls of one", _ACTION)
     return 1

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_bytes, time_text
+from torchcoll.core.units import counted, format_bytes, format_ns
 from torchcoll.curves.model import MORE_DATA
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.training.projection import (
     GAIN,
     HALF,
@@ -79,14 +79,14 @@ def _answer(projection: Projection) -> Answer:
     degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
     setup = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
     if step.only_a_guess:
-        low, high = (time_text(end, 3) for end in step.comm_ns[1:])
+        low, high = (format_ns(end, 3) for end in step.comm_ns[1:])
         text = f"{setup}: communication a step is only a guess, {low} to {high}. {MORE_DATA}"
         return Answer(one_line(text), "doubt")
     least = "at least " if projection.lower_bound else ""
     text = f"{setup}: {least}{_ends(step.comm_ns)} of communication a step"
     text += f" beside {projection.concurrent}" if projection.concurrent else ""
     if step.exposed_ns and step.hidden_ns and step.efficiency and projection.backward_ns:
-        backward = time_text(projection.backward_ns, 3)
+        backward = format_ns(projection.backward_ns, 3)
         text += f", {_ends(step.exposed_ns)} of it exposed under a backward pass of {backward}"
         text += f": {100 * step.efficiency[0]:.0f} % of a step computes"
     kinds = [kind for kind in (WEAK, STRONG) if getattr(projection, kind)]
@@ -118,9 +118,9 @@ def _rows(step: PlannedStep) -> Grid:
         together.setdefault((row.group, row.collective), []).append(row)
 
     def comm(end: int) -> Any:
-        return lambda rows: time_text(sum(row.time_ns[end] for row in rows), 3)
+        return lambda rows: format_ns(sum(row.time_ns[end] for row in rows), 3)
 
-    return filled(
+    return make_grid(
         [
             (Head("group", left=True), lambda rows: one_line(rows[0].group)),
             (Head("ranks"), lambda rows: str(rows[0].ranks)),
@@ -155,7 +155,7 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
     def of(name: str, end: int = 0) -> Any:
         def cell(step: PlannedStep) -> str:
             ends: Ends | None = getattr(step, name)
-            return "-" if ends is None else time_text(ends[end], 3)
+            return "-" if ends is None else format_ns(ends[end], 3)
 
         return cell
 
@@ -170,7 +170,7 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
             "-" if efficiency is None else f"{100 * efficiency[1]:.0f} to {100 * efficiency[2]:.0f}"
         )
 
-    return filled(
+    return make_grid(
         [
             (Head("ranks"), lambda step: str(step.ranks)),
             (Head("comm", "a step"), of("comm_ns")),
@@ -192,7 +192,7 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
 
 
 def _ends(ends: Ends) -> str:
-    return f"{time_text(ends[0], 3)} ({time_text(ends[1], 3)} to {time_text(ends[2], 3)})"
+    return f"{format_ns(ends[0], 3)} ({format_ns(ends[1], 3)} to {format_ns(ends[2], 3)})"
 
 
 def _flat(name: str, ends: Ends | None) -> dict[str, float | None]:

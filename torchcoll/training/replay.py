@@ -20,7 +20,7 @@ from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, brief
 from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.core.units import time_text, whole_number
+from torchcoll.core.units import format_ns, whole_number
 from torchcoll.machine.environment import free_memory
 from torchcoll.training.playback import (
     RankPlayback,
@@ -268,7 +268,7 @@ def _notes(
     notes = [f"replay of {what}{source}: {gaps} calls, and nothing was computed"]
     spans = [report["span"] for report in gathered if report["span"] is not None]
     if spans:
-        notes.append(f"the step took {time_text(max(spans))} in training")
+        notes.append(f"the step took {format_ns(max(spans))} in training")
     notes.append("asynchronous calls: waited for where they had ended in training, else at the end")
     notes.append("the first play of the step connects: it stands before the marked steps")
     notes += traffic.problems

@@ -9,9 +9,9 @@ from typing import TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.intervals import Union
 from torchcoll.core.traffic import TrafficCall
-from torchcoll.core.units import format_ranges, format_size, format_time, time_text
-from torchcoll.report.formats import Forms, picked, show_found
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.core.units import format_ns, format_ranges, format_size, format_time
+from torchcoll.report.formats import Forms, print_results, select_fields
+from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.training.whole_step import (
     COMPUTING,
     EXPOSED,
@@ -41,16 +41,16 @@ def show_step(step: WholeStep, format: str = "table", file: TextIO | None = None
     names = {COMPUTING: COMPUTING, EXPOSED: "communication", IDLE: IDLE, "": "not_told"}
     document = {
         "schema": "torchcoll-step/1",
-        **picked(step, "traffic source step=number steps=total marked"),
+        **select_fields(step, "traffic source step=number steps=total marked"),
         "critical_path": {names[kind]: share for kind, share in step.path.items()},
         "clocks": {
-            **picked(step.offsets, "text problem? agree_ns"),
+            **select_fields(step.offsets, "text problem? agree_ns"),
             "added_ns": {str(rank): ns for rank, ns in step.offsets.added_ns.items()},
             "error_ns": {str(rank): ns for rank, ns in step.offsets.error_ns.items()},
         },
         "notes": step.notes,
         "rows": [
-            picked(
+            select_fields(
                 rank,
                 "rank step_ns computing_ns communicating_ns hidden_ns exposed_ns idle_ns wait_ns "
                 "came_last=last even late? path",
@@ -58,7 +58,7 @@ def show_step(step: WholeStep, format: str = "table", file: TextIO | None = None
             for rank in step.ranks
         ],
     }
-    show_found([Forms(_grids(step), document)], format, file)
+    print_results([Forms(_grids(step), document)], format, file)
 
 
 def step_title(step: WholeStep, brief: bool = False) -> str:
@@ -72,7 +72,7 @@ def step_title(step: WholeStep, brief: bool = False) -> str:
     facts = [one_line(step.source), who or f"{step.world} ranks", which]
     name = os.path.basename(step.traffic) if brief else step.traffic
     slowest = " (slowest rank)" * (len(step.ranks) > 1)
-    return f"{one_line(name)}: {', '.join(facts)}, {time_text(longest, 3)}{slowest}"
+    return f"{one_line(name)}: {', '.join(facts)}, {format_ns(longest, 3)}{slowest}"
 
 
 def answer_lines(step: WholeStep) -> list[str]:
@@ -152,7 +152,7 @@ def _grids(step: WholeStep) -> list[Grid]:
         rows.append(cells)
     by_group = ["communication by group: calls and times of the rank with most"]
     return [
-        filled(columns, step.ranks, above),
+        make_grid(columns, step.ranks, above),
         Grid(heads, rows, by_group),
         Grid([], [], below=[one_line(note) for note in step.notes]),
     ]

@@ -11,16 +11,16 @@ from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import (
     counted,
     format_bytes,
+    format_ns,
     format_ranges,
     format_size,
     format_time,
-    time_text,
 )
 from torchcoll.report.answer import Answer
-from torchcoll.report.columns import values_of
+from torchcoll.report.columns import distinct_values
 from torchcoll.report.destination import clock_text
-from torchcoll.report.formats import Forms, picked, show_found
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.formats import Forms, print_results, select_fields
+from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.stats.drift import LEAST, SURE, drift_text
 
 if TYPE_CHECKING:
@@ -78,19 +78,19 @@ def show_traffic(
             "schema": "torchcoll-traffic-rows/1",
             "traffic": {
                 "path": None if traffic.path is None else str(traffic.path),
-                **picked(traffic, "source ranks"),
+                **select_fields(traffic, "source ranks"),
                 "recorded": sorted(traffic.calls),
                 **facts,
                 "notes": [*table.notes, *traffic.notes],
                 "problems": traffic.problems,
             },
-            "rows": [picked(row, " ".join(keys or _COLUMNS)) for row in table.rows],
+            "rows": [select_fields(row, " ".join(keys or _COLUMNS)) for row in table.rows],
             "sizes": [dataclasses.asdict(size) for size in table.sizes],
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
         }
         records = [{**file_name, **row} for row in document["rows"]]
         forms.append(Forms(traffic_grids(traffic, table, keys), document, records))
-    show_found(forms, format, file)
+    print_results(forms, format, file)
 
 
 def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = ()) -> list[Grid]:
@@ -98,10 +98,10 @@ def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = (
     dimensions = [
         name
         for name in _TRAFFIC_DIMENSIONS
-        if len(values := values_of(table.rows, name)) > 1
+        if len(values := distinct_values(table.rows, name)) > 1
         or values not in ([], [_NOTHING.get(name)])
     ]
-    common = [name for name in dimensions if len(values_of(table.rows, name)) == 1]
+    common = [name for name in dimensions if len(distinct_values(table.rows, name)) == 1]
     chosen = keys or _default(table.rows, [name for name in dimensions if name not in common])
     columns = {name: _COLUMNS[name] for name in chosen}
     if keys:
@@ -151,7 +151,7 @@ def _title(traffic: Traffic, table: TrafficTable, common: Sequence[str]) -> str:
         who = f"rank {recorded} of an unknown number"
     elif len(traffic.calls) == traffic.ranks:
         who = f"{traffic.ranks} ranks" if traffic.ranks > 1 else "1 rank"
-    values = {name: values_of(table.rows, name)[0] for name in common if name != "ranks"}
+    values = {name: distinct_values(table.rows, name)[0] for name in common if name != "ranks"}
     facts = [
         one_line(_TRAFFIC_DIMENSIONS[name](value)) for name, value in values.items() if value != ""
     ]
@@ -174,7 +174,7 @@ def _step_lines(table: TrafficTable) -> list[str]:
     which = f"steps {format_ranges(table.steps)} of {table.total}"
     took = ""
     if table.step_ns:
-        step = time_text(table.step_ns, 3)
+        step = format_ns(table.step_ns, 3)
         took = f"a step takes {step} (slowest rank, {table.statistic} over them)"
     return ["; ".join(filter(None, (which, sent and f"in each {sent}", took)))]
 
@@ -195,7 +195,7 @@ def traffic_answer(table: TrafficTable) -> Answer | None:
         return Answer(f"{sent} in all (no steps are marked)")
     if not table.step_ns:
         return Answer(f"a step sends {sent}")
-    text = f"a step takes {time_text(table.step_ns, 3)}"
+    text = f"a step takes {format_ns(table.step_ns, 3)}"
     if table.busy_ns is not None:
         text += f", {100 * table.busy_ns / table.step_ns:.0f} % of it with a collective in flight"
     return Answer(f"{text}; {sent}")
@@ -212,7 +212,7 @@ def _time_grid(over_time: OverTime) -> Grid:
         else:
             drift = f"no drift of the time of a step shown: {drift}"
 
-    return filled(
+    return make_grid(
         [
             (Head("from"), lambda s: clock_text(s.from_s)),
             (Head("to"), lambda s: clock_text(s.to_s)),

@@ -32,7 +32,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.intervals import Span, Union, merged
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.core.units import format_ranges, time_text
+from torchcoll.core.units import format_ns, format_ranges
 from torchcoll.training.clocks import Offsets, measure_offsets
 from torchcoll.training.joined import JoinedCall, join_ranks
 from torchcoll.training.late import cut_at_marks, error_ns, late_ranks
@@ -472,7 +472,7 @@ def _notes(whole: WholeStep, traffic: Traffic) -> list[str]:
     if whole.late_ns:
         notes.append(
             "the end of an asynchronous call is stamped up to "
-            f"{time_text(whole.late_ns, 3)} late: waits are known within that, and no shorter one "
+            f"{format_ns(whole.late_ns, 3)} late: waits are known within that, and no shorter one "
             "leads the critical path to another rank"
         )
     unknown = [rank_step.rank for rank_step in whole.ranks if rank_step.computing is None]

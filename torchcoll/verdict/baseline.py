@@ -13,7 +13,7 @@ from torchcoll.core.plausibility import (
 )
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.summary import Row, median
-from torchcoll.core.units import counted, time_text
+from torchcoll.core.units import counted, format_ns
 from torchcoll.verdict.limits import (
     PASS,
     POOR,
@@ -65,7 +65,7 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
         f"{counted(len(shares), 'case')} in common, one run each; "
         f"{100 * large:.1f} % in {case_text(largest)}{several}; at worst "
         f"{100 * worst:.1f} % in {case_text(row)} "
-        f"({time_text(before_ns)} to {time_text(row.median_ns)})"
+        f"({format_ns(before_ns)} to {format_ns(row.median_ns)})"
     )
     unstated = sum(row.buffer_reuse != before.buffer_reuse for row, before in pairs)
     if unstated:

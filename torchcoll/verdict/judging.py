@@ -24,7 +24,7 @@ from torchcoll.core.plausibility import (
 )
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
-from torchcoll.core.units import counted, time_text
+from torchcoll.core.units import counted, format_ns
 from torchcoll.inputs import load_one
 from torchcoll.verdict.assumed import assumptions, by_names
 from torchcoll.verdict.baseline import baseline_phrase
@@ -276,7 +276,7 @@ def _facts(
     backends = backends_of(run.results)
     firsts = {b: ns for b in backends if (ns := first_result_ns(run, backend=b)) is not None}
     parts = [
-        time_text(ns, 3) + (f" on {backend}" if len(backends) > 1 else "")
+        format_ns(ns, 3) + (f" on {backend}" if len(backends) > 1 else "")
         for backend, ns in firsts.items()
     ]
     if parts:

@@ -12,7 +12,7 @@ from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size
 from torchcoll.report.answer import Caveat
 from torchcoll.report.formats import print_forms
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.verdict.published import (
     Publication,
     PublishedCase,
@@ -75,7 +75,7 @@ def published_grid(run: Run) -> Grid | None:
     ]
     shown = [item[2] for item in items]
     numbers = {case.source: number for number, case in enumerate(_by_source(shown), 1)}
-    return filled(
+    return make_grid(
         [
             (Head("collective", left=True), lambda i: i[0]),
             (Head("size"), lambda i: format_size(i[1])),
@@ -173,7 +173,7 @@ def _known_grid() -> Grid:
         collective, size_bytes = largest(publication)
         return f"{collective} {format_size(size_bytes)}"
 
-    return filled(
+    return make_grid(
         [
             (Head("kind", left=True), lambda p: p.kind),
             (Head("machine", left=True), lambda p: f"{p.machine} [{numbers[p.source]}]"),

@@ -12,7 +12,7 @@ from torchcoll.report.answer import VERDICTS, Answer
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import View, json_text, run_object
 from torchcoll.report.grid import Grid, print_grids
-from torchcoll.report.header import asked_cases, header_lines
+from torchcoll.report.header import header_lines, requested_cases
 from torchcoll.verdict.judging import Verdict
 
 FORMATS = ("table", "markdown", "json")
@@ -43,7 +43,7 @@ def show_verdicts(
     titled, answers = [], [answer_of(verdict) for verdict in verdicts]
     for run, title, answer in zip(runs, titles, answers, strict=True):
         rows = summarise_run(run)
-        above = header_lines(run, rows or asked_cases(run), "max", [])[:_WHAT_RAN]
+        above = header_lines(run, rows or requested_cases(run), "max", [])[:_WHAT_RAN]
         titled.append((title if len(runs) > 1 else "", [Grid([], [], above=above, answer=answer)]))
     several = over_all(list(zip(titles, answers, strict=True))) if len(runs) > 1 else None
     print_grids(titled, format, out, several)
