@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
-from torchcoll.fleet.critical import degrees_of_freedom
+from torchcoll.fleet.critical import degrees_of_freedom, student_quantile
 from torchcoll.fleet.effects import Floats, nan_mean, nan_median
 
 # (nights, whether the median of them is taken in place of the mean)
@@ -156,7 +155,7 @@ def scores_of(series: Floats, noise: SeriesNoise, error: float) -> Scores:
         # A mean with gaps has the noise of the shorter window that its nights would make.
         shorter = np.searchsorted(lengths, np.maximum(counts, 1), side="right") - 1
         usual = noise.scale * (noise.ratio[index] if median else noise.ratio[shorter])
-        critical = stats.t(noise.degrees[index]).ppf(1 - error / 2)
+        critical = student_quantile(noise.degrees[index], 1 - error / 2)
         with np.errstate(invalid="ignore"):
             value = means / (usual * critical)
         better = (np.abs(np.nan_to_num(value)) > np.abs(best)) & np.isfinite(series)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from torchcoll.fleet.effects import Floats, nan_median
+from torchcoll.fleet.effects import Floats, grouped_medians, nan_median
 from torchcoll.fleet.nights import NO_NIGHT, nights_of
 from torchcoll.store.records import CaseKey
 from torchcoll.store.series import Summaries
@@ -65,8 +64,8 @@ def panels_of(summaries: Summaries, night_start_us: int = 0) -> list[Panel]:
         if len(np.unique(cell)) == len(cell):
             log_times[cell] = log_time
         else:
-            medians = pd.Series(log_time).groupby(cell).median()
-            log_times[medians.index.to_numpy()] = medians.to_numpy()
+            cells, medians = grouped_medians(cell, log_time)
+            log_times[cells] = medians
         environment = np.full(shape[:2], -1, dtype=np.int32)
         order = np.flatnonzero(runs)[np.argsort(summaries.start_us[runs], kind="stable")]
         environment[nights[order] - first, number[order]] = summaries.environment[order]

@@ -7,13 +7,21 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, literal_column, or_, select, text
 
 from torchcoll.store.address import StoreAddress
 from torchcoll.store.connecting import Database
 from torchcoll.store.records import OK, CaseKey
 from torchcoll.store.schema import CASE_KEYS, ENVIRONMENTS, RUNS, check_current
-from torchcoll.store.series import RUN_STATUSES, STATUSES, UNKNOWN_START, Interned, Summaries
+from torchcoll.store.series import (
+    RUN_STATUSES,
+    STATUSES,
+    UNKNOWN_START,
+    Interned,
+    RunOverview,
+    Summaries,
+)
+from torchcoll.store.views import AHEAD, DAY_US, WHEN
 
 Array = np.ndarray[Any, Any]
 
@@ -43,17 +51,54 @@ def summaries_of_store(
     since_us: int | None = None,
     until_us: int | None = None,
     nodes: Collection[str] | None = None,
+    *,
+    nights: bool = False,
 ) -> Summaries:
     """Reads the runs of a store that began in [since_us, until_us), of these nodes, or all.
 
-    A run whose start is not recorded counts by when it was received. Raises UnreadableError for a
-    store of another version, UnavailableError for one that cannot be used now.
+    A run whose start is not recorded counts by when it was received; nights: so does one whose
+    clock was ahead, as where runs are divided into nights. Raises UnreadableError for a store of
+    another version, UnavailableError for one that cannot be used now.
     """
     database = Database(address)
     chosen = _condition(since_us, until_us, nodes)
+    if nights and since_us is not None and until_us is not None:
+        # The times as they are come first: they have an index.
+        either = (
+            column.between(since_us, until_us) for column in (RUNS.c.start_us, RUNS.c.received_us)
+        )
+        when = text(f"{WHEN} >= {since_us} AND {WHEN} < {until_us}")
+        chosen = [or_(*either), when, *_condition(None, None, nodes)]
     with database.reading() as connection:
         check_current(connection, database.name)
         return _read(connection, chosen)
+
+
+def run_overview(address: StoreAddress, night_start_us: int) -> RunOverview:
+    """Nights, nodes and clocks of all runs of a store, without reading the runs.
+
+    night_start_us: microseconds after midnight UTC at which a night begins. Raises as
+    ``summaries_of_store`` does.
+    """
+    since = f"SELECT {WHEN} - {night_start_us} AS since FROM runs"
+    # The % of both databases takes the sign of the dividend.
+    night = f"(since - (since % {DAY_US} + {DAY_US}) % {DAY_US}) / {DAY_US}"
+    database = Database(address)
+    with database.reading() as connection:
+        check_current(connection, database.name)
+
+        def column(query: str) -> list[Any]:
+            return sorted(connection.execute(text(query)).scalars())
+
+        nights = f"SELECT DISTINCT {night} FROM ({since}) AS runs_since WHERE since IS NOT NULL"
+        undated = f"SELECT count(*) FROM runs WHERE {WHEN} IS NULL"
+        ahead = f"SELECT DISTINCT node FROM runs WHERE {AHEAD}"
+        return RunOverview(
+            tuple(column(nights)),
+            tuple(name for name in column("SELECT DISTINCT node FROM runs") if name),
+            int(column(undated)[0]),
+            tuple(column(ahead)),
+        )
 
 
 def in_period(since_us: int | None, until_us: int | None) -> list[ColumnElement[bool]]:
@@ -79,7 +124,7 @@ def _condition(
     return chosen
 
 
-def _read(connection: Connection, chosen: list[ColumnElement[bool]]) -> Summaries:
+def _read(connection: Connection, chosen: Sequence[ColumnElement[bool]]) -> Summaries:
     node_names, strata, environment_ids = Interned(), Interned(), Interned()
     run_ids: list[str] = []
     paths: list[str] = []

@@ -17,17 +17,16 @@ from sqlalchemy import Connection, text
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_000_000
 _CLOCK_OFF_US = 300_000_000  # as in fleet/nights.py
 _NIGHT_START_US = 43_200_000_000  # 12:00 UTC, the default of --night-start
-_DAY_US = 86_400_000_000
+DAY_US = 86_400_000_000
 _BATCH = 16  # nights in one transaction: other writers wait no longer than for that
 _IDS = 500
 
 _START = f"CASE WHEN start_us BETWEEN {_FIRST_US} AND {_LAST_US} THEN start_us END"
 _RECEIVED = f"CASE WHEN received_us BETWEEN {_FIRST_US} AND {_LAST_US} THEN received_us END"
-# When a run began; when its file was written where that is not recorded or cannot be right.
-_WHEN = (
-    f"CASE WHEN {_START} IS NULL OR {_START} > {_RECEIVED} + {_CLOCK_OFF_US} THEN {_RECEIVED} "
-    f"ELSE {_START} END"
-)
+# SQL: the clock of the host was ahead; when a run began, or, where that is not recorded or cannot
+# be right, when its file was written.
+AHEAD = f"({_START}) > ({_RECEIVED}) + {_CLOCK_OFF_US}"
+WHEN = f"CASE WHEN {_START} IS NULL OR {AHEAD} THEN {_RECEIVED} ELSE {_START} END"
 _SIZE = """CASE
     WHEN k.size_bytes_requested >= 1073741824 AND k.size_bytes_requested % 1073741824 = 0
         THEN CAST(k.size_bytes_requested / 1073741824 AS TEXT) || 'G'
@@ -73,16 +72,15 @@ def _sqlite_time(us: str) -> str:
     return f"strftime('%Y-%m-%dT%H:%M:%fZ', ({us}) / 1000000.0, 'unixepoch')"
 
 
-_POSTGRESQL_WHEN = _postgresql_time(_WHEN)
+_POSTGRESQL_WHEN = _postgresql_time(WHEN)
 # Immutable, so that it can be an index: subtracting an interval from a timestamptz is not.
 _POSTGRESQL_NIGHT = (
-    f"((to_timestamp((({_WHEN}) - {_NIGHT_START_US}) / 1000000.0::float8)) "
-    "AT TIME ZONE 'UTC')::date"
+    f"((to_timestamp((({WHEN}) - {_NIGHT_START_US}) / 1000000.0::float8)) AT TIME ZONE 'UTC')::date"
 )
 # Integers: date() of SQLite rounds to milliseconds, and its % takes the sign of the dividend.
-_SINCE = f"(({_WHEN}) - {_NIGHT_START_US})"
+_SINCE = f"(({WHEN}) - {_NIGHT_START_US})"
 _SQLITE_NIGHT = (
-    f"date(({_SINCE} - ({_SINCE} % {_DAY_US} + {_DAY_US}) % {_DAY_US}) / 1000000, 'unixepoch')"
+    f"date(({_SINCE} - ({_SINCE} % {DAY_US} + {DAY_US}) % {DAY_US}) / 1000000, 'unixepoch')"
 )
 _NIGHT_UTC = "(night + time '12:00') AT TIME ZONE 'UTC' AS night_utc"
 
@@ -139,10 +137,10 @@ _SQLITE = (
         _sqlite_time(_START),
         _sqlite_time(_RECEIVED),
         _sqlite_time("r.collected_us"),
-        _sqlite_time(_WHEN),
+        _sqlite_time(WHEN),
         _SQLITE_NIGHT,
     ),
-    _cases_view(_sqlite_time(_WHEN), _SQLITE_NIGHT),
+    _cases_view(_sqlite_time(WHEN), _SQLITE_NIGHT),
 )
 
 
