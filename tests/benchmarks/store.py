@@ -38,7 +38,7 @@ from torchcoll.store.address import StoreAddress, parse_address
 from torchcoll.store.connecting import Database
 from torchcoll.store.records import CaseKey, CaseSummary, RunSummary
 from torchcoll.store.schema import CASE_KEYS, CASES, ENVIRONMENTS, RUNS
-from torchcoll.store.views import mark_nights
+from torchcoll.store.sql_views import mark_nights
 from torchcoll.store.writer import StoreWriter, sha256_of
 
 DAY_US = 86_400_000_000

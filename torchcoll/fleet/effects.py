@@ -129,8 +129,8 @@ def common_cases(present: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.intp]]:
 
 
 def grouped_medians(
-    groups: npt.NDArray[np.int64], values: Floats
-) -> tuple[npt.NDArray[np.int64], Floats]:
+    groups: npt.NDArray[np.integer[Any]], values: Floats
+) -> tuple[npt.NDArray[np.integer[Any]], Floats]:
     """The groups that occur, ascending, and the median of the values of each."""
     order = np.lexsort((values, groups))
     ordered, groups = values[order], groups[order]

@@ -191,9 +191,9 @@ def _peers_of(tonight: Summaries, stratum: int) -> tuple[list[Peers], list[str]]
     node_indexes, rows = np.unique(tonight.node[tonight.run[kept]], return_inverse=True)
     key_indexes, columns = np.unique(tonight.key[kept], return_inverse=True)
     log_times = np.full((len(node_indexes), len(key_indexes)), np.nan)
-    cells = rows.astype(np.int64) * len(key_indexes) + columns
-    cells, medians = grouped_medians(cells, np.log(tonight.time_ns[kept]))
-    log_times.flat[cells] = medians
+    cells = rows * len(key_indexes) + columns
+    measured, medians = grouped_medians(cells, np.log(tonight.time_ns[kept]))
+    log_times.flat[measured] = medians
     last_run = {int(n): r for r, n in enumerate(tonight.node.tolist())}
     names = case_names([tonight.keys[k] for k in key_indexes.tolist()])
     peers, notes = [], []

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, selec
 from torchcoll.store.address import StoreAddress
 from torchcoll.store.connecting import Database
 from torchcoll.store.schema import ENVIRONMENTS, FILES, RUNS, check_current, prepare
-from torchcoll.store.views import refresh_nights
+from torchcoll.store.sql_views import refresh_nights
 from torchcoll.store.writer import remove_runs
 
 _BATCH = 2000  # runs in one transaction: collectors wait no longer than for that

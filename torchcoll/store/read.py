@@ -21,7 +21,7 @@ from torchcoll.store.series import (
     RunOverview,
     Summaries,
 )
-from torchcoll.store.views import AHEAD, DAY_US, WHEN
+from torchcoll.store.sql_views import AHEAD, DAY_US, WHEN
 
 Array = np.ndarray[Any, Any]
 
@@ -64,10 +64,10 @@ def summaries_of_store(
     chosen = _condition(since_us, until_us, nodes)
     if nights and since_us is not None and until_us is not None:
         # The times as they are come first: they have an index.
-        either = (
-            column.between(since_us, until_us) for column in (RUNS.c.start_us, RUNS.c.received_us)
-        )
-        when = text(f"{WHEN} >= {since_us} AND {WHEN} < {until_us}")
+        times = (RUNS.c.start_us, RUNS.c.received_us)
+        either = [column.between(since_us, until_us) for column in times]
+        condition = f"({WHEN} >= {since_us} AND {WHEN} < {until_us})"
+        when: ColumnElement[bool] = literal_column(condition)
         chosen = [or_(*either), when, *_condition(None, None, nodes)]
     with database.reading() as connection:
         check_current(connection, database.name)

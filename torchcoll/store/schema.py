@@ -32,7 +32,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from torchcoll import __version__
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.store.views import create_views
+from torchcoll.store.sql_views import create_views
 
 VERSION = 2
 

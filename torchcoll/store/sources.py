@@ -67,7 +67,7 @@ def summaries_of_nights(
     if len(stores) != 1:
         return summaries_of(arguments), None
     from torchcoll.store.read import run_overview, summaries_of_store  # needs SQLAlchemy
-    from torchcoll.store.views import DAY_US
+    from torchcoll.store.sql_views import DAY_US
 
     address = parse_address(stores[0])
     overview = run_overview(address, night_start_us)

@@ -18,7 +18,7 @@ from torchcoll.store.address import StoreAddress
 from torchcoll.store.connecting import Database
 from torchcoll.store.records import CaseKey, CaseSummary, RunSummary
 from torchcoll.store.schema import CASE_KEYS, CASES, ENVIRONMENTS, FILES, RUNS, next_id, prepare
-from torchcoll.store.views import mark_nights, refresh_nights
+from torchcoll.store.sql_views import mark_nights, refresh_nights
 
 _BATCH = 500  # values of an IN: SQLite before 3.32 takes 999
 _LARGEST = 1 << 63
