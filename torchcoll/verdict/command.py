@@ -38,10 +38,17 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--health", metavar="FILE", help="write the verdict as a health event for schedulers (JSON)"
     )
+    add(
+        "--metrics",
+        metavar="NAME.prom",
+        help="write verdict and cases for Prometheus' node_exporter; a file of that name is "
+        "replaced",
+    )
     add("--force", action="store_true", help="replace the files of --junit and --health")
 
 
 def run_check(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.metrics import check_metrics, write_metrics
     from torchcoll.inputs import expand, load_all, resolve_sources
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.verdict.gates import health_text, junit_text
@@ -53,6 +60,8 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     for what in ("junit", "health"):
         if path := getattr(options, what):
             check_new(path, what, options.force)
+    if options.metrics is not None:
+        check_metrics(options.metrics)
     baseline = None
     if options.baseline:
         baselines = load_all([options.baseline])
@@ -70,6 +79,15 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     ):
         if path:
             write_file(path, text_of(runs, verdicts), what, options.force)
+    if options.metrics is not None:
+        from torchcoll.verdict.prometheus import check_metrics_of
+
+        metrics = check_metrics_of(runs, verdicts, baseline)
+        try:
+            write_metrics(check_metrics(options.metrics), metrics)
+        except OSError as error:
+            expected = f"a file that can be written ({error.strerror})"
+            raise UsageError("metrics", options.metrics, expected) from None
     if not options.gate:
         return ExitCode.OK
     unjudged = sum(not verdict.judged for verdict in verdicts)
