@@ -16,7 +16,7 @@ from typing import Any
 from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.opening import replace_file
-from torchcoll.core.result import Run
+from torchcoll.core.result import Run, node_of
 
 Labels = Mapping[str, object]
 
@@ -85,7 +85,7 @@ def run_labels(run: Run) -> dict[str, object]:
     labels = {
         "job": run.labels.get("job") or _JOB,
         "host": host,
-        "node": run.labels.get("node") or host,
+        "node": node_of(run),
         "gpu": _gpu(run, run.members[0]) if len(run.members) == 1 else None,
         "world_size": run.ranks or None,
         "slurm_job_id": (run.environment.get("variables") or {}).get("SLURM_JOB_ID"),
@@ -110,7 +110,7 @@ def _gpu(run: Run, member: Mapping[str, Any]) -> str | None:
         return None
     variables = {
         **(run.environment.get("variables") or {}),
-        **(member.get("variables") or {}),
+        **(member.get("variables_that_differ") or {}),
     }
     for name in _VISIBLE:
         visible = str(variables.get(name) or "").split(",")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.case import Case
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run, node_of
 from torchcoll.core.summary import libraries_of, summarise
 from torchcoll.stats.sides import known_of, start_of
 
@@ -116,7 +116,7 @@ def summarise_run(
     hosts = tuple(dict.fromkeys(str(m["host"]) for m in run.members if m.get("host")))
     if not hosts and (host := run.environment.get("host")):
         hosts = (str(host),)
-    node = run.labels.get("node") or ("" if hosts_of(run) > 1 or not hosts else hosts[0])
+    node = node_of(run)
     facts = known_of(run)
     start = start_of(run)
     end = run.end or {}
