@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "check": (
             "torchcoll check run.jsonl --fabric nvswitch-h200 --gate",
             "torchcoll check tonight.jsonl --baseline accepted.jsonl --gate --junit check.xml",
+            "torchcoll check tonight.jsonl --baseline accepted.jsonl --metrics torchcoll.prom",
         ),
         "explain": (
             "torchcoll explain run.jsonl",

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import statistics
 import subprocess
 import sys
@@ -211,15 +210,22 @@ def one_night(address: StoreAddress, year: Year) -> None:
             print(f"  views after a night of {what:9}  {seconds:6.2f} s", flush=True)
 
 
+# Of a process that forks, the peak memory of its child includes its own: this one is small.
+_LAUNCHER = """
+import os, subprocess, sys, time
+began = time.monotonic()
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+print(time.monotonic() - began, usage.ru_maxrss / 1000, os.waitstatus_to_exitcode(status))
+"""
+
+
 def command(*words: str) -> tuple[float, float, int]:
     """Wall seconds, peak MB and exit code of a torchcoll command."""
-    began = time.monotonic()
-    with subprocess.Popen(
-        [sys.executable, "-m", "torchcoll", *words], stdout=subprocess.DEVNULL
-    ) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return time.monotonic() - began, usage.ru_maxrss / 1000, process.returncode
+    arguments = [sys.executable, "-c", _LAUNCHER, sys.executable, "-m", "torchcoll", *words]
+    printed = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True).stdout
+    seconds, mb, code = printed.split()
+    return float(seconds), float(mb), int(code)
 
 
 def time_commands(store: str) -> None:
@@ -308,6 +314,7 @@ def main() -> None:
     year = Year(options.nodes, options.nights)
     runs = options.nodes * options.nights
     title(f"store of {runs} runs and {runs * len(KEYS)} cases")
+    print(f"command: python {' '.join(sys.argv)}", flush=True)
     made = summaries(options.runs, options.nodes, year)
     with tempfile.TemporaryDirectory() as folder, running_server() as server:
         with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:

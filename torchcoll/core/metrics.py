@@ -99,8 +99,8 @@ def rank_labels(run: Run, rank: int) -> dict[str, object]:
     member = run.members[rank] if rank < len(run.members) else {}
     host = member.get("host") or labels.get("host")
     node = run.labels.get("node") if labels.get("host") else None
-    own = {"host": host, "node": node or host, "gpu": _gpu(run, member), "rank": rank}
-    return _without_empty({**labels, **own})
+    place = {"host": host, "node": node or host, "gpu": _gpu(run, member), "rank": rank}
+    return _without_empty({**labels, **place})
 
 
 def _gpu(run: Run, member: Mapping[str, Any]) -> str | None:

@@ -34,7 +34,7 @@ def table(
     unknown is NaN or None. over_ranks: max (the slowest rank of a call), mean, min, rank0. clock:
     None for each case's default.
 
-    By night, where a night begins at 12:00 UTC, and by node::
+    By night, where a night begins at 12:00 UTC, and by node:
 
         frame = torchcoll.table([torchcoll.load(path) for path in glob.glob("nightly/*.jsonl")])
         start = pandas.to_datetime(frame["start_utc"], utc=True)

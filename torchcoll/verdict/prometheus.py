@@ -67,8 +67,8 @@ def check_metrics_of(
 
 def _series(run: Run, verdict: Verdict, baseline: Run | None) -> Iterator[Series]:
     common = run_labels(run)
-    for word in (PASS, WARN, FAIL, NO_REFERENCE):
-        yield "verdict", {**common, "verdict": word}, float(verdict.word == word)
+    for level in (PASS, WARN, FAIL, NO_REFERENCE):
+        yield "verdict", {**common, "verdict": level}, float(verdict.word == level)
     start_s = _start_s(run)
     if start_s is not None:
         yield "run_start_timestamp_seconds", common, start_s
