@@ -4,8 +4,8 @@
 
 10 cases a run. The stores are filled by COPY and executemany, with the same values; the rate of
 writing is that of ``StoreWriter``, which collect uses, with --runs made summaries in batches of
-500. ``fleet`` and ``history`` are commands in processes of their own: wall time and peak memory
-are those of the process. A query is timed after one that is not, median of five. The clock of the
+500. ``fleet`` and ``history`` are commands in processes of their own: the fastest of three, with
+the time of the CPU and the peak memory of that process. A query is timed after one that is not, median of five. The clock of the
 made nights begins 365 nights before 2026-11-23, and the dashboard asks for all of them.
 """
 
@@ -216,16 +216,17 @@ import os, subprocess, sys, time
 began = time.monotonic()
 process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
 _, status, usage = os.wait4(process.pid, 0)
-print(time.monotonic() - began, usage.ru_maxrss / 1000, os.waitstatus_to_exitcode(status))
+cpu_s = usage.ru_utime + usage.ru_stime
+print(time.monotonic() - began, cpu_s, usage.ru_maxrss / 1000, os.waitstatus_to_exitcode(status))
 """
 
 
-def command(*words: str) -> tuple[float, float, int]:
-    """Wall seconds, peak MB and exit code of a torchcoll command."""
+def command(*words: str) -> tuple[float, float, float, int]:
+    """Wall and CPU seconds, peak MB and exit code of a torchcoll command."""
     arguments = [sys.executable, "-c", _LAUNCHER, sys.executable, "-m", "torchcoll", *words]
     printed = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True).stdout
-    seconds, mb, code = printed.split()
-    return float(seconds), float(mb), int(code)
+    seconds, cpu_s, mb, code = printed.split()
+    return float(seconds), float(cpu_s), float(mb), int(code)
 
 
 def time_commands(store: str) -> None:
@@ -234,9 +235,14 @@ def time_commands(store: str) -> None:
         (("fleet", store, "--night", "2026-06-01"), "2 s"),
         (("history", store), "60 s, 500 MB"),
     ):
-        seconds, mb, code = command(*words)
+        # The fastest of three: on a shared machine others make it longer, and nobody shorter.
+        seconds, cpu_s, mb, code = min(command(*words) for _ in range(3))
         shown = " ".join(word for word in words if word != store)
-        print(f"  {shown:24} {seconds:6.2f} s  {mb:5.0f} MB  exit {code}  (bar {bar})", flush=True)
+        print(
+            f"  {shown:24} {seconds:6.2f} s  {cpu_s:6.2f} s CPU  {mb:5.0f} MB  exit {code}  "
+            f"(bar {bar})",
+            flush=True,
+        )
 
 
 def time_queries(store: str, year: Year) -> None:

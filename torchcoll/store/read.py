@@ -27,6 +27,7 @@ Array = np.ndarray[Any, Any]
 
 _ROWS = 1 << 16
 _BATCH = 500
+_MOST_DAYS = 1_000_000  # more than there are between year 1 and 1970
 _MOST_NAMED = 20_000  # runs: of more, all cases between the first and the last are read
 
 # The time that may be compared, as SummariesBuilder decides it, and the index into STATUSES.
@@ -80,24 +81,20 @@ def run_overview(address: StoreAddress, night_start_us: int) -> RunOverview:
     night_start_us: microseconds after midnight UTC at which a night begins. Raises as
     ``summaries_of_store`` does.
     """
-    since = f"SELECT {WHEN} - {night_start_us} AS since FROM runs"
-    # The % of both databases takes the sign of the dividend.
-    night = f"(since - (since % {DAY_US} + {DAY_US}) % {DAY_US}) / {DAY_US}"
+    # The / of both databases rounds towards 0, so that what it divides must not be below 0.
+    shift_us = _MOST_DAYS * DAY_US - night_start_us
+    nights = f"SELECT ({WHEN} + {shift_us}) / {DAY_US} AS night, count(*) FROM runs GROUP BY 1"
     database = Database(address)
     with database.reading() as connection:
         check_current(connection, database.name)
-
-        def column(query: str) -> list[Any]:
-            return sorted(connection.execute(text(query)).scalars())
-
-        nights = f"SELECT DISTINCT {night} FROM ({since}) AS runs_since WHERE since IS NOT NULL"
-        undated = f"SELECT count(*) FROM runs WHERE {WHEN} IS NULL"
-        ahead = f"SELECT DISTINCT node FROM runs WHERE {AHEAD}"
+        counts = {row[0]: row[1] for row in connection.execute(text(nights))}
+        nodes = connection.execute(text("SELECT DISTINCT node FROM runs")).scalars().all()
+        ahead = connection.execute(text(f"SELECT DISTINCT node FROM runs WHERE {AHEAD}"))
         return RunOverview(
-            tuple(column(nights)),
-            tuple(name for name in column("SELECT DISTINCT node FROM runs") if name),
-            int(column(undated)[0]),
-            tuple(column(ahead)),
+            tuple(sorted(int(night) - _MOST_DAYS for night in counts if night is not None)),
+            tuple(sorted(name for name in nodes if name)),
+            counts.get(None, 0),
+            tuple(sorted(ahead.scalars())),
         )
 
 
