@@ -5,8 +5,8 @@
 10 cases a run. The stores are filled by COPY and executemany, with the same values; the rate of
 writing is that of ``StoreWriter``, which collect uses, with --runs made summaries in batches of
 500. ``fleet`` and ``history`` are commands in processes of their own: the fastest of three, with
-the time of the CPU and the peak memory of that process. A query is timed after one that is not, median of five. The clock of the
-made nights begins 365 nights before 2026-11-23, and the dashboard asks for all of them.
+the time of the CPU and the peak memory of that process. A query is run once and then timed five
+times; the median is printed. The dashboard asks for all nights, of which the last is 2026-11-22.
 """
 
 from __future__ import annotations
