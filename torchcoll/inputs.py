@@ -22,6 +22,7 @@ from torchcoll.core.file import is_ours, is_traffic, load_own
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
+from torchcoll.core.units import counted
 
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic
@@ -240,7 +241,7 @@ def read_material(arguments: Sequence[str]) -> Material:
                 try:
                     kinds.add(_read_file(file, material, results))
                 except UnreadableError as error:
-                    material.notes.append(f"left out: {error}")
+                    material.notes.append(f"skipped: {error}")
         else:
             kinds = {_read_file(str(file), material, results) for file in expand(path)}
         for kind in sorted(kinds):
@@ -366,7 +367,7 @@ def note_traffic(traffic: Sequence[str]) -> None:
     if traffic:
         names = [*traffic[:3], f"... ({len(traffic)} files)"] if len(traffic) > 4 else traffic
         text = f"{' '.join(', '.join(names).split())}; torchcoll show FILE shows what it holds"
-        tell(f"torchcoll: note: traffic is no result, left out: {text}")
+        tell(f"torchcoll: note: skipped traffic, which holds no results: {text}")
 
 
 def _without_traffic(
@@ -395,11 +396,12 @@ def _without_traffic(
     if foreign and not kept:
         raise broken[0] if broken else _none_of(not_results, foreign)
     for refused in broken[:_NAMED]:
-        tell(f"torchcoll: note: left out: {refused}")
+        tell(f"torchcoll: note: skipped: {refused}")
     if len(broken) > _NAMED:
-        tell(f"torchcoll: note: left out: {len(broken) - _NAMED} files more that could not be read")
+        tell(f"torchcoll: note: skipped: {len(broken) - _NAMED} more files that could not be read")
     if not_results:
-        tell(f"torchcoll: note: left out, for they are no results: {_first_of(not_results)}")
+        number = counted(len(not_results), "file")
+        tell(f"torchcoll: note: skipped {number} without results: {_first_of(not_results)}")
     if traffic and all(isinstance(source, str) and is_manifest(source) for source in kept):
         more = f" and {len(traffic) - 1} more" * (len(traffic) > 1)
         actual = f"traffic alone: {traffic[0]}{more}"

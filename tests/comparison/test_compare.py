@@ -62,7 +62,7 @@ def test_unclear_says_how_many_launches_would_settle_it():
     # The spread of one run is 8.1 %. Of 30 runs a side the error is that times the root of
     # 2 / 30, 2.1 %, and 80 % at level 5 % takes 2.85 of it (noncentral t, 57 degrees): 6.1 %.
     text = re.fullmatch(
-        r"p 0.54, 30 runs of each side would resolve differences of (.*) % or more", reason
+        r"p 0.54, 30 runs per side would show a difference of (.*) % or more", reason
     )
     assert text and float(text[1]) == pytest.approx(5.9, abs=0.3)
 

@@ -210,7 +210,7 @@ def test_where_only_the_least_number_is_known_it_is_proposed():
     low, high = row.judged.needed
     assert high is None
     shown = row.reason.partition(", ")[2]
-    assert shown.startswith("30 runs of each side would resolve differences of ")
+    assert shown.startswith("30 runs per side would show a difference of ")
     assert told(state).endswith(
         f"(3 runs of each). At this noise {shown}. To decide it, start again in a new folder with "
         f"--runs {low}"

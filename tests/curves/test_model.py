@@ -416,7 +416,7 @@ def test_predictions_as_json_and_as_a_table(model_path, capsys):
     assert cli.main(words) == 0
     text = capsys.readouterr().out
     assert f"predicted by {model_path}, not measured" in text
-    assert "8x the most ranks (8)" in text and "within" in text
+    assert "8x the most ranks (8)" in text and " no\n" in text
 
 
 @pytest.mark.parametrize(

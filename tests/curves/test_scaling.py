@@ -54,12 +54,12 @@ def test_a_spread_stands_behind_its_figure():
     """Times of 4950 and 5050 ns; the first calls take thrice as long."""
     (table, *_) = scaling_grids(found(grown(lambda n: 5000)))
     row = dict(zip([head.text for head in table.heads], table.rows[0], strict=True))
-    assert list(row)[-5:] == ["runs", "time", "of one run", "busbw GB/s", "first call"]
-    assert row["of one run"] == "4.95 us to 5.05 us"
+    assert list(row)[-5:] == ["runs", "time", "range over runs", "busbw GB/s", "first call"]
+    assert row["range over runs"] == "4.95 us to 5.05 us"
     # Of a start, which has no time, it is that of the first call.
     runs = [start([n, 1, 1], 2, phases={"communicator": [MS] * 2}) for n in (2, 4)]
     table = scaling_grids(found(runs))[1]
-    assert [head.text for head in table.heads][-2:] == ["time to first result", "of one run"]
+    assert [head.text for head in table.heads][-2:] == ["time to first result", "range over runs"]
     assert table.rows[0][-1] == "3.00 ms to 5.00 ms"
 
 
@@ -221,6 +221,6 @@ def test_first_calls_of_a_job_are_those_of_its_first_launch():
     ]
     assert [curve.fits[0].subset for curve in result.starts] == ["1 in job", "2 in job"]
     assert result.notes == [
-        "1st call of a case: not of 3 of 6 runs, which came later in a job; `torchcoll cold` "
-        "shows them"
+        "3 of 6 runs came later in a job: their first calls are not in this table; `torchcoll "
+        "cold` shows them"
     ]

@@ -152,8 +152,8 @@ def test_a_change_near_the_beginning(capsys):
     assert text.splitlines()[-3:] == [
         "to narrow: --sizes 16,64,156,192,232,284,344,420",
         "",
-        "the law (time = latency + size / algbw) changes between 128 and 512, "
-        "with too few sizes to fit the part before",
+        "the law (time = latency + size / algbw) changes between 128 and 512; "
+        "too few sizes on one side of the change to fit it",
     ]
     assert transition_records(one)[0]["before_latency_ns"] is None
 
@@ -245,7 +245,7 @@ def test_too_few_sizes_and_noise_are_said(capsys):
     # The same sizes in every run: no noise. Of one run nobody knows.
     text = shown(capsys, *make_runs([first, first, first]))
     assert "noisy" not in text and "repeat" not in text and "no change" not in text
-    assert "x its time (runs of one size scatter by 0.0 %)" in text
+    assert "x the fitted time (runs of one size scatter by 0.0 %)" in text
     text = shown(capsys, *make_runs([first]))
     assert "noisy" not in text
     assert "one run cannot tell noise from what each size takes: repeat it" in text
@@ -315,7 +315,9 @@ def published(times_us, name):
 def test_one_law_that_does_not_fit_is_neither_noise_nor_one_range(capsys):
     text = shown(capsys, published(SENDRECV, "sendrecv"))
     assert "time falls from 97.90 us at 1M to 65.70 us at 4M" in text
-    assert "one law does not fit: 64M takes 1.85x its time; too few sizes to say more" in text
+    assert (
+        "one law does not fit: 64M takes 1.85x the fitted time; too few sizes to say more" in text
+    )
     assert "(1 run: whether that is noise is not known)" in text
     assert "repeat" not in text and "no change" not in text
     # The largest of the deviations stands beside its size.

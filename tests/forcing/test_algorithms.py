@@ -308,7 +308,9 @@ def test_what_was_not_verified_is_said():
 
 
 def test_nothing_forced():
-    with pytest.raises(UsageError, match=r"none that forces anything.*torchcoll matrix --preset"):
+    with pytest.raises(
+        UsageError, match=r"none that forces an algorithm.*torchcoll matrix --preset"
+    ):
         algorithms(cell("auto", {K: 100}))
 
 
@@ -331,7 +333,9 @@ def test_no_right_result():
 
 def test_gloo_does_not_read_what_forces_nccl():
     runs = [run(measured_on(100), variables=v) for v in ({}, RING) for _ in range(2)]
-    with pytest.raises(UsageError, match=error_tail("none that forces anything on gloo", "runs")):
+    with pytest.raises(
+        UsageError, match=error_tail("none that forces an algorithm on gloo", "runs")
+    ):
         algorithms(runs)
 
 

@@ -89,7 +89,7 @@ def test_a_folder_with_another_file_shows_the_rest(folder, capsys):
     assert main(["show", "."]) == 0
     out, err = capsys.readouterr()
     assert "all_reduce" in out
-    assert err == "torchcoll: note: left out, for they are no results: README.md\n"
+    assert err == "torchcoll: note: skipped 1 file without results: README.md\n"
     # What is named is wanted; and so is something of a folder.
     assert main(["show", "README.md"]) == 3
     (folder / "a.log").unlink()
@@ -117,7 +117,7 @@ def test_a_folder_without_results(folder, capsys):
     (runs / "a.log").write_text(text())
     assert main(["show", "runs"]) == 0
     assert capsys.readouterr().err == (
-        "torchcoll: note: left out, for they are no results: runs/0.md, runs/1.md, runs/2.md, "
+        "torchcoll: note: skipped 7 files without results: runs/0.md, runs/1.md, runs/2.md, "
         "runs/3.md, runs/4.md and 2 more\n"
     )
 

@@ -514,7 +514,7 @@ def test_launchers():
         "mpirun": {"path": "/mpirun", "version": "", "error": "mpirun: error: no licence"},
     }
     result = by_name(launchers(plain(commands=commands, launch=Launch("srun", job_id="7"))))
-    assert result["torchrun"].detail.startswith("not on PATH: python -m torch.distributed.run")
+    assert result["torchrun"].detail.startswith("not on PATH, but python -m torch.distributed.run")
     assert result["srun"].detail == "slurm 22.05.8; inside of job 7"
     assert result["mpirun"].reason == "mpirun --version fails: no licence"
     assert result["mpiexec"].reason == "not on PATH"
@@ -752,7 +752,7 @@ def test_what_is_piped():
     assert text.startswith(f"{answer}\n\nVersions\n  torchcoll ")
     assert "\n  yes  cuda  8 x GPU X\n" in text
     assert (
-        "\n  no   ccl   oneccl_bindings_for_pytorch is not installed\n             -> take" in text
+        "\n  no   ccl   oneccl_bindings_for_pytorch is not installed\n             -> use" in text
     )
     assert (
         "\n  2 of 2 ranks are on this host, started by torchrun\n"
@@ -760,7 +760,7 @@ def test_what_is_piped():
         "     0      0  cuda:0  0000:00:00.0     0  mlx5_0 (PCIe switch)  GPU X\n"
     ) in text
     assert text.endswith(
-        "\nTraps: 1 found\n"
+        "\nHarmful settings: 1 found\n"
         "  error    NCCL_SOCKET_IFNAME=ib: it matches none with an address\n"
         "           NCCL ends with an error when it connects.\n"
         "           -> Interfaces here: eth0. A prefix matches many, '=' exactly one, "
@@ -774,7 +774,7 @@ def test_no_backend():
     text = printed(Facts(torch_error="ModuleNotFoundError: No module named 'torch'"))
     assert text.startswith("no backend can be used here; no harmful setting found\n\nVersions\n")
     assert "-> pip install torch\n" in text
-    assert text.endswith("\nTraps: none found\n")
+    assert text.endswith("\nHarmful settings: none found\n")
 
 
 def test_a_terminal_of_80_columns(monkeypatch):

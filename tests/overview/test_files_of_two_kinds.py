@@ -15,8 +15,8 @@ from torchcoll.core.file import save
 
 MANIFEST = '{"record":"matrix","schema":"torchcoll-matrix/1","spec":{}}\n'
 LEFT_OUT = (
-    "torchcoll: note: traffic is no result, left out: runs/3-replay.jsonl; torchcoll show FILE "
-    "shows what it holds\n"
+    "torchcoll: note: skipped traffic, which holds no results: runs/3-replay.jsonl; torchcoll show "
+    "FILE shows what it holds\n"
 )
 ALONE = error_line(
     "result files",

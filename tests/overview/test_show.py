@@ -106,8 +106,8 @@ def test_rows_with_two_modes_share_one_line(shown):
         for size, times in ((64, first), (128, [500_000] * 20), (256, second))
     ]
     text = shown(run(*results, ranks=2))
-    line = "bimodal in 2 rows: 25 to 35 % of the calls take 2.5 to 4.0 ms, the others 500 to "
-    assert f"\n[1] {line}600 us\n" in text
+    line = "bimodal in 2 rows: 25 to 35 % of the calls of each form a slower cluster"
+    assert f"\n[1] {line}\n" in text
     assert text.count("[1] bimodal") == 1
     assert "\n1 row with only 20 calls: too few " in text  # 128 B
     assert [" correct [1]" in row for row in body(text).splitlines()[2:5]] == [True, False, True]
@@ -343,8 +343,8 @@ def test_lead_calls_show_modes_that_few_steady_calls_do_not(shown):
 def test_how_the_rows_ended(shown):
     stops = ["time", "cap", "time", "precision"]
     launch = run(*(result(cold=(1_000_000,), stop=stop) for stop in stops))
-    precision = "precision 1 (of 21 calls; longer runs may differ)"
-    text = f"\nstopped by: time 2, cap of 21 calls 1, {precision}\n{NONE}"
+    precision = "precision 1 (after 21 calls; longer runs may differ)"
+    text = f"\ncases ended by: time 2, limit of 21 calls 1, {precision}\n{NONE}"
     assert text in shown(launch)
     asked = run(result(stop="count"), not_run("unsupported"))
     assert "stopped by" not in shown(asked)
@@ -356,15 +356,15 @@ def test_precision_names_the_stretch_that_it_holds_for(shown):
         result(stop="precision", steady_ns=ns, batches=[n], time_ns={"host": [[1000] * n] * 8})
         for n, ns in ((60, 2_140_000), (180, 14_000_000))
     )
-    text = "precision 2 (of 60 to 180 calls in 2.1 ms to 14 ms; longer runs may differ)"
-    assert f"\nstopped by: {text}\n" in shown(run(first, other))
-    assert "precision 1 (of 60 calls in 2.1 ms; longer runs may differ)" in shown(run(first))
+    text = "precision 2 (after 60 to 180 calls in 2.1 ms to 14 ms; longer runs may differ)"
+    assert f"\ncases ended by: {text}\n" in shown(run(first, other))
+    assert "precision 1 (after 60 calls in 2.1 ms; longer runs may differ)" in shown(run(first))
     columns = shown(run(first, other, result(stop="cap")), columns="size_bytes,stop")
     stops = [line.split("  ", 1)[1].strip() for line in body(columns).splitlines()[2:5]]
     assert stops == [
         "precision of 60 calls in 2.1 ms",
         "precision of 180 calls in 14 ms",
-        "cap of 21 calls",
+        "limit of 21 calls",
     ]
 
 

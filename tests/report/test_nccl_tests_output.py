@@ -145,7 +145,7 @@ def test_the_heading_states_the_least_and_the_end_what_ran(shown):
     text = shown(asked, format="nccl-tests")
     assert heading(text) == ("3", "50", "1")
     assert "# torchcoll: calls a case: warmup 3 to 5, timed 21\n" in text
-    assert "# torchcoll: stopped by: time 2\n" in text
+    assert "# torchcoll: cases ended by: time 2\n" in text
     asked.header["spec"] = {}
     assert heading(shown(asked, format="nccl-tests")) == ("0", "0", "1")
 

@@ -51,7 +51,7 @@ def test_a_rank_that_the_others_wait_for_has_the_shortest_times(capsys):
 )
 def test_no_rank_is_named(capsys, times):
     cases = [timed(8 << n, *own) for n, own in enumerate(times)]
-    assert first_line(capsys, *cases).startswith("no rank is consistently slow over 3 cases: rank ")
+    assert first_line(capsys, *cases).startswith("no rank is consistently slow in 3 cases: rank ")
 
 
 def test_ranks_that_tie_share_the_call():
@@ -89,6 +89,6 @@ def test_the_three_cases_whose_ranks_differ_most_are_shown_and_all_on_request(ca
     assert [size for size in ("8", "16", "32", "64", "128") if f"all_reduce {size} " in text] == [
         *("32", "64", "128")
     ]
-    assert "3 of 5 cases: those whose ranks differ most (--all shows every case)" in text
+    assert "the 3 cases whose ranks differ most, of 5 (--all shows every case)" in text
     torchcoll.show(run(*cases, ranks=3), view="ranks", every=True)
     assert "all_reduce 8 " in capsys.readouterr().out

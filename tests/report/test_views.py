@@ -160,8 +160,8 @@ def test_per_rank_shows_each_rank_and_what_a_duration_is(shown):
         "fastest rank (medians, in 1 of 1 case)"
     )
     assert above.endswith(
-        "\neach rank's own time includes waiting for the others: the rank that arrives last has "
-        "the shortest"
+        "\neach rank's own time includes waiting for the others, so the rank that arrives last has "
+        "the shortest time"
     )
     assert "over ranks" not in above
     assert tables == (

@@ -183,7 +183,7 @@ def test_a_difference_in_the_reuse_of_buffers_is_named():
         return run(replace(result, case=replace(result.case, buffer_reuse=reuse)))
 
     assert (
-        "compared although they differ: buffer_reuse (same -> rotate)"
+        "the sides also differ in: buffer_reuse (same -> rotate)"
         in compare(one("same"), one("rotate")).notes
     )
     assert any(

@@ -94,7 +94,7 @@ def test_contention_below_the_error_of_a_late_end_is_a_bound(
     assert row.contention_ns == traced_call.time_ns - alone_ms * MS
     assert (row.late_ns, row.bound) == (late_ms * MS, bound)
     message = (
-        "2 of 2 calls end when Python hears of it, up to 5 ms late: in place and transfer may be"
+        "2 of 2 calls end when Python hears of it, up to 5 ms late: in step and transfer may be"
     )
     assert any(note.startswith(message) for note in result.notes) == bool(late_ms)
 

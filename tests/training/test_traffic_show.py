@@ -53,10 +53,10 @@ COST = """\
 traffic beside r1
 group 0 of 2 ranks, gloo, host clock, alone: synchronized, host clock, gloo, async, sum
 wait, transfer and contention are estimates. All ranks end a collective together, so the shortest \
-rank's time is the transfer, what the others have more is their wait for it; in place: the slowest \
+rank's time is the transfer, what the others have more is their wait for it; in step: the slowest \
 rank's; contention: transfer - alone. Medians over the calls
 
-collective  size  dtype    async  calls  queued  in place      wait  transfer     alone   contention
+collective  size  dtype    async  calls  queued   in step      wait  transfer     alone   contention
 all_reduce   25M  float32  yes        9    33 %  12.00 ms  5.000 ms  7.000 ms  6.000 ms  <= 1.000 ms
 all_reduce    9M  float32  yes        3    50 %  12.00 ms  5.000 ms  7.000 ms  7.500 ms    -500.0 us
 broadcast      8  int64    no         3     0 %  200.0 us         -         -         -            \
@@ -75,7 +75,7 @@ rank  calls  last  share  even    waited
 left out: step 0 of 4: 1 all_reduce 84M float32 in place of 3 all_reduce 25M float32, \
 1 all_reduce 9M float32
 2 calls of 2 ranks outside of the marked steps: left out
-24 of 30 calls end when Python hears of it, up to 5 ms late: in place and transfer may be so much \
+24 of 30 calls end when Python hears of it, up to 5 ms late: in step and transfer may be so much \
 too long, wait as much off; a contention of no more than that is a bound (<=), and a rank came \
 last only where the others waited longer
 queued: calls issued while an earlier one of the group was in flight on that rank: their time \

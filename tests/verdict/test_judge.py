@@ -268,8 +268,8 @@ def test_without_a_fabric():
         "NO REFERENCE for nccl on cuda: give one with torchcoll check --fabric "
         "NAME or --baseline RUN; "
         # 300 of 370.8; the card on PCIe would carry 41.
-        "the fabric is not recorded; it could be 81 % of the ring limit of "
-        "nvswitch-h200 (--fabric NAME judges by "
+        "the fabric is not recorded; busbw would be 81 % of the ring limit of "
+        "nvswitch-h200 (--fabric NAME judges "
         "it); 1 case correct"
     )
     host = case_of(2, device="cpu", backend="gloo")
@@ -308,9 +308,9 @@ def test_what_an_import_lacks_to_be_judged():
         "NAME or --baseline RUN; "
         f"{NOT_JUDGED} GPU unknown (torchcoll import FILE --label gpu=NAME -o RUN); the fabric is "
         # 300 of 370.8, and of eight rails of 50.
-        "not recorded; it could be 81 % of the ring limit of nvswitch-h100 or nvswitch-h20 or "
+        "not recorded; busbw would be 81 % of the ring limit of nvswitch-h100 or nvswitch-h20 or "
         "nvswitch-h200, 75 % "
-        "of the ring limit of ib-ndr:8 (--fabric NAME judges by it)"
+        "of the ring limit of ib-ndr:8 (--fabric NAME judges it)"
     )
     assert NOT_JUDGED not in imported(labels={"gpu": "H200"})
     stated = imported(labels={"link_gbps": "450"})
@@ -353,7 +353,7 @@ def test_the_devices_and_hosts_of_a_log_choose_the_fabric_where_they_leave_one()
 def test_else_the_fabrics_that_fit_are_assumptions_and_no_verdict(name, ranks, hosts, assumed):
     found = pasted(name, ranks, hosts)
     assert (found.word, found.fabric) == ("NO REFERENCE", None)
-    assert f"; the fabric is not recorded; it could be {assumed}" in found.line
+    assert f"; the fabric is not recorded; busbw would be {assumed}" in found.line
 
 
 def test_no_fabric_of_nvidia_is_assumed_for_another_device():

@@ -269,11 +269,12 @@ def _starts(pairs: Sequence[Pair], base: Side, new: Side) -> tuple[Start, ...]:
 
 
 def _notes(comparison: Comparison, pairs: Sequence[Pair]) -> list[str]:
-    ratios = any(item.judged.ratio for item in comparison.fitted or comparison.rows)
+    sides = (comparison.base, comparison.new)
     notes = taken_of(pairs)
     if not comparison.settings:  # else they are a table
-        notes = [*separate_of(pairs, ratios), *notes, *unknown_of(comparison.base, comparison.new)]
-    sides = (comparison.base, comparison.new)
+        chosen_by = {side.only[0] if side.only else "" for side in sides}
+        name = chosen_by.pop() if len(chosen_by) == 1 else ""
+        notes = [*separate_of(pairs, name), *notes, *unknown_of(*sides)]
     alone = [r.reported for s in sides for r in s.results if r.reported and not r.time_ns]
     if any(reported.statistic == "mean" and not reported.one_cold_call for reported in alone):
         samples = any(s.keeps_samples for s in sides)

@@ -155,9 +155,7 @@ def with_bound(case: Judged, what: Target) -> Judged:
 
 def resolution_text(change: float) -> str:
     """What further runs could show at this noise: ``smallest_difference``."""
-    return (
-        f"{SEARCH_RUNS} runs of each side would resolve differences of {100 * change:.2g} % or more"
-    )
+    return f"{SEARCH_RUNS} runs per side would show a difference of {100 * change:.2g} % or more"
 
 
 def _needs_text(

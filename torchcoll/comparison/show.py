@@ -378,8 +378,9 @@ def _folded_lines(
     """A line a table; a reason that all have is told once."""
     reasons = {one_line(r.reason) for _, rows in tables for r in rows if r.result == "inconclusive"}
     once = reasons.pop() if len(reasons) == 1 else ""
-    first = "not shown (--all shows every case)" + (f"; inconclusive: {once}" if once else "")
-    return [f"{first}:", *(_folded(comparison, title, rows, once) for title, rows in tables)]
+    first = "not shown (--all shows every case):"
+    reason = [f"inconclusive: {once}"] if once else []
+    return [first, *reason, *(_folded(comparison, title, rows, once) for title, rows in tables)]
 
 
 def _folded(comparison: Comparison, title: str, rows: Sequence[Compared], said_above: str) -> str:
@@ -590,7 +591,7 @@ def case_grid(
             [*line, _error_cell(comparison, row)] for line, row in zip(cells, cases, strict=True)
         ]
         return Grid([*heads, Head("error")], lines, above=above)
-    results = {_result_text(row, notes) for row in cases}
+    results = {_result_text(comparison, row, notes) for row in cases}
     untested = all(row.judged.p_value is None for row in cases)
     if said_once := len(results) == 1 and len(cases) > 1 and untested:
         above.append(f"all of these: {results.pop()}")
@@ -601,7 +602,9 @@ def case_grid(
         _points_aligned(cells, column)
     if not said_once:
         heads.append(Head("result", left=True))
-        cells = [[*c, _result_text(row, notes)] for c, row in zip(cells, cases, strict=True)]
+        cells = [
+            [*c, _result_text(comparison, row, notes)] for c, row in zip(cells, cases, strict=True)
+        ]
     if any(row.judged.ratio and row.judged.ratio.low for row in cases):
         heads.append(Head("95 % interval"))
         cells = [[*c, interval_text(comparison, row)] for c, row in zip(cells, cases, strict=True)]
@@ -620,8 +623,13 @@ def _figures(comparison: Comparison, row: Compared) -> list[str]:
     return [figure_cell(value, comparison.metric) for value in (row.base, row.new)]
 
 
-def _result_text(row: Compared, notes: dict[str, int]) -> str:
-    numbers = sorted(notes.setdefault(text, len(notes) + 1) for text in row.notes)
+def _result_text(comparison: Comparison, row: Compared, notes: dict[str, int]) -> str:
+    names = dict(zip(("base", "new"), side_names(comparison), strict=True))
+    texts = []
+    for text in row.notes:
+        side, colon, rest = text.partition(": ")
+        texts.append(f"{names[side]}{colon}{rest}" if side in names else text)
+    numbers = sorted(notes.setdefault(text, len(notes) + 1) for text in texts)
     marks = "".join(f" [{number}]" for number in numbers)
     return f"{row.result} ({one_line(row.reason)}){marks}"
 

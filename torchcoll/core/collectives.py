@@ -76,8 +76,8 @@ SENT, RECEIVED, BOTH = "sent", "received", "both"
 # Each bus factor as a formula, and its reason (derivations: nccl-tests' doc/PERFORMANCE.md).
 _TWICE = (
     "2 (n - 1) / n",
-    "of the n blocks of S, n - 1 leave each rank to be reduced elsewhere and n - 1 leave it again "
-    "as results: no algorithm without a reducing switch sends less",
+    "each rank sends n - 1 of the n blocks of S once to be reduced, and n - 1 once as results; "
+    "only a switch that reduces needs less",
 )
 _OTHERS = (
     "(n - 1) / n",

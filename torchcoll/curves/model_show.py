@@ -192,7 +192,7 @@ def _predictions(rows: Sequence[PredictedRow], title: str) -> Grid:
                 f"{format_time(prediction.low_ns)} to {format_ns(prediction.high_ns)}",
                 format_ratio(busbw),
                 "-" if low is None else f"{format_ratio(low)} to {format_ratio(high)}",
-                prediction.beyond or "within",
+                prediction.beyond or "no",
             ]
         else:
             line += ["-", "-", "-", "-", row.reason]

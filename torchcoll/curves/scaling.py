@@ -189,8 +189,8 @@ def scaling(
     notes = _notes(files, curves)
     if later := later_runs(files, started):
         notes.append(
-            f"1st call of a case: not of {len(later)} of {len(files.parts)} runs, which came "
-            "later in a job; `torchcoll cold` shows them"
+            f"{len(later)} of {len(files.parts)} runs came later in a job: their first calls are "
+            "not in this table; `torchcoll cold` shows them"
         )
     return Scaling(
         files.runs, curves[: len(cases)], curves[len(cases) :], left_out, link_gbps, notes
@@ -341,6 +341,6 @@ def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
     if any(fit.subset.startswith((_ONE, _SEVERAL)) for curve in curves for fit in curve.fits):
         notes.append("one host and several hosts use other links: each part is fitted by itself")
     if any(result.reported and result.reported.first_call_ns for result in files.results):
-        notes.append("rows of -i 1 -w 0 are first calls, and in no time")
+        notes.append("rows measured with -i 1 -w 0 are first calls, and count into no time")
     hidden = dict.fromkeys(hidden_note(curve.hidden, "the runs of a curve") for curve in curves)
     return [*notes, *filter(None, (*hidden, files.rehearsal_note))]

@@ -126,9 +126,10 @@ def fit_note(curve_ranges: CurveRanges) -> str:
     if poor and curve.boundaries:
         number = curve.ranges.index(worst) + 1
         text = f"the law of range {number} does not fit: {format_size(point.size_bytes)} takes"
-        return f"{text} {ratio:.2f}x its time{_agreement(curve_ranges)}"
+        return f"{text} {ratio:.2f}x the fitted time{_agreement(curve_ranges)}"
     if poor:
-        text = f"one law does not fit: {format_size(point.size_bytes)} takes {ratio:.2f}x its time"
+        size = format_size(point.size_bytes)
+        text = f"one law does not fit: {size} takes {ratio:.2f}x the fitted time"
         text += "; too few sizes to say more" if len(points) < FEW and not too_few else ""
         if len(points) >= 2 * FEWEST:
             return text + _agreement(curve_ranges)

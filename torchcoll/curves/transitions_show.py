@@ -121,7 +121,7 @@ _MOST_TOLD = 4  # transitions, or laws, in the sentence
 
 
 def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[str]:
-    """``broadcast 4M takes 3.1x its law``: sizes that contradict their law, the worst first."""
+    """``broadcast 4M takes 3.1x the fitted time``, the worst size first."""
     slow = sorted(
         (
             (-factor, title, curve.points[index].size_bytes)
@@ -130,7 +130,8 @@ def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[st
         ),
     )
     texts = [
-        f"{f'{title} ' if len(curves) > 1 else ''}{format_size(size)} takes {-factor:.3g}x its law"
+        f"{f'{title} ' if len(curves) > 1 else ''}{format_size(size)} takes {-factor:.3g}x the "
+        "fitted time"
         for factor, title, size in slow[:_MOST_TOLD]
     ]
     return texts + [f"{len(slow) - _MOST_TOLD} more such sizes"] * (len(slow) > _MOST_TOLD)
@@ -168,8 +169,8 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
         span = _span(min(low for low, _ in vague), max(high for _, high in vague))
         where_text = f" in {len(vague_curves)} of {len(curves)} curves" if len(curves) > 1 else ""
         texts.append(
-            f"the law (time = latency + size / algbw) changes between {span}{where_text}, with too "
-            "few sizes to fit the part before"
+            f"the law (time = latency + size / algbw) changes between {span}{where_text}; too few "
+            "sizes on one side of the change to fit it"
         )
     if changes or vague:
         return Answer("; ".join(texts), "doubt")

@@ -107,8 +107,8 @@ def _percent(value: float | None) -> str:
 
 _SUMMARY = "points=count geomean mean worst"  # of an ErrorSummary, in JSON
 _ERRORS = (
-    "errors: |predicted / measured - 1|; the geometric mean is what papers on simulators give: "
-    "points that are nearly exact pull it down"
+    "errors: |predicted / measured - 1|; quote the mean: papers on simulators give the geometric "
+    "mean, which a few nearly exact points pull down"
 )
 _CUBIC = (
     "the cubic: no model, a monotone cubic through the other points, in logarithms; both on the "

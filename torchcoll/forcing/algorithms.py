@@ -88,8 +88,9 @@ def algorithms(
     varied = varied_variables([facts for _, facts in runs])
     forcing = [forced_settings(m.facts, varied, m.row.backend) for m in items]
     if not any(forcing):
+        backends = ", ".join(dict.fromkeys(m.row.backend for m in items))
         raise UsageError(
-            "cells", f"none that forces anything on {', '.join({m.row.backend: 0 for m in items})}",
+            "runs", f"none that forces an algorithm on {backends}",
             "runs with NCCL_ALGO, CCL_ALLREDUCE, ... set, on a backend that reads them",
             "torchcoll matrix --preset nccl-algorithms makes them.",
         )  # fmt: skip

@@ -30,7 +30,7 @@ def launchers(facts: Facts) -> list[Usable]:
     else:
         text = f"of torch {facts.torch['version']}"
         if torchrun is None:
-            text = "not on PATH: python -m torch.distributed.run is the same"
+            text = "not on PATH, but python -m torch.distributed.run does the same"
         elif not torchrun["same_python"]:
             text = f"{torchrun['path']} is another Python's: use python -m torch.distributed.run"
         usable = [Usable("torchrun", True, text)]
@@ -39,11 +39,15 @@ def launchers(facts: Facts) -> list[Usable]:
         if command is None:
             what = "Slurm" if name == "srun" else "an MPI (any one of its kind will do)"
             usable.append(
-                unusable(name, "not on PATH", f"nothing where torchrun does; else load {what}")
+                unusable(
+                    name,
+                    "not on PATH",
+                    f"no action needed where torchrun is used; else load {what}",
+                )
             )
         elif command["error"]:
             action = (
-                "run it where the cluster's configuration is"
+                "run srun on a host that has the cluster's Slurm configuration"
                 if name == "srun"
                 else "see what it says"
             )
@@ -60,7 +64,7 @@ def launchers(facts: Facts) -> list[Usable]:
 
 def interfaces(facts: Facts) -> list[Usable]:
     """The network interfaces and RDMA ports of this host, and whether each can be used."""
-    action = "nothing, unless it was meant to be used"
+    action = "no action needed, unless ranks are to use it"
     usable = []
     for interface in facts.interfaces:
         name, kind, state = interface["name"], interface["kind"], interface["state"]

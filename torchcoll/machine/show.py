@@ -83,7 +83,9 @@ def _lines(report: dict[str, Any], width: int | None) -> Iterator[Line]:
     yield from _title("Communication libraries")
     yield from _libraries(report["libraries"], width)
     traps = report["findings"]
-    yield from _title(f"Traps: {len(traps)} found" if traps else "Traps: none found")
+    yield from _title(
+        f"Harmful settings: {len(traps)} found" if traps else "Harmful settings: none found"
+    )
     for trap in traps:
         texts = [trap["what"], trap["why"], f"-> {trap['action']}"]
         yield from _marked(trap["severity"], texts, 11, width)

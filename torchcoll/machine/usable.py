@@ -176,7 +176,8 @@ def _by_bindings(facts: Facts, entry: BackendEntry, module: str) -> Usable:
         built = next(filter(facts.built, without), "")
         alternative = built or f"{' or '.join(without)} on Intel GPUs, or {DEFAULT}"
         action = (
-            f"take {alternative}; Intel's own index has them for torch up to 2.8 (docs/measure.md)"
+            f"use {alternative}. Intel's package index has the bindings for torch up to 2.8 "
+            "(docs/measure.md)"
         )
         return unusable(entry.name, f"{module} is not installed", action)
     if bindings["error"] or not bindings["registers"]:

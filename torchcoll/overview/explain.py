@@ -92,7 +92,7 @@ def general(what: Question) -> Grid:
         lines += [f"mode {name}: {text}" for name, text in _MODES.items()]
     if what.metric in ("", "clock"):
         lines += [f"clock {text}" for text in _CLOCKS.values()]
-    return Grid([], [], above=[*lines, "with a result file behind it, the numbers of one row"])
+    return Grid([], [], above=[*lines, "the numbers of one row: torchcoll explain METRIC FILE"])
 
 
 # Metrics that need samples, which a source may lack.
@@ -184,13 +184,11 @@ def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str
     entry = COLLECTIVES[row.collective]
     time = format_ns(row.median_ns)
     how = reported_text(run) or reading([row], "max")
-    calls = f"{row.calls} steady calls" if row.calls else "calls that the source does not count"
-    what = "time of the batches / calls" if row.statistic == PERIOD else "middle one"
-    if row.statistic not in (None, "median", PERIOD):
-        what = "figure of the source"
+    calls = f"{row.calls} steady calls" if row.calls else "a number of calls that is not recorded"
+    what = " (time of the batches / calls)" if row.statistic == PERIOD else ""
     spread = "percentile of the steady calls of this run: a spread, no confidence interval"
     lines: dict[str, list[str]] = {
-        "time": [f"{time}, the {one_line(row.statistic or 'time')} ({what}) of {calls}; {how}"],
+        "time": [f"{time}, the {one_line(row.statistic or 'time')}{what} of {calls}; {how}"],
         "first": [f"{format_ns(row.first_call_ns)}: the first cold call of the case, host clock"],
         "low": [f"{format_ns(row.low_ns)}: the 5th {spread}"],
         "high": [f"{format_ns(row.high_ns)}: the 95th {spread}"],

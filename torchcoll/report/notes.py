@@ -124,15 +124,16 @@ def _judged_times(result: CaseResult, times: Sequence[float] | None) -> Sequence
 
 
 def _bimodal_text(modes: Sequence[Modes]) -> str:
-    """The footnote of all bimodal rows: ``bimodal in 8 rows: 14 to 45 % of the calls take ...``."""
-    rows = f" in {len(modes)} rows" if len(modes) > 1 else ""
+    """The footnote of all bimodal rows: ``bimodal in 8 rows: 14 to 45 % of the calls form ...``.
+
+    Of one row also the times of both clusters; of several they would describe no row.
+    """
     shares = sorted(mode.share for mode in modes)
     share = " to ".join(dict.fromkeys(f"{100 * end:.0f}" for end in (shares[0], shares[-1])))
-    slow, fast = (
-        _time_range((min(low for low, _ in ends), max(high for _, high in ends)))
-        for ends in ([mode.slow for mode in modes], [mode.fast for mode in modes])
-    )
-    return f"bimodal{rows}: {share} % of the calls take {slow}, the others {fast}"
+    if len(modes) > 1:
+        return f"bimodal in {len(modes)} rows: {share} % of the calls of each form a slower cluster"
+    slow, fast = _time_range(modes[0].slow), _time_range(modes[0].fast)
+    return f"bimodal: {share} % of the calls take {slow}, the others {fast}"
 
 
 def _host_bound_notes(result: CaseResult) -> Iterable[str]:
@@ -181,7 +182,7 @@ def stop_lines(rows: Iterable[Row]) -> list[str]:
     """How many cases each stopping rule ended, as one line; [] if all ran a fixed number of calls.
 
     The precision is that of the calls made, and does not bound what a longer run would measure:
-    ``precision 3 (of 60 to 180 calls in 2.1 ms to 14 ms; longer runs may differ)``.
+    ``precision 3 (after 60 to 180 calls in 2.1 ms to 14 ms; longer runs may differ)``.
     """
     rows_by_reason: dict[str, list[Row]] = {}
     for row in rows:
@@ -196,20 +197,20 @@ def stop_lines(rows: Iterable[Row]) -> list[str]:
     parts = [
         f"{text} {len(rows_of_reason)}"
         + (
-            f" (of {_calls_and_time(rows_of_reason)}; longer runs may differ)"
+            f" (after {_calls_and_time(rows_of_reason)}; longer runs may differ)"
             if text == "precision"
             else ""
         )
         for text, rows_of_reason in sorted(rows_by_reason.items(), key=lambda item: -len(item[1]))
     ]
-    return [f"stopped by: {', '.join(parts)}"]
+    return [f"cases ended by: {', '.join(parts)}"]
 
 
 def stop_text(row: Row) -> str:
-    """Why a case stopped: ``precision of 60 calls in 2.1 ms``, ``cap of 1000 calls``, ``time``."""
+    """Why a case ended: ``precision of 60 calls in 2.1 ms``, ``limit of 1000 calls``, ``time``."""
     if row.stop == "precision":
         return f"precision of {_calls_and_time([row])}"
-    return f"cap of {row.calls} calls" if row.stop == "cap" else one_line(row.stop)
+    return f"limit of {row.calls} calls" if row.stop == "cap" else one_line(row.stop)
 
 
 def _calls_and_time(rows: Sequence[Row]) -> str:

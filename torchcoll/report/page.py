@@ -37,7 +37,7 @@ class TitledGrids:
 
 @dataclass
 class Section:
-    """commands: what prints the same in a terminal. folded: the tables are closed until asked for."""
+    """commands: what prints the same in a terminal. folded: tables are closed at first."""
 
     title: str
     texts: list[str] = field(default_factory=list)

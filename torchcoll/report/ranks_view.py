@@ -28,8 +28,8 @@ from torchcoll.report.sample_views import (
 )
 
 WAITING = (
-    "each rank's own time includes waiting for the others: the rank that arrives last has the "
-    "shortest"
+    "each rank's own time includes waiting for the others, so the rank that arrives last has the "
+    "shortest time"
 )
 RANK_FIELDS = (
     *(*CASE_FIELDS, "status", "rank", "host", "rank_device", "clock", "calls", "median_ns"),
@@ -62,15 +62,19 @@ def ranks_grids(run: Run, view: View, every: bool = False) -> list[Grid]:
     """
     entries = view.entries(run)
     values = [list(rank_values(run, entry)) for entry in entries]
-    order = sorted(range(len(entries)), key=lambda n: -_spread(values[n]))
+    # With a root the work of the ranks differs, and says nothing of a slow rank.
+    order = sorted(
+        range(len(entries)),
+        key=lambda n: (entries[n].result.case.root is not None, -_spread(values[n])),
+    )
     failed = {n for n, entry in enumerate(entries) if entry.result.status != "ok"}
     shown = sorted({*order[:_MOST_CASES], *failed}) if not every else range(len(entries))
     grids = [_ranks_grid(entries[n], values[n]) for n in shown]
     notes = [WAITING]
     if len(shown) < len(entries):
         notes.append(
-            f"{len(shown)} of {counted(len(entries), 'case')}: those whose ranks differ most "
-            "(--all shows every case)"
+            f"the {len(shown)} cases whose ranks differ most, of {len(entries)} (--all shows every "
+            "case)"
         )
     rows = [entry.row for entry in entries]
     framed_grids = with_run_lines(run, rows, grids, None, view.verbose, notes)
@@ -123,10 +127,13 @@ def ranks_answer(
             shares.setdefault(rank["rank"], []).append(rank["longest_share"])
     most = max(shares, key=lambda rank: median(shares[rank]))
     chance = 100 / max(len(ranks) for ranks in cases)
+    without = (
+        " without a root" if any(entry.result.case.root is not None for entry in entries) else ""
+    )
     return Answer(
-        f"no rank is consistently slow over {counted(len(cases), 'case')}: {named(most)} takes "
-        f"longest most often, in {100 * median(shares[most]):.0f} % of the calls (median; "
-        f"{chance:.0f} % each if all are alike)",
+        f"no rank is consistently slow in {counted(len(cases), 'case')}{without}: {named(most)} is "
+        f"slowest most often, in {100 * median(shares[most]):.0f} % of the calls (median; equal "
+        f"ranks: {chance:.0f} % each)",
         "good",
     )
 

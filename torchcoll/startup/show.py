@@ -46,17 +46,19 @@ READING = "time = max over ranks, the slowest rank"
 _RESULT = "to first result: connecting before the 1st call, if any, plus the 1st call"
 _CONNECT = "library setup: time to first result minus one steady call"
 _CALLS = (
-    "1st, 2nd, 3rd: the first calls of one case; steady: the median (or period) of its steady calls"
+    "1st, 2nd, 3rd: the first calls of one case; steady: the median of its steady calls "
+    "(back-to-back: time of all / their number)"
 )
 _ROWS_OF_CALLS = (
     "1st, 2nd, 3rd: the first rows of the benchmark, each one call of its own size ({sizes}); "
     "t_max, the max over ranks"
 )
-_BEYOND = "excess: of the slowest rank in the 1st call over the median of the other ranks"
+_BEYOND = "excess over other ranks: the slowest rank's 1st call minus the median of the others"
 _IN_JOB = "position: first, second, ... run within one job, where they differ"
 _LONGEST = (
-    "(rank, +): whose it was, and how far beyond the median of the other ranks; where ranks wait "
-    "for each other (rendezvous, init, communicator) that may be the one that came first"
+    "(rank, +): the rank with that time, and how much longer it took than the median of the "
+    "others. In rendezvous, init and communicator ranks wait for each other, so that may be the "
+    "rank that arrived first"
 )
 
 
@@ -117,7 +119,7 @@ def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
     if len(ranks) == 1:
         texts[0] = f"on {counted(next(iter(ranks)), 'rank')} {texts[0]}"
     if finding.late:
-        texts.append(f"{counted(len(finding.late), 'later case')} had a cold first call too")
+        texts.append(f"in {counted(len(finding.late), 'later case')} the first call was slow too")
     return Answer("; ".join(texts))
 
 

@@ -225,17 +225,16 @@ def dimensions_of(pairs: Sequence[Pair]) -> list[Difference]:
     ]
 
 
-def separate_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
-    """``dimensions_of`` in sentences; ``ratios``: some have one."""
-    dimensions = dimensions_of(pairs)
+def separate_of(pairs: Sequence[Pair], chosen_by: str = "") -> list[str]:
+    """``dimensions_of`` in sentences, without the fact that the sides were chosen by."""
+    dimensions = [dimension for dimension in dimensions_of(pairs) if dimension.name != chosen_by]
     differ = [
         f"{d.name} ({_several(d.base)} -> {_several(d.new)})"
         for d in dimensions
         if d.base and d.new
     ]
     unknown = [d.name for d in dimensions if not (d.base and d.new)]
-    how = "compared" if ratios else "side by side"
-    lines = [f"{how} although they differ: {'; '.join(differ)}"] if differ else []
+    lines = [f"the sides also differ in: {'; '.join(differ)}"] if differ else []
     if unknown:
         lines.append(f"matched without {', '.join(unknown)}: one side does not tell")
     return lines

@@ -295,7 +295,7 @@ def outliers(cases: Sequence[Figures]) -> list[Outlier]:
     whatever the first one says, and decides on both (B. Rosner, Technometrics 25 (1983) 165).
     """
     left: list[tuple[int, int]] = []
-    select_fields: list[Outlier] = []
+    looked_at: list[Outlier] = []
     shown = 0
     while len(left) < MOST_OUTLIERS:
         rest = [case.without(left) for case in cases]
@@ -307,11 +307,11 @@ def outliers(cases: Sequence[Figures]) -> list[Outlier]:
         if not able:
             break
         left.append(max(able, key=lambda run: abs(medians[run][0])))
-        select_fields.append(_outlier(left[-1], medians, limit))
-        if abs(select_fields[-1].t) > limit:
+        looked_at.append(_outlier(left[-1], medians, limit))
+        if abs(looked_at[-1].t) > limit:
             shown = len(left)
     outliers = []
-    for outlier in select_fields[:shown]:
+    for outlier in looked_at[:shown]:
         others = [run for run in left[:shown] if run != outlier.run]
         medians, limit = _medians([case.without(others) for case in cases])
         # Where each case that has it is too small without the others, nothing else tells of it.

@@ -305,7 +305,7 @@ def _notes(
     late = sum(may_end_late(call, source) for call in calls)
     if late:
         notes.append(
-            f"{late} of {len(calls)} calls {LATE}: in place and transfer may be so much too long, "
+            f"{late} of {len(calls)} calls {LATE}: in step and transfer may be so much too long, "
             "wait as much off; a contention of no more than that is a bound (<=), and a rank came "
             "last only where the others waited longer"
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ABOVE = (
     "wait, transfer and contention are estimates. All ranks end a collective together, so the "
     "shortest rank's time is the transfer, what the others have more is their wait for it; in "
-    "place: the slowest rank's; contention: transfer - alone. Medians over the calls"
+    "step: the slowest rank's; contention: transfer - alone. Medians over the calls"
 )
 _LATE = (
     "which rank came last: the one with the shortest time of its own; even: the share that chance "
@@ -55,7 +55,7 @@ def cost_grids(cost: Cost) -> list[Grid]:
     ]
     heads = [Head("collective", left=True, repeat=True), Head("size", repeat=True)]
     heads += [Head(_HEADS[name], left=True) for name in varying]
-    heads += [Head("calls", drop=2), Head("queued", drop=1), Head("in place"), Head("wait")]
+    heads += [Head("calls", drop=2), Head("queued", drop=1), Head("in step"), Head("wait")]
     heads += [Head("transfer"), Head("alone"), Head("contention")]
     reasons = any(row.reason for row in cost.rows)
     heads += [Head("", left=True)] * reasons

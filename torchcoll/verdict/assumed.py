@@ -69,7 +69,7 @@ def assumptions(rows: Sequence[Row], run: Run) -> list[Phrase]:
     if not nearest:
         return []
     limits_text = ", ".join(f"{text} {' or '.join(shares[text])}" for text in nearest)
-    text = f"the fabric is not recorded; it could be {limits_text} (--fabric NAME judges by it)"
+    text = f"the fabric is not recorded; busbw would be {limits_text} (--fabric NAME judges it)"
     return [Phrase("", text)]
 
 
