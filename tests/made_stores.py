@@ -1,21 +1,26 @@
-"""Result files made by hand for a store, and what a store holds in a form that can be compared."""
+"""Result files and summaries made by hand for a store, and what a store holds, to be compared."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import made_runs
 import numpy as np
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 import torchcoll
 from torchcoll.store.address import parse_address
 from torchcoll.store.connecting import Database
+from torchcoll.store.records import CaseKey, CaseSummary, RunSummary
 from torchcoll.store.schema import CASE_KEYS, CASES, ENVIRONMENTS, FILES, RUNS
 from torchcoll.store.series import Summaries
+from torchcoll.store.writer import StoreWriter
 
 SIZES = (1024, 4096, 16384)
+DAY_US = 86_400_000_000
+NOON_US = 1_767_268_800_000_000  # 2026-01-01T12:00:00Z: the first night begins
 
 
 def made_run(number: int, sizes: tuple[int, ...] = SIZES, **changed: Any) -> torchcoll.Run:
@@ -88,3 +93,51 @@ def described(summaries: Summaries) -> list[Any]:
             )
         )
     return sorted(runs)
+
+
+def key(ranks: int = 2, **changed: Any) -> CaseKey:
+    return CaseKey(made_runs.measured(1, **changed).case, ranks, "median", "host")
+
+
+def summary(node: str, night: int, number: int = 0, **changed: Any) -> RunSummary:
+    """A run of 8 hours after the night has begun."""
+    start = NOON_US + night * DAY_US + 8 * 3_600_000_000
+    values: dict[str, Any] = {
+        "run_id": f"{node}-{night}-{number}",
+        "path": "",
+        "file_sha256": "",
+        "node": node,
+        "hosts": (node,),
+        "ranks": 2,
+        "device_name": "H200",
+        "start_us": start,
+        "received_us": start + 60_000_000,
+        "status": "complete",
+        "exit_code": 0,
+        "wall_s": 1.0,
+        "facts": {"nccl": "2.27"},
+        "labels": {"rack": "r1"},
+    }
+    return RunSummary(**values | changed)
+
+
+def figures(time_ns: float | None, **changed: Any) -> CaseSummary:
+    values: dict[str, Any] = {
+        "key": key(),
+        "status": "ok",
+        "time_ns": time_ns,
+        "busbw_gbps": None if time_ns is None else 1000 / time_ns,
+        "first_call_ns": None if time_ns is None else 10 * time_ns,
+    }
+    return CaseSummary(**values | changed)
+
+
+def rows(store: str, query: str) -> list[Mapping[str, Any]]:
+    with Database(parse_address(store)).reading() as connection:
+        return [dict(row._mapping) for row in connection.execute(text(query))]
+
+
+def write(store: str, *runs: tuple[RunSummary, list[CaseSummary]]) -> None:
+    with StoreWriter(parse_address(store, new=True)) as writer:
+        writer.write(runs)
+        writer.refresh_views()

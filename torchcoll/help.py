@@ -25,6 +25,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll check run.jsonl --fabric nvswitch-h200 --gate",
             "torchcoll check tonight.jsonl --baseline accepted.jsonl --gate --junit check.xml",
             "torchcoll check tonight.jsonl --baseline baseline.toml",
+            "torchcoll check tonight.jsonl --baseline accepted.jsonl --metrics torchcoll.prom",
         ),
         "explain": (
             "torchcoll explain run.jsonl",

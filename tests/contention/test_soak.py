@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import time
 from types import SimpleNamespace
 
@@ -65,12 +66,15 @@ def test_a_bit_in_round_7_is_named_and_a_signal_ends_it(tmp_path, capsys):
     assert run.windows[0].first_round == 2
     assert 8 <= run.windows[-1].last_round <= 12  # the watchdog looks four times a second
     told = (tmp_path / "soak.prom").read_text().splitlines()
-    assert f"torchcoll_soak_round {run.windows[-1].last_round}" in told
-    assert "torchcoll_soak_faults 1" in told
+    host = socket.gethostname()
+    common = f'job="torchcoll",host="{host}",node="{host}",world_size="2"'
+    assert f"torchcoll_soak_round{{{common}}} {run.windows[-1].last_round}" in told
+    assert f"torchcoll_soak_faults{{{common}}} 1" in told
     median = f"{run.windows[-1].cases[0].median_ns / 1e9:.10g}"
     (line,) = (one for one in told if one.startswith("torchcoll_soak_median_seconds"))
     assert line.endswith(f"}} {median}")
-    assert '{collective="all_reduce",size_bytes="1024",dtype="float32",op="sum",' in line
+    case = 'collective="all_reduce",size_bytes="1024",dtype="float32",op="sum",in_place="true"'
+    assert line == f'torchcoll_soak_median_seconds{{{common},{case},backend="gloo"}} {median}'
     (result,) = run.results  # of the first round alone, whole
     assert result.status == "ok"
     show(job.path)
@@ -313,9 +317,10 @@ def test_windows_are_of_the_monotonic_clock_and_stamped_by_the_calls(clock):
 
 def test_no_two_series_have_the_same_labels():
     """Cases that differ in nothing but where the result is, and in the root."""
-    others = [dataclasses.replace(CASE, **how) for how in ({}, {"in_place": False}, {"root": 1})]
+    how = ({}, {"in_place": False}, {"root": 1}, {"buffer_reuse": "rotate"}, {"mode": "graph"})
+    others = [dataclasses.replace(CASE, **changed) for changed in how]
     cases = tuple(SoakCase(one, 1, 2.0, 3.0, 4.0, {"8": 1}, {"1": 1}) for one in others)
-    for metric in soak.soak_metrics(SoakWindow(2, 3, 0, 1, cases), 3, 0):
+    for metric in soak.soak_metrics(SoakWindow(2, 3, 0, 1, cases), 3, 0, {"node": "a"}):
         texts = [str(labels) for labels, _ in metric.values]
         assert len(set(texts)) == len(texts)
 
@@ -325,7 +330,7 @@ def test_no_p99_of_fewer_than_100_calls():
     other = dataclasses.replace(CASE, size_bytes=2048)
     few = SoakCase(other, 99, 2e9, 3e9, 4e9, {"8": 99}, {})
     many = SoakCase(CASE, 100, 5e9, 6e9, 7e9, {"8": 100}, {})
-    told = soak.soak_metrics(SoakWindow(2, 3, 0, 1, (few, many)), 3, 0)
+    told = soak.soak_metrics(SoakWindow(2, 3, 0, 1, (few, many)), 3, 0, {})
     values = {one.name: [value for _, value in one.values] for one in told}
     assert values["soak_p99_seconds"] == [6]
     assert (values["soak_median_seconds"], values["soak_max_seconds"]) == ([2, 5], [4, 7])

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from torchcoll.fleet.critical import HEAVIEST, critical_value, degrees_of_freedom
-from torchcoll.fleet.effects import common_cases, robust_scale, two_way, weighted_median
+from torchcoll.fleet.effects import (
+    common_cases,
+    grouped_medians,
+    robust_scale,
+    two_way,
+    weighted_median,
+)
 
 NAN = math.nan
 
@@ -68,3 +74,22 @@ def test_the_critical_value_of_many_tests_is_larger():
     # t4 has P(T > 4.604) = 0.005 (any table); one test at 1 %, and the factor for many nodes 0.85.
     assert critical_value(10_000, 1, 0.01) == pytest.approx(0.85 * 4.604, rel=1e-3)
     assert critical_value(64, 64, 0.01) > critical_value(64, 1, 0.01)
+
+
+def test_grouped_medians():
+    groups, medians = grouped_medians(
+        np.array([7, 3, 7, 3, 7, 9, 3]), np.array([5.0, 1.0, 2.0, 4.0, 9.0, 6.0, 2.0])
+    )
+    assert groups.tolist() == [3, 7, 9]
+    assert medians.tolist() == [2.0, 5.0, 6.0]
+    groups, medians = grouped_medians(np.array([1, 1]), np.array([3.0, 4.0]))
+    assert (groups.tolist(), medians.tolist()) == ([1], [3.5])
+    assert len(grouped_medians(np.array([], dtype=int), np.array([]))[0]) == 0
+
+
+def test_sets_of_nodes_with_common_cases():
+    """0 and 3 share case 0, 3 and 4 case 4: one set. 2 has no case at all."""
+    present = np.zeros((6, 5), dtype=bool)
+    for node, case in ((0, 0), (3, 0), (3, 4), (4, 4), (1, 2), (5, 2)):
+        present[node, case] = True
+    assert [nodes.tolist() for nodes in common_cases(present)] == [[0, 3, 4], [1, 5], [2]]

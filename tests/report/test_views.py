@@ -71,7 +71,7 @@ def test_json_has_stable_names_and_base_units(shown):
     assert document["run"]["ranks"] == 8
     (row,) = document["rows"]
     # Then where it is from, of which this run tells its name alone.
-    assert list(row) == [*NAMES, "run_id", "file", "host", "start_utc"]
+    assert list(row) == [*NAMES, "run_id", "file", "host", "node", "start_utc"]
     assert {name: row[name] for name in NAMES} == VALUES
     assert [row["run_id"], row["file"]] == ["r1", None]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 
 import pytest
 from made_fleet import made_fleet
@@ -39,3 +40,32 @@ def test_the_same_answers_from_files_and_from_a_store(nightly, store):
             assert of_files[0] == 1
             assert "node004" in of_files[1]
             assert printed(command, store, "--format", form) == of_files
+
+
+def test_one_night_of_many(nightly, store):
+    """Only that night is read of a store; nodes, nights and clocks of the others count alike."""
+    for number, (changed, labels) in enumerate(
+        (
+            ({"start_utc": "2026-10-09T03:00:00Z"}, {"node": "gone"}),
+            ({"start_utc": "2036-10-09T03:00:00Z"}, {"node": "ahead"}),
+            ({"start_utc": None}, {"node": "undated"}),
+        )
+    ):
+        (run,) = made_fleet(1, labels=lambda node, night, own=labels: own)
+        run.header |= {"run_id": f"odd-{number}", **changed}
+        path = f"{nightly}/odd-{number}.jsonl"
+        torchcoll.save(run, path)
+        # Received within the nights; the undated run then counts in night 12.
+        os.utime(path, (1_760_400_000, 1_760_400_000))
+    assert printed("collect", nightly, "--into", store)[0] == 0
+    drain = ("--drain-command", "drain {node}")
+    for options in (
+        *([], ["--night", "2026-10-15"], ["--night-start", "23:30"], ["--night", "2026-10-01"]),
+        *(["--night", "2026-10-28", *drain], [*drain]),
+    ):
+        for form in ("table", "json"):
+            of_files = printed("fleet", nightly, "--format", form, *options)
+            assert printed("fleet", store, "--format", form, *options) == of_files
+    assert printed("fleet", store, "--night", "2020-01-01")[0] == 2
+    assert "clock of ahead" in printed("fleet", store)[1]
+    assert "drain node004" in printed("fleet", store, *drain)[1]

@@ -122,6 +122,18 @@ def test_json_has_the_deviation_of_every_case(made, capsys):
     assert not any(case["slow"] for case in others)
 
 
+@pytest.mark.parametrize("baseline", ["baseline.toml", "nightly"])
+def test_metrics_have_the_deviation_of_every_case(made, baseline, tmp_path):
+    metrics = tmp_path / "slow.prom"
+    options = ("--baseline", str(made / baseline), "--metrics", str(metrics))
+    assert check(made, "slow", *options) == 1
+    name = "torchcoll_case_baseline_deviation_ratio{"
+    lines = [line for line in metrics.read_text().splitlines() if line.startswith(name)]
+    assert len(lines) == 10
+    for line in lines:
+        assert float(line.split()[-1]) == pytest.approx(0.08, abs=0.01)
+
+
 def test_a_run_of_the_folder_is_judged_by_the_others(made, capsys):
     run = str(made / "nightly/0002-0001.jsonl")
     assert main(["check", run, "--baseline", str(made / "nightly")]) == 0

@@ -13,12 +13,20 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.metrics import Metric, check_metrics, metrics_name, write_metrics
+from torchcoll.core.metrics import (
+    Metric,
+    case_labels,
+    check_metrics,
+    metrics_name,
+    run_labels,
+    unique_labels,
+    write_metrics,
+)
 from torchcoll.core.units import counted
 
 if TYPE_CHECKING:
@@ -221,7 +229,8 @@ class _Account:
         if self._metrics is None:
             return
         try:
-            write_metrics(self._metrics, soak_metrics(window, self.checked, self.faults))
+            labels = run_labels(self._recorder.run)
+            write_metrics(self._metrics, soak_metrics(window, self.checked, self.faults, labels))
         except OSError as error:  # no reason to end hours of measuring
             self._recorder.event("warning", f"metrics {self._metrics}: {error.strerror}")
             self._metrics = None
@@ -238,16 +247,22 @@ class _Account:
         return f"soak: {counted(self.faults, 'fault')}. First: {texts[0]}"
 
 
-def soak_metrics(window: SoakWindow, checked: int, faults: int) -> list[Metric]:
-    """Of the last window, and what the checks found since the first round."""
+def soak_metrics(
+    window: SoakWindow, checked: int, faults: int, common: Mapping[str, object]
+) -> list[Metric]:
+    """Of the last window, and what the checks found since the first round.
+
+    common: the labels of the run, which all metrics have.
+    """
     from torchcoll.core.summary import P99_CALLS
 
     of_cases: dict[str, list[tuple[dict[str, object], float]]] = {
         name: [] for name in ("median", "p99", "max", "slowest")
     }
-    for soak_case in window.cases:
-        # All that tells cases apart: of two series with the same labels Prometheus takes neither.
-        labels = {k: v for k, v in soak_case.case.to_json().items() if v not in (None, "")}
+    labels_of_cases = unique_labels(
+        [{**common, **case_labels(soak_case.case)} for soak_case in window.cases]
+    )
+    for soak_case, labels in zip(window.cases, labels_of_cases, strict=True):
         for name, ns in (
             ("median", soak_case.median_ns),
             ("p99", soak_case.p99_ns),
@@ -265,7 +280,7 @@ def soak_metrics(window: SoakWindow, checked: int, faults: int) -> list[Metric]:
         ("timestamp_seconds", "End of the window, since 1970.", window.end_wall_us / 1e6),
     ]
     return [
-        *(Metric(f"soak_{name}", text, [({}, value)]) for name, text, value in of_all),
+        *(Metric(f"soak_{name}", text, [(common, value)]) for name, text, value in of_all),
         Metric("soak_median_seconds", "Of the calls of the window.", of_cases["median"]),
         Metric("soak_p99_seconds", "Of the calls of the window.", of_cases["p99"]),
         Metric("soak_max_seconds", "Of the calls of the window.", of_cases["max"]),

@@ -1,16 +1,29 @@
-"""Figures for Prometheus, in the text that node_exporter's textfile collector reads."""
+"""Figures for Prometheus, in the text that node_exporter's textfile collector reads.
+
+Labels are those that other exporters have, so that their series can be joined: ``node`` and
+``slurm_job_id`` as NCCL Inspector, ``gpu`` as DCGM's exporter (the index, ``0``).
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.opening import replace_file
+from torchcoll.core.result import Run, node_of
+
+Labels = Mapping[str, object]
 
 _ENDING = ".prom"
+_JOB = "torchcoll"  # the label job, where the run has none of that name
+_INDEX = re.compile(r"\w+:(\d+)", re.ASCII)
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)
@@ -19,7 +32,7 @@ class Metric:
 
     name: str
     help: str
-    values: Sequence[tuple[Mapping[str, object], float]]
+    values: Sequence[tuple[Labels, float]]
 
 
 def metrics_name(text: str | os.PathLike[str]) -> Path:
@@ -46,15 +59,108 @@ def check_metrics(text: str | os.PathLike[str]) -> Path:
 
 def write_metrics(path: Path, metrics: Sequence[Metric]) -> None:
     """In one step: who reads meanwhile has the earlier figures, or these. Raises OSError."""
+    replace_file(path, metrics_text(metrics).encode(errors="backslashreplace"))
+
+
+def metrics_text(metrics: Sequence[Metric]) -> str:
     lines = []
     for metric in metrics:
         name = f"torchcoll_{metric.name}"
         lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} gauge"]
-        lines += [f"{name}{_labels(labels)} {value:.10g}" for labels, value in metric.values]
-    replace_file(path, "\n".join([*lines, ""]).encode())  # UTF-8, as the format has it
+        lines += [f"{name}{_label_text(labels)} {value:.10g}" for labels, value in metric.values]
+    return "\n".join([*lines, ""])
 
 
-def _labels(labels: Mapping[str, object]) -> str:
+def run_labels(run: Run) -> dict[str, object]:
+    """``job``, ``host``, ``node``, ``gpu``, ``world_size`` and ``slurm_job_id`` of what all ranks
+    of a run did together, without those that the run does not have.
+
+    A run on several hosts has no host, and no node unless a label names it. Only a run of one rank
+    has a gpu: for the others see ``rank_labels``.
+    """
+    hosts = {str(member["host"]) for member in run.members if member.get("host")}
+    if not hosts and run.environment.get("host"):
+        hosts = {str(run.environment["host"])}
+    host = next(iter(hosts)) if len(hosts) == 1 else None
+    labels = {
+        "job": run.labels.get("job") or _JOB,
+        "host": host,
+        "node": node_of(run),
+        "gpu": _gpu(run, run.members[0]) if len(run.members) == 1 else None,
+        "world_size": run.ranks or None,
+        "slurm_job_id": (run.environment.get("variables") or {}).get("SLURM_JOB_ID"),
+    }
+    return _without_empty(labels)
+
+
+def rank_labels(run: Run, rank: int) -> dict[str, object]:
+    """As ``run_labels``, of one rank: its own host and GPU."""
+    labels = run_labels(run)
+    member = run.members[rank] if rank < len(run.members) else {}
+    host = member.get("host") or labels.get("host")
+    node = run.labels.get("node") if labels.get("host") else None
+    place = {"host": host, "node": node or host, "gpu": _gpu(run, member), "rank": rank}
+    return _without_empty({**labels, **place})
+
+
+def _gpu(run: Run, member: Mapping[str, Any]) -> str | None:
+    """The index of a rank's GPU on its host, as far as the run recorded which ones it may use."""
+    match = _INDEX.fullmatch(str(member.get("device") or ""))
+    if match is None:
+        return None
+    variables = {
+        **(run.environment.get("variables") or {}),
+        **(member.get("variables_that_differ") or {}),
+    }
+    for name in _VISIBLE:
+        visible = str(variables.get(name) or "").split(",")
+        index = int(match[1])
+        if index < len(visible) and all(re.fullmatch(r"\d+", each, re.ASCII) for each in visible):
+            return visible[index]
+    return match[1]
+
+
+def case_labels(case: Case) -> dict[str, object]:
+    """What was measured. Settings that are as torch has them by itself have no label."""
+    placement = {True: "true", False: "false", None: None}[case.in_place]
+    labels = {
+        "collective": case.collective,
+        "size_bytes": case.size_bytes,
+        "dtype": case.dtype,
+        "op": case.op,
+        "root": case.root,
+        "in_place": placement,
+        "backend": case.backend,
+        "group": case.group,
+        "splits": case.splits,
+        "implementation": None if case.implementation == NATIVE else case.implementation,
+        "buffers": None if case.buffers == "default" else case.buffers,
+        "async_op": "true" if case.asynchronous else None,
+        "coalesce": case.coalesce if case.coalesce > 1 else None,
+        "graph": "true" if case.mode == "graph" else None,
+    }
+    return _without_empty(labels)
+
+
+def unique_labels(several: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """The label sets, of which equal ones get ``repeat`` 2, 3, ...: of two series with the same
+    labels Prometheus takes neither.
+    """
+    counts: dict[tuple[tuple[str, str], ...], int] = {}
+    unique = []
+    for labels in several:
+        key = tuple((name, str(value)) for name, value in labels.items())
+        counts[key] = counts.get(key, 0) + 1
+        unique.append({**labels, **({"repeat": counts[key]} if counts[key] > 1 else {})})
+    return unique
+
+
+def _without_empty(labels: Mapping[str, object]) -> dict[str, object]:
+    """An empty label is none in Prometheus."""
+    return {name: value for name, value in labels.items() if value not in (None, "")}
+
+
+def _label_text(labels: Labels) -> str:
     """As https://prometheus.io/docs/instrumenting/exposition_formats/ has them."""
     pairs = []
     for name, value in labels.items():

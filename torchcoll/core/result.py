@@ -713,6 +713,15 @@ def hosts_of(run: Run) -> int:
     return recorded or (int(label) if is_hosts(label) else 0)
 
 
+def node_of(run: Run) -> str:
+    """The label ``node``, else the host of a run whose ranks were all on one; '' otherwise."""
+    if label := run.labels.get("node"):
+        return str(label)
+    hosts = {str(member["host"]) for member in run.members if member.get("host")}
+    hosts = hosts or {str(host) for host in [run.environment.get("host")] if host}
+    return hosts.pop() if len(hosts) == 1 and hosts_of(run) <= 1 else ""
+
+
 def is_hosts(text: str) -> bool:
     """Whether it is a number of hosts, as the label ``hosts`` has to be."""
     return text.isdecimal() and text.isascii() and len(text) < 7 and int(text) > 0

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
+from torchcoll.fleet.critical import student_quantile
 from torchcoll.fleet.effects import Floats, nan_mean, nan_median
 from torchcoll.fleet.fact_changes import FactChange, StagedEffect, fact_changes, staged_effects
 from torchcoll.fleet.groups import candidate_groups
@@ -166,9 +167,7 @@ def history_of(panel: Panel, threshold: float, accepted: int = 0) -> PanelHistor
 
 
 def _critical(noise: SeriesNoise) -> float:
-    from scipy import stats
-
-    return float(stats.t(noise.degrees[4]).ppf(1 - NODE_ERROR / 2))
+    return student_quantile(noise.degrees[4], 1 - NODE_ERROR / 2)
 
 
 def _importance(incident: Incident) -> tuple[int, bool, float]:

@@ -86,13 +86,13 @@ def _names_in(path: str | None, what: str, *, may_be_empty: bool = False) -> lis
 
 def run_fleet(options: argparse.Namespace) -> ExitCode:
     """Exit code 1 if a node failed, is slow or missing, or if a group of nodes is slow."""
-    from torchcoll.fleet.drain import drain_list
+    from torchcoll.fleet.drain import NIGHTS, drain_list
     from torchcoll.fleet.fleet_show import DrainCommands, fleet_junit, print_drain, show_fleet
     from torchcoll.fleet.nights import parse_night, parse_night_start
     from torchcoll.fleet.node_report import fleet_finding
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS
-    from torchcoll.store.sources import summaries_of
+    from torchcoll.store.sources import summaries_of_nights
 
     choice(options.format, "format", FORMATS)
     threshold = parse_share(options.threshold, "threshold")
@@ -105,8 +105,11 @@ def run_fleet(options: argparse.Namespace) -> ExitCode:
     for what in ("junit", "plot"):
         if path := getattr(options, what):
             check_new(path, what, options.force)
-    summaries = summaries_of(options.paths)
-    finding = fleet_finding(summaries, threshold, night, night_start_us, expected)
+    count = 1 if options.drain_command is None else NIGHTS
+    summaries, overview = summaries_of_nights(options.paths, night_start_us, night, count)
+    finding = fleet_finding(
+        summaries, threshold, night, night_start_us, expected, overview=overview
+    )
     if night is not None and not finding.nodes:
         raise UsageError("night", options.night, "a night of which there are runs")
     drain = None

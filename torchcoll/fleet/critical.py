@@ -9,17 +9,15 @@ lighter tails. `tests/benchmarks/fleet_error.py` measures the family-wise error.
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats
-from scipy.special import stdtr
+from scipy import special  # scipy.stats takes a second to import
 
 from torchcoll.fleet.effects import Floats
 
 HEAVIEST = 4.0  # degrees of freedom assumed of a few nodes
 _DEGREES = (HEAVIEST, 5.0, 6.0, 8.0, 12.0, 20.0, 1e6)
-_QUARTILES = tuple(float(stats.t(degrees).ppf(0.75)) for degrees in _DEGREES)
-_CONSTANTS = tuple(float(stats.t(degrees).logpdf(0.0)) for degrees in _DEGREES)
 _PROVEN_BY = 6.6  # twice the log likelihood ratio: 99.5 % one-sided, chi-squared with 1 degree
 _FEWEST = 128  # nodes that may prove lighter tails
+_SMALLEST = 1e-300  # probability: its logarithm stays finite
 _CENSORED = 0.02  # of the nodes at each end: the slow ones must not define the tails
 
 
@@ -29,6 +27,19 @@ _CENSORED = 0.02  # of the nodes at each end: the slow ones must not define the 
 # adds to the error for N below 16.
 def _t4_factor(nodes: int) -> float:
     return 0.85 + 40 / nodes**2
+
+
+def student_quantile(degrees: float, probability: float) -> float:
+    """The quantile of Student's t."""
+    return float(special.stdtrit(degrees, probability))
+
+
+def _log_density(values: Floats, degrees: float) -> Floats:
+    """Of Student's t."""
+    half = (degrees + 1) / 2
+    constant = special.gammaln(half) - special.gammaln(degrees / 2) - np.log(degrees * np.pi) / 2
+    density: Floats = constant - half * np.log1p(values**2 / degrees)
+    return density
 
 
 def degrees_of_freedom(effects: Floats) -> float:
@@ -47,13 +58,11 @@ def degrees_of_freedom(effects: Floats) -> float:
     if high <= low:
         return HEAVIEST
     likelihoods = []
-    for degrees, quartile, constant in zip(_DEGREES, _QUARTILES, _CONSTANTS, strict=True):
-        scale = (high - low) / (2 * quartile)
-        ends = sum(
-            np.log(np.maximum(stdtr(degrees, [middle[0] / scale, -middle[-1] / scale]), 1e-300))
-        )
-        tails = np.log1p((middle / scale) ** 2 / degrees).sum()
-        inside = len(middle) * (constant - np.log(scale)) - (degrees + 1) / 2 * tails
+    for degrees in _DEGREES:
+        scale = (high - low) / (2 * student_quantile(degrees, 0.75))
+        tails = special.stdtr(degrees, [middle[0] / scale, -middle[-1] / scale])
+        ends = float(np.log(np.maximum(tails, _SMALLEST)).sum())
+        inside = _log_density(middle / scale, degrees).sum() - len(middle) * np.log(scale)
         likelihoods.append(inside + censored * ends)
     best = max(likelihoods)
     return next(
@@ -67,6 +76,6 @@ def critical_value(nodes: int, tests: int, error: float, degrees: float = HEAVIE
     """The deviation, in robust standard deviations, that the largest of ``tests`` two-sided tests
     on ``nodes`` nodes exceeds with at most the probability ``error``.
     """
-    quantile = float(stats.t(degrees).ppf(1 - error / (2 * tests)))
+    quantile = student_quantile(degrees, 1 - error / (2 * tests))
     # The factor is between 0.85 and 1 for lighter tails: 1 is on the safe side.
     return quantile * (1.0 if degrees > HEAVIEST else _t4_factor(nodes))

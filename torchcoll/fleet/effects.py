@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 
 Floats = npt.NDArray[np.float64]
 _ROUNDS = 10
@@ -121,9 +119,29 @@ def robust_scale(values: Floats) -> float:
 
 def common_cases(present: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.intp]]:
     """The sets of nodes that are connected by common cases, largest first. present: [N, C]."""
-    nodes, cases = present.shape
-    rows, columns = np.nonzero(present)
-    graph = coo_matrix((np.ones(len(rows)), (rows, nodes + columns)), shape=(nodes + cases,) * 2)
-    _, label = connected_components(graph, directed=False)
-    sets = [np.flatnonzero(label[:nodes] == value) for value in np.unique(label[:nodes])]
+    unseen = np.ones(len(present), dtype=bool)
+    sets = []
+    while unseen.any():
+        members = np.zeros(len(present), dtype=bool)
+        cases = np.zeros(present.shape[1], dtype=bool)
+        reached = np.argmax(unseen, keepdims=True)  # nodes whose cases have not been followed yet
+        while len(reached):
+            members[reached] = True
+            new_cases = np.flatnonzero(present[reached].any(axis=0) & ~cases)
+            cases[new_cases] = True
+            reached = np.flatnonzero(present[:, new_cases].any(axis=1) & ~members)
+        unseen &= ~members
+        sets.append(np.flatnonzero(members))
     return sorted(sets, key=len, reverse=True)
+
+
+def grouped_medians(
+    groups: npt.NDArray[np.integer[Any]], values: Floats
+) -> tuple[npt.NDArray[np.integer[Any]], Floats]:
+    """The groups that occur, ascending, and the median of the values of each."""
+    order = np.lexsort((values, groups))
+    ordered, groups = values[order], groups[order]
+    begins = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]]) if len(groups) else order
+    counts = np.diff(np.r_[begins, len(groups)])
+    medians = (ordered[begins + (counts - 1) // 2] + ordered[begins + counts // 2]) / 2
+    return groups[begins], medians

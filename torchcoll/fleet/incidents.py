@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
-from torchcoll.fleet.critical import HEAVIEST, degrees_of_freedom
+from torchcoll.fleet.critical import HEAVIEST, degrees_of_freedom, student_quantile
 from torchcoll.fleet.effects import Floats, nan_mean, nan_median
 
 # (nights, whether the median of them is taken in place of the mean)
@@ -180,7 +179,8 @@ def scores_of(series: Floats, noise: SeriesNoise, error: float) -> Scores:
         gaps = np.sqrt(window / np.maximum(counts, 1))
         ratio = noise.ratio[index] * gaps if median else noise.ratio[shorter]
         usual = noise.scale * np.sqrt(ratio**2 + noise.extra)
-        critical = stats.t(noise.degrees[index]).ppf(1 - error * _ERROR_FACTORS[index] / 2)
+        probability = 1 - error * _ERROR_FACTORS[index] / 2
+        critical = student_quantile(noise.degrees[index], probability)
         with np.errstate(invalid="ignore"):
             value = means / (usual * critical)
         better = (np.abs(np.nan_to_num(value)) > np.abs(best)) & np.isfinite(series)

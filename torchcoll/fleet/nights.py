@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchcoll.core.errors import UsageError
-from torchcoll.store.series import UNKNOWN_START, Summaries
+from torchcoll.store.series import UNKNOWN_START, RunOverview, Summaries
 
 Ints = npt.NDArray[np.int64]
 NO_NIGHT = np.iinfo(np.int64).min  # neither start nor receipt of the run is known
@@ -62,3 +62,15 @@ def nights_of(summaries: Summaries, night_start_us: int) -> Ints:
     when = np.where(unknown, summaries.received_us, summaries.start_us)
     night = (when - night_start_us) // _DAY_US
     return np.where(when == UNKNOWN_START, NO_NIGHT, night)
+
+
+def overview_of(summaries: Summaries, night_start_us: int) -> RunOverview:
+    """As ``run_overview`` of a store."""
+    nights = nights_of(summaries, night_start_us)
+    names = summaries.nodes
+    return RunOverview(
+        tuple(np.unique(nights[nights != NO_NIGHT]).tolist()),
+        tuple(sorted({names[node] for node in np.unique(summaries.node).tolist()} - {""})),
+        int((nights == NO_NIGHT).sum()),
+        tuple(sorted({names[node] for node in summaries.node[ahead_of_receipt(summaries)]})),
+    )

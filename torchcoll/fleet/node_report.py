@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from torchcoll.core.units import counted
-from torchcoll.fleet.effects import common_cases
-from torchcoll.fleet.nights import NO_NIGHT, ahead_of_receipt, format_night, nights_of
+from torchcoll.fleet.effects import common_cases, grouped_medians
+from torchcoll.fleet.nights import NO_NIGHT, format_night, nights_of, overview_of
 from torchcoll.fleet.slow_nodes import FEWEST_PEERS, Peers, PeersJudged, judge_peers
 from torchcoll.store.records import FAILED, WRONG, CaseKey
-from torchcoll.store.series import RUN_STATUSES, STATUSES, Summaries
+from torchcoll.store.series import RUN_STATUSES, STATUSES, RunOverview, Summaries
 
 ERROR = 0.01  # probability that a report names anything where nothing differs
 _NAMED = 3
@@ -101,25 +100,25 @@ def fleet_finding(
     night_start_us: int = 0,
     expected: Sequence[str] = (),
     error: float = ERROR,
+    overview: RunOverview | None = None,
 ) -> FleetFinding:
     """Judges the runs of one night, by default the last one.
 
-    night: days since 1970-01-01. expected: names of nodes that should have a run.
+    night: days since 1970-01-01. expected: names of nodes that should have a run. overview: of all
+    runs, where ``summaries`` has those of some nights only.
     """
     nights = nights_of(summaries, night_start_us)
-    dated = nights[nights != NO_NIGHT]
-    latest = int(dated.max()) if len(dated) else NO_NIGHT
+    overview = overview or overview_of(summaries, night_start_us)
+    latest = overview.nights[-1] if overview.nights else NO_NIGHT
     chosen = latest if night is None else night
     tonight = summaries.select(nights == chosen)
     notes = []
-    without_date = int((nights == NO_NIGHT).sum())
-    if without_date and len(dated):
-        notes.append(f"{counted(without_date, 'run')} left out: no date is recorded")
-    ahead = sorted({summaries.nodes[n] for n in summaries.node[ahead_of_receipt(summaries)]})
-    if ahead:
+    if overview.undated and overview.nights:
+        notes.append(f"{counted(overview.undated, 'run')} left out: no date is recorded")
+    if overview.ahead:
         notes.append(
-            f"clock of {_several(ahead)}: the runs were received over 5 minutes before they began; "
-            "the time of receipt is used"
+            f"clock of {_several(overview.ahead)}: the runs were received over 5 minutes before "
+            "they began; the time of receipt is used"
         )
     names = tonight.nodes
     several_hosts = np.array([not names[n] for n in tonight.node.tolist()], dtype=bool)
@@ -130,12 +129,12 @@ def fleet_finding(
         )
     tonight = tonight.select(~several_hosts)
     present = {names[n] for n in np.unique(tonight.node).tolist()}
-    usual = {summaries.nodes[n] for n in np.unique(summaries.node).tolist()} - {""}
-    missing = sorted(({*expected} or usual) - present)
+    missing = sorted(({*expected} or {*overview.nodes}) - present)
     if expected and (unexpected := sorted(present - {*expected})):
         notes.append(f"not in the list of expected nodes: {_several(unexpected)}")
     peers = []
-    for stratum in np.unique(tonight.stratum).tolist():
+    strata = np.unique(tonight.stratum).tolist()
+    for stratum in sorted(strata, key=lambda index: tonight.strata[index]):
         more, left = _peers_of(tonight, stratum)
         peers += more
         notes += left
@@ -144,7 +143,7 @@ def fleet_finding(
     judged = [judge_peers(item, threshold, error / max(1, judged_sets)) for item in peers]
     return FleetFinding(
         "" if chosen == NO_NIGHT else format_night(chosen),
-        len(np.unique(dated)),
+        len(overview.nights),
         len(present),
         tuple(judged),
         tuple(_failures(tonight)),
@@ -189,16 +188,12 @@ def _peers_of(tonight: Summaries, stratum: int) -> tuple[list[Peers], list[str]]
     kept = (tonight.stratum[tonight.run] == stratum) & np.isfinite(tonight.time_ns)
     if not kept.any():
         return [], []
-    frame = pd.DataFrame(
-        {
-            "node": tonight.node[tonight.run[kept]],
-            "key": tonight.key[kept],
-            "log_time": np.log(tonight.time_ns[kept]),
-        }
-    )
-    table = frame.groupby(["node", "key"])["log_time"].median().unstack("key")
-    log_times = table.to_numpy(dtype=np.float64)
-    node_indexes, key_indexes = table.index.to_numpy(), table.columns.to_numpy()
+    node_indexes, rows = np.unique(tonight.node[tonight.run[kept]], return_inverse=True)
+    key_indexes, columns = np.unique(tonight.key[kept], return_inverse=True)
+    log_times = np.full((len(node_indexes), len(key_indexes)), np.nan)
+    cells = rows * len(key_indexes) + columns
+    measured, medians = grouped_medians(cells, np.log(tonight.time_ns[kept]))
+    log_times.flat[measured] = medians
     last_run = {int(n): r for r, n in enumerate(tonight.node.tolist())}
     names = case_names([tonight.keys[k] for k in key_indexes.tolist()])
     peers, notes = [], []

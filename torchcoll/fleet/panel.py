@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from torchcoll.fleet.effects import Floats, nan_median
+from torchcoll.fleet.effects import Floats, grouped_medians, nan_median
 from torchcoll.fleet.nights import NO_NIGHT, nights_of
 from torchcoll.store.records import CaseKey
 from torchcoll.store.series import Summaries
@@ -54,19 +53,25 @@ def panels_of(summaries: Summaries, night_start_us: int = 0) -> list[Panel]:
             continue
         first, last = int(nights[runs].min()), int(nights[runs].max())
         node_indexes, node_of_run = np.unique(summaries.node[runs], return_inverse=True)
-        key_indexes, key_of_case = np.unique(summaries.key[kept], return_inverse=True)
+        key_indexes = np.flatnonzero(np.bincount(summaries.key[kept]))
         shape = (last - first + 1, len(node_indexes), len(key_indexes))
+        size = int(np.prod(shape))
         number = np.zeros(len(summaries), dtype=np.int64)
         number[runs] = node_of_run
-        run = summaries.run[kept]
-        cell = ((nights[run] - first) * shape[1] + number[run]) * shape[2] + key_of_case
-        log_time = np.log(summaries.time_ns[kept])
-        log_times = np.full(int(np.prod(shape)), np.nan, dtype=np.float32)
-        if len(np.unique(cell)) == len(cell):
-            log_times[cell] = log_time
-        else:
-            medians = pd.Series(log_time).groupby(cell).median()
-            log_times[medians.index.to_numpy()] = medians.to_numpy()
+        # A year has millions of cases: the largest of these arrays have one short number per case.
+        row = np.zeros(len(summaries), dtype=np.int32 if size < 1 << 31 else np.int64)
+        row[runs] = ((nights[runs] - first) * shape[1] + number[runs]) * shape[2]
+        column = np.zeros(len(summaries.keys), dtype=row.dtype)
+        column[key_indexes] = np.arange(len(key_indexes))
+        cell = row[summaries.run[kept]]
+        cell += column[summaries.key[kept]]
+        log_time = summaries.time_ns[kept]
+        np.log(log_time, out=log_time)
+        log_times = np.full(size, np.nan, dtype=np.float32)
+        log_times[cell] = log_time
+        if np.count_nonzero(~np.isnan(log_times)) < len(cell):  # a case several times in a night
+            cells, medians = grouped_medians(cell, log_time)
+            log_times[cells] = medians
         environment = np.full(shape[:2], -1, dtype=np.int32)
         order = np.flatnonzero(runs)[np.argsort(summaries.start_us[runs], kind="stable")]
         environment[nights[order] - first, number[order]] = summaries.environment[order]

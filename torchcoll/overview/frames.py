@@ -29,9 +29,17 @@ def table(
     """The rows of what torchcoll measured, or found, in base units.
 
     Of a Run, or several, one row a case: the fields of core.summary.Row, then what tells runs
-    apart: ``run_id``, ``file``, ``host`` (of rank 0), ``start_utc`` and ``label_NAME``. Times in
-    ns, bandwidth in GB/s, unknown is NaN or None. over_ranks: max (the slowest rank of a call),
-    mean, min, rank0. clock: None for each case's default.
+    apart: ``run_id``, ``file``, ``host`` (of rank 0), ``node`` (the label ``node``, else the host
+    if all ranks were on one), ``start_utc`` and ``label_NAME``. Times in ns, bandwidth in GB/s,
+    unknown is NaN or None. over_ranks: max (the slowest rank of a call), mean, min, rank0. clock:
+    None for each case's default.
+
+    By night, where a night begins at 12:00 UTC, and by node:
+
+        frame = torchcoll.table([torchcoll.load(path) for path in glob.glob("nightly/*.jsonl")])
+        start = pandas.to_datetime(frame["start_utc"], utc=True)
+        night = (start - pandas.Timedelta(hours=12)).dt.date.rename("night")
+        frame.groupby([night, "node", "collective", "size_bytes"])["busbw_gbps"].median()
 
     Of a Traffic one row a collective and size, with the fields of TrafficRow. Of what ``compare``,
     ``cold``, ``scaling``, ``transitions``, ``cost`` or ``advise`` found the ``rows`` of its JSON.

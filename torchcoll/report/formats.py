@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import UsageError, choice, one_line, tell
 from torchcoll.core.plausibility import doubted, doubts_of
-from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.result import CaseResult, Run, node_of
 from torchcoll.core.summary import (
     OVER_RANKS,
     Row,
@@ -163,12 +163,13 @@ def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
     ]
 
 
-ORIGIN = ("run_id", "file", "host", "start_utc")
+ORIGIN = ("run_id", "file", "host", "node", "start_utc")
 
 
 def row_origins(run: Run) -> list[dict[str, Any]]:
     """What tells the rows of this run from those of others, for each of its results: ``run_id``,
-    ``file``, ``host`` (of rank 0), ``start_utc``, and ``label_NAME``. None is unknown.
+    ``file``, ``host`` (of rank 0), ``node`` (the label ``node``, else the host if all ranks were
+    on one), ``start_utc``, and ``label_NAME``. None is unknown.
     """
     members = [member for member in run.members if member.get("host")]
     file = str(run.path or run.source.get("file") or "") or None
@@ -176,7 +177,8 @@ def row_origins(run: Run) -> list[dict[str, Any]]:
     labels = {f"label_{one_line(name)}": value for name, value in run.labels.items()}
     origin_by_result: dict[int, dict[str, Any]] = {}
     for member, results in run.all_runs():
-        values = (member.header.get("run_id"), file, host, member.header.get("start_utc"))
+        start = member.header.get("start_utc")
+        values = (member.header.get("run_id"), file, host, node_of(run) or None, start)
         origin = dict(zip(ORIGIN, values, strict=True)) | labels
         origin_by_result |= {id(result): origin for result in results}
     return [origin_by_result[id(result)] for result in run.results]

@@ -95,6 +95,7 @@ def collect(
         for start in range(0, len(files), _LOOKED_UP):
             collector.add_files(files[start : start + _LOOKED_UP])
         collector.flush()
+        writer.refresh_views()
     return collected
 
 

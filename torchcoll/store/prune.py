@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, selec
 from torchcoll.store.address import StoreAddress
 from torchcoll.store.connecting import Database
 from torchcoll.store.schema import ENVIRONMENTS, FILES, RUNS, check_current, prepare
+from torchcoll.store.sql_views import refresh_nights
 from torchcoll.store.writer import remove_runs
 
 _BATCH = 2000  # runs in one transaction: collectors wait no longer than for that
@@ -68,6 +69,8 @@ def prune(
             pruned.cases += database.write(functools.partial(remove_runs, ids=batch))
             pruned.runs += len(batch)
         database.write(_remove_unused)
+        while database.write(refresh_nights):
+            pass
     pruned.left = total - pruned.runs
     return pruned
 

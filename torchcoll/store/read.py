@@ -7,18 +7,27 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, literal_column, or_, select, text
 
 from torchcoll.store.address import StoreAddress
 from torchcoll.store.connecting import Database
 from torchcoll.store.records import OK, CaseKey
 from torchcoll.store.schema import CASE_KEYS, ENVIRONMENTS, RUNS, check_current
-from torchcoll.store.series import RUN_STATUSES, STATUSES, UNKNOWN_START, Interned, Summaries
+from torchcoll.store.series import (
+    RUN_STATUSES,
+    STATUSES,
+    UNKNOWN_START,
+    Interned,
+    RunOverview,
+    Summaries,
+)
+from torchcoll.store.sql_views import AHEAD, DAY_US, WHEN
 
 Array = np.ndarray[Any, Any]
 
 _ROWS = 1 << 16
 _BATCH = 500
+_MOST_DAYS = 1_000_000  # more than there are between year 1 and 1970
 _MOST_NAMED = 20_000  # runs: of more, all cases between the first and the last are read
 
 # The time that may be compared, as SummariesBuilder decides it, and the index into STATUSES.
@@ -43,17 +52,50 @@ def summaries_of_store(
     since_us: int | None = None,
     until_us: int | None = None,
     nodes: Collection[str] | None = None,
+    *,
+    nights: bool = False,
 ) -> Summaries:
     """Reads the runs of a store that began in [since_us, until_us), of these nodes, or all.
 
-    A run whose start is not recorded counts by when it was received. Raises UnreadableError for a
-    store of another version, UnavailableError for one that cannot be used now.
+    A run whose start is not recorded counts by when it was received; nights: so does one whose
+    clock was ahead, as where runs are divided into nights. Raises UnreadableError for a store of
+    another version, UnavailableError for one that cannot be used now.
     """
     database = Database(address)
     chosen = _condition(since_us, until_us, nodes)
+    if nights and since_us is not None and until_us is not None:
+        # The times as they are come first: they have an index.
+        times = (RUNS.c.start_us, RUNS.c.received_us)
+        either = [column.between(since_us, until_us) for column in times]
+        condition = f"({WHEN} >= {since_us} AND {WHEN} < {until_us})"
+        when: ColumnElement[bool] = literal_column(condition)
+        chosen = [or_(*either), when, *_condition(None, None, nodes)]
     with database.reading() as connection:
         check_current(connection, database.name)
         return _read(connection, chosen)
+
+
+def run_overview(address: StoreAddress, night_start_us: int) -> RunOverview:
+    """Nights, nodes and clocks of all runs of a store, without reading the runs.
+
+    night_start_us: microseconds after midnight UTC at which a night begins. Raises as
+    ``summaries_of_store`` does.
+    """
+    # The / of both databases rounds towards 0, so that what it divides must not be below 0.
+    shift_us = _MOST_DAYS * DAY_US - night_start_us
+    nights = f"SELECT ({WHEN} + {shift_us}) / {DAY_US} AS night, count(*) FROM runs GROUP BY 1"
+    database = Database(address)
+    with database.reading() as connection:
+        check_current(connection, database.name)
+        counts = {row[0]: row[1] for row in connection.execute(text(nights))}
+        nodes = connection.execute(text("SELECT DISTINCT node FROM runs")).scalars().all()
+        ahead = connection.execute(text(f"SELECT DISTINCT node FROM runs WHERE {AHEAD}"))
+        return RunOverview(
+            tuple(sorted(int(night) - _MOST_DAYS for night in counts if night is not None)),
+            tuple(sorted(name for name in nodes if name)),
+            counts.get(None, 0),
+            tuple(sorted(ahead.scalars())),
+        )
 
 
 def in_period(since_us: int | None, until_us: int | None) -> list[ColumnElement[bool]]:
@@ -79,7 +121,7 @@ def _condition(
     return chosen
 
 
-def _read(connection: Connection, chosen: list[ColumnElement[bool]]) -> Summaries:
+def _read(connection: Connection, chosen: Sequence[ColumnElement[bool]]) -> Summaries:
     node_names, strata, environment_ids = Interned(), Interned(), Interned()
     run_ids: list[str] = []
     paths: list[str] = []

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.case import Case
-from torchcoll.core.result import Run, hosts_of
-from torchcoll.core.summary import libraries_of, summarise
+from torchcoll.core.result import CaseResult, Run, node_of
+from torchcoll.core.summary import Row, libraries_of, summarise
 from torchcoll.stats.sides import known_of, start_of
 
 OK, WRONG, FAILED, SKIPPED = "ok", "wrong", "failed", "skipped"
@@ -34,6 +34,11 @@ class CaseKey:
     ranks: int
     statistic: str
     clock: str
+
+    @classmethod
+    def of(cls, result: CaseResult, row: Row) -> CaseKey:
+        """row: the summary of ``result``."""
+        return cls(result.case, result.ranks, row.statistic or "", row.clock or "")
 
     def to_json(self) -> dict[str, Any]:
         key = {"ranks": self.ranks, "statistic": self.statistic, "clock": self.clock}
@@ -120,7 +125,7 @@ def summarise_run(
     hosts = tuple(dict.fromkeys(str(m["host"]) for m in run.members if m.get("host")))
     if not hosts and (host := run.environment.get("host")):
         hosts = (str(host),)
-    node = run.labels.get("node") or ("" if hosts_of(run) > 1 or not hosts else hosts[0])
+    node = node_of(run)
     facts = known_of(run)
     start = start_of(run)
     end = run.end or {}
@@ -158,7 +163,7 @@ def _summarise_case(result: Any, library: str | None) -> CaseSummary:
     row = summarise(result, library=library)
     unusable = {"ok": OK, "wrong": WRONG, "unsupported": SKIPPED, "skipped": SKIPPED}
     return CaseSummary(
-        key=CaseKey(result.case, result.ranks, row.statistic or "", row.clock or ""),
+        key=CaseKey.of(result, row),
         status=WRONG if row.verified == "wrong" else unusable.get(row.status, FAILED),
         reason=row.reason,
         size_bytes=row.size_bytes,

@@ -14,7 +14,13 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.store.address import is_store, parse_address
 from torchcoll.store.from_files import runs_with_paths
 from torchcoll.store.records import summarise_run
-from torchcoll.store.series import UNKNOWN_START, Interned, Summaries, SummariesBuilder
+from torchcoll.store.series import (
+    UNKNOWN_START,
+    Interned,
+    RunOverview,
+    Summaries,
+    SummariesBuilder,
+)
 
 
 def summaries_of(
@@ -46,6 +52,31 @@ def summaries_of(
         when = "" if since_us is None and until_us is None else " in this period"
         raise UnreadableError("runs", f"none{when}", "result files, folders of them, or a store")
     return _in_order(summaries)
+
+
+def summaries_of_nights(
+    arguments: Sequence[str], night_start_us: int, night: int | None, count: int
+) -> tuple[Summaries, RunOverview | None]:
+    """Reads the runs of a night and of those before it, and what all runs say together.
+
+    night: days since 1970-01-01, None for the last one. count: of nights that have runs. From one
+    store only these nights are read; otherwise all runs are, and there is no overview. Raises as
+    ``summaries_of`` does.
+    """
+    stores = _stores_in(arguments[0]) if len(arguments) == 1 else []
+    if len(stores) != 1:
+        return summaries_of(arguments), None
+    from torchcoll.store.read import run_overview, summaries_of_store  # needs SQLAlchemy
+    from torchcoll.store.sql_views import DAY_US
+
+    address = parse_address(stores[0])
+    overview = run_overview(address, night_start_us)
+    chosen = [each for each in overview.nights if night is None or each <= night][-count:]
+    if not chosen or (night is not None and chosen[-1] != night):
+        return summaries_of(arguments), None
+    since_us = chosen[0] * DAY_US + night_start_us
+    until_us = (chosen[-1] + 1) * DAY_US + night_start_us
+    return _in_order(summaries_of_store(address, since_us, until_us, nights=True)), overview
 
 
 def _in_order(summaries: Summaries) -> Summaries:

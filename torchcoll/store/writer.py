@@ -18,6 +18,7 @@ from torchcoll.store.address import StoreAddress
 from torchcoll.store.connecting import Database
 from torchcoll.store.records import CaseKey, CaseSummary, RunSummary
 from torchcoll.store.schema import CASE_KEYS, CASES, ENVIRONMENTS, FILES, RUNS, next_id, prepare
+from torchcoll.store.sql_views import mark_nights, refresh_nights
 
 _BATCH = 500  # values of an IN: SQLite before 3.32 takes 999
 _LARGEST = 1 << 63
@@ -111,6 +112,11 @@ class StoreWriter:
 
         counts, self._ids = self.database.write(work)
         return counts
+
+    def refresh_views(self) -> None:
+        """Brings the views of nights up to date; without it they stay as they were."""
+        while self.database.write(refresh_nights):
+            pass
 
     def known_files(self, host: str, paths: Sequence[str]) -> dict[tuple[str, str], FileRecord]:
         """The files of this host that were collected, by path and label."""
@@ -238,6 +244,7 @@ class _Transaction:
             )
         if rows:
             connection.execute(insert(RUNS), rows)
+            mark_nights(connection, [number for number, _, _ in chosen])
         _insert_cases(connection, self._case_rows(chosen))
 
     def _case_rows(
@@ -284,6 +291,7 @@ class _Transaction:
 def remove_runs(connection: Connection, ids: Sequence[int]) -> int:
     """Removes these runs and returns how many cases they had."""
     cases = 0
+    mark_nights(connection, ids)
     for batch in _batches(ids):
         cases += connection.execute(delete(CASES).where(CASES.c.run.in_(batch))).rowcount
         connection.execute(delete(RUNS).where(RUNS.c.id.in_(batch)))

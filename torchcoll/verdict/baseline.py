@@ -135,15 +135,7 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
             raise UsageError("baseline", f"{what} {base_text}", f"{expected}, as this run has")
     path = base.path or base.source.get("file")
     name = os.path.basename(path) if path else "the baseline"
-    by_case: dict[tuple[Any, ...], list[Row]] = {}
-    for row in summarise_run(base):
-        if row.status == "ok" and row.median_ns:
-            by_case.setdefault(_key(row), []).append(row)
-    pairs = [
-        (row, before)
-        for row in rows
-        if row.median_ns and (before := _alike(row, by_case.get(_key(row), [])))
-    ]
+    pairs = baseline_pairs(rows, base)
     shares = [((before.median_ns or 0.0) / (row.median_ns or 1.0), row) for row, before in pairs]
     if not shares:
         raise UsageError("baseline", name, "a run that has a case in common with this one")
@@ -170,6 +162,19 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
     if level == PASS and worst < POOR:
         return Phrase(WARN, f"{text}, a case below {100 * POOR:g} %")
     return Phrase(level, text)
+
+
+def baseline_pairs(rows: Sequence[Row], base: Run) -> list[tuple[Row, Row]]:
+    """The rows that have a time, with the row of the same case in the baseline."""
+    by_case: dict[tuple[Any, ...], list[Row]] = {}
+    for row in summarise_run(base):
+        if row.status == "ok" and row.median_ns:
+            by_case.setdefault(_key(row), []).append(row)
+    return [
+        (row, before)
+        for row in rows
+        if row.median_ns and (before := _alike(row, by_case.get(_key(row), [])))
+    ]
 
 
 Share = tuple[float, Row]

@@ -10,7 +10,6 @@ from torchcoll.core.units import counted
 from torchcoll.inputs import add_import_options
 
 if TYPE_CHECKING:
-    from torchcoll.core.result import Run
     from torchcoll.fleet.baseline_source import BaselineSource
 
 
@@ -48,10 +47,18 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--health", metavar="FILE", help="write the verdict as a health event for schedulers (JSON)"
     )
+    add(
+        "--metrics",
+        metavar="NAME.prom",
+        help="write verdict and cases for Prometheus' node_exporter; a file of that name is "
+        "replaced",
+    )
     add("--force", action="store_true", help="replace the files of --junit and --health")
 
 
 def run_check(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.metrics import check_metrics, write_metrics
+    from torchcoll.core.result import Run
     from torchcoll.inputs import expand, load_all, resolve_sources
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.verdict.baseline import good_runs_source, is_baseline_file
@@ -69,6 +76,8 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     rules = list(options.rules)
     if not options.baseline and len(rules) == 1 and is_baseline_file(rules[0]):
         options.baseline = rules.pop()
+    if options.metrics is not None:
+        check_metrics(options.metrics)
     if options.baseline:
         baseline = good_runs = good_runs_source(options.baseline)
         if good_runs is None:
@@ -88,6 +97,15 @@ def run_check(options: argparse.Namespace) -> ExitCode:
         if path:
             write_file(path, text_of(runs, verdicts), what, options.force)
     failed = any(verdict.word == FAIL for verdict in verdicts)
+    if options.metrics is not None:
+        from torchcoll.verdict.prometheus import check_metrics_of
+
+        metrics = check_metrics_of(runs, verdicts, baseline if isinstance(baseline, Run) else None)
+        try:
+            write_metrics(check_metrics(options.metrics), metrics)
+        except OSError as error:
+            expected = f"a file that can be written ({error.strerror})"
+            raise UsageError("metrics", options.metrics, expected) from None
     if not options.gate:
         # Good runs state an error rate, so what they call slow is no matter of taste.
         return ExitCode.FAILED if failed and good_runs else ExitCode.OK

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ from torchcoll.verdict.limits import (
 from torchcoll.verdict.rules import Fabric, read_rules
 
 if TYPE_CHECKING:
-    from torchcoll.fleet.baseline_source import BaselineSource
+    from torchcoll.fleet.baseline_source import BaselineSource, JudgedByGoodRuns
 
 _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 
@@ -53,13 +53,13 @@ _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 class Verdict(OneLine):
     """judged: whether the run failed or was measured by anything. A warning about the machine or a
     setting is no judgement: with one the ``word`` is WARN, whether there was a reference or not.
-    deviation: of a run judged by good runs how much slower it is, over all cases and in each.
+    by_good_runs: of a run judged by good runs how much slower it is, over all cases and in each.
     """
 
     phrases: tuple[Phrase, ...]
     fabric: str | None = None
     judged: bool = True
-    deviation: Mapping[str, Any] | None = None
+    by_good_runs: JudgedByGoodRuns | None = None
 
     def __repr__(self) -> str:
         return as_one_line(self.line)
@@ -76,8 +76,15 @@ class Verdict(OneLine):
 
     def to_json(self) -> dict[str, Any]:
         phrases = [vars(phrase) for phrase in self.phrases]
-        verdict = {"word": self.word, "line": self.line, "fabric": self.fabric, "phrases": phrases}
-        return verdict if self.deviation is None else {**verdict, "deviation": dict(self.deviation)}
+        verdict: dict[str, Any] = {
+            "word": self.word,
+            "line": self.line,
+            "fabric": self.fabric,
+            "phrases": phrases,
+        }
+        if self.by_good_runs is not None:
+            verdict["deviation"] = self.by_good_runs.to_json()
+        return verdict
 
 
 def check(
@@ -125,7 +132,7 @@ def judge(
     nothing = _nothing_to_judge(good)
     fabric_found, problems = None, [label_problem(run)]
     taken: list[Phrase] = []
-    deviation = None
+    by_good_runs = None
     if baseline is not None:
         if fabric or rules:
             raise UsageError("baseline", "a run with a fabric or rules", "one of them")
@@ -134,9 +141,8 @@ def judge(
         elif isinstance(baseline, Run):
             reference = [baseline_phrase(good, run, baseline)]
         else:
-            judged_run = baseline.judge(run)
-            deviation = judged_run.to_json()
-            reference = good_runs_phrases(judged_run, baseline.name)
+            by_good_runs = baseline.judge(run)
+            reference = good_runs_phrases(by_good_runs, baseline.name)
     else:
         fabric_found, problem = _fabric(run, fabric, rules)
         if fabric_found is None and not problem and (fabric_found := by_names(run)):
@@ -163,7 +169,7 @@ def judge(
     phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, judged)]
     plain = (Phrase(phrase.word, one_line(phrase.text)) for phrase in phrases)
     fabric_name = fabric_found.name if fabric_found else None
-    return Verdict(tuple(plain), fabric_name, judged, deviation)
+    return Verdict(tuple(plain), fabric_name, judged, by_good_runs)
 
 
 def _fabric(
