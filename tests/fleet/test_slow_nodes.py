@@ -123,6 +123,14 @@ def test_a_node_of_an_earlier_night_is_missing_tonight():
     assert finding_of(runs).missing == ("node004",)
 
 
+@pytest.mark.parametrize(("night", "missing"), [(31, ("node004",)), (32, ())])
+def test_a_node_that_went_long_ago_is_no_longer_missing(night, missing):
+    kept = {1, night}
+    runs = [r for r in made_fleet(10, nights=night + 1) if int(r.header["run_id"][:4]) in kept]
+    of_last = f"{night:04}-0004"
+    assert finding_of([r for r in runs if r.header["run_id"] != of_last]).missing == missing
+
+
 def test_another_number_of_ranks_has_its_own_peers():
     runs = [*made_fleet(10), *made_fleet(20)[10:]]
     for run in runs[10:]:

@@ -133,8 +133,10 @@ def test_metrics_of_every_step(outcomes):
     assert (spans, inner, notes, every) == (9, [*[True] * 9, False], [], None)
     lines = text.splitlines()
     # Each is told at the mark after it, once both have said it: the last is not.
-    assert any(f"torchcoll_step {number}" in lines for number in range(8))
-    assert any(line.startswith('torchcoll_step_wait_seconds{group="0"} ') for line in lines)
+    labels = 'job="torchcoll",world_size="2"'
+    assert any(f"torchcoll_step{{{labels}}} {number}" in lines for number in range(8))
+    of_wait = f'torchcoll_step_wait_seconds{{{labels},group="0"}} '
+    assert any(line.startswith(of_wait) for line in lines)
 
 
 def test_metrics_in_a_folder_of_the_node(outcomes):
@@ -284,7 +286,7 @@ def test_ranks_that_learn_of_ends_some_steps_apart(alone, tmp_path):
         for _ in range(steps):
             for rank in ranks:
                 rank.step()
-        return int(re.search(r"^torchcoll_step (\d+)$", path.read_text(), re.M)[1])
+        return int(re.search(r"^torchcoll_step{.*} (\d+)$", path.read_text(), re.M)[1])
 
     # Rank 1 learns of step 16 at mark 19, after rank 0 had looked.
     assert told_after(20) == 15
@@ -305,11 +307,12 @@ def test_the_figures_of_a_step():
     busy += [{"0": [2, 4_000_000]}]
     took = (20_000_000, 21_000_000, 19_000_000)
     statuses = [{"step": 101, "took_ns": t, "busy": b} for t, b in zip(took, busy, strict=True)]
-    calls_by_rank = {"group": "0"}
-    assert {metric.name: metric.values for metric in step_metrics(statuses, 1e9)} == {
-        "step": [({}, 101)],
-        "step_timestamp_seconds": [({}, 1e9)],
-        "step_seconds": [({}, 0.021)],
+    common = {"job": "torchcoll", "slurm_job_id": "17"}
+    calls_by_rank = {**common, "group": "0"}
+    assert {metric.name: metric.values for metric in step_metrics(statuses, 1e9, common)} == {
+        "step": [(common, 101)],
+        "step_timestamp_seconds": [(common, 1e9)],
+        "step_seconds": [(common, 0.021)],
         "step_transfer_seconds": [(calls_by_rank, 0.001)],
         "step_wait_seconds": [(calls_by_rank, pytest.approx(0.003))],
         "step_slowest_rank": [(calls_by_rank, 1.0)],

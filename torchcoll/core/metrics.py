@@ -21,7 +21,7 @@ from torchcoll.core.result import Run, node_of
 Labels = Mapping[str, object]
 
 _ENDING = ".prom"
-_JOB = "torchcoll"  # the label job, where the run has none of that name
+JOB = "torchcoll"  # the label job, where the run has none of that name
 _INDEX = re.compile(r"\w+:(\d+)", re.ASCII)
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -83,7 +83,7 @@ def run_labels(run: Run) -> dict[str, object]:
         hosts = {str(run.environment["host"])}
     host = next(iter(hosts)) if len(hosts) == 1 else None
     labels = {
-        "job": run.labels.get("job") or _JOB,
+        "job": run.labels.get("job") or JOB,
         "host": host,
         "node": node_of(run),
         "gpu": _gpu(run, run.members[0]) if len(run.members) == 1 else None,

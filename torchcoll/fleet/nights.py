@@ -68,9 +68,20 @@ def overview_of(summaries: Summaries, night_start_us: int) -> RunOverview:
     """As ``run_overview`` of a store."""
     nights = nights_of(summaries, night_start_us)
     names = summaries.nodes
+    dated = nights != NO_NIGHT
+    nodes, node = np.unique(summaries.node[dated], return_inverse=True)
+    first = np.full(len(nodes), np.iinfo(nights.dtype).max)
+    last = np.full(len(nodes), np.iinfo(nights.dtype).min)
+    np.minimum.at(first, node, nights[dated])
+    np.maximum.at(last, node, nights[dated])
+    of_nodes = {
+        names[number]: (int(first[i]), int(last[i]))
+        for i, number in enumerate(nodes.tolist())
+        if names[number]
+    }
     return RunOverview(
         tuple(np.unique(nights[nights != NO_NIGHT]).tolist()),
-        tuple(sorted({names[node] for node in np.unique(summaries.node).tolist()} - {""})),
+        of_nodes,
         int((nights == NO_NIGHT).sum()),
         tuple(sorted({names[node] for node in summaries.node[ahead_of_receipt(summaries)]})),
     )

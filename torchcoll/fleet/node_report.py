@@ -16,6 +16,7 @@ from torchcoll.store.series import RUN_STATUSES, STATUSES, RunOverview, Summarie
 
 ERROR = 0.01  # probability that a report names anything where nothing differs
 _NAMED = 3
+_NIGHTS_UNTIL_GONE = 30  # a node without a run for longer is taken for retired
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class FleetFinding:
 
     night: date on which it began, '' if no run says when it was made. nights: how many nights the
     input has. judged: one entry per set of peers, largest first. missing: nodes without a run that
-    were expected or that other nights have. notes: what was left out, and why.
+    were expected or, without a list, had one in the 30 nights before. notes: what was left out,
+    and why.
     """
 
     night: str
@@ -129,7 +131,12 @@ def fleet_finding(
         )
     tonight = tonight.select(~several_hosts)
     present = {names[n] for n in np.unique(tonight.node).tolist()}
-    missing = sorted(({*expected} or {*overview.nodes}) - present)
+    lately = {
+        node
+        for node, (first, last) in overview.nodes.items()
+        if first <= chosen <= last + _NIGHTS_UNTIL_GONE
+    }
+    missing = sorted(({*expected} or lately) - present)
     if expected and (unexpected := sorted(present - {*expected})):
         notes.append(f"not in the list of expected nodes: {_several(unexpected)}")
     peers = []

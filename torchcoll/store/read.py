@@ -83,16 +83,22 @@ def run_overview(address: StoreAddress, night_start_us: int) -> RunOverview:
     """
     # The / of both databases rounds towards 0, so that what it divides must not be below 0.
     shift_us = _MOST_DAYS * DAY_US - night_start_us
-    nights = f"SELECT ({WHEN} + {shift_us}) / {DAY_US} AS night, count(*) FROM runs GROUP BY 1"
+    night = f"({WHEN} + {shift_us}) / {DAY_US}"
+    nights = f"SELECT {night} AS night, count(*) FROM runs GROUP BY 1"
+    of_nodes = f"SELECT node, min({night}), max({night}) FROM runs WHERE node <> '' GROUP BY node"
     database = Database(address)
     with database.reading() as connection:
         check_current(connection, database.name)
         counts = {row[0]: row[1] for row in connection.execute(text(nights))}
-        nodes = connection.execute(text("SELECT DISTINCT node FROM runs")).scalars().all()
+        nodes = connection.execute(text(of_nodes)).all()
         ahead = connection.execute(text(f"SELECT DISTINCT node FROM runs WHERE {AHEAD}"))
         return RunOverview(
             tuple(sorted(int(night) - _MOST_DAYS for night in counts if night is not None)),
-            tuple(sorted(name for name in nodes if name)),
+            {
+                name: (int(first) - _MOST_DAYS, int(last) - _MOST_DAYS)
+                for name, first, last in nodes
+                if first is not None
+            },
             counts.get(None, 0),
             tuple(sorted(ahead.scalars())),
         )

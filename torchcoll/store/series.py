@@ -77,13 +77,13 @@ class Summaries:
 class RunOverview:
     """What all runs of an input say together, where only some of them are read.
 
-    nights: those that have a run, ascending, in days since 1970-01-01. nodes: names, without that
-    of runs over several hosts. undated: how many runs have no time at all. ahead: the nodes whose
-    clock was over 5 minutes ahead of the receipt.
+    nights: those that have a run, ascending, in days since 1970-01-01. nodes: first and last night
+    of each by its name, without runs over several hosts. undated: how many runs have no time at
+    all. ahead: the nodes whose clock was over 5 minutes ahead of the receipt.
     """
 
     nights: tuple[int, ...]
-    nodes: tuple[str, ...]
+    nodes: Mapping[str, tuple[int, int]]
     undated: int
     ahead: tuple[str, ...]
 

@@ -8,6 +8,7 @@ the same steps, so they keep the same ones.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import tell
-from torchcoll.core.metrics import Metric, write_metrics
+from torchcoll.core.metrics import JOB, Labels, Metric, write_metrics
 from torchcoll.core.traffic import TrafficCall
 
 if TYPE_CHECKING:
@@ -136,6 +137,9 @@ class StepMetrics:
         # (number, turn) of the steps that rank 0 has not written yet. Newer ones overwrite older.
         self._waiting: deque[tuple[int, int]] = deque(maxlen=TURNS)
         self._broken = False
+        self._labels: dict[str, object] = {"job": JOB, "world_size": ranks}
+        if slurm_job_id := os.environ.get("SLURM_JOB_ID"):
+            self._labels["slurm_job_id"] = slurm_job_id
 
     def add(
         self, number: int, turn: int, span: tuple[int, int], calls: Sequence[TrafficCall]
@@ -174,7 +178,7 @@ class StepMetrics:
             if all(status["step"] == number for status in statuses):
                 while self._waiting.popleft() != (number, turn):
                     pass  # drop an older step, which some rank dropped when it thinned its steps
-                write_metrics(self._path, step_metrics(statuses, time.time()))
+                write_metrics(self._path, step_metrics(statuses, time.time(), self._labels))
                 return
 
     def _store_key(self, rank: int, turn: int) -> str:
@@ -190,11 +194,12 @@ class StepMetrics:
             tell(f"torchcoll: warning: metrics: {error}; the capture goes on without them")
 
 
-def step_metrics(statuses: Sequence[dict[str, Any]], now: float) -> list[Metric]:
+def step_metrics(statuses: Sequence[dict[str, Any]], now: float, common: Labels) -> list[Metric]:
     """Returns the metrics of one step.
 
     - statuses: for each rank ``step``, ``took_ns``, and ``busy``: group -> [calls, their total ns].
     - now: the time of the report, in seconds since 1970.
+    - common: the labels of every series.
 
     The rank that came last did not wait, so its time is the transfer. A group whose ranks recorded
     different numbers of calls is omitted.
@@ -211,12 +216,11 @@ def step_metrics(statuses: Sequence[dict[str, Any]], now: float) -> list[Metric]
     waits = {name: max(of.values()) - least[name] for name, of in shared.items()}
     slowest = {name: min(of, key=lambda rank: of[rank]) for name, of in shared.items()}
 
-    none: dict[str, object] = {}
     took = max(status["took_ns"] for status in statuses) / 1e9
     metrics = [
-        Metric("step", "Number of the last captured step.", [(none, statuses[0]["step"])]),
-        Metric("step_timestamp_seconds", "When it was told, since 1970.", [(none, now)]),
-        Metric("step_seconds", "How long it took, on the slowest rank.", [(none, took)]),
+        Metric("step", "Number of the last captured step.", [(common, statuses[0]["step"])]),
+        Metric("step_timestamp_seconds", "When it was reported, since 1970.", [(common, now)]),
+        Metric("step_seconds", "How long it took, on the slowest rank.", [(common, took)]),
     ]
     for name, text, of_groups in (
         (
@@ -236,6 +240,6 @@ def step_metrics(statuses: Sequence[dict[str, Any]], now: float) -> list[Metric]
         ),
     ):
         samples: list[tuple[dict[str, object], float]]
-        samples = [({"group": group}, value) for group, value in of_groups.items()]
+        samples = [({**common, "group": group}, value) for group, value in of_groups.items()]
         metrics.append(Metric(name, text, samples))
     return metrics
