@@ -656,7 +656,7 @@ def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
     time.sleep(0.05)
     for rank in (0, 1):
         measured.job.signal(rank, number)
-    measured.ended(128 + number, 45)
+    measured.ended(128 + number, 100)
     run = measured.run
     assert [r.case.size_bytes for r in run.results] == [8]
     assert (run.end["status"], run.end["exit_code"]) == ("interrupted", 128 + number)
