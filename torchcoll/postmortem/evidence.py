@@ -1,0 +1,141 @@
+"""What the files of a dead job say, as plain values: the readers fill it, the diagnosis reads it.
+
+A fact is kept with the file and line that it comes from. Nothing here concludes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+# States of a call, in their order.
+STATES = ("scheduled", "started", "completed")
+# What an event can be. The rank of an event is the one that it happened to, or that says it;
+# ``about`` are ranks that its text blames.
+EVENT_KINDS = (
+    "exception",  # a Python exception ended the rank
+    "out_of_memory",  # of the device, or a MemoryError
+    "disk_full",  # no space left on a device
+    "killed",  # by a signal, or by the kernel for its memory
+    "exit",  # the launcher reports an exit code
+    "canceled",  # by the scheduler or by a person: time limit, scancel, eviction
+    "node_failed",  # the scheduler or the kernel lost the node
+    "timeout",  # a collective did not end in time
+    "peer_lost",  # a connection was closed or reset by another rank
+    "mismatch",  # torch or the library found ranks that call different things
+    "link",  # a network device or link reported a fault
+    "stack",  # where the Python code of a rank stood
+    "ending",  # the rank ended as it should
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a fact was read. path: relative to the folder; line: from 1, None for a whole file."""
+
+    path: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.path if self.line is None else f"{self.path}:{self.line}"
+
+
+@dataclass(frozen=True)
+class GroupSeen:
+    """A process group as a rank knew it. ranks: of the world, in the order of the group; () where
+    not known.
+    """
+
+    name: str
+    ranks: tuple[int, ...] = ()
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class CallSeen:
+    """One call in the memory of one rank.
+
+    number: which call of its group on this rank it is, from 1, as torch's ``collective_seq_id``;
+    of send and recv their own count. collective: a name of core/collectives.py, ``send``,
+    ``recv``, or torch's own. sizes_in, sizes_out: shapes of the tensors, None where not known.
+    state: one of STATES. reliable_state: whether the source records states at all (gloo's Flight
+    Recorder leaves completed calls as scheduled). peer: the other rank of the world of send and
+    recv. created_ns: when it was issued, in ns since 1970 on the rank's own clock.
+    stack: Python frames, innermost first, as ``file:line function``.
+    """
+
+    rank: int
+    group: str
+    number: int
+    collective: str
+    place: Place
+    sizes_in: tuple[tuple[int, ...], ...] | None = None
+    sizes_out: tuple[tuple[int, ...], ...] | None = None
+    dtype: str | None = None
+    state: str = "scheduled"
+    reliable_state: bool = True
+    peer: int | None = None
+    created_ns: int | None = None
+    duration_ns: int | None = None
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """A line, or a few, that say what happened.
+
+    kind: one of EVENT_KINDS. rank: of the world, None where not known. node: '' where not known.
+    text: one line, a quotation in the words of the source. about: ranks of the world that the text
+    blames. group, number, collective: of the call that it names. when_ns: since 1970. signal: its
+    number. pid: the process that it happened to. addresses: hosts that it names, such as the peer
+    of a connection.
+    """
+
+    kind: str
+    place: Place
+    text: str
+    rank: int | None = None
+    node: str = ""
+    about: tuple[int, ...] = ()
+    group: str | None = None
+    number: int | None = None
+    collective: str | None = None
+    when_ns: int | None = None
+    signal: int | None = None
+    exit_code: int | None = None
+    pid: int | None = None
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileRead:
+    """A file that said something. what: such as ``Flight Recorder dump`` or ``stderr``."""
+
+    path: str
+    what: str
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass
+class JobEvidence:
+    """All that the files of one job say.
+
+    ranks: size of the world where a file states it, otherwise None. nodes: rank -> name of its
+    node. pids: rank -> process. last_number: (rank, group) -> number of its last call, where a
+    source states that without the call itself. left_out: (path, why) of files that say nothing.
+    """
+
+    name: str = ""
+    ranks: int | None = None
+    nodes: dict[int, str] = field(default_factory=dict)
+    pids: dict[int, int] = field(default_factory=dict)
+    groups: dict[str, GroupSeen] = field(default_factory=dict)
+    calls: list[CallSeen] = field(default_factory=list)
+    events: list[JobEvent] = field(default_factory=list)
+    last_number: dict[tuple[int, str], int] = field(default_factory=dict)
+    files: list[FileRead] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def events_of(self, *kinds: str) -> Iterator[JobEvent]:
+        return (event for event in self.events if event.kind in kinds)
