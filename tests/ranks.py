@@ -209,7 +209,9 @@ def _become(
         sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))
         sys.argv = ["torchcoll"]
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # A shell that starts the tests in the background has some of them ignored.
+        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
         warnings.resetwarnings()  # as in a process of its own
         os.chdir(folder)
         for name, value in variables.items():
