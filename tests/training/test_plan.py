@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import itertools
 import json
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 import made_models
 import pytest
+import torch
 from error_form import error_text
 from made_models import ring_ns
 from made_runs import measured, run
@@ -19,6 +21,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.curves.model_file import model_object
 from torchcoll.curves.model_fit import fit_model
+from torchcoll.training.buckets import gradient_buckets
 from torchcoll.training.plan_show import show_projection
 from torchcoll.training.projection import (
     STRONG,
@@ -390,3 +393,59 @@ def test_a_model_without_the_collective_is_refused():
 
 def test_degrees():
     assert parse_degrees("dp=64,tp=8") == {"dp": 64, "tp": 8}
+
+
+# -- DDP's buckets of a shape ----------------------------------------------------------------------
+
+
+def llama(shape):
+    """The decoder of a shape on meta, with parameters in the order of Hugging Face's Llama."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            linear = functools.partial(torch.nn.Linear, bias=False)
+            self.q = linear(shape.hidden, shape.hidden)
+            self.k = linear(shape.hidden, shape.key_columns)
+            self.v = linear(shape.hidden, shape.key_columns)
+            self.o = linear(shape.hidden, shape.hidden)
+            self.gate = linear(shape.hidden, shape.feed_forward)
+            self.up = linear(shape.hidden, shape.feed_forward)
+            self.down = linear(shape.feed_forward, shape.hidden)
+            self.norm_in = torch.nn.RMSNorm(shape.hidden)
+            self.norm_post = torch.nn.RMSNorm(shape.hidden)
+
+    model = torch.nn.Module()
+    with torch.device("meta"):
+        model.embedding = torch.nn.Embedding(shape.vocabulary, shape.hidden)
+        model.layers = torch.nn.ModuleList(Layer() for _ in range(shape.layers))
+        model.norm = torch.nn.RMSNorm(shape.hidden)
+        model.head = torch.nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+    return model.to(torch.bfloat16)
+
+
+def llama_step(model):
+    """A forward and a backward pass of one sequence of 8 tokens; 128 columns a head."""
+    x = model.embedding(torch.zeros(1, 8, dtype=torch.long))
+    for layer in model.layers:
+        y = layer.norm_in(x)
+        q, k, v = (
+            part(y).view(1, 8, -1, 128).transpose(1, 2) for part in (layer.q, layer.k, layer.v)
+        )
+        repeats = q.shape[1] // k.shape[1]
+        scores = q @ k.repeat_interleave(repeats, 1).transpose(2, 3)
+        mixed = scores.softmax(3) @ v.repeat_interleave(repeats, 1)
+        x = x + layer.o(mixed.transpose(1, 2).reshape(1, 8, -1))
+        y = layer.norm_post(x)
+        x = x + layer.down(torch.nn.functional.silu(layer.gate(y)) * layer.up(y))
+    model.head(model.norm(x)).sum().backward()
+
+
+def test_ddp_sends_the_buckets_of_a_shape_that_torch_assigns():
+    """DDP splits no parameter: 161 buckets and one for the embedding, of 32 to 1002 MiB."""
+    shape = SHAPES["llama-8b"]
+    stages = stages_from_shape(shape, shape.parameters, {"dp": 8}, 8192, "bfloat16")
+    sent = [call.size_bytes for stage in stages for call in stage.overlapping]
+    plan = gradient_buckets(llama(shape), step=llama_step)
+    assert sent == [bucket.size_bytes for bucket in plan.buckets]
+    assert (len(sent), sum(sent)) == (162, 2 * 8_030_261_248)

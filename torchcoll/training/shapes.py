@@ -43,10 +43,19 @@ class Shape:
     vocabulary: int
 
     @property
+    def layer_tensors(self) -> tuple[int, ...]:
+        """Number of elements of each parameter of a layer, in the order of their gradients: down,
+        up, gate, norm, output, value, key, query, norm.
+        """
+        matrix = self.hidden * self.feed_forward
+        keys = self.hidden * self.key_columns
+        square = self.hidden * self.hidden
+        return (*[matrix] * 3, self.hidden, square, keys, keys, square, self.hidden)
+
+    @property
     def layer_parameters(self) -> int:
         """Number of parameters of a layer."""
-        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.key_columns
-        return attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden
+        return sum(self.layer_tensors)
 
     @property
     def embedding_parameters(self) -> int:
@@ -184,32 +193,38 @@ def stages_from_shape(
         needs = (SentCall("fsdp", _GATHERED, size_bytes),) if sharded and index else ()
         overlapping = (SentCall("fsdp", _SCATTERED, size_bytes),) if sharded else ()
         backward.append(StepStage(BACKWARD, share, needs, inside if layer else (), overlapping))
-    return [*forward, *(backward if sharded else _bucketed(backward, sizes[::-1], degrees))]
+    if sharded or degrees.get("dp", 1) < 2:
+        return [*forward, *backward]
+    tensors = [
+        (shape.embedding_parameters, shape.hidden),
+        *[shape.layer_tensors] * shape.layers,
+        (shape.embedding_parameters,),
+    ]
+    return [*forward, *_bucketed(backward, [[n * itemsize / tp for n in of] for of in tensors])]
 
 
-def _bucketed(
-    stages: list[StepStage], sizes: list[float], degrees: Mapping[str, int]
-) -> list[StepStage]:
+def _bucketed(stages: list[StepStage], tensors: list[list[float]]) -> list[StepStage]:
     """Returns the stages of a backward pass with the all_reduce calls of DDP's buckets.
 
-    DDP closes a bucket with the parameter that takes it to its cap. The matrices of a layer count
-    as one piece per cap of bytes, so that each bucket is sent when its part of the layer is done.
+    - tensors: bytes of the parameters of each stage, in the order of their gradients.
+
+    DDP splits no parameter and closes a bucket with the one that takes it to its cap
+    (training/buckets.py), so that each parameter is a stage of its own.
     """
-    if degrees.get("dp", 1) < 2:
-        return stages
     bucketed: list[StepStage] = []
     filled, limit = 0.0, _FIRST_BYTES
-    for stage, size in zip(stages, sizes, strict=True):
-        pieces = max(1, math.ceil(size / _CAP_BYTES))
-        for piece in range(pieces):
-            filled += size / pieces
-            last = piece == pieces - 1
+    for stage, sizes in zip(stages, tensors, strict=True):
+        for number, size in enumerate(sizes, 1):
+            filled += size
+            last = number == len(sizes)
             overlapping: tuple[SentCall, ...] = ()
             if filled >= limit or (stage is stages[-1] and last):
                 overlapping = (SentCall("dp", _REDUCED, math.ceil(filled)),)
                 filled, limit = 0.0, _CAP_BYTES
             blocking = stage.blocking if last else ()
             bucketed.append(
-                StepStage(BACKWARD, stage.share / pieces, stage.needs, blocking, overlapping)
+                StepStage(
+                    BACKWARD, stage.share * size / sum(sizes), stage.needs, blocking, overlapping
+                )
             )
     return bucketed
