@@ -266,6 +266,25 @@ def test_one_number_of_ranks_has_no_law_over_ranks():
     assert rows[1].action.startswith("Measure another: torchrun --nproc-per-node 2 -m")
 
 
+def test_ranks_that_no_law_fits_have_none(tmp_path):
+    """8 ranks take 1 s for every size, 16 ranks 1 us: no sum of launch, steps and bytes does, so
+    that the best law is wrong by about the square root of 10^6.
+    """
+    runs = [launch(8, lambda n, s: 1e9), launch(16, lambda n, s: 1e3, hosts=2)]
+    model = fitted(*runs)
+    (entry,) = model.entries
+    assert entry.over_ranks is None
+    assert entry.why_not.startswith(
+        "no law over ranks fits those measured (8, 16): the best one is"
+    )
+    path = tmp_path / "machine.json"
+    path.write_text(model_text(model))
+    read = load_model(path)
+    assert read.predict("all_reduce", 1 << 20, 16).time_ns == pytest.approx(1e3, rel=0.01)
+    with pytest.raises(UsageError, match=error_text("ranks", "32", "8 or 16")):
+        read.predict("all_reduce", 1 << 20, 32)
+
+
 def test_a_block_a_rank_of_three_is_not_beyond_the_smallest_size():
     """64K in three blocks of float32 are 65532 bytes."""
     sizes = [1 << k for k in range(16, 24)]

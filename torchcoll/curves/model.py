@@ -189,6 +189,9 @@ class KindModel:
                 if above and curve.beyond_of > 1:
                     text += f", where {curve.beyond_of} collectives tell the slope together"
                 return _prediction(log, curve.spread.logs(below, above), [text])
+        numbers = list(dict.fromkeys(curve.ranks for curve in self.over_sizes))
+        if self.over_ranks is None and len(numbers) > 1:
+            raise UsageError("ranks", ranks, " or ".join(map(str, numbers)), f"{self.why_not}.")
         if self.over_ranks is None:
             measured = self.over_sizes[-1]
             requested, measured_ranks = str(ranks), str(measured.ranks)

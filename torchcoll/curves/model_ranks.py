@@ -37,6 +37,7 @@ from torchcoll.stats.line import Floats
 FEWEST_RANKS = 2
 _INNER = 3  # numbers of ranks: with more, only the errors of those between the ends count
 _TWO = 2  # numbers of ranks: if one of two is left out, no law can be fitted to the other
+_WIDEST = 10.0  # times or part of the prediction: a law with a wider interval says nothing
 _AHEAD = 3  # doublings of the ranks over which the remaining laws are compared
 
 
@@ -94,22 +95,29 @@ class LeftRanks:
     without: the laws fitted without each number of ranks.
     missed: the errors of these laws on the number of ranks that was left out, in logarithms.
     within: the residuals of the law itself, in logarithms.
+    supported: whether the other numbers of ranks can predict the left-out one: two remain at least,
+        and one of them has the same links (within a host only, or also between hosts).
     """
 
     fit: RanksFit
     without: tuple[RanksFit, ...]
     missed: tuple[Floats, ...]
     within: tuple[Floats, ...]
+    supported: tuple[bool, ...]
+
+    @property
+    def errors(self) -> tuple[Floats, ...]:
+        """The errors on each number of ranks when it was left out; the residuals of the law itself
+        where the others cannot predict it, because one number alone separates no launch overhead
+        from the steps, and no link that was left out can be known.
+        """
+        every = zip(self.missed, self.within, self.supported, strict=True)
+        return tuple(missed if known else within for missed, within, known in every)
 
     @property
     def square(self) -> float:
-        """The mean, over the numbers of ranks, of the mean square error when it was left out.
-
-        With two numbers of ranks only one would remain, which cannot separate the launch overhead
-        from the steps; then the residuals of the law count.
-        """
-        errors = self.missed if len(self.missed) > _TWO else self.within
-        return float(numpy.mean([(residuals**2).mean() for residuals in errors])) + LEAST**2
+        """The mean, over the numbers of ranks, of the mean square of ``errors``."""
+        return float(numpy.mean([(residuals**2).mean() for residuals in self.errors])) + LEAST**2
 
 
 def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, list[str]]:
@@ -121,6 +129,8 @@ def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, l
     """
     tried = []
     shares = (0.0, 0.25, 0.5) if len(curves) > _TWO else (0.0,)
+    between = [curve.hosts > 1 for curve in curves]
+    supported = tuple(len(curves) > _TWO and between.count(own) > 1 for own in between)
     for steps in step_laws(collective):
         candidates = []
         for share in shares:
@@ -132,7 +142,7 @@ def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, l
                 missed.append(numpy.log(left.times) - fit.logs(left))
             fit = fit_ranks(steps, curves, share)
             within = tuple(numpy.log(curve.times) - fit.logs(curve) for curve in curves)
-            candidates.append(LeftRanks(fit, tuple(without), tuple(missed), within))
+            candidates.append(LeftRanks(fit, tuple(without), tuple(missed), within, supported))
         tried.append(min(candidates, key=lambda candidate: candidate.square))
     tried.sort(key=lambda candidate: candidate.square)
     limit = float(stats.f.ppf(0.95, len(curves), len(curves))) * tried[0].square
@@ -140,7 +150,9 @@ def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, l
 
 
 def over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | None, str]:
-    """The law over ranks of one kind of case; None and the reason if there are too few numbers."""
+    """The law over ranks of one kind of case; None and the reason if there are too few numbers, or
+    if no law fits them within a factor of _WIDEST.
+    """
     numbers = sorted({curve.ranks for curve in curves})
     if len(numbers) < FEWEST_RANKS:
         numbers_text = counted(len(numbers), "number") + " of ranks"
@@ -150,6 +162,14 @@ def over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | No
         )
     best, remaining = choose_ranks(collective, curves)
     spread = ranks_spread(collective, curves, best, remaining)
+    widest = max(spread.high, 1 / spread.low)
+    if widest > _WIDEST:
+        listed = ", ".join(map(str, numbers))
+        return (
+            None,
+            f"no law over ranks fits those measured ({listed}): the best one is wrong by up to "
+            f"{widest:.3g}x; measure another number",
+        )
     fit = best.fit
 
     def figure(number: int) -> Figure | None:
@@ -194,20 +214,18 @@ def ranks_spread(
 
     Within the measured numbers of ranks: the jackknife+ over the left-out numbers. Beyond them it
     widens by the error of the laws without the outermost number, or by the disagreement of the
-    remaining laws, whichever is larger. With two numbers of ranks: the residuals of the law, and
-    the disagreement (see ``LeftRanks.square``).
+    remaining laws, whichever is larger. For a number of ranks that the others cannot predict: the
+    residuals of the law, and the disagreement (see ``LeftRanks.errors``).
     """
     up, down = [], []
-    errors = best.missed if len(curves) > _TWO else best.within
+    errors = best.errors
     inner = slice(1, -1) if len(curves) > _INNER else slice(None)
-    for left_out_fit, missed in zip(best.without[inner], errors[inner], strict=True):
+    for left_out_fit, missed, supported in zip(
+        best.without[inner], errors[inner], best.supported[inner], strict=True
+    ):
         error = numpy.abs(missed)
         for curve in curves:
-            shift = (
-                (left_out_fit.logs(curve) - best.fit.logs(curve)).mean()
-                if len(curves) > _TWO
-                else 0.0
-            )
+            shift = (left_out_fit.logs(curve) - best.fit.logs(curve)).mean() if supported else 0.0
             up.append(error + shift)
             down.append(error - shift)
     points = sum(len(missed) for missed in errors[inner])
@@ -237,10 +255,10 @@ def _ranks_widening(best: LeftRanks, curves: Sequence[Curve], end: int) -> float
     law on the others, over the distance in doublings. Predictions reach further than the data: the
     error is assumed to keep growing at this rate.
     """
-    if len(curves) == _TWO:
-        return 0.0
     order = sorted(range(len(curves)), key=lambda i: curves[i].ranks)
     last = order[end]
+    if not best.supported[last]:
+        return 0.0
     outer, inner = curves[last], curves[order[1 if end == 0 else -2]]
     distance = abs(math.log2(outer.ranks / inner.ranks))
     if not distance:
@@ -270,7 +288,8 @@ def _disagreement(
     """
     ends = sorted(curves, key=lambda curve: curve.ranks)
     outer = ends[-1] if factor > 1 else ends[0]
-    other_laws = list(best.without) if len(curves) > _TWO else []
+    pairs = zip(best.without, best.supported, strict=True)
+    other_laws = [law for law, supported in pairs if supported]
     for steps in step_laws(collective):
         if steps.name in remaining and steps.name != best.fit.steps.name:
             share = 0.5 if best.fit.corrections else 0.0
