@@ -13,6 +13,7 @@ from judged import COMPLETE, GIB, case_of, launch
 import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.case import Case
+from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run, Verification
 
@@ -353,3 +354,10 @@ def test_from_python(path, rules):
     assert repr(verdict).startswith("<WARN 300 GB/s busbw at 1G")
     same = torchcoll.check(launch(case_of(300)), baseline=path)
     assert same.line.startswith("PASS 100.0 % of the speed of a.jsonl")
+
+
+@pytest.mark.parametrize("source", [3, None, ["a.jsonl"]])
+def test_what_is_no_run(source):
+    text = error_text("^source", type(source).__name__, "a Run or its file")
+    with pytest.raises(UsageError, match=text):
+        torchcoll.check(source)

@@ -102,6 +102,8 @@ def check(
     good runs. Raises UsageError for a fabric that is not known or cannot be the run's, and for a
     baseline that cannot judge it; UnreadableError for a file.
     """
+    if not isinstance(source, Run | str | os.PathLike):
+        raise UsageError("source", type(source).__name__, "a Run or its file")
     run = source if isinstance(source, Run) else load_one(source)
     reference: Run | BaselineSource | None = None
     if isinstance(baseline, Run):
