@@ -112,7 +112,7 @@ class LeftRanks:
         from the steps, and no link that was left out can be known.
         """
         every = zip(self.missed, self.within, self.supported, strict=True)
-        return tuple(missed if known else within for missed, within, known in every)
+        return tuple(missed if supported else within for missed, within, supported in every)
 
     @property
     def square(self) -> float:
@@ -130,7 +130,9 @@ def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, l
     tried = []
     shares = (0.0, 0.25, 0.5) if len(curves) > _TWO else (0.0,)
     between = [curve.hosts > 1 for curve in curves]
-    supported = tuple(len(curves) > _TWO and between.count(own) > 1 for own in between)
+    supported = tuple(
+        len(curves) > _TWO and between.count(several_hosts) > 1 for several_hosts in between
+    )
     for steps in step_laws(collective):
         candidates = []
         for share in shares:
