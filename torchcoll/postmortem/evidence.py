@@ -1,6 +1,11 @@
 """What the files of a dead job say, as plain values: the readers fill it, the diagnosis reads it.
 
 A fact is kept with the file and line that it comes from. Nothing here concludes anything.
+
+A reader is a module of this package with two functions. ``recognizes(path, begin)`` says whether a
+file, of which ``begin`` are the first 64 KiB, is of its format. ``read_evidence(path, shown)`` returns
+a JobEvidence for each job that the file contains; ``shown`` is the path relative to the folder.
+``folder.py`` merges what the files say of one job.
 """
 
 from __future__ import annotations
@@ -120,12 +125,18 @@ class FileRead:
 class JobEvidence:
     """All that the files of one job say.
 
-    ranks: size of the world where a file states it, otherwise None. nodes: rank -> name of its
-    node. pids: rank -> process. last_number: (rank, group) -> number of its last call, where a
-    source states that without the call itself. left_out: (path, why) of files that say nothing.
+    identities: what distinguishes this job from others, as ``KIND VALUE``, such as ``slurm 4711``,
+    ``torchelastic 8f3c``, ``capture 2026-11-24T03:00:00 1f2e``, ``communicator 0x5d2a``. Files with
+    a common identity are of one job. first_ns, last_ns: the earliest and the latest time in it,
+    since 1970. ranks: size of the world where a file states it, otherwise None. nodes: rank -> name
+    of its node. pids: rank -> process. last_number: (rank, group) -> number of its last call, where
+    a source states that without the call itself. left_out: (path, why) of files that say nothing.
     """
 
     name: str = ""
+    identities: set[str] = field(default_factory=set)
+    first_ns: int | None = None
+    last_ns: int | None = None
     ranks: int | None = None
     nodes: dict[int, str] = field(default_factory=dict)
     pids: dict[int, int] = field(default_factory=dict)
