@@ -3,8 +3,9 @@
 A fact is kept with the file and line that it comes from. Nothing here concludes anything.
 
 A reader is a module of this package with two functions. ``recognizes(path, begin)`` says whether a
-file, of which ``begin`` are the first 64 KiB, is of its format. ``read_evidence(path, shown)`` returns
-a JobEvidence for each job that the file contains; ``shown`` is the path relative to the folder.
+file, of which ``begin`` are the first 64 KiB, is of its format. ``read_evidence(path, shown)``
+returns a JobEvidence for each job that the file contains; ``shown`` is the path relative to the
+folder.
 ``folder.py`` merges what the files say of one job.
 """
 
