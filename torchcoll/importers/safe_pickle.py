@@ -264,9 +264,9 @@ def _set_pairs(target: dict[Any, Any], items: list[Any]) -> None:
 
 
 def _make_dict(reader: _Reader) -> None:
-    made: dict[Any, Any] = {}
-    _set_pairs(made, reader.pop_items())
-    reader.push(made, _CONTAINER_BYTES)
+    value: dict[Any, Any] = {}
+    _set_pairs(value, reader.pop_items())
+    reader.push(value, _CONTAINER_BYTES)
 
 
 def _append(reader: _Reader) -> None:
