@@ -61,13 +61,15 @@ def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Im
     if log.lost:
         imported.warn(LOST.format(n=log.lost))
     jobs = find_jobs(log, imported)
-    if len(jobs) > 1:
-        imported.warn(f"{counted(len(jobs), 'job')}, which no communicator connects: a run each")
-    for job in jobs:
+    for number, job in enumerate(jobs, 1):
         _warn(job, imported)
         results = [r for c in job.communicators for r in _results(c, job, options)]
+        named = options
+        if len(jobs) > 1:
+            which = f"{options.file} (job {number} of {len(jobs)}, {job.name})"
+            named = replace(options, file=which)
         if results:
-            imported.runs.append(_run(job, results, options))
+            imported.runs.append(_run(job, results, named))
     return imported
 
 

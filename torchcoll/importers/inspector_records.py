@@ -35,6 +35,7 @@ from torchcoll.importers.base import (
 
 PER_RANK = ("all_gather", "reduce_scatter")  # Inspector's size of these is that of one rank
 GPU_CLOCK = "kernel_gpu"  # kernel_cpu and collective_cpu are times of the host's clock
+KERNEL_CLOCKS = (GPU_CLOCK, "kernel_cpu")  # of these the time is that of the kernel
 ENQUEUED = "collective_cpu"  # from the enqueue on, so that waiting in the stream is in it
 _BATCH = ("coll_records", "p2p_records", "proxy_records")
 LOST = (
@@ -102,11 +103,6 @@ class Communicator:
     calls: dict[CallKey, dict[int, Record]] = field(default_factory=dict)
     messages: list[Record] = field(default_factory=list)
 
-    @property
-    def missing(self) -> list[int]:
-        """Ranks in it without a single record; [] where it is too large for a list."""
-        return [r for r in range(min(self.ranks, 1 << 16)) if r not in self.processes]
-
 
 @dataclass
 class Job:
@@ -124,8 +120,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        largest = max(self.communicators, key=lambda c: c.ranks)
-        return f"communicator {largest.identity} of {largest.ranks} ranks"
+        """The largest communicator, and when it was first written of."""
+        began = f" from {_clock(self.first_us)}" if self.first_us else ""
+        return f"{self.communicators[0].identity} of {self.communicators[0].ranks} ranks{began}"
 
 
 @dataclass
@@ -312,7 +309,11 @@ def _add(
     imported.take(most=MOST_RECORDS)
 
 
-# -- jobs --------------------------------------------------------------------------------------
+def _clock(us: int) -> str:
+    try:
+        return datetime.fromtimestamp(us / 1e6, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return f"{us} us"
 
 
 def find_jobs(log: Log, imported: Imported) -> list[Job]:

@@ -1,4 +1,6 @@
-"""Reads Traffic from files: captures, Kineto traces, Flight Recorder dumps and Chakra traces."""
+"""Reads Traffic from files: captures, Kineto traces, Flight Recorder dumps, NCCL Inspector's files
+and Chakra traces.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.chakra import read_chakra
 from torchcoll.importers.flight_recorder import is_dump, read_dump
+from torchcoll.importers.inspector_traffic import is_inspector, read_inspector
 from torchcoll.importers.kineto import fill_from_root, is_trace, read_trace
 from torchcoll.importers.kineto_events import Event, make_event
 from torchcoll.importers.large_json import members
@@ -30,20 +33,52 @@ _LISTS = ("traceEvents", "entries")  # the long lists of a trace and of a dump
 _MEMORY_RATIO, _ITEM_BYTES = 3, 400  # memory of objects per character of JSON, and per item
 _EVENT_BYTES = 300  # memory of an event without arguments
 _MOST_PICKLE = 1 << 28  # bytes: 2000 calls, torch's default, with their stacks are 2 MB
-_KINDS = "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump or a Chakra .et"
+_KINDS = (
+    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump, a file of NCCL Inspector or "
+    "a Chakra .et"
+)
 
 
 def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
-    """Read files and folders with one rank per file, and join them.
-
-    Of a folder its .json and .jsonl files (also .gz) and its .et files are read. Raises
-    UnreadableError for a file of another format, without communication or without a rank, and
-    UsageError if the files do not belong together.
+    """The traffic in files and folders of one job. Raises as ``read_jobs``, and UsageError for
+    several jobs.
     """
+    traffics = read_jobs(paths)
+    if len(traffics) > 1:
+        names = "; ".join(
+            f"{traffic.source} {traffic.environment.get('written', '')}".strip()
+            for traffic in traffics
+        )
+        action = "Name its files alone; torchcoll trace without -o and --step shows each."
+        raise UsageError("traffic", f"{len(traffics)} jobs or sources: {names}", "one", action)
+    return traffics[0]
+
+
+def read_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[Traffic]:
+    """Read files and folders with one rank per file: a Traffic for each job, and for each source
+    that describes one (NCCL Inspector tells jobs apart).
+
+    Of a folder its .json and .jsonl files (also .gz), its .et files, dumps and the files of NCCL
+    Inspector are read. Raises UnreadableError for a file of another format, without communication
+    or without a rank, and UsageError if the files do not belong together.
+    """
+    folders_and_files = [Path(os.fspath(from_stdin(path))) for path in paths]
+    listed = [(path, _files(path)) for path in folders_and_files]
+    inspected = {
+        file: None for _, files in listed for file in files if is_inspector(begin_of(str(file)))
+    }
+    jobs = read_inspector(list(inspected)) if inspected else []
+    others = [(path, [f for f in files if f not in inspected]) for path, files in listed]
+    return [*_read_joined([each for each in others if each[1]]), *jobs]
+
+
+def _read_joined(listed: Sequence[tuple[Path, Sequence[Path]]]) -> list[Traffic]:
+    """The one Traffic of all other files; [] without one."""
+    if not listed:
+        return []
     files: list[Path] = []
     loaded: list[tuple[Traffic, int | None]] = []
-    for path in (Path(os.fspath(from_stdin(path))) for path in paths):
-        path_files = _files(path)
+    for path, path_files in listed:
         files += path_files
         read = [_read(file) for file in path_files if file.suffix != SUFFIX]
         loaded += _latest_captures(read, path) if path.is_dir() else read
@@ -58,7 +93,7 @@ def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
     joined = _fill_ranks(join(_share_group_ranks(with_all_ranks)))
     fill_from_root(joined)
     joined.path = Path(os.path.commonpath(files))
-    return joined
+    return [joined]
 
 
 def _latest_captures(
@@ -76,17 +111,21 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.iterdir() if file.is_file())
-    fitting = [file for file in files if file.name.endswith(_SUFFIXES) or _begins_as_dump(file)]
+    fitting = [file for file in files if file.name.endswith(_SUFFIXES) or _begins_as_rank(file)]
     if not fitting:
-        expected = f"files {', '.join(_SUFFIXES)} or dumps of the Flight Recorder in it"
+        expected = (
+            f"files {', '.join(_SUFFIXES)}, dumps of the Flight Recorder or NCCL Inspector's in it"
+        )
         raise UnreadableError("folder", path, expected)
     return fitting
 
 
-def _begins_as_dump(path: Path) -> bool:
-    """Whether it can be a dump: torch writes them without a suffix, as pickle or as JSON."""
+def _begins_as_rank(path: Path) -> bool:
+    """Whether it can be a dump, which torch writes without a suffix, as pickle or as JSON, or a
+    file of NCCL Inspector.
+    """
     begin = begin_of(str(path))
-    return is_pickle(begin) or bool(TRACE.match(begin))
+    return is_pickle(begin) or bool(TRACE.match(begin)) or is_inspector(begin)
 
 
 def _read(path: Path) -> tuple[Traffic, int | None]:

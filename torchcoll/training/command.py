@@ -385,7 +385,8 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="a folder, or one file a rank: what torchcoll.capture wrote, traces of torch.profiler "
-        "(.json, .json.gz), Flight Recorder dumps as JSON, Chakra execution traces (NAME.RANK.et)",
+        "(.json, .json.gz), Flight Recorder dumps, files of NCCL Inspector (HOST-pidPID.log), Chakra "
+        "execution traces (NAME.RANK.et)",
     )
     add("-o", "--output", metavar="FILE", help="write everything as one traffic file")
     add(
@@ -411,11 +412,11 @@ _DIGITS = 10
 
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.importers.traces import read_traffic
-    from torchcoll.overview.show import show
+    from torchcoll.importers.traces import read_jobs, read_traffic
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
+    from torchcoll.training.traffic_show import show_traffic
 
     choice(options.format, "format", FORMATS)
     number = None
@@ -428,6 +429,14 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         check_path(options.plot, options.force)
     if options.perfetto:
         check_new(options.perfetto, "perfetto", options.force)
+    one = options.output or options.perfetto or options.plot or options.step is not None
+    if not one:
+        jobs = read_jobs(options.files)
+        show_traffic(jobs, options.format, arrivals=True)
+        for problem in (p for job in jobs for p in job.problems):
+            if options.format in ("csv", "json"):
+                tell(f"torchcoll: warning: {problem}")
+        return ExitCode.OK
     traffic = read_traffic(options.files)
     if options.output:
         # The new file is complete, so problems of the files that were read must be noted in it.
@@ -443,7 +452,7 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         for note in clocks:
             tell(f"torchcoll: note: {note}")
     if options.step is None and not options.plot:
-        show(traffic, format=options.format)
+        show_traffic([traffic], options.format, arrivals=True)
     else:
         from torchcoll.training.step_show import show_step
         from torchcoll.training.whole_step import whole_step
