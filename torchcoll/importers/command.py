@@ -120,8 +120,8 @@ def import_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_import(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.errors import one_line
-    from torchcoll.importers.base import ImportOptions
     from torchcoll.core.units import counted
+    from torchcoll.importers.base import ImportOptions
     from torchcoll.importers.registry import (
         files_of_jobs,
         import_file,

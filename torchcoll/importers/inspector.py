@@ -15,8 +15,15 @@ from datetime import datetime, timezone
 
 from torchcoll.core.collectives import COLLECTIVES, busbw_gbps
 from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Reported, Run
-from torchcoll.core.units import counted, format_ranges
-from torchcoll.importers.base import Imported, ImportOptions, Line, contradiction, make_result, make_run
+from torchcoll.core.units import format_ranges
+from torchcoll.importers.base import (
+    Imported,
+    ImportOptions,
+    Line,
+    contradiction,
+    make_result,
+    make_run,
+)
 from torchcoll.importers.inspector_records import (
     ENQUEUED,
     GPU_CLOCK,
@@ -41,7 +48,9 @@ _FEW = (
     "so that no bandwidth is known. Inspector writes one file a process: read the whole folder"
 )
 _SOME = "a rank that is there may have waited for another: no bandwidth"
-_ROOTED = "rooted: ranks leave at different times, so the shortest need not be the last: no bandwidth"
+_ROOTED = (
+    "rooted: ranks leave at different times, so the shortest need not be the last: no bandwidth"
+)
 _MIXED = "{n} of {all} calls have several clocks ({clocks}), which cannot be compared: left out"
 
 
@@ -102,14 +111,10 @@ def _run(job: Job, results: Sequence[CaseResult], options: ImportOptions) -> Run
     start = None
     if job.first_us and job.first_us < 1 << 52:
         start = datetime.fromtimestamp(job.first_us / 1e6, timezone.utc).isoformat()
-    return make_run(
-        results, options, source, ranks=job.ranks, members=members, start_utc=start
-    )
+    return make_run(results, options, source, ranks=job.ranks, members=members, start_utc=start)
 
 
-def _results(
-    communicator: Communicator, job: Job, options: ImportOptions
-) -> Iterable[CaseResult]:
+def _results(communicator: Communicator, job: Job, options: ImportOptions) -> Iterable[CaseResult]:
     """A result for each collective and size of a communicator."""
     calls_by_case: dict[tuple[str, int], list[dict[int, Record]]] = defaultdict(list)
     for (name, _), by_rank in sorted(communicator.calls.items()):
@@ -179,8 +184,7 @@ def _result(
     pairs = [
         (record.printed_gbps, expected)
         for record in records
-        if record.printed_gbps
-        and (expected := busbw_gbps(name, size_bytes, ranks, record.time_ns))
+        if record.printed_gbps and (expected := busbw_gbps(name, size_bytes, ranks, record.time_ns))
     ]
     if pairs:
         means = [sum(figures) / len(pairs) for figures in zip(*pairs, strict=True)]
@@ -201,4 +205,3 @@ def _result(
         result.time_ns = {clock: [[call[rank].time_ns for call in timed] for rank in range(ranks)]}
         result.members = [communicator.members[rank] for rank in range(ranks)]
     return result
-

@@ -205,7 +205,9 @@ def metric_of(text: str) -> tuple[str, dict[str, str], float] | None:
     """(name, labels, value) of a line of Prometheus text; None for another line."""
     match = _METRIC.match(text)
     value = number(match[3]) if match else None
-    return (match[1], dict(_LABEL.findall(match[2])), value) if match and value is not None else None
+    return (
+        (match[1], dict(_LABEL.findall(match[2])), value) if match and value is not None else None
+    )
 
 
 def range_bytes(text: str) -> int | None:
@@ -386,7 +388,10 @@ def _lives(records: Iterable[Record]) -> tuple[list[tuple[Record, Process]], int
         for key, ranks in local.items()
     }
     return [
-        (record, (*owner, places[owner, turn, record.communicator, record.ranks][record.rank], turn))
+        (
+            record,
+            (*owner, places[owner, turn, record.communicator, record.ranks][record.rank], turn),
+        )
         for record, owner, turn in kept
     ], repeated
 
@@ -405,7 +410,8 @@ def _turns(by_rank: Mapping[int, Mapping[Process, tuple[int, int]]]) -> dict[Pro
         for place, process in enumerate(in_order):
             low, high = spans[process]
             nearest = min(
-                free, key=lambda n: max(low - uses[n][1], uses[n][0] - high, 0) + abs(low - uses[n][0])
+                free,
+                key=lambda n: max(low - uses[n][1], uses[n][0] - high, 0) + abs(low - uses[n][0]),
             )
             turn = place if len(in_order) == most else nearest
             if turn in free:

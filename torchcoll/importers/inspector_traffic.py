@@ -146,7 +146,9 @@ def _call(
         count = record.total_bytes // entry.parts(record.ranks)
         bytes_in, bytes_out = entry.elements(Layout(record.rank, record.ranks, count, 0))
     relative = None if zero is None else 1000 * zero
-    start = None if relative is None or not record.started_us else 1000 * record.started_us - relative
+    start = (
+        None if relative is None or not record.started_us else 1000 * record.started_us - relative
+    )
     began = None if relative is None or not record.kernel_us else 1000 * record.kernel_us - relative
     return TrafficCall(
         record.name,

@@ -77,9 +77,7 @@ _PERIODS = {
     "min": "period = time of the batches on the fastest rank / calls",
     "rank0": "period = time of the batches on rank 0 / calls",
 }
-LAST = (
-    "time = that of the last rank to arrive, which waits for nobody: the shortest of the call's ranks"
-)
+LAST = "time = that of the last rank to arrive, which waits for nobody: the shortest of the call's ranks"
 NOT_ALIGNED = "ranks are not aligned: the maximum over ranks is no call's time"
 _FEW_HOSTS = 4  # more are named by the first and the last; --view ranks names them all
 

@@ -301,9 +301,7 @@ def at_least(successes: int, trials: int, chance: float) -> float:
     )
 
 
-def _judged(
-    rows: Sequence[RankArrival], split: Mapping[str, Sequence[_Call]]
-) -> list[RankArrival]:
+def _judged(rows: Sequence[RankArrival], split: Mapping[str, Sequence[_Call]]) -> list[RankArrival]:
     """The rows with p and ``when``: the whole time first, then each third."""
     tests: list[tuple[float, int, str]] = []  # p, row, time
     for group, calls in split.items():
@@ -318,7 +316,9 @@ def _judged(
                 continue
             for name, part in times:
                 if len(part) >= LEAST_BLOCKS:
-                    tests.append((at_least(part.count(row.rank), len(part), row.chance), index, name))
+                    tests.append(
+                        (at_least(part.count(row.rank), len(part), row.chance), index, name)
+                    )
     adjusted: dict[int, dict[str, float]] = defaultdict(dict)
     running = 0.0
     for place, (p, index, name) in enumerate(sorted(tests)):
