@@ -490,7 +490,7 @@ def _imported(
     # Imported here, so that neither ranks nor readers of result files load the importers.
     from torchcoll.importers.registry import runs_in
 
-    return runs_in(*map(os.fspath, paths), collective=collective, ranks=ranks)
+    return runs_in(*[os.fspath(path) for path in paths], collective=collective, ranks=ranks)
 
 
 def _files_of_jobs(sources: Iterable[Source]) -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ from torchcoll.importers.inspector_records import (
     GPU_CLOCK,
     LOST,
     PER_RANK,
-    Communicator,
+    JobCommunicator,
     Job,
     Log,
     Record,
@@ -114,7 +114,9 @@ def _run(job: Job, results: Sequence[CaseResult], options: ImportOptions) -> Run
     return make_run(results, options, source, ranks=job.ranks, members=members, start_utc=start)
 
 
-def _results(communicator: Communicator, job: Job, options: ImportOptions) -> Iterable[CaseResult]:
+def _results(
+    communicator: JobCommunicator, job: Job, options: ImportOptions
+) -> Iterable[CaseResult]:
     """A result for each collective and size of a communicator."""
     calls_by_case: dict[tuple[str, int], list[dict[int, Record]]] = defaultdict(list)
     for (name, _), by_rank in sorted(communicator.calls.items()):
@@ -135,7 +137,7 @@ def _results(communicator: Communicator, job: Job, options: ImportOptions) -> It
 def _result(
     name: str,
     size_bytes: int,
-    communicator: Communicator,
+    communicator: JobCommunicator,
     calls: Sequence[Mapping[int, Record]],
     group: str | None,
     options: ImportOptions,
@@ -182,13 +184,14 @@ def _result(
     if "unknown" in clocks:
         remarks.append("the clock is not known: read as the host's")
     pairs = [
-        (record.printed_gbps, expected)
+        (record.printed_gbps, gbps)
         for record in records
-        if record.printed_gbps and (expected := busbw_gbps(name, size_bytes, ranks, record.time_ns))
+        if record.printed_gbps and (gbps := busbw_gbps(name, size_bytes, ranks, record.time_ns))
     ]
     if pairs:
-        means = [sum(figures) / len(pairs) for figures in zip(*pairs, strict=True)]
-        remarks += filter(None, [contradiction("busbw", *means, "size, time and ranks", 0.0)])
+        printed, expected = (sum(figures) / len(pairs) for figures in zip(*pairs, strict=True))
+        text = contradiction("busbw", printed, expected, "size, time and ranks", 0.0)
+        remarks += [text] if text else []
     result = make_result(
         name,
         size_bytes,

@@ -52,8 +52,8 @@ class Record(NamedTuple):
     """One call or message as one rank recorded it.
 
     rank, ranks: in the communicator, and its size. pid: None where not recorded. dumped_us: when
-    it was written, since 1970. name: a collective of torchcoll, ``send`` or ``recv``. number: NCCL's
-    count. size_bytes: as Inspector prints it. started_us, kernel_us: when the call was enqueued and
+    it was written, since 1970. name: a collective of torchcoll, ``send`` or ``recv``. number: the
+    count of NCCL. size_bytes: as Inspector prints it. started_us, kernel_us: when the call was enqueued and
     its kernel began, since 1970 (verbose output); None where not recorded. choice: algorithm and
     protocol. printed_gbps: busbw in the record. peer: of a message, in the communicator.
     """
@@ -87,7 +87,7 @@ CallKey = tuple[str, int]  # collective, number
 
 
 @dataclass
-class Communicator:
+class JobCommunicator:
     """One communicator of a job.
 
     hosts, processes: by rank in it. members: rank in it -> rank of the job. calls: of its
@@ -111,7 +111,7 @@ class Job:
     numbering: how the ranks of the job are numbered. first_us, last_us: of writing, since 1970.
     """
 
-    communicators: list[Communicator]
+    communicators: list[JobCommunicator]
     ranks: int = 0
     processes: dict[Process, int] = field(default_factory=dict)
     numbering: str = ""
@@ -336,16 +336,12 @@ def find_jobs(log: Log, imported: Imported) -> list[Job]:
         when = record.dumped_us or 0
         low, high = spans.get(process, (when, when))
         spans[process] = min(low, when), max(high, when)
-    turn_of = {
-        (identity, ranks, process): turn
-        for (identity, ranks), by_rank in users.items()
-        for process, turn in _turns(by_rank).items()
-    }
-    communicators: dict[tuple[str, int, int], Communicator] = {}
+    turns = {identity: _turns(by_rank) for identity, by_rank in users.items()}
+    communicators: dict[tuple[str, int, int], JobCommunicator] = {}
     for record, process in lives:
         identity = (record.communicator, record.ranks)
-        key = (*identity, turn_of[(*identity, process)])
-        communicator = communicators.setdefault(key, Communicator(*identity))
+        key = (*identity, turns[identity][process])
+        communicator = communicators.setdefault(key, JobCommunicator(*identity))
         communicator.label = communicator.label or record.label
         communicator.hosts[record.rank] = record.host
         communicator.processes[record.rank] = process
@@ -371,8 +367,8 @@ def _lives(records: Iterable[Record]) -> tuple[list[tuple[Record, Process]], int
     repeated = 0
     for record in records:
         owner = (record.host, -1 if record.pid is None else record.pid)
-        call = (record.communicator, record.ranks, record.rank, record.name, record.number)
-        call = (*call, record.peer)
+        whose = (record.communicator, record.ranks, record.rank)
+        call = (*whose, record.name, record.number, record.peer)
         before = seen[owner].get(call)
         if before == record._replace(dumped_us=before.dumped_us if before else None):
             repeated += 1
@@ -406,21 +402,19 @@ def _turns(by_rank: Mapping[int, Mapping[Process, tuple[int, int]]]) -> dict[Pro
     turns: dict[Process, int] = {}
     for spans in by_rank.values():
         in_order = sorted(spans, key=lambda process: spans[process])
-        free = list(range(most))
-        for place, process in enumerate(in_order):
-            low, high = spans[process]
-            nearest = min(
-                free,
-                key=lambda n: max(low - uses[n][1], uses[n][0] - high, 0) + abs(low - uses[n][0]),
-            )
-            turn = place if len(in_order) == most else nearest
-            if turn in free:
-                free.remove(turn)
+        if len(in_order) == most:
+            turns.update(zip(in_order, range(most), strict=True))
+            continue
+        free = set(range(most))
+        for process in in_order:
+            begin = spans[process][0]
+            turn = min(free, key=lambda n: (abs(begin - uses[n][0]), n))
+            free.remove(turn)
             turns[process] = turn
     return turns
 
 
-def _connected(communicators: list[Communicator]) -> list[list[Communicator]]:
+def _connected(communicators: list[JobCommunicator]) -> list[list[JobCommunicator]]:
     """The communicators of each set of processes that they connect."""
     parent: dict[Process, Process] = {}
 
@@ -434,13 +428,13 @@ def _connected(communicators: list[Communicator]) -> list[list[Communicator]]:
         first, *others = communicator.processes.values()
         for other in others:
             parent[root(other)] = root(first)
-    sets: dict[Process, list[Communicator]] = defaultdict(list)
+    sets: dict[Process, list[JobCommunicator]] = defaultdict(list)
     for communicator in communicators:
         sets[root(next(iter(communicator.processes.values())))].append(communicator)
     return list(sets.values())
 
 
-def _job(communicators: list[Communicator]) -> Job:
+def _job(communicators: list[JobCommunicator]) -> Job:
     """The job of these communicators, with its ranks numbered.
 
     The largest communicator that has all processes is the world. Without one, processes are

@@ -15,7 +15,7 @@ from torchcoll.importers.inspector_records import (
     KERNEL_CLOCKS,
     LOST,
     CallKey,
-    Communicator,
+    JobCommunicator,
     Job,
     Log,
     Record,
@@ -112,13 +112,13 @@ def _traffic(job: Job, notes: Sequence[str], path: Path) -> Traffic:
     return traffic
 
 
-def _records(communicator: Communicator) -> Iterator[Record]:
+def _records(communicator: JobCommunicator) -> Iterator[Record]:
     for by_rank in communicator.calls.values():
         yield from by_rank.values()
     yield from communicator.messages
 
 
-def _numbers(communicator: Communicator) -> dict[CallKey, int]:
+def _numbers(communicator: JobCommunicator) -> dict[CallKey, int]:
     """Each call of a communicator -> its number among those of all collectives.
 
     NCCL counts each collective separately. The order between them is that of writing on the rank
@@ -133,7 +133,7 @@ def _numbers(communicator: Communicator) -> dict[CallKey, int]:
 
 
 def _call(
-    record: Record, communicator: Communicator, group: str, sequence: int, zero: int | None
+    record: Record, communicator: JobCommunicator, group: str, sequence: int, zero: int | None
 ) -> TrafficCall:
     """zero: the first stamp of the host, in us; None where there is no stamp."""
     bytes_in = bytes_out = record.size_bytes

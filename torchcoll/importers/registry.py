@@ -40,7 +40,8 @@ GROUP = "torchcoll.importers"
 _PLAIN = "plain"
 # In the order of sniffing. Formats that are recognised by less evidence come later.
 BUILT_IN = (
-    *("nccl_tests_json", "inspector", "rccl_tests", "nccl_tests_text", "imb"),
+    *("nccl_tests_json", "inspector", "inspector_prom", "rccl_tests", "nccl_tests_text"),
+    "imb",
     *("oneccl", "param", "deepspeed_json", "deepspeed", "osu", "ucc", "hccl", "astra_sim"),
     "plain",
 )

@@ -34,8 +34,8 @@ _MEMORY_RATIO, _ITEM_BYTES = 3, 400  # memory of objects per character of JSON, 
 _EVENT_BYTES = 300  # memory of an event without arguments
 _MOST_PICKLE = 1 << 28  # bytes: 2000 calls, torch's default, with their stacks are 2 MB
 _KINDS = (
-    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump, a file of NCCL Inspector or "
-    "a Chakra .et"
+    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump, a file of NCCL Inspector "
+    "or a Chakra .et"
 )
 
 

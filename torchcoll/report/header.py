@@ -12,7 +12,7 @@ from typing import Any
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.errors import one_line
-from torchcoll.core.result import CaseResult, Reported, Run
+from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Reported, Run
 from torchcoll.core.summary import (
     COLD_CALL,
     PERIOD,
@@ -77,7 +77,9 @@ _PERIODS = {
     "min": "period = time of the batches on the fastest rank / calls",
     "rank0": "period = time of the batches on rank 0 / calls",
 }
-LAST = "time = that of the last rank to arrive, which waits for nobody: the shortest of the call's ranks"
+LAST = (
+    "time = the shortest of a call's ranks: that of the last rank to arrive, which waits for none"
+)
 NOT_ALIGNED = "ranks are not aligned: the maximum over ranks is no call's time"
 _FEW_HOSTS = 4  # more are named by the first and the last; --view ranks names them all
 
@@ -167,6 +169,8 @@ def reported_reading(reported: Reported) -> str:
     calls = f"{one_line(reported.statistic)} over calls" if recorded else "one figure per case"
     calls = COLD_CALL if reported.one_cold_call else calls
     over = reported.over_ranks
+    if over == LAST_TO_ARRIVE:
+        return f"{calls}, of the last rank to arrive"
     return calls if over == "unknown" else f"{calls}, {one_line(over)} over ranks"
 
 

@@ -6,11 +6,11 @@ nothing: of two equal ranks each is last in half of the calls.
 
 The test counts time, not calls. The calls of a group are cut into at most 32 consecutive blocks (of
 whole steps where steps are marked), because calls that follow each other are not independent. The
-leader of a block is the rank that caused most waiting in it. If all ranks are alike, each of n ranks
-leads with probability 1/n, so the number of blocks that a rank leads is binomial. A rank is late if
-that number is too high at 5 % over all ranks and groups (Holm), in the whole time or in one third of
-it. This is conservative: many calls count as one block, and a rank that is often last by little
-does not count.
+leader of a block is the rank that caused most waiting in it. If all ranks are alike, each of n
+ranks leads with probability 1/n, so the number of blocks that a rank leads is binomial. A rank is
+late if that number is too high at 5 % over all ranks and groups (Holm), in the whole time or in one
+third of it. This is conservative: many calls count as one block, and a rank that is often last by
+little does not count.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _THIRDS = ("first third", "second third", "last third")
 class RankArrival:
     """How one rank arrived at the calls of one group.
 
-    - host: '' where not known.
+    - host: '' where unknown.
     - calls: calls of the group in which the last rank is known; last: those in which it was this.
     - chance: the share of calls in which it would be last if all ranks were alike, 1 / ranks.
     - caused_ns: the waiting of all other ranks in the calls in which it was last; caused_share: of
@@ -247,20 +247,20 @@ def find_arrivals(traffic: Traffic) -> Arrivals | None:
 def _rank_rows(
     group: str, calls: Sequence[_Call], hosts: Mapping[int, str]
 ) -> Iterable[RankArrival]:
-    known = [call for call in calls if call.last is not None]
-    total = sum(call.wait_ns for call in known)
+    decided = [call for call in calls if call.last is not None]
+    total = sum(call.wait_ns for call in decided)
     blocks = _leaders(calls)
     members = calls[0].joined.members
     for rank in members:
-        own = [call for call in known if call.last == rank]
-        caused = sum(call.wait_ns for call in own)
-        if known:
+        was_last = [call for call in decided if call.last == rank]
+        caused = sum(call.wait_ns for call in was_last)
+        if decided:
             yield RankArrival(
                 group,
                 rank,
                 hosts.get(rank, ""),
-                len(known),
-                len(own),
+                len(decided),
+                len(was_last),
                 1 / len(members),
                 caused,
                 caused / total if total else 0.0,
@@ -335,7 +335,7 @@ def _judged(rows: Sequence[RankArrival], split: Mapping[str, Sequence[_Call]]) -
 
 
 def _replaced(row: RankArrival, **changes: object) -> RankArrival:
-    return RankArrival(**{**vars(row), **changes})  # type: ignore[arg-type]
+    return RankArrival(**{**vars(row), **changes})
 
 
 def _with_followers(
@@ -378,14 +378,14 @@ def _hosts(calls: Sequence[_Call], hosts: Mapping[int, str]) -> list[HostArrival
     """[] unless the ranks are on several hosts."""
     if len(set(hosts.values())) < 2:
         return []
-    known = [call for call in calls if call.last is not None]
-    total = sum(call.wait_ns for call in known)
+    decided = [call for call in calls if call.last is not None]
+    total = sum(call.wait_ns for call in decided)
     rows = []
     for host, ranks in Counter(hosts.values()).items():
-        own = [call for call in known if hosts.get(call.last or 0) == host]
-        caused = sum(call.wait_ns for call in own)
+        was_last = [call for call in decided if hosts.get(call.last or 0) == host]
+        caused = sum(call.wait_ns for call in was_last)
         share = caused / total if total else 0.0
-        rows.append(HostArrival(host, ranks, len(own), len(known), caused, share))
+        rows.append(HostArrival(host, ranks, len(was_last), len(decided), caused, share))
     return sorted(rows, key=lambda row: (-row.caused_ns, row.host))
 
 
@@ -405,16 +405,16 @@ def _time_thirds(split: Mapping[str, Sequence[_Call]]) -> list[Third]:
             if call.last is not None:
                 caused[call.last] += call.wait_ns
                 last[call.last] += 1
-        total, known = sum(caused.values()), sum(last.values())
-        (rank, most), *_ = caused.most_common(1) or [(None, 0)]
+        total, decided = sum(caused.values()), sum(last.values())
+        rank = max(caused, key=lambda each: caused[each], default=None)
         rows.append(
             Third(
                 name,
                 _bounds(calls),
                 len(calls),
                 rank,
-                most / total if total else 0.0,
-                last[rank] / known if rank is not None else 0.0,
+                caused[rank] / total if rank is not None and total else 0.0,
+                last[rank] / decided if rank is not None else 0.0,
                 total,
                 sum(call.shortest_ns for call in calls),
             )

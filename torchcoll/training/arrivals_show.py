@@ -59,8 +59,8 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
         below.append(f"the {len(chosen)} of {len(arrivals.ranks)} rows with most waiting caused")
     if arrivals.ties:
         below.append(
-            f"{counted(arrivals.ties, 'call')}: several ranks had the shortest time, none counts as "
-            "last"
+            f"{counted(arrivals.ties, 'call')}: several ranks had the shortest time, none counts "
+            "as last"
         )
     below += [
         f"{counted(number, 'call')} not counted: {reason}"

@@ -385,8 +385,8 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="a folder, or one file a rank: what torchcoll.capture wrote, traces of torch.profiler "
-        "(.json, .json.gz), Flight Recorder dumps, files of NCCL Inspector (HOST-pidPID.log), Chakra "
-        "execution traces (NAME.RANK.et)",
+        "(.json, .json.gz), Flight Recorder dumps, files of NCCL Inspector (HOST-pidPID.log), "
+        "Chakra execution traces (NAME.RANK.et)",
     )
     add("-o", "--output", metavar="FILE", help="write everything as one traffic file")
     add(
@@ -429,8 +429,8 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         check_path(options.plot, options.force)
     if options.perfetto:
         check_new(options.perfetto, "perfetto", options.force)
-    one = options.output or options.perfetto or options.plot or options.step is not None
-    if not one:
+    needs_single = options.output or options.perfetto or options.plot or options.step is not None
+    if not needs_single:
         jobs = read_jobs(options.files)
         show_traffic(jobs, options.format, arrivals=True)
         for problem in (p for job in jobs for p in job.problems):
