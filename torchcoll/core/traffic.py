@@ -54,7 +54,7 @@ class TrafficCall:
     exposed_ns: the part of time_ns under which nothing else ran, where a trace tells it.
     tensors: how many tensors went in one coalesced call. splits: bytes to each rank of the group,
     of an uneven all_to_all_v. algorithm: what the names of its kernels say (``RING/LL``), a hint
-    only; '' where not known. logged_ns: when the source wrote the call down, in ns since 1970 on the
+    only; '' where not known. logged_ns: when the source wrote the call down, since 1970 on the
     rank's own clock, which may be long after its end; None where it does not tell.
     """
 

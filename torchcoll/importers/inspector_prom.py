@@ -2,11 +2,11 @@
 
 From 2.30 on (plugins/profiler/inspector/inspector_prom.cc) a file has means over the calls since it
 was last written: of the time, and the geometric mean of busbw, for each communicator name,
-collective, range of sizes and algorithm. It names the node and the GPU, but no rank and no call. The
-text of 2.29 has single calls, which inspector.py reads.
+collective, range of sizes and algorithm. It names the node and the GPU, but no rank and no call.
+The text of 2.29 has single calls, which inspector.py reads.
 
-Each mean includes waiting, so the GPU with the shortest mean is the one that arrived last. If GPUs
-take turns in being last, its busbw is a lower bound.
+Each mean includes waiting, so the GPU with the shortest mean waited least. It may have waited too,
+in calls in which another was last, so its busbw is a lower bound, and no row has a bandwidth.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchcoll.core.collectives import COLLECTIVES, busbw_gbps
-from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Reported
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.result import CaseResult, Reported
 from torchcoll.core.units import counted
 from torchcoll.importers.base import (
     Imported,
@@ -32,12 +32,11 @@ from torchcoll.importers.inspector_records import PER_RANK, is_last_call, metric
 
 NAME = "nccl-inspector-prom"
 _TIME, _BUSBW = "nccl_collective_exec_time_microseconds", "nccl_bus_bandwidth_gbs"
-_SLACK = 0.01  # busbw that follows from the lower end of a range within this: it is the size
 _LATE = 1.1  # a GPU is named if the next one takes so many times as long
 _ROOTED = "rooted: GPUs leave at different times: no bandwidth"
 _MEANS = (
-    "means over the calls since the file was last written: busbw is a lower bound where GPUs take "
-    "turns in being last"
+    "means over the calls since the file was last written: a GPU that waits least may have waited, "
+    "so that no bandwidth is known, only the least that it can be"
 )
 
 
@@ -145,8 +144,8 @@ def _result(
     times, size_bytes = values.times_us, bucket.low_bytes or 0
     last = min(times, key=lambda gpu: times[gpu])
     rooted = COLLECTIVES[bucket.collective].has_root
-    remarks = []
-    busbw = None
+    remarks = [f"sizes from {bucket.size.replace('-', ' to ')}"] if "-" in bucket.size else []
+    complete = False
     if rooted:
         remarks.append(_ROOTED)
     elif len(times) < bucket.ranks:
@@ -154,24 +153,20 @@ def _result(
         remarks.append(f"{seen} are there: another may have arrived last: no bandwidth")
     elif len(times) > bucket.ranks:
         remarks.append(
-            f"{len(times)} GPUs of communicators of {bucket.ranks} ranks with one name: which belong "
-            "together is not known: no bandwidth"
+            f"{len(times)} GPUs of communicators of {bucket.ranks} ranks with one name: which "
+            "belong together is not known: no bandwidth"
         )
     else:
-        busbw = values.busbw_gbps.get(last)
+        complete = True
+        if busbw := values.busbw_gbps.get(last):
+            remarks.append(f"busbw is at least {busbw:.4g} GB/s, that of {last[1]} of {last[0]}")
         remarks += _late_text(last, times)
-    factor = COLLECTIVES[bucket.collective].bus_factor(bucket.ranks)
-    exact = busbw_gbps(bucket.collective, size_bytes, bucket.ranks, times[last] * 1000)
-    if busbw and exact and abs(busbw / exact - 1) > _SLACK:
-        remarks.append(f"size: the lower end of {bucket.size}; busbw as Inspector prints it")
     reported = Reported(
-        (times[last] if busbw else sum(times.values()) / len(times)) * 1000,
+        (times[last] if complete else sum(times.values()) / len(times)) * 1000,
         "mean",
-        LAST_TO_ARRIVE if busbw else "mean" if len(times) == bucket.ranks else "unknown",
+        "min" if complete else "mean" if rooted else "unknown",
         "device",
-        algbw_gbps=busbw / factor if busbw and factor else None,
-        busbw_gbps=busbw,
-        contradictory=True,
+        contradictory=True,  # no bandwidth
     )
     return make_result(
         bucket.collective,
@@ -192,6 +187,6 @@ def _late_text(last: tuple[str, str], times: Mapping[tuple[str, str], float]) ->
     if not others or min(others) < _LATE * times[last] or not times[last]:
         return []
     return [
-        f"the others wait for {last[1]} of {last[0]}: its mean time is {times[last]:.4g} us, that of "
-        f"the other {counted(len(others), 'GPU')} {min(others):.4g} us or more"
+        f"the others wait for {last[1]} of {last[0]}: its mean time is {times[last]:.4g} us, that "
+        f"of the other {counted(len(others), 'GPU')} {min(others):.4g} us or more"
     ]

@@ -2,8 +2,8 @@
 
 Inspector writes one file per process (``HOST-pidPID.log``), in JSON lines:
 
-- 2.28 to 2.30 (format v4.0 to v4.2): each record has a header (communicator, rank in it) and metadata
-  (host, pid, time of writing); plugins/profiler/inspector/inspector_json.cc.
+- 2.28 to 2.30 (format v4.0 to v4.2): each record has a header (communicator, rank in it) and
+  metadata (host, pid, time of writing); plugins/profiler/inspector/inspector_json.cc.
 - From v4.3 on only the ``dump_stats`` record has them, before the records of one communicator.
 - Prometheus text of 2.29 has the last call of each communicator, with the same facts as labels.
 
@@ -53,9 +53,10 @@ class Record(NamedTuple):
 
     rank, ranks: in the communicator, and its size. pid: None where not recorded. dumped_us: when
     it was written, since 1970. name: a collective of torchcoll, ``send`` or ``recv``. number: the
-    count of NCCL. size_bytes: as Inspector prints it. started_us, kernel_us: when the call was enqueued and
-    its kernel began, since 1970 (verbose output); None where not recorded. choice: algorithm and
-    protocol. printed_gbps: busbw in the record. peer: of a message, in the communicator.
+    count of NCCL. size_bytes: as Inspector prints it. started_us, kernel_us: when the call was
+    enqueued and its kernel began, since 1970 (verbose output); None where not recorded. choice:
+    algorithm and protocol. printed_gbps: busbw in the record. peer: of a message, in the
+    communicator.
     """
 
     communicator: str

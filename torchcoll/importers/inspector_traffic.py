@@ -15,8 +15,8 @@ from torchcoll.importers.inspector_records import (
     KERNEL_CLOCKS,
     LOST,
     CallKey,
-    JobCommunicator,
     Job,
+    JobCommunicator,
     Log,
     Record,
     add_records,
@@ -122,12 +122,12 @@ def _numbers(communicator: JobCommunicator) -> dict[CallKey, int]:
     """Each call of a communicator -> its number among those of all collectives.
 
     NCCL counts each collective separately. The order between them is that of writing on the rank
-    with the lowest number.
+    with the lowest number; calls that were written together keep their order in the file.
     """
 
-    def order(key: CallKey) -> tuple[int, str, int]:
+    def order(key: CallKey) -> int:
         record = communicator.calls[key][min(communicator.calls[key])]
-        return record.started_us or record.dumped_us or 0, *key
+        return record.started_us or record.dumped_us or 0
 
     return {key: number for number, key in enumerate(sorted(communicator.calls, key=order))}
 

@@ -12,7 +12,7 @@ from typing import Any
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.errors import one_line
-from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Reported, Run
+from torchcoll.core.result import CaseResult, Reported, Run
 from torchcoll.core.summary import (
     COLD_CALL,
     PERIOD,
@@ -169,8 +169,6 @@ def reported_reading(reported: Reported) -> str:
     calls = f"{one_line(reported.statistic)} over calls" if recorded else "one figure per case"
     calls = COLD_CALL if reported.one_cold_call else calls
     over = reported.over_ranks
-    if over == LAST_TO_ARRIVE:
-        return f"{calls}, of the last rank to arrive"
     return calls if over == "unknown" else f"{calls}, {one_line(over)} over ranks"
 
 

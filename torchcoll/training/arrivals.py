@@ -9,12 +9,15 @@ whole steps where steps are marked), because calls that follow each other are no
 leader of a block is the rank that caused most waiting in it. If all ranks are alike, each of n
 ranks leads with probability 1/n, so the number of blocks that a rank leads is binomial. A rank is
 late if that number is too high at 5 % over all ranks and groups (Holm), in the whole time or in one
-third of it. This is conservative: many calls count as one block, and a rank that is often last by
-little does not count.
+third of it. Blocks that follow each other may still have the same leader more often than their
+shares explain; the number of blocks is then reduced to that of independent ones. This is
+conservative: many calls count as one block, and a rank that is often last by little does not count.
+What no test can tell from a late rank is one that happened to be late for the whole recording.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +50,8 @@ class RankArrival:
     - p: of the most significant time, corrected for all ranks, groups and times (Holm).
     - when: the time in which it is late, '' for the whole time; None if it is not late.
     - after: the rank for which it waited in another group, which explains that it is late.
+    - doubt: a group in which it may have waited for a rank that was not recorded, as the others of
+      this group did not; '' for none.
     """
 
     group: str
@@ -62,6 +67,7 @@ class RankArrival:
     p: float
     when: str | None = None
     after: int | None = None
+    doubt: str = ""
 
     @property
     def share(self) -> float:
@@ -167,7 +173,7 @@ class Arrivals:
             f"{_name(rank)} is late{when}: it caused {format_ns(caused, 3)} of waiting{share}, and "
             f"was last in {100 * rank.share:.0f} % of {counted(rank.calls, 'call')} "
             f"({100 * rank.chance:.0f} % by chance)"
-        )
+        ) + f", unless it waited for an unrecorded rank of group {rank.doubt}" * bool(rank.doubt)
 
 
 def _name(rank: RankArrival) -> str:
@@ -229,6 +235,11 @@ def find_arrivals(traffic: Traffic) -> Arrivals | None:
     host_of = {int(r): str(h) for r, h in hosts.items()} if isinstance(hosts, dict) else {}
     ranks = [row for g, calls in split.items() for row in _rank_rows(g, calls, host_of)]
     ranks = _with_followers(_judged(ranks, split), split)
+    participants: dict[str, set[int]] = defaultdict(set)
+    for joined_call, group in unique.items():
+        if len(joined_call.members) != len(joined_call.calls):
+            participants[group] |= joined_call.calls.keys()
+    ranks = [_replaced(row, doubt=_doubt(row, ranks, split, participants)) for row in ranks]
     ranks.sort(key=lambda row: (-row.caused_ns, row.rank))
     every = [call for calls in split.values() for call in calls]
     return Arrivals(
@@ -290,6 +301,18 @@ def _leaders(calls: Sequence[_Call]) -> list[int]:
     return leaders
 
 
+def independence(leaders: Sequence[int]) -> float:
+    """The share of the blocks that counts as independent: (1 - r) / (1 + r), where r is how much
+    more often the leader stays the same from block to block than its share explains.
+    """
+    if len(leaders) < 2:
+        return 1.0
+    by_chance = sum((count / len(leaders)) ** 2 for count in Counter(leaders).values())
+    same = sum(a == b for a, b in itertools.pairwise(leaders)) / (len(leaders) - 1)
+    r = (same - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
+    return (1 - r) / (1 + r) if r > 0 else 1.0
+
+
 def at_least(successes: int, trials: int, chance: float) -> float:
     """The probability of so many successes or more, of independent trials."""
     return min(
@@ -306,7 +329,7 @@ def _judged(rows: Sequence[RankArrival], split: Mapping[str, Sequence[_Call]]) -
     tests: list[tuple[float, int, str]] = []  # p, row, time
     for group, calls in split.items():
         leaders = _leaders(calls)
-        size = len(leaders)
+        size, share = len(leaders), independence(leaders)
         times = [("", leaders)]
         times += [
             (name, leaders[n * size // 3 : (n + 1) * size // 3]) for n, name in enumerate(_THIRDS)
@@ -315,10 +338,10 @@ def _judged(rows: Sequence[RankArrival], split: Mapping[str, Sequence[_Call]]) -
             if row.group != group or row.chance == 1:
                 continue
             for name, part in times:
-                if len(part) >= LEAST_BLOCKS:
-                    tests.append(
-                        (at_least(part.count(row.rank), len(part), row.chance), index, name)
-                    )
+                blocks = int(share * len(part) + 1e-9)
+                if blocks >= LEAST_BLOCKS:
+                    led = int(share * part.count(row.rank) + 1e-9)
+                    tests.append((at_least(led, blocks, row.chance), index, name))
     adjusted: dict[int, dict[str, float]] = defaultdict(dict)
     running = 0.0
     for place, (p, index, name) in enumerate(sorted(tests)):
@@ -360,6 +383,28 @@ def _with_followers(
         cause = max(causes, key=lambda other: other.caused_share, default=None)
         marked.append(_replaced(row, after=cause.rank) if cause else row)
     return marked
+
+
+def _doubt(
+    row: RankArrival,
+    rows: Sequence[RankArrival],
+    split: Mapping[str, Sequence[_Call]],
+    participants: Mapping[str, set[int]],
+) -> str:
+    """The group with unrecorded ranks that may explain that a rank is late.
+
+    participants: of groups with unrecorded ranks, those that were recorded. A group in which all of
+    ``row.group`` take part delays them alike, and one delays all of its ranks: if another of them
+    is not late elsewhere, it is no explanation.
+    """
+    members = set(split[row.group][0].joined.members)
+    for group, ranks in participants.items():
+        if not row.late or group in split or row.rank not in ranks or members <= ranks:
+            continue
+        others = {each.rank for each in rows if each.rank in ranks and each.group != group}
+        if others <= {each.rank for each in rows if each.late}:
+            return group
+    return ""
 
 
 def _pairs(calls: Iterable[_Call]) -> list[WaitPair]:

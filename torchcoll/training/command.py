@@ -430,14 +430,8 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
     if options.perfetto:
         check_new(options.perfetto, "perfetto", options.force)
     needs_single = options.output or options.perfetto or options.plot or options.step is not None
-    if not needs_single:
-        jobs = read_jobs(options.files)
-        show_traffic(jobs, options.format, arrivals=True)
-        for problem in (p for job in jobs for p in job.problems):
-            if options.format in ("csv", "json"):
-                tell(f"torchcoll: warning: {problem}")
-        return ExitCode.OK
-    traffic = read_traffic(options.files)
+    traffics = [read_traffic(options.files)] if needs_single else read_jobs(options.files)
+    traffic = traffics[0]
     if options.output:
         # The new file is complete, so problems of the files that were read must be noted in it.
         kept = [*traffic.notes, *traffic.problems]
@@ -452,7 +446,7 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         for note in clocks:
             tell(f"torchcoll: note: {note}")
     if options.step is None and not options.plot:
-        show_traffic([traffic], options.format, arrivals=True)
+        show_traffic(traffics, options.format, arrivals=True)
     else:
         from torchcoll.training.step_show import show_step
         from torchcoll.training.whole_step import whole_step
@@ -464,8 +458,9 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
             draw_step(step, options.plot)
             tell(f"torchcoll: picture: {options.plot}")
         show_step(step, options.format)
-    for problem in traffic.problems if options.format in ("csv", "json") else ():
-        tell(f"torchcoll: warning: {problem}")
+    if options.format in ("csv", "json"):
+        for problem in (problem for each in traffics for problem in each.problems):
+            tell(f"torchcoll: warning: {problem}")
     return ExitCode.OK
 
 
