@@ -86,12 +86,12 @@ def main() -> None:
                 jobs.append(job)
             files = len(list(folder.iterdir()))
             for place, outcome in enumerate(judge(folder, jobs, version, missing)):
-                expected = jobs[place].late
+                late_text = "none" if jobs[place].late is None else str(jobs[place].late)
                 wrong += not outcome.right
                 worst = max(worst, outcome.worst)
                 print(
                     f"{number:4d}  {ranks:5d}  {kind:5s}  {version:12s}  {files:5d}  "
-                    f"{place + 1}/{count}  {'none' if expected is None else expected:>4}  {outcome.who:16s}  "
+                    f"{place + 1}/{count}  {late_text:>4}  {outcome.who:16s}  "
                     f"{'yes' if outcome.right else 'NO':5s}  {outcome.rows:4d} of "
                     f"{outcome.rows + outcome.without:<4d} {100 * outcome.worst:8.2f} %"
                 )

@@ -44,8 +44,8 @@ LONG_LINES = True
 ONE_FILE_A_PROCESS = True  # files that are read together are merged: see registry.py
 _MESSAGES = "{n} messages between two ranks are no collectives: torchcoll trace reads them"
 _FEW = (
-    "communicator {name}: records of rank {ranks} of {all} only: another rank may have arrived "
-    "last, so that no bandwidth is known. Inspector writes one file a process: read the whole folder"
+    "communicator {name}: records of rank {ranks} of {all} only: another may have arrived "
+    "last: no bandwidth is known. Inspector writes a file per process: read the whole folder"
 )
 _SOME = "a rank that is there may have waited for another: no bandwidth"
 _ROOTED = (

@@ -41,7 +41,7 @@ _MEANS = (
 
 
 @dataclass(frozen=True)
-class Bucket:
+class MetricBucket:
     """Calls that Inspector counts together. group: communicator id, else its name."""
 
     job: str
@@ -79,10 +79,10 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
 def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Imported:
     """The runs in the files of several GPUs: one for each job."""
     imported = Imported()
-    buckets: dict[Bucket, BucketTimes] = {}
+    buckets: dict[MetricBucket, BucketTimes] = {}
     for lines in files:
         read_buckets(lines, buckets, imported)
-    by_job: dict[str, list[Bucket]] = defaultdict(list)
+    by_job: dict[str, list[MetricBucket]] = defaultdict(list)
     for bucket in buckets:
         by_job[bucket.job].append(bucket)
     for job, of_job in by_job.items():
@@ -105,7 +105,7 @@ def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Im
 
 
 def read_buckets(
-    lines: Iterable[Line], buckets: dict[Bucket, BucketTimes], imported: Imported
+    lines: Iterable[Line], buckets: dict[MetricBucket, BucketTimes], imported: Imported
 ) -> None:
     """Add the metrics of one file."""
     for line, text in lines:
@@ -128,7 +128,9 @@ def read_buckets(
         if collective is None or not ranks or not (node and gpu):
             imported.refuse(line, "no collective, ranks, node or GPU")
             continue
-        bucket = Bucket(job, group, ranks, collective, size[:40], labels.get("algo_proto", "")[:40])
+        bucket = MetricBucket(
+            job, group, ranks, collective, size[:40], labels.get("algo_proto", "")[:40]
+        )
         if bucket.low_bytes is None:
             imported.refuse(line, f"message_size is {size[:40]}")
             continue
@@ -139,7 +141,7 @@ def read_buckets(
 
 
 def _result(
-    bucket: Bucket, values: BucketTimes, options: ImportOptions, grouped: bool
+    bucket: MetricBucket, values: BucketTimes, options: ImportOptions, grouped: bool
 ) -> CaseResult:
     times, size_bytes = values.times_us, bucket.low_bytes or 0
     last = min(times, key=lambda gpu: times[gpu])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.importers.base import Imported, ImportOptions
-from torchcoll.importers.inspector_prom import Bucket, BucketTimes, read_buckets
+from torchcoll.importers.inspector_prom import BucketTimes, MetricBucket, read_buckets
 from torchcoll.importers.inspector_prom import sniff as is_metrics
 from torchcoll.importers.inspector_records import Job, Log, add_records, find_jobs
 from torchcoll.importers.inspector_traffic import is_inspector
@@ -38,7 +38,7 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     try:
         metrics = is_metrics(source.start.decode("utf-8", "replace").splitlines())
         if metrics:
-            buckets: dict[Bucket, BucketTimes] = {}
+            buckets: dict[MetricBucket, BucketTimes] = {}
             read_buckets(source.lines(), buckets, imported)
             jobs = [_of_metrics(buckets, shown)] if buckets else []
         else:
@@ -55,7 +55,7 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     return jobs
 
 
-def _of_metrics(buckets: dict[Bucket, BucketTimes], shown: str) -> JobEvidence:
+def _of_metrics(buckets: dict[MetricBucket, BucketTimes], shown: str) -> JobEvidence:
     evidence = JobEvidence(files=[FileRead(shown, _METRICS)], problems=[f"{shown}: {_NO_RANK}"])
     evidence.identities = {f"slurm {b.job}" for b in buckets if b.job != "unknown"}
     evidence.ranks = max(bucket.ranks for bucket in buckets)
