@@ -115,11 +115,11 @@ def sort_events(job: JobEvidence) -> Complaints:
             result.endings[rank] = event
         elif event.kind == "stack":
             result.stacks[rank] = event
-    for rank, found in causes.items():
-        best = min(found, key=lambda cause: _SPECIFIC.index(cause.kind))
-        own = [e for e in (result.timeouts.get(rank), result.peer_lost.get(rank)) if e is not None]
-        told = best.detail in ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGABRT")
-        if own and (told or any(_precedes(complaint, best.event) for complaint in own)):
+    for rank, of_rank in causes.items():
+        best = min(of_rank, key=lambda cause: _SPECIFIC.index(cause.kind))
+        by_signal = best.detail in ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGABRT")
+        before = [result.timeouts.get(rank), result.peer_lost.get(rank)]
+        if any(event and (by_signal or _precedes(event, best.event)) for event in before):
             result.consequences[rank] = best
         else:
             result.causes[rank] = best
@@ -188,6 +188,6 @@ def without_told_to_end(causes: dict[int, Cause]) -> dict[int, Cause]:
     """The causes without SIGTERM and its like, which launchers send to the rest of the ranks when
     one ended; all of them if there are no others.
     """
-    told = {name.name for name in _BY_LAUNCHER}
-    own = {rank: c for rank, c in causes.items() if c.kind != "killed" or c.detail not in told}
-    return own or causes
+    of_launcher = {item.name for item in _BY_LAUNCHER}
+    others = {r: c for r, c in causes.items() if c.kind != "killed" or c.detail not in of_launcher}
+    return others or causes

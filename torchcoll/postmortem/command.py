@@ -22,7 +22,7 @@ def postmortem_arguments(parser: argparse.ArgumentParser) -> None:
 def run_postmortem(options: argparse.Namespace) -> ExitCode:
     """Exit code 0 whatever happened to the job, 3 if no file says anything about it."""
     from torchcoll.postmortem.diagnose import diagnose
-    from torchcoll.postmortem.folder import read_folder
+    from torchcoll.postmortem.job_folder import read_folder
     from torchcoll.postmortem.show import FORMATS, show_postmortem
 
     choice(options.format, "format", FORMATS)

@@ -24,7 +24,7 @@ from torchcoll.postmortem.causes import (
 from torchcoll.postmortem.collecting import what_to_collect
 from torchcoll.postmortem.diagnosis import Diagnosis, EvidenceLine
 from torchcoll.postmortem.evidence import CallSeen, JobEvent, JobEvidence
-from torchcoll.postmortem.lateness import LateRank, late_ranks
+from torchcoll.postmortem.lateness import LateCall, late_ranks
 from torchcoll.postmortem.sentences import (
     call_name,
     describe_call,
@@ -32,7 +32,7 @@ from torchcoll.postmortem.sentences import (
     headline,
     rank_names,
 )
-from torchcoll.postmortem.standing import GroupStanding, Standings, Wait, standings_of
+from torchcoll.postmortem.standing import GroupStanding, OpenCall, Standings, standings_of
 from torchcoll.postmortem.wait_graph import WaitGraph, wait_graph
 
 _ENDED_BY_ITSELF = ("exception", "disk_full", "out_of_memory")
@@ -236,7 +236,7 @@ def _name_call(
     result.waiting = tuple(sorted(facts.events.complaining - set(ranks)))
 
 
-def _name_wait(facts: _Facts, result: Diagnosis, wait: Wait) -> None:
+def _name_wait(facts: _Facts, result: Diagnosis, wait: OpenCall) -> None:
     group = facts.standings.groups.get(wait.key)
     result.group = group_name(group) if group else wait.key
     result.number = wait.number
@@ -345,7 +345,7 @@ def _refine_by_events(facts: _Facts, result: Diagnosis, ranks: Collection[int]) 
 
 
 def _add_standing(
-    facts: _Facts, result: Diagnosis, group: GroupStanding | None, wait: Wait
+    facts: _Facts, result: Diagnosis, group: GroupStanding | None, wait: OpenCall
 ) -> None:
     """Evidence lines with the last calls of the culprits, and the call of those who wait."""
     if group is None:
@@ -424,7 +424,7 @@ def _came_late(facts: _Facts) -> Diagnosis | None:
     return result
 
 
-def _late_stack(facts: _Facts, result: Diagnosis, late: Collection[LateRank]) -> None:
+def _late_stack(facts: _Facts, result: Diagnosis, late: Collection[LateCall]) -> None:
     for item in late:
         stack = facts.events.stacks.get(item.rank)
         if stack is not None and stack.collective is None:
@@ -531,13 +531,13 @@ def _canceled(facts: _Facts) -> Diagnosis | None:
     event = facts.events.canceled[0]
     result = Diagnosis(facts.job, kind="canceled", certainty="certain")
     text = " ".join(event.text for event in facts.events.canceled).lower()
-    for detail, words in (
+    for detail, phrases in (
         ("time limit", ("time limit", "timelimit", "deadline")),
         ("preemption", ("preempt",)),
         ("memory limit", ("memory",)),
         ("by a person", ("scancel", "by user", "by uid", "cancelled by", "canceled by")),
     ):
-        if any(word in text for word in words):
+        if any(phrase in text for phrase in phrases):
             result.detail = detail
             break
     if event.node:
@@ -560,7 +560,7 @@ def _unknown(facts: _Facts, result: Diagnosis) -> None:
         result.waiting = tuple(sorted(facts.events.complaining))
 
 
-def _name_most_common_wait(facts: _Facts, result: Diagnosis) -> Wait | None:
+def _name_most_common_wait(facts: _Facts, result: Diagnosis) -> OpenCall | None:
     """Fill in the call in which most ranks were, and these ranks."""
     waits = [wait for waits in facts.standings.waits.values() for wait in waits]
     if not waits:
@@ -579,14 +579,14 @@ def _add_complaints(facts: _Facts, result: Diagnosis) -> None:
         (facts.events.timeouts, "a call did not end in time"),
         (facts.events.peer_lost, "another rank closed the connection, or is gone"),
     ):
-        told = {rank: event for rank, event in events.items() if rank not in result.culprits}
-        if told:
-            rank, event = min(told.items(), key=lambda item: (item[1].when_ns or 0, item[0]))
-            verb = "reports" if len(told) == 1 else "report"
-            names = rank_names(facts.job, sorted(told))
+        complaints = {rank: event for rank, event in events.items() if rank not in result.culprits}
+        if complaints:
+            rank, event = min(complaints.items(), key=lambda item: (item[1].when_ns or 0, item[0]))
+            verb = "reports" if len(complaints) == 1 else "report"
+            names = rank_names(facts.job, sorted(complaints))
             text = f"{names} {verb}: {what}: {event.text}"
             result.evidence.append(
-                EvidenceLine(text, event.place, rank if len(told) == 1 else None)
+                EvidenceLine(text, event.place, rank if len(complaints) == 1 else None)
             )
     for event in facts.events.canceled[:1]:
         if result.kind != "canceled":

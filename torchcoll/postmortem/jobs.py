@@ -117,8 +117,8 @@ def jobs_of(files: Sequence[FileEvidence]) -> list[JobEvidence]:
                 clusters[os.path.dirname(folder)] += joined
             else:
                 clusters[folder] = joined
-    found = _shared_with_jobs(clusters[""]) if clusters else []
-    jobs = [_merged(cluster) for cluster in found]
+    clusters_of_jobs = _shared_with_jobs(clusters[""]) if clusters else []
+    jobs = [_merged(cluster) for cluster in clusters_of_jobs]
     return sorted(jobs, key=lambda job: (-len(job.files), job.name))
 
 
@@ -199,8 +199,8 @@ def _merged(cluster: _Cluster) -> JobEvidence:
         job.addresses.update(evidence.addresses)
         for old, group in evidence.groups.items():
             new = names.get(old, old)
-            known = job.groups.get(new)
-            if known is None or (group.ranks and not known.ranks):
+            earlier = job.groups.get(new)
+            if earlier is None or (group.ranks and not earlier.ranks):
                 job.groups[new] = group
         if any(old != new for old, new in names.items()):
             calls = [replace(c, group=names.get(c.group, c.group)) for c in evidence.calls]

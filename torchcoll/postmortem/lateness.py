@@ -25,7 +25,7 @@ _EXPLAINED = 0.5  # of a delay, by another rank that came late to the call befor
 
 
 @dataclass(frozen=True)
-class LateRank:
+class LateCall:
     """A rank that issued a call ``late_ns`` after the others of the group."""
 
     rank: int
@@ -35,11 +35,11 @@ class LateRank:
     call: CallSeen
 
 
-def late_ranks(standings: Standings, nodes: Mapping[int, str]) -> list[LateRank]:
+def late_ranks(standings: Standings, nodes: Mapping[int, str]) -> list[LateCall]:
     """Ranks that came late to the last call of a group, and were not held up by another rank in
     their own call before.
     """
-    found: list[LateRank] = []
+    late_calls: list[LateCall] = []
     offsets = {key: _usual_lateness(g, nodes) for key, g in standings.groups.items()}
     before = _calls_before(standings)
     for key, group in standings.groups.items():
@@ -58,8 +58,8 @@ def late_ranks(standings: Standings, nodes: Mapping[int, str]) -> list[LateRank]
             previous = before.get(id(call))
             if previous is not None and _was_held_up(previous, late_ns, standings, offsets):
                 continue
-            found.append(LateRank(rank, group, number, round(late_ns), call))
-    return found
+            late_calls.append(LateCall(rank, group, number, round(late_ns), call))
+    return late_calls
 
 
 def _times(group: GroupStanding, number: int) -> dict[int, int]:

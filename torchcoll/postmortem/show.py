@@ -7,7 +7,7 @@ from typing import Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ranges
 from torchcoll.postmortem.diagnosis import Diagnosis
-from torchcoll.postmortem.folder import FolderEvidence
+from torchcoll.postmortem.job_folder import FolderEvidence
 from torchcoll.postmortem.sentences import shortened
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms

@@ -46,7 +46,7 @@ class GroupStanding:
 
 
 @dataclass(frozen=True)
-class Wait:
+class OpenCall:
     """A call that a rank was in: of a group and number, or send or recv with ``peer``."""
 
     rank: int
@@ -68,7 +68,7 @@ class Standings:
     groups: dict[str, GroupStanding]
     ranks: tuple[int, ...]
     recorded: set[int]
-    waits: dict[int, list[Wait]]
+    waits: dict[int, list[OpenCall]]
 
 
 def standings_of(job: JobEvidence) -> Standings:
@@ -94,8 +94,8 @@ def standings_of(job: JobEvidence) -> Standings:
                 messages[call.rank].append(call)
             continue
         group = standing(call.group)
-        known = group.call(call.rank, call.number)
-        if known is None or STATES.index(known.state) < STATES.index(call.state):
+        earlier = group.call(call.rank, call.number)
+        if earlier is None or STATES.index(earlier.state) < STATES.index(call.state):
             group.calls[call.rank][call.number] = call
         group.last[call.rank] = max(call.number, group.last.get(call.rank, 0))
         if call.reliable_state and call.state == "completed":
@@ -115,7 +115,7 @@ def standings_of(job: JobEvidence) -> Standings:
         assert event.rank is not None and event.number is not None and event.group is not None
         group = standing(event.group)
         group.last[event.rank] = max(event.number, group.last.get(event.rank, 0))
-    waits: dict[int, list[Wait]] = defaultdict(list)
+    waits: dict[int, list[OpenCall]] = defaultdict(list)
     for group in groups.values():
         _add_waits(group, latest, waits)
     for event in timeouts:
@@ -123,10 +123,10 @@ def standings_of(job: JobEvidence) -> Standings:
         call_seen = groups[event.group].call(event.rank, event.number)
         known_waits = {(wait.key, wait.number) for wait in waits[event.rank]}
         if (event.group, event.number) not in known_waits:
-            wait = Wait(event.rank, event.group, event.number, call_seen, event)
+            wait = OpenCall(event.rank, event.group, event.number, call_seen, event)
             waits[event.rank].append(wait)
     for rank, calls in messages.items():
-        waits[rank] += [Wait(rank, c.group, c.number, c, peer=c.peer) for c in calls]
+        waits[rank] += [OpenCall(rank, c.group, c.number, c, peer=c.peer) for c in calls]
     recorded = {call.rank for call in job.calls} | {rank for rank, _ in job.last_number}
     return Standings(groups, ranks, recorded, dict(waits))
 
@@ -151,7 +151,7 @@ def _is_later(call: CallSeen, other: CallSeen | None) -> bool:
 
 
 def _add_waits(
-    group: GroupStanding, latest: dict[int, CallSeen], waits: dict[int, list[Wait]]
+    group: GroupStanding, latest: dict[int, CallSeen], waits: dict[int, list[OpenCall]]
 ) -> None:
     """The calls of a group that had not ended on a rank, as far as is known."""
     slowest = min(group.last.values(), default=0)
@@ -160,13 +160,13 @@ def _add_waits(
         reliable = any(call.reliable_state for call in calls.values())
         completed = group.completed.get(rank)
         if reliable or completed is not None:
-            known = completed or 0
+            done = completed or 0
             open_numbers = [
                 number
                 for number, call in calls.items()
-                if call.state != "completed" and number > known
+                if call.state != "completed" and number > done
             ]
-            if last not in calls and last > known and completed is not None:
+            if last not in calls and last > done and completed is not None:
                 open_numbers.append(last)
         else:
             # The source does not record states. A call that another member has not made cannot have
@@ -176,7 +176,7 @@ def _add_waits(
             if end is not None and end.group == group.key and end.number == last:
                 open_numbers.append(last)
         for number in sorted(set(open_numbers)):
-            waits[rank].append(Wait(rank, group.key, number, calls.get(number)))
+            waits[rank].append(OpenCall(rank, group.key, number, calls.get(number)))
 
 
 def ranks_of_node(job: JobEvidence, node: str, ranks: Iterable[int]) -> tuple[int, ...]:

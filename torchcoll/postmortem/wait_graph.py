@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from torchcoll.postmortem.standing import Standings, Wait
+from torchcoll.postmortem.standing import OpenCall, Standings
 
 _NOBODY: frozenset[int] = frozenset()
 
@@ -19,7 +19,7 @@ class Edge:
     of which no record of that group exists.
     """
 
-    wait: Wait
+    wait: OpenCall
     behind: frozenset[int]
     unrecorded: frozenset[int]
 
@@ -37,7 +37,7 @@ class WaitGraph:
     unrecorded: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
 
-    def wait_for(self, ranks: Collection[int]) -> Wait | None:
+    def wait_for(self, ranks: Collection[int]) -> OpenCall | None:
         """The call in which most ranks wait for one of these; None if nobody does."""
         waits = [
             edge.wait
@@ -74,9 +74,9 @@ def wait_graph(standings: Standings, complained: Collection[int] = ()) -> WaitGr
     maybe_of: dict[int, frozenset[int]] = {}
     for edge in edges:
         for ranks, added in ((behind_of, edge.behind), (maybe_of, edge.unrecorded)):
-            known = ranks.get(edge.wait.rank, _NOBODY)
-            if added and not added <= known:
-                ranks[edge.wait.rank] = known | added if known else added
+            earlier = ranks.get(edge.wait.rank, _NOBODY)
+            if added and not added <= earlier:
+                ranks[edge.wait.rank] = earlier | added if earlier else added
     graph = WaitGraph(edges)
     awaited = _NOBODY.union(*set(behind_of.values()))
     awaited_maybe = _NOBODY.union(*set(maybe_of.values()))
@@ -93,7 +93,7 @@ def wait_graph(standings: Standings, complained: Collection[int] = ()) -> WaitGr
     return graph
 
 
-def _missing_message(wait: Wait, standings: Standings) -> tuple[frozenset[int], frozenset[int]]:
+def _missing_message(wait: OpenCall, standings: Standings) -> tuple[frozenset[int], frozenset[int]]:
     """The peer of a send or recv, unless it is in the matching call itself."""
     assert wait.peer is not None
     for other in standings.waits.get(wait.peer, ()):
