@@ -49,10 +49,10 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
         raise UnreadableError("file", shown, "a trace of torch.profiler")
     zero_ns = _first_event_ns(data)
     # The name is that in the folder: ``path`` may be an unpacked copy.
-    traffic, first_step = read_trace(data, Path(shown))
+    traffic, _ = read_trace(data, Path(shown))
     evidence = JobEvidence(problems=[text.replace(str(path), shown) for text in problems])
     ranks = tuple(traffic.calls)
-    evidence.files = [FileRead(shown, _WHAT, ranks, f"profile from step {first_step}")]
+    evidence.files = [FileRead(shown, _WHAT, ranks)]
     evidence.groups = {
         name: GroupSeen(name, group.ranks, group.description)
         for name, group in traffic.groups.items()
@@ -60,6 +60,8 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     info = data.get("distributedInfo")
     evidence.ranks = whole(info.get("world_size")) if isinstance(info, dict) else None
     for rank, calls in traffic.calls.items():
+        if isinstance(host := data.get("host_name"), str):  # since torch 2.9
+            evidence.nodes[rank] = host
         for call in calls[-_LAST:]:
             start = None if zero_ns is None or call.start_ns is None else zero_ns + call.start_ns
             evidence.calls.append(

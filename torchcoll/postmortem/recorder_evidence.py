@@ -73,8 +73,6 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     }
     sizes = [len(group.ranks) for group in groups.values() if group.description == "default_pg"]
     evidence.ranks = max(sizes, default=0) or None
-    if isinstance(host := data.get("hostname"), str):
-        evidence.nodes[rank] = host
     # NCCL's unique id of each communicator, which all its ranks have.
     communicators = data.get("nccl_comm_state")
     if isinstance(communicators, dict):
