@@ -249,8 +249,6 @@ def test_real_dumps_of_gloo(tmp_path):
         assert {c.state for c in pickled.calls} == {"scheduled"}
         assert pickled.last_number == text.last_number == {(rank, "0"): numbers[-1]}
         assert pickled.last_completed == {}
-        assert "test_recorder_evidence.py" in pickled.calls[0].stack[-2] + pickled.calls[0].stack[
-            -1
-        ] or any("hanging" in f for f in pickled.calls[0].stack)
+        assert any(frame.endswith(" hanging") for frame in pickled.calls[0].stack)
         assert text.calls[0].stack == ()  # JSON has none
         assert 0 < pickled.calls[1].created_ns - pickled.calls[0].created_ns < 60e9
