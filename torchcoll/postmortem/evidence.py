@@ -131,7 +131,9 @@ class JobEvidence:
     a common identity are of one job. first_ns, last_ns: the earliest and the latest time in it,
     since 1970. ranks: size of the world where a file states it, otherwise None. nodes: rank -> name
     of its node. pids: rank -> process. last_number: (rank, group) -> number of its last call, where
-    a source states that without the call itself. left_out: (path, why) of files that say nothing.
+    a source states that without the call itself. last_completed: the same of the last call that
+    completed. addresses: address of a host, as connection errors name it -> name of the node.
+    left_out: (path, why) of files that say nothing.
     """
 
     name: str = ""
@@ -145,6 +147,8 @@ class JobEvidence:
     calls: list[CallSeen] = field(default_factory=list)
     events: list[JobEvent] = field(default_factory=list)
     last_number: dict[tuple[int, str], int] = field(default_factory=dict)
+    last_completed: dict[tuple[int, str], int] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
     files: list[FileRead] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
