@@ -16,7 +16,7 @@ from torchcoll.core.jsonl import chunks_of
 from torchcoll.core.other_commands import TRACE, begin_of, reading_command
 from torchcoll.core.stdin import from_stdin
 from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
-from torchcoll.core.units import format_ranges
+from torchcoll.core.units import counted, format_ranges
 from torchcoll.importers.chakra import read_chakra
 from torchcoll.importers.flight_recorder import is_dump, read_dump
 from torchcoll.importers.kineto import fill_from_root, is_trace, read_trace
@@ -94,7 +94,7 @@ def _read(path: Path) -> tuple[Traffic, int | None]:
     if is_traffic(path):
         return Traffic.load(path), None
     problems: list[str] = []
-    data = _document(path, problems)
+    data = read_document(path, problems)
     if problems:
         raise UnreadableError("trace", problems[0], "a whole file")
     if is_trace(data):
@@ -110,8 +110,12 @@ def _foreign(path: Path) -> UnreadableError:
     )
 
 
-def _document(path: Path, problems: list[str]) -> dict[str, Any]:
-    """The outermost object of a file. Of a trace it has only the events that are needed."""
+def read_document(path: Path, problems: list[str]) -> dict[str, Any]:
+    """The outermost object of a trace or a dump, of JSON or a pickle.
+
+    Of a trace it has only the events that are needed. problems: gets a line if the file was cut
+    off; then the object has what the file has. Raises UnreadableError for a file that is neither.
+    """
     chunks = chunks_of(path, problems, "trace")
     first = next(chunks, b"")
     if is_pickle(first):
@@ -132,8 +136,11 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
             else:
                 document[key] = value
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-        if not problems:
+        count = sum(len(document[key]) for key in _LISTS if isinstance(document.get(key), list))
+        if not (problems or count):
             raise _foreign(path) from None
+        if not problems:
+            problems.append(f"{path}: cut off or damaged after {counted(count, 'item')}")
     return document
 
 
@@ -144,7 +151,7 @@ def _pickled(path: Path, chunks: Iterable[bytes], problems: list[str]) -> dict[s
         data += chunk
         if len(data) > _MOST_PICKLE:
             raise UnreadableError(f"trace {path}", "a pickle of more than 256 MiB", "a smaller one")
-    value = read_pickle(bytes(data), path) if not problems else {}
+    value = read_pickle(bytes(data), path, problems)
     if not isinstance(value, dict):
         raise _foreign(path)
     return value
