@@ -18,6 +18,13 @@ _COMMUNICATION = re.compile(
     r"\[c10d\]|[Ww]ait timeout|Timed out waiting|[Bb]roken pipe|SignalException|KeyboardInterrupt|"
     r"ChildFailedError|BackendCompilerFailed.*timeout"
 )
+# Where a stack shows that a rank waits in communication, whatever called it.
+_WAITING_FRAME = re.compile(
+    r"torch/distributed/(?!(?:fsdp|optim|checkpoint|algorithms|elastic|run)\b)|distributed_c10d|"
+    r"ProcessGroup|c10d|torch/cuda/__init__\.py:\d+ synchronize|"
+    r"\b(?:all_reduce|all_gather\w*|reduce_scatter\w*|all_to_all\w*|broadcast|barrier|"
+    r"monitored_barrier|isend|irecv|recv) \("
+)
 _OF_DEVICE = re.compile(r"CUDA|HIP|XPU|\bGPU\b|device memory|OutOfMemoryError")
 _OF_KERNEL = re.compile(
     r"oom[-_]kill|OOMKilled|Out of memory: Kill|out_of_memory|oom killer|oom event", re.IGNORECASE
@@ -60,6 +67,11 @@ class Complaints:
     @property
     def complaining(self) -> set[int]:
         return set(self.timeouts) | set(self.peer_lost)
+
+
+def waits_in_communication(stack: JobEvent) -> bool:
+    """Whether a ``stack`` event shows that its rank waits for others, and does not compute."""
+    return stack.collective is not None or bool(_WAITING_FRAME.search(stack.text))
 
 
 def signal_name(number: int) -> str:

@@ -15,10 +15,12 @@ from collections.abc import Collection
 from torchcoll.core.units import counted, format_duration
 from torchcoll.postmortem.call_differences import CallDifference, find_difference
 from torchcoll.postmortem.causes import (
+    MARGIN_NS,
     Cause,
     Complaints,
     earliest,
     sort_events,
+    waits_in_communication,
     without_told_to_end,
 )
 from torchcoll.postmortem.collecting import what_to_collect
@@ -75,7 +77,9 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         _reported_mismatch,
         _waited_for,
         _wait_for_each_other,
+        _stopped_running,
         _came_late,
+        _elsewhere,
         _left_nothing,
         _blamed,
         _link,
@@ -316,6 +320,9 @@ def _waited_for(facts: _Facts) -> Diagnosis | None:
         result.reasons.append("the source does not record which calls completed")
     _refine_by_events(facts, result, roots)
     _add_standing(facts, result, group, wait)
+    alive = facts.job.alive_ns
+    if roots[0] in alive and max(alive.values()) - alive[roots[0]] > MARGIN_NS:
+        result.reasons.append(_last_ran(facts, roots[:1]))
     return result
 
 
@@ -329,9 +336,9 @@ def _refine_by_events(facts: _Facts, result: Diagnosis, ranks: Collection[int]) 
     """Say why a rank does not come, where an event of the rank tells."""
     events = facts.events
     for rank in ranks:
-        if rank in events.stacks and events.stacks[rank].collective is None:
+        event = events.stacks.get(rank)
+        if event is not None and not waits_in_communication(event):
             result.kind = "user_code"
-            event = events.stacks[rank]
             result.evidence.append(EvidenceLine(event.text, event.place, rank))
         elif rank in events.endings:
             result.kind = "missing_call"
@@ -398,6 +405,52 @@ def _wait_for_each_other(facts: _Facts) -> Diagnosis | None:
     return result
 
 
+def _stopped_running(facts: _Facts) -> Diagnosis | None:
+    """Ranks whose processes ran no longer, long before those of the others."""
+    alive = facts.job.alive_ns
+    events = facts.events
+    if len(alive) < 2:
+        return None
+    latest = max(alive.values())
+    early = tuple(
+        rank
+        for rank, when_ns in sorted(alive.items())
+        if latest - when_ns > MARGIN_NS
+        and rank not in events.complaining
+        and rank not in events.endings
+    )
+    if not early or 2 * len(early) > len(alive):
+        return None
+    result = Diagnosis(facts.job, kind="stopped", culprits=early, certainty="likely")
+    _name_call(facts, result, early)
+    _refine_by_events(facts, result, early)
+    result.reasons.append(_last_ran(facts, early))
+    return result
+
+
+def _last_ran(facts: _Facts, ranks: Collection[int]) -> str:
+    alive = facts.job.alive_ns
+    before_ns = max(alive.values()) - max(alive[rank] for rank in ranks)
+    whose = "its process" if len(ranks) == 1 else "their processes"
+    return f"{whose} last ran {format_duration(before_ns / 1e9)} before those of other ranks"
+
+
+def _elsewhere(facts: _Facts) -> Diagnosis | None:
+    """By their stacks, some ranks wait in communication and others do not."""
+    stacks = facts.events.stacks
+    waiting = tuple(r for r, stack in sorted(stacks.items()) if waits_in_communication(stack))
+    away = tuple(rank for rank in sorted(stacks) if rank not in waiting)
+    if not waiting or not away or len(away) > len(waiting):
+        return None
+    result = Diagnosis(facts.job, kind="user_code", culprits=away, certainty="likely")
+    _name_call(facts, result, away)
+    result.waiting = tuple(sorted({*result.waiting, *waiting} - set(away)))
+    result.reasons.append("its stack is in no call that waits for others, and theirs are")
+    for rank in (*away, *waiting[:1]):
+        result.evidence.append(EvidenceLine(stacks[rank].text, stacks[rank].place, rank))
+    return result
+
+
 def _came_late(facts: _Facts) -> Diagnosis | None:
     """All made the last call, and a rank made it so late that the others may have given up."""
     complaining = facts.events.complaining
@@ -427,7 +480,7 @@ def _came_late(facts: _Facts) -> Diagnosis | None:
 def _late_stack(facts: _Facts, result: Diagnosis, late: Collection[LateCall]) -> None:
     for item in late:
         stack = facts.events.stacks.get(item.rank)
-        if stack is not None and stack.collective is None:
+        if stack is not None and not waits_in_communication(stack):
             result.kind = "user_code"
             result.evidence.append(EvidenceLine(stack.text, stack.place, item.rank))
 

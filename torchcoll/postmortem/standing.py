@@ -157,20 +157,17 @@ def _add_waits(
     slowest = min(group.last.values(), default=0)
     for rank, last in group.last.items():
         calls = group.calls.get(rank, {})
-        reliable = any(call.reliable_state for call in calls.values())
-        completed = group.completed.get(rank)
-        if reliable or completed is not None:
-            done = completed or 0
-            open_numbers = [
-                number
-                for number, call in calls.items()
-                if call.state != "completed" and number > done
-            ]
-            if last not in calls and last > done and completed is not None:
-                open_numbers.append(last)
-        else:
-            # The source does not record states. A call that another member has not made cannot have
-            # ended, and the last thing that a rank did may not have.
+        done = group.completed.get(rank)
+        open_numbers = [
+            number
+            for number, call in calls.items()
+            if call.reliable_state and call.state != "completed" and number > (done or 0)
+        ]
+        if last not in calls and done is not None and last > done:
+            open_numbers.append(last)
+        if not open_numbers and (done is None or done < last):
+            # The source does not record which calls ended. A call that another member has not made
+            # cannot have ended, and the last thing that a rank did may not have.
             open_numbers = [number for number in calls if number > slowest]
             end = latest.get(rank)
             if end is not None and end.group == group.key and end.number == last:
