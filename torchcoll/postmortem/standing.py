@@ -61,8 +61,9 @@ class OpenCall:
 class Standings:
     """All groups of a job, and what each rank waited in.
 
-    ranks: of the world, where known, otherwise those that any file mentions. recorded: ranks of
-    which a record of calls exists. messages: send and recv of each rank that are not completed.
+    ranks: of the world, where known, otherwise up to the highest that any file mentions.
+    recorded: ranks of which a record of calls exists. waits: the calls of each rank that had not
+    ended.
     """
 
     groups: dict[str, GroupStanding]
@@ -140,7 +141,7 @@ def _ranks(job: JobEvidence) -> tuple[int, ...]:
     seen |= {rank for group in job.groups.values() for rank in group.ranks}
     seen |= {rank for rank, _ in job.last_number}
     seen |= {rank for file in job.files for rank in file.ranks}
-    return tuple(sorted(seen))
+    return tuple(range(max(seen, default=-1) + 1))
 
 
 def _is_later(call: CallSeen, other: CallSeen | None) -> bool:
