@@ -122,6 +122,7 @@ def _call(call: TrafficCall, rank: int, ranks: int, members: tuple[int, ...]) ->
     root = call.root if call.root is None or call.root in kept else kept[0]
     if not entry.has_data:
         return replace(call, root=root)
+    assert point.dtype is not None  # of a collective with data
     itemsize = DTYPES[point.dtype].itemsize
     count = max(1, point.size_bytes // (itemsize * entry.parts(len(kept))))
     root_index = 0 if root is None else kept.index(root)
