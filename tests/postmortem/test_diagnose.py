@@ -165,7 +165,7 @@ class TestARankThatEnded:
         result = concluded(job(event("exception", 1, "ValueError: x")))
         assert result.culprits == (1,)
         assert result.certainty == "likely"
-        assert any("no file of ranks 0 and 2-3" in reason for reason in result.reasons)
+        assert any("no file says anything about ranks 0 and 2-3" in reason for reason in result.reasons)
 
     def test_a_lost_node(self):
         result = concluded(

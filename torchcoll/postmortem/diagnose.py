@@ -208,7 +208,9 @@ def _ended_by_itself(facts: _Facts) -> Diagnosis | None:
             result.reasons.append("it is the only rank with a failure of its own")
             if facts.silent:
                 silent = rank_names(facts.job, facts.silent)
-                result.reasons.append(f"no file of {silent} is here, which may have failed before")
+                result.reasons.append(
+                    f"no file says anything about {silent}, which may have failed before"
+                )
     elif len(same) == len(facts.ranks):
         result.certainty = "likely"
         result.reasons.append("all ranks failed in the same way")
@@ -236,14 +238,15 @@ def _name_call(
         result.waiting = tuple(rank for rank in facts.graph.waiting if rank not in ranks)
         return
     complaints = [*facts.events.timeouts.values(), *facts.events.peer_lost.values()]
-    for event in [*complaints, *events]:
-        if event.number is not None or event.collective is not None:
-            group = facts.standings.groups.get(event.group or "")
-            result.group = group_name(group) if group else event.group
-            result.number, result.collective = event.number, event.collective
-            if group and event.number is not None and event.collective is None:
-                result.collective = group.collective(event.number)
-            break
+    named = [e for e in [*complaints, *events] if e.number is not None or e.collective is not None]
+    # Without a number only what all name alike is the call.
+    if named and (named[0].number is not None or len({e.collective for e in named}) == 1):
+        event = named[0]
+        group = facts.standings.groups.get(event.group or "")
+        result.group = group_name(group) if group else event.group
+        result.number, result.collective = event.number, event.collective
+        if group and event.number is not None and event.collective is None:
+            result.collective = group.collective(event.number)
     result.waiting = tuple(sorted(facts.events.complaining - set(ranks)))
 
 
@@ -287,13 +290,41 @@ def _reported_mismatch(facts: _Facts) -> Diagnosis | None:
     elif len(facts.ranks) == 2:
         result.culprits = facts.ranks
         result.reasons.append("two ranks disagree: the reports do not tell which is wrong")
+    elif facts.graph.roots:
+        result.culprits = facts.graph.roots
+        _name_call(facts, result, facts.graph.roots)
+        result.reasons.append("the others wait for it in a call that it did not make")
     else:
-        result.certainty = "possible"
-        result.candidates = facts.ranks
-        result.reasons.append("the rank that reports a mismatch need not be the one that is wrong")
+        agreeing = _agreeing_ranks(facts)
+        suspects = facts.others(agreeing) if agreeing else facts.ranks
+        if len(suspects) == 1:
+            result.culprits = suspects
+        else:
+            result.candidates, result.certainty = suspects, "possible"
+        if agreeing:
+            names = rank_names(facts.job, agreeing)
+            result.reasons.append(f"the recorded calls of {names} agree with each other")
+            _name_most_common_wait(facts, result)
+        else:
+            result.reasons.append(
+                "a rank that reports a mismatch need not be the one that is wrong"
+            )
     for event in events[:_MOST_LINES]:
         result.evidence.append(EvidenceLine(event.text, event.place, event.rank))
     return result
+
+
+def _agreeing_ranks(facts: _Facts) -> tuple[int, ...]:
+    """Ranks that are recorded in the last call of the group of all ranks, if there are several: the
+    calls of one number have been compared, and do not differ.
+    """
+    for group in facts.standings.groups.values():
+        if group.is_default and group.last:
+            number = max(group.last.values())
+            ranks = tuple(rank for rank in group.ranks if group.call(rank, number))
+            if len(ranks) > 1:
+                return ranks
+    return ()
 
 
 def _waited_for(facts: _Facts) -> Diagnosis | None:
@@ -512,7 +543,7 @@ def _left_nothing(facts: _Facts) -> Diagnosis | None:
         result.reasons.append("the other ranks are shown to have waited for another one")
     silent = [rank for rank in chosen if rank in facts.silent]
     if silent:
-        result.reasons.append(f"no file of {rank_names(facts.job, silent)} is here")
+        result.reasons.append(f"no file says anything about {rank_names(facts.job, silent)}")
     wait = facts.graph.wait_for(chosen)
     if wait is not None:
         _add_standing(facts, result, facts.standings.groups.get(wait.key), wait)
