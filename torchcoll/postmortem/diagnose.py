@@ -60,6 +60,11 @@ class _Facts:
         self.causes = earliest(without_told_to_end(self.events.causes), job)
         differences = map(find_difference, self.standings.groups.values())
         self.differences = [difference for difference in differences if difference]
+        # Ranks whose log was read, and says nothing.
+        self.quiet = {rank for file in job.files for rank in file.ranks} - {
+            *self.standings.recorded,
+            *(event.rank for event in job.events),
+        }
         # Ranks of which no file says anything about the rank itself.
         self.silent = [
             rank
@@ -520,27 +525,48 @@ def _late_stack(facts: _Facts, result: Diagnosis, late: Collection[LateCall]) ->
             result.evidence.append(EvidenceLine(stack.text, stack.place, item.rank))
 
 
+def _cleared(facts: _Facts) -> set[int]:
+    """Ranks that are shown to wait in a call that another rank makes alike. Of a rank that only
+    complains, or is alone in a call, it is not known whether it waits in the right one.
+    """
+    cleared: set[int] = set()
+    for group in facts.standings.groups.values():
+        number = max(group.last.values(), default=0)
+        ranks = {rank for rank in group.last if group.call(rank, number)}
+        differs = any(difference.group is group for difference in facts.differences)
+        if len(ranks) > 1 and not differs:
+            cleared |= ranks & facts.shown_to_wait
+    return cleared
+
+
 def _left_nothing(facts: _Facts) -> Diagnosis | None:
     """Nobody is behind by the records: the cause is among the ranks that are not shown to wait."""
     events = facts.events
     if not events.complaining and not facts.shown_to_wait:
         return None
-    suspects = facts.others(facts.shown_to_wait)
-    roots = [rank for rank in suspects if events.blamed_by.get(rank)]
-    chosen = tuple(roots) if len(roots) == 1 else suspects
+    suspects = facts.others(_cleared(facts))
+    blamed = [r for r in facts.others(events.complaining) if events.blamed_by.get(r)]
+    without_complaint = facts.others(events.complaining)
+    result = Diagnosis(facts.job, kind="stopped", certainty="likely")
+    chosen: tuple[int, ...] = suspects
+    if len(blamed) == 1:
+        chosen = tuple(blamed)
+        result.reasons.append("the complaints of the others name it, and it has none itself")
+    elif len(without_complaint) == 1 and without_complaint[0] in facts.quiet:
+        chosen = without_complaint
+        result.reasons.append("its log is the only one without a complaint")
+    elif len(suspects) == 1 and (facts.job.ranks is None or suspects[0] in events.timeouts):
+        return None  # there may be more ranks than any file mentions, or each waits for the others
+    elif len(suspects) == 1:
+        result.reasons.append("all other ranks are recorded in the same call, waiting")
     if not chosen or len(chosen) == len(facts.ranks):
         return None
-    result = Diagnosis(facts.job, kind="stopped")
     _name_call(facts, result, chosen)
     if len(chosen) == 1:
-        result.culprits, result.certainty = chosen, "likely"
-        if roots:
-            result.reasons.append("the complaints of the others name it, and it has none itself")
-        else:
-            result.reasons.append("all other ranks are shown to have waited for another one")
+        result.culprits = chosen
     else:
         result.candidates, result.certainty = chosen, "possible"
-        result.reasons.append("the other ranks are shown to have waited for another one")
+        result.reasons.append("the other ranks are recorded in the same call, waiting")
     silent = [rank for rank in chosen if rank in facts.silent]
     if silent:
         result.reasons.append(f"no file says anything about {rank_names(facts.job, silent)}")
