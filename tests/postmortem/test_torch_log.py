@@ -1,5 +1,7 @@
 """Lines of torch's C++ code and of torchrun. Texts are of real logs: the issue is named with each."""
 
+# ruff: noqa: E501
+# Lines of logs are as long as they are.
 from __future__ import annotations
 
 from pathlib import Path

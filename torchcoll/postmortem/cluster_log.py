@@ -78,8 +78,8 @@ def _tasks(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     code = int(match[4]) if match[4] else None
     if number is None and code is not None and code > 128:
         number = signal.Signals(code - 128) if code - 128 in set(signal.Signals) else None
-    told = number in (signal.SIGKILL, signal.SIGTERM) and scan.step_ends
-    kind = "exit" if number is None or told or number == signal.SIGTERM else "killed"
+    ended_by_slurm = number in (signal.SIGKILL, signal.SIGTERM) and scan.step_ends
+    kind = "exit" if number is None or ended_by_slurm or number == signal.SIGTERM else "killed"
     if match[3] == "Out Of Memory":
         kind = "out_of_memory"
     for rank in ranks_in(match[2]):
@@ -91,7 +91,7 @@ def _tasks(scan: LogScan, line: Line, match: re.Match[str]) -> None:
             rank=rank,
             node=match[1],
             exit_code=code,
-            signal=int(signal.SIGTERM) if told else number and int(number),
+            signal=int(signal.SIGTERM) if ended_by_slurm else number and int(number),
         )
         if event is not None:
             scan.tasks.append(event)

@@ -86,10 +86,10 @@ def facts_of(text: str) -> dict[str, Any]:
         facts["collective"] = torch_collective(match[3].lower())
         if match[2] and facts["collective"] not in ("send", "recv"):
             facts["number"] = int(match[2])
-    elif found := _FINGERPRINT.findall(text):
-        facts["rank"] = int(found[0][0])
-        facts["about"] = tuple(int(rank) for rank, _, _ in found[1:2])
-        facts["collective"] = torch_collective(found[0][2].lower())
+    elif fingerprints := _FINGERPRINT.findall(text):
+        facts["rank"] = int(fingerprints[0][0])
+        facts["about"] = tuple(int(rank) for rank, _, _ in fingerprints[1:2])
+        facts["collective"] = torch_collective(fingerprints[0][2].lower())
     elif match := _BARRIER.search(text):
         facts["about"] = ranks_in(match[1])
         facts["collective"] = "monitored_barrier"
@@ -102,8 +102,8 @@ def facts_of(text: str) -> dict[str, Any]:
 
 def quotation(text: str) -> str:
     """The part of a text that tells: of a mismatch of torch's debug mode, what differs."""
-    head, found, aspects = text.partition("Collectives differ in the following aspects:")
-    if not found:
+    head, separator, aspects = text.partition("Collectives differ in the following aspects:")
+    if not separator:
         return text
     ranks = [rank for rank, _, _ in _FINGERPRINT.findall(head)]
     first = _DIFFERENCES.search(aspects.replace("\t", "  "))

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.postmortem import cluster_log, library_log, torch_log, traceback_log
+from torchcoll.postmortem import cluster_log, nccl_log, torch_log, traceback_log
 from torchcoll.postmortem.complaint_texts import kind_of
 from torchcoll.postmortem.evidence import FileRead, JobEvent, JobEvidence, Place
 from torchcoll.postmortem.log_lines import Line, LineReader, lines_with, times_of
@@ -24,7 +24,7 @@ from torchcoll.postmortem.log_scan import Handler, LogScan
 _HANDLERS: tuple[Handler, ...] = (
     *torch_log.HANDLERS,
     *traceback_log.HANDLERS,
-    *library_log.HANDLERS,
+    *nccl_log.HANDLERS,
     *cluster_log.HANDLERS,
 )
 _NCCL = (b"NCCL WARN", b" nranks ")
@@ -88,7 +88,7 @@ def _scan(scan: LogScan, path: Path, reader: LineReader) -> None:
     tracebacks = traceback_log.Tracebacks(scan)
     table = torch_log.FailureTable(scan)
     pod, banner = cluster_log.Pod(scan), cluster_log.HydraBanner(scan)
-    nccl, ras = library_log.NcclLines(scan), library_log.RasReport(scan)
+    nccl, ras = nccl_log.NcclLines(scan), nccl_log.RasReport(scan)
     texts = [*dict.fromkeys(text.encode() for text, _, _ in _HANDLERS), *_NCCL]
 
     def more() -> bool:
@@ -230,8 +230,8 @@ def rank_of_path(shown: str) -> int | None:
     """The rank that a log is of, as its name or folder says; None where neither does."""
     path = shown.removesuffix(".gz")
     for pattern in _RANK_NAMES:
-        if found := pattern.findall(path):
-            rank = int(found[-1])
+        if numbers := pattern.findall(path):
+            rank = int(numbers[-1])
             return rank if rank < MOST_RANKS else None
     return None
 
@@ -262,9 +262,9 @@ def identities_of_path(shown: str) -> set[str]:
 
 def _what(scan: LogScan, shown: str) -> str:
     name = Path(shown).name.lower()
-    for word in ("stderr", "stdout", "dmesg"):
-        if word in name:
-            return word
+    for part in ("stderr", "stdout", "dmesg"):
+        if part in name:
+            return part
     if scan.node:
         return "kernel log"
     return "log"

@@ -122,8 +122,8 @@ class LogScan:
     def group(self, name: str, description: str = "") -> str:
         """The name of a group, which is noted; the default group is ``0``."""
         name = "0" if description == "default_pg" or name == "default_pg" else name
-        known = self.evidence.groups.get(name)
-        if known is None or (description and not known.description):
+        noted = self.evidence.groups.get(name)
+        if noted is None or (description and not noted.description):
             self.evidence.groups[name] = GroupSeen(name, (), description)
         return name
 

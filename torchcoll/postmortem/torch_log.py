@@ -189,9 +189,9 @@ class FailureTable:
         scan.process(rank, pid, node)
         scan.local_offsets.add(rank - int(ranks[2]))
         text = f"rank {ranks[0]}, exitcode {self._fields['exitcode']}: {self._fields['traceback']}"
-        known = scan.exits.pop(pid, None)
-        if known is not None:
-            scan.replace(known, rank=rank, node=node)
+        event = scan.exits.pop(pid, None)
+        if event is not None:
+            scan.replace(event, rank=rank, node=node)
         else:
             _exit(scan, line, int(codes[1]), pid, rank, node, text)
 

@@ -47,11 +47,9 @@ _NO_ERROR = re.compile(r"(?:SystemExit(?:: 0)?|StopIteration|GeneratorExit)$")
 class _Traceback:
     """A traceback of which lines are still to come."""
 
-    line: Line
     rank: int | None
     frames: list[Frame] = field(default_factory=list)
     ignored: bool = False
-    nested: bool = False
 
 
 class Tracebacks:
@@ -70,8 +68,7 @@ class Tracebacks:
         if text.endswith("(most recent call last):") and (match := _HEAD.match(text)):
             if len(self._open) < _MOST_OPEN:
                 rank = self._spawned.get(stream, self.scan.rank_of(line))
-                traceback = _Traceback(line, rank, ignored=stream in self._ignored)
-                self._open[stream] = traceback
+                self._open[stream] = _Traceback(rank, ignored=stream in self._ignored)
             self._ignored.discard(stream)
             self.scan.want(_FOLLOWING)
             return True
@@ -88,12 +85,12 @@ class Tracebacks:
             self._stacks[stream] = (line, [], bool(match[1]))
             self.scan.want(_FOLLOWING)
             return True
-        found = self._open.get(stream)
-        if found is None:
+        traceback = self._open.get(stream)
+        if traceback is None:
             return False
         if match := _FRAME.match(text):
-            if len(found.frames) < _MOST_FRAMES:
-                found.frames.append(Frame(match[1], int(match[2]), match[3].strip()))
+            if len(traceback.frames) < _MOST_FRAMES:
+                traceback.frames.append(Frame(match[1], int(match[2]), match[3].strip()))
             self.scan.want(_FOLLOWING)
             return True
         if text.startswith((" ", "|", "\t")) or not text.strip():
@@ -102,7 +99,7 @@ class Tracebacks:
         if match is None:
             return False
         del self._open[stream]
-        self._raised(found, line, match)
+        self._raised(traceback, line, match)
         return True
 
     def _raised(self, traceback: _Traceback, line: Line, match: re.Match[str]) -> None:

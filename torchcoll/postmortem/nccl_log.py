@@ -59,7 +59,7 @@ class NcclLines:
         facts["addresses"] = (*facts.get("addresses", ()), *_PEER.findall(text))
         facts["addresses"] = tuple(dict.fromkeys(facts["addresses"]))
         rank = self.scan.rank_of(line)
-        own = _OWN_RANK.search(text)
+        member = _OWN_RANK.search(text)
         process = self.reader.process
         self.scan.add(
             kind,
@@ -67,7 +67,7 @@ class NcclLines:
             f"NCCL WARN {text}",
             **{
                 **facts,
-                "rank": int(own[1]) if own else rank,
+                "rank": int(member[1]) if member else rank,
                 "pid": process.pid or None,
                 "node": process.host,
             },
