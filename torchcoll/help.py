@@ -76,6 +76,12 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll model validate runs/",
         ),
     },
+    "jobs that failed": {
+        "postmortem": (
+            "torchcoll postmortem job-4711/",
+            "torchcoll postmortem job-4711/ --format json",
+        ),
+    },
     "many runs": {
         "matrix": (
             "torchcoll matrix --env NCCL_ALGO=,Ring,Tree --runs 6 -o matrix -- torchrun "

@@ -93,10 +93,10 @@ class Spec:
     bandwidth without meaning. iters: a fixed number of steady calls (0: cold calls only); None:
     until ``precision`` (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see
     bench/stopping.py. cold: at least so many cold calls. check: verify after timing. timeout_s: no
-    progress for so long is a hang. splits: of uneven blocks, a rule as in core/splits.py,
-    such as ``pair:hot:1``. order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order, on several
-    backends A B B A; the default with several). beside: work on the same device that each
-    case is measured beside too, see ``read_work``. mesh: ``4x2``, each case in the columns
+    progress for so long is a hang. splits: of uneven blocks, a rule as in core/splits.py, such as
+    ``pair:hot:1``. order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order,
+    on several backends A B B A; the default with several). beside: work on the same device that
+    each case is measured beside too, see ``read_work``. mesh: ``4x2``, each case in the columns
     (``mod:2``) beside itself in the rows (``div:2``). offset: ``2ms``, single calls of a collective
     that is beside, which begin at once, and so long after each call of the case. points: exact
     calls in place of the product of collectives, dtypes, ops and sizes, which then hold what the

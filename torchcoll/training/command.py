@@ -306,6 +306,11 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
         help="sleep between calls as long as the training computed",
     )
     add(
+        "--shrink",
+        action="store_true",
+        help="on fewer ranks than captured: the first ranks play what is left of their groups",
+    )
+    add(
         "--rehearse",
         action="store_true",
         help="try it on one GPU that all nccl ranks share; times mean nothing",
@@ -348,7 +353,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         from torchcoll.bench.recorder import Recorder
 
         recorder = Recorder(file.emit)
-    asked = [spec.to_json(), options.file, options.steps, options.compute]
+    asked = [spec.to_json(), options.file, options.steps, options.compute, options.shrink]
     what = SessionOptions(
         spec,
         launch,
@@ -360,7 +365,12 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
 
     try:
         result = play(
-            torch, what, lambda: Traffic.load(options.file), options.steps, options.compute
+            torch,
+            what,
+            lambda: Traffic.load(options.file),
+            options.steps,
+            options.compute,
+            options.shrink,
         )
         if result is not None and file.writer:
             from torchcoll.overview.show import show
