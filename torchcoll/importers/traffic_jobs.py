@@ -93,8 +93,8 @@ class _Job:
     def _group_contradiction(self, other: _Job) -> str:
         others = {name for name, _ in other.groups}
         for name, ranks in self.groups:
-            known = (name, ranks) in other.groups or name not in others
-            if not known and not other.ranks.keys().isdisjoint(ranks):
+            consistent = (name, ranks) in other.groups or name not in others
+            if not consistent and not other.ranks.keys().isdisjoint(ranks):
                 return f"group {name} has the ranks {format_ranges(ranks)} in one of them only"
         return ""
 

@@ -60,8 +60,8 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
         if isinstance(host := data.get("host_name"), str):  # since torch 2.9
             evidence.nodes[rank] = host
         for call in calls[-_LAST:]:
-            known = rank in traffic.clocks and call.start_ns is not None
-            start = traffic.clocks[rank][1] + (call.start_ns or 0) if known else None
+            has_time = rank in traffic.clocks and call.start_ns is not None
+            start = traffic.clocks[rank][1] + (call.start_ns or 0) if has_time else None
             evidence.calls.append(
                 CallSeen(
                     rank,
