@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell, unknown
 
 if TYPE_CHECKING:
+    from torchcoll.core.traffic import Traffic
     from torchcoll.machine.launcher import Launch
     from torchcoll.training.plans import BucketPlan
     from torchcoll.training.sharded import ShardPlan
@@ -396,7 +397,8 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="a folder, or one file a rank: what torchcoll.capture wrote, traces of torch.profiler "
-        "(.json, .json.gz), Flight Recorder dumps as JSON, Chakra execution traces (NAME.RANK.et)",
+        "(.json, .json.gz), Flight Recorder dumps (pickle or JSON), Chakra execution traces "
+        "(NAME.RANK.et)",
     )
     add("-o", "--output", metavar="FILE", help="write everything as one traffic file")
     add(
@@ -422,7 +424,7 @@ _DIGITS = 10
 
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.importers.traces import read_traffic
+    from torchcoll.importers.traces import read_jobs, read_traffic
     from torchcoll.overview.show import show
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS
@@ -439,6 +441,11 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         check_path(options.plot, options.force)
     if options.perfetto:
         check_new(options.perfetto, "perfetto", options.force)
+    if options.step is None and not (options.output or options.plot or options.perfetto):
+        jobs = read_jobs(options.files)
+        show(*jobs, format=options.format)
+        _tell_problems(jobs, options.format)
+        return ExitCode.OK
     traffic = read_traffic(options.files)
     if options.output:
         # The new file is complete, so problems of the files that were read must be noted in it.
@@ -466,9 +473,15 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
             draw_step(step, options.plot)
             tell(f"torchcoll: picture: {options.plot}")
         show_step(step, options.format)
-    for problem in traffic.problems if options.format in ("csv", "json") else ():
-        tell(f"torchcoll: warning: {problem}")
+    _tell_problems([traffic], options.format)
     return ExitCode.OK
+
+
+def _tell_problems(jobs: Sequence[Traffic], format: str) -> None:
+    """Print the problems of the files on stderr, where the format has no place for them."""
+    for problem in (problem for job in jobs for problem in job.problems):
+        if format in ("csv", "json"):
+            tell(f"torchcoll: warning: {problem}")
 
 
 _TOKENS = 8192
