@@ -25,7 +25,7 @@ from torchcoll.postmortem.causes import (
 )
 from torchcoll.postmortem.collecting import what_to_collect
 from torchcoll.postmortem.diagnosis import Diagnosis, EvidenceLine
-from torchcoll.postmortem.evidence import CallSeen, JobEvent, JobEvidence
+from torchcoll.postmortem.evidence import CallSeen, FileRead, JobEvent, JobEvidence
 from torchcoll.postmortem.lateness import LateCall, late_ranks
 from torchcoll.postmortem.sentences import (
     call_name,
@@ -61,9 +61,9 @@ class _Facts:
         differences = map(find_difference, self.standings.groups.values())
         self.differences = [difference for difference in differences if difference]
         # Ranks whose log was read, and says nothing.
-        self.quiet = {rank for file in job.files for rank in file.ranks} - {
-            *self.standings.recorded,
-            *(event.rank for event in job.events),
+        logs = [file for file in job.files if _has_complaints(file)]
+        self.quiet = {rank for file in logs for rank in file.ranks} - {
+            event.rank for event in job.events
         }
         # Ranks of which no file says anything about the rank itself.
         self.silent = [
@@ -80,6 +80,13 @@ class _Facts:
 
     def others(self, ranks: Collection[int]) -> tuple[int, ...]:
         return tuple(rank for rank in self.ranks if rank not in ranks)
+
+
+def _has_complaints(file: FileRead) -> bool:
+    """Whether a file is where a rank would complain: its stderr, or a log of both streams."""
+    if file.what not in ("stderr", "log"):
+        return False
+    return not file.path.endswith(".out") or "slurm" in file.path
 
 
 def diagnose(job: JobEvidence) -> Diagnosis:
