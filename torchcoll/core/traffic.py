@@ -29,12 +29,16 @@ POINT_TO_POINT = ("send", "recv")
 
 @dataclass(frozen=True)
 class Group:
-    """A process group: ranks of the world in the order of the group; () where not known."""
+    """A process group: ranks of the world in the order of the group; () where not known.
+
+    calls_before: how many collectives torch had counted on it before its first captured call.
+    """
 
     name: str
     ranks: tuple[int, ...] = ()
     backend: str = ""
     description: str = ""
+    calls_before: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -469,11 +473,14 @@ def _take(traffic: Traffic, record: str, data: dict[str, Any]) -> None:
         _known(traffic, *data["ranks"])
         if len(set(data["ranks"])) < len(data["ranks"]):
             raise ValueError("a rank twice in a group")
+        calls_before = data.get("calls_before", 0)
+        check_whole(calls_before)
         traffic.groups[data["name"]] = Group(
             data["name"],
             tuple(data["ranks"]),
             data.get("backend") or "",
             data.get("description") or "",
+            calls_before,
         )
     elif record == "step" or record in _SPANS:
         spans = [(start, end) for start, end in data["spans_ns"]]
