@@ -114,8 +114,8 @@ def test_the_algorithm_that_kernels_are_named_after(tmp_path, capsys):
     assert [row["algorithm"] for row in rows] == ["RING/LL, TREE/LL", None]
 
 
-def test_a_pickle_is_never_read(tmp_path, capsys):
-    """Reading this pickle would create a file."""
+def test_a_pickle_that_needs_a_function_is_refused(tmp_path, capsys):
+    """Python's own reader would create a file."""
 
     class Evil:
         def __reduce__(self):
@@ -124,21 +124,32 @@ def test_a_pickle_is_never_read(tmp_path, capsys):
     path = tmp_path / "dumps" / "nccl_trace_rank_0"
     path.parent.mkdir()
     path.write_bytes(pickle.dumps(Evil(), protocol=2))
-    expected = error_text(
-        f"trace {path}",
-        "a pickle",
-        "JSON, for a pickle can run code when it is read. Of a Flight Recorder write "
-        "what torch._C._distributed_c10d._dump_nccl_trace_json() or, in newer torch, "
-        "_dump_fr_trace_json() returns.",
-    )
     for reported in (path, path.parent):
-        assert error(capsys, reported) == (3, expected)
+        code, text = error(capsys, reported)
+        assert (code, text.startswith(f"pickle {path}: got one that needs io.open")) == (3, True)
     assert not (tmp_path / "evil").exists()
 
 
-KINDS = (
-    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump as JSON or a Chakra .et"
-)
+def test_a_pickle_is_read_as_its_json(tmp_path, capsys):
+    """Both forms of one dump, named as the watchdog names them and as a person does."""
+    dump = {"version": "2.10", "pg_config": {"0": CONFIG["0"]}}
+    dump["entries"] = [entry("all_reduce", i, process_group=("0", "default_pg")) for i in (1, 2)]
+    for rank in range(2):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+        (tmp_path / "json").mkdir(exist_ok=True)
+        (tmp_path / "json" / f"fr{rank}.json").write_text(json.dumps(dump))
+        (tmp_path / f"{rank}").mkdir()
+        (tmp_path / f"{rank}" / f"fr_{rank}.pickle").write_bytes(pickle.dumps(dump, protocol=4))
+    expected = read_traffic([tmp_path / "json"]).calls
+    assert len(expected[1]) == 2
+    assert read_traffic([tmp_path]).calls == expected
+    named = [tmp_path / f"{rank}" / f"fr_{rank}.pickle" for rank in range(2)]
+    assert read_traffic(named).calls == expected
+    assert main(["show", str(tmp_path / "nccl_trace_rank_0")]) == 3
+    assert "nccl_trace_rank_0 reads it" in capsys.readouterr().err
+
+
+KINDS = "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump or a Chakra .et"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +180,12 @@ def test_missing_files_and_empty_folders(tmp_path, capsys):
     assert error(capsys, tmp_path) == (
         *(
             3,
-            error_text("folder", tmp_path, "files .json, .jsonl, .json.gz, .jsonl.gz, .et in it"),
+            error_text(
+                "folder",
+                tmp_path,
+                "files .json, .jsonl, .json.gz, .jsonl.gz, .et or dumps of the Flight Recorder in "
+                "it",
+            ),
         ),
     )
 

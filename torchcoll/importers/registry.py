@@ -112,11 +112,11 @@ def _imported(
     if not source.start.strip():
         raise UnreadableError("file", source.name, "output of a benchmark; this one is empty")
     command = reading_command(source.start, path, "show")
-    if source.binary:
-        raise UnreadableError("file", source.name, "text; this one is binary", command)
     # Else reading all lines of a trace would take minutes.
     if not name and TRACE.match(source.start):
         raise UnreadableError("file", source.name, "results; this is what a training sent", command)
+    if source.binary:
+        raise UnreadableError("file", source.name, "text; this one is binary", command)
     if PRINTED.search(source.start):
         expected = "results; this is a table that torchcoll printed in the format of nccl-tests"
         action = "Read the result file (.jsonl): its medians are not the means of nccl-tests."

@@ -74,7 +74,7 @@ def rank_in_name(path: str | os.PathLike[str], bare: bool = False) -> int | None
     bare: without it also accept a number at the end of the name. Such a number may be a process id,
     as in files of tensorboard's handler.
     """
-    stem = re.sub(r"(\.pt\.trace)?(\.jsonl?)?(\.gz)?$", "", os.path.basename(path))
+    stem = re.sub(r"(\.pt\.trace)?(\.jsonl?|\.pickle|\.pkl)?(\.gz)?$", "", os.path.basename(path))
     matches = re.findall(r"rank[_-]?(\d+)", stem, re.IGNORECASE)
     matches = matches or (re.findall(r"(\d+)$", stem) if bare else [])
     rank = whole(matches[-1]) if matches else None

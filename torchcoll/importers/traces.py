@@ -13,8 +13,7 @@ from torchcoll.core.bounds import MOST_RANKS, ByteBudget, EventBudget
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import is_traffic
 from torchcoll.core.jsonl import chunks_of
-from torchcoll.core.opening import open_to_read
-from torchcoll.core.other_commands import begin_of, reading_command
+from torchcoll.core.other_commands import TRACE, begin_of, reading_command
 from torchcoll.core.stdin import from_stdin
 from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
 from torchcoll.core.units import format_ranges
@@ -23,16 +22,15 @@ from torchcoll.importers.flight_recorder import is_dump, read_dump
 from torchcoll.importers.kineto import fill_from_root, is_trace, read_trace
 from torchcoll.importers.kineto_events import Event, make_event
 from torchcoll.importers.large_json import members
+from torchcoll.importers.safe_pickle import is_pickle, read_pickle
 from torchcoll.libraries.execution_trace import SUFFIX
 
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", SUFFIX)
-_PICKLE = b"\x80"  # the first byte of every pickle of protocol 2 and later
 _LISTS = ("traceEvents", "entries")  # the long lists of a trace and of a dump
 _MEMORY_RATIO, _ITEM_BYTES = 3, 400  # memory of objects per character of JSON, and per item
 _EVENT_BYTES = 300  # memory of an event without arguments
-_KINDS = (
-    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump as JSON or a Chakra .et"
-)
+_MOST_PICKLE = 1 << 28  # bytes: 2000 calls, torch's default, with their stacks are 2 MB
+_KINDS = "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump or a Chakra .et"
 
 
 def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
@@ -78,31 +76,17 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.iterdir() if file.is_file())
-    fitting = [file for file in files if file.name.endswith(_SUFFIXES)]
-    pickles = [file for file in files if not fitting and _starts_as_pickle(file)]
-    if pickles:
-        raise _pickle_error(pickles[0])
+    fitting = [file for file in files if file.name.endswith(_SUFFIXES) or _begins_as_dump(file)]
     if not fitting:
-        raise UnreadableError("folder", path, f"files {', '.join(_SUFFIXES)} in it")
+        expected = f"files {', '.join(_SUFFIXES)} or dumps of the Flight Recorder in it"
+        raise UnreadableError("folder", path, expected)
     return fitting
 
 
-def _starts_as_pickle(path: Path) -> bool:
-    try:
-        with open_to_read(path) as file:
-            return file.read(1) == _PICKLE
-    except OSError:
-        return False
-
-
-def _pickle_error(path: Path) -> UnreadableError:
-    return UnreadableError(
-        f"trace {path}",
-        "a pickle",
-        "JSON, for a pickle can run code when it is read",
-        "Of a Flight Recorder write what torch._C._distributed_c10d._dump_nccl_trace_json() or, "
-        "in newer torch, _dump_fr_trace_json() returns.",
-    )
+def _begins_as_dump(path: Path) -> bool:
+    """Whether it can be a dump: torch writes them without a suffix, as pickle or as JSON."""
+    begin = begin_of(str(path))
+    return is_pickle(begin) or bool(TRACE.match(begin))
 
 
 def _read(path: Path) -> tuple[Traffic, int | None]:
@@ -130,8 +114,8 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
     """The outermost object of a file. Of a trace it has only the events that are needed."""
     chunks = chunks_of(path, problems, "trace")
     first = next(chunks, b"")
-    if first.startswith(_PICKLE):
-        raise _pickle_error(path)
+    if is_pickle(first):
+        return _pickled(path, itertools.chain([first], chunks), problems)
     document: dict[str, Any] = {}
     memory, events = ByteBudget("trace", path), EventBudget(path)
     try:
@@ -151,6 +135,19 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
         if not problems:
             raise _foreign(path) from None
     return document
+
+
+def _pickled(path: Path, chunks: Iterable[bytes], problems: list[str]) -> dict[str, Any]:
+    """The dict of a pickle, which is how torch's watchdog writes a dump."""
+    data = bytearray()
+    for chunk in chunks:
+        data += chunk
+        if len(data) > _MOST_PICKLE:
+            raise UnreadableError(f"trace {path}", "a pickle of more than 256 MiB", "a smaller one")
+    value = read_pickle(bytes(data), path) if not problems else {}
+    if not isinstance(value, dict):
+        raise _foreign(path)
+    return value
 
 
 def _event_bytes(event: Event) -> int:
