@@ -132,7 +132,9 @@ class JobEvidence:
     since 1970. ranks: size of the world where a file states it, otherwise None. nodes: rank -> name
     of its node. pids: rank -> process. last_number: (rank, group) -> number of its last call, where
     a source states that without the call itself. last_completed: the same of the last call that
-    completed. addresses: address of a host, as connection errors name it -> name of the node.
+    completed. alive_ns: rank -> last time, since 1970, at which its process certainly ran: much
+    earlier than that of other ranks, the process was stopped, dead or held by native code.
+    addresses: address of a host, as connection errors name it -> name of the node.
     left_out: (path, why) of files that say nothing.
     """
 
@@ -148,6 +150,7 @@ class JobEvidence:
     events: list[JobEvent] = field(default_factory=list)
     last_number: dict[tuple[int, str], int] = field(default_factory=dict)
     last_completed: dict[tuple[int, str], int] = field(default_factory=dict)
+    alive_ns: dict[int, int] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     files: list[FileRead] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)

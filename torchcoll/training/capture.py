@@ -420,9 +420,7 @@ class _Recording:
             self._recorder.drop(call)
         return result
 
-    def _ring_entry(
-        self, fields: dict[str, Any], group: Group, on_host: bool
-    ) -> RingEntry | None:
+    def _ring_entry(self, fields: dict[str, Any], group: Group, on_host: bool) -> RingEntry | None:
         """Adds a call that is about to be issued to the ring."""
         try:
             self._recorder.set_group(fields, group)

@@ -126,7 +126,8 @@ class RingFile:
                 number += 1
             except OSError as error:
                 if error.errno in NO_ROOM:
-                    return _warn_no_room(path, error)
+                    _warn_no_room(path, error)
+                    return None
                 expected = f"a folder that can be written ({error.strerror})"
                 raise UsageError("path", folder, expected, "Name another folder.") from None
         try:
@@ -138,7 +139,8 @@ class RingFile:
             file.close()
             with contextlib.suppress(OSError):
                 path.unlink()
-            return _warn_no_room(path, error)
+            _warn_no_room(path, error)
+            return None
         return cls(file, path, capture)
 
     def begin(self, group: Group, fields: dict[str, Any], certain: bool) -> RingEntry | None:

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from datetime import datetime, timezone
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
