@@ -141,7 +141,7 @@ class Traffic(Displayed):
     are of, what it said at their 0): ranks of one name can be compared; missing: not known.
     notes: what could not be seen, a sentence each. problems: what was wrong in
     the file. end: the ``status`` (``complete``, ``failed``, ``interrupted``) and, where it is not
-    complete, the ``reason``; {} where the file was cut off.
+    complete, the ``reason`` and the ``message`` of the exception; {} where the file was cut off.
     left_out: calls of all ranks that the source names without their sizes: no figure counts them.
     """
 
@@ -501,7 +501,7 @@ def _take(traffic: Traffic, record: str, data: dict[str, Any]) -> None:
         traffic.environment |= data["environment"]
     elif record == "end":
         data.setdefault("status", "complete")
-        check_texts(data["status"], data.get("reason"))
+        check_texts(data["status"], data.get("reason"), data.get("message"))
         traffic.end = data
 
 

@@ -25,6 +25,7 @@ from torchcoll.postmortem.evidence import (
     Place,
 )
 
+_UNKNOWN = Group("")
 _MOST_CALLS = 4096  # of a traffic file: the last ones
 _MOST_STACKS = 1000  # dumps in one file
 _LONGEST_LINE = 4096
@@ -82,7 +83,12 @@ def _of_ring(ring: CallRing, shown: str) -> JobEvidence:
             evidence.identities.add(f"{kind} {header[name]}")
     evidence.groups = _groups(ring.groups)
     evidence.calls = [_of_ring_call(call, rank, place) for call in ring.calls]
-    evidence.files = [FileRead(shown, "call ring", (rank,))]
+    gloo_messages = any(
+        call.collective in POINT_TO_POINT
+        and ring.groups.get(call.group, _UNKNOWN).backend == "gloo"
+        for call in ring.calls
+    )
+    evidence.files = [FileRead(shown, "call ring", (rank,), _numbering(gloo_messages))]
     times = [header["start_ns"], *(call.created_ns for call in ring.calls[-1:])]
     if ring.alive_ns is not None:
         evidence.alive_ns[rank] = ring.alive_ns
@@ -136,6 +142,13 @@ def _elements(size_bytes: int, dtype: str | None) -> tuple[tuple[int, ...], ...]
     if dtype not in DTYPES:
         return None
     return ((size_bytes // DTYPES[dtype].itemsize,),)
+
+
+def _numbering(gloo_messages: bool) -> str:
+    """How calls are numbered. torch counts send and recv of gloo as collectives, a capture does
+    not.
+    """
+    return "capture" if gloo_messages else "torch"
 
 
 def _groups(groups: dict[str, Group]) -> dict[str, GroupSeen]:
@@ -240,11 +253,21 @@ def _since_1970(utc: str) -> int | None:
 
 
 def _of_traffic(traffic: Traffic, shown: str) -> JobEvidence:
-    """Of a file that was cut off only what completed: it lacks the calls that had not ended."""
+    """A file that was cut off, or whose training failed, lacks the calls that had not ended, so it
+    says only which calls completed.
+    """
     place, environment = Place(shown), traffic.environment
     evidence = JobEvidence(ranks=traffic.ranks, problems=list(traffic.problems))
     evidence.groups = _groups(traffic.groups)
-    evidence.files = [FileRead(shown, f"traffic ({traffic.source})", tuple(traffic.calls))]
+    gloo_messages = any(
+        call.point_to_point and traffic.groups.get(call.group, _UNKNOWN).backend == "gloo"
+        for calls in traffic.calls.values()
+        for call in calls
+    )
+    numbering = _numbering(gloo_messages)
+    evidence.files = [
+        FileRead(shown, f"traffic ({traffic.source})", tuple(traffic.calls), numbering)
+    ]
     host = environment.get("host")
     capture = environment.get("capture")
     if isinstance(capture, str) and capture:
@@ -252,7 +275,7 @@ def _of_traffic(traffic: Traffic, shown: str) -> JobEvidence:
         evidence.first_ns = evidence.last_ns = _since_1970(capture.split(" ")[0])
     if traffic.source != "capture":
         return evidence
-    whole = bool(traffic.end)
+    whole = traffic.end.get("status") == "complete"
     for rank, calls in traffic.calls.items():
         if isinstance(host, str) and host:
             evidence.nodes[rank] = one_line(host)[:255]
@@ -284,15 +307,11 @@ def _of_traffic(traffic: Traffic, shown: str) -> JobEvidence:
                     duration_ns=call.time_ns,
                 )
             )
-        if whole:
-            reason = traffic.end.get("reason")
-            text = str(reason) if reason else "the capture ended"
+        if traffic.end:
+            reason, message = (traffic.end.get(name) or "" for name in ("reason", "message"))
+            text = f"{reason}: {message}" if reason else "the capture ended"
             event = _event(text, place, rank, evidence.nodes.get(rank, ""), None)
-            if traffic.end["status"] == "complete":
-                event = replace(event, kind="ending")
-            elif reason == "SystemExit":  # the file does not have its code
-                continue
-            evidence.events.append(event)
+            evidence.events.append(replace(event, kind="ending") if whole else event)
     return evidence
 
 

@@ -115,11 +115,17 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class FileRead:
-    """A file that said something. what: such as ``Flight Recorder dump`` or ``stderr``."""
+    """A file that said something. what: such as ``Flight Recorder dump`` or ``stderr``.
+
+    numbering: how its calls are numbered. Numbers of one group are compared only between files of
+    the same numbering. ``torch`` is collective_seq_id; a source that counts from its own start,
+    such as a profile, needs another word.
+    """
 
     path: str
     what: str
     ranks: tuple[int, ...] = ()
+    numbering: str = "torch"
 
 
 @dataclass

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.errors import UnavailableError, UsageError, one_line
 from torchcoll.core.traffic import Group, Traffic, records_of
 from torchcoll.training.capture_file import NO_ROOM, CaptureFile, open_rank_file, print_warning
 from torchcoll.training.decode import (
@@ -56,6 +56,7 @@ _ENDS_WITH_WAIT = (
 _NO_GROUP = "{} calls of {} are missing: their process group is not known"
 _UNREAD = "{} calls of {} are missing: they could not be read ({})"
 _NO_ENTRY = "{} calls are missing in the ring file ({})"
+_LONGEST_MESSAGE = 300  # of an exception that ended the capture
 _RANK_0_TIMEOUT = timedelta(minutes=1)  # how long other ranks wait for rank 0 to begin its capture
 _captures: Counter[Path] = Counter()  # captures of this process, by folder
 _metrics_count = itertools.count()  # captures with metrics of this process
@@ -148,7 +149,8 @@ def capture(
         traffic.end = {"status": "complete"}
     except BaseException as error:
         status = "failed" if isinstance(error, Exception) else "interrupted"
-        traffic.end = {"status": status, "reason": type(error).__name__}
+        message = one_line(error)[:_LONGEST_MESSAGE]
+        traffic.end = {"status": status, "reason": type(error).__name__, "message": message}
         ended_by = error
         raise
     finally:
