@@ -6,7 +6,7 @@ A reader is a module of this package with two functions. ``recognizes(path, begi
 file, of which ``begin`` are the first 64 KiB, is of its format. ``read_evidence(path, shown)``
 returns a JobEvidence for each job that the file contains; ``shown`` is the path relative to the
 folder.
-``folder.py`` merges what the files say of one job.
+``jobs.py`` merges what the files say of one job.
 """
 
 from __future__ import annotations
