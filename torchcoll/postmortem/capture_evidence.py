@@ -229,7 +229,7 @@ def _describe_stack(lines: list[str]) -> str:
     and the innermost one if that is another.
     """
     frames: list[str] = []
-    own = ""
+    program_frame = ""
     main = False
     for line in lines:
         if match := _THREAD.match(line):
@@ -237,12 +237,12 @@ def _describe_stack(lines: list[str]) -> str:
         elif main and (match := _FRAME.match(line)):
             frame = f"{match['function']} ({match['file']}:{match['line']})"
             frames.append(frame)
-            if not own and not _LIBRARY.search(match["file"]):
-                own = frame
+            if not program_frame and not _LIBRARY.search(match["file"]):
+                program_frame = frame
     if not frames:
         return "no Python frame of the main thread"
-    inside = f", inside of {frames[0]}" if own and frames[0] != own else ""
-    return f"the main thread was in {own or frames[0]}{inside}"
+    inside = f", inside of {frames[0]}" if program_frame and frames[0] != program_frame else ""
+    return f"the main thread was in {program_frame or frames[0]}{inside}"
 
 
 def _since_1970(utc: str) -> int | None:
@@ -351,8 +351,9 @@ def _of_results(path: Path, shown: str) -> JobEvidence:
         elif ended and ended["name"] in signal.Signals.__members__:
             number = signal.Signals[ended["name"]].value
             rank = int(ended["rank"])
-            known = rank if rank in evidence.nodes else None
-            event = replace(event, kind="killed", rank=known, signal=number)
+            event = replace(event, kind="killed", signal=number)
+            if rank in evidence.nodes:
+                event = replace(event, rank=rank)
         evidence.events.append(event)
     if run.end and run.end.get("status") == "complete":
         evidence.events.append(JobEvent("ending", place, "the run completed", rank=0))
