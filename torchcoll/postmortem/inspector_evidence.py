@@ -88,5 +88,5 @@ def _of_job(job: Job, shown: str) -> JobEvidence:
                 last = max(evidence.last_completed.get((member, group), 0), number + 1)
                 evidence.last_completed[member, group] = last
     ranks_seen = tuple(sorted(evidence.nodes))
-    evidence.files = [FileRead(shown, _CALLS, ranks_seen)]
+    evidence.files = [FileRead(shown, _CALLS, ranks_seen, "nccl inspector")]
     return evidence
