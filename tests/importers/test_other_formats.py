@@ -485,11 +485,13 @@ def test_inspector_record_of_a_lost_batch_is_not_given_to_another(imported):
 def test_inspector_file_of_one_process(imported):
     result = imported("".join(json.dumps(inspector(0, n, 10.0)) + "\n" for n in (1, 2)))
     assert result.warnings == [
-        "records of rank 0 of 2 only: Inspector writes one file a process, and a call takes as "
-        "long as its slowest rank. Read them together: cat DIR/*.log | torchcoll import -"
+        "communicator 0x7f: records of rank 0 of 2 only: another may have arrived last: no "
+        "bandwidth is known. Inspector writes a file per process: read the whole folder"
     ]
     reported = result.runs[0].results[0].reported
     assert (reported.over_ranks, reported.clock, reported.calls) == ("rank0", "device", 2)
+    row = summarise(result.runs[0].results[0])
+    assert (row.median_ns, row.algbw_gbps, row.busbw_gbps) == (10_000, None, None)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import CaseResult, Reported
-from torchcoll.core.units import counted
 from torchcoll.importers.base import (
     Imported,
     ImportOptions,
@@ -189,6 +188,6 @@ def _late_text(last: tuple[str, str], times: Mapping[tuple[str, str], float]) ->
     if not others or min(others) < _LATE * times[last] or not times[last]:
         return []
     return [
-        f"the others wait for {last[1]} of {last[0]}: its mean time is {times[last]:.4g} us, that "
-        f"of the other {counted(len(others), 'GPU')} {min(others):.4g} us or more"
+        f"the others wait for {last[1]} of {last[0]}: its mean time is {times[last]:.4g} us, theirs "
+        f"{min(others):.4g} us or more"
     ]

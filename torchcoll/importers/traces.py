@@ -58,9 +58,9 @@ def read_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[Traffic]:
     """Read files and folders with one rank per file, and join the files of each job.
 
     Of a folder its .json and .jsonl files (also .gz), its .et files, dumps of the Flight Recorder
-    and files of NCCL Inspector are read, or those of its subfolders if it has none. Only a single folder can have
-    several jobs; NCCL Inspector's files are always told apart. Raises UnreadableError for a file of another format, without communication or
-    without a rank, and UsageError if the files do not belong together.
+    and files of NCCL Inspector are read, or those of its subfolders if it has none. Only a single
+    folder can have several jobs; NCCL Inspector's files are always told apart. Raises
+    UnreadableError for a file of another format, without communication or without a rank, and
     """
     return [_join_job(job) for job in _find_jobs(paths)]
 
@@ -73,9 +73,9 @@ def _find_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[list[RankFile]]:
     )
     inspected_jobs = [[RankFile(job)] for job in read_inspector([*inspected])] if inspected else []
     files_of = {
-        path: others
+        path: remaining
         for path, files in files_of.items()
-        if (others := [file for file in files if file not in inspected])
+        if (remaining := [file for file in files if file not in inspected])
     }
     jobs: list[list[RankFile]] = []
     for path, files in files_of.items():
