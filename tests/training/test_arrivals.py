@@ -90,8 +90,8 @@ def test_a_coin_is_called_a_coin():
     arrivals = find_arrivals(traffic_of(rows))
     assert not arrivals.late
     assert arrivals.answer == (
-        "no rank is late more often than chance: rank 1 is last most often, in 52 % of 50 calls of 2 "
-        "ranks (50 % by chance)"
+        "no rank is late more often than chance: rank 1 is last most often, in 52 % of 50 calls "
+        "of 2 ranks (50 % by chance)"
     )
 
 

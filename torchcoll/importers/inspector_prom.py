@@ -188,6 +188,6 @@ def _late_text(last: tuple[str, str], times: Mapping[tuple[str, str], float]) ->
     if not others or min(others) < _LATE * times[last] or not times[last]:
         return []
     return [
-        f"the others wait for {last[1]} of {last[0]}: its mean time is {times[last]:.4g} us, theirs "
-        f"{min(others):.4g} us or more"
+        f"the others wait for {last[1]} of {last[0]}: its mean time is {times[last]:.4g} us, "
+        f"theirs {min(others):.4g} us or more"
     ]

@@ -61,6 +61,7 @@ def read_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[Traffic]:
     and files of NCCL Inspector are read, or those of its subfolders if it has none. Only a single
     folder can have several jobs; NCCL Inspector's files are always told apart. Raises
     UnreadableError for a file of another format, without communication or without a rank, and
+    UsageError if the files do not belong together.
     """
     return [_join_job(job) for job in _find_jobs(paths)]
 
