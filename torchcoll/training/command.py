@@ -2,7 +2,8 @@
 
 ``gradients``: the buckets of a model, without running it. ``replay``: a captured training step,
 replayed on ranks. ``trace``: traffic from per-rank files, profiler traces and Flight Recorder
-dumps. ``plan``: the communication of a training that was not run, on a machine with a model.
+dumps. ``plan``: the communication of a training that was not run, on a machine with a model or on
+one that others measured.
 """
 
 from __future__ import annotations
@@ -488,7 +489,13 @@ _TOKENS = 8192
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", metavar="FILE", required=True, help="what `torchcoll model fit` wrote")
+    add(
+        "--machine",
+        metavar="NAME|FILE",
+        required=True,
+        help="what `torchcoll model fit` wrote, or a machine that others measured, such as 8xH100 "
+        "or aws-p5 (list: all of them)",
+    )
     add("--traffic", metavar="PATH", help="a step that was captured or planned: a file, a folder")
     add(
         "--shape",
@@ -516,7 +523,8 @@ _OF_SHAPES = ("parallel", "tokens", "dtype")
 def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.collectives import find_dtype
     from torchcoll.core.units import parse_ranks
-    from torchcoll.curves.model_file import load_model
+    from torchcoll.curves.machines_show import show_machines
+    from torchcoll.curves.named_machines import LIST, find_machine
     from torchcoll.importers.traces import read_traffic
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
@@ -525,6 +533,9 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.training.shapes import find_shape, parse_degrees
 
     choice(options.format, "format", FORMATS)
+    if options.machine == LIST:
+        show_machines(options.format)
+        return ExitCode.OK
     if options.plot:
         check_path(options.plot, options.force)
     ranks = [] if options.ranks is None else parse_ranks(options.ranks)
@@ -532,13 +543,13 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         raise UsageError("plot", options.plot, "--ranks with several numbers beside it")
     backward = options.backward_ms
     backward_ns = None if backward is None else 1e6 * _parse_positive(backward, "backward-ms")
-    model = load_model(options.model)
+    machine = find_machine(options.machine)
     if options.traffic is not None:
         for name in ("shape", "parameters", *_OF_SHAPES):
             if (value := getattr(options, name)) is not None:
                 expected = "one of them: traffic has its own"
                 raise UsageError(name, f"{value} beside --traffic", expected)
-        projection = plan_traffic(model, read_traffic([options.traffic]), ranks, backward_ns)
+        projection = plan_traffic(machine, read_traffic([options.traffic]), ranks, backward_ns)
     else:
         count = (
             None
@@ -551,7 +562,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         if options.parallel is None and not ranks:
             raise UsageError("parallel", "none", "degrees such as dp=64,tp=8, or --ranks N")
         projection = plan_shape(
-            model,
+            machine,
             shape,
             float(shape.parameters) if shape else count or 0.0,
             parse_degrees(options.parallel or f"dp={ranks[0]}"),
