@@ -128,10 +128,12 @@ def terms(
 
     The number of steps between hosts is that of the law over hosts. With several hosts all bytes
     count for the links between hosts, which are the slower ones.
+    only_between: no single host was measured. The steps within a host are then the same for all
+        data and count as launch overhead.
     """
     share = steps.share(ranks) * size_bytes
     if only_between:
-        return (1.0, 0.0, 0.0, steps.steps(ranks), share)
+        return (1.0, 0.0, 0.0, steps.steps(hosts), share)
     if hosts < 2:
         return (1.0, steps.steps(ranks), share, 0.0, 0.0)
     across = min(steps.steps(hosts), steps.steps(ranks))
