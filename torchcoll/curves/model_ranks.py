@@ -38,9 +38,10 @@ from torchcoll.stats.line import Floats
 FEWEST_RANKS = 2
 _INNER = 3  # numbers of ranks: with more, only the errors of those between the ends count
 _TWO = 2  # numbers of ranks: if one of two is left out, no law can be fitted to the other
-# By how much the time grows otherwise than the law says with each doubling of the hosts, 90 % of the
-# published machines with several numbers of hosts: results/benchmarks/rank-counts-2026-11-24.txt.
-_PRIOR = 0.22
+# By how much the time may grow otherwise than a law that is not supported by the data says, with
+# each doubling of the ranks: over several hosts, and within one. Chosen on the published machines
+# with several numbers of ranks (results/benchmarks/rank-counts-2026-11-24.txt).
+_PRIOR, _PRIOR_WITHIN = 0.22, 0.08
 _WIDEST = 10.0  # times or part of the prediction: a law with a wider interval says nothing
 _AHEAD = 3  # doublings of the ranks over which the remaining laws are compared
 
@@ -216,6 +217,7 @@ def over_ranks(
         link(3),
         corrections,
         spread,
+        any(best.supported),
     )
     return law, ""
 
@@ -254,8 +256,11 @@ def ranks_spread(
     prior = 0.0
     if not any(best.supported):
         # Nothing in the data says how wrong the law is between them and beyond them.
-        prior = _PRIOR
-        gap = max(abs(math.log2(a / b)) for a, b in itertools.pairwise(sorted(curve.ranks for curve in curves)))
+        prior = _PRIOR if any(curve.hosts > 1 for curve in curves) else _PRIOR_WITHIN
+        gap = max(
+            abs(math.log2(a / b))
+            for a, b in itertools.pairwise(sorted(curve.ranks for curve in curves))
+        )
         low, high = max(low, prior * gap / 2), max(high, prior * gap / 2)
     below, above = (
         max(

@@ -120,7 +120,7 @@ def _rows(step: PlannedStep) -> Grid:
         together.setdefault((row.group, row.collective), []).append(row)
 
     def comm(end: int) -> Any:
-        return lambda rows: format_ns(sum_of((row.calls, row.prediction) for row in rows)[end], 3)
+        return lambda rows: format_ns(sum_of(row.planned for row in rows)[end], 3)
 
     return make_grid(
         [

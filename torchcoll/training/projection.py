@@ -27,7 +27,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.curves.predictions import WIDEST, too_wide
-from torchcoll.curves.predictor import Ends, Prediction, Predictor, sum_of
+from torchcoll.curves.predictor import Ends, PlannedCalls, Prediction, Predictor, sum_of
 from torchcoll.training import timeline
 from torchcoll.training.shapes import SentCall, Shape, StepStage, stages_from_shape
 from torchcoll.training.sharded import BACKWARD, FORWARD
@@ -74,7 +74,12 @@ class PlannedRow:
     @property
     def time_ns(self) -> Ends:
         """All of them, one after another."""
-        return sum_of([(self.calls, self.prediction)])
+        return sum_of([self.planned])
+
+    @property
+    def planned(self) -> PlannedCalls:
+        """The calls as a part of a sum."""
+        return PlannedCalls(self.collective, self.size_bytes, self.calls, self.prediction)
 
     @property
     def extrapolated(self) -> str:
@@ -215,18 +220,19 @@ def planned_step(
             if groups[sent.group].ranks > 1 and sent.size_bytes:
                 counts[sent] = counts.get(sent, 0) + 1
     predictions: dict[SentCall, Prediction] = {}
-    of_groups: dict[str, list[tuple[int, Prediction]]] = {}
+    of_groups: dict[str, list[PlannedCalls]] = {}
     rows = []
     for sent, calls in counts.items():
         group = groups[sent.group]
         size_bytes = sent.size_bytes * group.concurrent
         prediction = machine.predict(sent.collective, size_bytes, group.ranks, group.hosts)
         predictions[sent] = prediction
-        of_groups.setdefault(sent.group, []).append((calls, prediction))
-        rows.append(
-            PlannedRow(sent.group, sent.collective, group.ranks, sent.size_bytes, calls, prediction)
+        row = PlannedRow(
+            sent.group, sent.collective, group.ranks, sent.size_bytes, calls, prediction
         )
-    comm = sum_of((row.calls, row.prediction) for row in rows)
+        of_groups.setdefault(sent.group, []).append(row.planned)
+        rows.append(row)
+    comm = sum_of(row.planned for row in rows)
     if backward_ns is None:
         return PlannedStep(ranks, degrees, tuple(rows), comm, None, None, None)
     passes = {FORWARD: _FORWARD * backward_ns, BACKWARD: backward_ns}
