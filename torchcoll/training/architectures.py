@@ -556,7 +556,9 @@ def _vit(config: _Config) -> Architecture:
     embedding = (
         Weight("vit.embeddings.cls_token", (1, 1, hidden)),
         Weight("vit.embeddings.position_embeddings", (1, tokens, hidden)),
-        Weight("vit.embeddings.patch_embeddings.projection.weight", (hidden, channels, patch, patch)),
+        Weight(
+            "vit.embeddings.patch_embeddings.projection.weight", (hidden, channels, patch, patch)
+        ),
         Weight("vit.embeddings.patch_embeddings.projection.bias", (hidden,)),
     )
     head = [
