@@ -312,7 +312,7 @@ def tables() -> Iterator[str]:
     uneven = ", ".join(f"`{entry.name}`" for entry in COLLECTIVES.values() if entry.has_splits)
     yield f"**Uneven blocks** ({uneven}):"
     yield ""
-    yield "- `--splits` divides S among the ranks."
+    yield "- `--splits` divides S among the ranks ([patterns](../measure.md#uneven-blocks))."
     yield "- S is the most that one rank sends or receives, its own block included. For"
     yield "  reduce_scatter_v and all_gather_v these are all blocks together."
     yield "- B is the most that one rank sends to other ranks, or receives from them. Its own block"

@@ -54,7 +54,7 @@ TABLE = {
     "startup": ({"core", "libraries", "inputs", "stats", "comparison"}, SCIENCE, set()),
     "forcing": ({"core", "libraries", "inputs", "stats", "comparison", "matrix"}, SCIENCE, set()),
     "curves": (
-        {"core", "libraries", "inputs", "stats", "comparison", "startup", "forcing"},
+        {"core", "libraries", "inputs", "stats", "comparison", "startup", "forcing", "verdict"},
         SCIENCE,
         set(),
     ),

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from ranks import ticking
 
-from torchcoll.bench import measure, stopping
+from torchcoll.bench import buffers, measure, stopping
 from torchcoll.bench.control import Control
 from torchcoll.machine import environment
 from torchcoll.machine.devices import Cpu
@@ -263,6 +263,30 @@ def test_splits_from_a_file(launch, tmp_path):
     assert (result.count, result.size_bytes) == (8, 48)
     assert (result.bytes_in, result.bytes_out) == (32, 48)
     assert result.verification.checked == 4 + 12 and result.verification.wrong == 0
+
+
+def test_hot_ranks_that_move_on_are_verified_at_every_position(launch):
+    """Of 27 elements the hot rank receives 24, each other rank 3: 8 and 1 of each sender's 10."""
+    run = launch("all_to_all_v", "--sizes 96 -n 6 --splits pair:rotating:1", 3).ended(0).run
+    dispatch, combine = run.results
+    assert [r.case.splits for r in run.results] == ["rotating:1", "combine:rotating:1"]
+    assert (dispatch.count, dispatch.size_bytes) == (8, 96)
+    assert (dispatch.bytes_in, dispatch.bytes_out) == (40, 96)
+    assert (combine.bytes_in, combine.bytes_out) == (96, 40)
+    # 3 positions, in each of which the three ranks receive 30 elements together.
+    assert [r.verification.checked for r in run.results] == [90, 90]
+    assert [r.verification.wrong for r in run.results] == [0, 0]
+    # The busiest rank keeps its own 8 of 24 elements.
+    assert dispatch.busiest_bytes == 64
+
+
+def test_a_call_with_the_blocks_of_another_position_is_found(launch):
+    def setup(rank: int) -> None:
+        original = buffers.Cycle.begin
+        buffers.Cycle.begin = lambda cycle, position: original(cycle, position + (position == 2))
+
+    result = launch("all_to_all_v", "--sizes 96 -n 1 --splits rotating:1", 3, setup=setup)
+    assert result.ended(1).only().status == "wrong"
 
 
 # -- memory ---------------------------------------------------------------------------------------

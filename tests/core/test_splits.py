@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.splits import Division, Weights, split_weights
+from torchcoll.core.splits import Division, Weights, split_rules, split_weights
 
-EXPECTED = "seed:N, one weight a rank such as 1,2,4,1, or the path of a matrix file"
+EXPECTED = (
+    "balanced, zipf:S, hot:K, rotating:K, seed:N, one weight per rank such as 1,2,4,1, or the path "
+    "of a matrix file; combine: or pair: may stand before it"
+)
 
 
 def rows(weights):
@@ -49,6 +52,47 @@ def test_seed_never_gives_nothing_at_all():
         assert any(map(any, rows(split_weights(f"seed:{seed}", 1))))
 
 
+def test_patterns_of_mixture_of_experts():
+    assert rows(split_weights("balanced", 3)) == [[1, 1, 1]] * 3
+    assert rows(split_weights("hot:1", 4)) == [[8, 1, 1, 1]] * 4
+    assert rows(split_weights("hot:2", 4)) == [[8, 8, 1, 1]] * 4
+    # 1, 1/2 and 1/4 of 2**40, and 1/9 of it rounded.
+    assert rows(split_weights("zipf:1", 2)) == [[1 << 40, 1 << 39]] * 2
+    assert rows(split_weights("zipf:2", 3)) == [[1 << 40, 1 << 38, 122167958642]] * 3
+    assert rows(split_weights("hot:1", 1)) == [[8]]
+
+
+def test_combine_returns_what_dispatch_sent():
+    assert rows(split_weights("combine:hot:1", 3)) == [[8, 8, 8], [1, 1, 1], [1, 1, 1]]
+    assert rows(split_weights("combine:1,2,4", 3)) == [[1, 1, 1], [2, 2, 2], [4, 4, 4]]
+    assert split_rules("pair:hot:1") == ("hot:1", "combine:hot:1")
+    assert split_rules("hot:1") == ("hot:1",)
+
+
+@pytest.mark.parametrize(
+    ("splits", "ranks", "hot"),
+    [
+        ("rotating:1", 3, [{0}, {1}, {2}]),
+        ("rotating:2", 4, [{0, 1}, {2, 3}]),
+        # 2 and 3 have no common divisor: every start occurs.
+        ("rotating:2", 3, [{0, 1}, {2, 0}, {1, 2}]),
+    ],
+)
+def test_hot_ranks_move_on_from_call_to_call(splits, ranks, hot):
+    division = Division(split_weights(splits, ranks), 8 * ranks * ranks)
+    assert division.positions == len(hot)
+    for position, hot_ranks in enumerate([*hot, hot[0]]):
+        moved = division.at(position)
+        most = max(moved.received)
+        assert {rank for rank, n in enumerate(moved.received) if n == most} == hot_ranks
+        assert moved.received == [sum(column) for column in zip(*moved.matrix, strict=True)]
+        assert moved.sent == [sum(row) for row in moved.matrix] == [moved.sent[0]] * ranks
+        returned = Division(split_weights(f"combine:{splits}", ranks), 8 * ranks * ranks)
+        back = returned.at(position).matrix
+        assert back == tuple(zip(*moved.matrix, strict=True))
+        assert returned.at(position).sent == moved.received
+
+
 @pytest.mark.parametrize("text", ["0 1\n2 3\n", "0,1\n2,3", "0, 1\n\n2, 3\n"])
 def test_matrix_file(tmp_path, text):
     path = tmp_path / "matrix.txt"
@@ -65,6 +109,18 @@ def test_matrix_file(tmp_path, text):
         ("seed:\u00b2", error_text("splits", "seed:²", EXPECTED)),  # a digit, no number
         ("seed:" + "9" * 5000, error_text("splits", f"seed:{'9' * 112}...", EXPECTED)),
         ("", error_text("splits", "an empty text", EXPECTED)),
+        ("zipf:", error_text("splits", "zipf:", EXPECTED)),
+        ("hot:x", error_text("splits", "hot:x", EXPECTED)),
+        ("rotating:1.5", error_text("splits", "rotating:1.5", EXPECTED)),
+        (
+            "zipf:1.2.3",
+            error_text("splits", "zipf:1.2.3", "zipf:S with a number, such as zipf:1.2"),
+        ),
+        ("zipf:0", error_text("splits", "zipf:0", "zipf:S with S above 0 and at most 4")),
+        ("zipf:4.1", error_text("splits", "zipf:4.1", "zipf:S with S above 0 and at most 4")),
+        ("hot:0", error_text("splits", "hot:0", "at least 1 and at most 2 hot ranks of 3")),
+        ("hot:3", error_text("splits", "hot:3", "at least 1 and at most 2 hot ranks of 3")),
+        ("combine:hot:3", error_text("splits", "hot:3", "at least 1 and at most 2 hot ranks of 3")),
         ("no-such-file", error_text("splits", "no-such-file", EXPECTED)),
         ("1,2", error_text("splits", "1,2", "3 weights, one a rank")),
         ("1,2,3,4", error_text("splits", "1,2,3,4", "3 weights, one a rank")),

@@ -146,6 +146,13 @@ def test_dry_run(in_tmp_path, capsys):
     assert list(in_tmp_path.iterdir()) == []
 
 
+def test_dry_run_needs_no_launcher(in_tmp_path, capsys):
+    """The commands of a cluster can be printed on a laptop without Slurm."""
+    words = ["nosuchrun", "python", "-m", "torchcoll.allreduce", "--sizes", "8"]
+    assert main(["matrix", "--runs", "1", "-o", "D", "--dry-run", "--", *words]) == 0
+    assert capsys.readouterr().out.startswith("nosuchrun python -m torchcoll.allreduce --sizes 8")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

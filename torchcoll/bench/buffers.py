@@ -56,6 +56,25 @@ def deregister(torch: Any, buffers: Buffers, device: str, group: Any) -> None:
 MOST_PLACES = 2048
 
 
+class Cycle:
+    """The call of a case whose uneven blocks move on: each time with the blocks of the next
+    position. The buffers hold the largest blocks, of which a call takes the beginning.
+    """
+
+    def __init__(self, calls: list[Call]) -> None:
+        self._calls = calls
+        self._next = 0
+
+    def __call__(self) -> object:
+        call = self._calls[self._next]
+        self._next = (self._next + 1) % len(self._calls)
+        return call()
+
+    def begin(self, position: int) -> None:
+        """Makes the next call the one of this position, which may be negative."""
+        self._next = position % len(self._calls)
+
+
 class Rotation:
     """The call of the case: each time on the next place.
 

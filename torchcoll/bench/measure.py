@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 import os
 import re
@@ -19,7 +20,7 @@ from torchcoll.core.errors import HangError, TorchcollError, UsageError, brief
 from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
-    from torchcoll.bench.buffers import Rotation
+    from torchcoll.bench.buffers import Cycle, Rotation
     from torchcoll.bench.concurrent import Work
     from torchcoll.bench.session import Rank
     from torchcoll.bench.sweep import Sweep
@@ -36,6 +37,8 @@ REFUSAL_S = 10.0
 # (tests/benchmarks/steady.py). The pause is what counts: a refill alone changes nothing, waiting
 # for 1 ms does. Long calls do not notice: they lead for no more than so long, and one always does.
 LEAD_CALLS, LEAD_NS = 10, 10_000_000
+# If blocks move on from call to call, so many positions are verified, each by a call of its own.
+MOST_CHECKED_POSITIONS = 8
 # How torch and its backends say that they have no such call, type or device.
 _NOT_THERE = re.compile(r"(?i)support|implement|unconvertible|no backend type")
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "memoryerror")
@@ -139,6 +142,8 @@ def _cannot_run(sweep: Sweep, case: Case) -> NotRun | None:
         reason = f"graphs are captured on cuda, not on {local.device.kind}"
     elif case.mode == "graph" and not COLLECTIVES[case.collective].has_data:
         reason = f"a {case.collective} waits on the host, which no graph can capture"
+    elif case.mode == "graph" and "rotating:" in (case.splits or ""):
+        reason = "a graph replays one call, but the blocks of rotating: move on from call to call"
     elif case.buffers != "default" and not backend_of(case.backend).buffers:
         reason = f"{case.backend} has no {case.buffers} buffers"
     elif sweep.spec.concurrent_collective and case.device in backend_of(case.backend).one_at_a_time:
@@ -215,7 +220,7 @@ class _Measurement:
         self.checker = Checker(local.torch, sizing, self.place, buffers, beat)
         self.refill = self.checker.refill
 
-        def made() -> Call:
+        def made(sizing: SizedCase = sizing) -> Call:
             call = prepared(local, sizing, self.place, buffers, communicator.group)
             if case.asynchronous or case.coalesce > 1:
                 from torchcoll.bench.calls import called
@@ -224,11 +229,16 @@ class _Measurement:
             return call
 
         if sizing.slots > 1:
-            from torchcoll.bench.buffers import Rotation
+            from torchcoll.bench.buffers import Cycle, Rotation
 
             self.rotation = Rotation(local.torch, sizing, self.place, buffers, made, beat)
             self.refill = self.rotation.refill
-        self.call = self.rotation or made()
+        self.cycle: Cycle | None = None
+        if sizing.positions > 1:
+            from torchcoll.bench.buffers import Cycle
+
+            self.cycle = Cycle([made(sizing.at(k)) for k in range(sizing.positions)])
+        self.call = self.rotation or self.cycle or made()
         self.timed = self.call  # or its captured graph: what is timed is what is verified
         self.align: Call = nothing
         if not sweep.alone:
@@ -278,7 +288,7 @@ class _Measurement:
         self.sweep.has_called = self.communicator.used = True
         failed = refused or self._check(samples, name)
         expected_ns = None
-        alone = not (case.asynchronous or case.coalesce > 1 or self.rotation)
+        alone = not (case.asynchronous or case.coalesce > 1 or self.rotation or self.cycle)
         library_log = self.sweep.library_log
         if library_log and alone and case.implementation == NATIVE:
             local.progress.step(f"{name}: what the library expects")
@@ -420,6 +430,8 @@ class _Measurement:
     def _batch(self, name: str, leads: int, size: int) -> dict[str, list[int]]:
         """The samples of ``size`` steady calls, after the ramp-up calls."""
         case, device, progress = self.sizing.case, self.device, self.local.progress
+        if self.cycle:  # so that steady call k of a batch has position k
+            self.cycle.begin(-leads)
         clocks, lead = device.clocks(case.mode), list[int]()
         live = clocks["issue"] if "issue" in clocks else clocks["host"]
         if case.back_to_back:
@@ -501,9 +513,13 @@ class _Measurement:
             return None
         local.progress.step(f"{name}: verification")
         checked = wrong = changed = 0
-        for turn in self.checker.turns:
+        positions = range(min(sizing.positions, MOST_CHECKED_POSITIONS))
+        for turn, position in itertools.product(self.checker.turns, positions):
             if self.rotation:  # which goes on with each call
                 self.rotation.stand()
+            if self.cycle:
+                self.cycle.begin(position)
+                self.checker.check_at(position)
             self.checker.prepare(turn)
             try:
                 self.align()

@@ -169,7 +169,10 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     what.add_argument("--in-place", help="0, 1 or both (each collective's own default)", **text)
     what.add_argument(
         "--splits",
-        help=f"of uneven blocks: seed:N, weights 1,2,4 or a matrix file ({default.splits})",
+        help=(
+            "of uneven blocks: balanced, zipf:S, hot:K, rotating:K, seed:N, weights 1,2,4 or a "
+            f"matrix file; combine: or pair: may stand before it ({default.splits})"
+        ),
         **text,
     )
     what.add_argument(

@@ -52,9 +52,10 @@ class Sweep:
         self._on_case = on_case
         self._weights = ""  # hash of the weights of uneven blocks
         if self.spec.has_splits:
-            from torchcoll.core.splits import split_weights
+            from torchcoll.core.splits import split_rules, split_weights
 
-            weights = split_weights(self.spec.splits, max(map(len, self.parts)))
+            rule = split_rules(self.spec.splits)[0]
+            weights = split_weights(rule, max(map(len, self.parts)))
             self._weights = fingerprint([list(row) for row in weights.rows])
 
     def run(self, which: Sequence[int] | None = None) -> None:

@@ -57,8 +57,8 @@ def allocate(
     """
     case, empty = sizing.case, empty or torch.empty
     dtype = getattr(torch, case.dtype) if case.dtype else torch.uint8
-    sent, received = sizing.elements(rank)
     sizes = sizing.buffer_elements(rank)
+    sent, received = sizes if sizing.positions > 1 else sizing.elements(rank)
     if case.in_place:
         room = empty(max(sizes), dtype=dtype, device=device)
         rooms = (room, room)
@@ -424,12 +424,18 @@ class Checker:
         self._rank = rank
         self._buffers = buffers
         self._pulse = pulse
-        self._segments = COLLECTIVES[self._case.collective].segments(sizing.layout(rank))
+        self.check_at(0)
         self._first = input_of(torch, sizing, rank, buffers.send)  # is wanted before every batch
         self._moved = None if self._case.op else self._first[0]
         self._turn = 0
         self._now = self._first
         self._expected: Pattern | None = None  # of a reduction in this turn, once it is wanted
+
+    def check_at(self, position: int) -> None:
+        """Expects the output of the blocks of this position; 0 if blocks do not move on."""
+        sizing = self._sizing.at(position) if position else self._sizing
+        layout = sizing.layout(self._rank)
+        self._segments = COLLECTIVES[self._case.collective].segments(layout)
 
     @property
     def turns(self) -> tuple[int, ...]:

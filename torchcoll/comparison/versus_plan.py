@@ -217,6 +217,7 @@ def _planned(sides: Sides, most: int, environ: Mapping[str, str]) -> tuple[RunPl
         implementations=sides.implementations,
         load=sides.load,
     )
+    plan.check_programs(environ)
     if len(plan.cells) < 2:
         raise UsageError(
             "versus",

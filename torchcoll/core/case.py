@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
@@ -178,8 +179,20 @@ class SizedCase:
         """The layout of the buffers of a rank."""
         return Layout(rank, self.ranks, self.count, self.case.root or 0, self.division)
 
+    @property
+    def positions(self) -> int:
+        """Number of different divisions into uneven blocks that calls go through in turn."""
+        return self.division.positions if self.division else 1
+
+    def at(self, position: int) -> SizedCase:
+        """The same case with the blocks of call number ``position``, from 0."""
+        assert self.division
+        return dataclasses.replace(self, division=self.division.at(position))
+
     def elements(self, rank: int) -> tuple[int, int]:
-        """Elements of the send and of the receive buffer of a rank, for one call."""
+        """Elements of the send and of the receive buffer of a rank, for one call; if the blocks
+        move on, of the call that this sizing is ``at``.
+        """
         return COLLECTIVES[self.case.collective].elements(self.layout(rank))
 
     def _widest(self, side: int) -> int:
@@ -229,8 +242,12 @@ class SizedCase:
         return max(1, self.span_bytes // stride_bytes) if stride_bytes else 1
 
     def buffer_elements(self, rank: int) -> tuple[int, int]:
-        """Elements of the send and of the receive buffer of a rank, with all slots."""
+        """Elements of the send and of the receive buffer of a rank, with all slots, and for the
+        largest blocks if they move on.
+        """
         sent, received = self.elements(rank)
+        if self.positions > 1:
+            return self.bytes_in // self.case.itemsize, self.bytes_out // self.case.itemsize
         if not self.span_bytes or self.slots == 1:
             return sent, received
         total = self.slots * self.stride

@@ -201,17 +201,19 @@ def _all_to_all(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any)
 
 
 def _all_to_all_v(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
-    sent = list(x.blocks.matrix[x.rank])
-    received = [row[x.rank] for row in x.blocks.matrix]
+    sent = [x.blocks.pair(x.rank, peer) for peer in range(x.ranks)]
+    received = [x.blocks.pair(peer, x.rank) for peer in range(x.ranks)]
+    # The buffers are larger than the blocks of this call if blocks move on from call to call.
+    send, recv = send.narrow(0, 0, sum(sent)), recv.narrow(0, 0, sum(received))
     return partial(dist.all_to_all_single, recv, send, received, sent, group=group)
 
 
 def _segments_v(x: Layout) -> list[Segment]:
     segments, offset = [], 0
-    for source, row in enumerate(x.blocks.matrix):
-        length = row[x.rank]
-        segments.append(Segment(offset, length, source, sum(row[: x.rank])))
-        offset += length
+    for source in range(x.ranks):
+        row = [x.blocks.pair(source, peer) for peer in range(x.rank + 1)]
+        segments.append(Segment(offset, row[-1], source, sum(row[:-1])))
+        offset += row[-1]
     return segments
 
 
@@ -230,8 +232,8 @@ def _block_of_each(weights: Weights, elements: int) -> Division:
     return Division(Weights([row]), elements)
 
 
-def _lengths(x: Layout) -> tuple[int, ...]:
-    return x.blocks.matrix[0]
+def _lengths(x: Layout) -> list[int]:
+    return [x.blocks.pair(0, rank) for rank in range(x.ranks)]
 
 
 def _reduce_scatter_v(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:

@@ -42,6 +42,7 @@ from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.units import counted, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
+    from torchcoll.core.splits import Weights
     from torchcoll.core.traffic import Traffic, TrafficCall
 
 
@@ -92,10 +93,10 @@ class Spec:
     bandwidth without meaning. iters: a fixed number of steady calls (0: cold calls only); None:
     until ``precision`` (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see
     bench/stopping.py. cold: at least so many cold calls. check: verify after timing. timeout_s: no
-    progress for so long is a hang. splits: of uneven blocks, ``seed:N``, weights, or a matrix
-    file. order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order, on several
-    backends A B B A; the default with several). beside: work on the same device that each
-    case is measured beside too, see ``read_work``. mesh: ``4x2``, each case in the columns
+    progress for so long is a hang. splits: of uneven blocks, a rule as in core/splits.py, such as
+    ``pair:hot:1``. order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order,
+    on several backends A B B A; the default with several). beside: work on the same device that
+    each case is measured beside too, see ``read_work``. mesh: ``4x2``, each case in the columns
     (``mod:2``) beside itself in the rows (``div:2``). offset: ``2ms``, single calls of a collective
     that is beside, which begin at once, and so long after each call of the case. points: exact
     calls in place of the product of collectives, dtypes, ops and sizes, which then hold what the
@@ -331,14 +332,15 @@ class Spec:
         for root in self.roots:
             if not 0 <= root < ranks:
                 raise UsageError("root", root, f"0 to {ranks - 1} ({counted(ranks, 'rank')})")
-        weights = None
+        weights: dict[str, Weights] = {}
         if self.has_splits:
-            from torchcoll.core.splits import split_weights
+            from torchcoll.core.splits import split_rules, split_weights
 
-            weights = split_weights(self.splits, ranks)
+            weights = {rule: split_weights(rule, ranks) for rule in split_rules(self.splits)}
+            self._check_splits(weights)
         by_key: dict[tuple[Any, ...], SizedCase] = {}
         for case in self._product():
-            sizing = size_case(case, ranks, weights)
+            sizing = size_case(case, ranks, weights.get(case.splits or ""))
             key = (dataclasses.replace(case, size_bytes=sizing.size_bytes), sizing.count)
             by_key.setdefault(key, sizing)
         sizings = list(by_key.values())
@@ -348,6 +350,16 @@ class Spec:
         if self.order == "shuffled":
             random.Random(self.seed).shuffle(sizings)
         return tuple(sizings)
+
+    def _check_splits(self, weights: Mapping[str, Weights]) -> None:
+        rotating = any(w.positions > 1 for w in weights.values())
+        others = [n for n in self.collectives if has_splits(n) and COLLECTIVES[n].blocks != BOTH]
+        if others and (rotating or len(weights) > 1):
+            what = f"{self.splits} of {others[0]}"
+            raise UsageError("splits", what, "pair: and rotating: of all_to_all_v alone")
+        if rotating and (self.buffer_reuse == "rotate" or self.concurrent_collective):
+            other = "--buffer-reuse rotate" if self.buffer_reuse == "rotate" else "--concurrent"
+            raise UsageError("splits", f"{self.splits} with {other}", "one of them")
 
     def parts(self, ranks: int) -> tuple[tuple[int, ...], ...]:
         """The sub-groups of so many ranks; one of all where none are asked for. Raises UsageError
@@ -402,6 +414,11 @@ class Spec:
                     yield name, dtype, op, sizes, self.asynchronous
 
     def _product(self) -> Iterable[Case]:
+        rules: tuple[str, ...] = ()
+        if self.has_splits:
+            from torchcoll.core.splits import split_rules
+
+            rules = split_rules(self.splits)
         device = self.device or "cpu"
         variants = [
             (backend, by) for backend in self.backends for by in _names(self.implementation)
@@ -417,7 +434,9 @@ class Spec:
                 placements = entry.placements if both_placements else (bool(self.in_place),)
             for root in self.roots if entry.has_root else (None,):
                 for in_place in placements:
-                    for size_bytes in sizes:
+                    for size_bytes, splits in itertools.product(
+                        sizes, rules if entry.has_splits else (None,)
+                    ):
                         # A B B A: what drifts with time favours neither.
                         for backend, by in back if next(turns) % 2 else forth:
                             yield Case(
@@ -430,7 +449,7 @@ class Spec:
                                 mode,
                                 backend,
                                 device,
-                                self.splits if entry.has_splits else None,
+                                splits,
                                 self.groups,
                                 self.buffers,
                                 asynchronous,

@@ -5,6 +5,13 @@ The weights are given as one of:
 - ``1,2,4,1``: a weight for each rank. All ranks send in these proportions, so receivers differ.
 - a file with a matrix, with spaces or commas: row s, column d is the weight of what rank s sends to
   rank d.
+- a pattern of mixture-of-experts traffic, in which all ranks send in the same proportions:
+  ``balanced`` (every rank receives the same), ``zipf:S`` (rank d receives in proportion to
+  1 / (d + 1)**S), ``hot:K`` (ranks 0 to K - 1 receive ``HEAT`` times as much as each other rank),
+  and ``rotating:K`` (as hot:K, but the hot ranks move on by K ranks from one call to the next).
+
+``combine:RULE`` exchanges senders and receivers: what the experts return after the rule's dispatch.
+``pair:RULE`` asks for both, as two cases.
 """
 
 from __future__ import annotations
@@ -21,7 +28,15 @@ from pathlib import Path
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import counted
 
-_EXPECTED = "seed:N, one weight a rank such as 1,2,4,1, or the path of a matrix file"
+# How many times as much a hot rank receives as each other rank.
+HEAT = 8
+_EXPECTED = (
+    "balanced, zipf:S, hot:K, rotating:K, seed:N, one weight per rank such as 1,2,4,1, or the path "
+    "of a matrix file; combine: or pair: may stand before it"
+)
+COMBINE, _PAIR = "combine:", "pair:"
+_PATTERN = re.compile(r"balanced|(zipf):([0-9.]{1,9})|(hot|rotating):([0-9]{1,6})")
+_ZIPF_SCALE = 1 << 40  # weights are whole: the error of a proportion is below 1e-9
 _SEED = re.compile(r"seed:([0-9]{1,18})")
 _LOW_4_BITS = bytes(i & 15 for i in range(256))
 
@@ -31,10 +46,28 @@ class Weights:
 
     With 1024 ranks there are a million pairs for each size. So rows of small weights may be
     ``bytes``, and sums are computed from histograms, which are computed once.
+
+    step: by how many ranks the destinations move on from one call to the next; 0 for weights that
+    stay. rows are those of the first call.
+    by_source: whether the sources move on in place of the destinations.
     """
 
-    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, rows: Sequence[Sequence[int]], step: int = 0, by_source: bool = False
+    ) -> None:
         self.rows = rows
+        self.step = step
+        self.by_source = by_source
+
+    @property
+    def positions(self) -> int:
+        """After so many calls the weights are those of the first call again."""
+        ranks = len(self.rows[0])
+        return ranks // math.gcd(self.step, ranks) if self.step else 1
+
+    def transposed(self) -> Weights:
+        """Senders and receivers exchanged."""
+        return Weights(list(zip(*self.rows, strict=True)), self.step, not self.by_source)
 
     @cached_property
     def sent(self) -> list[Mapping[int, int]]:
@@ -71,14 +104,16 @@ class Division:
     """Elements of every pair of ranks, in proportion to the weights, rounded down.
 
     elements: the most that one rank sends or receives in total.
+    position: number of the call, from 0, if the weights move on from call to call.
     The pair with the largest weight gets at least one element, so that a case is never empty.
     """
 
-    def __init__(self, weights: Weights, elements: int) -> None:
+    def __init__(self, weights: Weights, elements: int, position: int = 0) -> None:
         self.weights = weights
         heaviest = max(max(histogram) for histogram in weights.sent)
         # Computed with whole numbers, because 49 * (2 / 98) in floating point is below 1.
         self._scale = (elements, weights.largest)
+        self._shift = position * weights.step % len(weights.rows[0])
         self.largest_pair = max(1, heaviest * elements // weights.largest)
         self._lone: tuple[int, int] | None = None
         if heaviest * elements < weights.largest:
@@ -86,22 +121,42 @@ class Division:
             row = weights.rows[source]
             self._lone = (source, max(d for d, weight in enumerate(row) if weight == heaviest))
 
+    @property
+    def positions(self) -> int:
+        """Number of different divisions, which calls go through in turn."""
+        return self.weights.positions
+
+    def at(self, position: int) -> Division:
+        """The division of call number ``position``, from 0."""
+        return Division(self.weights, self._scale[0], position)
+
     @cached_property
     def sent(self) -> list[int]:
         """Elements that each rank sends."""
-        return self._sums(self.weights.sent, 0)
+        return self._moved(self._sums(self.weights.sent, 0), self.weights.by_source)
 
     @cached_property
     def received(self) -> list[int]:
         """Elements that each rank receives."""
-        return self._sums(self.weights.received, 1)
+        return self._moved(self._sums(self.weights.received, 1), not self.weights.by_source)
 
     def pair(self, source: int, destination: int) -> int:
         """Elements that a source sends to a destination."""
+        if self._shift:
+            ranks = len(self.weights.rows[0])
+            if self.weights.by_source:
+                source = (source - self._shift) % ranks
+            else:
+                destination = (destination - self._shift) % ranks
         if self._lone:
             return int(self._lone == (source, destination))
         elements, largest = self._scale
         return self.weights.rows[source][destination] * elements // largest
+
+    def _moved(self, values: list[int], moves: bool) -> list[int]:
+        return (
+            [*values[-self._shift :], *values[: -self._shift]] if moves and self._shift else values
+        )
 
     def _sums(self, histograms: Sequence[Mapping[int, int]], side: int) -> list[int]:
         if self._lone:
@@ -112,18 +167,30 @@ class Division:
             for histogram in histograms
         ]
 
-    @cached_property
+    @property
     def matrix(self) -> tuple[tuple[int, ...], ...]:
         """The elements [source][destination]."""
-        elements, largest = self._scale
-        rows = [[weight * elements // largest for weight in row] for row in self.weights.rows]
-        if self._lone:
-            rows[self._lone[0]][self._lone[1]] = 1
-        return tuple(map(tuple, rows))
+        destinations = range(len(self.weights.rows[0]))
+        return tuple(
+            tuple(self.pair(source, destination) for destination in destinations)
+            for source in range(len(self.weights.rows))
+        )
+
+
+def split_rules(splits: str) -> tuple[str, ...]:
+    """The rules of the cases that ``splits`` asks for: two for a pair, otherwise itself."""
+    rule = splits.removeprefix(_PAIR)
+    return (splits,) if rule == splits else (rule, COMBINE + rule)
 
 
 def split_weights(splits: str, ranks: int) -> Weights:
-    """Read the text of ``splits`` for so many ranks. Raises UsageError."""
+    """Read the text of a rule for so many ranks. Raises UsageError."""
+    if splits.startswith(COMBINE):
+        return split_weights(splits.removeprefix(COMBINE), ranks).transposed()
+    if splits.startswith(tuple(f"{name}:" for name in ("zipf", "hot", "rotating"))) or (
+        splits == "balanced"
+    ):
+        return _pattern(splits, ranks)
     if splits.startswith("seed:"):
         seed = _SEED.fullmatch(splits)
         if not seed:
@@ -138,6 +205,30 @@ def split_weights(splits: str, ranks: int) -> Weights:
     if len(row) != ranks:
         raise UsageError("splits", splits, f"{ranks} weights, one a rank")
     return Weights(_whole((row,), splits) * ranks)
+
+
+def _pattern(splits: str, ranks: int) -> Weights:
+    pattern = _PATTERN.fullmatch(splits)
+    if not pattern:
+        raise UsageError("splits", splits, _EXPECTED)
+    if splits == "balanced":
+        return Weights([(1,) * ranks] * ranks)
+    if pattern[1]:
+        try:
+            exponent = float(pattern[2])
+        except ValueError:
+            raise UsageError("splits", splits, "zipf:S with a number, such as zipf:1.2") from None
+        if not 0 < exponent <= 4:
+            raise UsageError("splits", splits, "zipf:S with S above 0 and at most 4")
+        row = tuple(max(1, round(_ZIPF_SCALE / (d + 1) ** exponent)) for d in range(ranks))
+        return Weights([row] * ranks)
+    hot = int(pattern[4])
+    if not 0 < hot < max(2, ranks):
+        raise UsageError(
+            "splits", splits, f"at least 1 and at most {ranks - 1} hot ranks of {ranks}"
+        )
+    row = tuple(HEAT if d < hot else 1 for d in range(ranks))
+    return Weights([row] * ranks, step=hot if pattern[3] == "rotating" else 0)
 
 
 def _random(seed: int, ranks: int) -> Weights:

@@ -195,6 +195,27 @@ def batches_of(result: CaseResult, samples: Matrix) -> list[tuple[int, int]]:
     return [(0, length)]
 
 
+def position_medians(result: CaseResult, clock: str | None = None) -> list[float]:
+    """The median time in ns of the steady calls at each position of uneven blocks that move on from
+    call to call (``rotating:K``); [] for other blocks, or if a sample is the mean of several calls.
+
+    Call k of each batch is at position k modulo their number (bench/measure.py).
+    """
+    splits = result.case.splits or ""
+    if "rotating:" not in splits or result.calls_per_sample > 1 or not result.time_ns:
+        return []
+    from torchcoll.core.splits import split_weights
+
+    positions = split_weights(splits, result.ranks).positions
+    clock = clock or default_clock(result)
+    times = steady_times(result, clock)
+    samples: list[list[float]] = [[] for _ in range(positions)]
+    for first, last in batches_of(result, result.time_ns[str(clock)]):
+        for index in range(first, last):
+            samples[(index - first) % positions].append(times[index])
+    return [median(sample) for sample in samples] if all(samples) else []
+
+
 def over_ranks_of(result: CaseResult, how: str) -> str | None:
     """What the time of this case is of the ranks: ``how`` of our samples, of given figures what
     their source tells; None where it does not.

@@ -1,10 +1,10 @@
-"""Reads dumps of torch's Flight Recorder as JSON (never as pickle, which can run code when read).
+"""Reads dumps of torch's Flight Recorder: the pickle that the watchdog writes, or JSON.
 
-A file has one rank: what ``torch._C._distributed_c10d._dump_nccl_trace_json()`` returns, in newer
-torch also ``_dump_fr_trace_json()``. Layout: ``dump_json`` of torch/csrc/distributed/c10d/
+A file has one rank: what ``torch._C._distributed_c10d._dump_nccl_trace()`` or
+``_dump_nccl_trace_json()`` returns, in newer torch also ``_dump_fr_trace()`` and
+``_dump_fr_trace_json()``. Layout: ``dump`` and ``dump_json`` of torch/csrc/distributed/c10d/
 FlightRecorderDetail.hpp, versions 2.4 (torch 2.6) to 2.10 (torch 2.15). These fields of each entry
-are
-read: process_group [name, description], profiling_name, collective_seq_id (from 1, equal on all
+are read: process_group [name, description], profiling_name, collective_seq_id (from 1, equal on all
 ranks), input_sizes, input_dtypes, output_sizes, output_dtypes, time_created_ns, state, and
 duration_ms, which exists if TORCH_NCCL_ENABLE_TIMING was set. The times at which the watchdog
 noticed that a call had started or ended are not read, because they may be much too late.
@@ -25,6 +25,7 @@ from torchcoll.importers.base import itemsize, number, whole
 from torchcoll.importers.torch_names import (
     Numbers,
     check_ranks,
+    clock_of_rank,
     hidden_op,
     parse_rank_list,
     product,
@@ -59,7 +60,7 @@ def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
             "Flight Recorder dump", path, "a name that ends in the rank, such as fr_rank0.json"
         )
     traffic = Traffic(SOURCE, path=path)
-    traffic.groups = _groups(data, entries)
+    traffic.groups = read_groups(data, entries)
     numbers, calls = Numbers(), []
     start = min(_created(entry) for entry in entries)
     for index, entry in enumerate(entries):
@@ -71,6 +72,8 @@ def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
         if call:
             calls.append(call)
     traffic.calls = {rank: calls}
+    if start:
+        traffic.clocks = {rank: (clock_of_rank(rank), start)}
     members = {r for group in traffic.groups.values() for r in group.ranks}
     check_ranks(members, path)
     traffic.ranks = max(rank, *members, 0) + 1
@@ -82,8 +85,12 @@ def _created(entry: Mapping[str, Any]) -> int:
     return whole(entry.get("time_created_ns")) or 0
 
 
-def _group_name(entry: Mapping[str, Any]) -> tuple[str, str]:
-    name, description = entry["process_group"]
+def group_name(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """(name, description) of the group of an entry. Raises KeyError, TypeError or ValueError."""
+    group = entry["process_group"]
+    if not isinstance(group, (list, tuple)):
+        raise TypeError("a process group without name and description")
+    name, description = group
     return str(name), str(description)
 
 
@@ -91,17 +98,17 @@ def _backend(entry: Mapping[str, Any]) -> str:
     return str(entry.get("profiling_name") or "").partition(":")[0]
 
 
-def _groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Group]:
+def read_groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Group]:
     """The configured groups. On gloo they have no ranks, but the entries have the groups' names."""
     groups = {}
-    config = data["pg_config"]
+    config = data.get("pg_config")
     for name, entry in config.items() if isinstance(config, dict) else ():
         if name and isinstance(entry, dict):
             ranks, description = parse_rank_list(entry.get("ranks")), str(entry.get("desc") or "")
             groups[name] = Group(name, ranks, description=description)
     for entry in entries:
         try:
-            name, description = _group_name(entry)
+            name, description = group_name(entry)
         except (KeyError, TypeError, ValueError):
             continue  # ``_call`` reports it
         group = groups.get(name) or Group(name, description=description)
@@ -118,9 +125,9 @@ def _call(
     """
     name = str(entry["profiling_name"])
     collective = torch_collective(name)
-    if collective in _NO_CALLS:
+    if collective in NO_CALLS:
         return None
-    group, _ = _group_name(entry)
+    group, _ = group_name(entry)
     dtype = next(map(torch_dtype, [*entry["input_dtypes"], *entry["output_dtypes"]]), None)
     bytes_in, bytes_out = (
         _size_bytes(entry[f"{side}_sizes"], dtype) for side in ("input", "output")
@@ -131,7 +138,7 @@ def _call(
         bytes_in, bytes_out = (bytes_in, 0) if collective == "send" else (0, bytes_out)
     if "coalesced" not in name:
         collective = _kind_of_call(collective, entry, len(groups[group].ranks))
-    peer = _peer(name, collective, groups[group].ranks)
+    peer = message_peer(name, collective, groups[group].ranks)
     number_ = whole(entry.get("collective_seq_id"))
     counted = numbers.next(collective, group, peer)
     duration = number(entry.get("duration_ms"))
@@ -150,7 +157,7 @@ def _call(
     )
 
 
-_NO_CALLS = ("coalesced", "split", "new_window", "init")
+NO_CALLS = ("coalesced", "split", "new_window", "init")
 
 
 def _kind_of_call(collective: str, entry: Mapping[str, Any], ranks: int) -> str:
@@ -182,7 +189,7 @@ def _size_bytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
     return elements * (each or 0)
 
 
-def _peer(name: str, collective: str, ranks: Sequence[int]) -> int | None:
+def message_peer(name: str, collective: str, ranks: Sequence[int]) -> int | None:
     """The world rank of the peer in ``nccl:send 0->1`` and ``nccl:recv 1<-0``."""
     match = re.search(r"(?:->|<-)(\d+)", name)
     peer = whole(match[1]) if match and collective in ("send", "recv") else None

@@ -46,28 +46,43 @@ def is_pickle(begin: bytes) -> bool:
     return begin.startswith(_BEGINS)
 
 
-def read_pickle(data: bytes, path: str | os.PathLike[str]) -> Any:
+def read_pickle(
+    data: bytes, path: str | os.PathLike[str], problems: list[str] | None = None
+) -> Any:
     """The value of a pickle.
 
+    problems: with a list, a pickle that was cut off gives what it has, and the list gets a line.
     Raises UnreadableError for a pickle that needs anything else than plain values, and names what
     it needs; for one that is damaged or cut off; and for one that is too large.
     """
     reader = _Reader(data, path)
     try:
-        while (code := data[reader.position]) != _STOP:
-            reader.position += 1
-            instruction = _INSTRUCTIONS.get(code)
-            if instruction is None:
-                raise reader.refused(code)
-            instruction(reader)
-        value = reader.pop()
-    except IndexError:
-        raise reader.error("a pickle that was cut off or is damaged", "a whole one") from None
+        try:
+            value = _run(reader)
+        except IndexError:
+            cut = reader.position >= len(data)
+            if problems is None or not cut:
+                text = "a pickle that was cut off" if cut else "a damaged pickle"
+                raise reader.error(text, "a whole one") from None
+            problems.append(f"{path}: cut off after {len(data)} bytes")
+            value = reader.unfinished()
     except ValueError as error:
         text = f"{error} at byte {reader.position}"
         raise reader.error(f"a damaged pickle ({text})", "a whole one") from None
     _check_tree(value, reader)
     return value
+
+
+def _run(reader: _Reader) -> Any:
+    """Raises IndexError at the end of the data, or for a value that is not on the stack."""
+    data = reader.data
+    while (code := data[reader.position]) != _STOP:
+        reader.position += 1
+        instruction = _INSTRUCTIONS.get(code)
+        if instruction is None:
+            raise reader.refused(code)
+        instruction(reader)
+    return reader.pop()
 
 
 _STOP = ord(".")
@@ -118,6 +133,7 @@ class _Reader:
     def take(self, size: int) -> bytes:
         end = self.position + size
         if end > len(self.data):
+            self.position = len(self.data)
             raise IndexError
         piece = self.data[self.position : end]
         self.position = end
@@ -147,6 +163,16 @@ class _Reader:
         del self.stack[mark:]
         self.budget.add_bytes(_ITEM_BYTES * len(items))
         return items
+
+    def unfinished(self) -> Any:
+        """The outermost container, with all that was read of it; None if it had not begun."""
+        while self.marks:
+            items, container = self.pop_items(), self.stack[-1] if self.stack else None
+            if isinstance(container, list):
+                container += items
+            elif isinstance(container, dict):
+                _set_pairs(container, items[: len(items) // 2 * 2])
+        return self.stack[0] if self.stack else None
 
     def top(self, kind: type) -> Any:
         """The value on top of the stack, above the last mark."""

@@ -108,7 +108,9 @@ def make_plan(
     implementations: str | None = None,
     load: str | None = None,
 ) -> tuple[RunPlan, list[str]]:
-    """The plan, and what is to be told of it. Raises UsageError for anything that cannot be run."""
+    """The plan, and notes about it. Raises UsageError for what cannot be planned; whether the
+    launcher is installed is left to ``RunPlan.check_programs``.
+    """
     env = dict(os.environ) if environ is None else dict(environ)
     command = command_of(argv)
     dimensions: list[Dimension] = [variable_dimension(text) for text in variables]
@@ -134,7 +136,6 @@ def make_plan(
     check_placeholders(command, cells[0].axes, AXES_OF_LIBRARIES)
     _check_verified(command, cells)
     plan = RunPlan(command, cells, runs, seed)
-    plan.check_programs(env)
     return plan, [*asked.notes, *_warnings(cells, env)]
 
 

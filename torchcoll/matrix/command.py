@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -165,6 +166,8 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
         number_of("up-to", options.up_to, int, 1),
         load=options.load,
     )
+    if not options.dry_run:  # the commands of a cluster can be printed on any machine
+        plan.check_programs(os.environ)
     tell_notes(plan, notes)
     folder_path = Path(options.output)
     if options.dry_run:

@@ -8,7 +8,6 @@
       "jobs": [
         {
           "job": "slurm 4711",                          "" where nothing names it
-          "folder": "run-7",                            what its files have in common, "" for FOLDER
           "identities": ["slurm 4711"],
           "ranks": 8,                                   null where not known
           "kind": "out_of_memory",                      one of KINDS
@@ -40,6 +39,10 @@ choice, ``culprits`` is empty, ``candidates`` has all that it allows, the certai
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+from torchcoll.postmortem.evidence import JobEvidence, Place
+
 KINDS = (
     "mismatch",  # ranks made different calls: order, collective, size, dtype or group
     "missing_call",  # a rank never made a call that the others wait in, and went on or ended
@@ -63,3 +66,34 @@ DETAILS = {
     "canceled": ("time limit", "memory limit", "by a person", "preemption"),
 }
 CERTAINTIES = ("certain", "likely", "possible", "unknown")
+
+
+@dataclass(frozen=True)
+class EvidenceLine:
+    """One observation and the file that has it. rank: None for a line about several or no rank."""
+
+    text: str
+    place: Place
+    rank: int | None = None
+
+
+@dataclass
+class Diagnosis:
+    """What happened to a job. The fields are those of the JSON above."""
+
+    job: JobEvidence
+    kind: str = "unknown"
+    detail: str | None = None
+    certainty: str = "unknown"
+    headline: str = ""
+    culprits: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    candidates: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    group: str | None = None
+    collective: str | None = None
+    number: int | None = None
+    reasons: list[str] = field(default_factory=list)
+    evidence: list[EvidenceLine] = field(default_factory=list)
+    contradictions: list[str] = field(default_factory=list)
+    collect_next: list[str] = field(default_factory=list)

@@ -6,7 +6,7 @@ A reader is a module of this package with two functions. ``recognizes(path, begi
 file, of which ``begin`` are the first 64 KiB, is of its format. ``read_evidence(path, shown)``
 returns a JobEvidence for each job that the file contains; ``shown`` is the path relative to the
 folder.
-``folder.py`` merges what the files say of one job.
+``jobs.py`` merges what the files say of one job.
 """
 
 from __future__ import annotations
@@ -115,11 +115,17 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class FileRead:
-    """A file that said something. what: such as ``Flight Recorder dump`` or ``stderr``."""
+    """A file that said something. what: such as ``Flight Recorder dump`` or ``stderr``.
+
+    numbering: how its calls are numbered. Numbers of one group are compared only between files of
+    the same numbering. ``torch`` is collective_seq_id; a source that counts from its own start,
+    such as a profile, needs another word.
+    """
 
     path: str
     what: str
     ranks: tuple[int, ...] = ()
+    numbering: str = "torch"
 
 
 @dataclass
@@ -132,7 +138,9 @@ class JobEvidence:
     since 1970. ranks: size of the world where a file states it, otherwise None. nodes: rank -> name
     of its node. pids: rank -> process. last_number: (rank, group) -> number of its last call, where
     a source states that without the call itself. last_completed: the same of the last call that
-    completed. addresses: address of a host, as connection errors name it -> name of the node.
+    completed. alive_ns: rank -> last time, since 1970, at which its process certainly ran: much
+    earlier than that of other ranks, the process was stopped, dead or held by native code.
+    addresses: address of a host, as connection errors name it -> name of the node.
     left_out: (path, why) of files that say nothing.
     """
 
@@ -148,6 +156,7 @@ class JobEvidence:
     events: list[JobEvent] = field(default_factory=list)
     last_number: dict[tuple[int, str], int] = field(default_factory=dict)
     last_completed: dict[tuple[int, str], int] = field(default_factory=dict)
+    alive_ns: dict[int, int] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     files: list[FileRead] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)

@@ -12,6 +12,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run, facts_of
+from torchcoll.core.splits import COMBINE
 from torchcoll.core.summary import (
     ONE_RANK,
     Row,
@@ -20,10 +21,11 @@ from torchcoll.core.summary import (
     host_bound,
     nothing_sent,
     over_ranks,
+    position_medians,
     steady_times,
 )
 from torchcoll.core.two_modes import Modes, two_modes
-from torchcoll.core.units import counted, format_ns, format_ranges
+from torchcoll.core.units import counted, format_ns, format_ranges, format_size
 from torchcoll.report.answer import Caveat
 
 SPLITS_LINE = (
@@ -105,6 +107,13 @@ def _result_notes(result: CaseResult) -> Iterable[str]:
         )
     if check is not None and check.tolerance_ulp:
         yield f"values within {check.tolerance_ulp} ulp count as correct"
+    if medians := position_medians(result):
+        low, high = (format_ns(ns, 3) for ns in (min(medians), max(medians)))
+        calls = len(steady_times(result, default_clock(result))) // len(medians)
+        yield (
+            f"the median of each of the {len(medians)} positions of the hot ranks: {low} to {high} "
+            f"(about {counted(calls, 'call')} each)"
+        )
     yield from (one_line(text) for text in result.warnings)
 
 
@@ -175,7 +184,26 @@ def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
     lines += [text] if (text := nothing_sent(rows)) else []
     names = dict.fromkeys(row.collective for row in rows if has_splits(row.collective))
     lines += [f"{name}: {SPLITS_LINE}" for name in names]
+    lines += _pair_line(rows)
     return list(map(Caveat, lines))
+
+
+def _pair_line(rows: Sequence[Row]) -> list[str]:
+    """The time of dispatch and combine together, for the pairs among the rows; [] without any."""
+
+    def key(row: Row, rule: str) -> tuple[Any, ...]:
+        return (row.backend, row.implementation, row.dtype, row.size_bytes, row.group, rule)
+
+    dispatch = {key(row, row.splits or ""): row for row in rows if has_splits(row.collective)}
+    sums = []
+    for row in rows:
+        rule = row.splits or ""
+        other = dispatch.get(key(row, rule.removeprefix(COMBINE)))
+        if rule.startswith(COMBINE) and other and other.median_ns and row.median_ns:
+            on = f" on {row.backend}" if len({r.backend for r in rows}) > 1 else ""
+            total = format_ns(other.median_ns + row.median_ns, 4)
+            sums.append(f"{format_size(row.size_bytes_requested)}{on} {total}")
+    return [f"dispatch and combine together (sum of both times): {', '.join(sums)}"] if sums else []
 
 
 def stop_lines(rows: Iterable[Row]) -> list[str]:

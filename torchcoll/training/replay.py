@@ -48,6 +48,7 @@ def replay(
     compute: bool = False,
     timeout_s: float = 300.0,
     rehearse: bool = False,
+    shrink: bool = False,
 ) -> Traffic | None:
     """Replays a captured step of ``traffic`` on all ranks of this run, ``steps`` times.
 
@@ -61,6 +62,8 @@ def replay(
     - compute: the host sleeps (awake for the last 0.2 ms) for as long as it did something else
       between the calls of the training. Nothing is computed, so calls do not share cores, memory or
       the device with a computation.
+    - shrink: with fewer ranks than captured, the first ranks play what is left of their groups
+      (training/shrink.py); ``notes`` say what is left out.
     - backend, device, timeout_s, rehearse: as in Spec.
 
     Calls are made in the captured order on the same groups. Asynchronous calls overlap as they did,
@@ -75,14 +78,19 @@ def replay(
         raise UsageError("traffic", type(traffic).__name__, "a Traffic", action)
     import torch
 
-    asked = ["replay", backend, device, steps, compute, timeout_s, rehearse]
+    asked = ["replay", backend, device, steps, compute, timeout_s, rehearse, shrink]
     spec = Spec(backend=backend, device=device, timeout_s=timeout_s, rehearse=rehearse)
     options = SessionOptions(spec, asked=fingerprint(asked))
-    return play(torch, options, lambda: traffic, steps, compute)
+    return play(torch, options, lambda: traffic, steps, compute, shrink)
 
 
 def play(
-    torch: Any, options: SessionOptions, read: Callable[[], Traffic], steps: int, compute: bool
+    torch: Any,
+    options: SessionOptions,
+    read: Callable[[], Traffic],
+    steps: int,
+    compute: bool,
+    shrink: bool,
 ) -> Traffic | None:
     """Runs ``replay`` in a session with these options; ``read`` is called on each rank."""
     whole_number(steps, "steps", 1)
@@ -91,7 +99,7 @@ def play(
     if len(names) > 1 or not options.spec.communicates:
         raise UsageError("backend", backend, "one that communicates")
     with opened(torch, options) as session:
-        traffic, playback, step = _agree_on_step(session, read, compute)
+        traffic, playback, step = _agree_on_step(session, read, compute, shrink)
         player = _prepare_player(session, playback, compute)
         align = session.communicators.align(session.entries[0].name)
         align()
@@ -142,22 +150,27 @@ def play(
 
 
 def _agree_on_step(
-    session: Session, read: Callable[[], Traffic], compute: bool
+    session: Session, read: Callable[[], Traffic], compute: bool, shrink: bool
 ) -> tuple[Traffic, RankPlayback, Step]:
     """Returns the traffic, what this rank plays, and the step that all ranks play."""
     refusal: TorchcollError | None = None
     usual: list[Step] = []
+    left_out: list[str] = []
     try:
         traffic = read()
         ranks = session.local.ranks
+        if shrink and ranks < traffic.ranks:
+            from torchcoll.training import shrink as shrinking
+
+            traffic, left_out = shrinking.shrink(traffic, ranks)
         if ranks != traffic.ranks:
-            its = "A group cannot be played without its ranks; its"
-            action = f"{its if ranks < traffic.ranks else 'Its'} sizes can be measured on {ranks}: "
+            smaller = "--shrink plays what is left of its groups. "
             raise UsageError(
                 "ranks",
                 ranks,
                 f"{traffic.ranks}, as the step was captured on",
-                f"{action}torchcoll.suite --traffic.",
+                f"{smaller if ranks < traffic.ranks else ''}Its sizes can be measured on {ranks}: "
+                "torchcoll.suite --traffic.",
             )
         usual = most_common_steps(traffic, session.local.rank)[-_MAX_OFFERS:]
     except TorchcollError as error:
@@ -172,6 +185,7 @@ def _agree_on_step(
     step = max(common, key=lambda number: -1 if number is None else number)
     try:
         playback = rank_playback(traffic, session.local.rank, step)
+        playback = replace(playback, notes=(*left_out, *playback.notes))
         if compute and playback.plays and all(play.gap_ns is None for play in playback.plays):
             raise UsageError("compute", "calls without times", "a traffic that was captured")
     except TorchcollError as error:

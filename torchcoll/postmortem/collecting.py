@@ -1,0 +1,37 @@
+"""What to collect next time, so that the evidence decides what it left open."""
+
+from __future__ import annotations
+
+from torchcoll.postmortem.diagnosis import Diagnosis
+from torchcoll.postmortem.evidence import JobEvidence
+from torchcoll.postmortem.standing import Standings
+
+_MOST = 4
+
+
+def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings) -> list[str]:
+    """Lines with what was missing, the most telling first; [] where the answer is certain."""
+    if diagnosis.certainty == "certain":
+        return []
+    lines = []
+    logged = {event.rank for event in job.events if event.rank is not None}
+    missing = [rank for rank in standings.ranks if rank not in standings.recorded]
+    reliable = any(call.reliable_state for call in job.calls)
+    if not standings.recorded or not reliable:
+        lines.append(
+            "the last calls of every rank: torchcoll.capture(..., on_hang='dump'), or for NCCL "
+            "TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 (torch 2.6 to 2.8: "
+            "TORCH_NCCL_TRACE_BUFFER_SIZE)"
+        )
+    elif missing:
+        lines.append("the dumps of all ranks: TORCH_FR_DUMP_TEMP_FILE in a folder that all share")
+    if any(rank not in logged for rank in standings.ranks):
+        lines.append("stderr of every rank: torchrun --log-dir LOGS --redirects 3")
+    if diagnosis.kind in ("stopped", "slow", "unknown", "user_code"):
+        lines.append("where Python stands while the job hangs: py-spy dump --pid PID on each node")
+    if diagnosis.kind in ("stopped", "killed", "unknown", "link"):
+        lines.append("what ended processes: dmesg -T of the nodes, and sacct -j JOB or kubectl "
+                     "describe pod")  # fmt: skip
+    if diagnosis.kind == "link":
+        lines.append("NCCL_DEBUG=WARN, and the port counters of both nodes")
+    return lines[:_MOST]

@@ -1,0 +1,246 @@
+"""Reads the files below a folder with the readers of this package.
+
+Files may be compressed with gzip, of any size, foreign or unreadable. A file that says nothing is
+listed with the reason. What the others say is merged to jobs by jobs.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import tempfile
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from torchcoll.core.bounds import GZIP, UnpackBudget
+from torchcoll.core.errors import TorchcollError, UnreadableError, brief, nearest_file, one_line
+from torchcoll.core.opening import open_to_read
+from torchcoll.postmortem.evidence import CallSeen, JobEvidence
+from torchcoll.postmortem.jobs import FileEvidence, jobs_of
+
+# In the order in which they are asked. Formats that are recognised by less evidence come later.
+READERS = (
+    "recorder_evidence",
+    "kineto_evidence",
+    "inspector_evidence",
+    "capture_evidence",
+    "stack_evidence",
+    "log_evidence",
+)
+_BEGIN_BYTES = 1 << 16  # of a file, for recognizes()
+_MOST_FILES = 100_000
+_MOST_DEPTH = 16  # folders below folders
+# Calls that are kept, 500 bytes each. Of every rank the last ones, at least so many.
+_MOST_CALLS, _FEWEST_CALLS_OF_RANK = 400_000, 64
+_FEWEST_CALLS_OF_GROUP = 4
+_ARCHIVES = {b"PK\x03\x04": "a zip archive", b"\xfd7zXZ\0": "compressed with xz"}
+_ARCHIVES |= {b"BZh": "compressed with bzip2", b"\x28\xb5\x2f\xfd": "compressed with zstd"}
+_TAR = slice(257, 262)  # where a tar archive has b"ustar"
+
+
+@dataclass
+class FolderEvidence:
+    """What the files of a folder say. left_out: (path, why) of files that say nothing."""
+
+    path: str
+    jobs: list[JobEvidence] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+
+
+def read_folder(path: str) -> FolderEvidence:
+    """Read all files below a folder, or a single file.
+
+    Raises UnreadableError if there is no such folder or file, or none of its files says anything.
+    """
+    folder = FolderEvidence(path)
+    readers = _readers()
+    recognized: list[tuple[str, str, ModuleType]] = []
+    with tempfile.TemporaryDirectory(prefix="torchcoll-") as unpacked:
+        for shown, real in _files(path, folder.left_out):
+            try:
+                readable = _unpacked(real, shown, Path(unpacked))
+                with open_to_read(readable) as file:
+                    begin = file.read(_BEGIN_BYTES)
+                reader = next((r for r in readers if r.recognizes(Path(readable), begin)), None)
+            except (OSError, TorchcollError) as error:
+                folder.left_out.append((shown, _why(error)))
+                continue
+            if reader is None:
+                folder.left_out.append((shown, _unrecognized(begin)))
+            else:
+                recognized.append((shown, readable, reader))
+        calls_of_file = _MOST_CALLS // max(1, len(recognized))
+        files = []
+        for shown, readable, reader in recognized:
+            evidence = _read(shown, readable, reader, folder.left_out)
+            for item in evidence:
+                _keep_last_calls(item, calls_of_file)
+                files.append(FileEvidence(shown, item))
+    if not files:
+        raise _nothing_readable(folder)
+    folder.jobs = jobs_of(files)
+    return folder
+
+
+def _readers() -> list[ModuleType]:
+    names = [f"torchcoll.postmortem.{name}" for name in READERS]
+    return [importlib.import_module(name) for name in names if importlib.util.find_spec(name)]
+
+
+def _files(path: str, left_out: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yields (path relative to the folder, path) of each file, in the order of their names.
+
+    Links are followed. A file or folder with several names is read once.
+    """
+    if not os.path.isdir(path):
+        if not os.path.lexists(path):
+            raise UnreadableError("folder", path, "a folder that exists", nearest_file(path))
+        yield os.path.basename(path), path
+        return
+    seen: set[tuple[int, int]] = set()
+    count = 0
+    waiting = [(path, "", 0)]
+    while waiting:
+        folder, shown_folder, depth = waiting.pop()
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError as error:
+            if not shown_folder:
+                raise UnreadableError("folder", path, f"one to read ({error.strerror})") from None
+            left_out.append((shown_folder, f"cannot be read ({error.strerror})"))
+            continue
+        subfolders = []
+        for entry in entries:
+            shown = os.path.join(shown_folder, entry.name)
+            try:
+                status = entry.stat()
+                is_folder = entry.is_dir()
+            except OSError as error:  # a broken link
+                left_out.append((shown, f"cannot be read ({error.strerror})"))
+                continue
+            identity = (status.st_dev, status.st_ino)
+            if identity in seen:
+                left_out.append((shown, "the same file or folder as another one"))
+                continue
+            seen.add(identity)
+            if is_folder and depth == _MOST_DEPTH:
+                left_out.append((shown, f"more than {_MOST_DEPTH} folders deep"))
+            elif is_folder:
+                subfolders.append((entry.path, shown, depth + 1))
+            elif not status.st_size:
+                left_out.append((shown, "empty"))
+            elif count == _MOST_FILES:
+                left_out.append((shown, f"more than {_MOST_FILES} files: name a subfolder"))
+            else:
+                count += 1
+                yield shown, entry.path
+        waiting += reversed(subfolders)
+
+
+def _unpacked(path: str, shown: str, folder: Path) -> str:
+    """The path of the file, or of a plain copy below ``folder`` if it is compressed with gzip."""
+    with open_to_read(path) as source:
+        if not source.peek(2).startswith(GZIP):
+            return path
+        target = folder / Path(shown).relative_to(Path(shown).anchor)
+        target = target.with_suffix("") if target.suffix == ".gz" else target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        budget = UnpackBudget("file", shown)
+        unpacker = zlib.decompressobj(31)
+        packed = 0
+        with open(target, "wb") as copy:
+            # A job that was killed leaves a .gz without an end: what it has is read.
+            with contextlib.suppress(zlib.error):
+                while data := source.read(_BEGIN_BYTES):
+                    packed += len(data)
+                    while data:
+                        plain = unpacker.decompress(data, 1 << 20)
+                        budget.add(len(plain), packed)
+                        copy.write(plain)
+                        data = unpacker.unconsumed_tail
+                        if unpacker.eof:  # another member may follow
+                            data, unpacker = unpacker.unused_data, zlib.decompressobj(31)
+            if not copy.tell():
+                raise UnreadableError("file", shown, "a .gz that can be unpacked")
+    return os.fspath(target)
+
+
+def _read(
+    shown: str, path: str, reader: ModuleType, left_out: list[tuple[str, str]]
+) -> list[JobEvidence]:
+    try:
+        evidence: list[JobEvidence] = reader.read_evidence(Path(path), shown)
+    except (OSError, TorchcollError) as error:
+        left_out.append((shown, _why(error)))
+        return []
+    except (MemoryError, RecursionError, ArithmeticError, LookupError, TypeError, ValueError) as e:
+        # One damaged file must not hide what the others say.
+        left_out.append((shown, f"damaged ({type(e).__name__}: {brief(e)})"))
+        return []
+    kept = []
+    for item in evidence:
+        left_out += item.left_out
+        item.left_out = []
+        if item.calls or item.events or item.last_number or item.nodes or item.groups:
+            kept.append(item)
+    if not kept and not any(item.left_out for item in evidence):
+        left_out.append((shown, "says nothing about what happened"))
+    return kept
+
+
+def _keep_last_calls(evidence: JobEvidence, most: int) -> None:
+    """Drop the calls of each rank before its last ones, and keep the number of its last call."""
+    for call in evidence.calls:
+        if call.peer is not None:
+            continue
+        key = (call.rank, call.group)
+        evidence.last_number[key] = max(call.number, evidence.last_number.get(key, 0))
+        if call.reliable_state and call.state == "completed":
+            evidence.last_completed[key] = max(call.number, evidence.last_completed.get(key, 0))
+    calls_of: dict[int, list[CallSeen]] = defaultdict(list)
+    for call in evidence.calls:
+        calls_of[call.rank].append(call)
+    most = max(_FEWEST_CALLS_OF_RANK, most // max(1, len(calls_of)))
+    if all(len(calls) <= most for calls in calls_of.values()):
+        return
+    kept: list[CallSeen] = []
+    for calls in calls_of.values():
+        of_group: Counter[str] = Counter()
+        last = []
+        for index, call in enumerate(reversed(calls)):
+            of_group[call.group] += 1
+            if index < most or of_group[call.group] <= _FEWEST_CALLS_OF_GROUP:
+                last.append(call)
+        kept += reversed(last)
+    evidence.calls = kept
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror or brief(error)})"
+    return one_line(error)
+
+
+def _unrecognized(begin: bytes) -> str:
+    for magic, what in _ARCHIVES.items():
+        if begin.startswith(magic):
+            return f"{what}: unpack it"
+    if begin[_TAR] == b"ustar":
+        return "a tar archive: unpack it"
+    return "not a format that postmortem reads"
+
+
+def _nothing_readable(folder: FolderEvidence) -> UnreadableError:
+    action = "See docs/postmortem.md for what to collect."
+    if not folder.left_out:
+        return UnreadableError("folder", f"no file in {folder.path}", "what a job left", action)
+    shown, why = folder.left_out[0]
+    rest = len(folder.left_out) - 1
+    more = f", and {rest} more files" if rest else ""
+    value = f"{folder.path}, of which no file says anything: {shown} ({why}){more}"
+    return UnreadableError("folder", value, "what a job left", action)
