@@ -18,6 +18,7 @@ from typing import Any
 from torchcoll.core.errors import UnreadableError, UsageError, did_you_mean, nearest_file
 
 EMBEDDING, LAYER, HEAD = "embedding", "layer", "head"
+MODULE = "module"  # model_type of a model that came from its code
 _BIGGEST_FILE = 10 << 20  # bytes; a config.json has a few thousand
 
 
@@ -33,6 +34,7 @@ class Weight:
     shape: tuple[int, ...]
     split: int | None = None
     expert: bool = False
+    trainable: bool = True
 
     @property
     def elements(self) -> int:

@@ -37,6 +37,7 @@ from torchcoll.core.traffic import TrafficCall
 from torchcoll.training.architectures import EMBEDDING, HEAD, LAYER, Architecture, Block, Weight
 from torchcoll.training.layer_calls import Batch, BlockCalls, LayerOptions, block_calls
 from torchcoll.training.layouts import DP, HSDP, ZERO1, ZERO2, Layout
+from torchcoll.training.memory import Memory
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
 from torchcoll.training.sent_by_wrappers import Parameter, ShardStep, ShardUnit, assign_buckets
 from torchcoll.training.sharded import BACKWARD, FORWARD, SEND, UNSHARD, USE, UnitAct
@@ -69,24 +70,6 @@ class TrainingOptions:
     param_dtype: str = ""
     reduce_dtype: str = ""
     layers: LayerOptions = field(default_factory=lambda: LayerOptions("bfloat16"))
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes that a rank needs. Activations are an approximation.
-
-    - buffers: whole parameters and gradients of FSDP2 at their peak, or DDP's buckets.
-    """
-
-    parameters: float
-    gradients: float
-    optimizer: float
-    buffers: float
-    activations: float
-
-    @property
-    def total(self) -> float:
-        return self.parameters + self.gradients + self.optimizer + self.buffers + self.activations
 
 
 @dataclass(frozen=True)
@@ -280,7 +263,11 @@ class _StagePlan:
 
     def _parameter(self, weight: Weight, shape: tuple[int, ...] | None = None) -> Parameter:
         return Parameter(
-            weight.name, shape or self._local(weight), self.options.dtype, self.itemsize
+            weight.name,
+            shape or self._local(weight),
+            self.options.dtype,
+            self.itemsize,
+            weight.trainable,
         )
 
     # DDP, and Megatron-LM's distributed optimizer
@@ -324,7 +311,7 @@ class _StagePlan:
         for blocks in reversed(self.chunks):
             for block in reversed(blocks):
                 for weight in in_order_of_gradients(block.weights):
-                    if (weight.expert and separate) == expert:
+                    if (weight.expert and separate) == expert and weight.trainable:
                         seen.setdefault(weight.name, self._parameter(weight))
         return list(seen.values())
 
@@ -525,7 +512,8 @@ class _StagePlan:
         FlashAttention does not keep: 34 bytes for each token and hidden column of a layer in 16-bit
         types, 2 with checkpointing; in the pipeline as many micro-batches as are in flight.
         """
-        layout, seen = self.layout, {}
+        layout = self.layout
+        seen: dict[str, Weight] = {}
         for blocks in self.chunks:
             for block in blocks:
                 for weight in block.weights:

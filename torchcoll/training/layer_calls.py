@@ -47,21 +47,22 @@ _EXCHANGED, _SENT = "all_to_all", "sendrecv"
 class Batch:
     """What one data-parallel rank computes in a step.
 
-    - micro_batches: how many forward and backward passes; of each: sequences of tokens.
+    - micro_batches: how many forward and backward passes; each of so many sequences of tokens (a
+      fraction in strong scaling).
     """
 
     micro_batches: int
     sequences: int
-    tokens: int
+    tokens: float
 
     @property
-    def tokens_each(self) -> int:
+    def tokens_each(self) -> float:
         """Tokens of a micro-batch."""
         return self.sequences * self.tokens
 
     @property
     def text(self) -> str:
-        each = f"{self.sequences} x {self.tokens} tokens"
+        each = f"{self.sequences} x {self.tokens:g} tokens"
         return f"{self.micro_batches} micro-batches of {each}" if self.micro_batches > 1 else each
 
 
@@ -161,17 +162,12 @@ def _keys(
     elements = batch.tokens_each * architecture.key_columns / layout.tp / layout.cp
     local = math.ceil(elements * find_dtype(options.dtype).itemsize)
     what = "keys and values"
+    part = "the attention of another part"
+    kept = [SentCall("cp", _GATHERED, local * layout.cp, what, "the attention of its own part")]
     if options.ring:
-        kept = (SentCall("cp", _SENT, local, what, "the attention of another part"),)
-        kept *= layout.cp - 1
-    else:
-        kept = (
-            SentCall("cp", _GATHERED, local * layout.cp, what, "the attention of its own part"),
-        )
-    gradient = SentCall(
-        "cp", _SENT, math.ceil(4 * elements), "their gradients", "the attention of another part"
-    )
-    return kept, (*kept, *[gradient] * layout.cp)
+        kept = [SentCall("cp", _SENT, local, what, part)] * (layout.cp - 1)
+    gradient = SentCall("cp", _SENT, math.ceil(4 * elements), "their gradients", part)
+    return tuple(kept), (*kept, *[gradient] * layout.cp)
 
 
 def _experts(

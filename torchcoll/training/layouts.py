@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchcoll.core.errors import UsageError, unknown
-from torchcoll.training.architectures import Architecture
+from torchcoll.training.architectures import MODULE, Architecture
 
 DP, ZERO1, ZERO2, FSDP, HSDP = "dp", "zero1", "zero2", "fsdp", "hsdp"
 # What replicates or shards the model; of each layout one.
@@ -192,6 +192,9 @@ def parse_layout(text: str, ranks: int | None = None, separator: str = ",") -> L
 def check_layout(layout: Layout, architecture: Architecture, micro_batches: int) -> None:
     """Raises UsageError for a layout that the model cannot have."""
     tp, layers = layout.tp, len(architecture.layers)
+    if architecture.model_type == MODULE and (layout.inner > 1 or layout.ep > 1):
+        expected = f"{', '.join(DATA_PARALLEL)} alone, for a model from its code"
+        raise UsageError("parallel", layout.name, expected, "A config.json says how it is split.")
     divided = [("attention heads", architecture.heads), ("key/value heads", architecture.key_heads)]
     divided.append(("feed-forward columns", architecture.feed_forward))
     if layout.ep == 1 or layout.tp > 1:

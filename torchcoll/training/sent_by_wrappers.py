@@ -14,6 +14,7 @@ torch/distributed/optim/zero_redundancy_optimizer.py, _partition_parameters and 
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import math
 from collections.abc import Iterator, Sequence
@@ -52,6 +53,7 @@ class Parameter:
         return "float" in self.dtype
 
 
+@functools.cache
 def torch_version() -> tuple[int, int]:
     """Returns the version of the installed torch, such as (2, 13)."""
     major, minor = importlib.metadata.version("torch").split(".")[:2]
