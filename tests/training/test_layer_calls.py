@@ -27,7 +27,7 @@ from torchcoll.training.architectures import parse_config
 from torchcoll.training.config_plan import TrainingOptions, plan_config
 from torchcoll.training.layer_calls import LayerOptions, parse_batch
 from torchcoll.training.layouts import check_layout, parse_layout
-from torchcoll.training.step_program import Start
+from torchcoll.training.step_program import BeginCall
 
 LAYERS = 3
 
@@ -129,7 +129,7 @@ def planned(layout_text, batch="1x8", layers=LAYERS, checkpoint=False, stage=Non
     return [
         [act.sent.group, act.sent.collective, act.sent.size_bytes]
         for act in plan.program.acts
-        if isinstance(act, Start)
+        if isinstance(act, BeginCall)
     ]
 
 

@@ -42,7 +42,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Block:
+class ModelBlock:
     """The embedding, a layer or the head.
 
     - norms: the numbers of elements of its norms, whose gradients sequence parallelism reduces.
@@ -85,7 +85,7 @@ class Architecture:
     key_heads: int
     key_columns: int
     feed_forward: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[ModelBlock, ...]
     experts: int = 0
     top_k: int = 0
     expert_columns: int = 0
@@ -99,7 +99,7 @@ class Architecture:
     def parameters(self) -> int:
         return sum(block.elements for block in self.blocks)
 
-    def active_elements(self, block: Block) -> float:
+    def active_elements(self, block: ModelBlock) -> float:
         """Returns the parameters of a block that take part in the computation of one token."""
         if block.kind == EMBEDDING:  # a lookup
             return 0.0
@@ -117,7 +117,7 @@ class Architecture:
         return sum(w.elements * (share if w.expert else 1.0) for w in weights)
 
     @property
-    def layers(self) -> list[Block]:
+    def layers(self) -> list[ModelBlock]:
         return [block for block in self.blocks if block.kind == LAYER]
 
 
@@ -256,7 +256,7 @@ def _decoder(config: _Config) -> Architecture:
     every = config.number("decoder_sparse_step", 1)
     dense_layers = config.values.get("mlp_only_layers") or []
 
-    def layer(number: int) -> Block:
+    def layer(number: int) -> ModelBlock:
         prefix = f"model.layers.{number}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         if kind == "phi3":
@@ -289,7 +289,7 @@ def _decoder(config: _Config) -> Architecture:
             weights += _gated(mlp, hidden, wide, mlp_bias)
         for name in norms:
             weights += _norm(f"{prefix}.{name}_layernorm", hidden)
-        return Block(LAYER, tuple(weights), moe)
+        return ModelBlock(LAYER, tuple(weights), moe)
 
     return Architecture(
         source="",
@@ -310,14 +310,14 @@ def _decoder(config: _Config) -> Architecture:
 
 
 def _with_ends(
-    config: _Config, layers: list[Block], hidden: int, vocabulary: int, kind: str
-) -> tuple[Block, ...]:
+    config: _Config, layers: list[ModelBlock], hidden: int, vocabulary: int, kind: str
+) -> tuple[ModelBlock, ...]:
     """Returns the blocks of a decoder: embedding, layers, and the norm with the head."""
     embedding = Weight("model.embed_tokens.weight", (vocabulary, hidden), 0)
     head = _norm("model.norm", hidden)
     if not config.flag("tie_word_embeddings", kind in ("gemma", "gemma2")):
         head += _linear("lm_head", vocabulary, hidden, 0)
-    return (Block(EMBEDDING, (embedding,)), *layers, Block(HEAD, tuple(head)))
+    return (ModelBlock(EMBEDDING, (embedding,)), *layers, ModelBlock(HEAD, tuple(head)))
 
 
 def _routed(config: _Config, kind: str, wide: int) -> tuple[int, int, int]:
@@ -360,7 +360,7 @@ def _deepseek(config: _Config) -> Architecture:
         expected = f"at most the {experts} experts"
         raise UsageError("config", f"num_experts_per_tok = {top_k}", expected)
 
-    def layer(number: int) -> Block:
+    def layer(number: int) -> ModelBlock:
         prefix = f"model.layers.{number}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         queries = heads * (nope + rope)
@@ -387,7 +387,7 @@ def _deepseek(config: _Config) -> Architecture:
             weights += _gated(mlp, hidden, wide)
         weights += _norm(f"{prefix}.input_layernorm", hidden)
         weights += _norm(f"{prefix}.post_attention_layernorm", hidden)
-        return Block(LAYER, tuple(weights), moe)
+        return ModelBlock(LAYER, tuple(weights), moe)
 
     return Architecture(
         source="",
@@ -420,7 +420,7 @@ def _gpt2(config: _Config) -> Architecture:
             Weight(f"{name}.bias", (columns_out,), 0 if split == 1 else None),
         ]
 
-    def layer(number: int) -> Block:
+    def layer(number: int) -> ModelBlock:
         prefix = f"transformer.h.{number}"
         weights = [
             *_norm(f"{prefix}.ln_1", hidden, bias=True),
@@ -430,7 +430,7 @@ def _gpt2(config: _Config) -> Architecture:
             *conv(f"{prefix}.mlp.c_fc", hidden, wide, 1),
             *conv(f"{prefix}.mlp.c_proj", wide, hidden, 0),
         ]
-        return Block(LAYER, tuple(weights))
+        return ModelBlock(LAYER, tuple(weights))
 
     embedding = (
         Weight("transformer.wte.weight", (vocabulary, hidden), 0),
@@ -441,9 +441,9 @@ def _gpt2(config: _Config) -> Architecture:
     if not tied:
         head += _linear("lm_head", vocabulary, hidden, 0)
     blocks = (
-        Block(EMBEDDING, embedding),
+        ModelBlock(EMBEDDING, embedding),
         *(layer(n) for n in range(count)),
-        Block(HEAD, tuple(head)),
+        ModelBlock(HEAD, tuple(head)),
     )
     return Architecture(
         source="",
@@ -487,12 +487,12 @@ def _bert(config: _Config) -> Architecture:
         "down": "output.dense",
     }
 
-    def layer(number: int) -> Block:
+    def layer(number: int) -> ModelBlock:
         prefix = f"bert.encoder.layer.{number}"
         weights = _encoder_layer(prefix, names, hidden, wide, True)
         inner = _norm(f"{prefix}.attention.output.LayerNorm", hidden, bias=True)
         last = _norm(f"{prefix}.output.LayerNorm", hidden, bias=True)
-        return Block(LAYER, (*weights[:8], *inner, *weights[8:], *last))
+        return ModelBlock(LAYER, (*weights[:8], *inner, *weights[8:], *last))
 
     prefix = "bert.embeddings"
     embedding = (
@@ -520,9 +520,9 @@ def _bert(config: _Config) -> Architecture:
         key_columns=2 * hidden,
         feed_forward=wide,
         blocks=(
-            Block(EMBEDDING, embedding),
+            ModelBlock(EMBEDDING, embedding),
             *(layer(n) for n in range(count)),
-            Block(HEAD, tuple(head)),
+            ModelBlock(HEAD, tuple(head)),
         ),
         tied=True,
         vocabulary=vocabulary,
@@ -548,12 +548,12 @@ def _vit(config: _Config) -> Architecture:
         "down": "mlp.fc2",
     }
 
-    def layer(number: int) -> Block:
+    def layer(number: int) -> ModelBlock:
         prefix = f"vit.layers.{number}"
         weights = _encoder_layer(prefix, names, hidden, wide, bias)
         norms = _norm(f"{prefix}.layernorm_before", hidden, bias=True)
         norms += _norm(f"{prefix}.layernorm_after", hidden, bias=True)
-        return Block(LAYER, (*weights[:8], *norms, *weights[8:]))
+        return ModelBlock(LAYER, (*weights[:8], *norms, *weights[8:]))
 
     embedding = (
         Weight("vit.embeddings.cls_token", (1, 1, hidden)),
@@ -576,9 +576,9 @@ def _vit(config: _Config) -> Architecture:
         key_columns=2 * hidden,
         feed_forward=wide,
         blocks=(
-            Block(EMBEDDING, embedding),
+            ModelBlock(EMBEDDING, embedding),
             *(layer(n) for n in range(count)),
-            Block(HEAD, tuple(head)),
+            ModelBlock(HEAD, tuple(head)),
         ),
         tokens=tokens,
     )

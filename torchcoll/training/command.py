@@ -513,7 +513,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--compare",
         metavar="LIST",
-        help="layouts on --ranks beside each other: dp,fsdp,hsdp,fsdp+tp=8+sp",
+        help="layouts on --ranks, compared: dp,fsdp,hsdp,fsdp+tp=8+sp",
     )
     add(
         "--machine",
@@ -575,12 +575,12 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         check_path(options.plot, options.force)
     ranks = [] if options.ranks is None else parse_ranks(options.ranks)
     if options.plot and len(ranks) < 2:
-        raise UsageError("plot", options.plot, "--ranks with several numbers beside it")
+        raise UsageError("plot", options.plot, "several numbers of --ranks")
     step_ms = options.step_ms
     compute_ns = None if step_ms is None else 1e6 * _parse_positive(step_ms, "step-ms")
     machine = None if options.machine is None else find_machine(options.machine)
     if options.plot and machine is None:
-        raise UsageError("plot", options.plot, "--machine NAME or FILE beside it")
+        raise UsageError("plot", options.plot, "--machine NAME or FILE with it")
     sources = [name for name in ("config", "traffic", "parameters") if getattr(options, name)]
     if len(sources) != 1:
         actual = " and ".join(f"--{name}" for name in sources) or "nothing"
@@ -590,16 +590,14 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         return _plan_config(options, machine, ranks, compute_ns)
     for name in (*_OF_CONFIG[:3], *_OF_CONFIG[4:], *(["dtype"] if options.traffic else [])):
         if value := getattr(options, name):
-            raise UsageError(
-                name.replace("_", "-"), value, f"--config beside it, not --{sources[0]}"
-            )
+            raise UsageError(name.replace("_", "-"), value, f"--config with it, not --{sources[0]}")
     if options.traffic is not None:
         projection = plan_traffic(machine, read_traffic([options.traffic]), ranks, compute_ns)
     else:
         from torchcoll.core.collectives import find_dtype
 
         if not ranks:
-            raise UsageError("ranks", "none", "the number of ranks beside --parameters")
+            raise UsageError("ranks", "none", "the number of ranks with --parameters")
         count = _parse_positive(options.parameters, "parameters")
         dtype = find_dtype(options.dtype or "bfloat16").name
         projection = project_parameters(machine, count, ranks, dtype, compute_ns)
@@ -655,7 +653,7 @@ def _plan_config(
         if options.parallel is not None:
             raise UsageError("compare", "--parallel too", "one of them")
         if len(ranks) != 1:
-            raise UsageError("ranks", options.ranks or "none", "one number beside --compare")
+            raise UsageError("ranks", options.ranks or "none", "one number with --compare")
         layouts = parse_layouts(options.compare, ranks[0])
         comparison = compare_layouts(machine, architecture, layouts, batch, training, compute_ns)
         show_layouts(comparison, options.format)

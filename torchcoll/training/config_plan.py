@@ -34,9 +34,16 @@ from dataclasses import dataclass, field, replace
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import TrafficCall
-from torchcoll.training.architectures import EMBEDDING, HEAD, LAYER, Architecture, Block, Weight
+from torchcoll.training.architectures import (
+    EMBEDDING,
+    HEAD,
+    LAYER,
+    Architecture,
+    ModelBlock,
+    Weight,
+)
 from torchcoll.training.layer_calls import Batch, BlockCalls, LayerOptions, block_calls
-from torchcoll.training.layouts import DP, HSDP, ZERO1, ZERO2, Layout
+from torchcoll.training.layouts import DP, HSDP, ZERO1, ZERO2, ParallelLayout
 from torchcoll.training.memory import Memory
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
 from torchcoll.training.sent_by_wrappers import Parameter, ShardStep, ShardUnit, assign_buckets
@@ -85,7 +92,7 @@ class ConfigPlan:
 
 
 def plan_config(
-    architecture: Architecture, layout: Layout, batch: Batch, options: TrainingOptions
+    architecture: Architecture, layout: ParallelLayout, batch: Batch, options: TrainingOptions
 ) -> ConfigPlan:
     """Returns the plan of the pipeline stage that sends the most bytes.
 
@@ -101,7 +108,9 @@ def plan_config(
     )
 
 
-def stage_blocks(architecture: Architecture, layout: Layout, stage: int) -> list[list[Block]]:
+def stage_blocks(
+    architecture: Architecture, layout: ParallelLayout, stage: int
+) -> list[list[ModelBlock]]:
     """Returns the blocks of each virtual stage of a rank; the first stages have a layer more if the
     layers do not divide.
     """
@@ -160,11 +169,11 @@ class _StagePlan:
     def __init__(
         self,
         architecture: Architecture,
-        layout: Layout,
+        layout: ParallelLayout,
         batch: Batch,
         options: TrainingOptions,
         stage: int,
-        chunks: list[list[Block]],
+        chunks: list[list[ModelBlock]],
     ) -> None:
         self.architecture, self.layout, self.batch = architecture, layout, batch
         self.options, self.stage, self.chunks = options, stage, chunks
@@ -192,10 +201,10 @@ class _StagePlan:
 
     # What both kinds do
 
-    def _calls(self, block: Block) -> BlockCalls:
+    def _calls(self, block: ModelBlock) -> BlockCalls:
         return self.calls[block.kind, block.moe]
 
-    def _compute(self, phase: str, block: Block, active: float | None = None) -> None:
+    def _compute(self, phase: str, block: ModelBlock, active: float | None = None) -> None:
         elements = self.architecture.active_elements(block) if active is None else active
         self.writer.work(phase, elements / self.active)
 
@@ -389,8 +398,8 @@ class _StagePlan:
         return last + 1
 
     def _shard_step(
-        self, blocks: list[Block], pipeline: bool
-    ) -> tuple[ShardStep, dict[int, tuple[Block, bool]]]:
+        self, blocks: list[ModelBlock], pipeline: bool
+    ) -> tuple[ShardStep, dict[int, tuple[ModelBlock, bool]]]:
         """Returns the step of FSDP2 of a chunk, and the block of each unit with whether it is its
         experts.
         """
@@ -444,7 +453,7 @@ class _StagePlan:
         self,
         chunk: int,
         step: ShardStep,
-        units: dict[int, tuple[Block, bool]],
+        units: dict[int, tuple[ModelBlock, bool]],
         acts: Sequence[UnitAct],
         gather: bool,
         reduce: bool,
@@ -485,7 +494,7 @@ class _StagePlan:
                     if n == 0:
                         self.reduced = after
 
-    def _sent(self, call: TrafficCall, what: str, beside: str) -> SentCall | None:
+    def _sent(self, call: TrafficCall, what: str, overlaps: str) -> SentCall | None:
         """Returns a call of FSDP2 with its group's name in the layout; None in a group of one."""
         groups = {
             "shard": self.layout.data_group,
@@ -498,7 +507,7 @@ class _StagePlan:
             return None
         point, _ = point_of(call, self.layout.groups()[group][0])
         size_bytes = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
-        return SentCall(group, call.collective, size_bytes, what, beside)
+        return SentCall(group, call.collective, size_bytes, what, overlaps)
 
     # Memory
 

@@ -12,7 +12,7 @@ from torchcoll.curves.predictor import Predictor
 from torchcoll.training.architectures import Architecture
 from torchcoll.training.config_plan import TrainingOptions, plan_config
 from torchcoll.training.layer_calls import Batch
-from torchcoll.training.layouts import DATA_PARALLEL, Layout, check_layout, degrees_text
+from torchcoll.training.layouts import DATA_PARALLEL, ParallelLayout, check_layout, degrees_text
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
 from torchcoll.training.projection import (
     PlannedStep,
@@ -30,7 +30,7 @@ _FIRST_BYTES, _CAP_BYTES = DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB  # of DD
 def project_config(
     machine: Predictor | None,
     architecture: Architecture,
-    layout: Layout,
+    layout: ParallelLayout,
     ranks: Sequence[int],
     batch: Batch,
     options: TrainingOptions,
@@ -86,7 +86,7 @@ class _StepPlanner:
         self.machine, self.architecture, self.batch = machine, architecture, batch
         self.options, self.compute_ns = options, compute_ns
 
-    def __call__(self, layout: Layout, share: float = 1.0) -> PlannedStep:
+    def __call__(self, layout: ParallelLayout, share: float = 1.0) -> PlannedStep:
         batch = self.batch
         check_layout(layout, self.architecture, batch.micro_batches)
         plan = plan_config(
@@ -103,7 +103,7 @@ class _StepPlanner:
 
 
 def _notes(
-    architecture: Architecture, layout: Layout, batch: Batch, options: TrainingOptions
+    architecture: Architecture, layout: ParallelLayout, batch: Batch, options: TrainingOptions
 ) -> list[str]:
     """Returns what is assumed, a clause each."""
     notes = []
@@ -116,6 +116,13 @@ def _notes(
         notes.append(
             "tokens are taken as spread evenly over the experts"
             + (f", with capacity factor {capacity:g}" if capacity else ", none dropped or padded")
+        )
+    shards = layout.shards * layout.cp
+    if layout.sharded and layout.ep == 1 and 0 < architecture.experts < shards:
+        notes.append(
+            f"fully_shard pads the {architecture.experts} experts of a layer, one tensor, to "
+            f"{shards} ranks and sends {shards / architecture.experts:.3g} times their bytes: ep, "
+            "or shard_placement_fn with Shard(1), avoids that"
         )
     if layout.pp > 1:
         notes.append("calls, memory and times are those of the stage that sends the most")
@@ -179,7 +186,7 @@ class LayoutRow:
     - pareto: no other layout is better in both time and memory; without a time, bytes sent.
     """
 
-    layout: Layout
+    layout: ParallelLayout
     step: PlannedStep
     pareto: bool = False
 
@@ -212,7 +219,7 @@ class LayoutComparison:
 def compare_layouts(
     machine: Predictor | None,
     architecture: Architecture,
-    layouts: Sequence[Layout],
+    layouts: Sequence[ParallelLayout],
     batch: Batch,
     options: TrainingOptions,
     compute_ns: float | None,

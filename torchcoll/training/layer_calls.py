@@ -35,8 +35,8 @@ from dataclasses import dataclass
 
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError
-from torchcoll.training.architectures import EMBEDDING, HEAD, Architecture, Block
-from torchcoll.training.layouts import Layout
+from torchcoll.training.architectures import EMBEDDING, HEAD, Architecture, ModelBlock
+from torchcoll.training.layouts import ParallelLayout
 from torchcoll.training.step_program import BLOCKS, SHARED_EXPERTS, SentCall
 
 _REDUCED, _GATHERED, _SCATTERED = "all_reduce", "all_gather", "reduce_scatter"
@@ -105,7 +105,11 @@ class BlockCalls:
 
 
 def block_calls(
-    architecture: Architecture, block: Block, layout: Layout, batch: Batch, options: LayerOptions
+    architecture: Architecture,
+    block: ModelBlock,
+    layout: ParallelLayout,
+    batch: Batch,
+    options: LayerOptions,
 ) -> BlockCalls:
     """Returns the calls of one micro-batch in a block, in their order."""
     itemsize = find_dtype(options.dtype).itemsize
@@ -154,7 +158,7 @@ def block_calls(
 
 
 def _keys(
-    architecture: Architecture, layout: Layout, batch: Batch, options: LayerOptions
+    architecture: Architecture, layout: ParallelLayout, batch: Batch, options: LayerOptions
 ) -> tuple[tuple[SentCall, ...], tuple[SentCall, ...]]:
     """Returns the calls of context parallelism in the attention of a layer, of both passes."""
     if layout.cp < 2:
@@ -171,7 +175,7 @@ def _keys(
 
 
 def _experts(
-    architecture: Architecture, layout: Layout, batch: Batch, options: LayerOptions
+    architecture: Architecture, layout: ParallelLayout, batch: Batch, options: LayerOptions
 ) -> tuple[tuple[SentCall, ...], tuple[SentCall, ...]]:
     """Returns the calls around the routed experts of a layer, of both passes."""
     if layout.ep < 2:

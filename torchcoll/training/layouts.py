@@ -30,7 +30,7 @@ _FORM = "degrees such as fsdp=64, hsdp=8x8, fsdp=8,tp=8,sp or dp=8,tp=8,pp=4x2, 
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelLayout:
     """The degrees of a layout.
 
     - data: a name of DATA_PARALLEL.
@@ -115,7 +115,7 @@ class Layout:
         """The name of the group over which gradients are reduced or scattered."""
         return "shard" if self.data == HSDP else self.data
 
-    def on(self, ranks: int) -> Layout:
+    def on(self, ranks: int) -> ParallelLayout:
         """Returns the layout on this many ranks: the data-parallel degree takes what remains.
 
         With HSDP the number of replicas grows, and their size stays. Raises UsageError for ranks
@@ -131,7 +131,7 @@ class Layout:
         return replace(self, replicas=count, shards=max(1, self.shards))
 
 
-def parse_layout(text: str, ranks: int | None = None, separator: str = ",") -> Layout:
+def parse_layout(text: str, ranks: int | None = None, separator: str = ",") -> ParallelLayout:
     """Returns the layout of ``fsdp=8,tp=8,pp=4x2,sp``.
 
     - ranks: with it, a data-parallel degree without a number takes the remaining ranks; without
@@ -159,7 +159,7 @@ def parse_layout(text: str, ranks: int | None = None, separator: str = ",") -> L
         raise UsageError("parallel", text, f"one of {' and '.join(data)}")
     kind = data[0] if data else FSDP
     pipeline = values.get("pp", (1,))
-    layout = Layout(
+    layout = ParallelLayout(
         data=kind,
         tp=values.get("tp", (1,))[0],
         pp=pipeline[0],
@@ -189,7 +189,7 @@ def parse_layout(text: str, ranks: int | None = None, separator: str = ",") -> L
     return layout
 
 
-def check_layout(layout: Layout, architecture: Architecture, micro_batches: int) -> None:
+def check_layout(layout: ParallelLayout, architecture: Architecture, micro_batches: int) -> None:
     """Raises UsageError for a layout that the model cannot have."""
     tp, layers = layout.tp, len(architecture.layers)
     if architecture.model_type == MODULE and (layout.inner > 1 or layout.ep > 1):
@@ -221,20 +221,20 @@ def check_layout(layout: Layout, architecture: Architecture, micro_batches: int)
             expected = f"a divisor of the {shards * layout.cp} data-parallel ranks (with cp)"
             raise UsageError("parallel", f"ep={layout.ep}", expected)
         if tp > 1 and not layout.sequence_parallel:
-            expected = "sp beside ep and tp: the tokens are sharded over tp"
+            expected = "sp with ep and tp: the tokens are sharded over tp"
             raise UsageError("parallel", layout.name, expected)
 
 
-def parse_layouts(text: str, ranks: int) -> list[Layout]:
+def parse_layouts(text: str, ranks: int) -> list[ParallelLayout]:
     """Returns the layouts of ``dp,fsdp,hsdp,fsdp+tp=8`` on this many ranks."""
-    layouts: Sequence[Layout] = [parse_layout(item, ranks, "+") for item in text.split(",")]
+    layouts: Sequence[ParallelLayout] = [parse_layout(item, ranks, "+") for item in text.split(",")]
     wrong = next((layout for layout in layouts if layout.ranks != ranks), None)
     if wrong is not None:
         raise UsageError("compare", f"{wrong.name} = {wrong.ranks} ranks", f"{ranks}, as --ranks")
     return list(dict.fromkeys(layouts))
 
 
-def degrees_text(layout: Layout) -> str:
+def degrees_text(layout: ParallelLayout) -> str:
     """Returns for example ``fsdp=8 x tp=8 = 64 ranks``."""
     texts = [f"{name}={n}" for name, n in layout.degrees.items() if name != "ep"]
     product = math.prod(n for name, n in layout.degrees.items() if name != "ep")

@@ -1,4 +1,4 @@
-"""Shows layouts of a model beside each other: the answer, and a row per layout."""
+"""Shows layouts of a model side by side: the answer, and a row per layout."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _table(rows: Sequence[LayoutRow]) -> Grid:
         name, share = dominant(row.step)
         return f"{name} ({share:.0%})"
 
-    known = any(row.step.comm_ns for row in rows)
+    predicted = any(row.step.comm_ns for row in rows)
     computed = any(row.step.step_ns for row in rows)
     of_times = [
         (Head("comm"), time("comm_ns")),
@@ -92,7 +92,7 @@ def _table(rows: Sequence[LayoutRow]) -> Grid:
             (Head("Pareto"), lambda row: "yes" if row.pareto else ""),
             (Head("calls"), lambda row: f"{row.step.calls:,}"),
             (Head("sent"), lambda row: format_gigabytes(row.step.sent_bytes)),
-            *(of_times if known else []),
+            *(of_times if predicted else []),
             (Head("memory"), lambda row: format_gigabytes(row.memory_bytes)),
             (Head("most", left=True), most),
         ],
@@ -100,7 +100,7 @@ def _table(rows: Sequence[LayoutRow]) -> Grid:
         below=[
             "of a rank in a step; sent: with the algorithm of a ring; idle: waiting for other "
             "stages of the pipeline; most: the calls with the largest share of "
-            + ("comm" if known else "sent")
+            + ("comm" if predicted else "sent")
         ],
     )
 

@@ -19,7 +19,7 @@ from torchcoll.training.architectures import (
     LAYER,
     MODULE,
     Architecture,
-    Block,
+    ModelBlock,
     Weight,
 )
 
@@ -136,9 +136,9 @@ def read_module(target: str) -> Architecture:
         key_columns=0,
         feed_forward=0,
         blocks=(
-            Block(EMBEDDING, tuple(blocks[EMBEDDING])),
-            *(Block(LAYER, tuple(weights)) for weights in of_layers.values()),
-            Block(HEAD, tuple(blocks[HEAD])),
+            ModelBlock(EMBEDDING, tuple(blocks[EMBEDDING])),
+            *(ModelBlock(LAYER, tuple(weights)) for weights in of_layers.values()),
+            ModelBlock(HEAD, tuple(blocks[HEAD])),
         ),
         dtype=dtypes.most_common(1)[0][0],
     )

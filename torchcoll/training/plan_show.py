@@ -29,8 +29,7 @@ _LEGEND = (
     "computation; low and high: 90 % intervals"
 )
 _SENT_LEGEND = (
-    "sent: by each rank in a step, with the algorithm of a ring; beside: what can run at the same "
-    "time"
+    "sent: by each rank in a step, with the algorithm of a ring; overlaps: what can run meanwhile"
 )
 _SCALINGS = {
     WEAK: f"each rank computes as much as before; it stops where less than {HALF:.0%} of a step "
@@ -153,9 +152,9 @@ def _rows(step: PlannedStep) -> Grid:
     ]
     of_data = [
         (Head("carries", left=True), lambda rows: rows[0].what),
-        (Head("beside", left=True, drop=2), lambda rows: rows[0].beside),
+        (Head("overlaps", left=True, drop=2), lambda rows: rows[0].overlaps),
     ]
-    known = any(row.what for row in step.rows)
+    described = any(row.what for row in step.rows)
     return make_grid(
         [
             (Head("group", left=True), lambda rows: one_line(rows[0].group)),
@@ -168,7 +167,7 @@ def _rows(step: PlannedStep) -> Grid:
                 lambda rows: format_gigabytes(sum(row.sent_bytes for row in rows)),
             ),
             *(of_times if step.comm_ns else []),
-            *(of_data if known else []),
+            *(of_data if described else []),
         ],
         sorted(together.values(), key=weight, reverse=True),
         below=[*([_LEGEND] if step.comm_ns else []), _SENT_LEGEND],
@@ -291,7 +290,7 @@ def _row(row: PlannedRow) -> dict[str, Any]:
         "calls": row.calls,
         "sent_bytes": row.sent_bytes,
         "carries": row.what or None,
-        "beside": row.beside or None,
+        "overlaps": row.overlaps or None,
         **_flat("comm", row.time_ns),
         "beyond": row.extrapolated or None,
     }

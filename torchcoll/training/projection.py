@@ -57,7 +57,7 @@ class PlannedRow:
     """The calls of one size of a group in a step.
 
     - prediction: one of them; None without a machine.
-    - what: what they carry; beside: what they can run beside; '' if unknown.
+    - what: what they carry; overlaps: what they can overlap with; '' if unknown.
     """
 
     group: str
@@ -67,7 +67,7 @@ class PlannedRow:
     calls: int
     prediction: Prediction | None
     what: str = ""
-    beside: str = ""
+    overlaps: str = ""
 
     @property
     def sent_bytes(self) -> float:
@@ -227,7 +227,7 @@ def planned_step(
                 calls,
                 prediction,
                 sent.what,
-                sent.beside,
+                sent.overlaps,
             )
         )
     if machine is None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torchcoll.training import timeline
 from torchcoll.training.timeline import Compute, Mark, Send, Wait
 
-# What a call may run beside, and what it holds up if it is slow.
+# What a call can overlap with.
 BLOCKS = "nothing: computation waits"
 NEXT_LAYER = "the layer before it"
 REST_OF_BACKWARD = "the rest of the backward pass"
@@ -29,24 +29,24 @@ class SentCall(NamedTuple):
     - group: the name of its group.
     - size_bytes: the size S of nccl-tests.
     - what: what it carries, such as ``gradients``.
-    - beside: what it can run beside.
+    - overlaps: the computation, or the calls, with which it can overlap.
     """
 
     group: str
     collective: str
     size_bytes: int
     what: str = ""
-    beside: str = ""
+    overlaps: str = ""
 
 
-class Work(NamedTuple):
+class PassWork(NamedTuple):
     """A share of the computation of a pass (FORWARD or BACKWARD) of the step."""
 
     phase: str
     share: float
 
 
-class Start(NamedTuple):
+class BeginCall(NamedTuple):
     """Issues a call; ``name`` is its end for Wait. ``after``: as in timeline.Send."""
 
     name: Hashable
@@ -65,7 +65,7 @@ class Idle(NamedTuple):
     waited: tuple[SentCall, ...]
 
 
-ProgramAct = Work | Start | Wait | Mark | Idle
+ProgramAct = PassWork | BeginCall | Wait | Mark | Idle
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class StepProgram:
     def counts(self) -> Counter[SentCall]:
         """How often each call is made in the step."""
         return Counter(
-            act.sent for act in self.acts if isinstance(act, Start) if act.sent.size_bytes
+            act.sent for act in self.acts if isinstance(act, BeginCall) if act.sent.size_bytes
         )
 
     def step_ns(
@@ -114,9 +114,9 @@ def bind(
     """Returns the acts with their durations."""
     bound: list[timeline.Act] = []
     for act in acts:
-        if isinstance(act, Work):
+        if isinstance(act, PassWork):
             bound.append(Compute(act.share * passes_ns[act.phase]))
-        elif isinstance(act, Start):
+        elif isinstance(act, BeginCall):
             bound.append(Send(act.name, act.sent.group, time_ns(act.sent), act.after))
         elif isinstance(act, Idle):
             bound.append(Compute(_idle_ns(act, time_ns, passes_ns)))
@@ -134,12 +134,12 @@ class ProgramWriter:
 
     def work(self, phase: str, share: float) -> None:
         if share:
-            self.acts.append(Work(phase, share))
+            self.acts.append(PassWork(phase, share))
 
     def start(self, sent: SentCall, after: Hashable | None = None) -> Hashable:
         """Issues a call and returns its name."""
         self._count += 1
-        self.acts.append(Start(self._count, sent, after))
+        self.acts.append(BeginCall(self._count, sent, after))
         return self._count
 
     def block(self, calls: Sequence[SentCall]) -> None:
