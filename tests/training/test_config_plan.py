@@ -16,7 +16,7 @@ from torchcoll.training.layer_calls import LayerOptions, parse_batch
 from torchcoll.training.layouts import parse_layout
 from torchcoll.training.projection import dominant
 from torchcoll.training.sharded import BACKWARD, FORWARD
-from torchcoll.training.step_program import Idle, BeginCall, PassWork
+from torchcoll.training.step_program import BeginCall, Idle, PassWork
 
 BF16 = TrainingOptions("bfloat16")
 FP32 = TrainingOptions("float32", layers=LayerOptions("float32"))
