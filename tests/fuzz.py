@@ -31,6 +31,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fuzz_logs import LOGS, STACKS, STACKS_JSON
+
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.traffic import Traffic
 from torchcoll.importers.registry import import_file
@@ -45,7 +47,7 @@ from torchcoll.matrix.command import show_summary
 from torchcoll.matrix.folder import Folder
 from torchcoll.matrix.run import summary
 from torchcoll.overview.show import show
-from torchcoll.postmortem import kineto_evidence, recorder_evidence
+from torchcoll.postmortem import kineto_evidence, log_evidence, recorder_evidence, stack_evidence
 from torchcoll.report.reference import load_points
 from torchcoll.verdict.rules import read_rules
 
@@ -692,6 +694,8 @@ READERS = {
         "rank0.json",
     ),
     "Kineto evidence": Reader(_evidence(kineto_evidence), (_trace(),), "rank0.json"),
+    "log evidence": Reader(_evidence(log_evidence), LOGS, "rank3.log"),
+    "stack evidence": Reader(_evidence(stack_evidence), (STACKS, STACKS_JSON), "rank3.txt"),
     "NCCL log": Reader(_log, (NCCL_LOG,)),
     "oneCCL log": Reader(_log, (ONECCL_LOG,)),
     "XML": Reader(_dump, (TOPOLOGY, GRAPHS)),
