@@ -30,6 +30,7 @@ QUESTIONS = {
     "forcing",
     "pairs",
     "overview",
+    "reproduction",
     "startup",
     "training",
     "verdict",
@@ -59,6 +60,7 @@ TABLE = {
         set(),
     ),
     "pairs": ({"core", "libraries", "inputs"}, SCIENCE, set()),
+    "reproduction": ({"core", "libraries", "inputs", "stats", "matrix"}, SCIENCE, set()),
     "contention": ({"core", "libraries", "stats"}, SCIENCE, set()),
     "training": ({"core", "libraries", "inputs", "stats", "curves"}, SCIENCE, set()),
     "integrations": ({"core", "training"}, {"torch"}, set()),
@@ -80,7 +82,8 @@ ON_RANKS = {
         for name in (
             *("bucket_trial", "buckets", "capture", "decode", "device_times", "hook"),
             *("group_names", "meta_model", "player"),
-            *("recorded_calls", "replay", "replay_file", "shards", "stamps", "waits"),
+            *("recorded_calls", "replay", "replay_file", "ring_file", "shards", "stall_watch"),
+            *("stamps", "waits"),
         )
     ),
 }

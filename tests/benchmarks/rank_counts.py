@@ -30,7 +30,7 @@ from torchcoll.curves.model_sizes import Curve
 from torchcoll.curves.predictions import only_a_guess
 from torchcoll.verdict.published import publications
 
-MACHINES = 4
+MACHINES = 8
 NOISE = 0.03
 HOSTS = (1, 2, 4, 8, 32)
 SIZES = [1 << power for power in range(12, 31, 2)]

@@ -29,12 +29,16 @@ POINT_TO_POINT = ("send", "recv")
 
 @dataclass(frozen=True)
 class Group:
-    """A process group: ranks of the world in the order of the group; () where not known."""
+    """A process group: ranks of the world in the order of the group; () where not known.
+
+    calls_before: how many collectives torch had counted on it before its first captured call.
+    """
 
     name: str
     ranks: tuple[int, ...] = ()
     backend: str = ""
     description: str = ""
+    calls_before: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class TrafficCall:
     exposed_ns: the part of time_ns under which nothing else ran, where a trace tells it.
     tensors: how many tensors went in one coalesced call. splits: bytes to each rank of the group,
     of an uneven all_to_all_v. algorithm: what the names of its kernels say (``RING/LL``), a hint
-    only; '' where not known.
+    only; '' where not known. logged_ns: when the source wrote the call down, since 1970 on the
+    rank's own clock, which may be long after its end; None where it does not tell.
     """
 
     collective: str
@@ -76,6 +81,7 @@ class TrafficCall:
     exposed_ns: int | None = None
     algorithm: str = ""
     began_ns: int | None = None
+    logged_ns: int | None = None
 
     @property
     def span(self) -> Span | None:
@@ -105,7 +111,8 @@ class TrafficCall:
         optional = (call.root, call.peer, call.step, call.time_ns, call.exposed_ns)
         sizes = (call.bytes_in, call.bytes_out, call.sequence, *call.splits)
         numbers = [*sizes, *(number for number in optional if number is not None)]
-        check_whole(*numbers, *or_none(call.start_ns), *or_none(call.began_ns), call.tensors)
+        check_whole(*numbers, *or_none(call.start_ns), *or_none(call.began_ns))
+        check_whole(*or_none(call.logged_ns), call.tensors)
         texts = (call.collective, call.group, call.clock, call.algorithm)
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("not a text")
@@ -137,7 +144,7 @@ class Traffic(Displayed):
     are of, what it said at their 0): ranks of one name can be compared; missing: not known.
     notes: what could not be seen, a sentence each. problems: what was wrong in
     the file. end: the ``status`` (``complete``, ``failed``, ``interrupted``) and, where it is not
-    complete, the ``reason``; {} where the file was cut off.
+    complete, the ``reason`` and the ``message`` of the exception; {} where the file was cut off.
     left_out: calls of all ranks that the source names without their sizes: no figure counts them.
     """
 
@@ -469,11 +476,14 @@ def _take(traffic: Traffic, record: str, data: dict[str, Any]) -> None:
         _known(traffic, *data["ranks"])
         if len(set(data["ranks"])) < len(data["ranks"]):
             raise ValueError("a rank twice in a group")
+        calls_before = data.get("calls_before", 0)
+        check_whole(calls_before)
         traffic.groups[data["name"]] = Group(
             data["name"],
             tuple(data["ranks"]),
             data.get("backend") or "",
             data.get("description") or "",
+            calls_before,
         )
     elif record == "step" or record in _SPANS:
         spans = [(start, end) for start, end in data["spans_ns"]]
@@ -494,7 +504,7 @@ def _take(traffic: Traffic, record: str, data: dict[str, Any]) -> None:
         traffic.environment |= data["environment"]
     elif record == "end":
         data.setdefault("status", "complete")
-        check_texts(data["status"], data.get("reason"))
+        check_texts(data["status"], data.get("reason"), data.get("message"))
         traffic.end = data
 
 
