@@ -16,6 +16,8 @@ import contextlib
 import dataclasses
 import io
 import json
+import pickle
+import pickletools
 import platform
 import random
 import re
@@ -26,12 +28,13 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.traffic import Traffic
 from torchcoll.importers.registry import import_file
-from torchcoll.importers.traces import read_traffic
+from torchcoll.importers.traces import read_jobs, read_traffic
 from torchcoll.inputs import load
 from torchcoll.libraries.dumps import read_dump
 from torchcoll.libraries.job_logs import file_rows, job_log
@@ -42,6 +45,7 @@ from torchcoll.matrix.command import show_summary
 from torchcoll.matrix.folder import Folder
 from torchcoll.matrix.run import summary
 from torchcoll.overview.show import show
+from torchcoll.postmortem import kineto_evidence, recorder_evidence
 from torchcoll.report.reference import load_points
 from torchcoll.verdict.rules import read_rules
 
@@ -610,6 +614,22 @@ def _importer(name: str) -> Callable[[Path], None]:
     return read
 
 
+def _dumps(path: Path) -> None:
+    """A file next to one of the same rank and one of another."""
+    data = path.read_bytes()
+    for name, content in (("rank1.json", data), ("b-rank0.json", _flight().encode())):
+        (path.parent / name).write_bytes(content)
+    _shown(*read_jobs([path.parent]))
+
+
+def _evidence(reader: ModuleType) -> Callable[[Path], None]:
+    def read(path: Path) -> None:
+        if reader.recognizes(path, path.read_bytes()[: 1 << 16]):
+            reader.read_evidence(path, path.name)
+
+    return read
+
+
 def _log(path: Path) -> None:
     reader, _ = read_log(str(path))
     for format in ("table", "json"):
@@ -636,7 +656,7 @@ def _manifest(path: Path) -> None:
 @dataclasses.dataclass(frozen=True)
 class Reader:
     read: Callable[[Path], None]
-    seeds: tuple[str, ...]
+    seeds: tuple[str | bytes, ...]
     name: str = "input"
 
 
@@ -660,6 +680,18 @@ READERS = {
     "Flight Recorder": Reader(
         lambda path: _shown(read_traffic([path])), (_flight(),), "rank0.json"
     ),
+    "Flight Recorder pickle": Reader(
+        lambda path: _shown(read_traffic([path])),
+        tuple(pickle.dumps(json.loads(_flight()), protocol) for protocol in range(5)),
+        "rank0.pickle",
+    ),
+    "dumps of several jobs": Reader(_dumps, (_flight(),), "rank0.json"),
+    "recorder evidence": Reader(
+        _evidence(recorder_evidence),
+        (_flight(), pickle.dumps(json.loads(_flight()), 2)),
+        "rank0.json",
+    ),
+    "Kineto evidence": Reader(_evidence(kineto_evidence), (_trace(),), "rank0.json"),
     "NCCL log": Reader(_log, (NCCL_LOG,)),
     "oneCCL log": Reader(_log, (ONECCL_LOG,)),
     "XML": Reader(_dump, (TOPOLOGY, GRAPHS)),
@@ -722,8 +754,12 @@ _WORDS = (
 )
 
 
-def changed(text: str, random: random.Random) -> bytes:
+def changed(text: str | bytes, random: random.Random) -> bytes:
     """The input with one to four changes."""
+    if isinstance(text, bytes):
+        for _ in range(random.randint(1, 4)):
+            text = random.choice(_BINARY_CHANGES)(text, random)
+        return text
     for _ in range(random.randint(1, 4)):
         text = random.choice(_CHANGES)(text, random)
     data = text.encode("utf-8", "surrogatepass")
@@ -794,6 +830,64 @@ _CHANGES = (
     *[_replaced(_VALUE, _VALUES)] * 3,
     *[_replaced(_WORD, _WORDS)] * 2,
     *(_other_value, _other_value, _cut, _without, _line, _repeated, _nested),
+)
+
+
+def _other_byte(data: bytes, random: random.Random) -> bytes:
+    """Half of them instructions of a pickle."""
+    place = random.randrange(len(data) + 1)
+    byte = random.choice(_INSTRUCTIONS) if random.random() < 0.5 else random.randbytes(1)
+    return data[:place] + byte + data[place + 1 :]
+
+
+def _more_bytes(data: bytes, random: random.Random) -> bytes:
+    place = random.randrange(len(data) + 1)
+    return data[:place] + random.choice(_PIECES) + data[place:]
+
+
+def _repeated_bytes(data: bytes, random: random.Random) -> bytes:
+    start = random.randrange(len(data) + 1)
+    piece = data[start : start + random.choice((1, 2, 5, 40))]
+    return data[:start] + piece * random.choice((2, 100, 3000)) + data[start:]
+
+
+def _without_bytes(data: bytes, random: random.Random) -> bytes:
+    start = random.randrange(len(data) + 1)
+    return data[:start] + data[start + random.randint(1, 40) :]
+
+
+def _cut_bytes(data: bytes, random: random.Random) -> bytes:
+    return data[: random.randrange(len(data) + 1)]
+
+
+def _moved_bytes(data: bytes, random: random.Random) -> bytes:
+    """A piece of it in place of another."""
+    first, second = (random.randrange(len(data) + 1) for _ in range(2))
+    length = random.randint(1, 60)
+    return data[:first] + data[second : second + length] + data[first + length :]
+
+
+_INSTRUCTIONS = tuple(code.code.encode("latin-1") for code in pickletools.opcodes)
+_PIECES = (
+    *(
+        b"cos\nsystem\n",
+        b"cbuiltins\neval\n(Vx\ntR",
+        b"\x8c\x02os\x8c\x06system\x93)R",
+        b"]q\0h\0a",
+    ),
+    *(b"B\xff\xff\xff\xff", b"\x8e" + b"\xff" * 8, b"\x8b\xff\xff\xff\x7f", b"r\xff\xff\xff\x7f"),
+    *(b"]" * 3000, b"(" * 3000, b"}" * 3000, b"2" * 3000, b"1" * 50, b"\x85" * 3000, b"\x86" * 20),
+    *(
+        b"L" + b"9" * 5000 + b"L\n",
+        b"F1e999\n",
+        b"G\x7f\xf8" + b"\0" * 6,
+        b"\x8a\xff" + b"\xff" * 255,
+    ),
+    *(b"X\x03\0\0\0\xed\xa0\x80", b"\x95" + b"\xff" * 8, b"I00\n", b"\x88", b"N", b"K\x01", b")"),
+)
+_BINARY_CHANGES = (
+    *(_other_byte, _other_byte, _other_byte, _more_bytes, _more_bytes),
+    *(_repeated_bytes, _without_bytes, _cut_bytes, _moved_bytes),
 )
 
 # -- running -------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ TABLE = {
     "startup": ({"core", "libraries", "inputs", "stats", "comparison"}, SCIENCE, set()),
     "forcing": ({"core", "libraries", "inputs", "stats", "comparison", "matrix"}, SCIENCE, set()),
     "curves": (
-        {"core", "libraries", "inputs", "stats", "comparison", "startup", "forcing"},
+        {"core", "libraries", "inputs", "stats", "comparison", "startup", "forcing", "verdict"},
         SCIENCE,
         set(),
     ),
@@ -80,7 +80,8 @@ ON_RANKS = {
         for name in (
             *("bucket_trial", "buckets", "capture", "decode", "device_times", "hook"),
             *("group_names", "meta_model", "player"),
-            *("recorded_calls", "replay", "replay_file", "shards", "stamps", "waits"),
+            *("recorded_calls", "replay", "replay_file", "ring_file", "shards", "stall_watch"),
+            *("stamps", "waits"),
         )
     ),
 }

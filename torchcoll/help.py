@@ -114,8 +114,8 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll gradients traffic/ --curve run.jsonl",
         ),
         "plan": (
-            "torchcoll plan --model machine.json --shape llama-8b --parallel dp=64",
-            "torchcoll plan --model machine.json --traffic traffic/ --ranks 8..512",
+            "torchcoll plan --machine machine.json --shape llama-8b --parallel dp=64",
+            "torchcoll plan --machine machine.json --traffic traffic/ --ranks 8..512",
         ),
         "replay": ("torchrun --nproc-per-node 8 -m torchcoll replay traffic/",),
     },

@@ -18,6 +18,7 @@ from torchcoll.core.units import format_size
 HERE = Path(__file__).parent
 OUT = HERE.parents[1] / "torchcoll" / "verdict" / "published.toml"
 TEXTS = (
+    "type",
     "machine",
     "gpu",
     "network",
@@ -60,6 +61,9 @@ def text() -> str:
         parts.append("\n[[run]]\n")
         parts += [f"{key} = {json.dumps(machine[key], ensure_ascii=False)}\n" for key in TEXTS]
         parts += [f"{key} = {int(machine[key])}\n" for key in ("hosts", "ranks")]
+        linked = machine["linked"] or int(machine["ranks"]) // int(machine["hosts"])
+        parts += [f"linked = {linked}\n"]
+        parts += [f"host_gbit = {machine['host_gbit']}\n"] if machine["host_gbit"] else []
         own = [line for line in figures if line["machine"] == machine["id"]]
         parts += ["figures = [\n", *(figure(line, int(machine["ranks"])) for line in own), "]\n"]
     return "".join(parts)

@@ -12,10 +12,10 @@ from made_runs import measured, run
 
 from torchcoll import cli
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.curves.model import predict_all
 from torchcoll.curves.model_file import load_model, model_object, model_text
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.curves.model_sizes import jackknife, quantile
+from torchcoll.curves.predictions import predict_all
 from torchcoll.curves.validation import OVER_RANKS, OVER_SIZES, validate
 from torchcoll.stats.sides import side
 

@@ -225,7 +225,7 @@ def test_a_plan_says_beside_what(tmp_path, capsys):
     path = tmp_path / "machine.json"
     for concurrent, expected in ((True, "4 ranks (dp=4): "), (False, "4 ranks (dp=4): at least ")):
         path.write_text(model_text(fit_model([worked(4, 1.5)], concurrent=concurrent).model))
-        words = ["plan", "--model", str(path), "--parameters", "1e6", "--parallel", "dp=4"]
+        words = ["plan", "--machine", str(path), "--parameters", "1e6", "--parallel", "dp=4"]
         assert cli.main(words) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[-1].startswith(expected)

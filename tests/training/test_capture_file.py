@@ -183,9 +183,9 @@ def test_a_folder_that_is_removed(alone):
 
 def test_an_exception_in_the_block_is_the_status(alone):
     assert alone["ended_by"] == [
-        {"status": "failed", "reason": "ValueError"},
-        {"status": "interrupted", "reason": "SystemExit"},
-        {"status": "interrupted", "reason": "KeyboardInterrupt"},
+        {"status": "failed", "reason": "ValueError", "message": "x"},
+        {"status": "interrupted", "reason": "SystemExit", "message": "0"},
+        {"status": "interrupted", "reason": "KeyboardInterrupt", "message": ""},
     ]
     file = alone["folder"] / "ended0/traffic-rank0.jsonl"
     last = json.loads(file.read_text().splitlines()[-1])

@@ -274,7 +274,7 @@ def test_a_step_grows_where_a_group_has_all_ranks(model):
 
 
 def test_the_answer_comes_first(file, capsys):
-    command = ["plan", "--model", file, "--parameters", "1e6", "--parallel", "dp=4"]
+    command = ["plan", "--machine", file, "--parameters", "1e6", "--parallel", "dp=4"]
     assert main([*command, "--backward-ms", "1"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     # 5 + 12 us and 1.5 x 104.8576 us, and 1.5 x 95.1424 us
@@ -285,7 +285,7 @@ def test_the_answer_comes_first(file, capsys):
 
 
 def test_json_csv_and_a_picture(file, tmp_path, capsys):
-    command = ["plan", "--model", file, "--parameters", "1e6", "--parallel", "dp=4"]
+    command = ["plan", "--machine", file, "--parameters", "1e6", "--parallel", "dp=4"]
     command += ["--ranks", "2..8", "--backward-ms", "1"]
     picture = tmp_path / "plan.png"
     assert main([*command, "--format", "json", "--plot", str(picture)]) == 0
@@ -344,7 +344,7 @@ def test_json_csv_and_a_picture(file, tmp_path, capsys):
 )
 def test_what_is_refused_in_one_line(file, monkeypatch, tmp_path, capsys, arguments, error):
     monkeypatch.chdir(tmp_path)
-    assert main(["plan", "--model", file, *arguments.split()]) in (2, 3)
+    assert main(["plan", "--machine", file, *arguments.split()]) in (2, 3)
     err = capsys.readouterr().err
     assert err.startswith(f"torchcoll: error: {error}")
     assert err.count("\n") == 1
@@ -380,15 +380,39 @@ def told(capsys):
 
 
 def test_a_model_without_the_collective_is_refused():
-    model = fit_model(made_models.runs()).model
+    model = fit_model(made_models.runs(["all_gather"])).model
     text = error_text(
         "collective",
-        "all_gather",
-        "what the model has: all_reduce. Measure it, on 2, 4, 8 ranks: torchrun "
-        "--nproc-per-node 8 -m torchcoll.allgather",
+        "all_reduce",
+        "what the model has: all_gather. Measure it, on 2, 4, 8 ranks: torchrun "
+        "--nproc-per-node 8 -m torchcoll.allreduce",
     )
     with pytest.raises(UsageError, match=f"^{text}"):
-        plan_shape(model, SHAPES["llama-8b"], 8e9, {"fsdp": 8}, [], None, 8192, "bfloat16")
+        plan_shape(model, SHAPES["llama-8b"], 8e9, {"dp": 8}, [], None, 8192, "bfloat16")
+
+
+def test_what_was_not_measured_is_half_an_all_reduce():
+    model = fit_model(made_models.runs()).model
+    whole = model.predict("all_reduce", 1 << 24, 8)
+    half = model.predict("all_gather", 1 << 24, 8)
+    assert half.time_ns == whole.time_ns / 2
+    assert half.low_ns < whole.low_ns / 2 and half.high_ns > 1.5 * whole.high_ns / 2
+    assert half.beyond == "all_gather not measured: half an all_reduce"
+
+
+def test_a_published_machine_answers_in_one_sentence(capsys):
+    command = ["plan", "--machine", "8xH100", "--shape", "llama-8b", "--parallel", "fsdp=64"]
+    assert main([*command, "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    step = document["step"]
+    # 67 all_gather of 416 MiB to 1002 MiB and 34 reduce_scatter, 47 GB: at most the 450 GB/s that a
+    # H100 sends; at least 50 GB/s, which eight times 400 Gbit/s cannot be slower than, 0.93 s.
+    sent = sum(row["calls"] * row["size_bytes"] for row in document["rows"])
+    assert 63 / 64 * sent / 450 < step["comm_low_ns"] < step["comm_ns"] < step["comm_high_ns"]
+    assert step["comm_high_ns"] < 63 / 64 * sent / 50
+    assert document["depends"].startswith("the bandwidth of the network between hosts")
+    assert main(command) == 0
+    assert "of communication a step; it depends most on the bandwidth" in capsys.readouterr().out
 
 
 def test_degrees():

@@ -183,7 +183,7 @@ def issued(recorder, size):
     """An all_reduce of so many bytes, which has not ended."""
     call = recorder.begin()
     fields = {**ALL_REDUCE, "bytes_in": size, "asynchronous": True}
-    recorder.add(call, fields, dist.group.WORLD, torch.device("cpu"))
+    recorder.add(call, fields, recorder.group(dist.group.WORLD, torch.device("cpu")))
     return call
 
 

@@ -93,6 +93,7 @@ RENAMED_OPTIONS = {
     "--beside": "--concurrent",
     "--around": "--load",
     "--against": "--baseline",
+    "--model": "--machine",
 }
 
 

@@ -12,7 +12,7 @@ from torchcoll.core.stdin import is_stdin
 _BEGIN = 1 << 16  # bytes that are looked at
 # A profiler's trace (Kineto), or a dump of the Flight Recorder, as JSON or as a pickle.
 TRACE = re.compile(
-    rb'\A\s*\{[^\0]*?"(?:traceEvents|pg_config|pg_status)"\s*:'
+    rb'\A\s*\{[^\0]*?"(?:traceEvents|pg_config|pg_status|collective_seq_id)"\s*:'
     rb"|\A(?:\x80|\(dp|\}q)[\s\S]*?pg_(?:config|status)"
 )
 # In the order in which they are tried: a log may hold the output of a benchmark, and `show` reads

@@ -29,12 +29,16 @@ POINT_TO_POINT = ("send", "recv")
 
 @dataclass(frozen=True)
 class Group:
-    """A process group: ranks of the world in the order of the group; () where not known."""
+    """A process group: ranks of the world in the order of the group; () where not known.
+
+    calls_before: how many collectives torch had counted on it before its first captured call.
+    """
 
     name: str
     ranks: tuple[int, ...] = ()
     backend: str = ""
     description: str = ""
+    calls_before: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ class Traffic(Displayed):
     are of, what it said at their 0): ranks of one name can be compared; missing: not known.
     notes: what could not be seen, a sentence each. problems: what was wrong in
     the file. end: the ``status`` (``complete``, ``failed``, ``interrupted``) and, where it is not
-    complete, the ``reason``; {} where the file was cut off.
+    complete, the ``reason`` and the ``message`` of the exception; {} where the file was cut off.
     left_out: calls of all ranks that the source names without their sizes: no figure counts them.
     """
 
@@ -469,11 +473,14 @@ def _take(traffic: Traffic, record: str, data: dict[str, Any]) -> None:
         _known(traffic, *data["ranks"])
         if len(set(data["ranks"])) < len(data["ranks"]):
             raise ValueError("a rank twice in a group")
+        calls_before = data.get("calls_before", 0)
+        check_whole(calls_before)
         traffic.groups[data["name"]] = Group(
             data["name"],
             tuple(data["ranks"]),
             data.get("backend") or "",
             data.get("description") or "",
+            calls_before,
         )
     elif record == "step" or record in _SPANS:
         spans = [(start, end) for start, end in data["spans_ns"]]
@@ -494,7 +501,7 @@ def _take(traffic: Traffic, record: str, data: dict[str, Any]) -> None:
         traffic.environment |= data["environment"]
     elif record == "end":
         data.setdefault("status", "complete")
-        check_texts(data["status"], data.get("reason"))
+        check_texts(data["status"], data.get("reason"), data.get("message"))
         traffic.end = data
 
 

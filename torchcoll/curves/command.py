@@ -101,9 +101,14 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     predict = actions.add_parser("predict", help="time and busbw with 90 %% intervals")
     add = predict.add_argument
-    add("model", metavar="MODEL", help="what `model fit` wrote")
-    add("--ranks", required=True, metavar="LIST", help="such as 8,12 or 8..4096 (doubling)")
-    add("--sizes", required=True, metavar="LIST", help="such as 1K,25M or 1K..1G (by 4)")
+    add(
+        "machine",
+        metavar="MACHINE",
+        help="what `model fit` wrote, or a machine that others measured: 8xH100 (list: all)",
+    )
+    add("--ranks", metavar="LIST", help="such as 8,12 or 8..4096 (doubling)")
+    add("--hosts", type=int, metavar="N", help="hosts of the ranks (default: as few as they fill)")
+    add("--sizes", metavar="LIST", help="such as 1K,25M or 1K..1G (by 4)")
     add("--collective", metavar="NAME", help="predict this collective only")
     add("--format", default="table", help="table, markdown, csv or json")
     validate = actions.add_parser(
@@ -157,15 +162,23 @@ def _fit(options: argparse.Namespace) -> ExitCode:
 
 def _predict(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.units import parse_ranks, parse_sizes
-    from torchcoll.curves.model import predict_all
-    from torchcoll.curves.model_file import load_model
+    from torchcoll.curves.machines_show import show_machines
     from torchcoll.curves.model_show import show_predictions
+    from torchcoll.curves.named_machines import LIST, find_machine
+    from torchcoll.curves.predictions import predict_all
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
+    if options.machine == LIST:
+        show_machines(options.format)
+        return ExitCode.OK
+    for name in ("ranks", "sizes"):
+        if getattr(options, name) is None:
+            raise UsageError(name, "none", f"--{name} LIST")
     ranks, sizes = parse_ranks(options.ranks), parse_sizes(options.sizes)
-    rows = predict_all(load_model(options.model), ranks, sizes, options.collective)
-    show_predictions(options.model, rows, options.format)
+    machine = find_machine(options.machine)
+    rows = predict_all(machine, ranks, sizes, options.collective, options.hosts)
+    show_predictions(machine, rows, options.format)
     return ExitCode.OK
 
 

@@ -6,20 +6,25 @@ Other packages call ``load_model(path).predict(collective, size_bytes, ranks)`` 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
-from torchcoll.core.collectives import COLLECTIVES, find_collective
-from torchcoll.core.errors import UsageError, brief
+from torchcoll.core.backends import backend_of
+from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
+from torchcoll.core.errors import UsageError
+from torchcoll.core.plausibility import DeviceLimits, device_named
 from torchcoll.core.units import counted, format_size
+from torchcoll.curves.predictor import PredictedCase, Prediction, Predictor, bounded, least_ns
+from torchcoll.curves.published_law import HALVES, half_all_reduce_interval
 from torchcoll.curves.rank_laws import StepLaw, step_laws
 from torchcoll.curves.size_law import SizeLaw, log_factors
 
 CONCURRENT = "concurrent"  # key of a kind: the work that ran at the same time as its calls
+LINK_GBPS = "link_gbps"  # key of the facts: a rank's share of the interfaces between hosts, GB/s
 TOO_SHORT = "too_short"  # key of the facts: a warning that this work ended before the calls
 
 # A value and the ends of its 90 % interval. A parameter that cannot be told from 0 is None, and
@@ -29,15 +34,6 @@ Figure = tuple[float, float, float]
 
 # Latency of a step in ns, and bandwidth in GB/s.
 Link = tuple[Figure | None, Figure | None]
-
-
-class Prediction(NamedTuple):
-    """A time in ns with its 90 % interval. beyond: how far it is extrapolated; '' if it is not."""
-
-    time_ns: float
-    low_ns: float
-    high_ns: float
-    beyond: str
 
 
 @dataclass(frozen=True)
@@ -166,6 +162,10 @@ class KindModel:
         return str(self.kind.get(CONCURRENT) or "")
 
     @property
+    def on_cpu(self) -> bool:
+        return self.kind.get("device") == "cpu"
+
+    @property
     def ranks_per_host(self) -> float | None:
         """The most ranks per host that were measured; None if the hosts are not known."""
         return max(
@@ -281,6 +281,33 @@ def _prediction(log: float, ends: tuple[float, float], texts: Sequence[str]) -> 
 
 
 @dataclass(frozen=True)
+class BoundedCase:
+    """The laws of a kind of case on links that are known: no time is shorter than they allow.
+
+    device: of each rank; None if not known. host_gbps: all interfaces of a host together; None if
+    not known.
+    """
+
+    entry: KindModel
+    device: DeviceLimits | None
+    host_gbps: float | None
+
+    @property
+    def kind(self) -> Mapping[str, Any]:
+        return self.entry.kind
+
+    @property
+    def collective(self) -> str:
+        return self.entry.collective
+
+    def predict(self, size_bytes: int, ranks: int, hosts: int | None = None) -> Prediction:
+        """See ``KindModel.predict``."""
+        prediction = self.entry.predict(size_bytes, ranks, hosts)
+        place = (self.collective, size_bytes, ranks, hosts)
+        return bounded(prediction, least_ns(*place, self.device, self.host_gbps))
+
+
+@dataclass(frozen=True)
 class MachineModel:
     """The model that ``model fit`` writes. facts: the machine and runs that it was fitted to."""
 
@@ -322,76 +349,105 @@ class MachineModel:
     ) -> Prediction:
         """The predicted time in ns with its 90 % interval, and how far it is extrapolated.
 
+        An all_gather or a reduce_scatter that was not measured is half an all_reduce.
+
         size_bytes: the size S of nccl-tests. kind: selects among several entries, see ``entry``.
         hosts and errors: see ``KindModel.predict``.
         """
-        return self.entry(collective, **kind).predict(size_bytes, ranks, hosts)
+        name = find_collective(collective).name
+        half = name in HALVES and not kind and name not in self._collectives
+        if half and DEFAULT_COLLECTIVE in self._collectives:
+            return self._half_of_all_reduce(name, size_bytes, ranks, hosts)
+        return self._bounded(self.entry(name, **kind)).predict(size_bytes, ranks, hosts)
 
+    def _bounded(self, entry: KindModel) -> BoundedCase:
+        device = None if entry.on_cpu else device_named(str(self.facts.get("device_name", "")))
+        link, per_host = float(self.facts.get(LINK_GBPS) or 0.0), self.ranks_per_host or 0.0
+        host_gbps = link * per_host if link and 0 < per_host < math.inf else None
+        return BoundedCase(entry, device, host_gbps)
 
-WIDEST = 100.0  # ratio of the ends of an interval: a wider interval counts as no prediction
+    def _half_of_all_reduce(
+        self, name: str, size_bytes: int, ranks: int, hosts: int | None
+    ) -> Prediction:
+        entry = self.entry(DEFAULT_COLLECTIVE)
+        backend = entry.kind.get("backend")
+        whole = (
+            name == "reduce_scatter" and backend and backend_of(str(backend)).whole_reduce_scatter
+        )
+        share = 1.0 if whole else 0.5
+        low, high = (1.0, 1.0) if whole else half_all_reduce_interval()
+        reduced = self.predict(DEFAULT_COLLECTIVE, size_bytes, ranks, hosts)
+        text = f"{name} not measured: {'an' if whole else 'half an'} all_reduce"
+        return Prediction(
+            share * reduced.time_ns,
+            share * low * reduced.low_ns,
+            share * high * reduced.high_ns,
+            "; ".join(filter(None, [text, reduced.beyond])),
+        )
 
+    @property
+    def _collectives(self) -> set[str]:
+        return {entry.collective for entry in self.entries}
 
-@dataclass(frozen=True)
-class PredictedRow:
-    """The prediction for one size on one number of ranks.
+    @property
+    def name(self) -> str:
+        return str(self.path or "the model")
 
-    prediction: None if its interval would be wider than WIDEST, or if no law covers these ranks.
-    reason: why there is no prediction; action: what to do about it.
-    """
+    @property
+    def intervals(self) -> str:
+        return "90 % intervals: jackknife+ (Barber et al. 2021), wider where extrapolated"
 
-    kind: Mapping[str, Any]
-    ranks: int
-    size_bytes: int
-    prediction: Prediction | None
-    reason: str = ""
-    action: str = ""
+    @property
+    def measured(self) -> str:
+        curves = [curve for entry in self.entries for curve in entry.over_sizes]
+        numbers = ", ".join(map(str, sorted({curve.ranks for curve in curves})))
+        low = format_size(min(curve.low_bytes for curve in curves))
+        high = format_size(max(curve.high_bytes for curve in curves))
+        return f"what is nearer to the data ({numbers} ranks, {low} to {high})"
 
+    @property
+    def ranks_per_host(self) -> float | None:
+        """The largest number of ranks per host in the data.
 
-def predict_all(
-    model: MachineModel, ranks: Sequence[int], sizes: Sequence[int], collective: str | None = None
-) -> list[PredictedRow]:
-    """Predict every kind of case of the model, or of one collective, for all sizes and ranks.
+        Infinite if all data is of one host: between hosts nothing was measured, so nothing can be
+        said of it. None if the model has no hosts.
+        """
+        hosts = [fit.hosts for entry in self.entries for fit in entry.over_sizes if fit.hosts]
+        if hosts and max(hosts) == 1:
+            return math.inf
+        return max(filter(None, (entry.ranks_per_host for entry in self.entries)), default=None)
 
-    Raises UsageError with the first reason if nothing can be predicted.
-    """
-    name = find_collective(collective).name if collective else None
-    entries = [entry for entry in model.entries if name in (None, entry.collective)]
-    if name and not entries:
-        raise model.missing_collective(name, name)
-    rows, first = [], None
-    for entry in entries:
-        for n in ranks:
-            for size in sizes:
-                try:
-                    prediction, reason, action = entry.predict(size, n), "", ""
-                except UsageError as error:
-                    prediction, reason, first = None, brief(error), first or error
-                    action = error.action
-                if prediction and (reason := only_a_guess(prediction)):
-                    prediction, action = None, MORE_DATA
-                rows.append(PredictedRow(entry.kind, n, size, prediction, reason, action))
-    if all(row.prediction is None for row in rows):
-        measured = [curve for entry in entries for curve in entry.over_sizes]
-        numbers = ", ".join(map(str, sorted({curve.ranks for curve in measured})))
-        low = format_size(min(curve.low_bytes for curve in measured))
-        high = format_size(max(curve.high_bytes for curve in measured))
-        refused = f"none: each 90 % interval is wider than {WIDEST:g}x"
-        expected = f"what is nearer to the data ({numbers} ranks, {low} to {high})"
-        raise first or UsageError("prediction", refused, expected, MORE_DATA)
-    return rows
+    def cases(self, collective: str | None = None) -> Sequence[PredictedCase]:
+        name = find_collective(collective).name if collective else None
+        entries = [entry for entry in self.entries if name in (None, entry.collective)]
+        if name and not entries:
+            raise self.missing_collective(name, name)
+        return [self._bounded(entry) for entry in entries]
 
+    def _entries_of(self, collectives: Iterable[str]) -> list[KindModel]:
+        measured = self._collectives
+        return [
+            self.entry(name if name in measured else DEFAULT_COLLECTIVE)
+            for name in dict.fromkeys(collectives)
+        ]
 
-MORE_DATA = "Measure nearer sizes, or more numbers of ranks, and fit again."
+    def concurrent_work(self, collectives: Iterable[str]) -> str:
+        works = [entry.concurrent for entry in self._entries_of(collectives)]
+        return ", ".join(dict.fromkeys(filter(None, works)))
 
+    def on_cpu(self, collectives: Iterable[str]) -> bool:
+        return any(entry.on_cpu for entry in self._entries_of(collectives))
 
-def too_wide(low_ns: float, high_ns: float) -> bool:
-    """Whether an interval with these ends is too wide to be a prediction."""
-    return high_ns > WIDEST * low_ns
+    def notes(self) -> list[str]:
+        notes = []
+        if self.ranks_per_host == math.inf:
+            notes.append(
+                "the model was fitted on one host: more ranks are taken for ranks of that host, "
+                "and what a network between hosts costs is not in it"
+            )
+        if text := self.facts.get(TOO_SHORT):
+            notes.append(str(text))
+        return notes
 
-
-def only_a_guess(prediction: Prediction) -> str:
-    """Why the interval of a prediction is too wide to be useful; '' if it is not."""
-    if not too_wide(prediction.low_ns, prediction.high_ns):
-        return ""
-    extrapolated = f"{prediction.beyond}: " if prediction.beyond else ""
-    return f"{extrapolated}its 90 % interval is wider than {WIDEST:g}x"
+    def alternatives(self) -> list[tuple[str, Predictor]]:
+        return []

@@ -15,8 +15,9 @@ from typing import Any
 from torchcoll.core.errors import UsageError, brief
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.units import counted
-from torchcoll.curves.model import CONCURRENT, KindModel, MachineModel, only_a_guess
+from torchcoll.curves.model import CONCURRENT, KindModel, MachineModel
 from torchcoll.curves.model_fit import machine_facts, measured_times, run_ids
+from torchcoll.curves.predictions import only_a_guess
 from torchcoll.curves.transitions import size_points
 from torchcoll.curves.validation import NEW_RUN, HeldOut, ValidationRow, validation_row
 from torchcoll.inputs import Source

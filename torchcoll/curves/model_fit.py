@@ -10,10 +10,12 @@ from typing import Any
 import numpy
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.plausibility import stated_link_gbps
 from torchcoll.core.result import ConcurrentBlocks, Run, hosts_of
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
     CONCURRENT,
+    LINK_GBPS,
     TOO_SHORT,
     KindModel,
     MachineModel,
@@ -81,6 +83,9 @@ def machine_facts(files: Side) -> dict[str, Any]:
         )
         if values:
             facts[name] = ", ".join(values[:4])
+    links = {stated_link_gbps(run) for run in files.parts if hosts_of(run) != 1}
+    if len(links) == 1 and (link := links.pop()):
+        facts[LINK_GBPS] = link
     if ids := run_ids(files):
         facts["runs"] = ids  # model_check.py warns if a model is checked against its own runs
     return facts

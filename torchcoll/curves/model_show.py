@@ -17,11 +17,12 @@ from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import footer_lines
 
 if TYPE_CHECKING:
-    from torchcoll.curves.model import Figure, KindModel, PredictedRow
+    from torchcoll.curves.model import Figure, KindModel
     from torchcoll.curves.model_fit import FittedModel
+    from torchcoll.curves.predictions import PredictedRow
+    from torchcoll.curves.predictor import Predictor
 
 PREDICTIONS_SCHEMA = "torchcoll-predictions/1"
-_JACKKNIFE = "90 % intervals: jackknife+ (Barber et al. 2021), wider where extrapolated"
 
 
 def show_fit(fitted: FittedModel, file: TextIO | None = None) -> None:
@@ -100,9 +101,12 @@ def _percent(share: float) -> str:
 
 
 def show_predictions(
-    path: str, rows: Sequence[PredictedRow], format: str = "table", file: TextIO | None = None
+    machine: Predictor,
+    rows: Sequence[PredictedRow],
+    format: str = "table",
+    file: TextIO | None = None,
 ) -> None:
-    """Print the predictions of a model. Raises UsageError for an unknown format."""
+    """Print the predictions of a machine. Raises UsageError for an unknown format."""
     kinds: dict[str, list[PredictedRow]] = {}
     for row in rows:
         kinds.setdefault(repr(row.kind), []).append(row)
@@ -112,10 +116,15 @@ def show_predictions(
         for kind_rows, title in zip(kinds.values(), titles, strict=True)
     ]
     actions = list(dict.fromkeys(row.action for row in rows if row.action))
-    last = Grid([], [], below=actions, answer=_predictions_answer(path, rows, titles))
+    last = Grid(
+        [],
+        [],
+        below=[*machine.notes(), *actions],
+        answer=_predictions_answer(machine.name, rows, titles),
+    )
     document = {
         "schema": PREDICTIONS_SCHEMA,
-        "model": str(path),
+        "model": machine.name,
         "level": 0.9,
         "rows": [
             {
@@ -131,10 +140,11 @@ def show_predictions(
             for row in rows
         ],
     }
-    print_results([Forms([Grid([], [], above=[_JACKKNIFE]), *grids, last], document)], format, file)
+    first = Grid([], [], above=[machine.intervals])
+    print_results([Forms([first, *grids, last], document)], format, file)
 
 
-def _predictions_answer(path: str, rows: Sequence[PredictedRow], titles: Sequence[str]) -> Answer:
+def _predictions_answer(name: str, rows: Sequence[PredictedRow], titles: Sequence[str]) -> Answer:
     """One prediction in a sentence, and how many of all predictions are extrapolated.
 
     Takes the first kind of case with a prediction; of this kind the most ranks and the largest
@@ -142,7 +152,7 @@ def _predictions_answer(path: str, rows: Sequence[PredictedRow], titles: Sequenc
     """
     predicted = [row for row in rows if row.prediction]
     if not predicted:
-        return Answer(f"nothing can be predicted by {path}: {rows[0].reason}", "doubt")
+        return Answer(f"nothing can be predicted by {name}: {rows[0].reason}", "doubt")
     of_kind = [row for row in predicted if row.kind == predicted[0].kind]
     inside = [row for row in of_kind if row.prediction and not row.prediction.beyond]
     most = max(inside or of_kind, key=lambda row: (row.ranks, row.size_bytes))
@@ -152,7 +162,7 @@ def _predictions_answer(path: str, rows: Sequence[PredictedRow], titles: Sequenc
     title = titles[kinds.index(repr(most.kind))]
     time = _times((prediction.time_ns, prediction.low_ns, prediction.high_ns))
     text = (
-        f"predicted by {path}, not measured: {title}: {format_size(most.size_bytes)} on "
+        f"predicted by {name}, not measured: {title}: {format_size(most.size_bytes)} on "
         f"{most.ranks} ranks takes {time}"
     )
     beyond = sum(bool(row.prediction and row.prediction.beyond) for row in rows)

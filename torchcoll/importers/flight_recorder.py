@@ -25,6 +25,7 @@ from torchcoll.importers.base import itemsize, number, whole
 from torchcoll.importers.torch_names import (
     Numbers,
     check_ranks,
+    clock_of_rank,
     hidden_op,
     parse_rank_list,
     product,
@@ -71,6 +72,8 @@ def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
         if call:
             calls.append(call)
     traffic.calls = {rank: calls}
+    if start:
+        traffic.clocks = {rank: (clock_of_rank(rank), start)}
     members = {r for group in traffic.groups.values() for r in group.ranks}
     check_ranks(members, path)
     traffic.ranks = max(rank, *members, 0) + 1

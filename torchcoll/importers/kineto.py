@@ -34,10 +34,12 @@ from torchcoll.importers.kineto_events import (
     find_issued,
     read_events,
     read_steps,
+    zero_ns,
 )
 from torchcoll.importers.torch_names import (
     Numbers,
     check_ranks,
+    clock_of_rank,
     hidden_op,
     parse_rank_list,
     product,
@@ -345,6 +347,7 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
 
     Raises UnreadableError for a trace without communication, without sizes, or without a rank.
     """
+    zero = zero_ns(data)
     events = read_events(data)
     calls, computing = find_issued(events)
     kernels, on_device, unassigned = assign_kernels(events, calls)
@@ -384,6 +387,8 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     check_ranks([rank, (whole(info.get("world_size")) or 1) - 1, *members], path)
     traffic.ranks = max(whole(info.get("world_size")) or 1, rank + 1, *(m + 1 for m in members))
     traffic.steps = {rank: spans} if spans else {}
+    if zero is not None:
+        traffic.clocks = {rank: (clock_of_rank(rank), zero)}
     busy = [span for device_spans in on_device.values() for span in device_spans]
     if not busy and all(call.clock == "host" for call in traffic_calls):
         busy = list(computing)

@@ -20,9 +20,7 @@ from sys import intern
 from typing import Any
 
 from torchcoll.core.intervals import Span
-from torchcoll.importers.base import (
-    number,
-)
+from torchcoll.importers.base import number, whole
 
 PARAM = "record_param_comms"
 # record_param_comms events that are not calls: waiting for a call, and the frame of several calls.
@@ -160,6 +158,25 @@ def read_events(data: Mapping[str, Any]) -> list[Event]:
     for event in events:
         event.start, event.end = event.start - first, event.end - first
     return events
+
+
+def zero_ns(data: Mapping[str, Any]) -> int | None:
+    """When the first event began, since 1970; None if the trace does not say it.
+
+    Since torch 2.4 times are from ``baseTimeNanoseconds``; before, they were since 1970. It must be
+    called before ``read_events``, which changes the times of events.
+    """
+    made_events = (
+        event if isinstance(event, Event) else make_event(event) for event in data["traceEvents"]
+    )
+    first = min((event.start for event in made_events if event), default=None)
+    base = whole(data.get("baseTimeNanoseconds"))
+    if first is None or (base is None and first < _IN_2015_NS):
+        return None
+    return (base or 0) + first
+
+
+_IN_2015_NS = 1_420_070_400_000_000_000
 
 
 def _within(name: str) -> int:

@@ -110,6 +110,14 @@ def check_ranks(numbers: Iterable[int], path: os.PathLike[str]) -> None:
         raise UnreadableError(f"trace {path}", f"rank {most}", expected)
 
 
+def clock_of_rank(rank: int) -> str:
+    """The name of the clock of a trace or dump, in ns since 1970, on which host is not known.
+
+    Each rank has a name of its own, since clocks of hosts differ by more than a call takes.
+    """
+    return f"time of day on rank {rank}"
+
+
 class Numbers:
     """Counts the calls of a rank as a capture does (TrafficCall.sequence)."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS, ByteBudget, EventBudget
-from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.errors import ForeignError, UnreadableError, UsageError
 from torchcoll.core.file import is_traffic
 from torchcoll.core.jsonl import chunks_of
 from torchcoll.core.other_commands import TRACE, begin_of, reading_command
@@ -23,64 +23,88 @@ from torchcoll.importers.kineto import fill_from_root, is_trace, read_trace
 from torchcoll.importers.kineto_events import Event, make_event
 from torchcoll.importers.large_json import members
 from torchcoll.importers.safe_pickle import is_pickle, read_pickle
+from torchcoll.importers.traffic_jobs import RankFile, shown_path, split_jobs, with_note
 from torchcoll.libraries.execution_trace import SUFFIX
 
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", SUFFIX)
 _LISTS = ("traceEvents", "entries")  # the long lists of a trace and of a dump
 _MEMORY_RATIO, _ITEM_BYTES = 3, 400  # memory of objects per character of JSON, and per item
 _EVENT_BYTES = 300  # memory of an event without arguments
+_MOST_DEPTH = 16  # folders below folders
 _MOST_PICKLE = 1 << 28  # bytes: 2000 calls, torch's default, with their stacks are 2 MB
 _KINDS = "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump or a Chakra .et"
 
 
 def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
-    """Read files and folders with one rank per file, and join them.
-
-    Of a folder its .json and .jsonl files (also .gz) and its .et files are read. Raises
-    UnreadableError for a file of another format, without communication or without a rank, and
-    UsageError if the files do not belong together.
+    """Read the files of one job, and join them. Raises as ``read_jobs`` does, and UsageError if
+    they are of several jobs.
     """
-    files: list[Path] = []
-    loaded: list[tuple[Traffic, int | None]] = []
-    for path in (Path(os.fspath(from_stdin(path))) for path in paths):
-        path_files = _files(path)
-        files += path_files
-        read = [_read(file) for file in path_files if file.suffix != SUFFIX]
-        loaded += _latest_captures(read, path) if path.is_dir() else read
-    executed = [file for file in files if file.suffix == SUFFIX]
-    loaded += [(read_chakra(file, executed), None) for file in executed]
-    _check_steps(loaded)
-    traffics = [traffic for traffic, _ in loaded]
+    jobs = _find_jobs(paths)
+    if len(jobs) > 1:
+        folders = " and ".join(str(shown_path(job)) for job in jobs[:2])
+        value = f"{folders} and more" if len(jobs) > 2 else folders
+        action = "Name its files: torchcoll trace PATH shows which those are."
+        raise UsageError(f"files of {len(jobs)} jobs", value, "those of one", action)
+    return _join_job(jobs[0])
+
+
+def read_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[Traffic]:
+    """Read files and folders with one rank per file, and join the files of each job.
+
+    Of a folder its .json and .jsonl files (also .gz), its .et files and dumps of the Flight
+    Recorder are read, or those of its subfolders if it has none. Only a single folder can have
+    several jobs. Raises UnreadableError for a file of another format, without communication or
+    without a rank, and UsageError if the files do not belong together.
+    """
+    return [_join_job(job) for job in _find_jobs(paths)]
+
+
+def _find_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[list[RankFile]]:
+    files_of = {path: _files(path) for path in (Path(os.fspath(from_stdin(p))) for p in paths)}
+    executed = [file for files in files_of.values() for file in files if file.suffix == SUFFIX]
+    jobs: list[list[RankFile]] = []
+    for path, files in files_of.items():
+        if not path.is_dir():
+            jobs.append([_read(file, executed) for file in files])
+            continue
+        read = _read_folder(files, executed)
+        captures = [file for file in read if file.traffic.source == "capture"]
+        others = [file for file in read if file.traffic.source != "capture"]
+        jobs += split_jobs(others, path)
+        if captures:
+            latest_captures = latest([file.traffic for file in captures], path)
+            jobs.append([RankFile(traffic) for traffic in latest_captures])
+    if len(files_of) > 1:
+        return [[file for job in jobs for file in job]]
+    return jobs
+
+
+def _join_job(files: Sequence[RankFile]) -> Traffic:
+    _check_steps(files)
+    traffics = [file.traffic for file in files]
     ranks = max(traffic.ranks for traffic in traffics)
     with_all_ranks = [
         t if t.source == "capture" else dataclasses.replace(t, ranks=ranks) for t in traffics
     ]
     joined = _fill_ranks(join(_share_group_ranks(with_all_ranks)))
     fill_from_root(joined)
-    joined.path = Path(os.path.commonpath(files))
+    joined.path = shown_path(files)
     return joined
 
 
-def _latest_captures(
-    files: list[tuple[Traffic, int | None]], folder: Path
-) -> list[tuple[Traffic, int | None]]:
-    """The latest of several captures in a folder, and all traffic that is not from a capture."""
-    captured = [traffic for traffic, _ in files if traffic.source == "capture"]
-    return [
-        *((traffic, first) for traffic, first in files if traffic.source != "capture"),
-        *((traffic, None) for traffic in latest(captured, folder)),
-    ]
-
-
 def _files(path: Path) -> list[Path]:
+    """The file, or those of a folder that can be read: if there are none, of its subfolders."""
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in path.iterdir() if file.is_file())
-    fitting = [file for file in files if file.name.endswith(_SUFFIXES) or _begins_as_dump(file)]
-    if not fitting:
-        expected = f"files {', '.join(_SUFFIXES)} or dumps of the Flight Recorder in it"
-        raise UnreadableError("folder", path, expected)
-    return fitting
+    folders = [path]
+    for _ in range(_MOST_DEPTH):
+        entries = sorted(entry for folder in folders for entry in folder.iterdir())
+        files = [entry for entry in entries if entry.is_file()]
+        if fitting := [f for f in files if f.name.endswith(_SUFFIXES) or _begins_as_dump(f)]:
+            return fitting
+        folders = [entry for entry in entries if entry.is_dir() and entry.name[0] != "."]
+    expected = f"files {', '.join(_SUFFIXES)} or dumps of the Flight Recorder in it"
+    raise UnreadableError("folder", path, expected)
 
 
 def _begins_as_dump(path: Path) -> bool:
@@ -89,23 +113,42 @@ def _begins_as_dump(path: Path) -> bool:
     return is_pickle(begin) or bool(TRACE.match(begin))
 
 
-def _read(path: Path) -> tuple[Traffic, int | None]:
-    """(traffic of one file, the first step that a profiler marked or None)."""
+def _read_folder(files: Sequence[Path], executed: Sequence[Path]) -> list[RankFile]:
+    """What the files of a folder have. Files of other formats are left out, with a note."""
+    read: list[RankFile] = []
+    foreign: dict[Path, ForeignError] = {}
+    for file in files:
+        try:
+            read.append(_read(file, executed))
+        except ForeignError as error:
+            foreign[file] = error
+    if not read:
+        raise next(iter(foreign.values()))
+    if foreign:
+        note = f"left out {counted(len(foreign), 'file')} of other formats: {next(iter(foreign))}"
+        read[0] = with_note(read[0], f"{note}{', ...' * (len(foreign) > 1)}")
+    return read
+
+
+def _read(path: Path, executed: Sequence[Path]) -> RankFile:
+    """What one file has. executed: all Chakra traces, which complete each other."""
+    if path.suffix == SUFFIX:
+        return RankFile(read_chakra(path, executed))
     if is_traffic(path):
-        return Traffic.load(path), None
+        return RankFile(Traffic.load(path))
     problems: list[str] = []
     data = read_document(path, problems)
     if problems:
         raise UnreadableError("trace", problems[0], "a whole file")
     if is_trace(data):
-        return read_trace(data, path)
+        return RankFile(*read_trace(data, path))
     if is_dump(data):
-        return read_dump(data, path), None
+        return RankFile(read_dump(data, path))
     raise _foreign(path)
 
 
-def _foreign(path: Path) -> UnreadableError:
-    return UnreadableError(
+def _foreign(path: Path) -> ForeignError:
+    return ForeignError(
         "trace", path, _KINDS, reading_command(begin_of(str(path)), str(path), "trace")
     )
 
@@ -172,11 +215,11 @@ def _list_bytes(value: object) -> int:
     return _MEMORY_RATIO * len(str(value)) if isinstance(value, (list, dict)) else 0
 
 
-def _check_steps(files: Sequence[tuple[Traffic, int | None]]) -> None:
+def _check_steps(files: Sequence[RankFile]) -> None:
     """Raise UsageError if traces begin with different steps: calls are counted from the start."""
-    firsts = {first: traffic for traffic, first in files}
+    firsts = {file.first_step: file.path for file in files}
     if len(firsts) > 1:
-        paths = " and ".join(str(traffic.path) for traffic in list(firsts.values())[:2])
+        paths = " and ".join(str(path) for path in list(firsts.values())[:2])
         steps = " and ".join("none" if first is None else str(first) for first in list(firsts)[:2])
         action = "Read one rank alone, or profile all with one schedule."
         raise UsageError(f"first step of {paths}", steps, "the same of all ranks", action)

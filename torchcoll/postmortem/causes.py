@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torchcoll.postmortem.evidence import JobEvent, JobEvidence
@@ -18,6 +19,13 @@ _COMMUNICATION = re.compile(
     r"\[c10d\]|[Ww]ait timeout|Timed out waiting|[Bb]roken pipe|SignalException|KeyboardInterrupt|"
     r"ChildFailedError|BackendCompilerFailed.*timeout"
 )
+# Where a stack shows that a rank waits in communication, whatever called it.
+_WAITING_FRAME = re.compile(
+    r"torch/distributed/(?!(?:fsdp|optim|checkpoint|algorithms|elastic|run)\b)|distributed_c10d|"
+    r"ProcessGroup|c10d|torch/cuda/__init__\.py:\d+ synchronize|"
+    r"\b(?:all_reduce|all_gather\w*|reduce_scatter\w*|all_to_all\w*|broadcast|barrier|"
+    r"monitored_barrier|isend|irecv|recv) \("
+)
 _OF_DEVICE = re.compile(r"CUDA|HIP|XPU|\bGPU\b|device memory|OutOfMemoryError")
 _OF_KERNEL = re.compile(
     r"oom[-_]kill|OOMKilled|Out of memory: Kill|out_of_memory|oom killer|oom event", re.IGNORECASE
@@ -25,6 +33,8 @@ _OF_KERNEL = re.compile(
 _BY_LAUNCHER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Events of two hosts are ordered in time if they are further apart than their clocks may be.
 SAME_HOST_MARGIN_NS, MARGIN_NS = 200_000_000, 5_000_000_000
+# Within this time all ranks of a host notice that one of them is gone.
+LATE_NS = 1_000_000_000
 # The most telling first: a rank that is killed for its memory is also 'killed'.
 _SPECIFIC = ("node_failed", "out_of_memory", "disk_full", "exception", "killed", "canceled")
 
@@ -60,6 +70,31 @@ class Complaints:
     @property
     def complaining(self) -> set[int]:
         return set(self.timeouts) | set(self.peer_lost)
+
+    def late_complaints(self, nodes: Mapping[int, str]) -> set[int]:
+        """Ranks that only found the others gone, later than the others complained, or where the
+        others had timed out: they may be those for whom the others had waited.
+        """
+        times = [e.when_ns for e in (*self.timeouts.values(), *self.peer_lost.values())]
+        known_times = [time for time in times if time is not None]
+        hosts = {nodes.get(rank) for rank in self.complaining}
+        same_host = len(hosts) == 1 and None not in hosts
+        margin_ns = LATE_NS if same_host else MARGIN_NS
+        late = set()
+        for rank, event in self.peer_lost.items():
+            if rank in self.timeouts:
+                continue
+            if event.when_ns is None:
+                if self.timeouts:
+                    late.add(rank)
+            elif event.when_ns - min(known_times) > margin_ns:
+                late.add(rank)
+        return late
+
+
+def waits_in_communication(stack: JobEvent) -> bool:
+    """Whether a ``stack`` event shows that its rank waits for others, and does not compute."""
+    return stack.collective is not None or bool(_WAITING_FRAME.search(stack.text))
 
 
 def signal_name(number: int) -> str:
@@ -119,7 +154,8 @@ def sort_events(job: JobEvidence) -> Complaints:
         best = min(of_rank, key=lambda cause: _SPECIFIC.index(cause.kind))
         by_signal = best.detail in ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGABRT")
         before = [result.timeouts.get(rank), result.peer_lost.get(rank)]
-        if any(event and (by_signal or _precedes(event, best.event)) for event in before):
+        reported = any(event.rank == rank for event in result.mismatches)
+        if reported or any(e and (by_signal or _precedes(e, best.event)) for e in before):
             result.consequences[rank] = best
         else:
             result.causes[rank] = best

@@ -15,10 +15,12 @@ from collections.abc import Collection
 from torchcoll.core.units import counted, format_duration
 from torchcoll.postmortem.call_differences import CallDifference, find_difference
 from torchcoll.postmortem.causes import (
+    MARGIN_NS,
     Cause,
     Complaints,
     earliest,
     sort_events,
+    waits_in_communication,
     without_told_to_end,
 )
 from torchcoll.postmortem.collecting import what_to_collect
@@ -46,7 +48,15 @@ class _Facts:
         self.job = job
         self.standings: Standings = standings_of(job)
         self.events: Complaints = sort_events(job)
-        self.graph: WaitGraph = wait_graph(self.standings, self.events.timeouts)
+        self.late_complaints = self.events.late_complaints(job.nodes)
+        waited = self.events.complaining - self.late_complaints
+        self.graph: WaitGraph = wait_graph(self.standings, waited)
+        # Ranks that are shown to have waited for others: none of these is the first cause.
+        self.shown_to_wait = waited | {
+            rank
+            for rank, waits in self.standings.waits.items()
+            if any(wait.call and wait.call.reliable_state for wait in waits)
+        }
         self.causes = earliest(without_told_to_end(self.events.causes), job)
         differences = map(find_difference, self.standings.groups.values())
         self.differences = [difference for difference in differences if difference]
@@ -75,9 +85,10 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         _reported_mismatch,
         _waited_for,
         _wait_for_each_other,
+        _stopped_running,
         _came_late,
+        _elsewhere,
         _left_nothing,
-        _blamed,
         _link,
         _canceled,
         _ended_well,
@@ -298,13 +309,17 @@ def _waited_for(facts: _Facts) -> Diagnosis | None:
     ahead: tuple[int, ...] = ()
     if group is not None and wait.peer is None:
         ahead = tuple(r for r, last in sorted(group.last.items()) if last >= wait.number)
-    if ahead and len(roots) >= 2 * len(ahead) and not _stand_still(facts, roots):
+    if ahead and len(roots) >= 2 * len(ahead):
+        if not all(rank in facts.events.endings for rank in roots):
+            # They may wait for each other in a way that is not recorded, such as messages.
+            result.culprits, result.candidates, result.certainty = (), roots, "possible"
+            result.reasons.append("their records end before the call in which the others are")
+            _add_standing(facts, result, group, wait)
+            return result
         # Few ranks made a call that many others did not make.
         result.kind, result.culprits, result.waiting = "missing_call", ahead, ahead
         result.certainty = "likely"
-        result.reasons.append(
-            f"{counted(len(roots), 'rank')} did not make this call, and wait for nobody"
-        )
+        result.reasons.append(f"the other {counted(len(roots), 'rank')} ended without this call")
         _add_standing(facts, result, group, wait)
         return result
     sure = wait.event is not None or (wait.call is not None and wait.call.reliable_state)
@@ -316,22 +331,19 @@ def _waited_for(facts: _Facts) -> Diagnosis | None:
         result.reasons.append("the source does not record which calls completed")
     _refine_by_events(facts, result, roots)
     _add_standing(facts, result, group, wait)
+    alive = facts.job.alive_ns
+    if roots[0] in alive and max(alive.values()) - alive[roots[0]] > MARGIN_NS:
+        result.reasons.append(_last_ran(facts, roots[:1]))
     return result
-
-
-def _stand_still(facts: _Facts, ranks: Collection[int]) -> bool:
-    """Whether something of these ranks shows that they stopped."""
-    events = facts.events
-    return any(r in events.stacks or r in events.consequences or r in events.causes for r in ranks)
 
 
 def _refine_by_events(facts: _Facts, result: Diagnosis, ranks: Collection[int]) -> None:
     """Say why a rank does not come, where an event of the rank tells."""
     events = facts.events
     for rank in ranks:
-        if rank in events.stacks and events.stacks[rank].collective is None:
+        event = events.stacks.get(rank)
+        if event is not None and not waits_in_communication(event):
             result.kind = "user_code"
-            event = events.stacks[rank]
             result.evidence.append(EvidenceLine(event.text, event.place, rank))
         elif rank in events.endings:
             result.kind = "missing_call"
@@ -398,10 +410,55 @@ def _wait_for_each_other(facts: _Facts) -> Diagnosis | None:
     return result
 
 
+def _stopped_running(facts: _Facts) -> Diagnosis | None:
+    """Ranks whose processes ran no longer, long before those of the others."""
+    alive = facts.job.alive_ns
+    events = facts.events
+    if len(alive) < 2:
+        return None
+    latest = max(alive.values())
+    early = tuple(
+        rank
+        for rank, when_ns in sorted(alive.items())
+        if latest - when_ns > MARGIN_NS
+        and rank not in events.complaining
+        and rank not in events.endings
+    )
+    if not early or 2 * len(early) > len(alive):
+        return None
+    result = Diagnosis(facts.job, kind="stopped", culprits=early, certainty="likely")
+    _name_call(facts, result, early)
+    _refine_by_events(facts, result, early)
+    result.reasons.append(_last_ran(facts, early))
+    return result
+
+
+def _last_ran(facts: _Facts, ranks: Collection[int]) -> str:
+    alive = facts.job.alive_ns
+    before_ns = max(alive.values()) - max(alive[rank] for rank in ranks)
+    whose = "its process" if len(ranks) == 1 else "their processes"
+    return f"{whose} last ran {format_duration(before_ns / 1e9)} before those of other ranks"
+
+
+def _elsewhere(facts: _Facts) -> Diagnosis | None:
+    """By their stacks, some ranks wait in communication and others do not."""
+    stacks = facts.events.stacks
+    waiting = tuple(r for r, stack in sorted(stacks.items()) if waits_in_communication(stack))
+    away = tuple(rank for rank in sorted(stacks) if rank not in waiting)
+    if not waiting or not away or len(away) > len(waiting):
+        return None
+    result = Diagnosis(facts.job, kind="user_code", culprits=away, certainty="likely")
+    _name_call(facts, result, away)
+    result.waiting = tuple(sorted({*result.waiting, *waiting} - set(away)))
+    result.reasons.append("its stack is in no call that waits for others, and theirs are")
+    for rank in (*away, *waiting[:1]):
+        result.evidence.append(EvidenceLine(stacks[rank].text, stacks[rank].place, rank))
+    return result
+
+
 def _came_late(facts: _Facts) -> Diagnosis | None:
     """All made the last call, and a rank made it so late that the others may have given up."""
-    complaining = facts.events.complaining
-    if not complaining:
+    if not facts.events.complaining and not facts.standings.waits:
         return None
     late = late_ranks(facts.standings, facts.job.nodes)
     if not late:
@@ -427,72 +484,38 @@ def _came_late(facts: _Facts) -> Diagnosis | None:
 def _late_stack(facts: _Facts, result: Diagnosis, late: Collection[LateCall]) -> None:
     for item in late:
         stack = facts.events.stacks.get(item.rank)
-        if stack is not None and stack.collective is None:
+        if stack is not None and not waits_in_communication(stack):
             result.kind = "user_code"
             result.evidence.append(EvidenceLine(stack.text, stack.place, item.rank))
 
 
 def _left_nothing(facts: _Facts) -> Diagnosis | None:
-    """All ranks with a record are in one call, and others have no record of it."""
-    unrecorded = facts.graph.unrecorded
-    if not unrecorded:
+    """Nobody is behind by the records: the cause is among the ranks that are not shown to wait."""
+    events = facts.events
+    if not events.complaining and not facts.shown_to_wait:
         return None
-    blamed = [rank for rank in unrecorded if facts.events.blamed_by.get(rank)]
-    calm = [r for r in unrecorded if r not in facts.events.complaining]
-    chosen = tuple(blamed or calm or unrecorded)
+    suspects = facts.others(facts.shown_to_wait)
+    roots = [rank for rank in suspects if events.blamed_by.get(rank)]
+    chosen = tuple(roots) if len(roots) == 1 else suspects
+    if not chosen or len(chosen) == len(facts.ranks):
+        return None
     result = Diagnosis(facts.job, kind="stopped")
     _name_call(facts, result, chosen)
+    if len(chosen) == 1:
+        result.culprits, result.certainty = chosen, "likely"
+        if roots:
+            result.reasons.append("the complaints of the others name it, and it has none itself")
+        else:
+            result.reasons.append("all other ranks are shown to have waited for another one")
+    else:
+        result.candidates, result.certainty = chosen, "possible"
+        result.reasons.append("the other ranks are shown to have waited for another one")
+    silent = [rank for rank in chosen if rank in facts.silent]
+    if silent:
+        result.reasons.append(f"no file of {rank_names(facts.job, silent)} is here")
     wait = facts.graph.wait_for(chosen)
-    sure = wait is not None and (
-        wait.event is not None or (wait.call is not None and wait.call.reliable_state)
-    )
-    # Who complains of a closed connection may itself be the rank that the others waited for.
-    late = [r for r in facts.events.peer_lost if r not in facts.events.timeouts]
-    late = late if facts.events.timeouts else []
-    if len(chosen) == 1 and (blamed or (sure and not late)):
-        result.culprits = chosen
-        result.certainty = "likely"
-    else:
-        result.candidates = tuple({*chosen, *late}) if not blamed else chosen
-        result.certainty = "possible"
-    if blamed:
-        result.reasons.append("other ranks name it")
-    result.reasons.append(
-        f"no call of {rank_names(facts.job, chosen)} is recorded, and all others are in this call"
-    )
-    if wait is not None and wait.key in facts.standings.groups:
-        _add_standing(facts, result, facts.standings.groups[wait.key], wait)
-    return result
-
-
-def _blamed(facts: _Facts) -> Diagnosis | None:
-    """Only complaints are left: the rank that they name, or that has none."""
-    complaining = facts.events.complaining
-    if not complaining:
-        return None
-    result = Diagnosis(facts.job, kind="stopped")
-    _name_call(facts, result, ())
-    result.waiting = tuple(sorted(complaining))
-    roots = sorted(rank for rank in facts.events.blamed_by if rank not in complaining)
-    calm = [rank for rank in facts.ranks if rank not in complaining]
-    if len(roots) == 1:
-        result.culprits = tuple(roots)
-        result.certainty = "likely"
-        result.reasons.append("the complaints of the others name it, and it has none itself")
-    elif roots:
-        result.candidates, result.certainty = tuple(roots), "possible"
-        result.reasons.append("the complaints name several ranks")
-    elif len(calm) == 1 and calm[0] not in facts.silent and not facts.events.timeouts:
-        result.culprits, result.certainty = tuple(calm), "likely"
-        result.reasons.append("it is the only rank that does not report a lost connection")
-    elif calm and len(calm) < len(facts.ranks):
-        # A rank that came too late reports a lost connection as well.
-        late = [r for r in facts.events.peer_lost if r not in facts.events.timeouts]
-        late = late if facts.events.timeouts else []
-        result.candidates, result.certainty = tuple({*calm, *late}), "possible"
-        result.reasons.append("these ranks do not report that they waited in vain")
-    else:
-        return None
+    if wait is not None:
+        _add_standing(facts, result, facts.standings.groups.get(wait.key), wait)
     if result.culprits:
         _refine_by_events(facts, result, result.culprits)
     return result

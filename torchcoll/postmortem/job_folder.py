@@ -26,6 +26,7 @@ from torchcoll.postmortem.jobs import FileEvidence, jobs_of
 # In the order in which they are asked. Formats that are recognised by less evidence come later.
 READERS = (
     "recorder_evidence",
+    "kineto_evidence",
     "inspector_evidence",
     "capture_evidence",
     "stack_evidence",

@@ -72,6 +72,11 @@ class _Cluster:
         self.first_ns = _earliest(self.first_ns, other.first_ns)
         self.last_ns = _latest(self.last_ns, other.last_ns)
 
+    @property
+    def is_general(self) -> bool:
+        """Whether the files are of a host or a cluster rather than of a job."""
+        return not self.sources and not self.identities
+
     def shares_identity(self, other: _Cluster) -> bool:
         if self.attempts and other.attempts and not self.attempts & other.attempts:
             return False
@@ -137,10 +142,12 @@ def _joined_in_folder(clusters: list[_Cluster]) -> list[_Cluster]:
     time, and stays alone if none is.
     """
     joined: list[_Cluster] = []
-    order = sorted(clusters, key=lambda c: (-len(_by_kind(c.identities)), -len(c.files)))
+    order = sorted(
+        clusters, key=lambda c: (c.is_general, -len(_by_kind(c.identities)), -len(c.files))
+    )
     for cluster in order:
         possible = [other for other in joined if not other.contradicts(cluster)]
-        if len(possible) > 1 and cluster.first_ns is not None:
+        if len(possible) > 1 and cluster.first_ns is not None and not cluster.is_general:
             nearest = min(other.distance_ns(cluster) for other in possible)
             possible = [other for other in possible if other.distance_ns(cluster) == nearest]
         if len(possible) == 1:
@@ -154,7 +161,7 @@ def _shared_with_jobs(clusters: list[_Cluster]) -> list[_Cluster]:
     """Give the events of files without a rank, such as a kernel log, to the jobs whose processes or
     nodes they name.
     """
-    general = [cluster for cluster in clusters if not cluster.sources and not cluster.identities]
+    general = [cluster for cluster in clusters if cluster.is_general]
     jobs = [cluster for cluster in clusters if cluster not in general]
     if not jobs:
         return clusters

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.units import format_bytes
 from torchcoll.importers.base import whole
 from torchcoll.importers.kineto import is_trace, read_trace
-from torchcoll.importers.kineto_events import Event
 from torchcoll.importers.traces import read_document
 from torchcoll.postmortem.evidence import CallSeen, FileRead, GroupSeen, JobEvidence, Place
 
@@ -47,12 +45,11 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     data = read_document(path, problems)
     if not is_trace(data):
         raise UnreadableError("file", shown, "a trace of torch.profiler")
-    zero_ns = _first_event_ns(data)
     # The name is that in the folder: ``path`` may be an unpacked copy.
     traffic, _ = read_trace(data, Path(shown))
     evidence = JobEvidence(problems=[text.replace(str(path), shown) for text in problems])
     ranks = tuple(traffic.calls)
-    evidence.files = [FileRead(shown, _WHAT, ranks)]
+    evidence.files = [FileRead(shown, _WHAT, ranks, numbering="profile")]
     evidence.groups = {
         name: GroupSeen(name, group.ranks, group.description)
         for name, group in traffic.groups.items()
@@ -63,7 +60,8 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
         if isinstance(host := data.get("host_name"), str):  # since torch 2.9
             evidence.nodes[rank] = host
         for call in calls[-_LAST:]:
-            start = None if zero_ns is None or call.start_ns is None else zero_ns + call.start_ns
+            has_time = rank in traffic.clocks and call.start_ns is not None
+            start = traffic.clocks[rank][1] + (call.start_ns or 0) if has_time else None
             evidence.calls.append(
                 CallSeen(
                     rank,
@@ -82,20 +80,3 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     times = [call.created_ns for call in evidence.calls if call.created_ns is not None]
     evidence.first_ns, evidence.last_ns = min(times, default=None), max(times, default=None)
     return [evidence]
-
-
-def _first_event_ns(data: dict[str, Any]) -> int | None:
-    """When the first event began, since 1970; None if the trace has no base time.
-
-    Since torch 2.4 times are from ``baseTimeNanoseconds``. Before, they were since 1970.
-    """
-    starts = [event.start for event in data["traceEvents"] if isinstance(event, Event)]
-    if not starts:
-        return None
-    base = whole(data.get("baseTimeNanoseconds"))
-    if base is None:
-        return min(starts) if min(starts) > _IN_2015_NS else None
-    return base + min(starts)
-
-
-_IN_2015_NS = 1_420_070_400_000_000_000

@@ -55,7 +55,7 @@ def group_name(group: GroupStanding) -> str:
         return "default"
     description = group.group.description
     name = one_line(group.group.name)
-    named = f"{name} ({one_line(description)})" if description not in ("", name) else name
+    named = name if description in ("", "undefined", name) else f"{name} ({one_line(description)})"
     if group.members and len(group.members) <= 16:
         return f"{named} of ranks {format_ranges(group.members)}"
     return named
@@ -119,8 +119,8 @@ def headline(diagnosis: Diagnosis, standings: Standings) -> str:
         return f"{_mismatch(diagnosis, call)} ({diagnosis.certainty})"
     who = diagnosis.culprits or diagnosis.candidates
     names = rank_names(job, who)
-    if not diagnosis.culprits:
-        names = f"one of {names}" if len(who) > 1 else names
+    if not diagnosis.culprits and len(who) > 1:
+        names = f"one of {names}"
     did = _what_it_did(diagnosis)
     if diagnosis.kind == "missing_call" and set(diagnosis.waiting) <= set(diagnosis.culprits):
         return f"{names} made {call or 'a call'}, which the others did not make" + (

@@ -61,8 +61,9 @@ class OpenCall:
 class Standings:
     """All groups of a job, and what each rank waited in.
 
-    ranks: of the world, where known, otherwise those that any file mentions. recorded: ranks of
-    which a record of calls exists. messages: send and recv of each rank that are not completed.
+    ranks: of the world, where known, otherwise up to the highest that any file mentions.
+    recorded: ranks of which a record of calls exists. waits: the calls of each rank that had not
+    ended.
     """
 
     groups: dict[str, GroupStanding]
@@ -140,7 +141,7 @@ def _ranks(job: JobEvidence) -> tuple[int, ...]:
     seen |= {rank for group in job.groups.values() for rank in group.ranks}
     seen |= {rank for rank, _ in job.last_number}
     seen |= {rank for file in job.files for rank in file.ranks}
-    return tuple(sorted(seen))
+    return tuple(range(max(seen, default=-1) + 1))
 
 
 def _is_later(call: CallSeen, other: CallSeen | None) -> bool:
@@ -157,20 +158,17 @@ def _add_waits(
     slowest = min(group.last.values(), default=0)
     for rank, last in group.last.items():
         calls = group.calls.get(rank, {})
-        reliable = any(call.reliable_state for call in calls.values())
-        completed = group.completed.get(rank)
-        if reliable or completed is not None:
-            done = completed or 0
-            open_numbers = [
-                number
-                for number, call in calls.items()
-                if call.state != "completed" and number > done
-            ]
-            if last not in calls and last > done and completed is not None:
-                open_numbers.append(last)
-        else:
-            # The source does not record states. A call that another member has not made cannot have
-            # ended, and the last thing that a rank did may not have.
+        done = group.completed.get(rank)
+        open_numbers = [
+            number
+            for number, call in calls.items()
+            if call.reliable_state and call.state != "completed" and number > (done or 0)
+        ]
+        if last not in calls and done is not None and last > done:
+            open_numbers.append(last)
+        if not open_numbers and (done is None or done < last):
+            # The source does not record which calls ended. A call that another member has not made
+            # cannot have ended, and the last thing that a rank did may not have.
             open_numbers = [number for number in calls if number > slowest]
             end = latest.get(rank)
             if end is not None and end.group == group.key and end.number == last:

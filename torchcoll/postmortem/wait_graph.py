@@ -55,6 +55,7 @@ def wait_graph(standings: Standings, complained: Collection[int] = ()) -> WaitGr
     """
     edges: list[Edge] = []
     missing: dict[tuple[str, int], tuple[frozenset[int], frozenset[int]]] = {}
+    stuck: set[int] = set()
     for waits in standings.waits.values():
         for wait in waits:
             if wait.peer is not None:
@@ -62,12 +63,10 @@ def wait_graph(standings: Standings, complained: Collection[int] = ()) -> WaitGr
             else:
                 key = (wait.key, wait.number)
                 if key not in missing:
-                    group = standings.groups[wait.key]
-                    missing[key] = (
-                        frozenset(r for r in group.ranks if group.last.get(r, 1 << 62) < key[1]),
-                        frozenset(r for r in group.ranks if r not in group.last),
-                    )
+                    missing[key] = _missing_members(wait, standings)
                 behind, unrecorded = missing[key]
+                if not behind and _is_stuck(wait, standings):
+                    stuck.add(wait.rank)
             if behind or unrecorded:
                 edges.append(Edge(wait, behind, unrecorded))
     behind_of: dict[int, frozenset[int]] = {}
@@ -80,7 +79,7 @@ def wait_graph(standings: Standings, complained: Collection[int] = ()) -> WaitGr
     graph = WaitGraph(edges)
     awaited = _NOBODY.union(*set(behind_of.values()))
     awaited_maybe = _NOBODY.union(*set(maybe_of.values()))
-    roots = awaited - behind_of.keys() - maybe_of.keys() - set(complained)
+    roots = awaited - behind_of.keys() - maybe_of.keys() - stuck - set(complained)
     graph.roots = tuple(sorted(roots))
     graph.unrecorded = tuple(sorted(awaited_maybe - behind_of.keys() - set(complained)))
     if not roots:
@@ -91,6 +90,29 @@ def wait_graph(standings: Standings, complained: Collection[int] = ()) -> WaitGr
     ends = {*graph.roots, *graph.cycle, *graph.unrecorded}
     graph.waiting = tuple(sorted(_reaching((behind_of, maybe_of), ends) - roots))
     return graph
+
+
+def _missing_members(wait: OpenCall, standings: Standings) -> tuple[frozenset[int], frozenset[int]]:
+    """The members of the group that have not made the call, and those of which nothing is recorded.
+    Where the members are not known, any rank without a record may be one.
+    """
+    group = standings.groups[wait.key]
+    behind = {rank for rank, last in group.last.items() if last < wait.number}
+    if group.members:
+        unrecorded = {rank for rank in group.members if rank not in group.last}
+    else:
+        unrecorded = {rank for rank in standings.ranks if rank not in standings.recorded}
+    if group.members and wait.number == 1:  # no record can have lost an earlier call
+        behind |= unrecorded & standings.recorded
+    return frozenset(behind), frozenset(unrecorded - behind)
+
+
+def _is_stuck(wait: OpenCall, standings: Standings) -> bool:
+    """Whether a rank is in a call that all known members made and none is known to have left."""
+    if wait.call is None or not wait.call.reliable_state:
+        return False
+    completed = standings.groups[wait.key].completed
+    return not any(number >= wait.number for number in completed.values())
 
 
 def _missing_message(wait: OpenCall, standings: Standings) -> tuple[frozenset[int], frozenset[int]]:

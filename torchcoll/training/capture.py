@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from torchcoll.core.errors import UnavailableError, UsageError
-from torchcoll.core.traffic import Traffic, records_of
+from torchcoll.core.errors import UnavailableError, UsageError, one_line
+from torchcoll.core.traffic import Group, Traffic, records_of
 from torchcoll.training.capture_file import NO_ROOM, CaptureFile, open_rank_file, print_warning
 from torchcoll.training.decode import (
     OPERATORS,
@@ -41,10 +41,12 @@ from torchcoll.training.decode import (
 from torchcoll.training.device_times import DeviceTimes
 from torchcoll.training.group_names import unbox_group
 from torchcoll.training.recorded_calls import CallRecorder, RecordedCall
+from torchcoll.training.ring_file import RingEntry, RingFile
 from torchcoll.training.waits import Waits
 
 if TYPE_CHECKING:
     from torchcoll.training.sampled import Sampling, StepMetrics
+    from torchcoll.training.stall_watch import StallWatch
 
 _NO_DURATION = "{} calls of {} have no duration: {} does not tell when they end"
 _ENDS_WITH_WAIT = (
@@ -53,6 +55,8 @@ _ENDS_WITH_WAIT = (
 )
 _NO_GROUP = "{} calls of {} are missing: their process group is not known"
 _UNREAD = "{} calls of {} are missing: they could not be read ({})"
+_NO_ENTRY = "{} calls are missing in the ring file ({})"
+_LONGEST_MESSAGE = 300  # of an exception that ended the capture
 _RANK_0_TIMEOUT = timedelta(minutes=1)  # how long other ranks wait for rank 0 to begin its capture
 _captures: Counter[Path] = Counter()  # captures of this process, by folder
 _metrics_count = itertools.count()  # captures with metrics of this process
@@ -66,6 +70,7 @@ def capture(
     *,
     every: int = 1,
     metrics: str | os.PathLike[str] | None = None,
+    on_hang: str | None = None,
 ) -> Iterator[Traffic]:
     """Records the collectives of this rank in a Traffic, which is returned at once and fills up.
 
@@ -81,6 +86,13 @@ def capture(
     - metrics: a file ``NAME.prom`` that rank 0 rewrites after each captured step, in the format of
       node_exporter's textfile collector: the step's number, duration, transfer, wait and slowest
       rank. With ``every`` or ``metrics`` no other thread may communicate at a mark.
+
+    - on_hang: ``"dump"`` keeps the last 4096 calls of this rank in ``calls-rank{r}.ring`` (320 KiB)
+      in the folder, from the moment before each is issued, with every backend and in every step.
+      The file survives SIGKILL of the process (not a crash of its node). If no call begins or ends
+      for 30 s, or for half the timeout of the default group where that is less, a thread writes
+      the Python stacks of all threads to ``stacks-rank{r}.txt``; again after twice the time, and so
+      on. ``torchcoll postmortem FOLDER`` reads both.
 
     ``traffic.step()`` marks the end of a training step; calls after the last mark belong to no
     step. Calls appear in ``traffic.calls[rank]`` when they have ended, at the latest at the end of
@@ -101,8 +113,9 @@ def capture(
 
     Raises UsageError outside of a process group, inside of another capture, for a path that cannot
     be written (on the ranks that cannot), for ``metrics`` that rank 0 cannot write (on all ranks),
-    and for an ``every`` that is not a whole number from 1 on; UnavailableError if torch has no
-    distributed package.
+    for an ``every`` that is not a whole number from 1 on, for an ``on_hang`` that is not None or
+    ``"dump"``, and for ``"dump"`` without a path; UnavailableError if torch has no distributed
+    package.
     """
     global _active
     if not dist.is_available():
@@ -113,26 +126,38 @@ def capture(
         raise UsageError("capture", "one inside of another", "one at a time")
     if type(every) is not int or every < 1:
         raise UsageError("every", every, "a whole number of steps from 1 on")
+    if on_hang not in (None, "dump"):
+        raise UsageError("on_hang", on_hang, 'None or "dump"')
+    if on_hang and path is None:
+        action = "Name it: capture(FOLDER, on_hang=...)."
+        raise UsageError("on_hang", on_hang, "a folder for the files that it writes", action)
     folder, rank = None if path is None else _folder(path), dist.get_rank()
     step_metrics = None if metrics is None else _open_metrics(metrics, rank)
     traffic, process = Traffic(), os.getpid()
     if folder and (name := _capture_name(folder)):
         traffic.environment["capture"] = name
     file = _open_file(folder, rank, traffic) if folder and every == 1 else None
-    watch = _Recording(traffic, every, step_metrics, file)
+    ring = None
+    if folder and on_hang:
+        ring = RingFile.open(folder, traffic.environment.get("capture"))
+    watch = _Recording(traffic, every, step_metrics, file, ring)
     traffic.end = {}
-    _active = traffic
+    _active, ended_by = traffic, None
     try:
         with watch:
             yield traffic
         traffic.end = {"status": "complete"}
     except BaseException as error:
         status = "failed" if isinstance(error, Exception) else "interrupted"
-        traffic.end = {"status": status, "reason": type(error).__name__}
+        message = one_line(error)[:_LONGEST_MESSAGE]
+        traffic.end = {"status": status, "reason": type(error).__name__, "message": message}
+        ended_by = error
         raise
     finally:
         _active = None
         if os.getpid() == process:  # in a forked process the files belong to its parent
+            if ring:
+                ring.end(traffic.end["status"], ended_by)
             if file:
                 file.end(watch.notes)
             elif folder and every > 1:
@@ -226,7 +251,11 @@ def _folder(path: str | os.PathLike[str]) -> Path:
 
 
 class _Recording:
-    """Installs our kernels, for the whole ``with`` block or for the sampled steps in it."""
+    """Installs our kernels, for the whole ``with`` block or for the sampled steps in it.
+
+    With a ring the kernels stay for the whole block: in steps that are not sampled, calls are in
+    the ring alone.
+    """
 
     def __init__(
         self,
@@ -234,8 +263,11 @@ class _Recording:
         every: int = 1,
         metrics: StepMetrics | None = None,
         file: CaptureFile | None = None,
+        ring: RingFile | None = None,
     ) -> None:
         self._traffic = traffic
+        self._ring = ring
+        self._stall_watch: StallWatch | None = None
         self._recorder = CallRecorder(traffic)
         self._device = DeviceTimes()
         self._waits = Waits()
@@ -251,6 +283,7 @@ class _Recording:
                     self._kernels_by_name[name] = self._kernel(func, schema)
         self._every, self._metrics = every, metrics
         self._file = file
+        self._recording = False  # whether calls are recorded for the traffic
         self._process = os.getpid()
         self.notes: list[str] = []  # at the end: what could not be seen
 
@@ -259,6 +292,11 @@ class _Recording:
         if self._every == 1:
             self._recorder.stream(self._file)
         self._sampling: Sampling | None = None
+        if self._ring:
+            from torchcoll.training.stall_watch import StallWatch
+
+            self._install()
+            self._stall_watch = StallWatch(self._ring, self._traffic.environment.get("capture"))
         if self._every == 1 and self._metrics is None:
             self._on()
             return
@@ -271,7 +309,10 @@ class _Recording:
     def __exit__(self, kind: Any, *_: Any) -> None:
         if os.getpid() != self._process:  # forked: calls, device and file are the parent's
             return
-        self._off()
+        if self._stall_watch:
+            self._stall_watch.stop()
+        self._recording = False
+        self._uninstall()
         if kind is None:  # after an exception the device may never finish
             self._device.finish()
         self.notes = self._recorder.finish()
@@ -284,6 +325,16 @@ class _Recording:
             )
 
     def _on(self) -> None:
+        self._recording = True
+        if not self._ring:
+            self._install()
+
+    def _off(self) -> None:
+        self._recording = False
+        if not self._ring:
+            self._uninstall()
+
+    def _install(self) -> None:
         self._kernels = torch.library.Library("c10d", "IMPL")
         for name, kernel in self._kernels_by_name.items():
             if "torch._dynamo" in sys.modules:  # or Dynamo would compile the kernel
@@ -291,7 +342,7 @@ class _Recording:
             self._kernels.impl(name, kernel, "BackendSelect", with_keyset=True)
         self._waits.start()
 
-    def _off(self) -> None:
+    def _uninstall(self) -> None:
         if self._kernels is not None:
             self._kernels._destroy()
             self._waits.stop()
@@ -334,11 +385,16 @@ class _Recording:
             self._device.enable_timing(group)
         # Arguments are decoded after the call is issued, so that its peers need not wait: what
         # Python does once per step takes ten times as long as in a loop. A sparse tensor is decoded
-        # before, because afterwards it contains the data of the other ranks too.
+        # before, because afterwards it contains the data of the other ranks too; and all calls are
+        # with a ring, because a call may never return.
+        seen_group = self._recorder.group(group, device)
         sparse = first_tensor is not None and first_tensor.layout is not torch.strided
-        early = sparse and operator is not None
-        fields = self._decode_call(schema, bound, None) if early else None
-        call = self._recorder.begin()
+        early = operator is not None and (sparse or self._ring is not None)
+        fields = self._decode_call(schema, bound, None) if early or self._ring else None
+        entry = self._ring_entry(fields, seen_group, on_host) if fields else None
+        recording = self._recording
+        call = self._recorder.begin() if recording else RecordedCall(0)
+        call.entry = entry
         try:
             result = issue()
             waits = schema.asynchronous(bound)
@@ -346,20 +402,34 @@ class _Recording:
                 self._time_call(call, _work(result), waits, schema.name, group, bound)
             else:
                 self._device.watch(call, _work(result))
-        except BaseException:
-            self._recorder.drop(call)
+        except BaseException as error:
+            if entry:
+                entry.fail(error)
+            if recording:
+                self._recorder.drop(call)
             raise
+        if not recording:
+            return result
         fields = fields if early else self._decode_call(schema, bound, result)
         try:
             if fields is None:
                 self._recorder.drop(call)
             else:
                 fields["asynchronous"] = waits
-                self._recorder.add(call, fields, group, device)
+                self._recorder.add(call, fields, seen_group)
         except Exception as error:
             self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
             self._recorder.drop(call)
         return result
+
+    def _ring_entry(self, fields: dict[str, Any], group: Group, on_host: bool) -> RingEntry | None:
+        """Adds a call that is about to be issued to the ring."""
+        try:
+            self._recorder.set_group(fields, group)
+            return self._ring.begin(group, fields, on_host) if self._ring else None
+        except Exception as error:  # a future version of torch must not end the training
+            self._recorder.note(_NO_ENTRY.format("{}", type(error).__name__))
+            return None
 
     def _decode_call(
         self, schema: Schema, bound: dict[str, Any], result: Any
@@ -400,6 +470,8 @@ class _Recording:
                     call.no_time_reason = _NO_DURATION.format("{}", what, group.name())
                 else:
                     call.wait_note = _ENDS_WITH_WAIT.format("{}", what, group.name())
+                    if call.entry and not waits:
+                        call.entry.set_uncertain()
                     self._waits.watch(call, work, tensors(bound.get(operator.received)))
         if name == "c10d::recv_any_source_":
             call.work = work

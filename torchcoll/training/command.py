@@ -2,7 +2,8 @@
 
 ``gradients``: the buckets of a model, without running it. ``replay``: a captured training step,
 replayed on ranks. ``trace``: traffic from per-rank files, profiler traces and Flight Recorder
-dumps. ``plan``: the communication of a training that was not run, on a machine with a model.
+dumps. ``plan``: the communication of a training that was not run, on a machine with a model or on
+one that others measured.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell, unknown
 
 if TYPE_CHECKING:
+    from torchcoll.core.traffic import Traffic
     from torchcoll.machine.launcher import Launch
     from torchcoll.training.plans import BucketPlan
     from torchcoll.training.sharded import ShardPlan
@@ -395,7 +397,8 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="a folder, or one file a rank: what torchcoll.capture wrote, traces of torch.profiler "
-        "(.json, .json.gz), Flight Recorder dumps as JSON, Chakra execution traces (NAME.RANK.et)",
+        "(.json, .json.gz), Flight Recorder dumps (pickle or JSON), Chakra execution traces "
+        "(NAME.RANK.et)",
     )
     add("-o", "--output", metavar="FILE", help="write everything as one traffic file")
     add(
@@ -421,7 +424,7 @@ _DIGITS = 10
 
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.importers.traces import read_traffic
+    from torchcoll.importers.traces import read_jobs, read_traffic
     from torchcoll.overview.show import show
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS
@@ -438,6 +441,11 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         check_path(options.plot, options.force)
     if options.perfetto:
         check_new(options.perfetto, "perfetto", options.force)
+    if options.step is None and not (options.output or options.plot or options.perfetto):
+        jobs = read_jobs(options.files)
+        show(*jobs, format=options.format)
+        _tell_problems(jobs, options.format)
+        return ExitCode.OK
     traffic = read_traffic(options.files)
     if options.output:
         # The new file is complete, so problems of the files that were read must be noted in it.
@@ -465,9 +473,15 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
             draw_step(step, options.plot)
             tell(f"torchcoll: picture: {options.plot}")
         show_step(step, options.format)
-    for problem in traffic.problems if options.format in ("csv", "json") else ():
-        tell(f"torchcoll: warning: {problem}")
+    _tell_problems([traffic], options.format)
     return ExitCode.OK
+
+
+def _tell_problems(jobs: Sequence[Traffic], format: str) -> None:
+    """Print the problems of the files on stderr, where the format has no place for them."""
+    for problem in (problem for job in jobs for problem in job.problems):
+        if format in ("csv", "json"):
+            tell(f"torchcoll: warning: {problem}")
 
 
 _TOKENS = 8192
@@ -475,7 +489,13 @@ _TOKENS = 8192
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", metavar="FILE", required=True, help="what `torchcoll model fit` wrote")
+    add(
+        "--machine",
+        metavar="NAME|FILE",
+        required=True,
+        help="what `torchcoll model fit` wrote, or a machine that others measured, such as 8xH100 "
+        "or aws-p5 (list: all of them)",
+    )
     add("--traffic", metavar="PATH", help="a step that was captured or planned: a file, a folder")
     add(
         "--shape",
@@ -503,7 +523,8 @@ _OF_SHAPES = ("parallel", "tokens", "dtype")
 def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.collectives import find_dtype
     from torchcoll.core.units import parse_ranks
-    from torchcoll.curves.model_file import load_model
+    from torchcoll.curves.machines_show import show_machines
+    from torchcoll.curves.named_machines import LIST, find_machine
     from torchcoll.importers.traces import read_traffic
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
@@ -512,6 +533,9 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.training.shapes import find_shape, parse_degrees
 
     choice(options.format, "format", FORMATS)
+    if options.machine == LIST:
+        show_machines(options.format)
+        return ExitCode.OK
     if options.plot:
         check_path(options.plot, options.force)
     ranks = [] if options.ranks is None else parse_ranks(options.ranks)
@@ -519,13 +543,13 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         raise UsageError("plot", options.plot, "--ranks with several numbers beside it")
     backward = options.backward_ms
     backward_ns = None if backward is None else 1e6 * _parse_positive(backward, "backward-ms")
-    model = load_model(options.model)
+    machine = find_machine(options.machine)
     if options.traffic is not None:
         for name in ("shape", "parameters", *_OF_SHAPES):
             if (value := getattr(options, name)) is not None:
                 expected = "one of them: traffic has its own"
                 raise UsageError(name, f"{value} beside --traffic", expected)
-        projection = plan_traffic(model, read_traffic([options.traffic]), ranks, backward_ns)
+        projection = plan_traffic(machine, read_traffic([options.traffic]), ranks, backward_ns)
     else:
         count = (
             None
@@ -538,7 +562,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         if options.parallel is None and not ranks:
             raise UsageError("parallel", "none", "degrees such as dp=64,tp=8, or --ranks N")
         projection = plan_shape(
-            model,
+            machine,
             shape,
             float(shape.parameters) if shape else count or 0.0,
             parse_degrees(options.parallel or f"dp={ranks[0]}"),

@@ -58,6 +58,8 @@ class DeviceTimes:
                 try:
                     if not work.is_completed():
                         return
+                    if call.entry:
+                        call.entry.complete()
                     call.time_ns, call.clock = round(1e6 * work._get_duration()), "device"
                 except (RuntimeError, NotImplementedError):
                     call.no_time_reason = _REFUSED

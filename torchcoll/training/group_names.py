@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import socket
 from typing import Any
@@ -42,9 +43,32 @@ class GroupNames:
                 backend = ""
             if backend in ("", "custom"):  # a third-party backend may not give its name
                 backend = str(dist.get_backend(group)) if ranks else ""
-            new = Group(str(group.group_name), ranks, backend, str(group.group_desc))
+            new = Group(
+                str(group.group_name),
+                ranks,
+                backend,
+                str(group.group_desc),
+                self._calls_before(group),
+            )
             name = self._names[group] = self._traffic.add_group(new)
         return name
+
+    def _calls_before(self, group: Any) -> int:
+        """Returns how many collectives torch has counted on a group, the same on all its ranks.
+
+        gloo counts messages too, so ranks may have different counts: that of the first rank counts
+        for all. Without it, the numbers of calls would differ from those in a Flight Recorder.
+        """
+        try:
+            count = int(group._get_sequence_number_for_group())
+        except Exception:  # not all backends count
+            count = 0
+        if capture := self._traffic.environment.get("capture"):
+            key = f"torchcoll/calls_before/{capture}/{group.group_name}"
+            with contextlib.suppress(Exception):  # a lost store is no reason to end the training
+                store = dist.distributed_c10d._get_default_store()
+                count = int(store.compare_set(key, "", str(count)))
+        return count
 
 
 def unbox_group(group: Any) -> Any:

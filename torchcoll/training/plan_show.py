@@ -8,7 +8,8 @@ from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bytes, format_ns
-from torchcoll.curves.model import MORE_DATA
+from torchcoll.curves.predictions import MORE_DATA
+from torchcoll.curves.predictor import Ends, sum_of
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, make_grid
@@ -17,7 +18,6 @@ from torchcoll.training.projection import (
     HALF,
     STRONG,
     WEAK,
-    Ends,
     PlannedRow,
     PlannedStep,
     Projection,
@@ -25,7 +25,7 @@ from torchcoll.training.projection import (
 
 _LEGEND = (
     "comm: all calls of a rank in a step, one after another; exposed: what of a step is not "
-    "computation; low and high: ends of the model's 90 % intervals, added up"
+    "computation; low and high: 90 % intervals"
 )
 _SCALINGS = {
     WEAK: f"each rank computes as much as before; it stops where less than {HALF:.0%} of a step "
@@ -39,7 +39,7 @@ def show_projection(
     projection: Projection, format: str = "table", file: TextIO | None = None
 ) -> None:
     """Prints the plan. Raises UsageError for an unknown format."""
-    source = f", by {projection.model.name}" if projection.model else ""
+    source = f", by {os.path.basename(projection.machine)}" if projection.machine else ""
     grids = [Grid([], [], above=[one_line(f"{projection.what}{source}")]), _rows(projection.step)]
     for kind in (WEAK, STRONG):
         if steps := getattr(projection, kind):
@@ -57,7 +57,8 @@ def show_projection(
     document = {
         "schema": "torchcoll-plan/1",
         "what": projection.what,
-        "model": str(projection.model) if projection.model else None,
+        "machine": projection.machine or None,
+        "depends": projection.depends or None,
         "concurrent": projection.concurrent or None,
         "lower_bound": projection.lower_bound,
         "backward_ns": projection.backward_ns,
@@ -89,6 +90,7 @@ def _answer(projection: Projection) -> Answer:
         backward = format_ns(projection.backward_ns, 3)
         text += f", {_ends(step.exposed_ns)} of it exposed under a backward pass of {backward}"
         text += f": {100 * step.efficiency[0]:.0f} % of a step computes"
+    text += f"; it depends most on {projection.depends}" if projection.depends else ""
     kinds = [kind for kind in (WEAK, STRONG) if getattr(projection, kind)]
     texts = [text]
     for kind in kinds:
@@ -118,7 +120,7 @@ def _rows(step: PlannedStep) -> Grid:
         together.setdefault((row.group, row.collective), []).append(row)
 
     def comm(end: int) -> Any:
-        return lambda rows: format_ns(sum(row.time_ns[end] for row in rows), 3)
+        return lambda rows: format_ns(sum_of((row.calls, row.prediction) for row in rows)[end], 3)
 
     return make_grid(
         [
@@ -224,7 +226,7 @@ def _row(row: PlannedRow) -> dict[str, Any]:
 
 
 def draw_projection(projection: Projection, path: str | os.PathLike[str]) -> None:
-    """Draws the times of a step over ranks, weak and strong, with the model's intervals.
+    """Draws the times of a step over ranks, weak and strong, with their intervals.
 
     Raises UsageError for a path that cannot be written.
     """
@@ -264,6 +266,6 @@ def draw_projection(projection: Projection, path: str | os.PathLike[str]) -> Non
         legend(axis, lines)
     write_caption(
         figure,
-        [_answer(projection).text, one_line(projection.what), "bands: the model's 90 % intervals"],
+        [_answer(projection).text, one_line(projection.what), "bands: 90 % intervals"],
     )
     write_figure(figure, path)

@@ -1,6 +1,6 @@
-"""The communication that a training step would have on a machine described by a model.
+"""The communication that a training step would have on a machine.
 
-The durations are the model's (curves/model.py), one call at a time. What is hidden under
+The durations are the machine's (curves/predictor.py), one call at a time. What is hidden under
 computation follows from a timeline of one rank: one lane computes, and each group has a lane on
 which its calls follow one another. A stage of a step begins when the calls that it needs have
 ended; its blocking calls stop everything; its overlapping calls are waited for at the end of the
@@ -10,8 +10,9 @@ The ranks of a group with ranks in between share the network interfaces of their
 neighbouring groups at the same time. Such a call counts as one call with the bytes of all these
 groups. Within a host nothing is assumed to be shared.
 
-Intervals add up as if the model's error were the same for each call: the ends of a sum are the sums
-of the ends.
+The error that all calls of a machine have in common adds up with the times, and the rest of the
+errors as squares (``sum_of`` of curves/predictor.py). At the ends of the exposed time, all calls
+of a group take as much longer, or shorter, as their sum does at the ends of its interval.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from pathlib import Path
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.curves.model import TOO_SHORT, WIDEST, MachineModel, too_wide
+from torchcoll.curves.predictions import WIDEST, too_wide
+from torchcoll.curves.predictor import Ends, Prediction, Predictor, sum_of
 from torchcoll.training import timeline
-from torchcoll.training.call_time import ModelCallTime
 from torchcoll.training.shapes import SentCall, Shape, StepStage, stages_from_shape
 from torchcoll.training.sharded import BACKWARD, FORWARD
 from torchcoll.training.steps import find_steps
@@ -40,8 +40,6 @@ _FORWARD = 0.5
 # ranks make the step less than 1.25 times as fast (strong).
 HALF, GAIN = 0.5, 1.25
 WEAK, STRONG = "weak", "strong"
-
-Ends = tuple[float, float, float]  # value, low, high
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,7 @@ class PlannedGroup:
 class PlannedRow:
     """The calls of one size of a group in a step.
 
-    - time_ns: all of them, one after another.
-    - extrapolated: how far the size or ranks are outside of the model's data; '' if within.
+    - prediction: one of them.
     """
 
     group: str
@@ -72,8 +69,17 @@ class PlannedRow:
     ranks: int
     size_bytes: int
     calls: int
-    time_ns: Ends
-    extrapolated: str
+    prediction: Prediction
+
+    @property
+    def time_ns(self) -> Ends:
+        """All of them, one after another."""
+        return sum_of([(self.calls, self.prediction)])
+
+    @property
+    def extrapolated(self) -> str:
+        """How far the size or ranks are outside of the machine's data; '' if within."""
+        return self.prediction.beyond
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ class PlannedStep:
 
     @property
     def only_a_guess(self) -> bool:
-        """Whether the interval is too wide to be a prediction (curves/model.py)."""
+        """Whether the interval is too wide to be a prediction (curves/predictions.py)."""
         return too_wide(*self.comm_ns[1:])
 
     @property
@@ -123,8 +129,9 @@ class Projection:
 
     - step: the step on the requested ranks, the first of several.
     - weak, strong: the steps over ranks; [] for one number of ranks.
-    - concurrent: the work that ran while the model's calls were measured; '' if none.
+    - concurrent: the work that ran while the machine's calls were measured; '' if none.
     - lower_bound: the calls were measured alone, on the cores that also compute.
+    - depends: what the communication depends on most, in a clause.
     """
 
     what: str
@@ -132,10 +139,11 @@ class Projection:
     weak: list[PlannedStep] = field(default_factory=list)
     strong: list[PlannedStep] = field(default_factory=list)
     backward_ns: float | None = None
-    model: Path | None = None
+    machine: str = ""
     notes: list[str] = field(default_factory=list)
     concurrent: str = ""
     lower_bound: bool = False
+    depends: str = ""
 
     def scaling_limit(self, kind: str) -> tuple[int | None, int | None, int | None]:
         """Returns the number of ranks from which on it no longer scales, or None if it scales up to
@@ -193,45 +201,34 @@ def timeline_acts(
 
 
 def planned_step(
-    model: MachineModel,
+    machine: Predictor,
     stages: Sequence[StepStage],
     groups: Mapping[str, PlannedGroup],
     ranks: int,
     degrees: Mapping[str, int],
     backward_ns: float | None,
 ) -> PlannedStep:
-    """Returns the times of one step. Raises UsageError for calls that the model does not cover."""
+    """Returns the times of one step. Raises UsageError for calls that cannot be predicted."""
     counts: dict[SentCall, int] = {}
     for stage in stages:
         for sent in (*stage.needs, *stage.blocking, *stage.overlapping):
             if groups[sent.group].ranks > 1 and sent.size_bytes:
                 counts[sent] = counts.get(sent, 0) + 1
-    call_time = ModelCallTime(model)
-    durations = {}
-    for sent in counts:
+    predictions: dict[SentCall, Prediction] = {}
+    of_groups: dict[str, list[tuple[int, Prediction]]] = {}
+    rows = []
+    for sent, calls in counts.items():
         group = groups[sent.group]
         size_bytes = sent.size_bytes * group.concurrent
-        durations[sent] = call_time.duration(sent.collective, size_bytes, group.ranks, group.hosts)
-
-    def row(sent: SentCall, calls: int) -> PlannedRow:
-        duration = durations[sent]
-        value, low, high = (calls * time_ns for time_ns in duration.each_ns)
-        group = groups[sent.group]
-        return PlannedRow(
-            sent.group,
-            sent.collective,
-            group.ranks,
-            sent.size_bytes,
-            calls,
-            (value, low, high),
-            duration.extrapolated,
+        prediction = machine.predict(sent.collective, size_bytes, group.ranks, group.hosts)
+        predictions[sent] = prediction
+        of_groups.setdefault(sent.group, []).append((calls, prediction))
+        rows.append(
+            PlannedRow(sent.group, sent.collective, group.ranks, sent.size_bytes, calls, prediction)
         )
-
-    rows = tuple(row(sent, calls) for sent, calls in counts.items())
-    value, low, high = (sum(row.time_ns[end] for row in rows) for end in range(3))
-    comm = value, low, high
+    comm = sum_of((row.calls, row.prediction) for row in rows)
     if backward_ns is None:
-        return PlannedStep(ranks, degrees, rows, comm, None, None, None)
+        return PlannedStep(ranks, degrees, tuple(rows), comm, None, None, None)
     passes = {FORWARD: _FORWARD * backward_ns, BACKWARD: backward_ns}
     compute = sum(
         passes[phase]
@@ -239,37 +236,31 @@ def planned_step(
         if any(stage.phase == phase and stage.share for stage in stages)
     )
 
+    # How much longer the calls of a group are together at each end of their interval.
+    longer = {
+        name: tuple(end / sums[0] for end in sums)
+        for name, sums in ((name, sum_of(sent)) for name, sent in of_groups.items())
+    }
+
     def step_at(end: int) -> float:
         def time_ns(sent: SentCall) -> float:
-            duration = durations.get(sent)
-            return duration.each_ns[end] if duration else 0.0
+            prediction = predictions.get(sent)
+            return prediction.time_ns * longer[sent.group][end] if prediction else 0.0
 
         return timeline.step_ns(timeline_acts(stages, time_ns, passes))
 
     step = step_at(0), step_at(1), step_at(2)
     exposed = step[0] - compute, step[1] - compute, step[2] - compute
-    return PlannedStep(ranks, degrees, rows, comm, compute, exposed, step)
-
-
-def max_ranks_per_host(model: MachineModel) -> float | None:
-    """Returns the largest number of ranks per host in the model's data.
-
-    Infinite if all data is of one host: between hosts nothing was measured, so nothing can be said
-    of it. None if the model has no hosts.
-    """
-    hosts = [fit.hosts for entry in model.entries for fit in entry.over_sizes if fit.hosts]
-    if hosts and max(hosts) == 1:
-        return math.inf
-    return max(filter(None, (entry.ranks_per_host for entry in model.entries)), default=None)
+    return PlannedStep(ranks, degrees, tuple(rows), comm, compute, exposed, step)
 
 
 def place_groups(
-    model: MachineModel, degrees: Mapping[str, int], inner: Sequence[str] = ("tp",)
+    machine: Predictor, degrees: Mapping[str, int], inner: Sequence[str] = ("tp",)
 ) -> dict[str, PlannedGroup]:
     """Returns the group of each degree: ranks of ``inner`` are neighbours, those of others ``tp``
     apart.
     """
-    most = max_ranks_per_host(model)
+    most = machine.ranks_per_host
     groups: dict[str, PlannedGroup] = {}
     for name, ranks in degrees.items():
         apart = 1 if name in inner else math.prod(degrees.get(n, 1) for n in inner)
@@ -288,7 +279,7 @@ def _place_group(name: str, ranks: int, apart: int, most: float | None) -> Plann
 
 
 def plan_shape(
-    model: MachineModel,
+    machine: Predictor,
     shape: Shape | None,
     parameters: float,
     degrees: Mapping[str, int],
@@ -322,24 +313,26 @@ def plan_shape(
     what = f"{name}, {parameters:.4g} parameters of {dtype}"
     what += f", {tokens:g} tokens of each replica in a step" if shape else ""
 
-    def step(count: int, share: float = 1.0) -> PlannedStep:
+    def step(count: int, share: float = 1.0, on: Predictor = machine) -> PlannedStep:
         step_degrees = {**degrees, outer: count // inner}
         stages = stages_from_shape(shape, parameters, step_degrees, tokens * share, dtype)
         backward = None if backward_ns is None else backward_ns * share
-        return planned_step(
-            model, stages, place_groups(model, step_degrees), count, step_degrees, backward
-        )
+        placed = place_groups(on, step_degrees)
+        return planned_step(on, stages, placed, count, step_degrees, backward)
 
     first = product
-    projection = Projection(what, step(first), backward_ns=backward_ns, model=model.path)
+    projection = Projection(what, step(first), backward_ns=backward_ns, machine=machine.name)
+    projection.depends = _depends(
+        projection.step, [(text, step(first, on=other)) for text, other in machine.alternatives()]
+    )
     if len(ranks) > 1:
         projection.weak = [step(count) for count in ranks]
         projection.strong = [step(count, first / count) for count in ranks]
-    return _add_notes(projection, model)
+    return _add_notes(projection, machine)
 
 
 def plan_traffic(
-    model: MachineModel, traffic: Traffic, ranks: Sequence[int], backward_ns: float | None
+    machine: Predictor, traffic: Traffic, ranks: Sequence[int], backward_ns: float | None
 ) -> Projection:
     """Returns a plan of a step that was captured or planned.
 
@@ -371,7 +364,7 @@ def plan_traffic(
     stages = _stages_from_calls(traffic, calls)
 
     def groups(count: int) -> dict[str, PlannedGroup]:
-        host = max_ranks_per_host(model)
+        host = machine.ranks_per_host
         placed_groups: dict[str, PlannedGroup] = {}
         for name, own_ranks in members.items():
             size = len(own_ranks)
@@ -387,18 +380,21 @@ def plan_traffic(
             placed_groups[name] = _place_group(name, number, apart, host)
         return placed_groups
 
-    def step(count: int, share: float = 1.0) -> PlannedStep:
+    def step(count: int, share: float = 1.0, on: Predictor = machine) -> PlannedStep:
         backward = None if backward_ns is None else backward_ns * share
-        return planned_step(model, stages, groups(count), count, {}, backward)
+        return planned_step(on, stages, groups(count), count, {}, backward)
 
     first = captured_ranks if captured_ranks in rank_counts else rank_counts[0]
     what = f"a step of {traffic.source} on {captured_ranks} ranks, {len(calls)} calls a rank"
-    projection = Projection(what, step(first), backward_ns=backward_ns, model=model.path)
+    projection = Projection(what, step(first), backward_ns=backward_ns, machine=machine.name)
+    projection.depends = _depends(
+        projection.step, [(text, step(first, on=other)) for text, other in machine.alternatives()]
+    )
     projection.notes += traffic.problems
     if len(rank_counts) > 1:
         projection.weak = [step(count) for count in rank_counts]
         projection.strong = [step(count, first / count) for count in rank_counts]
-    return _add_notes(projection, model)
+    return _add_notes(projection, machine)
 
 
 def _stages_from_calls(
@@ -439,8 +435,26 @@ def _stages_from_calls(
     return shares if totals[BACKWARD] else [*shares, StepStage(BACKWARD, 1.0)]
 
 
-def _add_notes(projection: Projection, model: MachineModel) -> Projection:
-    """Adds notes on the model's limits and removes the steps that would be guesses."""
+def _depends(step: PlannedStep, alternatives: Sequence[tuple[str, PlannedStep]]) -> str:
+    """What the communication of a step depends on most: the alternative that makes it longest; of a
+    machine without alternatives the calls with the largest share. '' for one kind of call.
+    """
+    if not step.rows:
+        return ""
+    if alternatives:
+        text, worst = max(alternatives, key=lambda item: item[1].comm_ns[0])
+        return f"{text}, it would be {worst.comm_ns[0] / step.comm_ns[0]:.2g} times that"
+    times: dict[str, float] = defaultdict(float)
+    for row in step.rows:
+        times[f"{row.collective} of {row.group}"] += row.time_ns[0]
+    name = max(times, key=lambda key: times[key])
+    if len(times) < 2:
+        return ""
+    return f"{name} ({times[name] / step.comm_ns[0]:.0%} of it)"
+
+
+def _add_notes(projection: Projection, machine: Predictor) -> Projection:
+    """Adds notes on the limits of the machine and removes the steps that would be guesses."""
     guesses = sorted(
         {step.ranks for step in (*projection.weak, *projection.strong) if step.only_a_guess}
     )
@@ -453,20 +467,10 @@ def _add_notes(projection: Projection, model: MachineModel) -> Projection:
             f"on {', '.join(map(str, guesses))} ranks nothing is told: the 90 % interval of the "
             f"communication is wider than {WIDEST:g}x"
         )
-    entries = [
-        model.entry(name) for name in dict.fromkeys(r.collective for r in projection.step.rows)
-    ]
-    projection.concurrent = ", ".join(
-        dict.fromkeys(entry.concurrent for entry in entries if entry.concurrent)
-    )
-    projection.lower_bound = not projection.concurrent and any(
-        entry.kind.get("device") == "cpu" for entry in entries
-    )
-    if max_ranks_per_host(model) == math.inf:
-        projection.notes.append(
-            "the model was fitted on one host: more ranks are taken for ranks of that host, and "
-            "what a network between hosts costs is not in it"
-        )
+    collectives = [row.collective for row in projection.step.rows]
+    projection.concurrent = machine.concurrent_work(collectives)
+    projection.lower_bound = not projection.concurrent and machine.on_cpu(collectives)
+    projection.notes += machine.notes()
     every = [
         row for step in (projection.step, *projection.weak, *projection.strong) for row in step.rows
     ]
@@ -484,8 +488,6 @@ def _add_notes(projection: Projection, model: MachineModel) -> Projection:
         else "calls as they are alone: a lower bound where computation shares cores or wires with "
         "them; torchcoll model fit --concurrent takes runs that were measured beside work"
     )
-    if text := model.facts.get(TOO_SHORT):
-        projection.notes.append(str(text))
     if projection.backward_ns is None:
         projection.notes.append(
             "--backward-ms MS tells how much of it is exposed, and how it scales"

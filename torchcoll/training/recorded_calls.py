@@ -17,13 +17,14 @@ import torch
 import torch.distributed as dist
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.traffic import POINT_TO_POINT, Traffic, TrafficCall, leave_unmarked
+from torchcoll.core.traffic import POINT_TO_POINT, Group, Traffic, TrafficCall, leave_unmarked
 from torchcoll.training.capture_file import BATCH, warn
 from torchcoll.training.decode import reduction, to_world_ranks
 from torchcoll.training.group_names import GroupNames, environment
 
 if TYPE_CHECKING:
     from torchcoll.training.capture_file import CaptureFile
+    from torchcoll.training.ring_file import RingEntry
 
 _CALLBACK_S = 1.0
 # Limits of a capture of every step. In memory a kept call takes 500 bytes, one that has not ended
@@ -65,11 +66,12 @@ class RecordedCall:
       afterwards which rank a message came from.
     - wait_note: a note, if that wait is the end of the call.
     - forgotten: its step is no longer kept; the call still takes its sequence number.
+    - entry: its record in the ring file, if there is one.
     """
 
     __slots__ = (
-        *("clock", "fields", "forgotten", "future", "no_time_reason", "start", "step", "time_ns"),
-        *("wait_note", "work"),
+        *("clock", "entry", "fields", "forgotten", "future", "no_time_reason", "start", "step"),
+        *("time_ns", "wait_note", "work"),
     )
 
     def __init__(self, step: int) -> None:
@@ -80,12 +82,20 @@ class RecordedCall:
         self.future: Any = None
         self.work: Any = None
         self.time_ns: int | None = None
+        self.entry: RingEntry | None = None
         self.start = time.perf_counter_ns()
 
-    def end(self, _: Any = None) -> None:
+    def end(self, future: Any = None) -> None:
         """Stamps the end of the call; also the callback of its future."""
         self.time_ns = time.perf_counter_ns() - self.start
         self.future = None
+        if self.entry:
+            try:
+                if future is not None:
+                    future.value()  # raises what the call has ended with
+                self.entry.complete()
+            except Exception as error:
+                self.entry.fail(error)
 
     @property
     def due(self) -> bool:
@@ -154,17 +164,28 @@ class CallRecorder:
         """Drops a call that failed or cannot be read."""
         call.fields = {}
 
-    def add(
-        self, call: RecordedCall, fields: dict[str, Any], group: Any, device: torch.device
-    ) -> None:
+    def group(self, group: Any, device: torch.device) -> Group:
+        """Returns a process group as the traffic has it; called before its first captured call.
+
+        - device: the device of the tensors of the call.
+        """
+        return self.traffic.groups[self._groups.name(group, device)]
+
+    def set_group(self, fields: dict[str, Any], group: Group) -> None:
+        """Sets the group of a call, once. Its root and peer become ranks of the world.
+
+        - fields: what ``decode`` returned for the call.
+        """
+        if "group" not in fields:
+            fields["group"] = group.name
+            to_world_ranks(fields, group.ranks)
+
+    def add(self, call: RecordedCall, fields: dict[str, Any], group: Group) -> None:
         """Sets what was sent by a call.
 
         - fields: what ``decode`` returned for it.
-        - group: its process group.
-        - device: the device of its tensors.
         """
-        fields["group"] = name = self._groups.name(group, device)
-        to_world_ranks(fields, self.traffic.groups[name].ranks)
+        self.set_group(fields, group)
         call.fields = fields
         overdue = self._file is not None and call.start >= self._write_at_ns
         if self._streams and (overdue or len(self._open) >= BATCH):

@@ -27,10 +27,16 @@ _ROUNDED = 0.999  # what is printed with three digits is no more exact
 
 @dataclass(frozen=True)
 class Publication:
-    """One run that somebody published. figures: busbw in GB/s of (collective, bytes), by placement:
-    ``True`` in place, ``False`` out of place.
+    """One run that somebody published.
+
+    type: runs of one type are of the same product or site.
+    linked: how many GPUs NVLink or xGMI connects with each other: those of a host, or of a rack.
+    host_gbit: Gbit/s of all network interfaces of a host; None if the source does not say.
+    figures: busbw in GB/s of (collective, bytes), by placement: ``True`` in place, ``False`` out of
+        place.
     """
 
+    type: str
     machine: str
     gpu: str
     hosts: int
@@ -43,7 +49,9 @@ class Publication:
     who: str
     source: str
     note: str
+    linked: int
     figures: Mapping[tuple[str, int], Mapping[bool, float]]
+    host_gbit: float | None = None
 
     @property
     def kind(self) -> str:

@@ -1,0 +1,233 @@
+"""The ring file of a capture: the last calls of one rank, also after the process was killed.
+
+``capture(on_hang="dump")`` writes ``calls-rank{r}.ring`` with a system call for each event, so the
+file is complete however the process ends, as long as its node lives. The file has a fixed size:
+
+- bytes 0 to 47: ``PREFIX``, with the time at which the process was last seen alive;
+- from TEXTS_AT: JSON Lines with check sums (core/checksums.py), zeros after the last: a header,
+  then groups, texts (names of collectives, dtypes and lines of code, by number), calls that failed,
+  and how the capture ended;
+- from CALLS_AT: CAPACITY records of ``CALL``, call number n at n modulo CAPACITY.
+
+All numbers are little-endian, times are ns since 1970 on the clock of the rank.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.bounds import MOST_RANKS
+from torchcoll.core.checksums import CheckSums
+from torchcoll.core.errors import UnreadableError
+from torchcoll.core.jsonl import UNUSABLE, chunks_of, parse_line
+from torchcoll.core.result import check_texts, check_whole
+from torchcoll.core.traffic import Group
+
+RING_FILE = "calls-rank"  # calls-rank0.ring
+STACKS_FILE = "stacks-rank"  # stacks-rank0.txt
+STACKS_HEAD = "torchcoll stacks"  # the first line of each dump begins with it
+SCHEMA = "torchcoll-ring/1"
+MAGIC = b"torchcoll call ring 1\n"
+# MAGIC, when the process was last seen alive.
+PREFIX = struct.Struct("<24s16xq")
+TEXTS_AT = 64
+CALLS_AT = 1 << 16
+CAPACITY = 4096
+# Serial number of the call in the process from 1 (0: an unused record), when it was issued, bytes
+# in and out, number in its group, group, collective, dtype, line of code (numbers of texts, 0 for
+# none), peer, root (-1 for none); the CRC-32 of these; and its state.
+CALL = struct.Struct("<QqqqIHHHHiiIq")
+CALL_BODY = struct.Struct("<QqqqIHHHHii")
+STATE = struct.Struct("<q")
+STATE_AT = CALL.size - STATE.size
+# The state: PENDING or UNCERTAIN, the time at which the call ended, or minus the time at which it
+# raised an exception.
+PENDING, UNCERTAIN = 0, 1
+_WHAT = "call ring"
+_MOST_BYTES = CALLS_AT + CAPACITY * CALL.size
+_MOST_NS = 1 << 62
+
+
+@dataclass(frozen=True)
+class RingCall:
+    """One call of a ring.
+
+    serial: its number among all calls of the process, from 1. number: among the calls of its group,
+    from 1, as torch counts them; send and recv are counted for each peer. ended_ns: None while it
+    has not ended. failed: whether it ended with an exception. certain: whether a call that is not
+    ended was really pending; otherwise its end would have been noticed only later.
+    """
+
+    serial: int
+    group: str
+    number: int
+    collective: str
+    dtype: str | None
+    bytes_in: int
+    bytes_out: int
+    peer: int | None
+    root: int | None
+    caller: str
+    created_ns: int
+    ended_ns: int | None
+    failed: bool
+    certain: bool
+
+
+@dataclass
+class CallRing:
+    """What a ring file says. calls: in the order of issue. errors: serial number of a call -> the
+    exception that it raised. alive_ns: when the process was last seen alive. end: ``status``,
+    ``reason`` and ``text``; {} where the capture did not end.
+    """
+
+    header: dict[str, Any]
+    alive_ns: int | None = None
+    groups: dict[str, Group] = field(default_factory=dict)
+    calls: list[RingCall] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+    end: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        return int(self.header["rank"])
+
+    @property
+    def ranks(self) -> int:
+        return int(self.header["ranks"])
+
+
+def is_ring(begin: bytes) -> bool:
+    """Whether a file that begins with these bytes is a ring."""
+    return begin.startswith(MAGIC)
+
+
+def read_ring(path: Path) -> CallRing:
+    """Read a ring file, also a truncated one. Damaged parts are ``problems``.
+
+    Raises UnreadableError for a file that is none, or whose header is unusable.
+    """
+    problems: list[str] = []
+    data = b""
+    for piece in chunks_of(path, problems, _WHAT):
+        data += piece[: _MOST_BYTES - len(data)]
+        if len(data) >= _MOST_BYTES:
+            break
+    if not is_ring(data) or len(data) < TEXTS_AT:
+        raise UnreadableError(_WHAT, path, 'a file that capture(on_hang="dump") wrote')
+    texts = data[TEXTS_AT:CALLS_AT].partition(b"\0")[0].split(b"\n")
+    try:
+        header = parse_line(texts[0])
+        check_whole(header["rank"], header["ranks"], header["pid"], header["start_ns"])
+        check_texts(header["host"], header.get("capture"), header.get("slurm_job_id"))
+        check_texts(header.get("torchelastic_run_id"))
+        usable = 0 <= header["rank"] < header["ranks"] <= MOST_RANKS
+        if not usable or header["schema"] != SCHEMA:
+            raise ValueError("another schema or an impossible rank")
+    except UNUSABLE:
+        raise UnreadableError(_WHAT, path, "one with a readable header") from None
+    ring = CallRing(header, problems=problems)
+    alive_ns = PREFIX.unpack_from(data)[1]
+    ring.alive_ns = alive_ns if 0 < alive_ns < _MOST_NS else None
+
+    sums = CheckSums(texts[0])
+    groups: dict[int, str] = {0: ""}  # 0: there was no room for the group
+    names: dict[int, str] = {0: ""}
+    for line in texts[1:]:
+        try:
+            if line:
+                if problem := sums.check(line):
+                    problems.append(f"{path}: {problem}")
+                _take_text(ring, parse_line(line), groups, names)
+        except UNUSABLE as error:
+            if len(problems) < 5:
+                problems.append(f"{path}: unusable record: {type(error).__name__}")
+    _read_calls(ring, data[CALLS_AT:], groups, names, path)
+    if len(data) < _MOST_BYTES:
+        problems.append(f"{path}: truncated to {len(data)} of {_MOST_BYTES} bytes")
+    return ring
+
+
+def _take_text(
+    ring: CallRing, record: dict[str, Any], groups: dict[int, str], names: dict[int, str]
+) -> None:
+    kind = record["record"]
+    if kind == "text":
+        check_whole(record["id"])
+        check_texts(record["text"])
+        names[record["id"]] = record["text"]
+    elif kind == "group":
+        check_whole(record["id"])
+        check_texts(record["name"], record["description"], record["backend"])
+        ranks = record["ranks"]
+        check_whole(*ranks)
+        if record["spaced"]:  # first, end and step
+            ranks = range(*ranks)
+        if len(ranks) > ring.ranks or any(not 0 <= rank < ring.ranks for rank in ranks):
+            raise ValueError("a rank that is not of the world")
+        name = record["name"]
+        groups[record["id"]] = name
+        ring.groups[name] = Group(name, tuple(ranks), record["backend"], record["description"])
+    elif kind == "error":
+        check_whole(record["serial"])
+        check_texts(record["text"])
+        ring.errors[record["serial"]] = record["text"]
+    elif kind == "end":
+        check_texts(record["status"], record["reason"], record["text"])
+        ring.end = {name: record[name] for name in ("status", "reason", "text")}
+
+
+def _read_calls(
+    ring: CallRing, data: bytes, groups: dict[int, str], names: dict[int, str], path: Path
+) -> None:
+    """Add the calls of the ring, in the order of issue."""
+    damaged = 0
+    for index in range(min(CAPACITY, len(data) // CALL.size)):
+        record = data[index * CALL.size : (index + 1) * CALL.size]
+        *fields, crc, state = CALL.unpack(record)
+        serial, created_ns, bytes_in, bytes_out, number, group, *ids, peer, root = fields
+        if not serial:
+            damaged += any(record)
+            continue
+        if (
+            crc != zlib.crc32(record[: CALL_BODY.size])
+            or serial % CAPACITY != index
+            or group not in groups
+            or any(name not in names for name in ids)
+            or not (0 < created_ns < _MOST_NS and abs(state) < _MOST_NS)
+            or min(bytes_in, bytes_out) < 0
+            or max(peer, root) >= ring.ranks
+        ):
+            damaged += 1
+            continue
+        collective, dtype, caller = (names[name] for name in ids)
+        ring.calls.append(
+            RingCall(
+                serial=serial,
+                group=groups[group],
+                number=number,
+                collective=collective,
+                dtype=dtype or None,
+                bytes_in=bytes_in,
+                bytes_out=bytes_out,
+                peer=peer if peer >= 0 else None,
+                root=root if root >= 0 else None,
+                caller=caller,
+                created_ns=created_ns,
+                ended_ns=abs(state) if state not in (PENDING, UNCERTAIN) else None,
+                failed=state < 0,
+                certain=state != UNCERTAIN,
+            )
+        )
+    ring.calls.sort(key=lambda call: call.serial)
+    # A record that the writer has not reached for a whole turn is damaged too.
+    while ring.calls and ring.calls[0].serial <= ring.calls[-1].serial - CAPACITY:
+        damaged += 1
+        del ring.calls[0]
+    if damaged:
+        ring.problems.append(f"{path}: {damaged} damaged records of calls")

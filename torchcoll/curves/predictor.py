@@ -1,0 +1,146 @@
+"""What a prediction needs of a machine, how errors of several calls add up, and what links allow.
+
+There are two kinds of machine: a model that was fitted to runs (curves/model.py), and one that
+others measured (curves/published_machine.py). ``find_machine`` (curves/named_machines.py) returns
+either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.plausibility import DeviceLimits, ceiling_gbps, crossing
+
+
+class Prediction(NamedTuple):
+    """A time in ns with its 90 % interval.
+
+    beyond: how far it is extrapolated; '' if it is not.
+    common: the share of the error's variance that all calls on the machine have in common.
+    """
+
+    time_ns: float
+    low_ns: float
+    high_ns: float
+    beyond: str
+    common: float = 1.0
+
+
+Ends = tuple[float, float, float]  # value, low, high
+
+
+class PredictedCase(Protocol):
+    """A kind of call that a machine can predict. kind: its collective, and what else is known."""
+
+    @property
+    def kind(self) -> Mapping[str, Any]: ...
+
+    @property
+    def collective(self) -> str: ...
+
+    def predict(self, size_bytes: int, ranks: int, hosts: int | None = None) -> Prediction: ...
+
+
+class Predictor(Protocol):
+    """A machine whose calls can be predicted."""
+
+    @property
+    def name(self) -> str:
+        """What the user called it: a file, or a name of the published set."""
+
+    @property
+    def intervals(self) -> str:
+        """How the 90 % intervals were found."""
+
+    @property
+    def measured(self) -> str:
+        """Where it was measured: what a prediction should be near to."""
+
+    @property
+    def ranks_per_host(self) -> float | None:
+        """The most ranks of a host; infinite if only one host was measured, None if not known."""
+
+    def predict(
+        self, collective: str, size_bytes: int, ranks: int, hosts: int | None = None
+    ) -> Prediction:
+        """Predict a call. Raises UsageError for one that cannot be predicted."""
+
+    def cases(self, collective: str | None = None) -> Sequence[PredictedCase]:
+        """The kinds of calls that can be predicted, of one collective if it is named.
+
+        Raises UsageError if there is none.
+        """
+
+    def concurrent_work(self, collectives: Iterable[str]) -> str:
+        """The work that ran during the measured calls; '' if they ran alone."""
+
+    def on_cpu(self, collectives: Iterable[str]) -> bool:
+        """Whether these calls take the cores that compute."""
+
+    def notes(self) -> list[str]:
+        """What is assumed, and what is not in a prediction."""
+
+    def alternatives(self) -> list[tuple[str, Predictor]]:
+        """What a time may depend on, such as `the network; at half of it`, and the machine as it
+        then would be.
+        """
+
+
+def sum_of(predictions: Iterable[tuple[int, Prediction]]) -> Ends:
+    """The time of so many calls of each prediction, one after another, with its 90 % interval.
+
+    The part of the error that all calls of a machine have in common adds up with the times; the
+    rest, which is independent for each kind and size of call, adds up as squares. In logarithms.
+    """
+    items = [(calls * prediction.time_ns, prediction) for calls, prediction in predictions]
+    total = sum(time for time, _ in items)
+    if not total:
+        return 0.0, 0.0, 0.0
+
+    def half(end: int) -> float:
+        common = independent = 0.0
+        for time, prediction in items:
+            factor = (prediction.low_ns, prediction.high_ns)[end] / prediction.time_ns
+            wide = abs(math.log(factor)) * time / total
+            common += math.sqrt(prediction.common) * wide
+            independent += (1 - prediction.common) * wide**2
+        return math.sqrt(common**2 + independent)
+
+    return total, total * math.exp(-half(0)), total * math.exp(min(700.0, half(1)))
+
+
+@lru_cache(maxsize=1024)
+def least_ns(
+    collective: str,
+    size_bytes: int,
+    ranks: int,
+    hosts: int | None,
+    device: DeviceLimits | None,
+    host_gbps: float | None = None,
+) -> float:
+    """The least time that the links allow, in ns; 0.0 if they are not known.
+
+    device: of each rank. host_gbps: all network interfaces of a host together, in one direction.
+    """
+    entry, least = COLLECTIVES[collective], 0.0
+    moved = size_bytes * entry.moved(ranks) * entry.bus_factor(ranks)
+    if device is not None:
+        least = moved / ceiling_gbps(collective, ranks, device.wire_gbps, device.multicast)
+    if hosts and hosts > 1 and host_gbps:
+        names = [str(rank * hosts // ranks) for rank in range(ranks)]
+        per_host = max(Counter(names).values())
+        least = max(least, size_bytes * crossing(collective, names, None) * per_host / host_gbps)
+    return least
+
+
+def bounded(prediction: Prediction, least: float) -> Prediction:
+    """The prediction with no end below the least time that the links allow."""
+    if prediction.low_ns >= least:
+        return prediction
+    time = max(prediction.time_ns, least)
+    return prediction._replace(time_ns=time, low_ns=least, high_ns=max(prediction.high_ns, time))

@@ -1,0 +1,310 @@
+"""Reads a text log: the lines that matter, and what stands in front of each message.
+
+Launchers, containers and daemons put a rank, a host, a process or a time in front of a line. A log
+has millions of lines of which few matter, so that only lines with one of given texts are taken
+apart, and those that follow a line while its reader asks for more.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchcoll.core.bounds import MOST_RANKS
+from torchcoll.core.opening import open_to_read
+
+_CHUNK = 1 << 20
+LONGEST = 1 << 13  # bytes of a line that are read
+_MOST_PREFIXES = 6
+_MOST_PID = 1 << 32
+_NS = 10**9
+_DAY = datetime.timedelta(days=1)
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_MONTHS = {
+    name: number
+    for number, name in enumerate(
+        ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), 1
+    )
+}
+
+
+@dataclass
+class Line:
+    """A message with what its prefixes say.
+
+    rank: of the world. local_rank: of the host, as torchrun labels its workers. pid: of the process
+    that writes, where a prefix has it. when_ns: since 1970. kernel: whether the kernel writes it.
+    stream: what tells the writers apart whose lines stand in one file.
+    """
+
+    number: int
+    text: str
+    rank: int | None = None
+    local_rank: int | None = None
+    node: str = ""
+    pid: int | None = None
+    when_ns: int | None = None
+    kernel: bool = False
+
+    @property
+    def stream(self) -> tuple[int | None, int | None, int | None]:
+        return self.rank, self.local_rank, self.pid
+
+
+# Prefixes, each at the beginning of what the others left.
+_RANK = re.compile(r"\[rank(\d{1,7})\]:? ?")
+_OPEN_MPI = re.compile(r"\[\d{1,7},(\d{1,7})\]\s?<std(?:err|out|diag)>: ?")
+_WORKER = re.compile(r"\[[A-Za-z_]{1,40}?(\d{1,5})\]:")
+_SRUN = re.compile(r" *(\d{1,7}): ")
+_HYDRA = re.compile(r"\[(\d{1,7})\] ")
+_RAY = re.compile(
+    r"\([\w.:-]{1,80}(?:\[rank=(\d{1,7})\])? pid=(\d{1,10})(?:, ip=([\d.:a-fA-F]{1,40}))?\) ?"
+)
+_ISO = re.compile(
+    r"\[?(\d{4})-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
+    r"(Z|[+-]\d\d:?\d\d)?\]?,?:? "
+)
+_SYSLOG = re.compile(r"([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d) (?=\S)")
+_DAEMON = re.compile(
+    r"([A-Za-z0-9][\w.-]{0,80}) (kernel|[\w./-]{1,60}\[(\d{1,10})\]): ?(?:\[ *\d+\.\d+\] ?)?"
+)
+_DMESG = re.compile(r"(?:<\d+>)?\[ *\d{1,9}\.\d{1,9}\] ")
+_DMESG_TIME = re.compile(
+    r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d) (\d{4})\] "
+)
+# c10 writes the month without a leading zero: E321 is 21 March (c10/util/Logging.cpp).
+_GLOG = re.compile(
+    r"\[?[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})(?: (\d{1,20}))? "
+    r"[\w./-]{1,200}:\d+\] ?"
+)
+_GLOG_BARE = re.compile(r"\[[IWEF] [\w./-]{1,200}:\d+\] ?")  # torch 2.0 to 2.2
+_STEPD = re.compile(r"(?:slurmstepd|srun|slurmctld|slurmd)(?:-[\w.]+)?: ")
+
+
+def utc_ns(
+    year: int,
+    month: int,
+    day: int,
+    hour: int,
+    minute: int,
+    second: int,
+    fraction: str = "",
+    zone: str = "",
+) -> int | None:
+    """Nanoseconds since 1970; None for a date that does not exist. A time without a zone is UTC."""
+    try:
+        when = datetime.datetime(
+            year, month, day, hour, minute, second, tzinfo=datetime.timezone.utc
+        )
+    except ValueError:
+        return None
+    seconds = int(when.timestamp())
+    if zone and zone != "Z":
+        digits = zone[1:].replace(":", "")
+        offset = int(digits[:2]) * 3600 + int(digits[2:4] or 0) * 60
+        seconds -= offset if zone[0] == "+" else -offset
+    return seconds * _NS + int(fraction.ljust(9, "0")[:9] or 0)
+
+
+def iso_ns(text: str) -> int | None:
+    """The time of ``2026-11-24T18:00:00``; None for anything else."""
+    match = _ISO.match(f"{text} ")
+    if match is None:
+        return None
+    year, month, day, hour, minute, second = (int(match[i]) for i in range(1, 7))
+    return utc_ns(
+        year, month, day, hour, minute, second, fraction=match[7] or "", zone=match[8] or ""
+    )
+
+
+def _rank(text: str | None) -> int | None:
+    rank = int(text) if text else None
+    return rank if rank is not None and rank < MOST_RANKS else None
+
+
+class LineReader:
+    """Takes prefixes off lines. path: tells the year of times that have none, by when the file was
+    last written. begin: the first bytes of the file, which show whether it is labelled by rank.
+    """
+
+    def __init__(self, path: Path, begin: bytes) -> None:
+        self._last = datetime.datetime.now(datetime.timezone.utc)
+        try:
+            written = os.stat(path).st_mtime
+            self._last = datetime.datetime.fromtimestamp(written, datetime.timezone.utc)
+        except (OSError, ValueError, OverflowError):
+            pass
+        lines = [line for line in begin.decode("utf-8", "replace").splitlines() if line.strip()]
+        self._labels = [
+            p
+            for p in (_SRUN, _HYDRA)
+            if sum(map(bool, map(p.match, lines))) * 10 > 8 * len(lines) > 8
+        ]
+
+    def line(self, number: int, raw: bytes) -> Line:
+        text = raw[:LONGEST].decode("utf-8", "replace").rstrip("\r\n")
+        if "\r" in text:  # a progress bar is drawn again and again
+            text = text.rpartition("\r")[2]
+        if "\x1b" in text:
+            text = _ANSI.sub("", text)
+        result = Line(number, text)
+        start = 0
+        for _ in range(_MOST_PREFIXES):
+            end = self._prefix(result, text, start)
+            if end is None:
+                break
+            start = end
+        result.text = text[start:]
+        return result
+
+    def _prefix(self, line: Line, text: str, start: int) -> int | None:
+        """Take off one prefix that begins at ``start``; returns its end, None if there is none."""
+        first = text[start : start + 1]
+        if first == "[":
+            if match := _RANK.match(text, start) or _OPEN_MPI.match(text, start):
+                line.rank = _rank(match[1]) if line.rank is None else line.rank
+            elif match := _GLOG.match(text, start):
+                self._glog(line, match)
+            elif match := _DMESG.match(text, start):
+                line.kernel = True
+            elif match := _DMESG_TIME.match(text, start):
+                line.kernel = True
+                day, hour, minute, second, year = (int(match[i]) for i in range(2, 7))
+                month = _MONTHS.get(match[1], 0)
+                line.when_ns = utc_ns(year, month, day, hour, minute, second)
+            elif match := _ISO.match(text, start):
+                self._iso(line, match)
+            elif match := _GLOG_BARE.match(text, start):
+                pass
+            elif match := _WORKER.match(text, start):
+                line.local_rank = int(match[1])
+            elif _HYDRA in self._labels and start == 0 and (match := _HYDRA.match(text)):
+                line.rank = _rank(match[1])
+            return match.end() if match else None
+        if _SRUN in self._labels and start == 0 and (match := _SRUN.match(text)):
+            line.rank = _rank(match[1])
+            return match.end()
+        if first == "(" and (match := _RAY.match(text, start)):
+            line.rank = _rank(match[1]) if line.rank is None else line.rank
+            line.pid, line.node = int(match[2]), match[3] or line.node
+            return match.end()
+        if first == "<" and (match := _DMESG.match(text, start)):
+            line.kernel = True
+            return match.end()
+        if first.isdigit() and (match := _ISO.match(text, start)):
+            self._iso(line, match)
+            if daemon := _DAEMON.match(text, match.end()):
+                self._daemon(line, daemon)
+                return daemon.end()
+            return match.end()
+        if first in "IWEF" and (match := _GLOG.match(text, start)):
+            self._glog(line, match)
+            return match.end()
+        if first.isupper() and (match := _SYSLOG.match(text, start)):
+            day, hour, minute, second = (int(match[i]) for i in range(2, 6))
+            month = _MONTHS.get(match[1], 0)
+            line.when_ns = self._without_year(month, day, hour, minute, second)
+            if daemon := _DAEMON.match(text, match.end()):
+                self._daemon(line, daemon)
+                return daemon.end()
+            return match.end()
+        return None
+
+    def _daemon(self, line: Line, match: re.Match[str]) -> None:
+        line.node, line.kernel = match[1], match[2] == "kernel"
+
+    def _iso(self, line: Line, match: re.Match[str]) -> None:
+        line.when_ns = iso_ns(match[0].rstrip(" :,")) or line.when_ns
+
+    def _glog(self, line: Line, match: re.Match[str]) -> None:
+        month, day, hour, minute, second = (int(match[i]) for i in range(1, 6))
+        when = self._without_year(month, day, hour, minute, second, match[6])
+        line.when_ns = when if when is not None else line.when_ns
+
+    def _without_year(
+        self, month: int, day: int, hour: int, minute: int, second: int, fraction: str = ""
+    ) -> int | None:
+        """The last such time before the file was written."""
+        year = self._last.year
+        when = utc_ns(year, month, day, hour, minute, second, fraction=fraction)
+        if when is not None and when > int((self._last + _DAY).timestamp()) * _NS:
+            when = utc_ns(year - 1, month, day, hour, minute, second, fraction=fraction)
+        return when
+
+
+def lines_with(
+    path: Path, texts: Sequence[bytes], more: Callable[[], bool]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (number from 1, bytes) of each line of a file with one of ``texts``, and of the line
+    after it while ``more`` says so. A line is cut after LONGEST bytes.
+    """
+    number = 1
+    rest = b""
+    with open_to_read(path) as file:
+        while True:
+            chunk = file.read(_CHUNK)
+            if not chunk and not rest:
+                return
+            block = rest + chunk
+            end = block.rfind(b"\n") + 1 if chunk else len(block)
+            if not end and len(block) < _CHUNK:
+                rest = block
+                continue
+            # A line of more than a chunk goes on in the next block, as if it were another one.
+            end = end or len(block)
+            block, rest = block[:end], block[end:]
+            yield from _lines_of_block(block, number, texts, more)
+            number += block.count(b"\n")
+
+
+def _lines_of_block(
+    block: bytes, number: int, texts: Sequence[bytes], more: Callable[[], bool]
+) -> Iterator[tuple[int, bytes]]:
+    starts: set[int] = set()
+    for text in texts:
+        position = block.find(text)
+        while position >= 0:
+            starts.add(block.rfind(b"\n", 0, position) + 1)
+            end = block.find(b"\n", position)
+            position = block.find(text, end) if end >= 0 else -1
+    position, counted = 0, 0  # lines before ``counted`` are in ``number``
+    for start in sorted(starts):
+        while position < start and more():
+            end = block.find(b"\n", position, start) + 1 or start
+            number += block.count(b"\n", counted, position)
+            counted = position
+            yield number, block[position : min(end, position + LONGEST)]
+            position = end
+        end = block.find(b"\n", start) + 1 or len(block)
+        number += block.count(b"\n", counted, start)
+        counted = start
+        yield number, block[start : min(end, start + LONGEST)]
+        position = end
+    while position < len(block) and more():
+        end = block.find(b"\n", position) + 1 or len(block)
+        number += block.count(b"\n", counted, position)
+        counted = position
+        yield number, block[position : min(end, position + LONGEST)]
+        position = end
+
+
+def times_of(path: Path, reader: LineReader, begin: bytes) -> tuple[int | None, int | None]:
+    """The first and the last time that lines of the file have, of its first and last 64 KiB."""
+    with open_to_read(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - len(begin)))
+        end = file.read(1 << 16)
+    first = _first_time(begin.split(b"\n"), reader)
+    last = _first_time(reversed(end.split(b"\n")), reader)
+    return (
+        (first, last) if first is not None and last is not None and first <= last else (last, last)
+    )
+
+
+def _first_time(lines: Iterator[bytes] | Sequence[bytes], reader: LineReader) -> int | None:
+    return next(
+        (when for line in lines if (when := reader.line(0, line).when_ns) is not None), None
+    )

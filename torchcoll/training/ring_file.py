@@ -1,0 +1,304 @@
+"""Writes the ring file of a capture (core/call_ring.py), call by call; disk errors never end the
+training.
+
+A record is written with ``pwrite`` and not through a memory map: a store into a map of a file that
+another program has truncated, or that a full disk cannot take, ends the process with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import os
+import socket
+import sys
+import threading
+import time
+import zlib
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+
+from torchcoll.core.call_ring import (
+    CALL,
+    CALL_BODY,
+    CALLS_AT,
+    CAPACITY,
+    MAGIC,
+    PENDING,
+    PREFIX,
+    RING_FILE,
+    SCHEMA,
+    STATE,
+    STATE_AT,
+    TEXTS_AT,
+    UNCERTAIN,
+)
+from torchcoll.core.checksums import LineWriter
+from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.opening import open_to_write
+from torchcoll.core.traffic import POINT_TO_POINT, Group
+from torchcoll.training.capture_file import NO_ROOM, warn
+
+_FOR_THE_END = 4096  # bytes of the texts that names leave free
+_LONGEST_TEXT = 300
+_MOST_RANKS_LISTED = 2000  # a group with more ranks at irregular distances is written without them
+_LIBRARY_FOLDERS = tuple(
+    os.path.join(os.path.dirname(path), "") for path in (torch.__file__, os.path.dirname(__file__))
+)
+
+
+class RingEntry:
+    """A call in the ring, to be told how it ended."""
+
+    __slots__ = ("_ring", "_serial")
+
+    def __init__(self, ring: RingFile, serial: int) -> None:
+        self._ring, self._serial = ring, serial
+
+    def complete(self) -> None:
+        self._ring.set_state(self._serial, time.time_ns())
+
+    def fail(self, error: BaseException) -> None:
+        self._ring.set_state(self._serial, -time.time_ns())
+        self._ring.write_text({"record": "error", "serial": self._serial, "text": _text(error)})
+
+    def set_uncertain(self) -> None:
+        """Records that the end of this call will be noticed only later, or never."""
+        self._ring.set_state(self._serial, UNCERTAIN)
+
+
+class RingFile:
+    """The ring file of this rank. A forked process writes nothing; any thread may write."""
+
+    def __init__(self, file: IO[bytes], path: Path, capture: str | None) -> None:
+        self.path = path
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.last_event = time.monotonic()
+        self.last_call = ""  # described, for a dump of stacks
+        self.host = socket.gethostname()
+        self._file: IO[bytes] | None = file
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._serial = 0
+        self._numbers: Counter[tuple[Any, ...]] = Counter()
+        self._groups: dict[str, int] = {}
+        self._names: dict[str, int] = {"": 0}
+        self._name_numbers = itertools.count(1)
+        self._callers: dict[tuple[Any, int], int] = {}
+        self._lines = LineWriter()
+        self._texts_end = TEXTS_AT
+        self.set_alive()
+        header = {
+            "record": "header",
+            "schema": SCHEMA,
+            "rank": self.rank,
+            "ranks": self.ranks,
+            "host": self.host,
+            "pid": self._process,
+            "start_ns": time.time_ns(),
+            "capture": capture,
+            "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+            "torchelastic_run_id": os.environ.get("TORCHELASTIC_RUN_ID"),
+        }
+        self.write_text(header)
+
+    @classmethod
+    def open(cls, folder: Path, capture: str | None) -> RingFile | None:
+        """Opens a new ring of this rank, next to those of earlier captures.
+
+        Returns None, with a warning, if there is no room for it. Raises UsageError for a folder
+        that cannot be written.
+        """
+        number = 1
+        while True:
+            suffix = "" if number == 1 else f"-{number}"
+            path = folder / f"{RING_FILE}{dist.get_rank()}{suffix}.ring"
+            try:
+                file = open_to_write(path, "xb", buffering=0)
+                break
+            except FileExistsError:
+                number += 1
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    _warn_no_room(path, error)
+                    return None
+                expected = f"a folder that can be written ({error.strerror})"
+                raise UsageError("path", folder, expected, "Name another folder.") from None
+        try:
+            # All blocks now, so that a disk that fills up later has room for every record.
+            rest = memoryview(bytes(CALLS_AT + CAPACITY * CALL.size))
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError as error:
+            file.close()
+            with contextlib.suppress(OSError):
+                path.unlink()
+            _warn_no_room(path, error)
+            return None
+        return cls(file, path, capture)
+
+    def begin(self, group: Group, fields: dict[str, Any], certain: bool) -> RingEntry | None:
+        """Adds a call that is about to be issued.
+
+        - fields: what ``decode`` returned, with ranks of the world.
+        - certain: whether the end of the call will be noticed at once.
+        """
+        if self._file is None or os.getpid() != self._process:
+            return None
+        collective, peer = fields["collective"], fields.get("peer")
+        point_to_point = collective in POINT_TO_POINT
+        key = (group.name, collective, peer) if point_to_point else (group.name,)
+        caller = self._caller()
+        with self._lock:
+            self._serial += 1
+            serial = self._serial
+            self._numbers[key] += 1
+            number = self._numbers[key] + (0 if point_to_point else group.calls_before)
+        root = fields.get("root")
+        body = CALL_BODY.pack(
+            serial,
+            time.time_ns(),
+            fields["bytes_in"],
+            fields["bytes_out"],
+            number,
+            self._group(group),
+            self._name(collective),
+            self._name(fields["dtype"] or ""),
+            caller,
+            -1 if peer is None else peer,
+            -1 if root is None else root,
+        )
+        state = PENDING if certain else UNCERTAIN
+        record = body + zlib.crc32(body).to_bytes(4, "little") + STATE.pack(state)
+        self.last_event = time.monotonic()
+        self.last_call = f"number {number} of group {group.name}, {collective}"
+        self.host = socket.gethostname()
+        self._write(record, _offset(serial))
+        return RingEntry(self, serial)
+
+    def set_state(self, serial: int, state: int) -> None:
+        self.last_event = time.monotonic()
+        if serial > self._serial - CAPACITY:  # otherwise a later call has its record
+            self._write(STATE.pack(state), _offset(serial) + STATE_AT)
+
+    def set_alive(self) -> None:
+        self._write(PREFIX.pack(MAGIC, time.time_ns()), 0)
+
+    def write_text(self, record: dict[str, Any]) -> bool:
+        """Appends a record to the texts, if there is room: names leave some for errors and the end.
+        Returns whether it was written.
+        """
+        if os.getpid() != self._process:
+            return False
+        named = record["record"] in ("group", "text")
+        with self._lock:
+            lines = copy.copy(self._lines)
+            line = lines.line(record)
+            at = self._texts_end
+            if at + len(line) > CALLS_AT - (_FOR_THE_END if named else 0):
+                return False
+            self._texts_end += len(line)
+            self._lines = lines
+        self._write(line, at)
+        return True
+
+    def end(self, status: str, error: BaseException | None) -> None:
+        """Records how the capture ended, and closes the file."""
+        if self._file is None or os.getpid() != self._process:
+            return
+        reason = type(error).__name__ if error is not None else None
+        text = None if error is None else _text(error)
+        self.write_text({"record": "end", "status": status, "reason": reason, "text": text})
+        self.set_alive()
+        with self._lock:
+            file, self._file = self._file, None
+            if file:
+                file.close()
+
+    def sync(self) -> None:
+        """Sends what was written to the disk or file server, where other nodes see it."""
+        with self._lock:
+            if self._file:
+                os.fsync(self._file.fileno())
+
+    def _write(self, data: bytes, offset: int) -> None:
+        """Never raises: the first error is a warning, and the file stays as it is."""
+        if os.getpid() != self._process:
+            return
+        with self._lock:  # so that ``end`` does not close the file meanwhile
+            if self._file is None:
+                return
+            try:
+                os.pwrite(self._file.fileno(), data, offset)
+            except OSError as error:
+                self._file.close()
+                self._file = None
+                expected = "a disk that takes the next call"
+                warn(error.strerror, self.path, expected, "the file keeps the calls before it")
+
+    def _group(self, group: Group) -> int:
+        """Returns the number of a group in the file; 0, which no group has, where it is full."""
+        number = self._groups.get(group.name)
+        if number is None:
+            number = self._groups[group.name] = len(self._groups) + 1
+            ranks: list[int] = list(group.ranks)
+            step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+            spaced = len(ranks) > 2 and step > 0
+            spaced = spaced and ranks == list(range(ranks[0], ranks[-1] + 1, step))
+            if spaced:
+                ranks = [ranks[0], ranks[-1] + 1, step]
+            record = {
+                "record": "group",
+                "id": number,
+                "name": group.name,
+                "spaced": spaced,
+                "ranks": ranks if len(ranks) <= _MOST_RANKS_LISTED else [],
+                "backend": group.backend,
+                "description": group.description,
+            }
+            if not self.write_text(record):
+                self._groups[group.name] = number = 0
+        return number
+
+    def _name(self, text: str) -> int:
+        """Returns the number of a text in the file; 0, which is '', where the file is full."""
+        number = self._names.get(text)
+        if number is None:
+            number = next(self._name_numbers)
+            record = {"record": "text", "id": number, "text": text[:_LONGEST_TEXT]}
+            self._names[text] = number if self.write_text(record) else 0
+        return self._names[text]
+
+    def _caller(self) -> int:
+        """Returns the number of the line of code that made the call; 0 if it came from C++."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame and frame.f_code.co_filename.startswith(_LIBRARY_FOLDERS):
+            frame = frame.f_back
+        if frame is None:
+            return 0
+        key = frame.f_code, frame.f_lineno
+        number = self._callers.get(key)
+        if number is None:
+            code = frame.f_code
+            text = f"{code.co_filename[-_LONGEST_TEXT // 2 :]}:{frame.f_lineno} {code.co_name}"
+            number = self._callers[key] = self._name(text)
+        return number
+
+
+def _offset(serial: int) -> int:
+    return CALLS_AT + serial % CAPACITY * CALL.size
+
+
+def _text(error: BaseException) -> str:
+    return one_line(f"{type(error).__name__}: {error}")[:_LONGEST_TEXT]
+
+
+def _warn_no_room(path: Path, error: OSError) -> None:
+    action = "a hang leaves no calls of this rank"
+    warn(error.strerror, path, "room for a new file", action)
