@@ -123,9 +123,11 @@ def deaths() -> list[Death]:
     )
     counts |= {"order": 6}
     works = itertools.cycle(
-        [("ddp", 3), ("fsdp", 3), ("mesh", 4), ("pipe", 3), ("ddp", 2), ("fsdp", 4), ("mesh", 6),
-         ("ddp", 5), ("pipe", 4), ("ddp", 6), ("fsdp", 2), ("pipe", 2)]
-    )  # fmt: skip
+        [
+            *(("ddp", 3), ("fsdp", 3), ("mesh", 4), ("pipe", 3), ("ddp", 2), ("fsdp", 4)),
+            *(("mesh", 6), ("ddp", 5), ("pipe", 4), ("ddp", 6), ("fsdp", 2), ("pipe", 2)),
+        ]
+    )
     made: list[Death] = []
     for fault, count in counts.items():
         for form in range(count):
@@ -472,8 +474,8 @@ def _run_forked(death: Death, folder: Path, stack: contextlib.ExitStack) -> dict
             raise Failed(f"{death}: died before its fault")
         if network:
             cut = ("ip", "-n", network.switch, "link", "set", f"b{death.victim}", "nomaster")
-            if subprocess.run(cut, env={**os.environ, "PATH": f"/usr/sbin:{os.environ['PATH']}"}) \
-                    .returncode:  # fmt: skip
+            path = f"/usr/sbin:{os.environ['PATH']}"
+            if subprocess.run(cut, env={**os.environ, "PATH": path}).returncode:
                 raise Failed("the link stays up")
         if death.fault in WATCHED:
             time.sleep(1.5)
@@ -506,9 +508,13 @@ def _run_forked(death: Death, folder: Path, stack: contextlib.ExitStack) -> dict
 def _run_torchrun(death: Death, folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     start = time.time_ns()
     logs = folder / "out"
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(death.ranks),
-             "--log-dir", str(logs), "--redirects", "3", "--master-port",
-             str(forked.free_port()), __file__, str(folder), "--rank-of", str(death.number)]  # fmt: skip
+    words = [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--nproc-per-node", str(death.ranks)),
+        *("--log-dir", str(logs), "--redirects", "3"),
+        *("--master-port", str(forked.free_port())),
+        *(__file__, str(folder), "--rank-of", str(death.number)),
+    ]
     variables = {**os.environ, **_environment(death), **forked.NO_NAMES}
     done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=120)
     if not (folder / "marks" / "fault").exists():
