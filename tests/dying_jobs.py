@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 from namespaces import DEFAULTS, Hosts, NoNamespaces, hosts
 from torch._C import _distributed_c10d as c10d
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -239,6 +239,18 @@ def mark(marks: Path) -> None:
     (marks / "fault").write_text(str(time.time_ns()))
 
 
+def mesh_of_two(size: int) -> DeviceMesh:
+    """size / 2 x 2 ranks. The groups of init_device_mesh would have a timeout of 30 minutes."""
+    mesh, timeout = torch.arange(size).view(-1, 2), timedelta(seconds=TIMEOUT_S)
+    groups = []
+    for members in (mesh.T, mesh):
+        made = {
+            ranks: dist.new_group(ranks, timeout=timeout) for ranks in map(tuple, members.tolist())
+        }
+        groups.append(next(group for row, group in made.items() if dist.get_rank() in row))
+    return DeviceMesh.from_group(groups, "cpu", mesh, mesh_dim_names=("dp", "tp"))
+
+
 class Training:
     def __init__(self, death: Death, marks: Path, raw: Path) -> None:
         self.death, self.marks, self.raw = death, marks, raw
@@ -250,8 +262,7 @@ class Training:
         elif death.work == "fsdp":
             fully_shard(model, mesh=init_device_mesh("cpu", (self.size,)))
         elif death.work == "mesh":
-            names = ("dp", "tp")
-            self.mesh = init_device_mesh("cpu", (self.size // 2, 2), mesh_dim_names=names)
+            self.mesh = mesh_of_two(self.size)
             self.group = self.mesh.get_group("tp")
         self.model = model
 
