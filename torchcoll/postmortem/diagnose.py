@@ -25,7 +25,7 @@ from torchcoll.postmortem.causes import (
 )
 from torchcoll.postmortem.collecting import what_to_collect
 from torchcoll.postmortem.diagnosis import Diagnosis, EvidenceLine
-from torchcoll.postmortem.evidence import CallSeen, JobEvent, JobEvidence
+from torchcoll.postmortem.evidence import CallSeen, FileRead, JobEvent, JobEvidence
 from torchcoll.postmortem.lateness import LateCall, late_ranks
 from torchcoll.postmortem.sentences import (
     call_name,
@@ -60,6 +60,11 @@ class _Facts:
         self.causes = earliest(without_told_to_end(self.events.causes), job)
         differences = map(find_difference, self.standings.groups.values())
         self.differences = [difference for difference in differences if difference]
+        # Ranks whose log was read, and says nothing.
+        logs = [file for file in job.files if _has_complaints(file)]
+        self.quiet = {rank for file in logs for rank in file.ranks} - {
+            event.rank for event in job.events
+        }
         # Ranks of which no file says anything about the rank itself.
         self.silent = [
             rank
@@ -75,6 +80,13 @@ class _Facts:
 
     def others(self, ranks: Collection[int]) -> tuple[int, ...]:
         return tuple(rank for rank in self.ranks if rank not in ranks)
+
+
+def _has_complaints(file: FileRead) -> bool:
+    """Whether a file is where a rank would complain: its stderr, or a log of both streams."""
+    if file.what not in ("stderr", "log"):
+        return False
+    return not file.path.endswith(".out") or "slurm" in file.path
 
 
 def diagnose(job: JobEvidence) -> Diagnosis:
@@ -208,7 +220,9 @@ def _ended_by_itself(facts: _Facts) -> Diagnosis | None:
             result.reasons.append("it is the only rank with a failure of its own")
             if facts.silent:
                 silent = rank_names(facts.job, facts.silent)
-                result.reasons.append(f"no file of {silent} is here, which may have failed before")
+                result.reasons.append(
+                    f"no file says anything about {silent}, which may have failed before"
+                )
     elif len(same) == len(facts.ranks):
         result.certainty = "likely"
         result.reasons.append("all ranks failed in the same way")
@@ -236,14 +250,15 @@ def _name_call(
         result.waiting = tuple(rank for rank in facts.graph.waiting if rank not in ranks)
         return
     complaints = [*facts.events.timeouts.values(), *facts.events.peer_lost.values()]
-    for event in [*complaints, *events]:
-        if event.number is not None or event.collective is not None:
-            group = facts.standings.groups.get(event.group or "")
-            result.group = group_name(group) if group else event.group
-            result.number, result.collective = event.number, event.collective
-            if group and event.number is not None and event.collective is None:
-                result.collective = group.collective(event.number)
-            break
+    named = [e for e in [*complaints, *events] if e.number is not None or e.collective is not None]
+    # Without a number only what all name alike is the call.
+    if named and (named[0].number is not None or len({e.collective for e in named}) == 1):
+        event = named[0]
+        group = facts.standings.groups.get(event.group or "")
+        result.group = group_name(group) if group else event.group
+        result.number, result.collective = event.number, event.collective
+        if group and event.number is not None and event.collective is None:
+            result.collective = group.collective(event.number)
     result.waiting = tuple(sorted(facts.events.complaining - set(ranks)))
 
 
@@ -287,13 +302,41 @@ def _reported_mismatch(facts: _Facts) -> Diagnosis | None:
     elif len(facts.ranks) == 2:
         result.culprits = facts.ranks
         result.reasons.append("two ranks disagree: the reports do not tell which is wrong")
+    elif facts.graph.roots:
+        result.culprits = facts.graph.roots
+        _name_call(facts, result, facts.graph.roots)
+        result.reasons.append("the others wait for it in a call that it did not make")
     else:
-        result.certainty = "possible"
-        result.candidates = facts.ranks
-        result.reasons.append("the rank that reports a mismatch need not be the one that is wrong")
+        agreeing = _agreeing_ranks(facts)
+        suspects = facts.others(agreeing) if agreeing else facts.ranks
+        if len(suspects) == 1:
+            result.culprits = suspects
+        else:
+            result.candidates, result.certainty = suspects, "possible"
+        if agreeing:
+            names = rank_names(facts.job, agreeing)
+            result.reasons.append(f"the recorded calls of {names} agree with each other")
+            _name_most_common_wait(facts, result)
+        else:
+            result.reasons.append(
+                "a rank that reports a mismatch need not be the one that is wrong"
+            )
     for event in events[:_MOST_LINES]:
         result.evidence.append(EvidenceLine(event.text, event.place, event.rank))
     return result
+
+
+def _agreeing_ranks(facts: _Facts) -> tuple[int, ...]:
+    """Ranks that are recorded in the last call of the group of all ranks, if there are several: the
+    calls of one number have been compared, and do not differ.
+    """
+    for group in facts.standings.groups.values():
+        if group.is_default and group.last:
+            number = max(group.last.values())
+            ranks = tuple(rank for rank in group.ranks if group.call(rank, number))
+            if len(ranks) > 1:
+                return ranks
+    return ()
 
 
 def _waited_for(facts: _Facts) -> Diagnosis | None:
@@ -489,30 +532,51 @@ def _late_stack(facts: _Facts, result: Diagnosis, late: Collection[LateCall]) ->
             result.evidence.append(EvidenceLine(stack.text, stack.place, item.rank))
 
 
+def _cleared(facts: _Facts) -> set[int]:
+    """Ranks that are shown to wait in a call that another rank makes alike. Of a rank that only
+    complains, or is alone in a call, it is not known whether it waits in the right one.
+    """
+    cleared: set[int] = set()
+    for group in facts.standings.groups.values():
+        number = max(group.last.values(), default=0)
+        ranks = {rank for rank in group.last if group.call(rank, number)}
+        differs = any(difference.group is group for difference in facts.differences)
+        if len(ranks) > 1 and not differs:
+            cleared |= ranks & facts.shown_to_wait
+    return cleared
+
+
 def _left_nothing(facts: _Facts) -> Diagnosis | None:
     """Nobody is behind by the records: the cause is among the ranks that are not shown to wait."""
     events = facts.events
     if not events.complaining and not facts.shown_to_wait:
         return None
-    suspects = facts.others(facts.shown_to_wait)
-    roots = [rank for rank in suspects if events.blamed_by.get(rank)]
-    chosen = tuple(roots) if len(roots) == 1 else suspects
+    suspects = facts.others(_cleared(facts))
+    blamed = [r for r in facts.others(events.complaining) if events.blamed_by.get(r)]
+    without_complaint = facts.others(events.complaining)
+    result = Diagnosis(facts.job, kind="stopped", certainty="likely")
+    chosen: tuple[int, ...] = suspects
+    if len(blamed) == 1:
+        chosen = tuple(blamed)
+        result.reasons.append("the complaints of the others name it, and it has none itself")
+    elif len(without_complaint) == 1 and without_complaint[0] in facts.quiet:
+        chosen = without_complaint
+        result.reasons.append("its log is the only one without a complaint")
+    elif len(suspects) == 1 and (facts.job.ranks is None or suspects[0] in events.timeouts):
+        return None  # there may be more ranks than any file mentions, or each waits for the others
+    elif len(suspects) == 1:
+        result.reasons.append("all other ranks are recorded in the same call, waiting")
     if not chosen or len(chosen) == len(facts.ranks):
         return None
-    result = Diagnosis(facts.job, kind="stopped")
     _name_call(facts, result, chosen)
     if len(chosen) == 1:
-        result.culprits, result.certainty = chosen, "likely"
-        if roots:
-            result.reasons.append("the complaints of the others name it, and it has none itself")
-        else:
-            result.reasons.append("all other ranks are shown to have waited for another one")
+        result.culprits = chosen
     else:
         result.candidates, result.certainty = chosen, "possible"
-        result.reasons.append("the other ranks are shown to have waited for another one")
+        result.reasons.append("the other ranks are recorded in the same call, waiting")
     silent = [rank for rank in chosen if rank in facts.silent]
     if silent:
-        result.reasons.append(f"no file of {rank_names(facts.job, silent)} is here")
+        result.reasons.append(f"no file says anything about {rank_names(facts.job, silent)}")
     wait = facts.graph.wait_for(chosen)
     if wait is not None:
         _add_standing(facts, result, facts.standings.groups.get(wait.key), wait)

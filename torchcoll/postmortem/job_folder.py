@@ -20,8 +20,9 @@ from types import ModuleType
 from torchcoll.core.bounds import GZIP, UnpackBudget
 from torchcoll.core.errors import TorchcollError, UnreadableError, brief, nearest_file, one_line
 from torchcoll.core.opening import open_to_read
-from torchcoll.postmortem.evidence import CallSeen, JobEvidence
+from torchcoll.postmortem.evidence import CallSeen, FileRead, JobEvidence
 from torchcoll.postmortem.jobs import FileEvidence, jobs_of
+from torchcoll.postmortem.log_evidence import identities_of_path, rank_of_path
 
 # In the order in which they are asked. Formats that are recognised by less evidence come later.
 READERS = (
@@ -40,6 +41,7 @@ _MOST_CALLS, _FEWEST_CALLS_OF_RANK = 400_000, 64
 _FEWEST_CALLS_OF_GROUP = 4
 _ARCHIVES = {b"PK\x03\x04": "a zip archive", b"\xfd7zXZ\0": "compressed with xz"}
 _ARCHIVES |= {b"BZh": "compressed with bzip2", b"\x28\xb5\x2f\xfd": "compressed with zstd"}
+_LOGS = (".log", ".err", ".out", ".txt")
 _TAR = slice(257, 262)  # where a tar archive has b"ustar"
 
 
@@ -60,8 +62,12 @@ def read_folder(path: str) -> FolderEvidence:
     folder = FolderEvidence(path)
     readers = _readers()
     recognized: list[tuple[str, str, ModuleType]] = []
+    empty: list[str] = []
     with tempfile.TemporaryDirectory(prefix="torchcoll-") as unpacked:
         for shown, real in _files(path, folder.left_out):
+            if not os.path.getsize(real):
+                empty.append(shown)
+                continue
             try:
                 readable = _unpacked(real, shown, Path(unpacked))
                 with open_to_read(readable) as file:
@@ -75,7 +81,7 @@ def read_folder(path: str) -> FolderEvidence:
             else:
                 recognized.append((shown, readable, reader))
         calls_of_file = _MOST_CALLS // max(1, len(recognized))
-        files = []
+        files = [FileEvidence(shown, item) for shown, item in _empty_logs(empty, folder.left_out)]
         for shown, readable, reader in recognized:
             evidence = _read(shown, readable, reader, folder.left_out)
             for item in evidence:
@@ -132,8 +138,6 @@ def _files(path: str, left_out: list[tuple[str, str]]) -> Iterator[tuple[str, st
                 left_out.append((shown, f"more than {_MOST_DEPTH} folders deep"))
             elif is_folder:
                 subfolders.append((entry.path, shown, depth + 1))
-            elif not status.st_size:
-                left_out.append((shown, "empty"))
             elif count == _MOST_FILES:
                 left_out.append((shown, f"more than {_MOST_FILES} files: name a subfolder"))
             else:
@@ -170,6 +174,21 @@ def _unpacked(path: str, shown: str, folder: Path) -> str:
     return os.fspath(target)
 
 
+def _empty_logs(
+    paths: list[str], left_out: list[tuple[str, str]]
+) -> Iterator[tuple[str, JobEvidence]]:
+    """The empty files that are logs of a rank: it had nothing to complain of."""
+    for shown in paths:
+        rank = rank_of_path(shown)
+        if rank is None or not shown.endswith(_LOGS):
+            left_out.append((shown, "empty"))
+        else:
+            what = "stdout" if "stdout" in os.path.basename(shown) else "log"
+            evidence = JobEvidence(identities=identities_of_path(shown))
+            evidence.files = [FileRead(shown, what, (rank,))]
+            yield shown, evidence
+
+
 def _read(
     shown: str, path: str, reader: ModuleType, left_out: list[tuple[str, str]]
 ) -> list[JobEvidence]:
@@ -186,7 +205,8 @@ def _read(
     for item in evidence:
         left_out += item.left_out
         item.left_out = []
-        if item.calls or item.events or item.last_number or item.nodes or item.groups:
+        says = item.calls or item.events or item.last_number or item.nodes or item.groups
+        if says or any(seen.ranks for seen in item.files):
             kept.append(item)
     if not kept and not any(item.left_out for item in evidence):
         left_out.append((shown, "says nothing about what happened"))

@@ -1,8 +1,7 @@
 """Reads traces of torch.profiler (Kineto), of one rank each.
 
 A profile ends when the profiler stops, which need not be when the job did. So its calls are
-numbered apart from those of other sources, and only compared between profiles that begin with the
-same step. A call that the trace shows to the end has completed; of any other nothing is known, as a
+numbered apart from those of other sources, and only compared with those of other profiles. A call that the trace shows to the end has completed; of any other nothing is known, as a
 profiler records a kernel after it has ended.
 """
 

@@ -62,7 +62,10 @@ _ERROR_FILE = b'"py_callstack"'
 
 
 def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
-    """What a log says of one job; no evidence if it says nothing. Raises OSError."""
+    """What a log says of one job. That the log of a rank has no complaint is evidence too.
+
+    Raises OSError.
+    """
     with open(path, "rb") as file:
         begin = file.read(1 << 16)
     rank = rank_of_path(shown)
@@ -75,7 +78,7 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     else:
         _scan(scan, path, reader)
         evidence.first_ns, evidence.last_ns = times_of(path, reader, begin)
-    if not (evidence.events or evidence.last_number or evidence.nodes):
+    if rank is None and not (evidence.events or evidence.last_number or evidence.nodes):
         return []
     times = [event.when_ns for event in evidence.events if event.when_ns is not None]
     evidence.first_ns = min([t for t in (evidence.first_ns, *times) if t is not None], default=None)
