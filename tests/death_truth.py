@@ -40,9 +40,9 @@ blackhole             the kernel's line
 Standing is compared only within a group, so in a mesh w is of the row or column of v, and in a
 pipeline a stage beside it. In a pipeline the dumps of all ranks are equal, except for other calls.
 
-The rest cannot be told. Two classes of it differ in how much an answer may say. If nothing of v is
-kept, nor the launcher's log, an answer that names v is a guess. With some file of v or of the
-launcher, or all others waiting (v is left by elimination), it may name v, but need not.
+The rest cannot be told. Where something distinguishes v from the others, if not beyond doubt (such
+as all others waiting, so that v is left), an answer may name it, but need not: 'hinted'. Elsewhere
+to name v is a guess.
 """
 
 from __future__ import annotations
@@ -126,6 +126,31 @@ def truth(death: Death, kept: Collection[Source]) -> Truth:
         decided[death.fault] = any(v in of(k) and of(k) & waiters for k in ("stacks", "py-spy"))
     if decided.get(death.fault):
         return Truth(DECIDABLE, frozenset({v}), True, kinds)
-    everyone_else = set(range(death.ranks)) - {v}
-    hinted = launcher or any(s.rank == v for s in kept) or everyone_else <= known
-    return Truth(HINTED if hinted else UNDECIDABLE, frozenset({v}), True, kinds)
+    return Truth(
+        HINTED if _hinted(death, kept, known) else UNDECIDABLE, frozenset({v}), True, kinds
+    )
+
+
+def _hinted(death: Death, kept: Collection[Source], known: set[int]) -> bool:
+    """Whether something kept distinguishes the victim from the others, if not beyond doubt.
+
+    known: ranks whose standing is known.
+    """
+    v = death.victim
+
+    def of(*wanted: str) -> set[int]:
+        return {s.rank for s in kept if s.kind in wanted and s.rank is not None}
+
+    launcher = Source("launcher") in kept
+    if death.fault == "blackhole":  # between two ranks there is one link: both may be named
+        return death.ranks == 2
+    if death.fault == "slow":
+        return v in of("fr", "ring", "traffic") and len(of("fr", "ring", "traffic")) > 1
+    eliminated = set(range(death.ranks)) - {v} <= known
+    if differs(death):
+        # The tracebacks show which call each was in.
+        return eliminated or (v in of("stderr", "stacks") and len(of("stderr", "stacks")) > 1)
+    # The launcher lists the victim first (exception, disk, memory), as the one that it had to end
+    # (sigstop, sleep, stuck), or not among those that failed (skip).
+    own_end = v in of("stderr") and len(of("stderr")) > 1  # alone without a word of a lost peer
+    return eliminated or launcher or own_end or v in of("fr", "ring", "stacks", "py-spy")
