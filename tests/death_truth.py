@@ -53,7 +53,12 @@ from dataclasses import dataclass
 from death_evidence import Source
 from dying_jobs import STALLS, Death
 
-DECIDABLE, SYMMETRIC, HINTED, UNDECIDABLE = "decidable", "symmetric", "hinted", "undecidable"
+VERDICTS = (DECIDABLE, SYMMETRIC, HINTED, UNDECIDABLE) = (
+    "decidable",
+    "symmetric",
+    "hinted",
+    "undecidable",
+)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ layouts, with unrelated files, and some with a second job that is healthy. What 
 follows from the truth table of tests/death_truth.py. Root, ip and tc are needed for the lost links,
 py-spy for its dumps.
 
-An innocent named alone is an answer that names ranks, or offers candidates, without the victim; or
-that names a rank of the healthy job. The time is that of ``python -m torchcoll postmortem`` as a
+An innocent named alone is an answer that names ranks without the victim, or a rank of the healthy
+job. An answer that names nobody, but offers candidates without the victim, is counted beside it. The time is that of ``python -m torchcoll postmortem`` as a
 process, on a sample. Beside it is fr_trace, torch's own analysis of Flight Recorder dumps.
 """
 
@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import death_evidence
 from death_evidence import Source, read_facts, sources
-from death_truth import DECIDABLE, HINTED, SYMMETRIC, UNDECIDABLE, Truth, truth
+from death_truth import DECIDABLE, HINTED, SYMMETRIC, UNDECIDABLE, VERDICTS, Truth, truth
 from dying_jobs import FAULTS, HEALTHY, Death, deaths, make, make_all
 from recorder_trace import run_fr_trace
 
@@ -62,7 +62,8 @@ class Case:
 
 
 # Verdicts about an answer.
-NAMED, BOTH, NOT_NAMED, INNOCENT = "named", "both named", "not named", "innocent alone"
+NAMED, BOTH, NOT_NAMED = "named", "both named", "not named"
+INNOCENT, MISLED = "innocent alone", "candidates without the victim"
 
 
 def main() -> int:
@@ -159,21 +160,21 @@ def judge(case: Case, jobs: list[dict[str, Any]]) -> str:
     for job in jobs:
         culprits, candidates = set(job["culprits"]), set(job["candidates"])
         if not is_ours(case, job):
-            verdicts.append(INNOCENT if culprits or candidates else NOT_NAMED)
+            verdicts.append(INNOCENT if culprits else MISLED if candidates else NOT_NAMED)
         elif case.death.fault == "blackhole" and (victim in culprits or case.host in job["nodes"]):
             # Both ends of a link may be named.
             verdicts.append(NAMED if len(culprits) <= 2 and len(job["nodes"]) <= 2 else NOT_NAMED)
         elif not culprits and not candidates:
             verdicts.append(NOT_NAMED)
         elif victim not in culprits | candidates:
-            verdicts.append(INNOCENT)
+            verdicts.append(INNOCENT if culprits else MISLED)
         elif case.truth.verdict == SYMMETRIC and (culprits == right or candidates == right):
             verdicts.append(BOTH)
         elif culprits == {victim}:
             verdicts.append(NAMED if case.truth.alone else INNOCENT)
         else:
             verdicts.append(NOT_NAMED)
-    for verdict in (INNOCENT, NAMED, BOTH):
+    for verdict in (INNOCENT, MISLED, NAMED, BOTH):
         if verdict in verdicts:
             return verdict
     return NOT_NAMED
@@ -226,13 +227,14 @@ def show(cases: list[Case], answers: list[list[dict[str, Any]]], verdicts: list[
             kinds[ours_of(case, jobs)["kind"] in case.truth.kinds] += 1
     print(
         "\n                    decidable            symmetric           hinted          cannot be "
-        "told    innocent"
+        "told     innocent  candidates"
         "\nfault      folders  all named            all both victim     all named not   all not"
-        " named  alone"
+        " named     alone  without victim"
     )
     for fault in (*FAULTS, "all"):
         row = counts[fault]
-        innocent = sum(number for (_, verdict), number in row.items() if verdict == INNOCENT)
+        innocent = sum(row[verdict, INNOCENT] for verdict in VERDICTS)
+        misled = sum(row[verdict, MISLED] for verdict in VERDICTS)
         decidable, named = _all(row, DECIDABLE), row[DECIDABLE, NAMED]
         share = f"({100 * named / decidable:.1f} %)" if decidable else ""
         print(
@@ -240,7 +242,7 @@ def show(cases: list[Case], answers: list[list[dict[str, Any]]], verdicts: list[
             f"{_all(row, SYMMETRIC):5} {row[SYMMETRIC, BOTH]:4} {row[SYMMETRIC, NAMED]:6}   "
             f"{_all(row, HINTED):5} {row[HINTED, NAMED]:5} {row[HINTED, NOT_NAMED]:3}   "
             f"{_all(row, UNDECIDABLE):3} {row[UNDECIDABLE, NOT_NAMED]:3} "
-            f"{row[UNDECIDABLE, NAMED]:5}  {innocent:8}"
+            f"{row[UNDECIDABLE, NAMED]:5}   {innocent:8} {misled:8}"
         )
     print(
         f"\nOf {kinds.total()} answers that name the victim, {kinds[True]} call what happened by a "
