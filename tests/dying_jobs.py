@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import itertools
 import json
 import os
@@ -348,6 +349,7 @@ class Training:
 
 def one_rank(death: Death, folder: Path) -> None:
     """In a process that a launcher started. Ends it."""
+    faulthandler.disable()  # of pytest, which would write to its stderr when gloo aborts
     raw, marks, rank = folder / "raw", folder / "marks", int(os.environ["RANK"])
     (marks / f"pid{rank}").write_text(str(os.getpid()))
     code = 0

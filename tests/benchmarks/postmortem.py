@@ -9,9 +9,9 @@ follows from the truth table of tests/death_truth.py. Root, ip and tc are needed
 py-spy for its dumps.
 
 An innocent named alone is an answer that names ranks without the victim, or a rank of the healthy
-job. An answer that names nobody, but offers candidates without the victim, is counted beside it. The
-time is that of ``python -m torchcoll postmortem`` as a process, on a sample. Beside it is fr_trace,
-torch's own analysis of Flight Recorder dumps.
+job. An answer that names nobody, but offers candidates without the victim, is counted beside it.
+The time is that of ``python -m torchcoll postmortem`` as a process, on a sample. Beside it is
+fr_trace, torch's own analysis of Flight Recorder dumps.
 """
 
 from __future__ import annotations
