@@ -159,9 +159,9 @@ def _mix(target: Path, rng: random.Random) -> None:
             lines = path.read_text().splitlines(keepends=True)
             # Between two lines of progress, as a rotation by size would hit them mostly.
             cuts = [i for i, line in enumerate(lines) if " loss 0." in line]
-            if cuts:
-                path.with_name(path.name + ".1").write_text("".join(lines[: cuts[0]]))
-                path.write_text("".join(lines[cuts[0] :]))
+            if cuts and (cut := cuts[len(cuts) // 2]):
+                path.with_name(path.name + ".1").write_text("".join(lines[:cut]))
+                path.write_text("".join(lines[cut:]))
         if path.suffix != ".ring" and rng.random() < 0.2:
             path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
             path.unlink()
