@@ -150,7 +150,8 @@ def score(case: Case) -> Scores:
     (entry,) = fit_entries([(kind, [case.curves[hosts] for hosts in case.trained])])
     scores = Scores([])
     for hosts, curve in case.curves.items():
-        if hosts in case.trained:
+        # Without a single host, links within a host were not measured: predict says so.
+        if hosts in case.trained or (hosts == 1 < min(case.trained)):
             continue
         for size, time in zip(curve.sizes, curve.times, strict=True):
             try:

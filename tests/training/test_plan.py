@@ -417,6 +417,6 @@ def test_a_published_machine_answers_in_one_sentence(capsys):
     sent = sum(row["calls"] * row["size_bytes"] for row in document["rows"])
     assert 63 / 64 * sent / 450 < step["comm_low_ns"] < step["comm_ns"] < step["comm_high_ns"]
     assert step["comm_high_ns"] < 63 / 64 * sent / 50
-    assert document["depends"].startswith("the bandwidth of the network between hosts")
+    assert document["depends"].startswith("the network between hosts: half as fast makes it 1.")
     assert main(command) == 0
-    assert "of communication a step; it depends most on the bandwidth" in capsys.readouterr().out
+    assert "of communication a step; it depends most on the network" in capsys.readouterr().out
