@@ -366,6 +366,7 @@ def _waited_for(facts: _Facts) -> Diagnosis | None:
         _add_standing(facts, result, group, wait)
         return result
     sure = wait.event is not None or (wait.call is not None and wait.call.reliable_state)
+    sure = sure or set(ahead) <= facts.events.complaining
     result.certainty = "certain" if sure and len(roots) == 1 else "likely"
     result.reasons.append(
         f"the record of {rank_names(facts.job, roots)} ends before the call in which the others are"
