@@ -31,6 +31,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import made_rings
+
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.traffic import Traffic
 from torchcoll.importers.registry import import_file
@@ -45,7 +47,7 @@ from torchcoll.matrix.command import show_summary
 from torchcoll.matrix.folder import Folder
 from torchcoll.matrix.run import summary
 from torchcoll.overview.show import show
-from torchcoll.postmortem import kineto_evidence, recorder_evidence
+from torchcoll.postmortem import capture_evidence, kineto_evidence, recorder_evidence
 from torchcoll.report.reference import load_points
 from torchcoll.verdict.rules import read_rules
 
@@ -630,6 +632,21 @@ def _evidence(reader: ModuleType) -> Callable[[Path], None]:
     return read
 
 
+# The texts of a ring without check sums, so that changes reach what they guard; then the calls.
+_RING = b"\n\n".join(
+    (
+        _lines(made_rings.HEADER, made_rings.GROUP, *made_rings.TEXTS).strip().encode(),
+        made_rings.call(4096, 7, 1_000_500_000) + made_rings.call(1, 8, 0),
+    )
+)
+
+
+def _ring(path: Path) -> None:
+    texts, _, calls = path.read_bytes().partition(b"\n\n")
+    path.write_bytes((made_rings.ring()[:64] + texts).ljust(1 << 16, b"\0") + calls)
+    _evidence(capture_evidence)(path)
+
+
 def _log(path: Path) -> None:
     reader, _ = read_log(str(path))
     for format in ("table", "json"):
@@ -692,6 +709,8 @@ READERS = {
         "rank0.json",
     ),
     "Kineto evidence": Reader(_evidence(kineto_evidence), (_trace(),), "rank0.json"),
+    "call ring": Reader(_ring, (_RING,)),
+    "capture evidence": Reader(_evidence(capture_evidence), (made_rings.STACKS, TRAFFIC, RESULT)),
     "NCCL log": Reader(_log, (NCCL_LOG,)),
     "oneCCL log": Reader(_log, (ONECCL_LOG,)),
     "XML": Reader(_dump, (TOPOLOGY, GRAPHS)),

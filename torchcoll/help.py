@@ -60,6 +60,11 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "-m torchcoll.allreduce --sizes 1M,64M",
             "torchcoll versus --resume algo",
         ),
+        "again": (
+            "torchcoll again run.jsonl",
+            "torchcoll again run.jsonl --dry-run",
+            "torchcoll again run.jsonl --launcher 'srun --nodes 2 --ntasks-per-node 8 python -m'",
+        ),
         "algorithms": (
             "torchcoll algorithms matrix/",
             "torchcoll algorithms matrix/ --export-tuner tuner.csv",
