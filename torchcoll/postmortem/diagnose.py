@@ -57,7 +57,10 @@ class _Facts:
             for rank, waits in self.standings.waits.items()
             if any(wait.call and wait.call.reliable_state for wait in waits)
         }
-        self.causes = earliest(without_told_to_end(self.events.causes), job)
+        causes = without_told_to_end(
+            self.events.causes, len(self.standings.ranks), bool(self.events.complaining)
+        )
+        self.causes = earliest(causes, job) if causes else {}
         differences = map(find_difference, self.standings.groups.values())
         self.differences = [difference for difference in differences if difference]
         # Ranks whose log was read, and says nothing.
@@ -97,6 +100,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         _reported_mismatch,
         _waited_for,
         _wait_for_each_other,
+        _reported_link,
         _stopped_running,
         _came_late,
         _elsewhere,
@@ -563,8 +567,10 @@ def _left_nothing(facts: _Facts) -> Diagnosis | None:
     elif len(without_complaint) == 1 and without_complaint[0] in facts.quiet:
         chosen = without_complaint
         result.reasons.append("its log is the only one without a complaint")
-    elif len(suspects) == 1 and (facts.job.ranks is None or suspects[0] in events.timeouts):
-        return None  # there may be more ranks than any file mentions, or each waits for the others
+    elif facts.job.ranks is None:
+        return None  # there may be more ranks than any file mentions
+    elif len(suspects) == 1 and suspects[0] in events.timeouts:
+        return None  # each waits for the others
     elif len(suspects) == 1:
         result.reasons.append("all other ranks are recorded in the same call, waiting")
     if not chosen or len(chosen) == len(facts.ranks):
@@ -584,6 +590,10 @@ def _left_nothing(facts: _Facts) -> Diagnosis | None:
     if result.culprits:
         _refine_by_events(facts, result, result.culprits)
     return result
+
+
+def _reported_link(facts: _Facts) -> Diagnosis | None:
+    return _link(facts) if facts.events.links else None
 
 
 def _link(facts: _Facts) -> Diagnosis | None:

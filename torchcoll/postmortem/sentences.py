@@ -162,9 +162,7 @@ def _what_it_did(diagnosis: Diagnosis) -> str:
         text = f"ended with {shortened(diagnosis.evidence[0].text, 100)}"
     elif diagnosis.kind == "user_code":
         stacks = [line.text for line in diagnosis.evidence if line.rank in diagnosis.culprits]
-        where = (
-            stacks[0].partition(";")[0].removeprefix("the main thread was in ") if stacks else ""
-        )
+        where = stacks[0].partition(";")[0].removeprefix("in user code: ") if stacks else ""
         text += f": {shortened(where, 100)}" if where else ""
     return text.replace("was ", "were ", 1) if verb_plural and text.startswith("was ") else text
 

@@ -85,10 +85,11 @@ def standings_of(job: JobEvidence) -> Standings:
                 groups[key].members = ranks
         return groups[key]
 
+    ended_only = {file.path for file in job.files if not file.has_open_calls}
     messages: dict[int, list[CallSeen]] = defaultdict(list)
     latest: dict[int, CallSeen] = {}
     for call in job.calls:
-        if _is_later(call, latest.get(call.rank)):
+        if call.place.path not in ended_only and _is_later(call, latest.get(call.rank)):
             latest[call.rank] = call
         if call.peer is not None or call.collective in ("send", "recv"):
             if call.state != "completed" and call.reliable_state:
@@ -98,7 +99,8 @@ def standings_of(job: JobEvidence) -> Standings:
         earlier = group.call(call.rank, call.number)
         if earlier is None or STATES.index(earlier.state) < STATES.index(call.state):
             group.calls[call.rank][call.number] = call
-        group.last[call.rank] = max(call.number, group.last.get(call.rank, 0))
+        if call.place.path not in ended_only:
+            group.last[call.rank] = max(call.number, group.last.get(call.rank, 0))
         if call.reliable_state and call.state == "completed":
             group.completed[call.rank] = max(call.number, group.completed.get(call.rank, 0))
     for (rank, key), number in job.last_number.items():
@@ -128,7 +130,8 @@ def standings_of(job: JobEvidence) -> Standings:
             waits[event.rank].append(wait)
     for rank, calls in messages.items():
         waits[rank] += [OpenCall(rank, c.group, c.number, c, peer=c.peer) for c in calls]
-    recorded = {call.rank for call in job.calls} | {rank for rank, _ in job.last_number}
+    recorded = {call.rank for call in job.calls if call.place.path not in ended_only}
+    recorded |= {rank for rank, _ in job.last_number}
     return Standings(groups, ranks, recorded, dict(waits))
 
 
@@ -169,7 +172,7 @@ def _add_waits(
         if not open_numbers and (done is None or done < last):
             # The source does not record which calls ended. A call that another member has not made
             # cannot have ended, and the last thing that a rank did may not have.
-            open_numbers = [number for number in calls if number > slowest]
+            open_numbers = [n for n in calls if n > max(slowest, done or 0)]
             end = latest.get(rank)
             if end is not None and end.group == group.key and end.number == last:
                 open_numbers.append(last)
