@@ -397,8 +397,8 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="a folder, or one file a rank: what torchcoll.capture wrote, traces of torch.profiler "
-        "(.json, .json.gz), Flight Recorder dumps (pickle or JSON), Chakra execution traces "
-        "(NAME.RANK.et)",
+        "(.json, .json.gz), Flight Recorder dumps (pickle or JSON), files of NCCL Inspector "
+        "(HOST-pidPID.log), Chakra execution traces (NAME.RANK.et)",
     )
     add("-o", "--output", metavar="FILE", help="write everything as one traffic file")
     add(
@@ -425,10 +425,10 @@ _DIGITS = 10
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
     from torchcoll.importers.traces import read_jobs, read_traffic
-    from torchcoll.overview.show import show
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
+    from torchcoll.training.traffic_show import show_traffic
 
     choice(options.format, "format", FORMATS)
     number = None
@@ -443,7 +443,7 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         check_new(options.perfetto, "perfetto", options.force)
     if options.step is None and not (options.output or options.plot or options.perfetto):
         jobs = read_jobs(options.files)
-        show(*jobs, format=options.format)
+        show_traffic(jobs, options.format, arrivals=True)
         _tell_problems(jobs, options.format)
         return ExitCode.OK
     traffic = read_traffic(options.files)
@@ -461,7 +461,7 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         for note in clocks:
             tell(f"torchcoll: note: {note}")
     if options.step is None and not options.plot:
-        show(traffic, format=options.format)
+        show_traffic([traffic], options.format, arrivals=True)
     else:
         from torchcoll.training.step_show import show_step
         from torchcoll.training.whole_step import whole_step
