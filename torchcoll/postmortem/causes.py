@@ -224,7 +224,7 @@ def _came_before(first: Cause, second: Cause, job: JobEvidence) -> bool:
 
 
 def without_told_to_end(
-    causes: dict[int, Cause], ranks: int, has_complaints: bool
+    causes: dict[int, Cause], ranks: int, is_explained: bool
 ) -> dict[int, Cause]:
     """The causes without the signals that ranks get when another one failed. If nothing else is
     known and all ranks got such a signal, somebody ended the job with it.
@@ -234,6 +234,6 @@ def without_told_to_end(
         for rank, cause in causes.items()
         if cause.kind != "killed" or cause.detail not in _TOLD_TO_END
     }
-    if others or has_complaints or len(causes) < ranks:
+    if others or is_explained or len(causes) < ranks:
         return others
     return causes

@@ -58,7 +58,9 @@ class _Facts:
             if any(wait.call and wait.call.reliable_state for wait in waits)
         }
         causes = without_told_to_end(
-            self.events.causes, len(self.standings.ranks), bool(self.events.complaining)
+            self.events.causes,
+            len(self.standings.ranks),
+            bool(self.events.complaining or self.events.canceled),
         )
         self.causes = earliest(causes, job) if causes else {}
         differences = map(find_difference, self.standings.groups.values())

@@ -66,7 +66,8 @@ class _Cluster:
         for seen in evidence.files:
             what = "log" if seen.what in _LOGS else seen.what
             cluster.sources |= {(folder, what, rank) for rank in seen.ranks}
-        for event in evidence.events:
+        is_log = any(seen.what in _LOGS for seen in evidence.files)
+        for event in evidence.events if is_log else ():
             if event.rank is not None and event.kind in _SAID_BY_THE_RANK:
                 cluster.sources.add((folder, "log", event.rank))
         cluster.pids = dict(evidence.pids)
