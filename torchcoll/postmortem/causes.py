@@ -100,6 +100,11 @@ def waits_in_communication(stack: JobEvent) -> bool:
     return stack.collective is not None or bool(_WAITING_FRAME.search(stack.text))
 
 
+def in_user_code(stack: JobEvent) -> bool:
+    """Whether a ``stack`` event shows code that is neither communication nor that of a library."""
+    return not waits_in_communication(stack) and not stack.text.startswith("in library code")
+
+
 def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name

@@ -208,7 +208,7 @@ def _read_status(
             continue
         enqueued = whole(numbers.get("last_enqueued_collective"))
         completed = whole(numbers.get("last_completed_collective"))
-        if enqueued and "gloo" not in backends:  # which counts messages as well
+        if enqueued:
             evidence.last_number[rank, name] = enqueued
         failed = any(event.group == name for event in evidence.events)
         if completed and not failed and backends and "gloo" not in backends:
