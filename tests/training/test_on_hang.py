@@ -300,8 +300,7 @@ def test_a_rank_that_never_makes_a_call(tmp_path):
         """A slow machine may write stacks before the calls are over."""
         texts = [path.read_text() for path in stacks if path.exists()]
         return len(texts) == 3 and all(
-            f"number {last} of group 0" in text
-            for text, last in zip(texts, (4, 3, 4), strict=True)
+            f"number {last} of group 0" in text for text, last in zip(texts, (4, 3, 4), strict=True)
         )
 
     try:
