@@ -32,6 +32,7 @@ from types import ModuleType
 from typing import Any
 
 import made_rings
+from fuzz_logs import LOGS, STACKS, STACKS_JSON
 
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.traffic import Traffic
@@ -47,7 +48,13 @@ from torchcoll.matrix.command import show_summary
 from torchcoll.matrix.folder import Folder
 from torchcoll.matrix.run import summary
 from torchcoll.overview.show import show
-from torchcoll.postmortem import capture_evidence, kineto_evidence, recorder_evidence
+from torchcoll.postmortem import (
+    capture_evidence,
+    kineto_evidence,
+    log_evidence,
+    recorder_evidence,
+    stack_evidence,
+)
 from torchcoll.report.reference import load_points
 from torchcoll.verdict.rules import read_rules
 
@@ -709,6 +716,8 @@ READERS = {
         "rank0.json",
     ),
     "Kineto evidence": Reader(_evidence(kineto_evidence), (_trace(),), "rank0.json"),
+    "log evidence": Reader(_evidence(log_evidence), LOGS, "rank3.log"),
+    "stack evidence": Reader(_evidence(stack_evidence), (STACKS, STACKS_JSON), "rank3.txt"),
     "call ring": Reader(_ring, (_RING,)),
     "capture evidence": Reader(_evidence(capture_evidence), (made_rings.STACKS, TRAFFIC, RESULT)),
     "NCCL log": Reader(_log, (NCCL_LOG,)),

@@ -25,10 +25,10 @@ from torchcoll.importers.registry import importers
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 NAMES = (
-    "algorithms, baseline, check, cold, collect, compare, doctor, explain, export, fleet, "
+    "again, algorithms, baseline, check, cold, collect, compare, doctor, explain, export, fleet, "
     "gradients, history, import, limits, log, "
-    "matrix, model, pairs, plan, plot, postmortem, prune, replay, report, run, scaling, show, trace, "
-    "transitions, versus"
+    "matrix, model, pairs, plan, plot, postmortem, prune, replay, report, run, scaling, show, "
+    "trace, transitions, versus"
 )
 MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce."
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}

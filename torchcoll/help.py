@@ -60,6 +60,11 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "-m torchcoll.allreduce --sizes 1M,64M",
             "torchcoll versus --resume algo",
         ),
+        "again": (
+            "torchcoll again run.jsonl",
+            "torchcoll again run.jsonl --dry-run",
+            "torchcoll again run.jsonl --launcher 'srun --nodes 2 --ntasks-per-node 8 python -m'",
+        ),
         "algorithms": (
             "torchcoll algorithms matrix/",
             "torchcoll algorithms matrix/ --export-tuner tuner.csv",
@@ -114,7 +119,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll gradients traffic/ --curve run.jsonl",
         ),
         "plan": (
-            "torchcoll plan --machine machine.json --shape llama-8b --parallel dp=64",
+            "torchcoll plan --config llama-3-8b --parallel fsdp=64 --machine 8xH100",
             "torchcoll plan --machine machine.json --traffic traffic/ --ranks 8..512",
         ),
         "replay": ("torchrun --nproc-per-node 8 -m torchcoll replay traffic/",),

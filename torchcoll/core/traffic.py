@@ -58,7 +58,8 @@ class TrafficCall:
     exposed_ns: the part of time_ns under which nothing else ran, where a trace tells it.
     tensors: how many tensors went in one coalesced call. splits: bytes to each rank of the group,
     of an uneven all_to_all_v. algorithm: what the names of its kernels say (``RING/LL``), a hint
-    only; '' where not known.
+    only; '' where not known. logged_ns: when the source wrote the call down, since 1970 on the
+    rank's own clock, which may be long after its end; None where it does not tell.
     """
 
     collective: str
@@ -80,6 +81,7 @@ class TrafficCall:
     exposed_ns: int | None = None
     algorithm: str = ""
     began_ns: int | None = None
+    logged_ns: int | None = None
 
     @property
     def span(self) -> Span | None:
@@ -109,7 +111,8 @@ class TrafficCall:
         optional = (call.root, call.peer, call.step, call.time_ns, call.exposed_ns)
         sizes = (call.bytes_in, call.bytes_out, call.sequence, *call.splits)
         numbers = [*sizes, *(number for number in optional if number is not None)]
-        check_whole(*numbers, *or_none(call.start_ns), *or_none(call.began_ns), call.tensors)
+        check_whole(*numbers, *or_none(call.start_ns), *or_none(call.began_ns))
+        check_whole(*or_none(call.logged_ns), call.tensors)
         texts = (call.collective, call.group, call.clock, call.algorithm)
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("not a text")

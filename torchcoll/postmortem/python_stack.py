@@ -62,14 +62,15 @@ def describe(frames: Sequence[Frame]) -> tuple[str, str | None]:
         name = _collective(frame)
         if name is not None:
             collective = name
-    if collective is None and any(_WAITS.search(frame.function) for frame in above):
+    loads = any(_LOADER.search(frame.file) for frame in above)
+    if collective is None and not loads and any(_WAITS.search(f.function) for f in above):
         collective = "wait"
     where = [shown_frame(frames[0])]
     if user is not None and user is not frames[0]:
         where.append(f"called from {shown_frame(user)}")
     if collective is not None:
         state = "waits" if collective == "wait" else f"in {collective}"
-    elif any(_LOADER.search(frame.file) for frame in above):
+    elif loads:
         state = "in the data loader"
     elif user is frames[0]:
         state = "in user code"

@@ -78,6 +78,9 @@ _PERIODS = {
     "min": "period = time of the batches on the fastest rank / calls",
     "rank0": "period = time of the batches on rank 0 / calls",
 }
+LAST = (
+    "time = the shortest of a call's ranks: that of the last rank to arrive, which waits for none"
+)
 NOT_ALIGNED = "ranks are not aligned: the maximum over ranks is no call's time"
 _FEW_HOSTS = 4  # more are named by the first and the last; --view ranks names them all
 
@@ -102,7 +105,8 @@ def header_lines(
     parts = [f"clock: {clock}" if clock else "", *(f"mode: {name}" for name in modes)]
     lines.append("; ".join(filter(None, parts)))
     if how:
-        lines.append(reported_text(run) or reading(items, how))
+        last = any(result.last_to_arrive and result.time_ns for result in run.results)
+        lines.append(LAST if last else reported_text(run) or reading(items, how))
     lines += [_measurement_rules(run.header.get("spec") or {}, items), _labels(run)]
     lines += [_start_up(run, items)] if verbose else []
     return [line for line in lines if line]

@@ -1,0 +1,215 @@
+"""``torchcoll again``: the command of a file, the verdict by hand, and a whole rerun."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from error_form import error_text
+from made_runs import measured, run
+
+from torchcoll.cli import main
+from torchcoll.core.errors import UsageError
+from torchcoll.reproduction.agreement import judge
+from torchcoll.reproduction.recipe import on_this_machine, recipe_of, unset_settings
+from torchcoll.reproduction.show import Rerun, answer_of, faster_or_slower
+
+FAKE = Path(__file__).parents[1] / "fake_launch.py"
+
+
+def made(argv: list[str], collectives: list[str], **changed) -> object:
+    header = {"argv": argv, "spec": {"collectives": collectives}}
+    return run(measured(1000), header=header, **changed)
+
+
+@pytest.mark.parametrize(
+    ("argv", "collectives", "command"),
+    [
+        (
+            ["--sizes", "1K", "-n", "20", "-J", "old.jsonl", "--label", "a=b"],
+            ["all_reduce"],
+            "torchrun --nproc-per-node 2 -m torchcoll.allreduce --sizes 1K -n 20",
+        ),
+        (
+            ["--collectives", "all_gather", "--output=old.jsonl", "--no-output", "-Jx.jsonl"],
+            ["all_gather"],
+            "torchrun --nproc-per-node 2 -m torchcoll.suite --collectives all_gather",
+        ),
+        (
+            ["-b", "8"],
+            ["all_reduce", "broadcast"],
+            "torchrun --nproc-per-node 2 -m torchcoll.suite -b 8",
+        ),
+    ],
+)
+def test_command_of_a_file(argv, collectives, command):
+    assert " ".join(recipe_of(made(argv, collectives)).command()) == command
+
+
+def test_command_with_another_launcher():
+    recipe = recipe_of(made(["-n", "5"], ["all_reduce"]))
+    words = recipe.command(["srun", "--nodes", "2", "python", "-m"])
+    assert words == ["srun", "--nodes", "2", "python", "-m", "torchcoll.allreduce", "-n", "5"]
+
+
+def test_settings_are_those_of_the_file():
+    variables = {
+        "NCCL_ALGO": "Ring",
+        "MASTER_PORT": "29500",
+        "SLURM_JOB_ID": "7",
+        "OMP_NUM_THREADS": "1",
+        "FI_SECRET": "***",
+    }
+    recipe = recipe_of(made([], ["all_reduce"], variables=variables))
+    assert recipe.variables == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1"}
+    assert recipe.notes == ("the values of FI_SECRET are masked in the file",)
+    here = {"NCCL_PROTO": "LL", "NCCL_ALGO": "Tree", "HOME": "/", "OMP_NUM_THREADS": "4"}
+    assert unset_settings(recipe, here).variables == {
+        "NCCL_ALGO": "Ring",
+        "OMP_NUM_THREADS": "1",
+        "NCCL_PROTO": None,
+    }
+
+
+def test_another_tool_is_measured_as_its_cases_were():
+    results = [measured(1000, size_bytes=size, ranks=8, in_place=True) for size in (1024, 1 << 20)]
+    recipe = recipe_of(run(*results, ranks=8, source={"tool": "nccl-tests"}))
+    assert " ".join(recipe.command()) == (
+        "torchrun --nproc-per-node 8 -m torchcoll.allreduce --sizes 1K,1M --in-place 1"
+    )
+    assert "the file is of nccl-tests" in recipe.notes[0]
+
+
+def test_backends_that_are_not_here_are_left_out():
+    both = [measured(1000, backend=name) for name in ("gloo", "ccl")]
+    header = {"argv": ["--backend", "gloo,ccl"], "spec": {"collectives": ["all_reduce"]}}
+    recipe = on_this_machine(recipe_of(run(*both, header=header)), ["gloo"], 0)
+    assert recipe.command()[-2:] == ["--backend", "gloo"]  # the last one counts
+    assert recipe.notes == ("not run, because it cannot be used here: ccl",)
+
+
+def test_fewer_devices_run_fewer_ranks():
+    result = measured(1000, ranks=8, device="cuda", backend="nccl")
+    header = {"argv": [], "spec": {"collectives": ["all_reduce"]}}
+    recipe = on_this_machine(recipe_of(run(result, ranks=8, header=header)), ["nccl"], 2)
+    assert recipe.command()[:3] == ["torchrun", "--nproc-per-node", "2"]
+    assert recipe.notes == ("2 devices here, so 2 of 8 ranks",)
+
+
+def test_another_device_is_refused_with_what_to_do():
+    result = measured(1000, device="cuda", backend="nccl")
+    header = {"argv": [], "spec": {"collectives": ["all_reduce"]}}
+    with pytest.raises(UsageError) as caught:
+        on_this_machine(recipe_of(run(result, header=header)), ["gloo"], 0)
+    expected = "what the file ran on (2 ranks). torchcoll again FILE --dry-run prints the command."
+    assert str(caught.value) == error_text("this machine", "no nccl on cuda", expected)
+
+
+def test_several_hosts_need_a_launcher():
+    header = {"argv": [], "spec": {"collectives": ["all_reduce"]}}
+    four = run(measured(1000, ranks=4), ranks=4, hosts=["a", "b"], header=header)
+    with pytest.raises(UsageError) as caught:
+        on_this_machine(recipe_of(four), ["gloo"], 0)
+    assert "--launcher 'srun --nodes 2 --ntasks-per-node 2 python -m'" in str(caught.value)
+
+
+def judged(file: float, new: list[float], threshold: float = 0.1):
+    logs = {number: math.log(value) for number, value in enumerate(new)}
+    return judge([("case", {0: math.log(file)}, logs)], threshold)
+
+
+def test_verdict_by_hand():
+    """Logs -0.01, 0, 0.01: s = 0.01. t(0.975, 2) = 4.3027, times 0.01 sqrt(4/3) is 0.0497."""
+    new = [math.exp(-0.01), 1.0, math.exp(0.01)]
+    result = judged(1.0, new)
+    assert (result.verdict, result.runs, result.file_runs) == ("reproduced", 3, 1)
+    assert result.high == pytest.approx(math.exp(0.0496826), rel=1e-5)
+    # Over all cases the error is 2.5 %: t(0.9875, 2) = 6.2053.
+    assert judged(math.exp(-0.0716), new).verdict == "reproduced"
+    assert judged(math.exp(-0.0717), new).verdict == "not reproduced"
+    assert judged(1.0, new, threshold=0.05).verdict == "cannot tell"
+
+
+def test_one_case_that_differs_is_found_among_many():
+    """Seven cases that agree; the eighth is 20 % faster in the file."""
+    new = {number: 0.01 * (number - 2) for number in range(5)}
+    cases = [(f"case {n}", {0: 0.0}, new) for n in range(7)]
+    result = judge([*cases, ("odd", {0: -0.2}, new)], 0.1)
+    assert result.verdict == "not reproduced"
+    assert result.worst is not None and result.worst.name == "odd"
+    assert [case.name for case in result.cases if case.differs] == ["odd"]
+
+
+def test_cases_without_three_new_runs_are_not_judged():
+    assert judge([("case", {0: 0.0}, {0: 0.0, 1: 0.0})], 0.1).verdict == "not comparable"
+
+
+def test_sentences():
+    # A file time of 0.9 of the new ones: the new runs are 1 / 0.9 - 1 = 11 % slower.
+    assert faster_or_slower(0.9) == "11 % slower"
+    assert faster_or_slower(1.25) == "20 % faster"
+    result = judged(math.exp(-0.2), [math.exp(-0.01), 1.0, math.exp(0.01)])
+    answer = answer_of(Rerun("old.jsonl", result, ["kernel: 6.1 -> 6.2"], [], "again"))
+    assert answer.level == "bad"
+    assert answer.headline.startswith(
+        "not reproduced old.jsonl: the new runs are 22 % slower over all cases, and runs differ by"
+    )
+    assert answer.caveats == ("differences: kernel: 6.1 -> 6.2",)
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """A file of 3 runs' figures, which the stand-in of a run reproduces: 8 bytes in 1000 ns."""
+    monkeypatch.chdir(tmp_path)
+    assert main([*again_words("made"), "--dry-run"]) == 3  # no such file
+    os.makedirs("made")
+    code = os.spawnv(
+        os.P_WAIT,
+        sys.executable,
+        [
+            sys.executable,
+            "-S",
+            str(FAKE),
+            "--output",
+            "made/a.jsonl",
+            "--label",
+            "cell=x",
+            "--label",
+            "run=1",
+        ],
+    )
+    assert code == 0
+    lines = Path("made/a.jsonl").read_text().splitlines()
+    return Path("made/a.jsonl"), lines
+
+
+def again_words(path: str) -> list[str]:
+    launcher = f"{sys.executable} -S {FAKE}"
+    return ["again", path, "--runs", "3", "-o", "new", "--quiet", "--launcher", launcher]
+
+
+def test_the_whole_command(file, capsys):
+    path, _ = file
+    code = main([*again_words(str(path)), "--format", "json"])
+    document = json.loads(capsys.readouterr().out)
+    assert code == 0, document
+    assert document["schema"] == "torchcoll-again/1"
+    assert (document["verdict"], document["runs"]) == ("reproduced", 3)
+    assert len(list(Path("new").glob("again-*.jsonl"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--runs", "2"], error_text("runs", "2", "a whole number from 3 on")),
+        (["--threshold", "x"], error_text("threshold", "x", "a share above 0 and below 1")),
+    ],
+)
+def test_refused(tmp_path, monkeypatch, capsys, options, line):
+    monkeypatch.chdir(tmp_path)
+    assert main(["again", "a.jsonl", *options]) == 2
+    assert line[:40] in capsys.readouterr().err

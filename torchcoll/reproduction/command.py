@@ -1,0 +1,139 @@
+"""``torchcoll again``: runs what a result file ran, and says whether its figures are reproduced."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from typing import TYPE_CHECKING
+
+from torchcoll.core.errors import ExitCode, TorchcollError, UsageError, choice, printable, tell
+from torchcoll.core.units import parse_share
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torchcoll.core.result import Run
+    from torchcoll.matrix.blocks import RunPlan
+    from torchcoll.reproduction.recipe import Recipe
+    from torchcoll.reproduction.show import Rerun
+
+
+def again_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "file",
+        metavar="FILE",
+        help="a result file of torchcoll or another tool; a folder or quoted glob of several that "
+        "ran the same",
+    )
+    add("--runs", default="6", metavar="N", help="new runs (default 6, at least 3)")
+    add(
+        "--threshold",
+        default="10%",
+        metavar="SHARE",
+        help="if runs differ by more than this, runs that agree prove nothing (default: 10%%)",
+    )
+    add("-o", "--output", metavar="DIR", help="folder of the new runs (default: again-FILE)")
+    add("--format", default="table", help="table, markdown, csv or json")
+    add("--dry-run", action="store_true", help="print the command and start nothing")
+    add("--quiet", action="store_true", help="print no progress, only the result")
+    add(
+        "--launcher",
+        metavar="WORDS",
+        help="in place of torchrun and its options: --launcher 'srun --nodes 2 python -m'",
+    )
+
+
+def run_again(options: argparse.Namespace) -> ExitCode | int:
+    from pathlib import Path
+
+    from torchcoll.inputs import expand, load_all
+    from torchcoll.matrix.blocks import command_line
+    from torchcoll.matrix.command import launch, number_of
+    from torchcoll.report.formats import FORMATS
+    from torchcoll.reproduction.agreement import LEAST_RUNS
+    from torchcoll.reproduction.recipe import recipe_of, unset_settings
+    from torchcoll.reproduction.show import answer_of, show_rerun
+
+    choice(options.format, "format", FORMATS)
+    number = number_of("runs", options.runs, int, LEAST_RUNS)
+    threshold = parse_share(options.threshold, "threshold")
+    launcher = shlex.split(options.launcher or "")
+    runs = load_all(expand(options.file))
+    recipe = unset_settings(recipe_of(runs[0]), os.environ)
+    if options.dry_run:
+        for note in recipe.notes:
+            tell(f"torchcoll: note: {note}")
+        print(printable(command_line(recipe.command(launcher), recipe.variables)))
+        return ExitCode.OK
+    recipe = recipe if launcher else _here(recipe)
+    folder = Path(options.output or f"again-{Path(options.file).name.split('.')[0]}")
+    plan = _plan(recipe, launcher, number)
+    code = launch(plan, folder, options.quiet, table=False)
+    if code not in (ExitCode.OK, ExitCode.FAILED):
+        return code
+    rerun = _rerun(runs, options.file, plan, folder, recipe, threshold)
+    show_rerun(rerun, options.format)
+    return ExitCode.OK if answer_of(rerun).level == "good" else ExitCode.FAILED
+
+
+def _here(recipe: Recipe) -> Recipe:
+    """What this machine can run of it. Raises UsageError or UnavailableError."""
+    from torchcoll.machine.doctor_facts import gather
+    from torchcoll.machine.launcher import Launch
+    from torchcoll.machine.usable import backends
+    from torchcoll.reproduction.recipe import on_this_machine
+
+    facts = gather(Launch("again"))
+    usable = [entry.name for entry in backends(facts) if entry.usable]
+    return on_this_machine(recipe, [*usable, "fake"], len(facts.devices(recipe.device)))
+
+
+def _plan(recipe: Recipe, launcher: list[str], number: int) -> RunPlan:
+    from torchcoll.matrix.axes import Cell
+    from torchcoll.matrix.blocks import RunPlan
+    from torchcoll.matrix.launch_command import command_of
+
+    command = command_of(recipe.command(launcher))
+    plan = RunPlan(command, [Cell("again", variables=dict(recipe.variables))], number, 0)
+    plan.check_programs(os.environ)
+    return plan
+
+
+def _rerun(
+    runs: list[Run], file: str, plan: RunPlan, folder: Path, recipe: Recipe, threshold: float
+) -> Rerun:
+    """Compares the new runs with the file."""
+    from torchcoll.core.file import load_own
+    from torchcoll.reproduction.agreement import Agreement, agreement
+    from torchcoll.reproduction.show import Rerun
+    from torchcoll.stats.across_hardware import unlike, unlike_ranks
+    from torchcoll.stats.differences import differences_of
+    from torchcoll.stats.matching import pairs_of
+    from torchcoll.stats.sides import Side, reading_of
+
+    paths = [folder / f"{job.stem}.jsonl" for job in plan.jobs()]
+    new = Side("new runs", [load_own(path) for path in paths if path.exists()])
+    base = Side("file", runs)
+    if not new.runs:
+        raise UsageError("new runs", "none with a result", "at least 3", f"See {folder}.")
+    differences = [str(difference) for difference in differences_of(base, new)]
+    try:
+        reading = reading_of(base, new, None)
+        pairs = pairs_of(base.measured("time", reading), new.measured("time", reading))
+        reasons = [unlike(base, new), *(unlike_ranks(pair) for pair in pairs)]
+        reason = next(filter(None, reasons), "")
+    except TorchcollError as error:
+        pairs, reason = [], str(error)
+    result = Agreement("not comparable", reason=reason) if reason else agreement(pairs, threshold)
+    return Rerun(file, result, differences, recipe.notes, str(folder))
+
+
+COMMANDS = {
+    "again": (
+        "run again what a file ran, and judge whether it is reproduced",
+        again_arguments,
+        run_again,
+    ),
+}

@@ -1,0 +1,119 @@
+"""How the answer of ``torchcoll again`` is displayed: one sentence, the cases, what differed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted
+from torchcoll.report.answer import Answer
+from torchcoll.report.formats import Forms, print_results
+from torchcoll.report.grid import Head, make_grid
+from torchcoll.reproduction.agreement import Agreement, CaseAgreement
+
+SCHEMA = "torchcoll-again/1"
+_LEVELS = {"reproduced": "good", "not reproduced": "bad"}
+_MOST_DIFFERENCES = 6
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What was run again.
+
+    file: its name. differences: facts that differ between the file and the new runs. notes: what
+    could not be run as it was. folder: of the new runs.
+    """
+
+    file: str
+    agreement: Agreement
+    differences: Sequence[str]
+    notes: Sequence[str]
+    folder: str
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
+
+
+def faster_or_slower(ratio: float) -> str:
+    """``8.0 % faster`` of the new runs, from time in the file / time in the new runs."""
+    change = abs(math.expm1(-math.log(ratio)))  # new / file - 1
+    return f"{percent(change)} {'faster' if ratio > 1 else 'slower'}"
+
+
+def answer_of(rerun: Rerun) -> Answer:
+    """The verdict with its evidence, in one sentence."""
+    result = rerun.agreement
+    name = one_line(rerun.file)
+    if result.ratio is None or result.high is None:
+        return Answer(f"cannot be compared with {name}: {result.reason}", "doubt")
+    width = percent(result.high - 1)
+    cases = counted(len(result.cases), "case")
+    runs = f"{counted(result.runs, 'new run')}, {cases}"
+    what = f"{faster_or_slower(result.ratio)} over all cases"
+    if result.verdict == "reproduced":
+        text = f"reproduced {name}: the new runs are {what}, within the noise of {width} ({runs})"
+    elif result.verdict == "cannot tell":
+        text = (
+            f"cannot tell whether {name} is reproduced: the new runs are {what}, and differences "
+            f"below {width} cannot be resolved at this noise ({runs})"
+        )
+    else:
+        text = f"not reproduced {name}: the new runs are {what}, and runs differ by up to {width}"
+        if worst := result.worst:
+            text += f"; most in {worst.name}: {faster_or_slower(worst.ratio)}"
+        text += f" ({runs})"
+    caveats = []
+    if rerun.differences:
+        shown = [one_line(line) for line in rerun.differences[:_MOST_DIFFERENCES]]
+        more = len(rerun.differences) - len(shown)
+        caveats.append(f"differences: {'; '.join(shown)}{f'; and {more} more' if more else ''}")
+    counts = {"cases": len(result.cases), "differing": sum(case.differs for case in result.cases)}
+    named = tuple(case.name for case in result.cases if case.differs)
+    return Answer(text, _LEVELS.get(result.verdict, "doubt"), counts, named, tuple(caveats))
+
+
+def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
+    """Print the answer and a row for each case. Raises UsageError for an unknown format."""
+    result = rerun.agreement
+    grid = make_grid(
+        [
+            (Head("case", left=True), lambda case: case.name),
+            (Head("new runs"), lambda case: faster_or_slower(case.ratio)),
+            (Head("p"), lambda case: f"{case.p:.2g}"),
+            (Head("result", left=True), _result_text),
+        ],
+        result.cases,
+    )
+    grid.answer = answer_of(rerun)
+    grid.below = [
+        *(f"note: {one_line(note)}" for note in rerun.notes),
+        "p: of a difference as large between runs that do not differ, for this case alone",
+        f"new runs: {rerun.folder}",
+    ]
+    rows = [_row(case) for case in result.cases]
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "file": rerun.file,
+        "verdict": result.verdict,
+        "ratio": result.ratio,
+        "low": result.low,
+        "high": result.high,
+        "runs": result.runs,
+        "file_runs": result.file_runs,
+        "differences": list(rerun.differences),
+        "notes": list(rerun.notes),
+        "rows": rows,
+    }
+    print_results([Forms([grid], document)], format, file)
+
+
+def _result_text(case: CaseAgreement) -> str:
+    return "differs" if case.differs else "within the noise"
+
+
+def _row(case: CaseAgreement) -> dict[str, Any]:
+    return {"case": case.name, "ratio": case.ratio, "p": case.p, "differs": case.differs}
