@@ -160,7 +160,7 @@ def test_torchrun_tells_who_died_and_whom_it_ended_itself(tmp_path: Path) -> Non
     assert (killed.rank, killed.signal, killed.pid, killed.node) == (9, 9, 26707, "node07")
     # Rank 8 also died of SIGKILL, which torchrun sent.
     (ended,) = events(evidence, "exit")
-    assert (ended.rank, ended.signal, ended.exit_code) == (8, 15, -9)
+    assert (ended.rank, ended.signal, ended.exit_code) == (8, None, None)
     (lost,) = events(evidence, "peer_lost")
     assert (lost.rank, lost.addresses, lost.collective) == (2, ("10.0.0.2",), "all_reduce")
     assert not events(evidence, "exception")  # the launcher's own traceback is none
@@ -186,6 +186,19 @@ def test_gloo_mismatch_without_a_rank_is_of_the_rank_that_aborted(tmp_path: Path
     )
     (event,) = events(evidence, "mismatch")
     assert event.rank == 1
+    assert [(e.rank, e.signal) for e in events(evidence, "exit", "killed")] == [(1, None)]
+
+
+def test_ranks_that_torchrun_ended_are_no_cause_without_its_warnings(tmp_path: Path) -> None:
+    table = _KILLED[_KILLED.index("Failures:") :]
+    second = table[table.index("[1]:") : table.index("-----", table.index("[1]:"))]
+    second = second.replace("26706", "26709").replace("rank      : 8", "rank      : 7")
+    evidence = read_log(tmp_path, table.replace("Failures:\n", f"Failures:\n{second}"))
+    assert [(e.kind, e.rank, e.signal) for e in evidence.events] == [
+        ("exit", 7, None),
+        ("exit", 8, None),
+        ("killed", 9, 9),
+    ]
 
 
 @pytest.mark.parametrize(
