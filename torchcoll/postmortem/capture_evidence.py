@@ -252,7 +252,13 @@ def _of_traffic(traffic: Traffic, shown: str) -> JobEvidence:
     )
     numbering = _numbering(counted_messages)
     evidence.files = [
-        FileRead(shown, f"traffic ({traffic.source})", tuple(traffic.calls), numbering)
+        FileRead(
+            shown,
+            f"traffic ({traffic.source})",
+            tuple(traffic.calls),
+            numbering,
+            has_open_calls=False,
+        )
     ]
     host = environment.get("host")
     capture = environment.get("capture")

@@ -18,6 +18,9 @@ from torchcoll.postmortem.evidence import GroupSeen, JobEvidence
 
 # Kinds of identities of which a job can have several: one for each process group, for example.
 _SEVERAL_IN_ONE_JOB = {"communicator", "host", "pod", "step"}
+# Kinds of files, and of events, in which a rank itself speaks.
+_LOGS = ("stderr", "stdout", "log")
+_SAID_BY_THE_RANK = ("exception", "timeout", "peer_lost", "mismatch")
 _DAY_NS = 86_400 * 10**9
 # torchrun starts a job again in the same log folder: each attempt ends for a reason of its own.
 _ATTEMPT = re.compile(r"(?:^|/)(attempt_\d+)(?:/|$)")
@@ -46,6 +49,7 @@ class _Cluster:
     sources: set[tuple[str, str, int]] = field(default_factory=set)
     sizes: set[int] = field(default_factory=set)
     attempts: set[str] = field(default_factory=set)
+    pids: dict[int, int] = field(default_factory=dict)
     first_ns: int | None = None
     last_ns: int | None = None
 
@@ -60,7 +64,13 @@ class _Cluster:
             cluster.attempts.add(file.attempt)
         folder = os.path.dirname(file.shown)
         for seen in evidence.files:
-            cluster.sources |= {(folder, seen.what, rank) for rank in seen.ranks}
+            what = "log" if seen.what in _LOGS else seen.what
+            cluster.sources |= {(folder, what, rank) for rank in seen.ranks}
+        is_log = any(seen.what in _LOGS for seen in evidence.files)
+        for event in evidence.events if is_log else ():
+            if event.rank is not None and event.kind in _SAID_BY_THE_RANK:
+                cluster.sources.add((folder, "log", event.rank))
+        cluster.pids = dict(evidence.pids)
         return cluster
 
     def add(self, other: _Cluster) -> None:
@@ -69,6 +79,7 @@ class _Cluster:
         self.sources |= other.sources
         self.sizes |= other.sizes
         self.attempts |= other.attempts
+        self.pids |= other.pids
         self.first_ns = _earliest(self.first_ns, other.first_ns)
         self.last_ns = _latest(self.last_ns, other.last_ns)
 
@@ -90,6 +101,12 @@ class _Cluster:
         if any(not mine[kind] & others[kind] for kind in mine.keys() & others.keys()):
             return True
         if self.sizes and other.sizes and not self.sizes & other.sizes:
+            return True
+        for cluster, sized in ((self, other), (other, self)):
+            highest = max((rank for _, _, rank in cluster.sources), default=-1)
+            if sized.sizes and highest >= max(sized.sizes):
+                return True
+        if any(other.pids.get(rank, pid) != pid for rank, pid in self.pids.items()):
             return True
         folders: dict[tuple[str, int], set[str]] = defaultdict(set)
         for folder, what, rank in self.sources:
