@@ -42,6 +42,7 @@ CAPACITY = 4096
 # none), peer, root (-1 for none); the CRC-32 of these; and its state.
 CALL = struct.Struct("<QqqqIHHHHiiIq")
 CALL_BODY = struct.Struct("<QqqqIHHHHii")
+CALL_TAIL = struct.Struct("<Iq")
 STATE = struct.Struct("<q")
 STATE_AT = CALL.size - STATE.size
 # The state: PENDING or UNCERTAIN, the time at which the call ended, or minus the time at which it
