@@ -129,7 +129,7 @@ def test_sources_that_number_calls_in_another_way_are_kept_apart():
         return file
 
     (job,) = jobs_of([dump(0, "torch"), dump(1, "profile"), dump(2, "torch")])
-    assert [call.group for call in job.calls] == ["0", "0@2", "0"]
+    assert {call.rank: call.group for call in job.calls} == {0: "0", 1: "0@2", 2: "0"}
 
 
 def test_another_numbering_is_aligned_by_a_rank_that_has_both():
