@@ -70,7 +70,10 @@ def _find_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[list[RankFile]]:
     files_of = {path: _files(path) for path in (Path(os.fspath(from_stdin(p))) for p in paths)}
     executed = [file for files in files_of.values() for file in files if file.suffix == SUFFIX]
     inspected = dict.fromkeys(
-        file for files in files_of.values() for file in files if is_inspector(begin_of(str(file)))
+        file
+        for files in files_of.values()
+        for file in files
+        if file.is_file() and is_inspector(begin_of(str(file)))
     )
     inspected_jobs = [[RankFile(job)] for job in read_inspector([*inspected])] if inspected else []
     files_of = {
