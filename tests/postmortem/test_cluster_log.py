@@ -64,13 +64,13 @@ def test_first_task_that_failed_and_those_that_slurm_ended(tmp_path: Path) -> No
     assert not events(evidence, "canceled")  # srun ended the step because of task 3
     ended = {e.rank: (e.signal, e.exit_code) for e in events(evidence, "exit")}
     assert ended == {
-        0: (15, None),
-        1: (15, None),
-        2: (15, None),
-        4: (15, None),
+        0: (None, None),
+        1: (None, None),
+        2: (None, None),
+        4: (None, None),
         5: (None, 1),
-        6: (15, None),
-        7: (15, None),
+        6: (None, None),
+        7: (None, None),
     }
     assert evidence.nodes[6] == "node08"
 
@@ -241,9 +241,9 @@ def _hydra(rank: int, number: int) -> str:
 def test_hydra_kills_the_others(tmp_path: Path) -> None:
     evidence = read_log(tmp_path, _hydra(1, 9) + _hydra(2, 11) + _hydra(3, 9))
     assert [(e.kind, e.rank, e.signal) for e in evidence.events] == [
-        ("exit", 1, 15),
+        ("exit", 1, None),
         ("killed", 2, 11),
-        ("exit", 3, 15),
+        ("exit", 3, None),
     ]
 
 

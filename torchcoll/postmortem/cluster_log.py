@@ -91,7 +91,7 @@ def _tasks(scan: LogScan, line: Line, match: re.Match[str]) -> None:
             rank=rank,
             node=match[1],
             exit_code=code,
-            signal=int(signal.SIGTERM) if ended_by_slurm else number and int(number),
+            signal=None if ended_by_slurm or number is None else int(number),
         )
         if event is not None:
             scan.tasks.append(event)
@@ -370,7 +370,7 @@ class HydraBanner:
             return
         for event in self._events:
             if event.signal == signal.SIGKILL:
-                self.scan.replace(event, kind="exit", signal=int(signal.SIGTERM))
+                self.scan.replace(event, kind="exit", signal=None)
 
 
 def _abort(scan: LogScan, line: Line, match: re.Match[str]) -> None:

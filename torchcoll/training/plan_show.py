@@ -135,8 +135,7 @@ def _rows(step: PlannedStep) -> Grid:
 
     def comm(end: int) -> Any:
         def cell(rows: Sequence[PlannedRow]) -> str:
-            predicted = [(row.calls, row.prediction) for row in rows if row.prediction]
-            return format_ns(sum_of(predicted)[end], 3)
+            return format_ns(sum_of(each for row in rows for each in row.planned)[end], 3)
 
         return cell
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.curves.predictions import WIDEST, too_wide
-from torchcoll.curves.predictor import Ends, Prediction, Predictor, sum_of
+from torchcoll.curves.predictor import Ends, PlannedCalls, Prediction, Predictor, sum_of
 from torchcoll.training.memory import Memory
 from torchcoll.training.sharded import BACKWARD, FORWARD
 from torchcoll.training.step_program import SentCall, StepProgram
@@ -79,7 +79,14 @@ class PlannedRow:
     @property
     def time_ns(self) -> Ends | None:
         """All of them, one after another."""
-        return sum_of([(self.calls, self.prediction)]) if self.prediction else None
+        return sum_of(self.planned) if self.prediction else None
+
+    @property
+    def planned(self) -> list[PlannedCalls]:
+        """The calls as a part of a sum; [] if they are not predicted."""
+        if self.prediction is None:
+            return []
+        return [PlannedCalls(self.collective, self.size_bytes, self.calls, self.prediction)]
 
     @property
     def extrapolated(self) -> str:
@@ -207,7 +214,7 @@ def planned_step(
     - compute_ns: the computation of a step; None if unknown.
     """
     predictions: dict[SentCall, Prediction] = {}
-    of_groups: dict[str, list[tuple[int, Prediction]]] = {}
+    of_groups: dict[str, list[PlannedCalls]] = {}
     rows = []
     for sent, calls in program.counts.items():
         group = groups.get(sent.group)
@@ -217,22 +224,21 @@ def planned_step(
         if machine is not None:
             prediction = _predict(machine, sent, group)
             predictions[sent] = prediction
-            of_groups.setdefault(sent.group, []).append((calls, prediction))
-        rows.append(
-            PlannedRow(
-                sent.group,
-                sent.collective,
-                group.ranks,
-                sent.size_bytes,
-                calls,
-                prediction,
-                sent.what,
-                sent.overlaps,
-            )
+        row = PlannedRow(
+            sent.group,
+            sent.collective,
+            group.ranks,
+            sent.size_bytes,
+            calls,
+            prediction,
+            sent.what,
+            sent.overlaps,
         )
+        of_groups.setdefault(sent.group, []).extend(row.planned)
+        rows.append(row)
     if machine is None:
         return PlannedStep(ranks, degrees, tuple(rows), None, compute_ns, None, None, memory=memory)
-    comm = sum_of((row.calls, row.prediction) for row in rows if row.prediction)
+    comm = sum_of(each for row in rows for each in row.planned)
     if compute_ns is None:
         return PlannedStep(ranks, degrees, tuple(rows), comm, None, None, None, memory=memory)
     passes = {phase: share * compute_ns for phase, share in PASS_SHARES.items()}
@@ -320,7 +326,7 @@ def _depends(step: PlannedStep, alternatives: Sequence[tuple[str, PlannedStep]])
     if alternatives:
         longest = [(step.comm_ns[0], text) for text, step in alternatives if step.comm_ns]
         worst_ns, text = max(longest)
-        return f"{text}, it would be {worst_ns / step.comm_ns[0]:.2g} times that"
+        return f"{text} makes it {worst_ns / step.comm_ns[0]:.2g} times as long"
     name, share = dominant(step)
     return f"{name} ({share:.0%} of it)" if share < 1 else ""
 
