@@ -1,4 +1,4 @@
-"""At which of many versions did a time change? The runs so far -> what is known, and what to run next.
+"""Where a time changed among many versions: what runs say of it, and which version to run next.
 
 Four kinds of models explain the logarithms of the times, y, of runs of versions 0 to n - 1:
 
@@ -7,27 +7,31 @@ Four kinds of models explain the logarithms of the times, y, of runs of versions
 - two steps, before k1 and k2: three levels.
 - a creep: y = mu + d v / (n - 1) + noise.
 
-The levels and the standard deviation s of the noise are unknown. With a flat prior for mu and log s, and
-N(0, g s**2) for each d, the probability of the data under a model with the columns X is proportional to
+The levels and the standard deviation s of the noise are unknown. With a flat prior for mu and log
+s, and N(0, g s**2) for each d, the probability of the data under a model with the columns X is
+proportional to
 
     |I + g X'X|**-1/2 (y'y - y'X (X'X + I / g)**-1 X'y)**(-(runs - 1) / 2),    X and y centred
 
-(conjugate linear model: Gelman et al., Bayesian Data Analysis, section 14.2, integrated over mu and s).
-g is averaged over ``_SCALES``: steps of one to ten standard deviations. So the posterior of k is exact for
-normal noise, however the versions were chosen (the choice depends on the data alone).
+(conjugate linear model: Gelman et al., Bayesian Data Analysis, section 14.2, integrated over mu and
+s). g is averaged over ``_SCALES``: steps of one to ten standard deviations. So the posterior of k
+is exact for normal noise, however the versions were chosen (the choice depends on the data alone).
 
-The next run is where it tells most: an end while it is open whether there is a change at all, otherwise the
-version that divides the probability of k in half (probabilistic bisection: Horstein 1963).
+The next run is where it tells most: an end while it is open whether there is a change at all,
+otherwise the version that divides the probability of k in half (probabilistic bisection: Horstein
+1963).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
 # Prior probability of each kind of model; that of a step is divided among the versions.
 _PRIOR = {"none": 0.2, "step": 0.69, "two": 0.1, "creep": 0.01}
@@ -36,6 +40,7 @@ _SCALES = (1.0, 4.0, 16.0, 100.0)
 _SCALES_OF_TWO = (4.0, 16.0, 100.0)
 _LEAST_NOISE = 1e-4  # of a time: clocks and rounding
 _LEAST_RUNS = 2  # of each of the two versions next to a step, before it is believed
+_LEAST_RUNS_OF_ENDS = 4  # before the first and the last version are called the same
 SURE = 0.95
 _NEAR = 4  # versions next to a step
 
@@ -44,8 +49,8 @@ _NEAR = 4  # versions next to a step
 class Knowledge:
     """What runs say of where the change is.
 
-    step[k]: probability of a single step before version k; step[0] is 0. none, two, creep: of the other
-    kinds. pair: the versions before which two steps most likely are. runs[v], sums[v],
+    step[k]: probability of a single step before version k; step[0] is 0. none, two, creep: of the
+    other kinds. pair: the versions before which two steps most likely are. runs[v], sums[v],
     squares[v]: how often version v was run, and the sums of its logarithms and of their squares.
     """
 
@@ -81,8 +86,8 @@ class Knowledge:
     def beside(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
         """(near, far) ranges of versions, first and last, on each side of the best step.
 
-        A second step shows as a difference between the versions next to the step and the end. A side
-        that is too short for both is missing.
+        A second step shows as a difference between the versions next to the step and the end. A
+        side that is too short for both is missing.
         """
         k, end = self.best, len(self.runs) - 1
         sides = []
@@ -112,9 +117,10 @@ class Knowledge:
                 continue
             error = noise * math.sqrt(sum(1 / count for count in counts))
             difference = abs(means[0] - means[1])
-            if difference > 3 * error and difference > limit / 2:
+            sure, likely = (float(special.stdtrit(degrees, share)) for share in (0.999, 0.93))
+            if difference > sure * error and difference > limit / 2:
                 return "yes"
-            if difference + 1.5 * error >= limit:
+            if difference + likely * error >= limit:
                 answer = ""
         return answer
 
@@ -248,21 +254,36 @@ def _levels(known: Knowledge, steps: Sequence[int]) -> np.ndarray:
     levels = np.empty(len(known.runs))
     edges = [0, *steps, len(known.runs)]
     overall = known.sums.sum() / known.runs.sum()
-    for first, end in zip(edges, edges[1:], strict=False):
+    for first, end in itertools.pairwise(edges):
         runs = known.runs[first:end].sum()
         levels[first:end] = known.sums[first:end].sum() / runs if runs else overall
     return levels
 
 
-def next_version(known: Knowledge, skipped: Collection[int] = ()) -> int:
-    """The version to run next. skipped: versions that do not start.
+def same_ends(known: Knowledge, threshold: float) -> bool:
+    """Whether the first and the last version differ by less than ``threshold`` (a share), with 95 %
+    confidence (two one-sided tests, as for equivalence).
+    """
+    ends = (0, len(known.runs) - 1)
+    counts = [int(known.runs[end]) for end in ends]
+    if min(counts) < _LEAST_RUNS_OF_ENDS:
+        return False
+    means = [known.sums[end] / known.runs[end] for end in ends]
+    squares = sum(known.squares[end] - known.sums[end] ** 2 / known.runs[end] for end in ends)
+    degrees = sum(counts) - 2
+    error = math.sqrt(max(squares / degrees, _LEAST_NOISE**2) * sum(1 / n for n in counts))
+    half = float(special.stdtrit(degrees, SURE)) * error
+    return bool(abs(means[0] - means[1]) + half < math.log1p(threshold))
+
+
+def next_version(known: Knowledge) -> int:
+    """The version to run next.
 
     An end, while it is open whether there is a change; otherwise the version that divides the
     probability of where the step is in half; of equals the one with fewer runs.
     """
-    versions = len(known.step)
-    usable = [version for version in range(versions) if version not in skipped]
-    ends = (usable[0], usable[-1])
+    versions = range(len(known.step))
+    ends = (0, versions[-1])
     if min(known.runs[end] for end in ends) < _LEAST_RUNS or known.none > 0.3:
         return min(ends, key=lambda end: known.runs[end])
     k = known.best
@@ -275,9 +296,8 @@ def next_version(known: Knowledge, skipped: Collection[int] = ()) -> int:
             key=lambda side: known.runs[side[0] : side[1] + 1].sum(),
             default=(k - 1, k),
         )
-        inside = [version for version in usable if short[0] <= version <= short[1]]
-        return min(inside or [k], key=lambda version: known.runs[version])
+        return min(range(short[0], short[1] + 1), key=lambda version: known.runs[version])
     below = np.cumsum(known.step) / max(known.step.sum(), 1e-300)
     return min(
-        usable, key=lambda version: (round(abs(below[version] - 0.5), 3), known.runs[version])
+        versions, key=lambda version: (round(abs(below[version] - 0.5), 3), known.runs[version])
     )
